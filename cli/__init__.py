@@ -1,0 +1,122 @@
+"""The command `packer`: a click group whose commands are imported only when they are called."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from importlib import import_module
+
+import click
+
+LAZY = {
+    "solve": "packer.cli.solve:solve",
+    "simulate": "packer.cli.simulate:simulate",
+    "sweep": "packer.cli.sweep:sweep",
+    "evaluate": "packer.cli.evaluate:evaluate",
+    "workload": "packer.cli.workload:workload",
+    "profiles": "packer.cli.profiles:profiles",
+}
+"""Command → where it lives. Order is the order of the help page."""
+
+SHORT_HELP = {
+    "solve": "Plan: how many GPUs, which adapter where, how to start each server.",
+    "simulate": "What one server would do with a workload: the twin's metrics.",
+    "sweep": "How far until it breaks: curves over adapters, rates and max_loras.",
+    "evaluate": "Judge a plan again: another predictor, seed or duration.",
+    "workload": "Make and describe workloads: generate, from-trace, describe.",
+    "profiles": "Calibrated servers: list, show, estimate.",
+}
+"""What the help page of the group shows, so that no command must be imported for it."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for, and suggests the nearest name of a wrong one."""
+
+    def __init__(self, *args: object, lazy: dict[str, str], short: dict[str, str], **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.lazy, self.short = lazy, short
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the help page."""
+        return [*self.lazy, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in self.lazy:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = self.lazy[cmd_name].split(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest name in the message of an unknown command."""
+        name = args[0]
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            listed = ", ".join(self.list_commands(ctx))
+            raise click.UsageError(f"No such command {name[:80]!r}.{hint} Known: {listed}.", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands from the short texts, importing none."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.short.get(name, "")) for name in self.list_commands(ctx)])
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=LAZY,
+    short=SHORT_HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(package_name="adapter-packer", prog_name="packer")
+def cli() -> None:
+    """How many GPUs a fleet of LoRA adapters needs, which adapter goes where, and how to start each server.
+
+    \b
+    Example:
+      packer solve examples/workloads/azure-conv-2023.csv --objective gpus
+    """
+
+
+def main() -> None:
+    """Entry point: our errors become one line and an exit code, never a traceback."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code: 0 ok, 1 internal, 2 input, 3 infeasible, 130 interrupted."""
+    from packer.errors import InputError, PackerError
+
+    try:
+        result = cli.main(arguments, prog_name="packer", standalone_mode=False)
+    except click.exceptions.Abort:
+        return _fail("interrupted", 130)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except InputError as error:
+        return _fail(str(error), 2)
+    except PackerError as error:
+        return _fail(str(error), 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("PACKER_DEBUG"):
+            raise
+        return _fail(f"internal error: {type(error).__name__}: {error} (PACKER_DEBUG=1 shows where)", 1)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"packer: {message}", err=True)
+    return code

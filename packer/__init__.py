@@ -1,0 +1,100 @@
+"""packer: how many GPUs a fleet of LoRA adapters needs, and which adapter goes where.
+
+    >>> import packer
+    >>> profile = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+    >>> fleet = packer.Workload([packer.Adapter(f"a{i}", rank=8, rate=0.1) for i in range(64)])
+    >>> plan = packer.solve(fleet, profile, objective="gpus")
+
+Names are loaded at first use (PEP 562), so that `packer --help` starts fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packer.adapter import Adapter as Adapter
+    from packer.arrival import Arrivals as Arrivals
+    from packer.arrival import RequestTrace as RequestTrace
+    from packer.bin import Bin as Bin
+    from packer.bin import Evaluation as Evaluation
+    from packer.bin import Evaluations as Evaluations
+    from packer.errors import PackerError as PackerError
+    from packer.io.plans import read_plan as load_plan
+    from packer.io.profiles import load_profile as load_profile
+    from packer.io.workloads import read_workload as read_workload
+    from packer.lengths import Lengths as Lengths
+    from packer.plan import Plan as Plan
+    from packer.plan import Status as Status
+    from packer.predictors.api import load_predictor as load_predictor
+    from packer.profile import Profile as Profile
+    from packer.solvers.api import solve as solve
+    from packer.twin.simulate import Simulation as Simulation
+    from packer.twin.simulate import simulate as simulate
+    from packer.workload import Workload as Workload
+
+_HOME = {
+    "Adapter": "packer.adapter:Adapter",
+    "Arrivals": "packer.arrival:Arrivals",
+    "Bin": "packer.bin:Bin",
+    "Evaluation": "packer.bin:Evaluation",
+    "Evaluations": "packer.bin:Evaluations",
+    "Lengths": "packer.lengths:Lengths",
+    "PackerError": "packer.errors:PackerError",
+    "Plan": "packer.plan:Plan",
+    "Profile": "packer.profile:Profile",
+    "RequestTrace": "packer.arrival:RequestTrace",
+    "Simulation": "packer.twin.simulate:Simulation",
+    "Status": "packer.plan:Status",
+    "Workload": "packer.workload:Workload",
+    "load_plan": "packer.io.plans:read_plan",
+    "load_predictor": "packer.predictors.api:load_predictor",
+    "load_profile": "packer.io.profiles:load_profile",
+    "read_workload": "packer.io.workloads:read_workload",
+    "simulate": "packer.twin.simulate:simulate",
+    "solve": "packer.solvers.api:solve",
+}
+
+__all__ = [  # noqa: F822  (defined by __getattr__)
+    "Adapter",
+    "Arrivals",
+    "Bin",
+    "Evaluation",
+    "Evaluations",
+    "Lengths",
+    "PackerError",
+    "Plan",
+    "Profile",
+    "RequestTrace",
+    "Simulation",
+    "Status",
+    "Workload",
+    "__version__",
+    "load_plan",
+    "load_predictor",
+    "load_profile",
+    "read_workload",
+    "simulate",
+    "solve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        try:
+            value: Any = version("adapter-packer")
+        except PackageNotFoundError:
+            value = "0+unknown"
+    elif name in _HOME:
+        module, attribute = _HOME[name].split(":")
+        value = getattr(import_module(module), attribute)
+    else:
+        raise AttributeError(f"module 'packer' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

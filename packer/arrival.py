@@ -1,0 +1,82 @@
+"""How requests arrive: the specification; `packer.twin.arrivals` draws from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.errors import ValidationError, shown
+
+Kind = Literal["poisson", "lognormal", "unpredictable", "piecewise", "trace"]
+KINDS: tuple[Kind, ...] = ("poisson", "lognormal", "unpredictable", "piecewise", "trace")
+
+
+@dataclass(frozen=True, eq=False)
+class RequestTrace:
+    """Requests as they were seen, sorted by time.
+
+    Parameters
+    ----------
+    time_s
+        float64 (n,), seconds from the start, not decreasing, >= 0.
+    adapter
+        int64 (n,), index of the adapter in the workload.
+    input_tokens, output_tokens
+        int64 (n,), >= 1.
+    """
+
+    time_s: npt.NDArray[np.float64]
+    adapter: npt.NDArray[np.int64]
+    input_tokens: npt.NDArray[np.int64]
+    output_tokens: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        n = len(self.time_s)
+        if any(len(column) != n for column in (self.adapter, self.input_tokens, self.output_tokens)):
+            raise ValidationError("Expected the columns of a request trace to have the same length.")
+        if n and (self.time_s[0] < 0 or np.any(np.diff(self.time_s) < 0) or not np.isfinite(self.time_s[-1])):
+            raise ValidationError("Expected the times of a request trace to be finite, >= 0 and sorted.")
+        if n and min(self.adapter.min(), self.input_tokens.min() - 1, self.output_tokens.min() - 1) < 0:
+            raise ValidationError("Expected a request trace to have adapters >= 0 and lengths >= 1.")
+        for column in (self.time_s, self.adapter, self.input_tokens, self.output_tokens):
+            column.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """An arrival process, independent for each adapter.
+
+    Kinds: "poisson" (exponential gaps); "lognormal" (log-normal gaps with `cv`); "unpredictable" (every
+    `period_s` each adapter switches between Poisson and log-normal gaps and halves or doubles its rate,
+    clipped to [1/`span`, `span`] times the mean; the paper's unpredictable scenario); "piecewise" (all rates
+    times `factors[k]` in the k-th period, repeating); "trace" (requests replayed as they were).
+    """
+
+    kind: Kind = "poisson"
+    cv: float = 1.0
+    period_s: float = 300.0
+    span: float = 4.0
+    factors: tuple[float, ...] = ()
+    trace: RequestTrace | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValidationError(
+                f"Expected arrivals to be one of {', '.join(KINDS)}, got {shown(self.kind)}."
+            )
+        checks.real("cv of gaps", self.cv, low=0.0, high=100.0)
+        checks.real("period_s", self.period_s, low=0.0, open_low=True)
+        checks.real("span", self.span, low=1.0, high=1e3)
+        for factor in self.factors:
+            checks.real("a rate factor", factor, low=0.0, high=1e3)
+        if self.kind == "piecewise" and not any(self.factors):
+            raise ValidationError("Expected piecewise arrivals to have at least one factor > 0.")
+        if (self.kind == "trace") != (self.trace is not None):
+            raise ValidationError("Expected a trace with arrivals of kind 'trace', and only with them.")

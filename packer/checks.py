@@ -1,0 +1,48 @@
+"""Guards for constructors: each raises `ValidationError` with the rule and the value received."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+from packer.errors import ValidationError, shown
+
+SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM accepts as `max_lora_rank` (vllm/config/lora.py, `MaxLoRARanks`)."""
+
+
+def integer(name: str, value: object, *, low: int, high: int | None = None) -> int:
+    """`value` as int, if it is a whole number in [low, high]."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
+        span = f"in [{low}, {high}]" if high is not None else f">= {low}"
+        raise ValidationError(f"Expected {name} to be a whole number {span}, got {shown(value)}.")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def real(name: str, value: object, *, low: float, high: float = math.inf, open_low: bool = False) -> float:
+    """`value` as float, if it is a finite number in [low, high] (or ]low, high])."""
+    ok = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if ok:
+        number = float(value)  # type: ignore[arg-type]
+        ok = (number > low if open_low else number >= low) and number <= high
+    if not ok:
+        span = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:g}" if math.isfinite(high) else "")
+        raise ValidationError(f"Expected {name} to be a finite number {span}, got {shown(value)}.")
+    return number
+
+
+def slot_rank(name: str, value: object) -> int:
+    """`value`, if vLLM accepts it as `max_lora_rank`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) not in SLOT_RANKS:
+        listed = ", ".join(map(str, SLOT_RANKS))
+        raise ValidationError(f"Expected {name} to be one of {listed}, got {shown(value)}.")
+    return int(value)
+
+
+def slot_rank_for(rank: int) -> int:
+    """Smallest `max_lora_rank` that holds an adapter of this rank."""
+    for slot in SLOT_RANKS:
+        if rank <= slot:
+            return slot
+    raise ValidationError(f"Expected a rank <= {SLOT_RANKS[-1]} (vLLM's largest max_lora_rank), got {rank}.")

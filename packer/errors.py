@@ -1,0 +1,117 @@
+"""Everything that packer raises on purpose.
+
+PackerError
+├── InputError (ValueError)            something the user gave is wrong; exit code 2
+│   ├── ValidationError                a value breaks a rule
+│   ├── FileFormatError                a file can't be read as what it should be (file, row, column)
+│   ├── UnknownNameError (LookupError) no profile, solver, … of that name
+│   ├── IncompatibleError              two choices don't fit together
+│   └── OutputError (OSError)          a result can't be written where asked
+├── ModelError                         a saved model or profile is damaged or doesn't match
+├── MissingDependencyError (ImportError)  an optional package is absent; the message has the install line
+├── LiveError                          a real server failed, hung or refused
+└── VerificationError                  a solver returned a plan that breaks its own rules (our fault)
+
+Warnings: PackerWarning ├── EstimatedProfileWarning └── ExtrapolationWarning
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+
+
+class PackerError(Exception):
+    """Root of every error that packer raises on purpose."""
+
+
+class InputError(PackerError, ValueError):
+    """Something that the user gave is wrong."""
+
+
+class ValidationError(InputError):
+    """A value breaks a rule; the message says the rule and the value."""
+
+
+class FileFormatError(InputError):
+    """A file can't be read as what it should be.
+
+    Parameters
+    ----------
+    message
+        The rule that is broken, and the value received.
+    path
+        The file.
+    row
+        Line number of a text file, counted from 1 with the header as row 1.
+    column
+        Column or key.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str],
+        row: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        self.path, self.row, self.column = os.fspath(path), row, column
+        where = self.path
+        where += f", row {row}" if row is not None else ""
+        where += f", column {column!r}" if column is not None else ""
+        super().__init__(f"{where}: {message}")
+
+
+class UnknownNameError(InputError, LookupError):
+    """No thing of that kind has that name; lists the known ones and the nearest match."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, tuple(sorted(known))
+        near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        listed = ", ".join(self.known) or "none"
+        super().__init__(f"Unknown {kind} {shown(name)}.{hint} Known: {listed}.")
+
+
+class IncompatibleError(InputError):
+    """Two choices don't fit together; the message names what is missing."""
+
+
+class OutputError(InputError, OSError):
+    """A result can't be written where asked."""
+
+
+class ModelError(PackerError):
+    """A saved model or profile is damaged, or belongs to something else."""
+
+
+class MissingDependencyError(PackerError, ImportError):
+    """An optional package is absent; the message has the install line."""
+
+
+class LiveError(PackerError):
+    """A real server failed, hung or refused."""
+
+
+class VerificationError(PackerError):
+    """A solver returned a plan that breaks its own rules."""
+
+
+class PackerWarning(UserWarning):
+    """It ran, but there is something to know."""
+
+
+class EstimatedProfileWarning(PackerWarning):
+    """The profile is computed from datasheets, not calibrated on a server."""
+
+
+class ExtrapolationWarning(PackerWarning):
+    """A model is asked far outside of what it was fitted on."""
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """`repr` of a value for a message, cut to `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

@@ -1,0 +1,113 @@
+"""Opening what users name, and writing results without ever leaving half a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from packer.errors import FileFormatError, OutputError
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Content of a file, unpacked if it is gzip.
+
+    Raises
+    ------
+    FileFormatError
+        It is missing, a directory, unreadable, empty or a damaged gzip file.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise FileFormatError("there is no such file.", path=path) from None
+    except IsADirectoryError:
+        raise FileFormatError("expected a file, got a directory.", path=path) from None
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"the file can't be read: {error}.", path=path) from None
+    if data[:2] == b"\x1f\x8b":
+        data = _gunzip(data, path)
+    if not data.strip():
+        raise FileFormatError("the file is empty.", path=path)
+    return data
+
+
+def _gunzip(data: bytes, path: str | os.PathLike[str]) -> bytes:
+    import gzip
+    import zlib
+
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise FileFormatError(f"the gzip file is damaged or cut short: {error}.", path=path) from None
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Content of a UTF-8 text file, unpacked if it is gzip; says the row of a bad byte."""
+    data = read_bytes(path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        row = data.count(b"\n", 0, error.start) + 1
+        raise FileFormatError(
+            f"expected UTF-8 text, got the byte 0x{data[error.start]:02x} at offset {error.start}.",
+            path=path,
+            row=row,
+        ) from None
+
+
+def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
+    """Raise `OutputError` now, before long work, if `path` could not be written later."""
+    target = Path(path)
+    try:
+        if target.is_dir():
+            raise OutputError(f"{target}: expected a file to write, got a directory.")
+        if target.exists() and not force:
+            raise OutputError(f"{target}: the file exists; --force overwrites it.")
+        parent = target.parent
+        if not parent.is_dir():
+            raise OutputError(f"{target}: there is no directory {str(parent)!r} to write into.")
+        if not os.access(parent, os.W_OK):
+            raise OutputError(f"{target}: the directory {str(parent)!r} is not writable.")
+    except (ValueError, PermissionError) as error:
+        raise OutputError(f"{target}: can't be written: {error}.") from None
+    return target
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends well, and vanishes otherwise."""
+    target = check_writable(path, force=force)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}.", suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise OutputError(f"{target}: can't be written: {error}.") from None
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise OutputError(f"{target}: can't be written: {error}.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: str | os.PathLike[str], text: str, *, force: bool = True) -> None:
+    """Write a text file atomically."""
+    write_bytes(path, text.encode(), force=force)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes, *, force: bool = True) -> None:
+    """Write a file atomically."""
+    with atomic_path(path, force=force) as temporary:
+        temporary.write_bytes(data)

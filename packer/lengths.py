@@ -1,0 +1,130 @@
+"""Distributions of token lengths."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.errors import ValidationError, shown
+
+Kind = Literal["constant", "lognormal", "gamma", "empirical"]
+KINDS: tuple[Kind, ...] = ("constant", "lognormal", "gamma", "empirical")
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_Z_MAX = 6.0
+_Z_GRID = np.linspace(-_Z_MAX, _Z_MAX, 4097)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution of token counts per request.
+
+    Use the constructors `constant`, `lognormal`, `gamma` and `empirical`. Real lengths are heavy-tailed:
+    constant ones double the twin's error, and a clipped normal inflates the mean by 10 %.
+
+    Parameters
+    ----------
+    kind
+        Family of the distribution.
+    mean
+        Mean in tokens, before clipping.
+    cv
+        Standard deviation / mean.
+    low, high
+        Samples are clipped to [low, high] tokens; `high` None means no bound.
+    values
+        The sorted sample of an empirical distribution, in tokens.
+    """
+
+    kind: Kind
+    mean: float
+    cv: float = 0.0
+    low: int = 1
+    high: int | None = None
+    values: tuple[float, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValidationError(f"Expected kind to be one of {', '.join(KINDS)}, got {shown(self.kind)}.")
+        checks.real("mean length", self.mean, low=0.0, high=1e9, open_low=True)
+        checks.real("cv of lengths", self.cv, low=0.0, high=100.0)
+        checks.integer("low", self.low, low=1)
+        if self.high is not None:
+            checks.integer("high", self.high, low=self.low)
+        if self.kind == "empirical" and not self.values:
+            raise ValidationError("Expected an empirical distribution of lengths to have values, got none.")
+
+    @classmethod
+    def constant(cls, mean: float) -> Lengths:
+        """Every request has the same length."""
+        return cls("constant", float(checks.real("mean length", mean, low=0.0, open_low=True)))
+
+    @classmethod
+    def lognormal(cls, mean: float, cv: float, *, low: int = 1, high: int | None = None) -> Lengths:
+        """Log-normal with this mean and coefficient of variation."""
+        return cls("lognormal", mean, cv, low, high)
+
+    @classmethod
+    def gamma(cls, mean: float, cv: float, *, low: int = 1, high: int | None = None) -> Lengths:
+        """Gamma with this mean and coefficient of variation."""
+        return cls("gamma", mean, cv, low, high)
+
+    @classmethod
+    def empirical(cls, sample: npt.ArrayLike, *, low: int = 1, high: int | None = None) -> Lengths:
+        """Quantiles of a measured sample, linearly interpolated."""
+        values = np.sort(np.asarray(sample, dtype=np.float64).ravel())
+        if values.size == 0 or not np.all(np.isfinite(values)) or values[0] <= 0:
+            raise ValidationError("Expected a sample of finite lengths > 0.")
+        mean = float(values.mean())
+        return cls("empirical", mean, float(values.std() / mean), low, high, tuple(values.tolist()))
+
+    def quantile_at_normal(self, z: FloatArray) -> FloatArray:
+        """Lengths (float tokens, unclipped) at the standard-normal scores `z`; any shape."""
+        if self.kind == "constant" or self.cv == 0.0:
+            return np.full(np.shape(z), self.mean)
+        if self.kind == "lognormal":
+            sigma = math.sqrt(math.log1p(self.cv**2))
+            out: FloatArray = np.exp(sigma * z + math.log(self.mean) - 0.5 * sigma**2)
+            return out
+        # A lookup with linear interpolation: scipy's gamma quantile is 30 times slower than the whole twin.
+        # The lookup's step is small enough for a direct index instead of a search.
+        position = (np.clip(z, -_Z_MAX, _Z_MAX) + _Z_MAX) * ((len(_Z_GRID) - 1) / (2 * _Z_MAX))
+        left = np.minimum(position.astype(np.int64), len(_Z_GRID) - 2)
+        table = _quantile_table(self)
+        found: FloatArray = table[left] + (position - left) * (table[left + 1] - table[left])
+        return found
+
+    def at_normal(self, z: FloatArray) -> IntArray:
+        """Whole lengths at the standard-normal scores `z`, clipped to [low, high]."""
+        tokens = np.rint(self.quantile_at_normal(z)).astype(np.int64)
+        return np.clip(tokens, self.low, self.high)
+
+    def sample(self, rng: np.random.Generator, n: int) -> IntArray:
+        """`n` lengths, int64 tokens."""
+        return self.at_normal(rng.standard_normal(n))
+
+    def scaled(self, mean: float) -> Lengths:
+        """The same shape with another mean."""
+        factor = mean / self.mean
+        return Lengths(
+            self.kind, mean, self.cv, self.low, self.high, tuple(value * factor for value in self.values)
+        )
+
+
+@lru_cache(maxsize=512)
+def _quantile_table(lengths: Lengths) -> FloatArray:
+    from scipy.special import gammaincinv, ndtr
+
+    u = ndtr(_Z_GRID)
+    if lengths.kind == "gamma":
+        shape = 1.0 / lengths.cv**2
+        table: FloatArray = gammaincinv(shape, u) * (lengths.mean / shape)
+        return table
+    return np.quantile(np.array(lengths.values), u)

@@ -1,0 +1,98 @@
+"""The answer: which adapter goes where, how each server starts, and how good that provably is.
+
+Files are read and written by `packer.io.plans`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from packer.bin import Bin, Evaluations
+from packer.workload import Workload
+
+
+class Status(StrEnum):
+    """What a solver can say of its plan."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Bins with their evaluations, status, bound and provenance. Never changes.
+
+    Parameters
+    ----------
+    workload
+        The fleet that the bins' indices refer to.
+    bins
+        One per GPU; empty when infeasible and nothing was placed.
+    evaluations
+        What the predictor says, one row per bin.
+    status
+        "optimal" (proven, relative to the predictor), "feasible" or "infeasible".
+    objective, solver, predictor
+        Names of the strategies.
+    objective_value
+        What was minimised, as the objective's key: lexicographic, smaller is better.
+    lower_bound
+        No plan has a smaller first entry of the key (relative to the predictor); None if unknown.
+    bound_source
+        Which argument gave the bound, in words.
+    reasons
+        Why it is infeasible and what would help, for people; also notes on a feasible plan.
+    unplaced
+        Indices of the adapters that have no bin (infeasible plans only).
+    verified
+        The twin's verdict on fresh seeds: True, False, or None when it was not asked.
+    runtime_s
+        Wall-clock time of the solver.
+    seed
+        Seed of everything random.
+    versions
+        Versions of packer and what decides the result.
+    details
+        Solver statistics, JSON-able.
+    """
+
+    workload: Workload
+    bins: tuple[Bin, ...]
+    evaluations: Evaluations
+    status: Status
+    objective: str
+    solver: str
+    predictor: str
+    objective_value: tuple[float, ...] = ()
+    lower_bound: float | None = None
+    bound_source: str = ""
+    reasons: tuple[str, ...] = ()
+    unplaced: tuple[int, ...] = ()
+    verified: bool | None = None
+    runtime_s: float = 0.0
+    seed: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def n_gpus(self) -> int:
+        """GPUs used."""
+        return len(self.bins)
+
+    @property
+    def gap(self) -> float | None:
+        """(value − bound) / value of the first entry of the key, in [0, 1]; None without a bound."""
+        if self.lower_bound is None or not self.objective_value or self.status is Status.INFEASIBLE:
+            return None
+        value = self.objective_value[0]
+        return max(0.0, (value - self.lower_bound) / value) if value > 0 else 0.0
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = True) -> None:
+        """Write the plan as JSON, atomically; with `force` False an existing file is an error."""
+        from packer.io.plans import write_plan
+
+        write_plan(self, path, force=force)

@@ -1,0 +1,215 @@
+"""A calibrated description of one (base model, GPU, engine version, engine settings).
+
+The arithmetic on these numbers is in `packer.twin.latency` and `packer.twin.memory`; files are read and
+written by `packer.io.profiles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Literal
+
+from packer import checks
+from packer.errors import ValidationError, shown
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The base model. `lora_bytes_per_rank`: bytes of one adapter per unit of rank."""
+
+    name: str
+    weights_bytes: float
+    kv_bytes_per_token: float
+    lora_bytes_per_rank: float
+
+    def __post_init__(self) -> None:
+        checks.real("model.weights_bytes", self.weights_bytes, low=0)
+        checks.real("model.kv_bytes_per_token", self.kv_bytes_per_token, low=0, open_low=True)
+        checks.real("model.lora_bytes_per_rank", self.lora_bytes_per_rank, low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """The GPU (or tensor-parallel group) and its price."""
+
+    name: str
+    memory_bytes: float
+    price_per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.real("gpu.memory_bytes", self.memory_bytes, low=0, open_low=True)
+        if self.price_per_hour is not None:
+            checks.real("gpu.price_per_hour", self.price_per_hour, low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """The engine and its settings, by vLLM's names. `max_cpu_loras` None: every adapter stays in host memory."""
+
+    name: str
+    version: str
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    max_cpu_loras: int | None = None
+    dtype: str = "bfloat16"
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("max_model_len", "max_num_seqs", "block_size", "tensor_parallel_size"):
+            checks.integer(f"engine.{key}", getattr(self, key), low=1)
+        checks.integer("engine.max_num_batched_tokens", self.max_num_batched_tokens, low=self.max_num_seqs)
+        checks.real("engine.gpu_memory_utilization", self.gpu_memory_utilization, low=0, high=1, open_low=True)
+        if self.max_cpu_loras is not None:
+            checks.integer("engine.max_cpu_loras", self.max_cpu_loras, low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpec:
+    """KV cache capacity as a function of the slots.
+
+    `policy` "reserved": vLLM's: tokens = (kv_budget_bytes − max_loras × (slot_bytes + max_lora_rank ×
+    slot_bytes_per_rank)) / kv_bytes_per_token, corrected by `measured` points (max_loras, max_lora_rank,
+    tokens), exact there. "unified": S-LoRA's: nothing is reserved, resident adapters live in the KV pool.
+    Fewer than `min_kv_tokens` tokens are a memory error.
+    """
+
+    kv_budget_bytes: float
+    slot_bytes: float
+    slot_bytes_per_rank: float
+    min_kv_tokens: int
+    policy: Literal["reserved", "unified"] = "reserved"
+    measured: tuple[tuple[int, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.real("memory.kv_budget_bytes", self.kv_budget_bytes, low=-1e15)
+        checks.real("memory.slot_bytes", self.slot_bytes, low=0)
+        checks.real("memory.slot_bytes_per_rank", self.slot_bytes_per_rank, low=0)
+        checks.integer("memory.min_kv_tokens", self.min_kv_tokens, low=1)
+        if self.policy not in ("reserved", "unified"):
+            raise ValidationError(
+                f"Expected memory.policy to be 'reserved' or 'unified', got {shown(self.policy)}."
+            )
+        for loras, rank, tokens in self.measured:
+            checks.integer("memory.measured max_loras", loras, low=0)
+            checks.integer("memory.measured max_lora_rank", rank, low=0)
+            checks.integer("memory.measured tokens", tokens, low=0)
+
+
+LINEAR_TERMS = (
+    "base_ms",
+    "per_decode_ms",
+    "per_prefill_token_ms",
+    "prefill_step_ms",
+    "first_adapter_ms",
+    "per_adapter_ms",
+    "per_rank_ms",
+    "per_slot_ms",
+    "per_lora_token_ms",
+    "per_adapter_token_ms",
+    "per_adapter_prefill_token_ms",
+    "per_slot_token_ms",
+    "per_kv_token_ms",
+    "beyond_graph_step_ms",
+    "per_token_beyond_graph_ms",
+    "per_waiting_scanned_ms",
+)
+"""Terms of the linear step law, in the kernel's order; `packer.twin.latency` says what each multiplies."""
+
+PAPER_TERMS = ("k1", "k2", "k3", "k4", "k5", "k6", "k7")
+"""Terms of the paper's step law: arXiv 2602.24044, equation (1)."""
+
+
+@dataclass(frozen=True)
+class LatencySpec:
+    """The step law: `form` "linear" or "paper", its coefficients, and the largest batch with a CUDA graph."""
+
+    form: Literal["linear", "paper"]
+    coefficients: Mapping[str, float]
+    graph_max_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if self.form not in ("linear", "paper"):
+            raise ValidationError(f"Expected latency.form to be 'linear' or 'paper', got {shown(self.form)}.")
+        known = LINEAR_TERMS if self.form == "linear" else PAPER_TERMS
+        for key, value in self.coefficients.items():
+            if key not in known:
+                raise ValidationError(
+                    f"Expected latency coefficients among {', '.join(known)}, got {shown(key)}."
+                )
+            checks.real(f"latency.{key}", value, low=0.0)
+        checks.integer("latency.graph_max_tokens", self.graph_max_tokens, low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingSpec:
+    """Time to bring an adapter into a slot: a + b × rank, ms, from host memory; plus the same from disk."""
+
+    host_base_ms: float = 0.0
+    host_per_rank_ms: float = 0.0
+    disk_base_ms: float = 0.0
+    disk_per_rank_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            checks.real(f"loading.{item.name}", getattr(self, item.name), low=0.0)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One (base model, GPU, engine, settings), as the twin needs it.
+
+    `calibrated` False marks an estimate from datasheets. `errors` are held-out errors of the calibration
+    (SMAPE in percent, 0–200 form, unless the key says otherwise). `provenance`: who measured, how, when.
+    """
+
+    name: str
+    model: ModelSpec
+    gpu: GpuSpec
+    engine: EngineSpec
+    memory: MemorySpec
+    latency: LatencySpec
+    loading: LoadingSpec = field(default_factory=LoadingSpec)
+    calibrated: bool = False
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of everything that changes the twin's answer: 16 hex digits."""
+        import hashlib
+
+        parts = (
+            self.model,
+            self.engine,
+            self.memory,
+            self.latency.form,
+            sorted(self.latency.coefficients.items()),
+            self.latency.graph_max_tokens,
+            self.loading,
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Profile) and (self is other or self._content == other._content)
+
+    @cached_property
+    def _content(self) -> tuple[object, ...]:
+        return (self.name, self.fingerprint, self.gpu, self.calibrated, dict(self.provenance), dict(self.errors))
+
+    @property
+    def label(self) -> str:
+        """Name for people; an estimate says so."""
+        return self.name if self.calibrated else f"{self.name} (estimated, not calibrated)"
+
+    def with_coefficients(self, **coefficients: float) -> Profile:
+        """The same profile with some latency coefficients replaced."""
+        merged = {**self.latency.coefficients, **coefficients}
+        return replace(self, latency=replace(self.latency, coefficients=merged))

@@ -1,0 +1,187 @@
+"""A fleet of adapters with its traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.adapter import Adapter
+from packer.arrival import Arrivals
+from packer.errors import ValidationError, shown
+from packer.lengths import Lengths
+
+_T = TypeVar("_T", bound=np.generic)
+
+# ShareGPT as the paper's clients sent it: means and spreads measured over the request pools.
+SHAREGPT_INPUT = Lengths.gamma(mean=223.0, cv=1.1)
+SHAREGPT_OUTPUT = Lengths.gamma(mean=195.0, cv=1.04)
+SHAREGPT_CORRELATION = -0.2
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Adapters of one base model, their lengths and arrivals. Never changes; columns come as arrays.
+
+    Parameters
+    ----------
+    adapters
+        At least one; names are unique.
+    input_tokens, output_tokens
+        Length distributions of the adapters that have none of their own (default: ShareGPT's).
+    length_correlation
+        Correlation of a request's input and output length, as that of the normal scores, in [-1, 1].
+    arrivals
+        The arrival process.
+    name
+        What it is called in plans and reports.
+    """
+
+    adapters: tuple[Adapter, ...]
+    input_tokens: Lengths = SHAREGPT_INPUT
+    output_tokens: Lengths = SHAREGPT_OUTPUT
+    length_correlation: float = SHAREGPT_CORRELATION
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    name: str = "workload"
+
+    def __init__(
+        self,
+        adapters: Iterable[Adapter],
+        input_tokens: Lengths = SHAREGPT_INPUT,
+        output_tokens: Lengths = SHAREGPT_OUTPUT,
+        length_correlation: float = SHAREGPT_CORRELATION,
+        arrivals: Arrivals | None = None,
+        name: str = "workload",
+    ) -> None:
+        setter = object.__setattr__
+        setter(self, "adapters", tuple(adapters))
+        setter(self, "input_tokens", input_tokens)
+        setter(self, "output_tokens", output_tokens)
+        setter(self, "length_correlation", checks.real("length_correlation", length_correlation, low=-1.0, high=1.0))
+        setter(self, "arrivals", arrivals if arrivals is not None else Arrivals())
+        setter(self, "name", name)
+        self._check()
+
+    def _check(self) -> None:
+        if not self.adapters:
+            raise ValidationError("Expected a workload to have at least one adapter, got 0.")
+        seen: set[str] = set()
+        for adapter in self.adapters:
+            if adapter.name in seen:
+                raise ValidationError(f"Expected unique adapter names, got {shown(adapter.name)} twice.")
+            seen.add(adapter.name)
+        trace = self.arrivals.trace
+        if trace is not None and len(trace) and int(trace.adapter.max()) >= len(self.adapters):
+            raise ValidationError(
+                f"Expected the trace's adapters to be below {len(self.adapters)}, got {int(trace.adapter.max())}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.adapters)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names, in order."""
+        return tuple(adapter.name for adapter in self.adapters)
+
+    @cached_property
+    def ranks(self) -> npt.NDArray[np.int64]:
+        """Ranks, int64 (n,)."""
+        return _frozen(np.array([adapter.rank for adapter in self.adapters], dtype=np.int64))
+
+    @cached_property
+    def rates(self) -> npt.NDArray[np.float64]:
+        """Request rates, float64 (n,), req/s."""
+        return _frozen(np.array([adapter.rate for adapter in self.adapters]))
+
+    @cached_property
+    def mean_input_tokens(self) -> npt.NDArray[np.float64]:
+        """Mean input length of each adapter, float64 (n,), tokens."""
+        return _frozen(np.array([(a.input_tokens or self.input_tokens).mean for a in self.adapters]))
+
+    @cached_property
+    def mean_output_tokens(self) -> npt.NDArray[np.float64]:
+        """Mean output length of each adapter, float64 (n,), tokens."""
+        return _frozen(np.array([(a.output_tokens or self.output_tokens).mean for a in self.adapters]))
+
+    @cached_property
+    def offered_tok_s_by_adapter(self) -> npt.NDArray[np.float64]:
+        """Offered load of each adapter, float64 (n,), tok/s."""
+        return _frozen(self.rates * (self.mean_input_tokens + self.mean_output_tokens))
+
+    @property
+    def offered_tok_s(self) -> float:
+        """Offered load: Σ rate × (mean input + mean output tokens), tok/s."""
+        return float(self.offered_tok_s_by_adapter.sum())
+
+    @property
+    def rate(self) -> float:
+        """Σ rate, req/s."""
+        return float(self.rates.sum())
+
+    def subset(self, indices: Sequence[int], shares: Sequence[float] | None = None) -> Workload:
+        """The workload of one bin: these adapters only, each with its share of the rate (default 1)."""
+        arrivals = self.arrivals
+        if arrivals.trace is not None:
+            arrivals = _subset_trace(arrivals, indices, len(self), shares)
+        adapters = [self.adapters[i] for i in indices]
+        if shares is not None:
+            adapters = [
+                a if share == 1.0 else replace(a, rate=a.rate * share)
+                for a, share in zip(adapters, shares, strict=True)
+            ]
+        return Workload(
+            adapters, self.input_tokens, self.output_tokens, self.length_correlation, arrivals, self.name
+        )
+
+    def scaled(self, rate_factor: float) -> Workload:
+        """The same fleet with every rate multiplied."""
+        checks.real("rate_factor", rate_factor, low=0.0, open_low=True)
+        if self.arrivals.trace is not None:
+            raise ValidationError("Rates of a replayed trace can't be scaled: use Poisson arrivals.")
+        adapters = [replace(a, rate=a.rate * rate_factor) for a in self.adapters]
+        return Workload(
+            adapters, self.input_tokens, self.output_tokens, self.length_correlation, self.arrivals, self.name
+        )
+
+    def with_arrivals(self, arrivals: Arrivals) -> Workload:
+        """The same fleet with another arrival process."""
+        return Workload(
+            self.adapters, self.input_tokens, self.output_tokens, self.length_correlation, arrivals, self.name
+        )
+
+
+def _frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
+    array.setflags(write=False)
+    return array
+
+
+def _subset_trace(
+    arrivals: Arrivals, indices: Sequence[int], n: int, shares: Sequence[float] | None
+) -> Arrivals:
+    """The requests of some adapters; of a replicated one, every k-th so that its share is kept."""
+    from packer.arrival import RequestTrace
+
+    trace = arrivals.trace
+    assert trace is not None
+    position = np.full(n, -1, dtype=np.int64)
+    position[list(indices)] = np.arange(len(indices))
+    local = position[trace.adapter]
+    keep = local >= 0
+    if shares is not None:
+        for k, share in enumerate(shares):
+            if share < 1.0:
+                rows = np.flatnonzero(local == k)
+                due = np.floor(np.arange(1, len(rows) + 1) * share) > np.floor(np.arange(len(rows)) * share)
+                keep[rows[~due]] = False
+    return replace(
+        arrivals,
+        trace=RequestTrace(
+            trace.time_s[keep], local[keep], trace.input_tokens[keep], trace.output_tokens[keep]
+        ),
+    )

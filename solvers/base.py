@@ -1,0 +1,120 @@
+"""What a solver is, and the problem it is given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from packer import checks
+from packer.bin import Bin
+from packer.errors import ValidationError
+from packer.objectives.base import Objective
+from packer.predictors.base import Predictor
+from packer.profile import Profile
+from packer.workload import Workload
+
+MAX_LORAS_CANDIDATES = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
+"""Values of `max_loras` that solvers try; also the testing points of arXiv 2602.24044, Algorithm 1."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything a solver needs to know.
+
+    Parameters
+    ----------
+    workload
+        The fleet.
+    profiles
+        GPU types to choose from, the first one is the default; only some objectives take more than one.
+    objective, predictor
+        What is good, and who judges.
+    max_gpus
+        Limit on the bins, None for no limit; with a `fixed_gpus` objective, their number.
+    max_replicas
+        Over how many GPUs one adapter may be split.
+    seed
+        Seed of everything random.
+    time_limit_s
+        Wall-clock limit; the best plan so far is returned.
+    started
+        `time.monotonic()` at the start, for `remaining_s`.
+    old_bins
+        A running plan to stay close to (objective "moves").
+    progress
+        Called with (what, done, total) now and then; total 0 means unknown.
+    stop
+        Asked between steps: True means return the best plan so far (Ctrl-C).
+    """
+
+    workload: Workload
+    profiles: tuple[Profile, ...]
+    objective: Objective
+    predictor: Predictor
+    max_gpus: int | None = None
+    max_replicas: int = 1
+    seed: int = 0
+    time_limit_s: float | None = None
+    started: float = field(default_factory=time.monotonic)
+    old_bins: tuple[Bin, ...] = ()
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None
+    stop: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        if not self.profiles:
+            raise ValidationError("Expected at least one profile.")
+        if self.max_gpus is not None:
+            checks.integer("the number of GPUs", self.max_gpus, low=1)
+        elif self.objective.fixed_gpus:
+            raise ValidationError(f"The objective {self.objective.name!r} needs the number of GPUs (--gpus).")
+        checks.integer("max_replicas", self.max_replicas, low=1)
+        checks.integer("seed", self.seed, low=0)
+        if self.time_limit_s is not None:
+            checks.real("the time limit (s)", self.time_limit_s, low=0, open_low=True)
+
+    @property
+    def profile(self) -> Profile:
+        """The default GPU type."""
+        return self.profiles[0]
+
+    def remaining_s(self) -> float:
+        """Seconds left before the time limit; infinite without one."""
+        if self.time_limit_s is None:
+            return float("inf")
+        return self.time_limit_s - (time.monotonic() - self.started)
+
+    def out_of_time(self) -> bool:
+        """Whether to return the best plan so far: the limit has passed or somebody asked to stop."""
+        return self.stop() or self.remaining_s() <= 0
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a solver found; `packer.solvers.api` verifies it and makes the `Plan`."""
+
+    bins: tuple[Bin, ...]
+    unplaced: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+    lower_bound: float | None = None
+    bound_source: str = ""
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """A search for a plan. `name` is what the command line calls it."""
+
+    name: str
+
+    def supports(self, problem: Problem) -> str | None:
+        """Why this solver can't take the problem, for people, or None if it can."""
+        ...
+
+    def solve(self, problem: Problem) -> Solution:
+        """Best bins found; adapters without a bin go to `unplaced`, with reasons."""
+        ...
+
+
+__all__ = ["MAX_LORAS_CANDIDATES", "Problem", "Solution", "Solver"]
