@@ -1,0 +1,180 @@
+"""Options that several commands share, so that they are called, explained and checked alike.
+
+Each is a decorator. The value arrives under the name in the comment of its definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[F], F]
+
+DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
+
+
+def _complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from packer.io.profiles import profile_names
+
+    return [name for name in profile_names() if name.startswith(incomplete)]
+
+
+def _complete_registered(
+    kind: str,
+) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+        from packer.registry import names
+
+        return [name for name in names(kind) if name.startswith(incomplete)]
+
+    return complete
+
+
+# workload_path: str
+workload_argument = click.argument("workload_path", metavar="WORKLOAD")
+
+# plan_path: str
+plan_argument = click.argument("plan_path", metavar="PLAN")
+
+# profile_name: str
+profile_option = click.option(
+    "--profile",
+    "profile_name",
+    default=DEFAULT_PROFILE,
+    show_default=True,
+    metavar="NAME|FILE.toml",
+    shell_complete=_complete_profile,
+    help="The server: a shipped profile (packer profiles list) or a profile file.",
+)
+
+# profile_names: tuple[str, ...]; empty means the default
+profiles_option = click.option(
+    "--profile",
+    "profile_names",
+    multiple=True,
+    metavar="NAME|FILE.toml",
+    shell_complete=_complete_profile,
+    help=f"The server: a shipped profile or a profile file; repeatable.  [default: {DEFAULT_PROFILE}]",
+)
+
+# seed: int
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of everything random: the same seed gives the same output.",
+)
+
+# as_json: bool
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+# quiet: bool
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors; no progress bar.")
+
+# force: bool
+force_option = click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
+
+# predictor: str
+predictor_option = click.option(
+    "--predictor",
+    default="twin",
+    show_default=True,
+    metavar="NAME|PATH",
+    shell_complete=_complete_registered("predictor"),
+    help="Who judges a server: the twin, a learned predictor, or the path of a saved one.",
+)
+
+# objective: str
+objective_option = click.option(
+    "--objective",
+    default="gpus",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=_complete_registered("objective"),
+    help="What a good plan is: fewest GPUs, lowest latency, …",
+)
+
+# solver: str
+solver_option = click.option(
+    "--solver",
+    default="greedy",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=_complete_registered("solver"),
+    help="How the plan is searched.",
+)
+
+# gpus: int | None
+gpus_option = click.option(
+    "--gpus",
+    type=click.IntRange(min=1, max=1_000_000),
+    default=None,
+    metavar="N",
+    help="GPUs at hand: a limit, or with a spreading objective their exact number.",
+)
+
+# rate_factor: float
+rate_factor_option = click.option(
+    "--rate-factor",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="Multiply every request rate by this.",
+)
+
+# duration_s: float
+duration_option = click.option(
+    "--duration",
+    "duration_s",
+    type=click.FloatRange(min=1.0, max=1e7),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Simulated time.",
+)
+
+# max_loras: int
+max_loras_option = click.option(
+    "--max-loras",
+    type=click.IntRange(min=1, max=100_000),
+    required=True,
+    metavar="N",
+    help="Adapter slots of the server (vLLM's --max-loras).",
+)
+
+# max_lora_rank: int | None
+max_lora_rank_option = click.option(
+    "--max-lora-rank",
+    type=int,
+    default=None,
+    metavar="RANK",
+    help="Rank of every slot (vLLM's --max-lora-rank).  [default: that of the largest adapter]",
+)
+
+# time_limit_s: float | None
+time_limit_option = click.option(
+    "--time-limit",
+    "time_limit_s",
+    type=click.FloatRange(min=0.0, min_open=True),
+    default=None,
+    metavar="SECONDS",
+    help="Stop searching after this long and return the best plan so far.",
+)
+
+
+def output_option(text: str, *, default: str | None = None, required: bool = False) -> Decorator[F]:
+    """`-o/--output`, arriving as `output: str` (or `str | None` without a default), explained by `text`."""
+    return click.option(
+        "-o",
+        "--output",
+        default=default,
+        required=required,
+        show_default=default is not None,
+        metavar="FILE",
+        help=text,
+    )

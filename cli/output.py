@@ -1,0 +1,153 @@
+"""How commands speak: tables, JSON, notes, a progress bar, and output paths checked before long work."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from packer.profile import Profile
+
+PIPE_WIDTH = 120
+"""Columns of a table that goes to a file or pipe."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total); total 0 means unknown."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console; colours only on a terminal and without NO_COLOR in the environment."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+def printable(value: object) -> str:
+    """Text that can't change the terminal: control characters are shown as escapes."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in text)
+
+
+def table(
+    title: str | None,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    left: Sequence[int] = (0,),
+    caption: str | None = None,
+) -> Table:
+    """A rich table of plain cells (no markup in them); columns not in `left` are right-aligned."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    built = Table(
+        title=None if title is None else Text(printable(title)),
+        caption=None if caption is None else Text(printable(caption)),
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+    )
+    for k, name in enumerate(columns):
+        built.add_column(Text(name), justify="left" if k in left else "right", overflow="fold")
+    for row in rows:
+        built.add_row(*(Text(printable(cell)) for cell in row))
+    return built
+
+
+def show(*parts: Table | str) -> None:
+    """Print tables and lines of plain text to standard output."""
+    out = console()
+    for part in parts:
+        if isinstance(part, str):
+            out.print(printable(part), markup=False, soft_wrap=True)
+        else:
+            out.print(part)
+
+
+def note(message: str, *, quiet: bool = False) -> None:
+    """One line to standard error, unless quiet."""
+    if not quiet:
+        click.echo(f"packer: {printable(message)}", err=True)
+
+
+def note_estimated(profile: Profile, *, quiet: bool = False) -> None:
+    """Say that a profile is an estimate, if it is; every command that uses a profile calls this."""
+    if not profile.calibrated:
+        note(f"the profile {profile.label}: expect large errors until it is calibrated.", quiet=quiet)
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number for people: thousands separated, "–" where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:,.{digits}f}"
+
+
+def jsonable(value: Any) -> Any:
+    """The same data in types that JSON has: arrays become lists, NaN and infinities null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
+        return jsonable(value.tolist())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(item) for item in value]
+    return str(value)
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON to standard output."""
+    import json
+
+    click.echo(json.dumps(jsonable(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def check_output(path: str | None, *, force: bool) -> Path | None:
+    """Raise `OutputError` now, before long work, if the result could not be written to `path` later."""
+    if path is None:
+        return None
+    from packer.io.files import check_writable
+
+    return check_writable(path, force=force)
+
+
+@contextmanager
+def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
+    """A progress bar on standard error, if that is a terminal; else a function that does nothing."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _what, _done, _total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    shape = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*shape, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(what: str, done: int, total: int) -> None:
+            bar.update(task, description=printable(what), completed=done, total=total or None)
+
+        yield update
