@@ -57,7 +57,7 @@ _HOME = {
     "solve": "packer.solvers.api:solve",
 }
 
-__all__ = [  # noqa: F822  (defined by __getattr__)
+__all__ = [
     "Adapter",
     "Arrivals",
     "Bin",

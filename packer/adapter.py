@@ -35,10 +35,11 @@ class Adapter:
     output_tokens: Lengths | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name or len(self.name) > MAX_NAME_LENGTH:
-            raise ValidationError(
-                f"Expected an adapter's name to be text of 1 to {MAX_NAME_LENGTH} characters, got {shown(self.name)}."
-            )
+        if not isinstance(self.name, str) or not 1 <= len(self.name) <= MAX_NAME_LENGTH:
+            rule = f"text of 1 to {MAX_NAME_LENGTH} characters"
+            raise ValidationError(f"Expected an adapter's name to be {rule}, got {shown(self.name)}.")
+        if any("\ud800" <= c <= "\udfff" for c in self.name):  # no file or terminal could take it
+            raise ValidationError(f"Expected an adapter's name to be valid Unicode, got {shown(self.name)}.")
         who = f"of adapter {self.name!r}"
         object.__setattr__(self, "rank", checks.integer(f"the rank {who}", self.rank, low=1, high=MAX_RANK))
         rate = checks.real(f"the rate {who}", self.rate, low=0.0, high=1e6, open_low=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -136,8 +137,8 @@ class Evaluations:
         return len(self.starved)
 
     def __getitem__(self, i: int) -> Evaluation:
-        row = {column.name: getattr(self, column.name)[i] for column in fields(self)}
-        return Evaluation(**{k: bool(v) if v.dtype == bool else float(v) for k, v in row.items()})
+        row: dict[str, Any] = {c.name: getattr(self, c.name)[i].item() for c in fields(self)}
+        return Evaluation(**row)
 
     def __iter__(self) -> Iterator[Evaluation]:
         return (self[i] for i in range(len(self)))

@@ -127,4 +127,5 @@ def _quantile_table(lengths: Lengths) -> FloatArray:
         shape = 1.0 / lengths.cv**2
         table: FloatArray = gammaincinv(shape, u) * (lengths.mean / shape)
         return table
-    return np.quantile(np.array(lengths.values), u)
+    quantiles: FloatArray = np.quantile(np.array(lengths.values), u)
+    return quantiles

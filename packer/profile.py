@@ -46,7 +46,7 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The engine and its settings, by vLLM's names. `max_cpu_loras` None: every adapter stays in host memory."""
+    """The engine and its settings, by vLLM's names; `max_cpu_loras` None: host memory holds every adapter."""
 
     name: str
     version: str
@@ -63,7 +63,9 @@ class EngineSpec:
         for key in ("max_model_len", "max_num_seqs", "block_size", "tensor_parallel_size"):
             checks.integer(f"engine.{key}", getattr(self, key), low=1)
         checks.integer("engine.max_num_batched_tokens", self.max_num_batched_tokens, low=self.max_num_seqs)
-        checks.real("engine.gpu_memory_utilization", self.gpu_memory_utilization, low=0, high=1, open_low=True)
+        checks.real(
+            "engine.gpu_memory_utilization", self.gpu_memory_utilization, low=0, high=1, open_low=True
+        )
         if self.max_cpu_loras is not None:
             checks.integer("engine.max_cpu_loras", self.max_cpu_loras, low=1)
 
@@ -202,7 +204,14 @@ class Profile:
 
     @cached_property
     def _content(self) -> tuple[object, ...]:
-        return (self.name, self.fingerprint, self.gpu, self.calibrated, dict(self.provenance), dict(self.errors))
+        return (
+            self.name,
+            self.fingerprint,
+            self.gpu,
+            self.calibrated,
+            dict(self.provenance),
+            dict(self.errors),
+        )
 
     @property
     def label(self) -> str:

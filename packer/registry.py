@@ -24,8 +24,8 @@ def _entries(kind: str) -> dict[str, EntryPoint]:
         other = found.get(entry.name)
         if other is not None and other.value != entry.value:
             raise IncompatibleError(
-                f"Two installed packages register the {kind} {entry.name!r}: {other.value} and {entry.value}. "
-                "Uninstall one of them."
+                f"Two installed packages register the {kind} {entry.name!r}: {other.value} and "
+                f"{entry.value}. Uninstall one of them."
             )
         found[entry.name] = entry
     return found

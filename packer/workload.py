@@ -62,7 +62,8 @@ class Workload:
         setter(self, "adapters", tuple(adapters))
         setter(self, "input_tokens", input_tokens)
         setter(self, "output_tokens", output_tokens)
-        setter(self, "length_correlation", checks.real("length_correlation", length_correlation, low=-1.0, high=1.0))
+        correlation = checks.real("length_correlation", length_correlation, low=-1.0, high=1.0)
+        setter(self, "length_correlation", correlation)
         setter(self, "arrivals", arrivals if arrivals is not None else Arrivals())
         setter(self, "name", name)
         self._check()
@@ -78,7 +79,7 @@ class Workload:
         trace = self.arrivals.trace
         if trace is not None and len(trace) and int(trace.adapter.max()) >= len(self.adapters):
             raise ValidationError(
-                f"Expected the trace's adapters to be below {len(self.adapters)}, got {int(trace.adapter.max())}."
+                f"Expected the trace's adapters to be < {len(self.adapters)}, got {int(trace.adapter.max())}."
             )
 
     def __len__(self) -> int:
