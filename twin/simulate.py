@@ -1,0 +1,407 @@
+"""Simulate one server with a workload: the twin's front door."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.arrival import RequestTrace
+from packer.bin import STARVATION_THRESHOLD
+from packer.errors import ValidationError
+from packer.profile import Profile
+from packer.twin import kernel
+from packer.twin.arrivals import draw_requests
+from packer.twin.latency import coefficient_vector
+from packer.twin.memory import kv_cache_tokens, memory_error
+from packer.workload import Workload
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FloatArray = npt.NDArray[np.float64]
+NO_LIMIT = 2**60
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """What the kernel returned, with the requests it was given."""
+
+    requests: RequestTrace
+    first_s: FloatArray
+    finish_s: FloatArray
+    state: npt.NDArray[np.int8]
+    totals: FloatArray
+    histogram: npt.NDArray[np.int64]
+    timeline: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """Result of a simulation. Names follow `vllm bench serve`; latencies in ms over completed requests.
+
+    With `status` "memory_error" the server does not start: nothing is served and latencies are NaN.
+    """
+
+    status: Literal["ok", "memory_error"]
+    status_reason: str
+    workload: Workload = field(repr=False)
+    profile: Profile = field(repr=False)
+    max_loras: int
+    max_lora_rank: int
+    duration_s: float
+    seed: int
+    kv_cache_tokens: int
+    raw: Raw | None = field(repr=False)
+    timeline_bin_s: float = 10.0
+
+    # ---- counts and throughput
+    @property
+    def offered_tok_s(self) -> float:
+        """Offered load, tok/s; of a replayed trace, what it really held."""
+        if self.workload.arrivals.trace is not None and self.raw is not None:
+            requests = self.raw.requests
+            return float((requests.input_tokens.sum() + requests.output_tokens.sum()) / self.duration_s)
+        return self.workload.offered_tok_s
+
+    @cached_property
+    def _completed(self) -> npt.NDArray[np.intp]:
+        return np.flatnonzero(self.raw.state == 4) if self.raw is not None else np.zeros(0, dtype=np.intp)
+
+    @property
+    def sent(self) -> int:
+        """Requests sent, those refused by the client's ceiling included."""
+        return int(self._total(kernel.SENT))
+
+    @property
+    def refused(self) -> int:
+        """Requests that the client could not send because too many were outstanding."""
+        return int(self._total(kernel.REFUSED))
+
+    @property
+    def completed(self) -> int:
+        """Requests that got all their tokens."""
+        return len(self._completed)
+
+    @property
+    def request_throughput(self) -> float:
+        """Completed requests / duration, req/s."""
+        return self.completed / self.duration_s
+
+    @property
+    def input_throughput(self) -> float:
+        """Input tokens of completed requests / duration, tok/s."""
+        return self._tokens("input_tokens") / self.duration_s
+
+    @property
+    def output_throughput(self) -> float:
+        """Output tokens of completed requests / duration, tok/s."""
+        return self._tokens("output_tokens") / self.duration_s
+
+    @property
+    def total_token_throughput(self) -> float:
+        """Input + output tokens of completed requests / duration, tok/s."""
+        return self.input_throughput + self.output_throughput
+
+    @property
+    def starved(self) -> bool:
+        """Throughput below 0.9 of the offered load; a server that does not start starves."""
+        return self.total_token_throughput < STARVATION_THRESHOLD * self.offered_tok_s
+
+    @property
+    def preemptions(self) -> int:
+        """Requests thrown out of the batch for lack of KV blocks, to be recomputed."""
+        return int(self._total(kernel.PREEMPTIONS))
+
+    @property
+    def adapter_loads(self) -> int:
+        """Times that an adapter was brought into a slot."""
+        return int(self._total(kernel.HOST_LOADS))
+
+    @property
+    def disk_loads(self) -> int:
+        """Of these, how many came from disk."""
+        return int(self._total(kernel.DISK_LOADS))
+
+    @property
+    def engine_steps(self) -> int:
+        """Engine steps."""
+        return int(self._total(kernel.STEPS))
+
+    @property
+    def busy_share(self) -> float:
+        """Part of the time in which the engine had something to do."""
+        return min(1.0, self._total(kernel.BUSY_S) / self.duration_s)
+
+    def _total(self, row: int) -> float:
+        return float(self.raw.totals[row]) if self.raw is not None else 0.0
+
+    def _tokens(self, side: str) -> float:
+        if self.raw is None:
+            return 0.0
+        return float(getattr(self.raw.requests, side)[self._completed].sum())
+
+    # ---- latency
+    @cached_property
+    def ttft_ms(self) -> FloatArray:
+        """TTFT of each completed request, ms, float64 (completed,)."""
+        if self.raw is None:
+            return np.zeros(0)
+        done = self._completed
+        out: FloatArray = (self.raw.first_s[done] - self.raw.requests.time_s[done]) * 1e3
+        return out
+
+    @cached_property
+    def tpot_ms(self) -> FloatArray:
+        """Time per output token after the first of each completed request with at least two, ms."""
+        if self.raw is None:
+            return np.zeros(0)
+        done = self._completed
+        tokens = self.raw.requests.output_tokens[done]
+        many = tokens > 1
+        done, tokens = done[many], tokens[many]
+        out: FloatArray = (self.raw.finish_s[done] - self.raw.first_s[done]) * 1e3 / (tokens - 1)
+        return out
+
+    @cached_property
+    def mean_ttft_ms(self) -> float:
+        """Mean TTFT."""
+        return _mean(self.ttft_ms)
+
+    @cached_property
+    def median_ttft_ms(self) -> float:
+        """Median TTFT."""
+        return _quantile(self.ttft_ms, 0.5)
+
+    @cached_property
+    def p99_ttft_ms(self) -> float:
+        """99th percentile of TTFT."""
+        return _quantile(self.ttft_ms, 0.99)
+
+    @cached_property
+    def mean_tpot_ms(self) -> float:
+        """Mean TPOT, over requests."""
+        return _mean(self.tpot_ms)
+
+    @cached_property
+    def median_tpot_ms(self) -> float:
+        """Median TPOT."""
+        return _quantile(self.tpot_ms, 0.5)
+
+    @cached_property
+    def p99_tpot_ms(self) -> float:
+        """99th percentile of TPOT."""
+        return _quantile(self.tpot_ms, 0.99)
+
+    @cached_property
+    def mean_itl_ms(self) -> float:
+        """Mean gap between tokens, over the tokens of completed requests."""
+        if self.raw is None:
+            return math.nan
+        done = self._completed
+        gaps = int((self.raw.requests.output_tokens[done] - 1).sum())
+        span_s = float((self.raw.finish_s[done] - self.raw.first_s[done]).sum())
+        return span_s * 1e3 / gaps if gaps else math.nan
+
+    @cached_property
+    def median_itl_ms(self) -> float:
+        """Median gap, over all tokens that came out; from a histogram with bins of 0.7 %."""
+        return self._itl_quantile(0.5)
+
+    @cached_property
+    def p99_itl_ms(self) -> float:
+        """99th percentile of the gaps, likewise."""
+        return self._itl_quantile(0.99)
+
+    def _itl_quantile(self, q: float) -> float:
+        counts = self.raw.histogram if self.raw is not None else np.zeros(1, dtype=np.int64)
+        total = int(counts.sum())
+        if not total:
+            return math.nan
+        k = int(np.searchsorted(np.cumsum(counts), q * total))
+        return float(kernel.HISTOGRAM_FLOOR_MS * math.exp((k + 0.5) / kernel.HISTOGRAM_PER_E))
+
+    @cached_property
+    def penalized_mean_ttft_ms(self) -> float:
+        """The paper's TTFT: a request unfinished at the end counts as the whole duration."""
+        if self.raw is None or not self.sent:
+            return math.nan if self.raw is None else 0.0
+        unfinished = self.sent - self.completed
+        return float((self.ttft_ms.sum() + unfinished * self.duration_s * 1e3) / self.sent)
+
+    # ---- frames
+    @cached_property
+    def mean_running(self) -> float:
+        """Time-weighted mean of running requests."""
+        return self._mean_state(kernel.T_RUNNING)
+
+    @cached_property
+    def mean_waiting(self) -> float:
+        """Time-weighted mean of waiting requests."""
+        return self._mean_state(kernel.T_WAITING)
+
+    @cached_property
+    def mean_kv_usage(self) -> float:
+        """Time-weighted mean share of the KV blocks in use."""
+        blocks = self.kv_cache_tokens // self.profile.engine.block_size
+        return self._mean_state(kernel.T_KV) / blocks if blocks > 0 else math.nan
+
+    @property
+    def max_running(self) -> int:
+        """Largest batch."""
+        return int(self._total(kernel.PEAK_RUNNING))
+
+    def _mean_state(self, column: int) -> float:
+        return float(self.raw.timeline[:, column].sum() / self.duration_s) if self.raw is not None else math.nan
+
+    @cached_property
+    def timeline(self) -> pl.DataFrame:
+        """Means over bins of `timeline_bin_s`: time_s (end of bin), running, waiting, kv_usage, active_adapters;
+        sums: prefill_tokens, decode_tokens, preemptions.
+        """
+        from packer.twin.timeline import timeline_frame
+
+        return timeline_frame(self)
+
+    @cached_property
+    def per_adapter(self) -> pl.DataFrame:
+        """One row per adapter: adapter, rank, rate, sent, completed, input/output tokens of completed requests,
+        total_token_throughput, mean_ttft_ms, mean_tpot_ms (null where nothing completed).
+        """
+        from packer.twin.timeline import per_adapter_frame
+
+        return per_adapter_frame(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able summary with the keys of `vllm bench serve` where it has them; NaN becomes None."""
+        from packer.twin.timeline import summary
+
+        return summary(self)
+
+
+def _mean(values: FloatArray) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _quantile(values: FloatArray, q: float) -> float:
+    return float(np.quantile(values, q)) if len(values) else math.nan
+
+
+def simulate(
+    workload: Workload,
+    profile: Profile,
+    *,
+    max_loras: int,
+    max_lora_rank: int | None = None,
+    duration_s: float = 3600.0,
+    seed: int = 0,
+    max_outstanding: int | None = None,
+    timeline_bin_s: float = 10.0,
+) -> Simulation:
+    """Simulate one vLLM server that serves this workload.
+
+    Parameters
+    ----------
+    workload, profile
+        What comes, and what the server is.
+    max_loras, max_lora_rank
+        Slots and their rank; None takes the smallest rank of vLLM's that holds every adapter.
+    duration_s
+        Simulated time; requests not finished by then are unfinished.
+    seed
+        Of arrivals and lengths.
+    max_outstanding
+        Requests beyond it are refused and count as unfinished, as a client with limited sockets does.
+    timeline_bin_s
+        Resolution of the timeline.
+
+    Raises
+    ------
+    ValidationError
+        A value out of range, or an adapter that no slot of this rank holds.
+    """
+    checks.integer("max_loras", max_loras, low=1, high=100_000)
+    checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
+    checks.real("timeline_bin_s", timeline_bin_s, low=1e-3)
+    checks.integer("seed", seed, low=0)
+    largest = int(workload.ranks.max())
+    slot_rank = checks.slot_rank_for(largest) if max_lora_rank is None else checks.slot_rank("max_lora_rank", max_lora_rank)
+    if largest > slot_rank:
+        raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {slot_rank}.")
+    if max_outstanding is not None:
+        checks.integer("max_outstanding", max_outstanding, low=1)
+    kv_tokens = kv_cache_tokens(profile, max_loras, slot_rank)
+    reason = memory_error(profile, max_loras, slot_rank)
+    raw = None
+    if reason is None:
+        requests = _clipped(draw_requests(workload, duration_s, seed), min(profile.engine.max_model_len, kv_tokens))
+        raw = Raw(requests, *_run(requests, workload, profile, max_loras, kv_tokens, duration_s, max_outstanding, timeline_bin_s))
+    return Simulation(
+        "ok" if reason is None else "memory_error",
+        reason or "",
+        workload,
+        profile,
+        int(max_loras),
+        slot_rank,
+        float(duration_s),
+        seed,
+        kv_tokens,
+        raw,
+        timeline_bin_s,
+    )
+
+
+def _clipped(requests: RequestTrace, longest: int) -> RequestTrace:
+    """vLLM serves at most max_model_len tokens a request: longer prompts and outputs are cut."""
+    if len(requests) == 0 or int((requests.input_tokens + requests.output_tokens).max()) <= longest:
+        return requests
+    prompt = np.minimum(requests.input_tokens, longest - 1)
+    return RequestTrace(
+        requests.time_s, requests.adapter, prompt, np.minimum(requests.output_tokens, longest - prompt)
+    )
+
+
+def _run(
+    requests: RequestTrace,
+    workload: Workload,
+    profile: Profile,
+    max_loras: int,
+    kv_tokens: int,
+    duration_s: float,
+    max_outstanding: int | None,
+    timeline_bin_s: float,
+) -> tuple[Any, ...]:
+    engine, loading = profile.engine, profile.loading
+    adapter_blocks = np.zeros(len(workload), dtype=np.int64)
+    if profile.memory.policy == "unified":
+        block_bytes = engine.block_size * profile.model.kv_bytes_per_token
+        adapter_blocks = np.ceil(workload.ranks * profile.model.lora_bytes_per_rank / block_bytes).astype(np.int64)
+    result: tuple[Any, ...] = kernel.run(
+        requests.time_s,
+        requests.adapter,
+        requests.input_tokens,
+        requests.output_tokens,
+        workload.ranks,
+        adapter_blocks,
+        coefficient_vector(profile.latency),
+        profile.latency.form == "paper",
+        float(profile.latency.graph_max_tokens),
+        np.array(
+            [loading.host_base_ms, loading.host_per_rank_ms, loading.disk_base_ms, loading.disk_per_rank_ms]
+        ),
+        float(duration_s),
+        int(max_loras),
+        int(kv_tokens // engine.block_size),
+        int(engine.block_size),
+        int(engine.max_num_batched_tokens),
+        int(engine.max_num_seqs),
+        int(max_outstanding if max_outstanding is not None else NO_LIMIT),
+        int(engine.max_cpu_loras if engine.max_cpu_loras is not None else NO_LIMIT),
+        float(timeline_bin_s),
+    )
+    return result

@@ -1,0 +1,108 @@
+"""Frames and summaries of a simulation."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from packer.twin import kernel
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from packer.twin.simulate import Simulation
+
+SUMMARY = (
+    "offered_tok_s", "sent", "refused", "completed", "request_throughput", "input_throughput", "output_throughput",
+    "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "penalized_mean_ttft_ms",
+    "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms", "p99_itl_ms",
+    "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions", "adapter_loads", "disk_loads",
+    "engine_steps", "busy_share",
+)  # fmt: skip
+
+
+def summary(sim: Simulation) -> dict[str, Any]:
+    """See `Simulation.to_dict`."""
+    values: dict[str, Any] = {
+        "status": sim.status,
+        "status_reason": sim.status_reason,
+        "starved": sim.starved,
+        "profile": sim.profile.name,
+        "calibrated": sim.profile.calibrated,
+        "workload": sim.workload.name,
+        "adapters": len(sim.workload),
+        "max_loras": sim.max_loras,
+        "max_lora_rank": sim.max_lora_rank,
+        "kv_cache_tokens": sim.kv_cache_tokens,
+        "duration": sim.duration_s,
+        "seed": sim.seed,
+    }
+    for name in SUMMARY:
+        value = getattr(sim, name)
+        values[name] = None if isinstance(value, float) and math.isnan(value) else value
+    return values
+
+
+def timeline_frame(sim: Simulation) -> pl.DataFrame:
+    """See `Simulation.timeline`."""
+    import polars as pl
+
+    table = sim.raw.timeline if sim.raw is not None else np.zeros((0, kernel.N_TIMELINE))
+    # Steps belong to the bin in which they start, so a bin may hold a little more than its width.
+    width = np.minimum(sim.timeline_bin_s, sim.duration_s - np.arange(len(table)) * sim.timeline_bin_s)
+    width = np.maximum(width, table[:, kernel.T_BUSY])[:, None]
+    blocks = max(sim.kv_cache_tokens // sim.profile.engine.block_size, 1)
+    means = table / width if len(table) else table
+    return pl.DataFrame(
+        {
+            "time_s": (np.arange(len(table)) + 1) * sim.timeline_bin_s,
+            "running": means[:, kernel.T_RUNNING],
+            "waiting": means[:, kernel.T_WAITING],
+            "kv_usage": means[:, kernel.T_KV] / blocks,
+            "active_adapters": means[:, kernel.T_ADAPTERS],
+            "prefill_tokens": table[:, kernel.T_PREFILL].astype(np.int64),
+            "decode_tokens": table[:, kernel.T_DECODE].astype(np.int64),
+            "preemptions": table[:, kernel.T_PREEMPTED].astype(np.int64),
+        }
+    )
+
+
+def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
+    """See `Simulation.per_adapter`."""
+    import polars as pl
+
+    m = len(sim.workload)
+    columns: dict[str, Any] = {
+        "adapter": list(sim.workload.names),
+        "rank": sim.workload.ranks,
+        "rate": sim.workload.rates,
+    }
+    zero = np.zeros(m)
+    sums = dict.fromkeys(("sent", "completed", "input", "output", "ttft", "tpot", "many"), zero)
+    if sim.raw is not None:
+        requests, raw = sim.raw.requests, sim.raw
+        done = raw.state == 4
+        many = done & (requests.output_tokens > 1)
+        owner, some = requests.adapter[done], requests.adapter[many]
+        span = raw.finish_s[many] - raw.first_s[many]
+        count = lambda which, weights=None: np.bincount(which, weights, minlength=m).astype(float)  # noqa: E731
+        sums = {
+            "sent": count(requests.adapter[raw.state > 0]),
+            "completed": count(owner),
+            "input": count(owner, requests.input_tokens[done]),
+            "output": count(owner, requests.output_tokens[done]),
+            "ttft": count(owner, raw.first_s[done] - requests.time_s[done]),
+            "tpot": count(some, span / (requests.output_tokens[many] - 1)),
+            "many": count(some),
+        }
+    for name in ("sent", "completed"):
+        columns[name] = sums[name].astype(np.int64)
+    columns["input_tokens"] = sums["input"].astype(np.int64)
+    columns["output_tokens"] = sums["output"].astype(np.int64)
+    columns["total_token_throughput"] = (sums["input"] + sums["output"]) / sim.duration_s
+    with np.errstate(invalid="ignore", divide="ignore"):
+        columns["mean_ttft_ms"] = sums["ttft"] * 1e3 / sums["completed"]
+        columns["mean_tpot_ms"] = sums["tpot"] * 1e3 / sums["many"]
+    return pl.DataFrame(columns).with_columns(pl.col("mean_ttft_ms", "mean_tpot_ms").fill_nan(None))
