@@ -6,6 +6,7 @@ written by `packer.io.profiles`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -13,6 +14,19 @@ from typing import Literal
 
 from packer import checks
 from packer.errors import ValidationError, shown
+
+
+def _real(spec: object, key: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
+    """Check a field and store it as a plain float: equal numbers must give equal fingerprints."""
+    field_name = key.rpartition(".")[2]
+    value = checks.real(key, getattr(spec, field_name), low=low, high=high, open_low=open_low)
+    object.__setattr__(spec, field_name, value)
+
+
+def _integer(spec: object, key: str, *, low: int) -> None:
+    """Check a field and store it as a plain int."""
+    field_name = key.rpartition(".")[2]
+    object.__setattr__(spec, field_name, checks.integer(key, getattr(spec, field_name), low=low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +39,9 @@ class ModelSpec:
     lora_bytes_per_rank: float
 
     def __post_init__(self) -> None:
-        checks.real("model.weights_bytes", self.weights_bytes, low=0)
-        checks.real("model.kv_bytes_per_token", self.kv_bytes_per_token, low=0, open_low=True)
-        checks.real("model.lora_bytes_per_rank", self.lora_bytes_per_rank, low=0)
+        _real(self, "model.weights_bytes", low=0)
+        _real(self, "model.kv_bytes_per_token", low=0, open_low=True)
+        _real(self, "model.lora_bytes_per_rank", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +53,9 @@ class GpuSpec:
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        checks.real("gpu.memory_bytes", self.memory_bytes, low=0, open_low=True)
+        _real(self, "gpu.memory_bytes", low=0, open_low=True)
         if self.price_per_hour is not None:
-            checks.real("gpu.price_per_hour", self.price_per_hour, low=0)
+            _real(self, "gpu.price_per_hour", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +75,11 @@ class EngineSpec:
 
     def __post_init__(self) -> None:
         for key in ("max_model_len", "max_num_seqs", "block_size", "tensor_parallel_size"):
-            checks.integer(f"engine.{key}", getattr(self, key), low=1)
-        checks.integer("engine.max_num_batched_tokens", self.max_num_batched_tokens, low=self.max_num_seqs)
-        checks.real(
-            "engine.gpu_memory_utilization", self.gpu_memory_utilization, low=0, high=1, open_low=True
-        )
+            _integer(self, f"engine.{key}", low=1)
+        _integer(self, "engine.max_num_batched_tokens", low=self.max_num_seqs)
+        _real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
         if self.max_cpu_loras is not None:
-            checks.integer("engine.max_cpu_loras", self.max_cpu_loras, low=1)
+            _integer(self, "engine.max_cpu_loras", low=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +100,23 @@ class MemorySpec:
     measured: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        checks.real("memory.kv_budget_bytes", self.kv_budget_bytes, low=-1e15)
-        checks.real("memory.slot_bytes", self.slot_bytes, low=0)
-        checks.real("memory.slot_bytes_per_rank", self.slot_bytes_per_rank, low=0)
-        checks.integer("memory.min_kv_tokens", self.min_kv_tokens, low=1)
+        _real(self, "memory.kv_budget_bytes", low=-1e15)
+        _real(self, "memory.slot_bytes", low=0)
+        _real(self, "memory.slot_bytes_per_rank", low=0)
+        _integer(self, "memory.min_kv_tokens", low=1)
         if self.policy not in ("reserved", "unified"):
             raise ValidationError(
                 f"Expected memory.policy to be 'reserved' or 'unified', got {shown(self.policy)}."
             )
-        for loras, rank, tokens in self.measured:
-            checks.integer("memory.measured max_loras", loras, low=0)
-            checks.integer("memory.measured max_lora_rank", rank, low=0)
-            checks.integer("memory.measured tokens", tokens, low=0)
+        points = tuple(
+            (
+                checks.integer("memory.measured max_loras", loras, low=0),
+                checks.integer("memory.measured max_lora_rank", rank, low=0),
+                checks.integer("memory.measured tokens", tokens, low=0),
+            )
+            for loras, rank, tokens in self.measured
+        )
+        object.__setattr__(self, "measured", points)
 
 
 LINEAR_TERMS = (
@@ -138,13 +155,15 @@ class LatencySpec:
         if self.form not in ("linear", "paper"):
             raise ValidationError(f"Expected latency.form to be 'linear' or 'paper', got {shown(self.form)}.")
         known = LINEAR_TERMS if self.form == "linear" else PAPER_TERMS
+        checked = {}
         for key, value in self.coefficients.items():
             if key not in known:
                 raise ValidationError(
                     f"Expected latency coefficients among {', '.join(known)}, got {shown(key)}."
                 )
-            checks.real(f"latency.{key}", value, low=0.0)
-        checks.integer("latency.graph_max_tokens", self.graph_max_tokens, low=0)
+            checked[key] = checks.real(f"latency.coefficients.{key}", value, low=0.0)
+        object.__setattr__(self, "coefficients", checked)
+        _integer(self, "latency.graph_max_tokens", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +177,7 @@ class LoadingSpec:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            checks.real(f"loading.{item.name}", getattr(self, item.name), low=0.0)
+            _real(self, f"loading.{item.name}", low=0.0)
 
 
 @dataclass(frozen=True)
