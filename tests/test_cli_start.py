@@ -1,0 +1,61 @@
+"""The command line starts fast because it imports late; which modules, not how long, is what is tested."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from packer.cli import LAZY, SHORT_HELP
+
+HEAVY = {
+    "jinja2", "joblib", "lightgbm", "matplotlib", "networkx", "numba", "ortools", "plotly", "polars", "pulp",
+    "scipy", "sklearn", "skops",
+}  # fmt: skip
+
+PROGRAM = """
+import contextlib, io, json, sys
+from packer.cli import run
+loaded = {}
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = run(words)
+    loaded[" ".join(words)] = [code, sorted({name.partition(".")[0] for name in sys.modules})]
+print(json.dumps(loaded))
+"""
+
+
+def _modules_after(*command_lines: list[str]) -> dict[str, tuple[int, set[str]]]:
+    """Exit code, and top-level modules loaded, after each command line in turn, in one fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(command_lines)], capture_output=True, text=True, check=True
+    )
+    return {key: (code, set(names)) for key, (code, names) in json.loads(done.stdout).items()}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`packer --help` loads click and the standard library: no numpy, no rich, nothing that takes long."""
+    code, loaded = _modules_after(["--help"])["--help"]
+    assert code == 0
+    assert loaded & (HEAVY | {"numpy", "pydantic", "rich", "yaml"}) == set()
+
+
+def test_help_of_no_command_imports_anything_heavy() -> None:
+    """Every command's own help, and so shell completion, works without the numerical stack."""
+    lines = [[name, "--help"] for name in LAZY]
+    for line, (code, loaded) in _modules_after(*lines).items():
+        assert code == 0, line
+        assert loaded & HEAVY == set(), line
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_every_command_has_a_short_help(name: str) -> None:
+    """The help page shows a line for each command without importing it."""
+    assert SHORT_HELP[name].endswith(".")
+
+
+def test_no_short_help_without_command() -> None:
+    """A line of help for a command that is gone would mislead."""
+    assert set(SHORT_HELP) == set(LAZY)

@@ -1,0 +1,107 @@
+"""Imports point one way: cli → solvers → (objectives, predictors) → twin → core."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CORE = {
+    "adapter", "arrival", "bin", "checks", "errors", "lengths", "plan", "profile", "registry", "workload",
+}  # fmt: skip
+EDGES = {"io", "traces", "export", "report"}
+LEVEL = {
+    "core": 0,
+    "edge": 1,
+    "twin": 2,
+    "objectives": 3,
+    "predictors": 3,
+    "solvers": 4,
+    "testing": 5,
+    "cli": 6,
+}
+FACADE = "packer"
+"""`packer/__init__.py` names the whole public API; it imports lazily."""
+
+
+def _layer(name: str) -> str:
+    """Layer of a module of packer, by the second part of its name."""
+    part = name.split(".")[1] if "." in name else name
+    if part in EDGES:
+        return "edge"
+    return part if part in LEVEL else "core"
+
+
+def _imports(module: Any) -> list[tuple[str, bool]]:
+    """Modules of packer that one imports, each with whether the import stands inside a function."""
+    inside: set[int] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside |= {id(child) for child in ast.walk(node)}
+    found = []
+    for node in ast.walk(module.tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "packer":
+            names = [f"packer.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        found += [(name, id(node) in inside) for name in names if name.split(".")[0] == "packer"]
+    return found
+
+
+def _allowed(importer: str, imported: str, lazily: bool) -> bool:
+    """Whether the importing module's layer may know the imported one's."""
+    here, there = _layer(importer), _layer(imported)
+    if here == "core" and there == "edge":
+        return lazily  # Plan.save writes itself
+    if LEVEL[here] == LEVEL[there]:
+        return here == there
+    return LEVEL[there] < LEVEL[here]
+
+
+def test_imports_point_one_way(modules: list[Any]) -> None:
+    """No module imports one that stands above it, nor an objective a predictor or the other way round."""
+    wrong = [
+        f"{module.name} imports {name}"
+        for module in modules
+        if module.name != FACADE
+        for name, lazily in _imports(module)
+        if name != FACADE and not _allowed(module.name, name, lazily)
+    ]
+    assert wrong == []
+
+
+def test_library_does_not_use_its_own_facade(modules: list[Any]) -> None:
+    """A module that says `import packer` would hide what it depends on from the rule above."""
+    assert [
+        m.name for m in modules if m.name != FACADE and any(name == FACADE for name, _ in _imports(m))
+    ] == []
+
+
+def test_core_is_what_this_test_says(modules: list[Any]) -> None:
+    """A new module in packer/ is a decision: it becomes core, or it goes to the folder where it belongs."""
+    top = {m.name.split(".")[1] for m in modules if m.name.count(".") == 1 and not m.is_package}
+    assert top == CORE
+
+
+@pytest.mark.parametrize("folder", [".", "tests", "examples", "benchmarks"])
+def test_imports_are_absolute_and_through_packer(folder: str, root: Path, modules: list[Any]) -> None:
+    """A relative import, or a bare `import twin`, would load a second copy of the classes."""
+    if folder == ".":
+        trees = {m.path: m.tree for m in modules}
+    else:
+        trees = {path: ast.parse(path.read_text("utf-8")) for path in (root / folder).rglob("*.py")}
+    bare = {"", "cli", "objectives", "predictors", "solvers", "twin"}
+    wrong = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = ["." if node.level else node.module or ""]
+            if any(name.split(".")[0] in bare for name in names):
+                wrong.append(f"{path}:{node.lineno}")
+    assert wrong == []
