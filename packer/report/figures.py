@@ -1,0 +1,233 @@
+"""A neutral description of a picture, drawn as a self-contained page (.html) or an image (.png, .svg).
+
+    >>> curve = Line([8, 16, 32], [900, 1700, 2100], label="throughput")
+    >>> panel = Panel([curve], x_label="adapters", y_label="tok/s", marks=(Mark(32, "Max_pack"),))
+    >>> write_figure(Figure([panel], title="One GPU"), "curve.svg")
+
+Series keep their colour by position within a panel, or by `color` where panels must agree.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy.typing as npt
+
+from packer.errors import ValidationError, shown
+
+Axis = Literal["x", "y"]
+ThemeName = Literal["auto", "light", "dark"]
+SUFFIXES = (".html", ".png", ".svg")
+
+
+def _numbers(name: str, values: npt.ArrayLike | Iterable[float]) -> tuple[float, ...]:
+    try:
+        return tuple(float(value) for value in values)  # type: ignore[union-attr, arg-type]
+    except (TypeError, ValueError) as error:
+        raise ValidationError(f"Expected {name} of a series to be numbers: {error}.") from None
+
+
+def _same_length(label: str, *columns: Sequence[object]) -> None:
+    if len({len(column) for column in columns}) != 1:
+        sizes = ", ".join(str(len(column)) for column in columns)
+        raise ValidationError(
+            f"Expected the columns of series {shown(label)} to be equally long, got {sizes}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points joined by a line; NaN leaves a gap. `color`: index into the palette, None takes the next."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    label: str = ""
+    color: int | None = None
+    dashed: bool = False
+    markers: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", _numbers("x", self.x))
+        object.__setattr__(self, "y", _numbers("y", self.y))
+        _same_length(self.label, self.x, self.y)
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Points. `texts`: what each point is, shown on hovering in a page."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    label: str = ""
+    color: int | None = None
+    texts: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", _numbers("x", self.x))
+        object.__setattr__(self, "y", _numbers("y", self.y))
+        _same_length(self.label, self.x, self.y, *([self.texts] if self.texts else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One bar for each category."""
+
+    categories: Sequence[str]
+    y: Sequence[float]
+    label: str = ""
+    color: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "categories", tuple(str(name) for name in self.categories))
+        object.__setattr__(self, "y", _numbers("y", self.y))
+        _same_length(self.label, self.categories, self.y)
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """The ground between two curves, e.g. quantiles around a line of the same colour."""
+
+    x: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    label: str = ""
+    color: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("x", "low", "high"):
+            object.__setattr__(self, name, _numbers(name, getattr(self, name)))
+        _same_length(self.label, self.x, self.low, self.high)
+
+
+Series = Line | Scatter | Bars | Area
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A labelled line across the panel at a value of one axis ("x": vertical)."""
+
+    at: float
+    label: str = ""
+    axis: Axis = "x"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.at):
+            raise ValidationError(f"Expected a mark at a finite value, got {shown(self.at)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A labelled shaded range of one axis."""
+
+    low: float
+    high: float
+    label: str = ""
+    axis: Axis = "x"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            raise ValidationError(f"Expected a band with finite ends, got {shown((self.low, self.high))}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes. Bars share a panel with nothing but bars and marks."""
+
+    series: Sequence[Series]
+    title: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    x_log: bool = False
+    y_log: bool = False
+    marks: Sequence[Mark] = ()
+    bands: Sequence[Band] = ()
+    stacked: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("series", "marks", "bands"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        kinds = {isinstance(item, Bars) for item in self.series}
+        if len(kinds) > 1:
+            raise ValidationError("Expected a panel to hold bars only, or none.")
+
+    def color(self, position: int) -> str:
+        """Colour of the series at a position."""
+        from packer.report.palette import SERIES
+
+        chosen = self.series[position].color
+        return SERIES[(position if chosen is None else chosen) % len(SERIES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Panels in a grid, read row by row."""
+
+    panels: Sequence[Panel]
+    title: str = ""
+    caption: str = ""
+    columns: int = 2
+    panel_size: tuple[float, float] = field(default=(5.2, 3.4))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "panels", tuple(self.panels))
+        if not self.panels:
+            raise ValidationError("Expected a figure to have at least one panel, got 0.")
+        if self.columns < 1:
+            raise ValidationError(f"Expected a figure to have at least 1 column, got {shown(self.columns)}.")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) used."""
+        columns = min(self.columns, len(self.panels))
+        return math.ceil(len(self.panels) / columns), columns
+
+
+def check_suffix(path: str | os.PathLike[str]) -> str:
+    """Suffix of a picture's path, lower case.
+
+    Raises
+    ------
+    ValidationError
+        It is none of .html, .png, .svg.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValidationError(
+            f"Expected a picture's file to end in {', '.join(SUFFIXES)}, got {shown(os.fspath(path))}."
+        )
+    return suffix
+
+
+def render_figure(figure: Figure, suffix: str, *, theme: ThemeName = "auto") -> bytes:
+    """The figure as the bytes of a file with this suffix; "auto" follows the reader's theme where it can."""
+    if suffix == ".html":
+        from packer.report.figures_html import render_page
+
+        return render_page(figure, theme).encode("utf-8", "replace")
+    from packer.report.figures_image import render_image
+
+    return render_image(figure, check_suffix(f"x{suffix}"), "dark" if theme == "dark" else "light")
+
+
+def write_figure(
+    figure: Figure, path: str | os.PathLike[str], *, theme: ThemeName = "auto", force: bool = True
+) -> None:
+    """Write a figure atomically: .html (needs no network), .png or .svg.
+
+    Raises
+    ------
+    ValidationError
+        The suffix is unknown.
+    OutputError
+        The file can't be written, or exists and `force` is False.
+    """
+    from packer.io.files import check_writable, write_bytes
+
+    suffix = check_suffix(path)
+    check_writable(path, force=force)
+    write_bytes(path, render_figure(figure, suffix, theme=theme), force=force)

@@ -1,0 +1,156 @@
+"""Figures as images: matplotlib without a screen and without global state."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from packer.report.figures import Area, Band, Bars, Figure, Line, Mark, Panel, Scatter
+from packer.report.palette import THEMES, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MARKERS = "osD^Pvx"
+_SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "packer",
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+}
+
+
+def render_image(figure: Figure, suffix: str, theme: str = "light") -> bytes:
+    """The bytes of a .png (150 dpi) or .svg; the same figure gives the same bytes."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    rows, columns = figure.grid
+    colors = THEMES[theme]
+    width, height = figure.panel_size
+    buffer = io.BytesIO()
+    metadata: dict[str, Any] = {"Date": None} if suffix == ".svg" else {"Software": None}
+    with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a glyph that the font lacks is drawn as a box
+        canvas = Canvas(
+            figsize=(width * columns, height * rows + 0.5), layout="constrained", facecolor=colors.ground
+        )
+        FigureCanvasAgg(canvas)
+        grid = canvas.subplots(rows, columns, squeeze=False).ravel()
+        for axes, panel in zip(grid, figure.panels, strict=False):
+            _draw(axes, panel, colors)
+        for axes in grid[len(figure.panels) :]:
+            axes.set_axis_off()
+        if figure.title:
+            canvas.suptitle(_text(figure.title), color=colors.ink, fontweight="bold")
+        if figure.caption:
+            canvas.supxlabel(_text(figure.caption), color=colors.faint, fontsize=8)
+        canvas.savefig(buffer, format=suffix[1:], dpi=150, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _text(label: str) -> str:
+    """A label as plain text: no mathtext, no control characters, no lone surrogates (SVG is XML)."""
+    shown = "".join(sign if sign.isprintable() else " " for sign in label)
+    return shown.encode("utf-8", "replace").decode().replace("$", r"\$")
+
+
+def _draw(axes: Axes, panel: Panel, theme: Theme) -> None:
+    for position, series in enumerate(panel.series):
+        color, label = panel.color(position), _text(series.label)
+        match series:
+            case Bars():
+                pass
+            case Area():
+                axes.fill_between(
+                    series.x, series.low, series.high, color=color, alpha=0.2, label=label, linewidth=0
+                )
+            case Line():
+                marker = _MARKERS[position % len(_MARKERS)] if series.markers else None
+                style = "--" if series.dashed else "-"
+                axes.plot(
+                    series.x, series.y, color=color, label=label, linestyle=style, marker=marker, markersize=4
+                )
+            case Scatter():
+                marker = _MARKERS[position % len(_MARKERS)]
+                axes.scatter(series.x, series.y, color=color, label=label, s=16, marker=marker)
+    _draw_bars(axes, panel)
+    _style(axes, panel, theme)
+    _draw_marks(axes, panel, theme)
+    if any(series.label for series in panel.series):
+        axes.legend(
+            fontsize=8, labelcolor=theme.ink, facecolor=theme.ground, edgecolor=theme.grid, framealpha=0.8
+        )
+
+
+def _draw_bars(axes: Axes, panel: Panel) -> None:
+    bars = [(k, item) for k, item in enumerate(panel.series) if isinstance(item, Bars)]
+    if not bars:
+        return
+    categories = list(dict.fromkeys(name for _, item in bars for name in item.categories))
+    place = {name: i for i, name in enumerate(categories)}
+    width = 0.8 if panel.stacked else 0.8 / len(bars)
+    height = [0.0] * len(categories)
+    for order, (position, item) in enumerate(bars):
+        spots = [place[name] for name in item.categories]
+        shift = 0.0 if panel.stacked else (order - (len(bars) - 1) / 2) * width
+        bottom = [height[spot] if panel.stacked else 0.0 for spot in spots]
+        axes.bar(
+            [spot + shift for spot in spots],
+            item.y,
+            width,
+            bottom=bottom,
+            color=panel.color(position),
+            label=_text(item.label),
+        )
+        for spot, value in zip(spots, item.y, strict=True):
+            height[spot] += value
+    crowded = len(categories) > 8 or max(map(len, categories), default=0) > 12
+    turn = 60 if crowded else 0
+    axes.set_xticks(
+        range(len(categories)),
+        [_text(name) for name in categories],
+        rotation=turn,
+        ha="right" if turn else "center",
+    )
+
+
+def _style(axes: Axes, panel: Panel, theme: Theme) -> None:
+    axes.set_facecolor(theme.ground)
+    axes.set_axisbelow(True)
+    axes.grid(color=theme.grid, linewidth=0.7)
+    axes.tick_params(colors=theme.faint)
+    for spine in axes.spines.values():
+        spine.set_color(theme.grid)
+    axes.set_title(_text(panel.title), color=theme.ink, fontsize=10)
+    axes.set_xlabel(_text(panel.x_label), color=theme.ink)
+    axes.set_ylabel(_text(panel.y_label), color=theme.ink)
+    if panel.x_log:
+        axes.set_xscale("log")
+    if panel.y_log:
+        axes.set_yscale("log")
+    elif panel.series and axes.get_ylim()[0] > 0:
+        axes.set_ylim(bottom=0)
+
+
+def _draw_marks(axes: Axes, panel: Panel, theme: Theme) -> None:
+    for band in panel.bands:
+        span = axes.axvspan if band.axis == "x" else axes.axhspan
+        span(band.low, band.high, color="#808080", alpha=0.15, linewidth=0)
+    for mark in panel.marks:
+        line = axes.axvline if mark.axis == "x" else axes.axhline
+        line(mark.at, color="#808080", linestyle=":", linewidth=1.3)
+    items: tuple[Band | Mark, ...] = (*panel.bands, *panel.marks)
+    for item in items:
+        at = item.low if isinstance(item, Band) else item.at
+        style: dict[str, Any] = {"fontsize": 8, "color": theme.faint, "clip_on": True}
+        if item.axis == "x":
+            place = axes.get_xaxis_transform()
+            axes.text(
+                at, 0.98, f" {_text(item.label)}", transform=place, rotation=90, va="top", ha="right", **style
+            )
+        else:
+            place = axes.get_yaxis_transform()
+            axes.text(0.99, at, _text(item.label), transform=place, va="bottom", ha="right", **style)
