@@ -222,6 +222,8 @@ def _mark_label(item: Mark | Band, panel: Panel, refs: dict[str, str]) -> dict[s
     log = panel.x_log if item.axis == "x" else panel.y_log
     at = math.log10(at) if log and at > 0 else at  # annotations on log axes take exponents; shapes don't
     position = {"x": at, "y": 1, "textangle": -90, "xanchor": "right", "yanchor": "top"}
+    if isinstance(item, Band):
+        position |= {"textangle": 0, "xanchor": "left"}
     if item.axis == "y":
         position = {"x": 1, "y": at, "textangle": 0, "xanchor": "right", "yanchor": "bottom"}
     return {"text": html.escape(item.label), "showarrow": False, "font": {"size": 11}, **refs, **position}

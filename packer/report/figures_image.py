@@ -147,10 +147,10 @@ def _draw_marks(axes: Axes, panel: Panel, theme: Theme) -> None:
         at = item.low if isinstance(item, Band) else item.at
         style: dict[str, Any] = {"fontsize": 8, "color": theme.faint, "clip_on": True}
         if item.axis == "x":
+            # A mark's label climbs along its line on the left, a band's stands inside the band.
+            turned = {"rotation": 90, "ha": "right"} if isinstance(item, Mark) else {"ha": "left"}
             place = axes.get_xaxis_transform()
-            axes.text(
-                at, 0.98, f" {_text(item.label)}", transform=place, rotation=90, va="top", ha="right", **style
-            )
+            axes.text(at, 0.98, f" {_text(item.label)} ", transform=place, va="top", **turned, **style)
         else:
             place = axes.get_yaxis_transform()
             axes.text(0.99, at, _text(item.label), transform=place, va="bottom", ha="right", **style)
