@@ -46,7 +46,9 @@ class FileFormatError(InputError):
     row
         Line number of a text file, counted from 1 with the header as row 1.
     column
-        Column or key.
+        Column of a table.
+    key
+        Key of a structured file, as in `engine.max_num_seqs`.
     """
 
     def __init__(
@@ -56,11 +58,13 @@ class FileFormatError(InputError):
         path: str | os.PathLike[str],
         row: int | None = None,
         column: str | None = None,
+        key: str | None = None,
     ) -> None:
-        self.path, self.row, self.column = os.fspath(path), row, column
+        self.path, self.row, self.column, self.key = os.fspath(path), row, column, key
         where = self.path
         where += f", row {row}" if row is not None else ""
         where += f", column {column!r}" if column is not None else ""
+        where += f", key {key!r}" if key is not None else ""
         super().__init__(f"{where}: {message}")
 
 

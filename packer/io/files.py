@@ -78,7 +78,7 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well, and vanishes otherwise."""
+    """A temporary path beside `path`; takes its place when the block ends well, and vanishes otherwise."""
     target = check_writable(path, force=force)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}.", suffix=".tmp", dir=target.parent)
