@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import math
 
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
 from packer.twin.kernel_state import (
@@ -23,6 +26,8 @@ from packer.twin.kernel_state import (
     heap_pop,
     heap_push,
     heap_update,
+    link_last,
+    unlink,
 )
 
 FLAGS = HEAP_FLAGS
@@ -40,7 +45,7 @@ N_TOTALS = 13
 N_TIMELINE = 8
 
 
-@njit(inline="always", **FLAGS)
+@njit(**FLAGS)
 def linear_ms(c, b, p, a, ranks, slots, context, scanned, graph_max):
     """The linear step law, ms; see packer.twin.latency."""
     t = b + p
@@ -54,10 +59,17 @@ def linear_ms(c, b, p, a, ranks, slots, context, scanned, graph_max):
     return ms + c[15] * scanned
 
 
-@njit(inline="always", **FLAGS)
+@njit(**FLAGS)
 def paper_ms(c, b, pending, a, n_adapters):
     """The paper's step law, ms: arXiv 2602.24044, equation (1)."""
     return c[0] * b + c[1] * pending + c[2] * pending * a / n_adapters + (c[3] * b + c[4]) * (c[5] * a + c[6])
+
+
+@njit(**FLAGS)
+def gap_bin(gap_s):
+    """Bin of the histogram that a gap between tokens falls into."""
+    k = int(math.log(gap_s * (1e3 / HISTOGRAM_FLOOR_MS)) * HISTOGRAM_PER_E)
+    return 0 if k < 0 else (HISTOGRAM_BINS - 1 if k >= HISTOGRAM_BINS else k)
 
 
 @njit(**FLAGS)
@@ -65,60 +77,29 @@ def run(
     arrive_s, adapter_of, prompt, output, ranks, adapter_blocks,
     c, paper_form, graph_max, loading, duration_s, slots, kv_blocks, block_size, token_budget, max_seqs,
     max_outstanding, max_cpu_loras, bin_s,
+    times, counts, links, per_adapter, adapter_links, state, due, phase, tree, totals, histogram, timeline,
 ):  # fmt: skip
-    """Simulate one server.
+    """Simulate one server; writes into the arrays of `new_state`.
 
     Arrays: arrive_s float64 (n,) sorted; adapter_of, prompt, output int64 (n,); ranks int64 (m,);
     adapter_blocks int64 (m,): KV blocks that a resident adapter takes (unified policy; else 0); c float64: step law;
     loading float64 (4,): ms from host (base, per rank) and from disk (base, per rank).
-
-    Returns (first_s, finish_s: float64 (n,), NaN where it did not happen; state int8 (n,): 0 not arrived, 1 waiting,
-    2 prefilling, 3 decoding, 4 finished, 5 refused; totals float64 (N_TOTALS,); histogram of gaps between tokens,
-    int64 (HISTOGRAM_BINS,); timeline float64 (bins, N_TIMELINE)).
     """
     n, m = arrive_s.size, ranks.size
-    first_s = np.full(n, np.nan)
-    finish_s = np.full(n, np.nan)
-    last_s = np.zeros(n)                      # end of the step of the last token before a preemption
-    state = np.zeros(n, np.int8)
-    generated = np.zeros(n, np.int64)         # output tokens before the current prefill
-    start_step = np.zeros(n, np.int64)        # step in which the current prefill ended
-    context0 = np.zeros(n, np.int64)          # tokens of the current prefill
-    key = np.zeros(n, np.int64)               # place in the queue: arrival order; preempted ones below 0
-    behind = np.full(n, -1, np.int64)         # next in the adapter's FIFO
-    older = np.full(n, -1, np.int64)
-    newer = np.full(n, -1, np.int64)
-    due_next = np.full(n, -1, np.int64)
-    due_prev = np.full(n, -1, np.int64)
-    ring = 2
-    for i in range(n):
-        ring = max(ring, output[i] + 2)
-    due = np.full(ring, -1, np.int64)
-    phase = np.zeros(block_size, np.int64)
-    youngest = -1
-
-    head = np.full(m, -1, np.int64)
-    tail = np.full(m, -1, np.int64)
-    in_batch = np.zeros(m, np.int64)          # running requests of each adapter
-    resident = np.zeros(m, np.bool_)
-    idle_prev = np.full(m, -1, np.int64)      # resident adapters outside the batch, least recently used first
-    idle_next = np.full(m, -1, np.int64)
-    idle_first, idle_last, n_resident = -1, -1, 0
-    cpu_resident = np.zeros(m, np.bool_)
-    cpu_used = np.zeros(m, np.int64)
-    n_cpu = 0
+    first_s, finish_s, last_s = times[0], times[1], times[2]
+    generated, start_step, context0, key = counts[0], counts[1], counts[2], counts[3]
+    behind, older, newer = links[0], links[1], links[2]
+    due_prev, due_next = due[0], due[1]
+    in_batch, resident, cpu_resident, cpu_used, first_key, heap_active, heap_idle = (
+        per_adapter[0], per_adapter[1], per_adapter[2], per_adapter[3], per_adapter[4], per_adapter[5], per_adapter[6]
+    )  # fmt: skip
+    head, tail, heap_place, idle_prev, idle_next = (
+        adapter_links[0], adapter_links[1], adapter_links[2], adapter_links[3], adapter_links[4]
+    )  # fmt: skip
+    ring = due_prev.size - n
+    n_resident, n_cpu = 0, 0
     all_on_host = max_cpu_loras >= m
-    first_key = np.zeros(m, np.int64)
-    heap_place = np.full(m, -1, np.int64)
-    heap_active = np.zeros(m, np.int64)
-    heap_idle = np.zeros(m, np.int64)
     size_active, size_idle = 0, 0
-    tree = np.zeros(n + 1 if c[15] > 0.0 and not paper_form else 1, np.int64)   # waiting requests by arrival order
-
-    totals = np.zeros(N_TOTALS)
-    histogram = np.zeros(HISTOGRAM_BINS, np.int64)
-    n_bins = int(math.ceil(duration_s / bin_s))
-    timeline = np.zeros((n_bins, N_TIMELINE))
 
     now, step, arrived = 0.0, 0, 0
     waiting, decodes, running, active, active_ranks = 0, 0, 0, 0, 0
@@ -130,7 +111,8 @@ def run(
         if running == 0 and waiting == 0:
             if arrived >= n or arrive_s[arrived] >= duration_s:
                 break
-            now = max(now, arrive_s[arrived])
+            if arrive_s[arrived] > now:
+                now = arrive_s[arrived]
         while arrived < n and arrive_s[arrived] <= now:
             r = arrived
             arrived += 1
@@ -164,26 +146,22 @@ def run(
         growth = phase[step % block_size]
         held = 0
         if partial >= 0:
-            chunk = min(context0[partial] - partial_done, budget)
+            chunk = context0[partial] - partial_done
+            if chunk > budget:
+                chunk = budget
             held = -(-partial_done // block_size)
             growth += -(-(partial_done + chunk) // block_size) - held
         preempted = 0
         while used + growth > kv_blocks:
-            if idle_first >= 0 and adapter_blocks[idle_first] > 0:
-                a = idle_first                # unified policy: idle adapters leave before requests do
-                idle_first = idle_next[a]
-                if idle_first >= 0:
-                    idle_prev[idle_first] = -1
-                else:
-                    idle_last = -1
-                resident[a] = False
+            if idle_next[m] < m and adapter_blocks[idle_next[m]] > 0:
+                a = idle_next[m]              # unified policy: idle adapters leave before requests do
+                unlink(idle_prev, idle_next, a)
+                resident[a] = 0
                 n_resident -= 1
                 used -= adapter_blocks[a]
                 continue
-            r = youngest
-            youngest = older[r]
-            if youngest >= 0:
-                newer[youngest] = -1
+            r = older[n]                      # the latest admitted
+            unlink(older, newer, r)
             a = adapter_of[r]
             if r == partial:
                 growth -= -(-(partial_done + chunk) // block_size) - held
@@ -200,13 +178,7 @@ def run(
                 generated[r] += step - start_step[r]
                 last_s[r] = now
                 decodes -= 1
-                p, q = due_prev[r], due_next[r]
-                if p >= 0:
-                    due_next[p] = q
-                else:
-                    due[(start_step[r] + output[r] - generated[r] + step - start_step[r] - 1) % ring] = q
-                if q >= 0:
-                    due_prev[q] = p
+                unlink(due_prev, due_next, r)
             running -= 1
             preempted += 1
             in_batch[a] -= 1
@@ -224,13 +196,7 @@ def run(
             if in_batch[a] == 0:
                 active -= 1
                 active_ranks -= ranks[a]
-                idle_prev[a] = idle_last
-                idle_next[a] = -1
-                if idle_last >= 0:
-                    idle_next[idle_last] = a
-                else:
-                    idle_first = a
-                idle_last = a
+                link_last(idle_prev, idle_next, m, a)
                 if was_waiting:
                     size_active = heap_pop(heap_active, size_active, heap_place, first_key, heap_place[a])
                 size_idle = heap_push(heap_idle, size_idle, heap_place, first_key, a)
@@ -267,26 +233,18 @@ def run(
                     break
                 r = head[a]
                 tokens = prompt[r] + generated[r]
-                take = min(tokens, budget)
+                take = tokens if tokens < budget else budget
                 blocks = -(-take // block_size)
-                if not resident[a]:
+                if resident[a] == 0:
                     blocks += adapter_blocks[a]
-                while used + blocks > kv_blocks and idle_first >= 0 and adapter_blocks[idle_first] > 0:
-                    e = idle_first
+                while used + blocks > kv_blocks:
+                    e = idle_next[m]
                     if e == a:
                         e = idle_next[a]
-                        if e < 0:
-                            break
-                    p, q = idle_prev[e], idle_next[e]
-                    if p >= 0:
-                        idle_next[p] = q
-                    else:
-                        idle_first = q
-                    if q >= 0:
-                        idle_prev[q] = p
-                    else:
-                        idle_last = p
-                    resident[e] = False
+                    if e == m or adapter_blocks[e] == 0:
+                        break
+                    unlink(idle_prev, idle_next, e)
+                    resident[e] = 0
                     n_resident -= 1
                     used -= adapter_blocks[e]
                 last_key = key[r]
@@ -306,42 +264,30 @@ def run(
                         size_active = heap_push(heap_active, size_active, heap_place, first_key, a)
                     active += 1
                     active_ranks += ranks[a]
-                    if resident[a]:           # leaves the idle list
-                        p, q = idle_prev[a], idle_next[a]
-                        if p >= 0:
-                            idle_next[p] = q
-                        else:
-                            idle_first = q
-                        if q >= 0:
-                            idle_prev[q] = p
-                        else:
-                            idle_last = p
+                    if resident[a] == 1:
+                        unlink(idle_prev, idle_next, a)
                     else:                     # takes a free slot, or that of the least recently used
                         if n_resident == slots:
-                            e = idle_first
-                            idle_first = idle_next[e]
-                            if idle_first >= 0:
-                                idle_prev[idle_first] = -1
-                            else:
-                                idle_last = -1
-                            resident[e] = False
+                            e = idle_next[m]
+                            unlink(idle_prev, idle_next, e)
+                            resident[e] = 0
                             n_resident -= 1
                             used -= adapter_blocks[e]
-                        resident[a] = True
+                        resident[a] = 1
                         n_resident += 1
                         totals[HOST_LOADS] += 1
                         load_ms += loading[0] + loading[1] * ranks[a]
                         if not all_on_host:
-                            if not cpu_resident[a]:
+                            if cpu_resident[a] == 0:
                                 if n_cpu == max_cpu_loras:
                                     e = -1
                                     for i in range(m):
-                                        if cpu_resident[i] and in_batch[i] == 0 and (e < 0 or cpu_used[i] < cpu_used[e]):
+                                        if cpu_resident[i] == 1 and in_batch[i] == 0 and (e < 0 or cpu_used[i] < cpu_used[e]):
                                             e = i
                                     if e >= 0:
-                                        cpu_resident[e] = False
+                                        cpu_resident[e] = 0
                                         n_cpu -= 1
-                                cpu_resident[a] = True
+                                cpu_resident[a] = 1
                                 n_cpu += 1
                                 totals[DISK_LOADS] += 1
                                 load_ms += loading[2] + loading[3] * ranks[a]
@@ -352,11 +298,7 @@ def run(
                     size_active = heap_pop(heap_active, size_active, heap_place, first_key, heap_place[a])
                 in_batch[a] += 1
                 running += 1
-                older[r] = youngest
-                newer[r] = -1
-                if youngest >= 0:
-                    newer[youngest] = r
-                youngest = r
+                link_last(older, newer, n, r)
                 state[r] = 2
                 context0[r] = tokens
                 budget -= take
@@ -377,10 +319,11 @@ def run(
             ms = linear_ms(
                 c, batch_decodes, prefill_tokens, active, active_ranks, slots, context, scanned, graph_max
             )
-        dt = max((ms + load_ms) * 1e-3, MIN_STEP_S)
-        bin_ = min(int(now / bin_s), n_bins - 1)
+        dt = (ms + load_ms) * 1e-3
+        if dt < MIN_STEP_S:
+            dt = MIN_STEP_S
+        row = timeline[int(now / bin_s)]
         now += dt
-        row = timeline[bin_]
         row[T_BUSY] += dt
         row[T_RUNNING] += dt * running
         row[T_WAITING] += dt * waiting
@@ -392,14 +335,15 @@ def run(
         totals[BUSY_S] += dt
         totals[LOAD_S] += load_ms * 1e-3
         totals[PREEMPTIONS] += preempted
-        totals[PEAK_BLOCKS] = max(totals[PEAK_BLOCKS], used)
-        totals[PEAK_RUNNING] = max(totals[PEAK_RUNNING], running)
+        if used > totals[PEAK_BLOCKS]:
+            totals[PEAK_BLOCKS] = used
+        if running > totals[PEAK_RUNNING]:
+            totals[PEAK_RUNNING] = running
         if now > duration_s:                  # the run is over before this step's tokens come out
             step += 1
             break
         if batch_decodes > 0:
-            slot = int(math.log(dt * 1e3 / HISTOGRAM_FLOOR_MS) * HISTOGRAM_PER_E)
-            histogram[min(max(slot, 0), HISTOGRAM_BINS - 1)] += batch_decodes
+            histogram[gap_bin(dt)] += batch_decodes
 
         # ---- tokens come out: prefills that ended start to decode, due decodes finish
         while ended_first >= 0:
@@ -409,22 +353,17 @@ def run(
             if generated[r] == 0:
                 first_s[r] = now
             else:
-                slot = int(math.log((now - last_s[r]) * 1e3 / HISTOGRAM_FLOOR_MS) * HISTOGRAM_PER_E)
-                histogram[min(max(slot, 0), HISTOGRAM_BINS - 1)] += 1
+                histogram[gap_bin(now - last_s[r])] += 1
             start_step[r] = step
             state[r] = 3
             decodes += 1
             context += context0[r]
             phase[(step + 1 - context0[r]) % block_size] += 1
-            place = (step + output[r] - generated[r] - 1) % ring
-            due_prev[r] = -1
-            due_next[r] = due[place]
-            if due[place] >= 0:
-                due_prev[due[place]] = r
-            due[place] = r
-        r = due[step % ring]
-        due[step % ring] = -1
-        while r >= 0:
+            link_last(due_prev, due_next, n + (step + output[r] - generated[r] - 1) % ring, r)
+        bucket = n + step % ring
+        while due_next[bucket] != bucket:
+            r = due_next[bucket]
+            unlink(due_prev, due_next, r)
             a = adapter_of[r]
             finish_s[r] = now
             state[r] = 4
@@ -432,13 +371,7 @@ def run(
             used -= -(-size // block_size)
             context -= size
             phase[(start_step[r] + 1 - context0[r]) % block_size] -= 1
-            p, q = older[r], newer[r]
-            if p >= 0:
-                newer[p] = q
-            if q >= 0:
-                older[q] = p
-            else:
-                youngest = p
+            unlink(older, newer, r)
             decodes -= 1
             running -= 1
             outstanding -= 1
@@ -447,17 +380,10 @@ def run(
             if in_batch[a] == 0:
                 active -= 1
                 active_ranks -= ranks[a]
-                idle_prev[a] = idle_last
-                idle_next[a] = -1
-                if idle_last >= 0:
-                    idle_next[idle_last] = a
-                else:
-                    idle_first = a
-                idle_last = a
+                link_last(idle_prev, idle_next, m, a)
                 if head[a] >= 0:
                     size_active = heap_pop(heap_active, size_active, heap_place, first_key, heap_place[a])
                     size_idle = heap_push(heap_idle, size_idle, heap_place, first_key, a)
-            r = due_next[r]
         step += 1
 
     totals[STEPS] = step
@@ -466,4 +392,59 @@ def run(
     while arrived < n and arrive_s[arrived] < duration_s:     # came during the last step
         arrived += 1
         totals[SENT] += 1
-    return first_s, finish_s, state, totals, histogram, timeline
+
+
+class State(NamedTuple):
+    """Arrays that the kernel works in, in the order of its arguments.
+
+    times (3, n): first token, finish (NaN where it did not happen), last token before a preemption, s. state (n,):
+    0 not arrived, 1 waiting, 2 prefilling, 3 decoding, 4 finished, 5 refused. The lists are doubly linked rings
+    around a sentinel: running requests by admission, resident adapters outside the batch by last use, and for each
+    of the coming steps the requests that finish in it.
+    """
+
+    times: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
+    links: npt.NDArray[np.int64]
+    per_adapter: npt.NDArray[np.int64]
+    adapter_links: npt.NDArray[np.int64]
+    state: npt.NDArray[np.int8]
+    due: npt.NDArray[np.int64]
+    phase: npt.NDArray[np.int64]
+    tree: npt.NDArray[np.int64]
+    totals: npt.NDArray[np.float64]
+    histogram: npt.NDArray[np.int64]
+    timeline: npt.NDArray[np.float64]
+
+
+def new_state(
+    n: int, m: int, longest_output: int, block_size: int, bins: int, *, count_waiting: bool
+) -> State:
+    """Arrays for n requests of m adapters. `count_waiting`: the step law needs the requests passed over.
+
+    They are made here and not in the kernel because that halves its compilation time.
+    """
+    due = np.empty((2, n + longest_output + 2), dtype=np.int64)
+    due[:, n:] = np.arange(n, due.shape[1])
+    links = np.empty((3, n + 1), dtype=np.int64)
+    links[0] = -1
+    links[1:, n] = n
+    adapter_links = np.full((5, m + 1), -1, dtype=np.int64)
+    adapter_links[3:, m] = m
+    times = np.full((3, n), np.nan)
+    counts = np.empty((4, n), dtype=np.int64)
+    counts[0] = 0
+    return State(
+        times,
+        counts,
+        links,
+        np.zeros((7, m), dtype=np.int64),
+        adapter_links,
+        np.zeros(n, dtype=np.int8),
+        due,
+        np.zeros(block_size, dtype=np.int64),
+        np.zeros(n + 1 if count_waiting else 1, dtype=np.int64),
+        np.zeros(N_TOTALS),
+        np.zeros(HISTOGRAM_BINS, dtype=np.int64),
+        np.zeros((bins, N_TIMELINE)),
+    )

@@ -1,4 +1,4 @@
-"""Small data structures of the step loop: a heap of adapters and a counter of waiting requests."""
+"""Small data structures of the step loop: a heap of adapters, a counter of waiting requests, linked rings."""
 
 from __future__ import annotations
 
@@ -87,3 +87,21 @@ def count_before(tree, i):
         total += tree[i]
         i -= i & -i
     return total
+
+
+@njit(**HEAP_FLAGS)
+def link_last(before, after, sentinel, i):
+    """Append `i` to the doubly linked ring around `sentinel`."""
+    last = before[sentinel]
+    before[i] = last
+    after[i] = sentinel
+    after[last] = i
+    before[sentinel] = i
+
+
+@njit(**HEAP_FLAGS)
+def unlink(before, after, i):
+    """Take `i` out of its doubly linked ring."""
+    p, q = before[i], after[i]
+    after[p] = q
+    before[q] = p

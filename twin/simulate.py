@@ -340,7 +340,10 @@ def simulate(
     raw = None
     if reason is None:
         requests = _clipped(draw_requests(workload, duration_s, seed), min(profile.engine.max_model_len, kv_tokens))
-        raw = Raw(requests, *_run(requests, workload, profile, max_loras, kv_tokens, duration_s, max_outstanding, timeline_bin_s))
+        state = _run(
+            requests, workload, profile, max_loras, kv_tokens, duration_s, max_outstanding, timeline_bin_s
+        )
+        raw = Raw(requests, state.times[0], state.times[1], state.state, state.totals, state.histogram, state.timeline)
     return Simulation(
         "ok" if reason is None else "memory_error",
         reason or "",
@@ -375,13 +378,19 @@ def _run(
     duration_s: float,
     max_outstanding: int | None,
     timeline_bin_s: float,
-) -> tuple[Any, ...]:
+) -> kernel.State:
     engine, loading = profile.engine, profile.loading
     adapter_blocks = np.zeros(len(workload), dtype=np.int64)
     if profile.memory.policy == "unified":
         block_bytes = engine.block_size * profile.model.kv_bytes_per_token
         adapter_blocks = np.ceil(workload.ranks * profile.model.lora_bytes_per_rank / block_bytes).astype(np.int64)
-    result: tuple[Any, ...] = kernel.run(
+    longest = int(requests.output_tokens.max()) if len(requests) else 1
+    scans = profile.latency.form == "linear" and profile.latency.coefficients.get("per_waiting_scanned_ms", 0.0) > 0
+    bins = math.ceil(duration_s / timeline_bin_s)
+    state = kernel.new_state(
+        len(requests), len(workload), longest, engine.block_size, bins, count_waiting=scans
+    )
+    kernel.run(
         requests.time_s,
         requests.adapter,
         requests.input_tokens,
@@ -403,5 +412,6 @@ def _run(
         int(max_outstanding if max_outstanding is not None else NO_LIMIT),
         int(engine.max_cpu_loras if engine.max_cpu_loras is not None else NO_LIMIT),
         float(timeline_bin_s),
+        *state,
     )
-    return result
+    return state
