@@ -1,4 +1,4 @@
-"""Which values of `max_loras` a solver tries, and how many adapters a GPU may hold: one place for all solvers."""
+"""Which values of `max_loras` all solvers try, and how many adapters a GPU may hold."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MAX_ADAPTERS_PER_GPU = MAX_LORAS_CANDIDATES[-1]
 def max_loras_candidates(n_adapters: int) -> tuple[int, ...]:
     """Values of `max_loras` worth trying for a bin of so many adapters, ascending.
 
-    The paper's candidates up to `n_adapters`, and `n_adapters` itself (every adapter has its slot); more slots
-    than adapters only take memory from the KV cache.
+    The paper's candidates up to `n_adapters`, and `n_adapters` itself (every adapter has its slot); more
+    slots than adapters only take memory from the KV cache.
     """
     fitting = [p for p in MAX_LORAS_CANDIDATES if p < n_adapters]
     return (*fitting, n_adapters)

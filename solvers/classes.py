@@ -32,8 +32,8 @@ class Classes:
     members
         Indices of the adapters of each class, highest rate first; int64 arrays.
     rates
-        The rate that stands for the class, req/s, float64 (K,): its highest (conservative) or, in an optimistic
-        grouping, its lowest.
+        The rate that stands for the class, req/s, float64 (K,): its highest (conservative) or, in an
+        optimistic grouping, its lowest.
     loss
         Σ |rate of the class − own rate| × tokens / Σ offered load: 0 if no class was rounded.
     """
@@ -137,10 +137,10 @@ class Classes:
 def aggregate(workload: Workload, *, max_classes: int = 48, optimistic: bool = False) -> Classes:
     """Group a fleet into at most about `max_classes` classes (more if ranks and lengths alone need more).
 
-    Equal adapters share a class. If there are too many, neighbouring rates of equal rank and lengths are merged,
-    always the pair that changes the offered load least; the class takes the highest of its rates, so that what
-    is feasible for the classes is feasible for the adapters, or with `optimistic` the lowest, so that a bound for
-    the classes is one for the adapters.
+    Equal adapters share a class. If there are too many, neighbouring rates of equal rank and lengths are
+    merged, always the pair that changes the offered load least; the class takes the highest of its rates,
+    so that what is feasible for the classes is feasible for the adapters, or with `optimistic` the lowest,
+    so that a bound for the classes is one for the adapters.
     """
     groups: dict[tuple[int, Lengths | None, Lengths | None], dict[float, list[int]]] = {}
     for i, adapter in enumerate(workload.adapters):

@@ -34,8 +34,8 @@ class Verdict:
 class Oracle:
     """Feasibility of vectors of counts (over the classes), for some candidate of `max_loras`.
 
-    Feasibility is not monotone in `max_loras`: all candidates are tested before a bin is called infeasible, the
-    most promising one first.
+    Feasibility is not monotone in `max_loras`: all candidates are tested before a bin is called infeasible,
+    the most promising one first.
 
     Parameters
     ----------
@@ -66,11 +66,7 @@ class Oracle:
         """`Verdict` of each row of `counts` (m, K); raises `OutOfTime`."""
         counts = np.ascontiguousarray(counts, dtype=np.int64)
         keys = [row.tobytes() for row in counts]
-        new: dict[bytes, IntArray] = {}
-        for key, row in zip(keys, counts, strict=True):
-            if key not in self._known:
-                new[key] = row
-        rows = list(new.items())
+        rows = list({k: row for k, row in zip(keys, counts, strict=True) if k not in self._known}.items())
         for start in range(0, len(rows), _BATCH):
             self._judge(rows[start : start + _BATCH])
         return [self._known[key] for key in keys]
@@ -87,7 +83,7 @@ class Oracle:
             rank = slot_rank_for(int(self.classes.ranks[row > 0].max()))
             candidates = list(max_loras_candidates(n))
             liked = self._preferred.get((rank, n.bit_length()), candidates[-1])
-            candidates.sort(key=lambda p: abs(p - liked))  # noqa: B023  (sorted at once)
+            candidates.sort(key=lambda p: abs(p - liked))
             open_rows.append((key, self.classes.representatives(row), rank, candidates))
         # The most promising candidate of every row, then all the others of the rows that failed.
         for first in (True, False):
@@ -137,7 +133,8 @@ class Oracle:
 def real_bins(
     problem: Problem, sets: Sequence[tuple[int, ...]], *, hints: Sequence[int] | None = None
 ) -> list[Bin | None]:
-    """Bins of these adapters of the real fleet, with the best `max_loras`; None where no candidate is feasible.
+    """Bins of these adapters of the real fleet, with the best `max_loras`; None where no candidate is
+    feasible.
 
     Best: the smallest mean ITL plus TTFT among the admissible ones. `hints` are values of `max_loras` to try
     beyond the candidates. Never raises `OutOfTime`: it ends a search.

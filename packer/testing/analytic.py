@@ -15,8 +15,8 @@ from packer.workload import Workload
 class AnalyticPredictor:
     """A server that serves so many tokens a second, less for each adapter, rank and slot.
 
-    Adding an adapter, a rank or a rate never makes an infeasible bin feasible, so what is proven relative to it
-    is proven.
+    Adding an adapter, a rank or a rate never makes an infeasible bin feasible, so what is proven relative
+    to it is proven.
 
     Parameters
     ----------
