@@ -128,6 +128,7 @@ LINEAR_TERMS = (
     "per_adapter_ms",
     "per_rank_ms",
     "per_slot_ms",
+    "per_slot_rank_ms",
     "per_lora_token_ms",
     "per_adapter_token_ms",
     "per_adapter_prefill_token_ms",

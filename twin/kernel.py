@@ -46,17 +46,17 @@ N_TIMELINE = 8
 
 
 @njit(**FLAGS)
-def linear_ms(c, b, p, a, ranks, slots, context, scanned, graph_max):
+def linear_ms(c, b, p, a, ranks, slots, slot_rank, context, scanned, graph_max):
     """The linear step law, ms; see packer.twin.latency."""
     t = b + p
-    ms = c[0] + c[1] * b + c[2] * p + c[5] * a + c[6] * ranks + c[9] * a * t + c[10] * a * p + c[12] * context
+    ms = c[0] + c[1] * b + c[2] * p + c[5] * a + c[6] * ranks + c[10] * a * t + c[11] * a * p + c[13] * context
     if p > 0:
         ms += c[3]
     if a > 0:
-        ms += c[4] + c[7] * slots + (c[8] + c[11] * slots) * t
+        ms += c[4] + c[7] * slots + c[8] * slot_rank + (c[9] + c[12] * slots) * t
     if t > graph_max:
-        ms += c[13] + c[14] * (t - graph_max)
-    return ms + c[15] * scanned
+        ms += c[14] + c[15] * (t - graph_max)
+    return ms + c[16] * scanned
 
 
 @njit(**FLAGS)
@@ -75,7 +75,7 @@ def gap_bin(gap_s):
 @njit(**FLAGS)
 def run(
     arrive_s, adapter_of, prompt, output, ranks, adapter_blocks,
-    c, paper_form, graph_max, loading, duration_s, slots, kv_blocks, block_size, token_budget, max_seqs,
+    c, paper_form, graph_max, loading, duration_s, slots, slot_rank, kv_blocks, block_size, token_budget, max_seqs,
     max_outstanding, max_cpu_loras, bin_s,
     times, counts, links, per_adapter, adapter_links, state, due, phase, tree, totals, histogram, timeline,
 ):  # fmt: skip
@@ -317,7 +317,7 @@ def run(
             ms = paper_ms(c, batch_decodes, waiting, active, m)
         else:
             ms = linear_ms(
-                c, batch_decodes, prefill_tokens, active, active_ranks, slots, context, scanned, graph_max
+                c, batch_decodes, prefill_tokens, active, active_ranks, slots, slot_rank, context, scanned, graph_max
             )
         dt = (ms + load_ms) * 1e-3
         if dt < MIN_STEP_S:

@@ -1,11 +1,11 @@
 """The step law: how long one engine step takes. Two forms behind one vector of coefficients.
 
 "linear": a sum of non-negative terms, in ms (symbols: B decodes, P prefill tokens, T = B + P, A distinct adapters
-in the batch, R sum of their ranks, S slots, K context tokens of the decodes, W waiting requests passed over,
+in the batch, R sum of their ranks, S slots, M their rank, K context tokens of the decodes, W waiting requests passed over,
 G the largest batch with a CUDA graph):
 
     base + per_decode·B + per_prefill_token·P + prefill_step·[P>0]
-    + [A>0]·(first_adapter + per_slot·S + per_lora_token·T + per_slot_token·S·T)
+    + [A>0]·(first_adapter + per_slot·S + per_slot_rank·M + per_lora_token·T + per_slot_token·S·T)
     + per_adapter·A + per_rank·R + per_adapter_token·A·T + per_adapter_prefill_token·A·P
     + per_kv_token·K + [T>G]·(beyond_graph_step + per_token_beyond_graph·(T − G)) + per_waiting_scanned·W
 
@@ -40,14 +40,15 @@ def linear_features(
     adapters: npt.ArrayLike,
     sum_ranks: npt.ArrayLike,
     slots: npt.ArrayLike,
+    slot_rank: npt.ArrayLike,
     kv_tokens: npt.ArrayLike,
     waiting_scanned: npt.ArrayLike,
     graph_max_tokens: int,
 ) -> npt.NDArray[np.float64]:
     """What each linear term multiplies, float64 (n, len(LINEAR_TERMS)); for regressions on measurements."""
-    b, p, a, r, s, k, w = (
+    b, p, a, r, s, m, k, w = (
         np.atleast_1d(np.asarray(x, dtype=np.float64))
-        for x in (decodes, prefill_tokens, adapters, sum_ranks, slots, kv_tokens, waiting_scanned)
+        for x in (decodes, prefill_tokens, adapters, sum_ranks, slots, slot_rank, kv_tokens, waiting_scanned)
     )
     t = b + p
     some = (a > 0).astype(np.float64)
@@ -61,6 +62,7 @@ def linear_features(
         a,
         r,
         some * s,
+        some * m,
         some * t,
         a * t,
         a * p,

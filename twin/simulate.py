@@ -341,7 +341,7 @@ def simulate(
     if reason is None:
         requests = _clipped(draw_requests(workload, duration_s, seed), min(profile.engine.max_model_len, kv_tokens))
         state = _run(
-            requests, workload, profile, max_loras, kv_tokens, duration_s, max_outstanding, timeline_bin_s
+            requests, workload, profile, max_loras, slot_rank, kv_tokens, duration_s, max_outstanding, timeline_bin_s
         )
         raw = Raw(requests, state.times[0], state.times[1], state.state, state.totals, state.histogram, state.timeline)
     return Simulation(
@@ -374,6 +374,7 @@ def _run(
     workload: Workload,
     profile: Profile,
     max_loras: int,
+    slot_rank: int,
     kv_tokens: int,
     duration_s: float,
     max_outstanding: int | None,
@@ -405,6 +406,7 @@ def _run(
         ),
         float(duration_s),
         int(max_loras),
+        int(slot_rank),
         int(kv_tokens // engine.block_size),
         int(engine.block_size),
         int(engine.max_num_batched_tokens),

@@ -1,0 +1,231 @@
+"""What the load generator saw of one run: arrays per request, the gaps between tokens, and their summary.
+
+The summary has the keys and the definitions of `vllm bench serve` (vllm/benchmarks/serve.py), so that tools made
+for its result files read ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.errors import FileFormatError
+from packer.io.files import atomic_path
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+NOT_SENT, UNFINISHED, COMPLETED, FAILED, REFUSED = range(5)
+"""States of a request: never sent, sent but not finished at the end, complete, error, refused by the client's limit."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadResult:
+    """One run of the load generator, n requests.
+
+    Parameters
+    ----------
+    scheduled_s, adapter, input_tokens, output_tokens
+        (n,) as asked for; seconds from the start of the run.
+    sent_s, first_s, finish_s
+        float64 (n,), seconds from the start; NaN where it did not happen.
+    received_tokens
+        int64 (n,), output tokens that came.
+    state
+        int64 (n,), see the constants of this module.
+    gaps_s, gap_owner
+        Gaps between the chunks of a stream and whose they are, in order of arrival.
+    duration_s
+        Seconds that the run lasted: requests unfinished by then are unfinished.
+    started_monotonic_s, started_unix_s
+        Clocks at the start; the first is that of the step log.
+    errors
+        Message → how often.
+    ended
+        "complete", or why the run was cut short.
+    metrics
+        (seconds from the start, text of /metrics) in order; text "" where the page could not be had.
+    """
+
+    scheduled_s: FloatArray
+    adapter: IntArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    sent_s: FloatArray
+    first_s: FloatArray
+    finish_s: FloatArray
+    received_tokens: IntArray
+    state: IntArray
+    gaps_s: FloatArray
+    gap_owner: IntArray
+    duration_s: float
+    started_monotonic_s: float = 0.0
+    started_unix_s: float = 0.0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    ended: str = "complete"
+    metrics: tuple[tuple[float, str], ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run went to its planned end."""
+        return self.ended == "complete"
+
+    @cached_property
+    def done(self) -> npt.NDArray[np.intp]:
+        """Indices of the completed requests."""
+        return np.flatnonzero(self.state == COMPLETED)
+
+    @cached_property
+    def lateness_ms(self) -> FloatArray:
+        """How late each sent request left, ms."""
+        late: FloatArray = (self.sent_s - self.scheduled_s)[np.isfinite(self.sent_s)] * 1e3
+        return late
+
+    @property
+    def offered_tok_s(self) -> float:
+        """Tokens of all requests scheduled in the run / duration, tok/s."""
+        due = self.scheduled_s < self.duration_s
+        return float((self.input_tokens[due] + self.output_tokens[due]).sum() / self.duration_s)
+
+    @property
+    def total_token_throughput(self) -> float:
+        """Input and output tokens of the completed requests / duration, tok/s."""
+        return float((self.input_tokens[self.done] + self.received_tokens[self.done]).sum() / self.duration_s)
+
+    @cached_property
+    def ttft_ms(self) -> FloatArray:
+        """From sending to the first token, ms, (completed,)."""
+        out: FloatArray = (self.first_s - self.sent_s)[self.done] * 1e3
+        return out
+
+    @cached_property
+    def tpot_ms(self) -> FloatArray:
+        """Time per output token after the first, ms, of completed requests with at least two."""
+        many = self.done[self.received_tokens[self.done] > 1]
+        out: FloatArray = (self.finish_s - self.first_s)[many] * 1e3 / (self.received_tokens[many] - 1)
+        return out
+
+    @cached_property
+    def itl_ms(self) -> FloatArray:
+        """Gaps between the chunks of completed requests, ms."""
+        out: FloatArray = self.gaps_s[self.state[self.gap_owner] == COMPLETED] * 1e3
+        return out
+
+    @property
+    def mean_gap_ms(self) -> float:
+        """Mean time between tokens over all tokens of completed requests: chunks with several count as several."""
+        many = self.done[self.received_tokens[self.done] > 1]
+        gaps = int((self.received_tokens[many] - 1).sum())
+        return float((self.finish_s - self.first_s)[many].sum() * 1e3 / gaps) if gaps else float("nan")
+
+    def summary(self) -> dict[str, Any]:
+        """The keys of `vllm bench serve`, and ours: unfinished, refused, lateness, how the run ended."""
+        done, span = self.done, self.duration_s
+        counts = {name: int((self.state == k).sum()) for name, k in _STATE_KEYS.items()}
+        summary: dict[str, Any] = {
+            "duration": span,
+            **counts,
+            "total_input_tokens": int(self.input_tokens[done].sum()),
+            "total_output_tokens": int(self.received_tokens[done].sum()),
+            "request_throughput": len(done) / span,
+            "output_throughput": float(self.received_tokens[done].sum() / span),
+            "total_token_throughput": self.total_token_throughput,
+            "offered_tok_s": self.offered_tok_s,
+        }
+        for name, values in (("ttft", self.ttft_ms), ("tpot", self.tpot_ms), ("itl", self.itl_ms)):
+            summary |= _statistics(name, values)
+        late = self.lateness_ms
+        summary["send_lateness_p99_ms"] = float(np.quantile(late, 0.99)) if len(late) else None
+        summary["send_lateness_max_ms"] = float(late.max()) if len(late) else None
+        summary["error_counts"] = dict(self.errors)
+        summary["ended"] = self.ended
+        return summary
+
+    def to_bench(self, *, detailed: bool = False, **extra: Any) -> dict[str, Any]:
+        """The result file of `vllm bench serve --save-result` (`detailed`: `--save-detailed`)."""
+        from datetime import datetime
+
+        head = {
+            "date": datetime.fromtimestamp(self.started_unix_s).strftime("%Y%m%d-%H%M%S"),
+            "backend": "vllm",
+            "num_prompts": len(self.scheduled_s),
+            **extra,
+        }
+        if not detailed:
+            return head | self.summary()
+        itls: list[list[float]] = [[] for _ in range(len(self.state))]
+        for owner, gap in zip(self.gap_owner.tolist(), self.gaps_s.tolist(), strict=True):
+            itls[owner].append(gap)
+        ttfts = np.nan_to_num(self.first_s - self.sent_s)
+        detail = {
+            "input_lens": self.input_tokens.tolist(),
+            "output_lens": self.received_tokens.tolist(),
+            "ttfts": ttfts.tolist(),
+            "itls": itls,
+            "start_times": [None if np.isnan(t) else t for t in self.sent_s.tolist()],
+            "errors": ["" if state == COMPLETED else _STATE_WORDS[state] for state in self.state.tolist()],
+        }
+        return head | self.summary() | detail
+
+
+_STATE_KEYS = {"completed": COMPLETED, "failed": FAILED, "unfinished": UNFINISHED, "refused": REFUSED}
+_STATE_WORDS = {NOT_SENT: "not sent", UNFINISHED: "unfinished", FAILED: "failed", REFUSED: "refused"}
+_ARRAYS = (
+    "scheduled_s",
+    "adapter",
+    "input_tokens",
+    "output_tokens",
+    "sent_s",
+    "first_s",
+    "finish_s",
+    "received_tokens",
+    "state",
+    "gaps_s",
+    "gap_owner",
+)
+
+
+def _statistics(name: str, values: FloatArray) -> dict[str, float | None]:
+    if not len(values):
+        return {f"{key}_{name}_ms": None for key in ("mean", "median", "std", "p99")}
+    return {
+        f"mean_{name}_ms": float(values.mean()),
+        f"median_{name}_ms": float(np.median(values)),
+        f"std_{name}_ms": float(values.std()),
+        f"p99_{name}_ms": float(np.quantile(values, 0.99)),
+    }
+
+
+def write_result(result: LoadResult, path: str | os.PathLike[str]) -> None:
+    """Write a run as a compressed NumPy archive, atomically."""
+    info = {
+        "duration_s": result.duration_s,
+        "started_monotonic_s": result.started_monotonic_s,
+        "started_unix_s": result.started_unix_s,
+        "errors": dict(result.errors),
+        "ended": result.ended,
+        "metrics": result.metrics,
+    }
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        arrays = {name: getattr(result, name) for name in _ARRAYS}
+        np.savez_compressed(file, info=np.array(json.dumps(info)), **arrays)
+
+
+def read_result(path: str | os.PathLike[str]) -> LoadResult:
+    """Read what `write_result` wrote; a damaged file is a FileFormatError."""
+    import zipfile
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            info = json.loads(str(archive["info"]))
+            info["metrics"] = tuple((float(t), str(text)) for t, text in info["metrics"])
+            return LoadResult(**{name: archive[name] for name in _ARRAYS}, **info)
+    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise FileFormatError(f"not a result of the load generator: {error}.", path=path) from None

@@ -1,0 +1,246 @@
+"""Simulate one server over a grid: how far until it breaks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from packer import checks
+from packer.adapter import MAX_NAME_LENGTH, Adapter
+from packer.errors import ValidationError
+from packer.profile import Profile
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MAX_POINTS = 100_000
+AXES = ("adapters", "rate_factor", "max_loras")
+Point = tuple[int, float, int]
+"""(adapters, rate factor, max_loras)."""
+
+COLUMNS = (
+    "offered_tok_s",
+    "total_token_throughput",
+    "mean_ttft_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "mean_itl_ms",
+    "p99_itl_ms",
+    "kv_cache_tokens",
+    "mean_running",
+    "mean_waiting",
+    "preemptions",
+    "adapter_loads",
+)
+"""Metrics of a row, as `Simulation` names them."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The points of a sweep: every combination of these values.
+
+    Parameters
+    ----------
+    adapters
+        Numbers of adapters, >= 1.
+    rate_factors
+        What every rate is multiplied by, > 0.
+    max_loras
+        Adapter slots, >= 1.
+    """
+
+    adapters: tuple[int, ...]
+    rate_factors: tuple[float, ...]
+    max_loras: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for value in self.adapters:
+            checks.integer("a number of adapters", value, low=1, high=1_000_000)
+        for factor in self.rate_factors:
+            checks.real("a rate factor", factor, low=0.0, high=1e6, open_low=True)
+        for value in self.max_loras:
+            checks.integer("max_loras", value, low=1, high=100_000)
+        if not 0 < len(self) <= MAX_POINTS:
+            raise ValidationError(f"Expected a grid of 1 to {MAX_POINTS} points, got {len(self)}.")
+
+    def __len__(self) -> int:
+        return len(self.adapters) * len(self.rate_factors) * len(self.max_loras)
+
+    def __iter__(self) -> Iterator[Point]:
+        return product(self.adapters, self.rate_factors, self.max_loras)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid with all that its rows depend on.
+
+    `max_lora_rank` None takes the smallest slot that holds the whole workload's adapters, so that a curve
+    over the number of adapters does not jump where the first large one comes in.
+    """
+
+    workload: Workload
+    profile: Profile
+    grid: Grid
+    max_lora_rank: int | None = None
+    duration_s: float = 3600.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        largest = int(self.workload.ranks.max())
+        rank = checks.slot_rank_for(largest) if self.max_lora_rank is None else self.max_lora_rank
+        if checks.slot_rank("max_lora_rank", rank) < largest:
+            raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {rank}.")
+        object.__setattr__(self, "max_lora_rank", rank)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what every row depends on besides its point: rows of different ones don't mix."""
+        parts = (
+            self.workload.adapters,
+            self.workload.input_tokens,
+            self.workload.output_tokens,
+            self.workload.length_correlation,
+            self.workload.arrivals,
+            self.profile.fingerprint,
+            self.max_lora_rank,
+            self.duration_s,
+            self.seed,
+        )
+        digest = hashlib.sha256(repr(parts).encode())
+        trace = self.workload.arrivals.trace
+        if trace is not None:
+            for column in (trace.time_s, trace.adapter, trace.input_tokens, trace.output_tokens):
+                digest.update(np.ascontiguousarray(column).tobytes())
+        return digest.hexdigest()[:16]
+
+    def row(self, point: Point) -> dict[str, Any]:
+        """Result at one point; latencies are NaN where the server does not start."""
+        n, factor, max_loras = point
+        fleet = fleet_of(self.workload, n, self.seed)
+        fleet = fleet if factor == 1.0 else fleet.scaled(factor)
+        sim = simulate(
+            fleet,
+            self.profile,
+            max_loras=max_loras,
+            max_lora_rank=self.max_lora_rank,
+            duration_s=self.duration_s,
+            seed=self.seed,
+            timeline_bin_s=self.duration_s,
+        )
+        return {
+            "adapters": n,
+            "rate_factor": factor,
+            "max_loras": max_loras,
+            "max_lora_rank": self.max_lora_rank,
+            "memory_error": sim.status == "memory_error",
+            "starved": sim.starved,
+            **{name: getattr(sim, name) for name in COLUMNS},
+            "sweep": self.fingerprint,
+        }
+
+    def rows(
+        self,
+        *,
+        done: Collection[Point] = (),
+        jobs: int = 1,
+        progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    ) -> Iterator[dict[str, Any]]:
+        """Rows of all points but those in `done`, in the grid's order, as they come.
+
+        The kernel releases the interpreter's lock, so threads are enough and start at once.
+        """
+        from joblib import Parallel, delayed
+
+        points = [point for point in self.grid if point not in done]
+        total = len(self.grid)
+        progress("simulating", total - len(points), total)
+        parallel = Parallel(n_jobs=jobs, backend="threading", return_as="generator")
+        found = parallel(delayed(self.row)(point) for point in points)
+        for k, row in enumerate(found, start=total - len(points) + 1):
+            progress("simulating", k, total)
+            yield row
+
+    def run(self, *, jobs: int = 1) -> pl.DataFrame:
+        """All rows as a frame."""
+        return sweep_frame(self.rows(jobs=jobs))
+
+
+def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
+    """Rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`, sweep."""
+    import polars as pl
+
+    kinds = {
+        "adapters": pl.Int64,
+        "rate_factor": pl.Float64,
+        "max_loras": pl.Int64,
+        "max_lora_rank": pl.Int64,
+        "memory_error": pl.Boolean,
+        "starved": pl.Boolean,
+        **dict.fromkeys(COLUMNS, pl.Float64),
+        **dict.fromkeys(("kv_cache_tokens", "preemptions", "adapter_loads"), pl.Int64),
+        "sweep": pl.String,
+    }
+    return pl.DataFrame(list(rows), schema=kinds).sort(AXES)
+
+
+def fleet_of(workload: Workload, n: int, seed: int) -> Workload:
+    """The first `n` adapters; beyond the workload's own, copies of seeded draws from them.
+
+    The fleet of n is always the beginning of that of n + 1.
+
+    Raises
+    ------
+    ValidationError
+        The workload replays a trace, which has no requests for copies.
+    """
+    have = len(workload)
+    if n <= have:
+        return workload if n == have else workload.subset(range(n))
+    if workload.arrivals.trace is not None:
+        raise ValidationError(
+            f"A replayed trace has requests for its {have} adapters only, got {n} adapters."
+        )
+    taken = set(workload.names)
+    adapters = list(workload.adapters)
+    for k, i in enumerate(np.random.default_rng(seed).integers(have, size=n - have), start=1):
+        adapters.append(_copy(workload.adapters[i], k, taken))
+    return Workload(
+        adapters,
+        workload.input_tokens,
+        workload.output_tokens,
+        workload.length_correlation,
+        workload.arrivals,
+        workload.name,
+    )
+
+
+def _copy(adapter: Adapter, k: int, taken: set[str]) -> Adapter:
+    """The same adapter under a name that is not taken yet."""
+    ending = f"~{k}"
+    while (name := adapter.name[: MAX_NAME_LENGTH - len(ending)] + ending) in taken:
+        ending += "~"
+    taken.add(name)
+    return replace(adapter, name=name)
+
+
+def x_axis(frame: pl.DataFrame) -> str:
+    """The axis that curves run over: the first of `AXES` with more than one value, else the first."""
+    return next((axis for axis in AXES if frame[axis].n_unique() > 1), AXES[0])
+
+
+def max_packs(frame: pl.DataFrame) -> pl.DataFrame:
+    """Max_pack of each curve: its feasible row with the most offered load, if it has one."""
+    import polars as pl
+
+    others = [axis for axis in AXES if axis != x_axis(frame)]
+    feasible = frame.filter(~pl.col("starved") & ~pl.col("memory_error"))
+    ordered = feasible.sort("offered_tok_s", "total_token_throughput")
+    return ordered.group_by(others, maintain_order=True).last().sort(others).select(frame.columns)
