@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
-Decorator = Callable[[F], F]
 
 DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
 
@@ -167,7 +166,7 @@ time_limit_option = click.option(
 )
 
 
-def output_option(text: str, *, default: str | None = None, required: bool = False) -> Decorator[F]:
+def output_option(text: str, *, default: str | None = None, required: bool = False) -> Callable[[F], F]:
     """`-o/--output`, arriving as `output: str` (or `str | None` without a default), explained by `text`."""
     return click.option(
         "-o",
