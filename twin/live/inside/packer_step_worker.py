@@ -8,7 +8,8 @@ Its folder must be on PYTHONPATH. The environment names the file: PACKER_STEP_LO
                     the step's whole time, scheduling and output included
     decodes, prefills, prefill_tokens, kv_tokens   requests that decode, that prefill; tokens; context of the decodes
     adapters, sum_ranks                            distinct adapters in the batch, sum of their ranks
-    host_loads, disk_loads, load_ms                adapters brought into a slot, from host memory and from disk
+    host_loads, host_ranks, host_ms                adapters brought into a slot, sum of their ranks, time
+    disk_loads, disk_ranks, disk_ms                of these the ones that came from disk; the extra time
 
 Version 0.32's types are used: vllm/v1/core/sched/output.py (`SchedulerOutput`), vllm/lora/worker_manager.py.
 """
@@ -29,7 +30,7 @@ else:
 
 COLUMNS = (
     "start_s,model_ms,follows,decodes,prefills,prefill_tokens,kv_tokens,adapters,sum_ranks,"
-    "host_loads,disk_loads,load_ms"
+    "host_loads,host_ranks,host_ms,disk_loads,disk_ranks,disk_ms"
 )
 FLUSH_S = 0.5
 
@@ -42,7 +43,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
         self._requests: dict[str, tuple[int, int, int]] = {}  # prompt tokens, adapter id (0: none), its rank
         self._last: set[str] = set()
         self._row: list[float] | None = None
-        self._loads = [0.0, 0.0, 0.0]
+        self._loads = [0.0] * 6
         self._flushed = 0.0
         self._file = None
         if self.rank == 0 and "PACKER_STEP_LOG" in os.environ:
@@ -64,14 +65,16 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
             done = activate(lora_id, *args, **kwargs)
             if done:
                 loads[0] += 1
+                loads[1] += manager._adapter_manager.get_adapter(lora_id).rank
                 loads[2] += (time.monotonic() - start) * 1e3
             return done
 
         def timed_load(request: Any) -> Any:
             start = time.monotonic()
             model = load(request)
-            loads[1] += 1
-            loads[2] += (time.monotonic() - start) * 1e3
+            loads[3] += 1
+            loads[4] += model.rank
+            loads[5] += (time.monotonic() - start) * 1e3
             return model
 
         manager._adapter_manager.activate_adapter = timed_activate
@@ -83,10 +86,11 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
             return super().execute_model(scheduler_output)
         start = time.monotonic()
         self._write_row()
-        self._loads[:] = (0.0, 0.0, 0.0)
+        self._loads[:] = [0.0] * 6
         result = super().execute_model(scheduler_output)
+        spent_ms = (time.monotonic() - start) * 1e3
         if scheduler_output.total_num_scheduled_tokens:
-            self._row = self._describe(start, scheduler_output)
+            self._row = self._describe(start, spent_ms, scheduler_output)
         else:
             self._forget(scheduler_output)
         return result
@@ -99,7 +103,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
             self._row[1] += (time.monotonic() - start) * 1e3
         return result
 
-    def _describe(self, start: float, output: Any) -> list[float]:
+    def _describe(self, start: float, spent_ms: float, output: Any) -> list[float]:
         self._forget(output)
         computed = {}
         for request in output.scheduled_new_reqs:
@@ -125,8 +129,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
         now = set(output.num_scheduled_tokens)
         follows = int(not self._last.isdisjoint(cached.req_ids))
         self._last = now
-        spent = (time.monotonic() - start) * 1e3
-        row = [start, spent, follows, decodes, prefills, prefill_tokens, kv_tokens, len(ranks)]
+        row = [start, spent_ms, follows, decodes, prefills, prefill_tokens, kv_tokens, len(ranks)]
         return [*row, sum(ranks.values()), *self._loads]
 
     def _forget(self, output: Any) -> None:

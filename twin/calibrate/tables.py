@@ -1,0 +1,207 @@
+"""Measurements as tables: micro-benchmarks of a server, and whole runs with their metrics."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.errors import FileFormatError, shown
+from packer.io.files import read_text
+
+Row = Mapping[str, str]
+
+PROFILING_FILES = ("kv_capacity.csv", "latency_backbone.csv", "latency_adapters.csv", "loading.csv")
+
+
+def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dict[str, str]]:
+    """Rows of a CSV file (also gzip) as text by column.
+
+    Raises
+    ------
+    FileFormatError
+        The file can't be read, or lacks a column.
+    """
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    found = reader.fieldnames or []
+    missing = [name for name in required if name not in found]
+    if missing:
+        raise FileFormatError(
+            f"expected the columns {', '.join(required)}; missing: {', '.join(missing)}; found: {', '.join(found)}.",
+            path=path,
+            row=1,
+        )
+    try:
+        return [dict(row) for row in reader]
+    except csv.Error as error:
+        raise FileFormatError(f"damaged CSV: {error}.", path=path, row=reader.line_num) from None
+
+
+def number(row: Row, column: str, path: str | os.PathLike[str] = "table", *, default: float | None = None) -> float:
+    """A finite number of a row; a blank gives the default, or NaN without one."""
+    text = (row.get(column) or "").strip()
+    if not text:
+        return math.nan if default is None else default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise FileFormatError(f"expected a finite number, got {shown(text)}.", path=path, column=column)
+    return value
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """Micro-benchmarks of one model: rows of the four tables, each may be empty."""
+
+    kv_capacity: tuple[Row, ...] = ()
+    backbone: tuple[Row, ...] = ()
+    adapters: tuple[Row, ...] = ()
+    loading: tuple[Row, ...] = ()
+
+
+def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
+    """Micro-benchmarks of a model from a directory with `PROFILING_FILES`; an absent file is an empty table.
+
+    Raises
+    ------
+    FileFormatError
+        None of the files is there, or one lacks columns.
+    """
+    folder = Path(directory)
+    required = {
+        "kv_capacity.csv": ("max_loras", "max_lora_rank", "status", "kv_cache_tokens"),
+        "latency_backbone.csv": ("phase", "set_batch_size", "actual_prompt_len", "set_output_length", "itl_mean_ms"),
+        "latency_adapters.csv": ("batch", "max_loras", "rank", "n_adapters", "set_output_length", "itl_mean_ms"),
+        "loading.csv": ("adapter_rank", "gpu_load_mean_ms", "disk_load_mean_ms"),
+    }
+    tables: list[tuple[Row, ...]] = []
+    for name in PROFILING_FILES:
+        path = folder / name
+        rows = read_rows(path, required[name]) if path.exists() else []
+        tables.append(tuple(row for row in rows if row.get("model", model) == model))
+    if not any(tables):
+        raise FileFormatError(
+            f"expected at least one of {', '.join(PROFILING_FILES)} with rows of model {model!r}.", path=folder
+        )
+    return Profiling(*tables)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run of a real server: what went in, what came out. NaN where a metric was not measured."""
+
+    run_id: str
+    family: str
+    rates: npt.NDArray[np.float64]
+    ranks: npt.NDArray[np.int64]
+    max_loras: int
+    max_lora_rank: int
+    duration_s: float
+    mean_input_tokens: float
+    mean_output_tokens: float
+    status: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the server started."""
+        return self.status == "ok"
+
+    @property
+    def offered_tok_s(self) -> float:
+        """Offered load, tok/s."""
+        return float(self.rates.sum() * (self.mean_input_tokens + self.mean_output_tokens))
+
+    @property
+    def starved(self) -> bool:
+        """Throughput below 0.9 of the offered load."""
+        return self.metrics["total_tok_s"] < 0.9 * self.offered_tok_s
+
+    @property
+    def regime(self) -> str:
+        """ "starved", "queueing" (not starved, 5 or more requests waiting on average) or "light"."""
+        if self.starved:
+            return "starved"
+        return "light" if self.metrics.get("mean_num_waiting", 0.0) < 5 else "queueing"
+
+
+METRICS = ("total_tok_s", "ttft_mean_ms", "ttft_median_ms", "tpot_mean_ms", "itl_mean_ms", "request_throughput",
+           "mean_num_running", "mean_num_waiting", "mean_kv_usage", "preemptions_total")  # fmt: skip
+REQUIRED = ("model", "max_loras", "n_adapters", "max_lora_rank", "rate_counts", "size_counts", "total_tok_s")
+
+
+def read_runs(
+    path: str | os.PathLike[str], model: str, *, generated_share: float = 1.0, default_lengths: tuple[float, float] = (223.0, 196.0)
+) -> list[Run]:
+    """Runs of a model from runs.csv; beside it adapters.csv(.gz), if there, has the rate of every adapter.
+
+    `generated_share`: generated / requested output tokens. Ranks are known by their counts only, and shuffled.
+    """
+    folder = Path(path).parent
+    measured = _rates_by_run(folder)
+    runs = []
+    for row in read_rows(path, REQUIRED):
+        if row["model"] != model:
+            continue
+        run_id = row.get("run_id") or str(len(runs))
+        rates = measured.get(run_id)
+        if rates is None:
+            rates = _expand(row["rate_counts"], path, "rate_counts")
+            np.random.default_rng(1).shuffle(rates)
+        ranks = _expand(row["size_counts"], path, "size_counts").astype(np.int64)
+        ranks = np.resize(ranks, len(rates))
+        np.random.default_rng(0).shuffle(ranks)
+        status = (row.get("status") or "ok").strip()
+        metrics = {name: number(row, name, path) for name in METRICS}
+        runs.append(
+            Run(
+                run_id,
+                row.get("family") or "all",
+                rates,
+                ranks,
+                int(number(row, "max_loras", path)),
+                int(number(row, "max_lora_rank", path)),
+                number(row, "total_time_s", path, default=3600.0),
+                number(row, "pool_mean_input_tokens", path, default=default_lengths[0]),
+                number(row, "pool_mean_output_tokens", path, default=default_lengths[1]) * generated_share,
+                status,
+                {name: value for name, value in metrics.items() if not math.isnan(value)},
+            )
+        )
+    if not runs:
+        raise FileFormatError(f"expected runs of model {model!r}, found none.", path=path)
+    return runs
+
+
+def _expand(text: str, path: str | os.PathLike[str], column: str) -> npt.NDArray[np.float64]:
+    """ "0.1:43;0.05:42" → 43 times 0.1, then 42 times 0.05."""
+    values: list[float] = []
+    try:
+        for item in text.split(";"):
+            value, count = item.split(":")
+            values += [float(value)] * int(count)
+    except ValueError:
+        raise FileFormatError(
+            f"expected value:count;value:count…, got {shown(text)}.", path=path, column=column
+        ) from None
+    return np.array(values)
+
+
+def _rates_by_run(folder: Path) -> dict[str, npt.NDArray[np.float64]]:
+    for name in ("adapters.csv.gz", "adapters.csv"):
+        path = folder / name
+        if path.exists():
+            rates: dict[str, list[float]] = {}
+            for row in read_rows(path, ("run_id", "rate")):
+                rates.setdefault(row["run_id"], []).append(number(row, "rate", path))
+            return {run_id: np.array(values) for run_id, values in rates.items()}
+    return {}
