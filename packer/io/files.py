@@ -46,7 +46,11 @@ def _gunzip(data: bytes, path: str | os.PathLike[str]) -> bytes:
 
 def read_text(path: str | os.PathLike[str]) -> str:
     """Content of a UTF-8 text file, unpacked if it is gzip; says the row of a bad byte."""
-    data = read_bytes(path)
+    return decode(read_bytes(path), path)
+
+
+def decode(data: bytes, path: str | os.PathLike[str]) -> str:
+    """UTF-8 bytes of a file as text; says the row of a bad byte."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

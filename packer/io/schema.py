@@ -18,6 +18,7 @@ class Table(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+_UNION_MEMBER = re.compile(r"[A-Z]\w*Table$|float$|int$|str$|list\[|dict\[")
 T = TypeVar("T", bound=pydantic.BaseModel)
 
 
@@ -35,7 +36,8 @@ def parse(kind: type[T], data: Any, path: str | os.PathLike[str]) -> T:
         # A misspelt key is both unknown and missing: what was written says more than what was not.
         found = error.errors(include_url=False, include_context=False)
         first = min(found, key=lambda item: item["type"] != "extra_forbidden")
-    where = ".".join(_part(part) for part in first["loc"]) or None
+    # In a union pydantic adds the member's name, which is none of the file's.
+    where = ".".join(_part(part) for part in first["loc"] if not _UNION_MEMBER.match(str(part))) or None
     if first["type"] == "extra_forbidden":
         raise FileFormatError(f"unknown key{_known_keys(kind, first['loc'])}", path=path, key=where)
     if first["type"] == "missing":

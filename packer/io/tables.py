@@ -1,0 +1,183 @@
+"""CSV and Parquet tables, read so that every complaint names file, row and column."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from packer import checks
+from packer.errors import FileFormatError, ValidationError, shown
+
+if TYPE_CHECKING:
+    import polars as pl
+
+COMMENT = "#"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its number in the file (the header of a CSV file without comments is row 1) and its cells."""
+
+    path: str
+    number: int
+    cells: Mapping[str, Any]
+
+    def fail(self, column: str, message: str) -> NoReturn:
+        """Raise an error that names this place."""
+        raise FileFormatError(message, path=self.path, row=self.number, column=column)
+
+    def is_blank(self, column: str) -> bool:
+        """Whether the column is absent or the cell empty."""
+        cell = self.cells.get(column)
+        return cell is None or (isinstance(cell, str) and not cell.strip())
+
+    def text(self, column: str) -> str:
+        """The cell as text, without surrounding blanks; numbers are taken as they are written."""
+        if self.is_blank(column):
+            self.fail(column, "expected text, got an empty cell.")
+        return str(self.cells[column]).strip()
+
+    def real(self, column: str, *, low: float, high: float, open_low: bool = False) -> float:
+        """The cell as a finite number in [low, high] or ]low, high]."""
+        value = self._number(column)
+        try:
+            return checks.real("this", value, low=low, high=high, open_low=open_low)
+        except ValidationError:
+            span = f"{'>' if open_low else '>='} {low:g} and <= {high:g}"
+            self.fail(column, f"expected a finite number {span}, got {shown(self.cells[column])}.")
+
+    def integer(self, column: str, *, low: int, high: int) -> int:
+        """The cell as a whole number in [low, high]; 8.0 is one, 7.5 is not."""
+        value = self._number(column)
+        if not (low <= value <= high and value.is_integer()):
+            self.fail(
+                column, f"expected a whole number from {low} to {high}, got {shown(self.cells[column])}."
+            )
+        return int(value)
+
+    def _number(self, column: str) -> float:
+        cell = self.cells[column]
+        if self.is_blank(column):
+            self.fail(column, "expected a number, got an empty cell.")
+        try:
+            # float() alone would also take "1_000".
+            if isinstance(cell, bool) or (isinstance(cell, str) and "_" in cell):
+                raise ValueError
+            return float(cell)
+        except (TypeError, ValueError, OverflowError):
+            self.fail(column, f"expected a number, got {shown(cell)}.")
+
+
+def csv_lines(text: str, path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
+    """Row number and cells of each line of a CSV text, without blank lines and lines that start with #."""
+    at = 0
+    inside = False  # a cell in quotes goes on over several lines
+
+    def lines() -> Iterator[str]:
+        nonlocal at, inside
+        for line in io.StringIO(text, newline=""):
+            at += 1
+            if inside or not line.startswith(COMMENT):
+                inside = True
+                yield line
+
+    reader = csv.reader(lines(), strict=True)
+    try:
+        for cells in reader:
+            inside = False
+            if any(cell.strip() for cell in cells):
+                yield at, cells
+    except csv.Error as error:
+        raise FileFormatError(f"expected CSV: {error}.", path=path, row=at) from None
+
+
+def header_of(cells: Sequence[str], path: str | os.PathLike[str], row: int) -> list[str]:
+    """Column names of a header: lower case, without surrounding blanks, each once."""
+    names = [cell.strip().lower() for cell in cells]
+    for k, name in enumerate(names):
+        if name and name in names[:k]:
+            raise FileFormatError("this column appears twice.", path=path, row=row, column=cells[k][:80])
+    return names
+
+
+def csv_rows(text: str, path: str | os.PathLike[str]) -> tuple[list[str], Iterator[Row]]:
+    """Column names of a CSV text and its rows."""
+    lines = csv_lines(text, path)
+    number, cells = next(lines, (1, []))
+    names = header_of(cells, path, number)
+
+    def rows() -> Iterator[Row]:
+        for number, cells in lines:
+            if len(cells) != len(names):
+                raise FileFormatError(
+                    f"expected {len(names)} cells as in the header, got {len(cells)}.", path=path, row=number
+                )
+            yield Row(os.fspath(path), number, dict(zip(names, cells, strict=True)))
+
+    return names, rows()
+
+
+def frame_rows(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[list[str], Iterator[Row]]:
+    """Column names of a frame and its rows, counted from 1."""
+    names = header_of(frame.columns, path, 0)
+    return names, (
+        Row(os.fspath(path), number, dict(zip(names, cells, strict=True)))
+        for number, cells in enumerate(frame.iter_rows(), start=1)
+    )
+
+
+def read_parquet(data: bytes, path: str | os.PathLike[str]) -> pl.DataFrame:
+    """The table in the bytes of a Parquet file."""
+    import polars as pl
+
+    if len(data) < 12 or data[:4] != b"PAR1" or data[-4:] != b"PAR1":
+        raise FileFormatError("the Parquet file is damaged or cut short.", path=path)
+    try:
+        return pl.read_parquet(io.BytesIO(data))
+    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        raise FileFormatError(f"the Parquet file can't be read: {first_line(error)}.", path=path) from None
+    except BaseException as error:
+        # The reader's Rust code panics on some damaged files; its exception is not an Exception.
+        if type(error).__name__ == "PanicException":
+            raise FileFormatError("the Parquet file is damaged.", path=path) from None
+        raise
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an exception's text, cut to a readable length, without the final stop."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200].rstrip(".")
+
+
+def check_columns(
+    names: Sequence[str], required: Sequence[str], optional: Sequence[str], path: str | os.PathLike[str]
+) -> None:
+    """Raise if a required column is missing or an unknown one is there; says what was found and expected."""
+    expected = ", ".join(required) + (f" and perhaps {', '.join(optional)}" if optional else "")
+    found = ", ".join(name[:40] or "(no name)" for name in names[:30]) or "none"
+    tail = f"Expected the columns {expected}; found: {found}."
+    known = (*required, *optional)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name[:80], known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = " (is the header missing?)" if _looks_like_data(names) else hint
+            raise FileFormatError(f"unknown column{hint}. {tail}", path=path, column=name[:80])
+    for name in required:
+        if name not in names:
+            raise FileFormatError(f"this column is missing. {tail}", path=path, column=name)
+
+
+def _looks_like_data(names: Sequence[str]) -> bool:
+    for name in names:
+        try:
+            float(name)
+        except ValueError:
+            continue
+        return True
+    return False

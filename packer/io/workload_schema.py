@@ -1,0 +1,193 @@
+"""The shape of a workload in JSON and YAML, and in the plans that embed one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import AliasChoices, Field
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.errors import FileFormatError, ValidationError
+from packer.io.schema import Table, parse
+from packer.lengths import Lengths
+from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
+
+SCHEMA = 1
+"""Version of the file format."""
+
+
+class LengthsTable(Table):
+    """A length distribution; `values` with kind "empirical" only, `mean` with the others."""
+
+    kind: Literal["constant", "lognormal", "gamma", "empirical"]
+    mean: float | None = None
+    cv: float | None = None
+    low: int = 1
+    high: int | None = None
+    values: list[float] | None = None
+
+    def lengths(self) -> Lengths:
+        """The distribution."""
+        if self.kind == "empirical":
+            if self.values is None or self.mean is not None or self.cv is not None:
+                raise ValidationError("Expected empirical lengths to have values, and neither mean nor cv.")
+            return Lengths.empirical(self.values, low=self.low, high=self.high)
+        if self.mean is None or self.values is not None:
+            raise ValidationError(f"Expected {self.kind} lengths to have a mean, and no values.")
+        if self.kind != "constant" and self.cv is None:
+            raise ValidationError(f"Expected {self.kind} lengths to have a cv.")
+        return Lengths(self.kind, self.mean, self.cv or 0.0, self.low, self.high)
+
+
+class ArrivalsTable(Table):
+    """An arrival process; the last four are the columns of a replayed trace."""
+
+    kind: Literal["poisson", "lognormal", "unpredictable", "piecewise", "trace"] = "poisson"
+    cv: float = 1.0
+    period_s: float = 300.0
+    span: float = 4.0
+    factors: list[float] = Field(default_factory=list)
+    time_s: list[float] | None = None
+    adapter: list[int] | None = None
+    input_tokens: list[int] | None = None
+    output_tokens: list[int] | None = None
+
+    def arrivals(self) -> Arrivals:
+        """The process."""
+        trace = None
+        columns = (self.adapter, self.input_tokens, self.output_tokens)
+        if self.time_s is not None and all(column is not None for column in columns):
+            adapter, inputs, outputs = (_int64(column or []) for column in columns)
+            trace = RequestTrace(np.array(self.time_s, dtype=np.float64), adapter, inputs, outputs)
+        elif self.time_s is not None or any(column is not None for column in columns):
+            raise ValidationError("Expected a trace to have time_s, adapter, input_tokens and output_tokens.")
+        return Arrivals(self.kind, self.cv, self.period_s, self.span, tuple(self.factors), trace)
+
+
+class AdapterTable(Table):
+    """An adapter; a bare number as a length is a mean in the shape of the workload's distribution."""
+
+    name: str = Field(validation_alias=AliasChoices("name", "adapter"))
+    rank: int
+    rate: float
+    input_tokens: LengthsTable | float | None = None
+    output_tokens: LengthsTable | float | None = None
+
+
+class WorkloadFile(Table):
+    """The whole file."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    name: str | None = None
+    input_tokens: LengthsTable | float | None = None
+    output_tokens: LengthsTable | float | None = None
+    length_correlation: float = SHAREGPT_CORRELATION
+    arrivals: ArrivalsTable = ArrivalsTable()
+    adapters: list[AdapterTable]
+
+
+def workload_from_dict(data: Any, path: str | os.PathLike[str], *, name: str = "workload") -> Workload:
+    """The workload in nested dicts, or in a bare list of adapters; `path` is named in errors."""
+    file = parse(WorkloadFile, {"adapters": data} if isinstance(data, list) else data, path)
+    with _at(path, "input_tokens"):
+        inputs = _lengths(file.input_tokens, SHAREGPT_INPUT) or SHAREGPT_INPUT
+    with _at(path, "output_tokens"):
+        outputs = _lengths(file.output_tokens, SHAREGPT_OUTPUT) or SHAREGPT_OUTPUT
+    with _at(path, "arrivals"):
+        arrivals = file.arrivals.arrivals()
+    adapters = []
+    for k, row in enumerate(file.adapters):
+        with _at(path, f"adapters.{k}"):
+            own_inputs, own_outputs = _lengths(row.input_tokens, inputs), _lengths(row.output_tokens, outputs)
+            adapters.append(Adapter(row.name, row.rank, row.rate, own_inputs, own_outputs))
+    with _at(path, None):
+        return Workload(
+            adapters, inputs, outputs, file.length_correlation, arrivals, file.name if file.name else name
+        )
+
+
+def workload_to_dict(workload: Workload) -> dict[str, Any]:
+    """Nested dicts in the shape of the file; `workload_from_dict` gives the same workload back."""
+    return {
+        "schema": SCHEMA,
+        "name": workload.name,
+        "input_tokens": lengths_to_dict(workload.input_tokens),
+        "output_tokens": lengths_to_dict(workload.output_tokens),
+        "length_correlation": workload.length_correlation,
+        "arrivals": _arrivals_to_dict(workload.arrivals),
+        "adapters": [_adapter_to_dict(adapter) for adapter in workload.adapters],
+    }
+
+
+def lengths_to_dict(lengths: Lengths) -> dict[str, Any]:
+    """A length distribution in the shape of the file."""
+    data: dict[str, Any] = {"kind": lengths.kind}
+    if lengths.kind == "empirical":
+        data["values"] = list(lengths.values)
+    else:
+        data["mean"] = lengths.mean
+        if lengths.kind != "constant":
+            data["cv"] = lengths.cv
+    if lengths.low != 1:
+        data["low"] = lengths.low
+    if lengths.high is not None:
+        data["high"] = lengths.high
+    return data
+
+
+def _adapter_to_dict(adapter: Adapter) -> dict[str, Any]:
+    data: dict[str, Any] = {"name": adapter.name, "rank": adapter.rank, "rate": adapter.rate}
+    for key in ("input_tokens", "output_tokens"):
+        lengths = getattr(adapter, key)
+        if lengths is not None:
+            data[key] = lengths_to_dict(lengths)
+    return data
+
+
+def _arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "kind": arrivals.kind,
+        "cv": arrivals.cv,
+        "period_s": arrivals.period_s,
+        "span": arrivals.span,
+        "factors": list(arrivals.factors),
+    }
+    if arrivals.trace is not None:
+        for key in ("time_s", "adapter", "input_tokens", "output_tokens"):
+            data[key] = getattr(arrivals.trace, key).tolist()
+    return data
+
+
+def _lengths(value: LengthsTable | float | None, shape: Lengths) -> Lengths | None:
+    if value is None:
+        return None
+    if isinstance(value, LengthsTable):
+        return value.lengths()
+    return shape.scaled(checked_mean(value))
+
+
+def checked_mean(value: float) -> float:
+    """A mean length that `Lengths` will take."""
+    from packer import checks
+
+    return checks.real("the mean length", value, low=0.0, high=1e9, open_low=True)
+
+
+def _int64(values: list[int]) -> np.typing.NDArray[np.int64]:
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise ValidationError("Expected the whole numbers of a trace to be below 2**63.") from None
+
+
+@contextmanager
+def _at(path: str | os.PathLike[str], key: str | None) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise FileFormatError(str(error), path=path, key=key) from None

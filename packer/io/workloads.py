@@ -1,0 +1,270 @@
+"""Workload files: CSV, JSON, YAML and Parquet, plain or gzip."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from packer.adapter import MAX_RANK, Adapter
+from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
+from packer.io.files import decode, read_bytes, write_bytes
+from packer.io.tables import COMMENT, Row, check_columns, csv_rows, frame_rows, read_parquet
+from packer.lengths import Lengths
+from packer.traces.columns import looks_like_trace
+from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
+
+REQUIRED = ("adapter", "rank", "rate")
+OPTIONAL = ("input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation")
+FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
+
+
+def read_workload(path: str | os.PathLike[str]) -> Workload:
+    """A workload from a file.
+
+    The format is told by the ending: .csv, .parquet (columns `adapter,rank,rate` and perhaps `input_tokens,
+    output_tokens` (means), `input_cv, output_cv, length_correlation`), .json, .yaml; also with .gz. A trace
+    of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is read as a workload that replays
+    it.
+
+    Raises
+    ------
+    FileFormatError
+        It can't be read, or a value breaks a rule; names file, row and column.
+    """
+    suffix, name = _suffix(path)
+    data = read_bytes(path)
+    if suffix not in (*FORMATS, ".jsonl"):
+        raise FileFormatError(
+            f"expected a name that ends in {', '.join(FORMATS)} (or that and .gz), got {suffix!r}.", path=path
+        )
+    if suffix in (".json", ".yaml", ".yml"):
+        from packer.io.workload_schema import workload_from_dict
+
+        return workload_from_dict(_document(data, suffix, path), path, name=name)
+    if suffix == ".jsonl":
+        return _replayed_trace(path)
+    names, rows = (
+        csv_rows(decode(data, path), path) if suffix == ".csv" else frame_rows(read_parquet(data, path), path)
+    )
+    if looks_like_trace(names):
+        return _replayed_trace(path)
+    check_columns(names, REQUIRED, OPTIONAL, path)
+    return workload_from_rows(rows, path, name)
+
+
+def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: str) -> Workload:
+    """The workload in the rows of a table; `path` is named in errors."""
+    adapters: list[Adapter] = []
+    seen: dict[str, int] = {}
+    correlation: tuple[float, int] | None = None
+    for row in rows:
+        adapter = _adapter(row)
+        if adapter.name in seen:
+            row.fail(
+                "adapter",
+                f"expected unique names, got {shown(adapter.name)} as in row {seen[adapter.name]}.",
+            )
+        seen[adapter.name] = row.number
+        adapters.append(adapter)
+        if not row.is_blank("length_correlation"):
+            value = row.real("length_correlation", low=-1.0, high=1.0)
+            if correlation is not None and correlation[0] != value:
+                row.fail(
+                    "length_correlation",
+                    f"expected the same value in every row, got {value:g} after {correlation[0]:g} "
+                    f"in row {correlation[1]}.",
+                )
+            correlation = (value, row.number)
+    if not adapters:
+        raise FileFormatError("expected at least one adapter, got 0 rows.", path=path)
+    return Workload(
+        adapters,
+        length_correlation=SHAREGPT_CORRELATION if correlation is None else correlation[0],
+        name=name,
+    )
+
+
+def _adapter(row: Row) -> Adapter:
+    name = row.text("adapter")
+    rank = row.integer("rank", low=1, high=MAX_RANK)
+    rate = row.real("rate", low=0.0, high=1e6, open_low=True)
+    inputs = _mean_and_cv(row, "input_tokens", "input_cv", SHAREGPT_INPUT)
+    outputs = _mean_and_cv(row, "output_tokens", "output_cv", SHAREGPT_OUTPUT)
+    try:
+        return Adapter(name, rank, rate, inputs, outputs)
+    except ValidationError as error:
+        row.fail("adapter", str(error))
+
+
+def _mean_and_cv(row: Row, mean_column: str, cv_column: str, shape: Lengths) -> Lengths | None:
+    if row.is_blank(mean_column):
+        if not row.is_blank(cv_column):
+            row.fail(cv_column, f"expected a {mean_column} with it, got an empty cell there.")
+        return None
+    mean = row.real(mean_column, low=0.0, high=1e9, open_low=True)
+    if row.is_blank(cv_column):
+        return shape.scaled(mean)
+    cv = row.real(cv_column, low=0.0, high=100.0)
+    return Lengths.gamma(mean, cv) if cv > 0 else Lengths.constant(mean)
+
+
+def write_workload(
+    workload: Workload,
+    path: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    comments: Sequence[str] = (),
+) -> None:
+    """Write a workload in the format that the ending tells (see `read_workload`), atomically.
+
+    CSV and Parquet hold a mean and cv per length; `comments` are lines for the top of a CSV or YAML file.
+
+    Raises
+    ------
+    IncompatibleError
+        The format can't hold this workload, or nobody knows the ending.
+    """
+    suffix, _ = _suffix(path)
+    if suffix == ".json":
+        import json
+
+        from packer.io.workload_schema import workload_to_dict
+
+        data = (json.dumps(workload_to_dict(workload), indent=1, ensure_ascii=False) + "\n").encode()
+    elif suffix in (".yaml", ".yml"):
+        import yaml
+
+        from packer.io.workload_schema import workload_to_dict
+
+        data = (
+            _comment_lines(comments).encode()
+            + yaml.safe_dump(workload_to_dict(workload), sort_keys=False, allow_unicode=True).encode()
+        )
+    elif suffix == ".csv":
+        data = (_comment_lines(comments) + _csv_text(workload)).encode()
+    elif suffix == ".parquet":
+        data = _parquet_bytes(workload)
+    else:
+        raise IncompatibleError(
+            f"Expected the output's name to end in {', '.join(FORMATS)} (or that and .gz), got {suffix!r}."
+        )
+    if os.fspath(path).endswith(".gz"):
+        import gzip
+
+        data = gzip.compress(data, mtime=0)
+    write_bytes(path, data, force=force)
+
+
+def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of a workload as a table: only the columns that it needs.
+
+    Raises
+    ------
+    IncompatibleError
+        A table can't hold its lengths or arrivals.
+    """
+    if workload.arrivals.kind != "poisson":
+        raise IncompatibleError(
+            f"A table can't hold {workload.arrivals.kind} arrivals: write .json or .yaml instead."
+        )
+    for name in workload.names:
+        if name != name.strip():
+            raise IncompatibleError(
+                f"A table can't hold a name with blanks around it, got {shown(name)}: write .json instead."
+            )
+    inputs = [_cells(a.input_tokens, workload.input_tokens, SHAREGPT_INPUT) for a in workload.adapters]
+    outputs = [_cells(a.output_tokens, workload.output_tokens, SHAREGPT_OUTPUT) for a in workload.adapters]
+    correlation = workload.length_correlation
+    columns: dict[str, list[Any]] = {
+        "adapter": list(workload.names),
+        "rank": workload.ranks.tolist(),
+        "rate": workload.rates.tolist(),
+        "input_tokens": [mean for mean, _ in inputs],
+        "output_tokens": [mean for mean, _ in outputs],
+        "input_cv": [cv for _, cv in inputs],
+        "output_cv": [cv for _, cv in outputs],
+        "length_correlation": [None if correlation == SHAREGPT_CORRELATION else correlation] * len(workload),
+    }
+    kept = [name for name, cells in columns.items() if any(cell is not None for cell in cells)]
+    return kept, [list(row) for row in zip(*(columns[name] for name in kept), strict=True)]
+
+
+def _cells(own: Lengths | None, default: Lengths, standard: Lengths) -> tuple[float | None, float | None]:
+    """Mean and cv as cells; None where the reader would assume the same."""
+    lengths = own or default
+    if lengths.kind not in ("gamma", "constant") or lengths.low != 1 or lengths.high is not None:
+        raise IncompatibleError(
+            f"A table can't hold {lengths.kind} lengths"
+            f"{'' if lengths.high is None else ' with bounds'}: write .json or .yaml instead."
+        )
+    cv = lengths.cv if lengths.kind == "gamma" else 0.0
+    return (
+        None if own is None and lengths == standard else lengths.mean,
+        None if cv == standard.cv else cv,
+    )
+
+
+def _comment_lines(comments: Sequence[str]) -> str:
+    return "".join(
+        f"# {line}".rstrip() + "\n" for comment in comments for line in comment.splitlines() or [""]
+    )
+
+
+def _csv_text(workload: Workload) -> str:
+    import csv
+    import io
+
+    columns, rows = table_of(workload)
+    text = io.StringIO()
+    hashes = any(name.startswith(COMMENT) for name in workload.names)  # in quotes they are no comments
+    writer = csv.writer(
+        text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if hashes else csv.QUOTE_MINIMAL
+    )
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _parquet_bytes(workload: Workload) -> bytes:
+    import io
+
+    import polars as pl
+
+    columns, rows = table_of(workload)
+    frame = pl.DataFrame(rows, schema=columns, orient="row", infer_schema_length=None)
+    data = io.BytesIO()
+    frame.write_parquet(data)
+    return data.getvalue()
+
+
+def _suffix(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Ending that tells the format, lower case and without .gz; and the name without it."""
+    base = Path(path).name
+    if base.lower().endswith(".gz"):
+        base = base[:-3]
+    stem, dot, ending = base.rpartition(".")
+    return (f".{ending.lower()}", stem) if dot and stem else ("", base)
+
+
+def _document(data: bytes, suffix: str, path: str | os.PathLike[str]) -> Any:
+    from packer.io.documents import parse_json, parse_yaml
+
+    return (parse_json if suffix == ".json" else parse_yaml)(decode(data, path), path)
+
+
+def _replayed_trace(path: str | os.PathLike[str]) -> Workload:
+    """The workload that replays a trace whose requests name their adapter and its rank."""
+    from packer.traces.measure import measure_workload
+    from packer.traces.read import read_trace
+
+    trace = read_trace(path)
+    if trace.adapter is None or trace.ranks is None:
+        lacks = "no adapters" if trace.adapter is None else "no ranks"
+        raise FileFormatError(
+            f"this is a trace of requests with {lacks}, not a workload; make one with: "
+            f"packer workload from-trace {path} -o workload.csv",
+            path=path,
+        )
+    return measure_workload(trace, replay=True)
