@@ -76,7 +76,7 @@ def gap_bin(gap_s):
 def run(
     arrive_s, adapter_of, prompt, output, ranks, adapter_blocks,
     c, paper_form, graph_max, loading, duration_s, slots, slot_rank, kv_blocks, block_size, token_budget, max_seqs,
-    max_outstanding, max_cpu_loras, bin_s,
+    max_outstanding, max_cpu_loras, cold_start, bin_s,
     times, counts, links, per_adapter, adapter_links, state, due, phase, tree, totals, histogram, timeline,
 ):  # fmt: skip
     """Simulate one server; writes into the arrays of `new_state`.
@@ -98,7 +98,7 @@ def run(
     )  # fmt: skip
     ring = due_prev.size - n
     n_resident, n_cpu = 0, 0
-    all_on_host = max_cpu_loras >= m
+    all_on_host = max_cpu_loras >= m and not cold_start
     size_active, size_idle = 0, 0
 
     now, step, arrived = 0.0, 0, 0

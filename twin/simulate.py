@@ -413,6 +413,7 @@ def _run(
         int(engine.max_num_seqs),
         int(max_outstanding if max_outstanding is not None else NO_LIMIT),
         int(engine.max_cpu_loras if engine.max_cpu_loras is not None else NO_LIMIT),
+        bool(loading.cold_start),
         float(timeline_bin_s),
         *state,
     )
