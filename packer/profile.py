@@ -169,15 +169,20 @@ class LatencySpec:
 
 @dataclass(frozen=True, slots=True)
 class LoadingSpec:
-    """Time to bring an adapter into a slot: a + b × rank, ms, from host memory; plus the same from disk."""
+    """Time to bring an adapter into a slot: a + b × rank, ms, from host memory; plus the same from disk.
+
+    `cold_start`: at the start all adapters are on disk, so that each one's first request waits for it; False:
+    those that fit (`max_cpu_loras`) are in host memory already.
+    """
 
     host_base_ms: float = 0.0
     host_per_rank_ms: float = 0.0
     disk_base_ms: float = 0.0
     disk_per_rank_ms: float = 0.0
+    cold_start: bool = False
 
     def __post_init__(self) -> None:
-        for item in fields(self):
+        for item in fields(self)[:4]:
             _real(self, f"loading.{item.name}", low=0.0)
 
 

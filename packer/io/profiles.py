@@ -81,6 +81,7 @@ class LoadingTable(Table):
     host_per_rank_ms: float = 0.0
     disk_base_ms: float = 0.0
     disk_per_rank_ms: float = 0.0
+    cold_start: bool = False
 
 
 class ProfileFile(Table):
