@@ -14,7 +14,7 @@ class Predictor(Protocol):
     """A judge of bins.
 
     `name` is what the command line calls it. A class registered under the entry-point group
-    `packer.predictors` is called as `cls.for_profile(profile, seed=…, margin=…)` if it has that, else `cls()`.
+    `packer.predictors` is called as `cls.for_profile(profile, seed=…)` if it has that, else `cls()`.
     """
 
     name: str
