@@ -311,7 +311,9 @@ async def _watch(run: _Run, stop: asyncio.Event) -> None:
     while not run.ended:
         await asyncio.sleep(0.25)
         if run.outstanding and run.now() - run.heard > run.job.stall_s:
-            run.end(f"the server hangs: no token for {run.job.stall_s:g} s, {run.outstanding} requests outstanding")
+            run.end(
+                f"the server hangs: no token for {run.job.stall_s:g} s, {run.outstanding} requests outstanding"
+            )
         if run.failures_in_row >= run.job.failures_to_stop:
             worst = run.errors.most_common(1)[0][0]
             run.end(f"the server fails: {run.failures_in_row} requests in a row, mostly {worst}")
@@ -329,7 +331,9 @@ async def _look(run: _Run, session: Any) -> None:
     aiohttp = import_aiohttp()
     text = ""
     try:
-        async with session.get(f"{run.job.url}/metrics", timeout=aiohttp.ClientTimeout(total=5.0)) as response:
+        async with session.get(
+            f"{run.job.url}/metrics", timeout=aiohttp.ClientTimeout(total=5.0)
+        ) as response:
             if response.status == 200:
                 text = "\n".join(_without_buckets(await response.text()))
     except (aiohttp.ClientError, TimeoutError, OSError):

@@ -47,7 +47,11 @@ def write_model(directory: Path, spec: dict[str, Any]) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(directory / "tokenizer.json"))
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec["max_model_len"], **names}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": spec["max_model_len"],
+        **names,
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 

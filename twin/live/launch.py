@@ -1,0 +1,200 @@
+"""How to start a real server: what `--launch FILE.toml` says. Paths in the file are relative to it.
+
+`packer live setup-cpu` writes such a file for the tiny model; docs/live.md has those for GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import Field
+
+from packer import checks
+from packer.errors import FileFormatError, ValidationError
+from packer.io.files import read_text
+from packer.io.schema import Table, parse
+from packer.profile import EngineSpec, GpuSpec, ModelSpec
+
+DEFAULT_COMMAND = ("{python}", "-m", "vllm.entrypoints.openai.api_server")
+"""`vllm serve` asks for a distribution called vllm, which the CPU wheel isn't; the module always works."""
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """The GPU's memory rule on a back end that takes the KV cache's size as given.
+
+    KV bytes = kv_budget_bytes − max_loras × max_lora_rank × slot_bytes_per_rank; if nothing is left,
+    that is a memory error.
+    """
+
+    kv_budget_bytes: float
+    slot_bytes_per_rank: float
+
+    def kv_bytes(self, max_loras: int, max_lora_rank: int) -> int:
+        """Bytes for the KV cache; 0 or less means a memory error."""
+        return int(self.kv_budget_bytes - max_loras * max_lora_rank * self.slot_bytes_per_rank)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start one server of a base model.
+
+    Parameters
+    ----------
+    name
+        Of the profile that a calibration writes.
+    command
+        Start of the command line; "{python}" stands for `python`.
+    python
+        Interpreter of vLLM's environment.
+    model
+        Path or name of the base model.
+    adapter_path
+        Where an adapter lies, with "{name}" and "{rank}" in it.
+    engine, model_spec, gpu
+        As in a profile; `engine` gives the flags.
+    arguments
+        More flags.
+    environment
+        More environment variables.
+    emulation
+        Emulated slot memory, for the CPU.
+    step_log
+        Whether to log every engine step.
+    server_cores, client_cores
+        CPU cores to pin to; empty means any. With several servers at once each takes its share of the first.
+    token_ids
+        Prompts are random token ids in [low, high[.
+    startup_timeout_s
+        A server that isn't healthy by then has failed.
+    """
+
+    name: str
+    model: str
+    adapter_path: str
+    engine: EngineSpec
+    model_spec: ModelSpec
+    gpu: GpuSpec
+    python: str = "python"
+    command: tuple[str, ...] = DEFAULT_COMMAND
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    emulation: Emulation | None = None
+    step_log: bool = True
+    server_cores: tuple[int, ...] = ()
+    client_cores: tuple[int, ...] = ()
+    token_ids: tuple[int, int] = (1000, 9000)
+    startup_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        checks.integer("token_ids[0]", self.token_ids[0], low=0)
+        checks.integer("token_ids[1]", self.token_ids[1], low=self.token_ids[0] + 1)
+        checks.real("startup_timeout_s", self.startup_timeout_s, low=0, open_low=True)
+        try:
+            self.adapter_folder("name", 8)
+        except (KeyError, IndexError, ValueError):
+            rule = "a path with only {name} and {rank} in braces"
+            raise ValidationError(f"Expected adapter_path to be {rule}, got {self.adapter_path!r}.") from None
+
+    def adapter_folder(self, name: str, rank: int) -> str:
+        """Path of an adapter."""
+        return self.adapter_path.format(name=name, rank=rank)
+
+
+class _Model(Table):
+    name: str
+    path: str
+    weights_bytes: float
+    kv_bytes_per_token: float
+    lora_bytes_per_rank: float
+
+
+class _Gpu(Table):
+    name: str
+    memory_bytes: float
+    price_per_hour: float | None = None
+
+
+class _Engine(Table):
+    name: str = "vllm"
+    version: str = "unknown"
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    max_cpu_loras: int | None = None
+    dtype: str = "bfloat16"
+    tensor_parallel_size: int = 1
+
+
+class _Emulation(Table):
+    kv_budget_bytes: float
+    slot_bytes_per_rank: float
+
+
+class _LaunchFile(Table):
+    name: str
+    adapter_path: str
+    model: _Model
+    gpu: _Gpu
+    engine: _Engine
+    python: str = "python"
+    command: list[str] = Field(default_factory=lambda: list(DEFAULT_COMMAND))
+    arguments: list[str] = Field(default_factory=list)
+    environment: dict[str, str] = Field(default_factory=dict)
+    emulation: _Emulation | None = None
+    step_log: bool = True
+    server_cores: list[int] = Field(default_factory=list)
+    client_cores: list[int] = Field(default_factory=list)
+    token_ids: list[int] = Field(default_factory=lambda: [1000, 9000], min_length=2, max_length=2)
+    startup_timeout_s: float = 600.0
+
+
+def read_launch(path: str | os.PathLike[str]) -> Launch:
+    """Read a launch file.
+
+    Raises
+    ------
+    FileFormatError
+        Not TOML, a key is unknown, missing or out of range.
+    """
+    try:
+        data = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise FileFormatError(f"expected TOML: {error}.", path=path) from None
+    file = parse(_LaunchFile, data, path)
+    base = Path(path).resolve().parent
+    try:
+        return Launch(
+            name=file.name,
+            model=_beside(base, file.model.path),
+            adapter_path=_beside(base, file.adapter_path, always=True),
+            engine=EngineSpec(**file.engine.model_dump()),
+            model_spec=ModelSpec(**file.model.model_dump(exclude={"path"})),
+            gpu=GpuSpec(**file.gpu.model_dump()),
+            python=_beside(base, file.python),
+            command=tuple(file.command),
+            arguments=tuple(file.arguments),
+            environment=file.environment,
+            emulation=Emulation(**file.emulation.model_dump()) if file.emulation else None,
+            step_log=file.step_log,
+            server_cores=tuple(file.server_cores),
+            client_cores=tuple(file.client_cores),
+            token_ids=(file.token_ids[0], file.token_ids[1]),
+            startup_timeout_s=file.startup_timeout_s,
+        )
+    except ValidationError as error:
+        raise FileFormatError(str(error), path=path) from None
+
+
+def _beside(base: Path, name: str, *, always: bool = False) -> str:
+    """A path relative to the launch file; a bare name that is no file there (`python`, a hub name) stays."""
+    if Path(name).is_absolute():
+        return name
+    candidate = base / name
+    return str(candidate) if always or candidate.exists() else name

@@ -1,0 +1,114 @@
+"""Figures from vLLM's /metrics page, whatever release wrote it: a missing figure is None, never an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+from packer.errors import MissingDependencyError
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
+    "prompt_tokens": ("vllm:prompt_tokens_total", "vllm:prompt_tokens"),
+    "generation_tokens": ("vllm:generation_tokens_total", "vllm:generation_tokens"),
+}
+"""Figure → its names, the newest first (0.32, then those of older releases)."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at /metrics. Gauges: running, waiting, kv_usage (share); the rest count from the start."""
+
+    time_s: float
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    preemptions: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    kv_cache_tokens: int | None = None
+    max_loras: int | None = None
+
+
+def parse_metrics(text: str, time_s: float = 0.0) -> Sample:
+    """Read one page; what it lacks is None. Several engines' figures are added."""
+    values: dict[str, float] = {}
+    labels: dict[str, Mapping[str, str]] = {}
+    for name, tags, value in _samples(text):
+        values[name] = values.get(name, 0.0) + value
+        labels[name] = tags
+    found = {key: next((values[n] for n in names if n in values), None) for key, names in NAMES.items()}
+    cache = labels.get("vllm:cache_config_info", {})
+    blocks, size = _whole(cache.get("num_gpu_blocks")), _whole(cache.get("block_size"))
+    tokens = blocks * size if blocks is not None and size is not None else None
+    slots = _whole(labels.get("vllm:lora_requests_info", {}).get("max_lora"))
+    return Sample(time_s, **found, kv_cache_tokens=tokens, max_loras=slots)
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        raise MissingDependencyError(
+            "Reading /metrics needs prometheus-client: pip install 'adapter-packer[live]'."
+        ) from None
+    found: list[tuple[str, Mapping[str, str], float]] = []
+    try:
+        for family in text_string_to_metric_families(text):
+            found += [(s.name, s.labels, float(s.value)) for s in family.samples]
+    except (ValueError, KeyError, IndexError):
+        return found  # a damaged page: what came before the damage counts
+    return found
+
+
+@dataclass(frozen=True)
+class MetricsSummary:
+    """Means of the gauges over a run and growth of the counters; None where the page lacks a figure."""
+
+    mean_running: float | None
+    mean_waiting: float | None
+    mean_kv_usage: float | None
+    max_kv_usage: float | None
+    preemptions: float | None
+    generation_tokens: float | None
+    kv_cache_tokens: int | None
+    samples: int
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Figures that the server's page lacks."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name) is None)
+
+
+def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
+    """Figures of a run from its pages (seconds, text); pages that could not be had have the text ""."""
+    samples = [parse_metrics(text, time_s) for time_s, text in pages if text]
+    during = [s for s in samples if s.time_s > 0.0]
+    return MetricsSummary(
+        _mean([s.running for s in during]),
+        _mean([s.waiting for s in during]),
+        _mean([s.kv_usage for s in during]),
+        max((s.kv_usage for s in during if s.kv_usage is not None), default=None),
+        _growth([s.preemptions for s in samples]),
+        _growth([s.generation_tokens for s in samples]),
+        next((s.kv_cache_tokens for s in samples if s.kv_cache_tokens is not None), None),
+        len(samples),
+    )
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    return sum(known) / len(known) if known else None
+
+
+def _growth(values: list[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return known[-1] - known[0] if known else None
