@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from packer.report.figures import Figure, Line, Mark, Panel, Scatter, Series
@@ -35,13 +36,17 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
     others = [axis for axis in AXIS_LABELS if axis != x_axis]
     curves = dict(iter(frame.group_by(others, maintain_order=True)))
     labels = dict(zip(curves, _labels(others, list(curves)), strict=True))
+    labels = {
+        key: f"{label} (memory error)" if curves[key]["memory_error"].all() else label
+        for key, label in labels.items()
+    }
     x_label = AXIS_LABELS[x_axis]
     panels = []
     for metric, name, unit, log in PANELS:
         series: list[Series] = [
             Line(
                 part[x_axis].to_list(),
-                part[metric].to_list(),
+                part[metric].set(part["memory_error"], math.nan).to_list(),
                 labels[key],
                 color=k % len(SERIES),
                 dashed=k >= len(SERIES),
@@ -82,5 +87,5 @@ def _packs(packs: pl.DataFrame, x_axis: str) -> Scatter:
         for row in packs.iter_rows(named=True)
     ]
     return Scatter(
-        packs[x_axis].to_list(), packs["total_token_throughput"].to_list(), "Max_pack", color=1, texts=texts
+        packs[x_axis].to_list(), packs["total_token_throughput"].to_list(), "Max_pack", color=4, texts=texts
     )
