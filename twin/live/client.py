@@ -1,4 +1,4 @@
-"""An open-loop load generator for vLLM's completions API: requests leave on schedule, however slow the answers.
+"""An open-loop load generator for vLLM: requests leave on schedule, however slow the answers.
 
 Runs in a process of its own, pinned to its own cores, so that neither packer nor the server slows it down:
 
@@ -170,8 +170,13 @@ async def run_load(job: LoadJob) -> LoadResult:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+
+    def interrupt() -> None:
+        run.end("interrupted")
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: (run.end("interrupted"), stop.set()))
+        loop.add_signal_handler(number, interrupt)
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection stops the schedule for tens of ms
@@ -311,9 +316,8 @@ async def _watch(run: _Run, stop: asyncio.Event) -> None:
     while not run.ended:
         await asyncio.sleep(0.25)
         if run.outstanding and run.now() - run.heard > run.job.stall_s:
-            run.end(
-                f"the server hangs: no token for {run.job.stall_s:g} s, {run.outstanding} requests outstanding"
-            )
+            held = f"{run.outstanding} requests outstanding"
+            run.end(f"the server hangs: no token for {run.job.stall_s:g} s, {held}")
         if run.failures_in_row >= run.job.failures_to_stop:
             worst = run.errors.most_common(1)[0][0]
             run.end(f"the server fails: {run.failures_in_row} requests in a row, mostly {worst}")

@@ -1,9 +1,10 @@
-"""Run a server so that it never outlives packer: when packer's end of the pipe closes, the whole group is stopped.
+"""Run a server so that it never outlives packer: when the pipe from packer closes, it is stopped.
 
     python guard.py GRACE_S COMMAND …
 
-Standard input is the pipe; it closes when packer stops the server, ends or is killed, even by SIGKILL. The command
-runs in a process group of its own, which gets SIGTERM, and SIGKILL after GRACE_S seconds. Standard library only.
+Standard input is the pipe; it closes when packer stops the server, ends or is killed, even by SIGKILL. The
+command runs in a process group of its own, which gets SIGTERM, and SIGKILL after GRACE_S seconds. Standard
+library only.
 """
 
 from __future__ import annotations

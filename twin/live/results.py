@@ -1,7 +1,7 @@
 """What the load generator saw of one run: arrays per request, the gaps between tokens, and their summary.
 
-The summary has the keys and the definitions of `vllm bench serve` (vllm/benchmarks/serve.py), so that tools made
-for its result files read ours.
+The summary has the keys and the definitions of `vllm bench serve` (vllm/benchmarks/serve.py), so that tools
+made for its result files read ours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 NOT_SENT, UNFINISHED, COMPLETED, FAILED, REFUSED = range(5)
-"""States of a request: never sent, sent but not finished at the end, complete, error, refused by the client's limit."""
+"""States of a request; refused: by the client, because too many were outstanding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class LoadResult:
 
     @property
     def mean_gap_ms(self) -> float:
-        """Mean time between tokens over all tokens of completed requests: chunks with several count as several."""
+        """Mean time between tokens of completed requests: a chunk of several tokens counts as several."""
         many = self.done[self.received_tokens[self.done] > 1]
         gaps = int((self.received_tokens[many] - 1).sum())
         return float((self.finish_s - self.first_s)[many].sum() * 1e3 / gaps) if gaps else float("nan")

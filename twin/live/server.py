@@ -50,7 +50,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Slots:
-    """What differs between the servers of one launch file: adapters (name, folder), slots, emulated KV bytes."""
+    """What differs between servers of one launch file; adapters are (name, folder)."""
 
     adapters: tuple[tuple[str, str], ...]
     max_loras: int

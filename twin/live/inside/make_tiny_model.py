@@ -1,4 +1,4 @@
-"""Write a tiny Llama with random weights (none stored), a word-level tokenizer and LoRA adapters in PEFT format.
+"""Write a tiny Llama without weights, a word-level tokenizer and LoRA adapters in PEFT format.
 
 Runs in vLLM's environment, which has `tokenizers` and `safetensors`:
 

@@ -1,4 +1,4 @@
-"""A vLLM worker that records every engine step; vLLM loads it by `--worker-cls packer_step_worker.StepWorker`.
+"""A vLLM worker that records every engine step: `--worker-cls packer_step_worker.StepWorker`.
 
 Its folder must be on PYTHONPATH. The environment names the file: PACKER_STEP_LOG. One CSV row a step:
 
@@ -6,10 +6,11 @@ Its folder must be on PYTHONPATH. The environment names the file: PACKER_STEP_LO
     model_ms        time in execute_model and sample_tokens (on a GPU the kernels may still run)
     follows         1 if a request of the step before is in this one: the gap between the two starts is then
                     the step's whole time, scheduling and output included
-    decodes, prefills, prefill_tokens, kv_tokens   requests that decode, that prefill; tokens; context of the decodes
-    adapters, sum_ranks                            distinct adapters in the batch, sum of their ranks
-    host_loads, host_ranks, host_ms                adapters brought into a slot, sum of their ranks, time
-    disk_loads, disk_ranks, disk_ms                of these the ones that came from disk; the extra time
+    decodes, prefills, prefill_tokens   requests that decode, that prefill; tokens of the latter
+    kv_tokens                           context of the decodes
+    adapters, sum_ranks                 distinct adapters in the batch, sum of their ranks
+    host_loads, host_ranks, host_ms     adapters brought into a slot, sum of their ranks, time
+    disk_loads, disk_ranks, disk_ms     those of them that came from disk; the extra time
 
 Version 0.32's types are used: vllm/v1/core/sched/output.py (`SchedulerOutput`), vllm/lora/worker_manager.py.
 """
@@ -47,7 +48,8 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
         self._flushed = 0.0
         self._file = None
         if self.rank == 0 and "PACKER_STEP_LOG" in os.environ:
-            self._file = Path(os.environ["PACKER_STEP_LOG"]).open("w")
+            path = Path(os.environ["PACKER_STEP_LOG"])
+            self._file = path.open("w")  # noqa: SIM115 (it stays open as long as the worker)
             self._file.write(COLUMNS + "\n")
             self._file.flush()
 
