@@ -17,8 +17,8 @@ class TraceFormat:
     time: str
     input_tokens: str
     output_tokens: str
-    adapter: str | None = None
-    rank: str | None = None
+    adapter: str = "adapter"
+    rank: str = "rank"
     unit_s: float = 1.0
     ignored: tuple[str, ...] = ()
 
@@ -30,22 +30,19 @@ class TraceFormat:
     @property
     def known(self) -> tuple[str, ...]:
         """Every column it may have."""
-        optional = tuple(name for name in (self.adapter, self.rank) if name is not None)
-        return (*self.required, *optional, *self.ignored)
+        return (*self.required, self.adapter, self.rank, *self.ignored)
 
 
 FORMATS = (
-    TraceFormat("packer", "timestamp", "input_tokens", "output_tokens", "adapter", "rank"),
+    TraceFormat("packer", "timestamp", "input_tokens", "output_tokens"),
     # Azure LLM inference traces 2023 and 2024.
-    TraceFormat("Azure", "timestamp", "contexttokens", "generatedtokens", "adapter", "rank"),
+    TraceFormat("Azure", "timestamp", "contexttokens", "generatedtokens"),
     # Mooncake's times are in ms; hash_ids name the blocks of its prefix cache.
     TraceFormat(
         "Mooncake",
         "timestamp",
         "input_length",
         "output_length",
-        "adapter",
-        "rank",
         unit_s=1e-3,
         ignored=("hash_ids", "session_id", "chat_id", "parent_chat_id", "type", "turn"),
     ),
@@ -55,8 +52,6 @@ FORMATS = (
         "timestamp",
         "request tokens",
         "response tokens",
-        "adapter",
-        "rank",
         ignored=("model", "total tokens", "log type", "session id", "elapsed time"),
     ),
 )

@@ -1,0 +1,57 @@
+"""Made-up workloads: sets of rates and ranks as in the paper, or a power law of popularity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from packer import checks
+from packer.adapter import Adapter
+from packer.errors import ValidationError
+from packer.lengths import Lengths
+from packer.traces.assign import adapter_names, popularity
+from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
+
+_T = TypeVar("_T", int, float)
+
+
+def generate_workload(
+    n_adapters: int,
+    *,
+    ranks: Sequence[int],
+    rates: Sequence[float] = (),
+    total_rate: float | None = None,
+    exponent: float = 1.0,
+    input_tokens: Lengths = SHAREGPT_INPUT,
+    output_tokens: Lengths = SHAREGPT_OUTPUT,
+    length_correlation: float = SHAREGPT_CORRELATION,
+    seed: int = 0,
+    name: str = "generated",
+) -> Workload:
+    """A workload of `n_adapters`.
+
+    Either `rates` is a set of which each value comes equally often (as in arXiv 2602.24044), or `total_rate`
+    (req/s) is shared by a power law k^−`exponent`. Each of `ranks` comes equally often. Which adapter gets
+    which is drawn from `seed`.
+    """
+    checks.integer("the number of adapters", n_adapters, low=1, high=1_000_000)
+    rng = np.random.default_rng(checks.integer("seed", seed, low=0))
+    if (total_rate is None) == (not rates):
+        raise ValidationError("Expected either a set of rates or a total rate.")
+    if total_rate is None:
+        of_adapter = _evenly(rates, n_adapters, rng)
+    else:
+        checks.real("the total rate", total_rate, low=0.0, open_low=True)
+        of_adapter = (popularity(n_adapters, exponent) * total_rate).tolist()
+    rows = zip(adapter_names(n_adapters), _evenly(ranks, n_adapters, rng), of_adapter, strict=True)
+    adapters = [Adapter(adapter, rank, rate) for adapter, rank, rate in rows]
+    return Workload(adapters, input_tokens, output_tokens, length_correlation, name=name)
+
+
+def _evenly(values: Sequence[_T], n: int, rng: np.random.Generator) -> list[_T]:
+    """n values in random order, each of the set as often as the others (give or take one)."""
+    if not values:
+        raise ValidationError("Expected at least one value to choose from, got none.")
+    return [values[k % len(values)] for k in rng.permutation(n).tolist()]

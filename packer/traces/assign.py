@@ -1,0 +1,71 @@
+"""Which adapter each request of a trace is for: no public production trace says it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.adapter import MAX_RANK
+from packer.errors import ValidationError
+from packer.traces.trace import Trace
+
+DEFAULT_EXPONENT = 1.2
+"""With 200 adapters 20 % of them get about 80 % of the requests, as measured fleets do."""
+
+
+def popularity(n: int, exponent: float) -> npt.NDArray[np.float64]:
+    """Share of the requests of each of n adapters, float64 (n,): proportional to k^−exponent, k = 1 … n."""
+    weights = np.arange(1, n + 1, dtype=np.float64) ** -checks.real("exponent", exponent, low=0.0, high=20.0)
+    share: npt.NDArray[np.float64] = weights / weights.sum()
+    return share
+
+
+def adapter_names(n: int) -> tuple[str, ...]:
+    """Names of n adapters, "adapter-000" …, all of the same length."""
+    width = max(3, len(str(n - 1)))
+    return tuple(f"adapter-{k:0{width}d}" for k in range(n))
+
+
+def draw_ranks(n: int, ranks: Sequence[int], rng: np.random.Generator) -> tuple[int, ...]:
+    """n ranks from a set, each equally likely."""
+    if not ranks:
+        raise ValidationError("Expected at least one rank, got none.")
+    for rank in ranks:
+        checks.integer("a rank", rank, low=1, high=MAX_RANK)
+    return tuple(rng.choice(np.array(ranks, dtype=np.int64), size=n).tolist())
+
+
+def assign_adapters(
+    trace: Trace,
+    n_adapters: int,
+    *,
+    ranks: Sequence[int] = (8, 16, 32),
+    exponent: float = DEFAULT_EXPONENT,
+    seed: int = 0,
+) -> Trace:
+    """The trace with each request given to one of `n_adapters` at random by a power law of popularity.
+
+    Adapters that get no request are left out. `ranks` are drawn uniformly; a trace that has its own adapters
+    loses them.
+    """
+    checks.integer("the number of adapters", n_adapters, low=1, high=1_000_000)
+    rng = np.random.default_rng(checks.integer("seed", seed, low=0))
+    drawn = rng.choice(n_adapters, size=len(trace), p=popularity(n_adapters, exponent))
+    of_adapter = draw_ranks(n_adapters, ranks, rng)
+    used, adapter = np.unique(drawn, return_inverse=True)
+    names = adapter_names(n_adapters)
+    return replace(
+        trace,
+        adapter=adapter.astype(np.int64),
+        names=tuple(names[k] for k in used),
+        ranks=tuple(of_adapter[k] for k in used),
+    )
+
+
+def assign_ranks(trace: Trace, *, ranks: Sequence[int], seed: int = 0) -> Trace:
+    """The trace whose adapters are known, with ranks drawn uniformly from a set."""
+    return replace(trace, ranks=draw_ranks(len(trace.names), ranks, np.random.default_rng(seed)))

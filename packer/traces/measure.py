@@ -1,0 +1,96 @@
+"""From a trace whose requests have adapters to a workload: rates, lengths, spread and correlation."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.adapter import Adapter
+from packer.arrival import Arrivals
+from packer.errors import ValidationError
+from packer.lengths import Lengths
+from packer.traces.trace import Trace
+from packer.workload import Workload
+
+OWN_CV_FROM = 100
+"""Requests from which an adapter's own spread of lengths is measured; below, the fleet's is used."""
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def measure_workload(
+    trace: Trace, *, replay: bool = False, span_s: float | None = None, name: str | None = None
+) -> Workload:
+    """The workload that a trace shows.
+
+    Each adapter's rate is its requests / span and its mean lengths are those of its requests, so the offered
+    load is the trace's. Lengths are gamma. The correlation is that of the normal scores of length / the
+    adapter's mean length.
+
+    Parameters
+    ----------
+    trace
+        Its requests must have adapters, and the adapters ranks.
+    replay
+        Keep the requests as they were instead of Poisson arrivals.
+    span_s
+        How long the trace was recorded, s; None takes the time from the first request to the last.
+    name
+        What the workload is called; None takes the trace's source.
+    """
+    if trace.adapter is None or trace.ranks is None:
+        raise ValidationError("Expected a trace with adapters and ranks: assign them first.")
+    span = trace.span_s if span_s is None else checks.real("span_s", span_s, low=trace.span_s)
+    if span <= 0:
+        raise ValidationError("Expected a trace that lasts longer than 0 s to measure rates.")
+    n = len(trace.names)
+    counts = np.bincount(trace.adapter, minlength=n)
+    inputs = _lengths(trace.adapter, trace.input_tokens, counts)
+    outputs = _lengths(trace.adapter, trace.output_tokens, counts)
+    adapters = [
+        Adapter(trace.names[k], trace.ranks[k], float(counts[k]) / span, inputs[k], outputs[k])
+        for k in range(n)
+    ]
+    return Workload(
+        adapters,
+        length_correlation=_correlation(trace, trace.adapter, counts),
+        arrivals=Arrivals("trace", trace=trace.requests()) if replay else Arrivals(),
+        name=name or trace.source,
+    )
+
+
+def _lengths(
+    adapter: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+) -> list[Lengths]:
+    """Length distribution of each adapter."""
+    means = np.bincount(adapter, tokens, minlength=len(counts)) / counts
+    squares = np.bincount(adapter, (tokens / means[adapter] - 1.0) ** 2, minlength=len(counts))
+    freedom = len(tokens) - len(counts)
+    # One request for each adapter says nothing of the spread within one: take that of all.
+    pooled = float(np.sqrt(squares.sum() / freedom)) if freedom else float(tokens.std() / tokens.mean())
+    own = np.sqrt(squares / np.maximum(counts - 1, 1))
+    cvs = np.minimum(np.where(counts >= OWN_CV_FROM, own, pooled), 100.0)
+    return [
+        Lengths.gamma(mean, round(cv, 4)) if round(cv, 4) > 0 else Lengths.constant(mean)
+        for mean, cv in zip(means.tolist(), cvs.tolist(), strict=True)
+    ]
+
+
+def _correlation(trace: Trace, adapter: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> float:
+    scores = []
+    for tokens in (trace.input_tokens, trace.output_tokens):
+        means = np.bincount(adapter, tokens, minlength=len(counts)) / counts
+        scores.append(_normal_scores(tokens / means[adapter]))
+    x, y = scores
+    if len(x) < 3 or x.std() == 0 or y.std() == 0:
+        return 0.0
+    return round(float(np.clip(np.corrcoef(x, y)[0, 1], -1.0, 1.0)), 4)
+
+
+def _normal_scores(values: FloatArray) -> FloatArray:
+    from scipy.special import ndtri
+    from scipy.stats import rankdata
+
+    scores: FloatArray = ndtri((rankdata(values) - 0.5) / len(values))
+    return scores

@@ -1,0 +1,267 @@
+"""Traces of requests from CSV, JSONL and Parquet files, plain or gzip."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.adapter import MAX_NAME_LENGTH, MAX_RANK
+from packer.errors import FileFormatError, ValidationError, shown
+from packer.io.documents import parse_json
+from packer.io.files import decode, read_bytes
+from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of, read_parquet
+from packer.traces.columns import TraceFormat, recognise
+from packer.traces.trace import Trace
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MAX_TOKENS = 10**9
+ENDINGS = (".csv", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns as they stand in the file, checked but not yet sorted."""
+
+    time_s: npt.NDArray[np.float64]
+    input_tokens: npt.NDArray[np.int64]
+    output_tokens: npt.NDArray[np.int64]
+    adapter: Sequence[str] | None
+    rank: Sequence[int] | None
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """A trace from a .csv, .jsonl or .parquet file (also .gz).
+
+    Known columns are those of `packer.traces.columns.FORMATS`. Requests without input or output tokens are
+    failures: they are left out and counted in `dropped`.
+
+    Raises
+    ------
+    FileFormatError
+        It can't be read, or a value breaks a rule; names file, row and column.
+    """
+    data = read_bytes(path)
+    base = Path(path).name.lower().removesuffix(".gz")
+    if base.endswith(".csv"):
+        kind, columns = _read_csv(decode(data, path), path)
+    elif base.endswith(".parquet"):
+        kind, columns = _read_parquet(data, path)
+    elif base.endswith(".jsonl"):
+        kind, columns = _read_jsonl(decode(data, path), path)
+    else:
+        raise FileFormatError(
+            f"expected a trace's name to end in {', '.join(ENDINGS)} (or that and .gz).", path=path
+        )
+    try:
+        return _sorted(columns, kind.name)
+    except ValidationError as error:
+        raise FileFormatError(str(error), path=path) from None
+
+
+def _read_csv(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, _Columns]:
+    import polars as pl
+
+    number, cells = next(csv_lines(text, path), (1, []))
+    names = header_of(cells, path, number)
+    kind = recognise(names, path)
+    try:
+        frame = pl.read_csv(
+            io.StringIO(text),
+            infer_schema=False,
+            comment_prefix=COMMENT,
+            new_columns=names,
+            raise_if_empty=False,
+        )
+        columns = _fast(frame, kind)
+    except pl.exceptions.PolarsError:
+        columns = None
+    return kind, columns or _slow(csv_rows(text, path)[1], kind)
+
+
+def _read_parquet(data: bytes, path: str | os.PathLike[str]) -> tuple[TraceFormat, _Columns]:
+    import polars as pl
+
+    frame = read_parquet(data, path)
+    frame.columns = header_of(frame.columns, path, 0)
+    kind = recognise(frame.columns, path)
+    wanted = [name for name in (*kind.required, kind.adapter, kind.rank) if name in frame.columns]
+    frame = frame.select(wanted)
+    try:
+        columns = _fast(frame.cast(pl.String), kind)
+    except pl.exceptions.PolarsError:
+        columns = None
+    return kind, columns or _slow(frame_rows(frame, path)[1], kind)
+
+
+def _read_jsonl(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, _Columns]:
+    rows = _jsonl_rows(text, path)
+    first = next(rows, None)
+    if first is None:
+        raise FileFormatError("expected at least one line.", path=path)
+    kind = recognise(list(first.cells), path)
+
+    def checked() -> Iterator[Row]:
+        yield first
+        for row in rows:
+            for name in kind.required:
+                if name not in row.cells:
+                    row.fail(name, "this key is missing.")
+            yield row
+
+    return kind, _slow(checked(), kind)
+
+
+def _jsonl_rows(text: str, path: str | os.PathLike[str]) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line, path)
+        except FileFormatError as error:
+            reason = str(error).partition("expected JSON: ")[2] or str(error)
+            raise FileFormatError(f"expected JSON: {reason}", path=path, row=number) from None
+        if not isinstance(record, dict):
+            raise FileFormatError(
+                f"expected a JSON object in every line, got {shown(record)}.", path=path, row=number
+            )
+        yield Row(os.fspath(path), number, {str(key).strip().lower(): value for key, value in record.items()})
+
+
+def _fast(frame: pl.DataFrame, kind: TraceFormat) -> _Columns | None:
+    """The columns of a frame of strings, all at once; None if any cell needs a closer look."""
+    import polars as pl
+
+    frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+    times = _fast_times(frame[kind.time], kind.unit_s)
+    tokens = [frame[name].cast(pl.Float64, strict=False) for name in (kind.input_tokens, kind.output_tokens)]
+    if times is None or not len(frame):
+        return None
+    for column in tokens:
+        ok = column.is_between(0, MAX_TOKENS) & (column == column.round())
+        if column.null_count() or not ok.all():
+            return None
+    adapter = rank = None
+    if kind.adapter in frame.columns:
+        adapter = frame[kind.adapter].str.strip_chars()
+        if adapter.null_count() or not adapter.str.len_chars().is_between(1, MAX_NAME_LENGTH).all():
+            return None
+    if kind.rank in frame.columns:
+        rank = frame[kind.rank].cast(pl.Int64, strict=False)
+        if rank.null_count() or not rank.is_between(1, MAX_RANK).all():
+            return None
+    inputs, outputs = (column.cast(pl.Int64).to_numpy() for column in tokens)
+    return _Columns(
+        times,
+        inputs,
+        outputs,
+        None if adapter is None else adapter.to_list(),
+        None if rank is None else rank.to_list(),
+    )
+
+
+def _fast_times(column: pl.Series, unit_s: float) -> npt.NDArray[np.float64] | None:
+    import polars as pl
+
+    numbers = column.cast(pl.Float64, strict=False)
+    if not numbers.null_count():
+        seconds: npt.NDArray[np.float64] = numbers.to_numpy() * unit_s
+        return seconds if np.all(np.isfinite(seconds)) else None
+    text = column.str.strip_chars().str.replace("T", " ", literal=True).str.replace(r"Z$", "+00:00")
+    zone = "%#z" if text.str.contains(r"[+-]\d\d:?\d\d$").all() else ""
+    stamps = text.str.to_datetime(f"%Y-%m-%d %H:%M:%S%.f{zone}", time_unit="ns", strict=False)
+    if stamps.null_count():
+        return None
+    nanoseconds = stamps.dt.timestamp("ns").to_numpy()
+    # Relative first: a float holds today's date in seconds only to 0.2 µs.
+    out: npt.NDArray[np.float64] = (nanoseconds - nanoseconds[:1]) * 1e-9
+    return out
+
+
+def _slow(rows: Iterable[Row], kind: TraceFormat) -> _Columns:
+    """The columns, cell by cell: says exactly which cell is wrong."""
+    times: list[float] = []
+    inputs: list[int] = []
+    outputs: list[int] = []
+    adapters: list[str] = []
+    ranks: list[int] = []
+    for row in rows:
+        times.append(_time(row, kind))
+        inputs.append(row.integer(kind.input_tokens, low=0, high=MAX_TOKENS))
+        outputs.append(row.integer(kind.output_tokens, low=0, high=MAX_TOKENS))
+        if kind.adapter in row.cells:
+            name = row.text(kind.adapter)
+            if len(name) > MAX_NAME_LENGTH:
+                row.fail(kind.adapter, f"expected 1 to {MAX_NAME_LENGTH} characters, got {shown(name)}.")
+            adapters.append(name)
+        if kind.rank in row.cells:
+            ranks.append(row.integer(kind.rank, low=1, high=MAX_RANK))
+        if len(adapters) not in (0, len(times)) or len(ranks) not in (0, len(times)):
+            row.fail("adapter", "expected an adapter and rank in every row or in none.")
+    return _Columns(
+        np.array(times, dtype=np.float64),
+        np.array(inputs, dtype=np.int64),
+        np.array(outputs, dtype=np.int64),
+        adapters or None,
+        ranks or None,
+    )
+
+
+def _time(row: Row, kind: TraceFormat) -> float:
+    """Seconds, from a number in the trace's unit or from a date and time (UTC if it names no zone)."""
+    cell: Any = row.cells[kind.time]
+    if isinstance(cell, str):
+        try:
+            stamp = datetime.fromisoformat(cell.strip())
+        except ValueError:
+            pass
+        else:
+            return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
+    elif isinstance(cell, datetime):
+        return (cell if cell.tzinfo else cell.replace(tzinfo=UTC)).timestamp()
+    try:
+        return row.real(kind.time, low=-1e15, high=1e15) * kind.unit_s
+    except FileFormatError:
+        row.fail(kind.time, f"expected seconds or a date and time, got {shown(cell)}.")
+
+
+def _sorted(columns: _Columns, source: str) -> Trace:
+    """The requests that have tokens, by time, with adapters as indices."""
+    good = (columns.input_tokens > 0) & (columns.output_tokens > 0)
+    order = np.flatnonzero(good)
+    order = order[np.argsort(columns.time_s[order], kind="stable")]
+    times = columns.time_s[order]
+    trace = Trace(
+        times - times[:1],
+        columns.input_tokens[order],
+        columns.output_tokens[order],
+        dropped=int(len(good) - good.sum()),
+        source=source,
+    )
+    return trace if columns.adapter is None else _with_adapters(trace, columns.adapter, columns.rank, order)
+
+
+def _with_adapters(
+    trace: Trace, of_request: Sequence[str], rank: Sequence[int] | None, order: npt.NDArray[np.int64]
+) -> Trace:
+    names, adapter = np.unique(np.array(of_request, dtype=np.str_)[order], return_inverse=True)
+    trace = replace(trace, adapter=adapter.astype(np.int64), names=tuple(names.tolist()))
+    if rank is None:
+        return trace
+    ranks = np.array(rank, dtype=np.int64)[order]
+    of_adapter = np.zeros(len(names), dtype=np.int64)
+    of_adapter[adapter] = ranks
+    odd = np.flatnonzero(of_adapter[adapter] != ranks)
+    if odd.size:
+        name = str(names[adapter[odd[0]]])
+        raise ValidationError(f"Expected one rank for each adapter, got several for {shown(name)}.")
+    return replace(trace, ranks=tuple(of_adapter.tolist()))

@@ -1,0 +1,61 @@
+"""A trace of requests, before or after they are given to adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.arrival import RequestTrace
+from packer.errors import ValidationError
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests in the order of time.
+
+    Parameters
+    ----------
+    time_s
+        float64 (n,), seconds since the first request, sorted.
+    input_tokens, output_tokens
+        int64 (n,), >= 1.
+    adapter
+        int64 (n,), index into `names`; None if the trace doesn't say.
+    names
+        Names of the adapters.
+    ranks
+        Rank of each adapter; None if the trace doesn't say.
+    dropped
+        Requests left out because they had no tokens, which is how traces record failures.
+    source
+        What the trace is called.
+    """
+
+    time_s: npt.NDArray[np.float64]
+    input_tokens: npt.NDArray[np.int64]
+    output_tokens: npt.NDArray[np.int64]
+    adapter: npt.NDArray[np.int64] | None = None
+    names: tuple[str, ...] = ()
+    ranks: tuple[int, ...] | None = None
+    dropped: int = 0
+    source: str = "trace"
+
+    def __post_init__(self) -> None:
+        if len(self.time_s) == 0:
+            raise ValidationError("Expected a trace to have at least one request with tokens, got 0.")
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first request to the last."""
+        return float(self.time_s[-1] - self.time_s[0])
+
+    def requests(self) -> RequestTrace:
+        """The requests for replay; every one must have its adapter."""
+        if self.adapter is None:
+            raise ValidationError("Expected a trace whose requests name their adapters.")
+        return RequestTrace(self.time_s, self.adapter, self.input_tokens, self.output_tokens)
