@@ -1,0 +1,45 @@
+"""The capacity script that users write for themselves works as shown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HEADER = "adapter,rank,rate,input_tokens,output_tokens\n"
+
+
+def _run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "examples" / "capacity_script.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_more_traffic_needs_no_fewer_gpus(root: Path, tmp_path: Path) -> None:
+    """One line for each factor, with GPUs that grow with the traffic and never undercut the bound."""
+    fleet = tmp_path / "fleet.csv"
+    fleet.write_text(HEADER + "".join(f"a{i},{8 if i % 2 else 16},0.4,220,200\n" for i in range(40)))
+    done = _run(root, str(fleet), "--factors", "0.5", "1", "4")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [float(row[0]) for row in rows] == [0.5, 1.0, 4.0]
+    gpus = [int(row[3]) for row in rows]
+    assert gpus == sorted(gpus)
+    assert gpus[-1] > gpus[0]
+    assert all(float(row[4]) <= int(row[3]) for row in rows if row[4] != "?")
+
+
+def test_hopeless_traffic_is_told(root: Path, tmp_path: Path) -> None:
+    """An adapter that starves a GPU of its own makes the factor infeasible: exit code 3, no traceback."""
+    fleet = tmp_path / "fleet.csv"
+    fleet.write_text(HEADER + "hot,16,50,220,200\n")
+    done = _run(root, str(fleet), "--factors", "4")
+    assert done.returncode == 3, done.stderr
+    assert "infeasible" in done.stdout
+
+
+def test_bad_workload_is_one_line(root: Path, tmp_path: Path) -> None:
+    """A missing file is a message and exit code 2."""
+    done = _run(root, str(tmp_path / "none.csv"))
+    assert done.returncode == 2
+    assert "no such file" in done.stderr
+    assert "Traceback" not in done.stderr
