@@ -1,78 +1,79 @@
-"""A predictor made of one formula: exact, instant and monotone, for tests of solvers and of plug-ins."""
+"""A judge and a server in closed form: tests of solvers and objectives take milliseconds with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from packer.bin import STARVATION_THRESHOLD, Bin, Evaluation, Evaluations
+from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.workload import Workload
+
+_NAN = float("nan")
+
+
+def small_profile(name: str = "test-gpu/test-model", price_per_hour: float | None = 1.0) -> Profile:
+    """A made-up GPU of 24 GB with a made-up model of 8 GB; not calibrated."""
+    return Profile(
+        name=name,
+        model=ModelSpec("test-model", 8e9, 1e5, 1e6),
+        gpu=GpuSpec("test-gpu", 24e9, price_per_hour),
+        engine=EngineSpec("vllm", "0", 2048, 2048, 256),
+        memory=MemorySpec(12e9, 0.0, 1e6, 2048),
+        latency=LatencySpec("linear", {"base_ms": 5.0, "per_decode_ms": 0.1, "per_adapter_ms": 0.05}),
+    )
 
 
 @dataclass(frozen=True)
 class AnalyticPredictor:
-    """A server that serves so many tokens a second, less for each adapter, rank and slot.
+    """A server whose capacity falls with the adapters' ranks, their number and the slots.
 
-    Adding an adapter, a rank or a rate never makes an infeasible bin feasible, so what is proven relative
-    to it is proven.
+    Capacity in tok/s = peak × (1 − adapters / 1000) × (1 − mean rank / 256) × √min(1, slots / adapters)
+    × (memory left for the KV cache / all of it). More adapters, a higher rank or rate never help.
 
     Parameters
     ----------
-    capacity_tok_s
-        What the server could serve without adapters, tok/s.
-    per_adapter
-        Share of the capacity that each adapter costs.
-    per_rank
-        Share of the capacity that each unit of rank costs, summed over the adapters.
-    per_slot_rank
-        Share of the capacity that each unit of `max_loras` × `max_lora_rank` costs (the KV cache shrinks).
-    swapping
-        Share lost when no adapter but one has a slot; proportionally less with more slots.
-    memory_slots
-        `max_loras` × `max_lora_rank` beyond it is a memory error.
+    peak_tok_s
+        Capacity without adapters.
     """
 
-    capacity_tok_s: float = 8000.0
-    per_adapter: float = 1e-3
-    per_rank: float = 5e-5
-    per_slot_rank: float = 5e-5
-    swapping: float = 0.3
-    memory_slots: int = 16 * 384
-    name: str = "analytic"
+    peak_tok_s: float = 4000.0
+    name = "analytic"
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; row per bin, in order."""
-        return Evaluations.of([self._one(workload, each) for each in bins])
+        """Judge each bin; one row per bin, in order."""
+        return Evaluations.of([self._judge(workload, bin_) for bin_ in bins])
 
-    def _one(self, workload: Workload, each: Bin) -> Evaluation:
-        offered = each.offered_tok_s(workload)
-        n = len(each.adapters)
-        lost = self.per_adapter * n + self.per_rank * float(workload.ranks[list(each.adapters)].sum())
-        lost += self.per_slot_rank * each.max_loras * each.max_lora_rank
-        lost += self.swapping * max(0.0, 1.0 - each.max_loras / n)
-        capacity = self.capacity_tok_s * max(0.0, 1.0 - lost)
-        memory_error = each.max_loras * each.max_lora_rank > self.memory_slots
-        served = 0.0 if memory_error else min(offered, capacity)
-        starved = not memory_error and served < STARVATION_THRESHOLD * offered
-        if memory_error or capacity <= 0.0:
-            ttft = itl = float("nan")
-        else:
-            busy = min(offered / capacity, 50.0)
-            ttft = 50.0 * (1.0 + busy**4)
-            itl = 10.0 * (1.0 + 2.0 * busy)
-        return Evaluation(
-            offered_tok_s=offered,
-            total_token_throughput=served,
-            starved=starved,
-            memory_error=memory_error,
-            mean_ttft_ms=ttft,
-            median_ttft_ms=ttft,
-            p99_ttft_ms=3.0 * ttft,
-            mean_tpot_ms=itl,
-            mean_itl_ms=itl,
-            p99_itl_ms=3.0 * itl,
-            kv_cache_tokens=float(np.maximum(0, self.memory_slots - each.max_loras * each.max_lora_rank)),
-            starvation_probability=float(starved),
-        )
+    def _judge(self, workload: Workload, bin_: Bin) -> Evaluation:
+        offered = bin_.offered_tok_s(workload)
+        memory = bin_.profile.memory
+        slots = bin_.max_loras * bin_.max_lora_rank * memory.slot_bytes_per_rank
+        kv_tokens = (memory.kv_budget_bytes - slots) / bin_.profile.model.kv_bytes_per_token
+        n = len(bin_.adapters)
+        mean_rank = float(workload.ranks[list(bin_.adapters)].mean())
+        capacity = self.peak_tok_s * max(0.0, 1.0 - n / 1000.0) * max(0.0, 1.0 - mean_rank / 256.0)
+        capacity *= min(1.0, bin_.max_loras / n) ** 0.5
+        capacity *= max(0.0, 1.0 - slots / memory.kv_budget_bytes)
+        return _evaluation(offered, capacity, kv_tokens, kv_tokens < memory.min_kv_tokens)
+
+
+def _evaluation(offered: float, capacity: float, kv_tokens: float, memory_error: bool) -> Evaluation:
+    throughput = 0.0 if memory_error else min(offered, capacity)
+    starved = throughput < STARVATION_THRESHOLD * offered
+    busy = min(offered / capacity, 0.999) if capacity > 0 else 0.999
+    itl = _NAN if memory_error else 5.0 / (1.0 - 0.9 * busy)
+    ttft = _NAN if memory_error else 20.0 / (1.0 - busy)
+    return Evaluation(
+        offered_tok_s=offered,
+        total_token_throughput=throughput,
+        starved=starved,
+        memory_error=memory_error,
+        mean_ttft_ms=ttft,
+        median_ttft_ms=ttft,
+        p99_ttft_ms=3.0 * ttft,
+        mean_tpot_ms=itl,
+        mean_itl_ms=itl,
+        p99_itl_ms=3.0 * itl,
+        kv_cache_tokens=max(0.0, kv_tokens),
+        starvation_probability=float(starved),
+    )

@@ -1,0 +1,245 @@
+"""Plans as JSON: with the workload and the profiles, so that a plan can be judged, exported and compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Literal
+
+from pydantic import Field
+
+from packer.bin import Bin, Evaluation, Evaluations
+from packer.errors import FileFormatError, ValidationError
+from packer.io.files import read_text, write_text
+from packer.io.profiles import profile_from_dict, profile_to_dict
+from packer.io.schema import Table, parse
+from packer.io.workload_schema import workload_from_dict, workload_to_dict
+from packer.plan import Plan, Status
+from packer.profile import Profile
+from packer.workload import Workload
+
+SCHEMA = 1
+"""Version of the file format."""
+
+_FIGURES = tuple(item.name for item in fields(Evaluation))
+
+
+class EvaluationTable(Table):
+    """What the predictor says of a GPU; null where there is no figure."""
+
+    offered_tok_s: float
+    total_token_throughput: float
+    starved: bool
+    memory_error: bool
+    mean_ttft_ms: float | None
+    median_ttft_ms: float | None
+    p99_ttft_ms: float | None
+    mean_tpot_ms: float | None
+    mean_itl_ms: float | None
+    p99_itl_ms: float | None
+    kv_cache_tokens: float | None
+    starvation_probability: float | None
+
+    def evaluation(self) -> Evaluation:
+        """The row."""
+        figures: dict[str, Any] = {name: getattr(self, name) for name in _FIGURES}
+        return Evaluation(**{key: math.nan if value is None else value for key, value in figures.items()})
+
+
+class GpuTable(Table):
+    """One server; `shares` only where an adapter is split over several."""
+
+    gpu: int
+    profile: str
+    max_loras: int
+    max_lora_rank: int
+    adapters: list[str]
+    shares: list[float] | None = None
+    evaluation: EvaluationTable
+
+
+class PlanFile(Table):
+    """The whole file."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    status: Literal["optimal", "feasible", "infeasible"]
+    n_gpus: int
+    objective: str
+    solver: str
+    predictor: str
+    objective_value: list[float]
+    lower_bound: float | None = None
+    gap: float | None = None
+    bound_source: str = ""
+    reasons: list[str] = Field(default_factory=list)
+    unplaced: list[str] = Field(default_factory=list)
+    verified: bool | None = None
+    runtime_s: float = 0.0
+    seed: int = 0
+    versions: dict[str, str] = Field(default_factory=dict)
+    details: dict[str, Any] = Field(default_factory=dict)
+    gpus: list[GpuTable]
+    profiles: dict[str, Any]
+    workload: Any
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """The plan in the shape of its file: JSON-able, NaN as None."""
+    labels = _labels(plan.bins)
+    names = plan.workload.names
+    return {
+        "schema": SCHEMA,
+        "status": plan.status.value,
+        "n_gpus": plan.n_gpus,
+        "objective": plan.objective,
+        "solver": plan.solver,
+        "predictor": plan.predictor,
+        "objective_value": [float(value) for value in plan.objective_value],
+        "lower_bound": plan.lower_bound,
+        "gap": plan.gap,
+        "bound_source": plan.bound_source,
+        "reasons": list(plan.reasons),
+        "unplaced": [names[i] for i in plan.unplaced],
+        "verified": plan.verified,
+        "runtime_s": plan.runtime_s,
+        "seed": plan.seed,
+        "versions": dict(plan.versions),
+        "details": dict(plan.details),
+        "gpus": [
+            _gpu_to_dict(k, item, plan.evaluations[k], labels[item.profile], names)
+            for k, item in enumerate(plan.bins)
+        ],
+        "profiles": {label: profile_to_dict(profile) for profile, label in labels.items()},
+        "workload": workload_to_dict(plan.workload),
+    }
+
+
+def _labels(bins: Sequence[Bin]) -> dict[Profile, str]:
+    """A name in the file for each profile: its own, numbered if two share it."""
+    labels: dict[Profile, str] = {}
+    for item in bins:
+        if item.profile not in labels:
+            name, taken = item.profile.name, set(labels.values())
+            label, k = name, 2
+            while label in taken:
+                label, k = f"{name} ({k})", k + 1
+            labels[item.profile] = label
+    return labels
+
+
+def _gpu_to_dict(k: int, item: Bin, row: Evaluation, label: str, names: Sequence[str]) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "gpu": k,
+        "profile": label,
+        "max_loras": item.max_loras,
+        "max_lora_rank": item.max_lora_rank,
+        "adapters": [names[i] for i in item.adapters],
+    }
+    if item.shares is not None:
+        data["shares"] = list(item.shares)
+    data["evaluation"] = {name: _or_none(getattr(row, name)) for name in _FIGURES}
+    return data
+
+
+def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write a plan as JSON, atomically; an existing file needs `force`."""
+    text = json.dumps(plan_to_dict(plan), indent=1, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n", force=force)
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan in a file that `write_plan` wrote.
+
+    Raises
+    ------
+    FileFormatError
+        The file can't be read, is damaged or is not a plan; names the key.
+    """
+    try:
+        data = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"expected the JSON of a plan: {str(error)[:200]}.", path=path) from None
+    if not isinstance(data, dict) or "gpus" not in data:
+        raise FileFormatError("expected a plan (an object with a list 'gpus').", path=path)
+    return plan_from_dict(data, path)
+
+
+def plan_from_dict(data: Any, path: str | os.PathLike[str]) -> Plan:
+    """The plan in nested dicts; `path` is named in errors."""
+    file = parse(PlanFile, data, path)
+    workload = workload_from_dict(file.workload, path)
+    profiles = {label: profile_from_dict(each, path) for label, each in file.profiles.items()}
+    number = {name: i for i, name in enumerate(workload.names)}
+    bins = tuple(_bin(k, gpu, number, profiles, path) for k, gpu in enumerate(file.gpus))
+    unplaced = _numbers(file.unplaced, number, "unplaced", path)
+    _check_placed(bins, unplaced, workload, path)
+    return Plan(
+        workload=workload,
+        bins=bins,
+        evaluations=Evaluations.of([gpu.evaluation.evaluation() for gpu in file.gpus]),
+        status=Status(file.status),
+        objective=file.objective,
+        solver=file.solver,
+        predictor=file.predictor,
+        objective_value=tuple(file.objective_value),
+        lower_bound=file.lower_bound,
+        bound_source=file.bound_source,
+        reasons=tuple(file.reasons),
+        unplaced=unplaced,
+        verified=file.verified,
+        runtime_s=file.runtime_s,
+        seed=file.seed,
+        versions=file.versions,
+        details=file.details,
+    )
+
+
+def _bin(
+    k: int,
+    gpu: GpuTable,
+    number: dict[str, int],
+    profiles: dict[str, Profile],
+    path: str | os.PathLike[str],
+) -> Bin:
+    if gpu.profile not in profiles:
+        raise FileFormatError(f"there is no profile {gpu.profile!r}.", path=path, key=f"gpus.{k}.profile")
+    adapters = _numbers(gpu.adapters, number, f"gpus.{k}.adapters", path)
+    shares = None if gpu.shares is None else tuple(gpu.shares)
+    try:
+        return Bin(adapters, gpu.max_loras, gpu.max_lora_rank, profiles[gpu.profile], shares)
+    except ValidationError as error:
+        raise FileFormatError(str(error), path=path, key=f"gpus.{k}") from None
+
+
+def _numbers(
+    names: Sequence[str], number: dict[str, int], key: str, path: str | os.PathLike[str]
+) -> tuple[int, ...]:
+    for name in names:
+        if name not in number:
+            raise FileFormatError(f"the workload has no adapter {name[:80]!r}.", path=path, key=key)
+    return tuple(number[name] for name in names)
+
+
+def _check_placed(
+    bins: Sequence[Bin], unplaced: Sequence[int], workload: Workload, path: str | os.PathLike[str]
+) -> None:
+    """Each adapter once, or in shares that sum to 1: a plan edited by hand may break it."""
+    placed = dict.fromkeys(range(len(workload)), 0.0)
+    for item in bins:
+        for i, share in zip(item.adapters, item.shares or (1.0,) * len(item.adapters), strict=True):
+            placed[i] += share
+    for i in unplaced:
+        placed[i] += 1.0
+    for i, share in placed.items():
+        if not math.isclose(share, 1.0, abs_tol=1e-6):
+            name = workload.names[i]
+            raise FileFormatError(
+                f"adapter {name!r} is placed {share:g} times, not once.", path=path, key="gpus"
+            )
+
+
+def _or_none(value: float | bool) -> float | bool | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

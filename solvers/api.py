@@ -1,0 +1,225 @@
+"""From a workload to a verified plan."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from packer import registry
+from packer.bin import Bin, Evaluations
+from packer.errors import IncompatibleError
+from packer.objectives.api import load_objective
+from packer.objectives.base import Objective
+from packer.plan import Plan, Status
+from packer.predictors.base import Predictor
+from packer.profile import Profile
+from packer.solvers.base import Problem, Solution, Solver
+from packer.solvers.judges import Judges, judges
+from packer.solvers.verify import ask_twin, check
+from packer.twin.memory import memory_error
+from packer.workload import Workload
+
+
+def solve(
+    workload: Workload,
+    profile: Profile | Sequence[Profile],
+    objective: str | Objective = "gpus",
+    solver: str | Solver = "greedy",
+    predictor: str | Predictor = "twin",
+    max_gpus: int | None = None,
+    seed: int = 0,
+    time_limit_s: float | None = None,
+    max_replicas: int = 1,
+    confidence: float | None = None,
+    *,
+    margin: float | None = None,
+    old_plan: Plan | None = None,
+    verify: bool = True,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Plan:
+    """Plan a fleet: which adapter on which GPU, with which slots.
+
+    Parameters
+    ----------
+    workload
+        The fleet.
+    profile
+        The server, or several GPU types to choose from (objective "cost").
+    objective
+        Its name, with parameters where it has some ("slo:mean_ttft_ms=500"), or an `Objective`.
+    solver, predictor
+        A registered name, the path of a trained predictor, or an object.
+    max_gpus
+        Most GPUs that may be used; with an objective that spreads, their exact number.
+    seed
+        Of everything random.
+    time_limit_s
+        Wall-clock limit of the search; the best plan so far is returned.
+    max_replicas
+        Over how many GPUs one adapter may be split.
+    confidence
+        How sure the plan is to hold, given the profile's held-out errors: bins must stand every rate
+        raised by `packer.twin.margin.rate_margin`. Figures are reported at the rates as given.
+    margin
+        That raise itself, instead of a confidence: 0.05 means 5 %, 0 takes the predictor at its word.
+    old_plan
+        A running plan to stay close to (objective "moves").
+    verify
+        Ask the twin with a fresh seed about the finished plan; `Plan.verified` has the answer.
+    progress, stop
+        See `packer.solvers.base.Problem`.
+
+    Returns
+    -------
+    Plan
+        `status` "infeasible", with `reasons`, when not every adapter could be served.
+
+    Raises
+    ------
+    UnknownNameError, IncompatibleError, ValidationError
+        The choices are unknown or don't fit together.
+    VerificationError
+        The solver broke the rules of a plan.
+    """
+    profiles = (profile,) if isinstance(profile, Profile) else tuple(profile)
+    goal = load_objective(objective) if isinstance(objective, str) else objective
+    search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
+    judge = judges(predictor, profiles, goal, seed=seed, confidence=confidence, margin=margin)
+    problem = Problem(
+        workload,
+        profiles,
+        goal,
+        judge.search,
+        max_gpus=max_gpus,
+        max_replicas=max_replicas,
+        seed=seed,
+        time_limit_s=time_limit_s,
+        old_bins=() if old_plan is None else _same_fleet_bins(old_plan, workload),
+        progress=progress,
+        stop=stop,
+    )
+    _check_fit(problem, search)
+    solution = search.solve(problem)
+    runtime_s = time.monotonic() - problem.started
+    check(problem, solution)
+    plan = assemble(problem, solution, judge, search.name, runtime_s)
+    return verified(plan) if verify and plan.status is not Status.INFEASIBLE else plan
+
+
+def _check_fit(problem: Problem, solver: Solver) -> None:
+    supports = getattr(problem.objective, "supports", None)
+    reason = supports(problem.profiles) if supports is not None else None
+    if reason is not None:
+        raise IncompatibleError(f"The objective {problem.objective.name!r} can't be used here: {reason}.")
+    reason = solver.supports(problem)
+    if reason is not None:
+        raise IncompatibleError(
+            f"The solver {solver.name!r} can't take this problem (objective "
+            f"{problem.objective.name!r}): {reason}."
+        )
+
+
+def assemble(problem: Problem, solution: Solution, judge: Judges, solver: str, runtime_s: float) -> Plan:
+    """The plan of a checked solution, evaluated anew at the nominal rates."""
+    evaluations = judge.report(problem.workload, solution.bins)
+    reasons = (*solution.reasons, *_inadmissible(problem, solution.bins, evaluations))
+    whole = not solution.unplaced and bool(problem.objective.admissible(evaluations).all())
+    key = problem.objective.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
+    bound = solution.lower_bound
+    proven = bound is not None and bool(key) and key[0] <= _rounded(problem, bound) + 1e-9
+    status = Status.INFEASIBLE if not whole else Status.OPTIMAL if proven else Status.FEASIBLE
+    return Plan(
+        workload=problem.workload,
+        bins=solution.bins,
+        evaluations=evaluations,
+        status=status,
+        objective=problem.objective.name,
+        solver=solver,
+        predictor=judge.nominal.name,
+        objective_value=key,
+        lower_bound=None if bound is None else _rounded(problem, bound),
+        bound_source=solution.bound_source,
+        reasons=reasons,
+        unplaced=solution.unplaced,
+        runtime_s=runtime_s,
+        seed=problem.seed,
+        versions=versions(problem.profiles),
+        details={**solution.details, "margin": judge.margin, **_interruptions(problem)},
+    )
+
+
+def _rounded(problem: Problem, bound: float) -> float:
+    """A bound on a number of GPUs is a whole number."""
+    counts = not problem.objective.fixed_gpus and problem.objective.name in COUNTING
+    return float(math.ceil(bound - 1e-6)) if counts else bound
+
+
+COUNTING = ("gpus", "slo", "headroom", "moves")
+"""Objectives whose key starts with the number of GPUs."""
+
+
+def _inadmissible(problem: Problem, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[str, ...]:
+    reasons = []
+    for k, ok in enumerate(problem.objective.admissible(evaluations).tolist()):
+        row, bin_ = evaluations[k], bins[k]
+        if ok:
+            continue
+        if row.memory_error:
+            why = memory_error(bin_.profile, bin_.max_loras, bin_.max_lora_rank) or "memory error"
+            reasons.append(f"GPU {k} does not start: {why}")
+        elif row.starved:
+            reasons.append(
+                f"GPU {k} starves: {len(bin_.adapters)} adapters offer {row.offered_tok_s:,.0f} tok/s, "
+                f"{row.total_token_throughput:,.0f} are served. What would help: more GPUs"
+            )
+        else:
+            reasons.append(f"GPU {k} breaks a limit of the objective {problem.objective.name!r}")
+    return tuple(reasons)
+
+
+def _interruptions(problem: Problem) -> dict[str, bool]:
+    return {
+        name: True
+        for name, happened in (
+            ("interrupted", problem.stop()),
+            ("time_limit_reached", problem.remaining_s() <= 0),
+        )
+        if happened
+    }
+
+
+def verified(plan: Plan, seed: int | None = None) -> Plan:
+    """The plan with the twin's verdict at the nominal rates and a fresh seed."""
+    failures = ask_twin(plan.workload, plan.bins, seed=plan.seed if seed is None else seed)
+    return replace(plan, verified=not failures, reasons=(*plan.reasons, *failures.values()))
+
+
+def versions(profiles: Sequence[Profile]) -> dict[str, str]:
+    """What decides a result: packer, Python, and each profile's fingerprint."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        own = version("adapter-packer")
+    except PackageNotFoundError:
+        own = "0+unknown"
+    prints = {f"profile {profile.name}": profile.fingerprint for profile in profiles}
+    return {"packer": own, "python": platform.python_version(), **prints}
+
+
+def _same_fleet_bins(old: Plan, workload: Workload) -> tuple[Bin, ...]:
+    """The old plan's bins in indices of the new workload; adapters that are gone are left out."""
+    number = {name: i for i, name in enumerate(workload.names)}
+    bins = []
+    for bin_ in old.bins:
+        shares = bin_.shares or (1.0,) * len(bin_.adapters)
+        names = [old.workload.names[i] for i in bin_.adapters]
+        kept = [(number[name], share) for name, share in zip(names, shares, strict=True) if name in number]
+        if kept:
+            adapters, parts = zip(*kept, strict=True)
+            split = None if bin_.shares is None else tuple(parts)
+            bins.append(Bin(tuple(adapters), bin_.max_loras, bin_.max_lora_rank, bin_.profile, split))
+    return tuple(bins)

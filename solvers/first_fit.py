@@ -1,0 +1,113 @@
+"""First fit with bisection: one GPU after another is filled as far as the predictor allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.bin import Bin
+from packer.errors import VerificationError
+from packer.profile import Profile
+from packer.solvers.base import Problem
+from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.probe import Probe
+from packer.solvers.reasons import largest_share, too_hot
+from packer.solvers.search import largest
+from packer.solvers.top_up import top_up
+
+_FIRST_GUESS = 32
+
+
+class FirstFit:
+    """Packs a fleet in a given order; `bins` grow as it runs, `left` and `reasons` say what has no place."""
+
+    def __init__(self, problem: Problem, order: npt.NDArray[np.int64]) -> None:
+        self.problem = problem
+        self.probe = Probe(problem)
+        self.queue: list[int] = order.tolist()
+        self.loads = problem.workload.offered_tok_s_by_adapter
+        self.bins: list[Bin] = []
+        self.left: list[int] = []
+        self.reasons: list[str] = []
+        self._last: dict[Profile, Bin] = {}  # the latest GPU of each type: a guess for the next one
+
+    def run(self) -> None:
+        """Pack until the queue is empty; out of time, the rest is packed without searching."""
+        total = len(self.queue)
+        while self.queue:
+            self.problem.progress("packing", total - len(self.queue), total)
+            opened = self._open()
+            if opened is None:
+                self._hot(self.queue.pop(0))
+                continue
+            self._close(opened)
+
+    def _close(self, opened: Bin) -> None:
+        """Add what still fits, choose the slots, and take the adapters out of the queue."""
+        self._take(opened)
+        if self.queue and not self.problem.out_of_time():
+            topped = top_up(self.probe, opened, self.queue)
+            self._take(topped)
+            opened = topped
+        if not self.problem.out_of_time():
+            opened = self.probe.best(opened)
+        self._last[opened.profile] = opened
+        self.bins.append(opened)
+
+    def _take(self, bin_: Bin) -> None:
+        taken = set(bin_.adapters)
+        self.queue = [i for i in self.queue if i not in taken]
+
+    def _open(self) -> Bin | None:
+        """The next GPU with a prefix of the queue: of the type that is cheapest for the load it takes."""
+        found = [self.fill(profile) for profile in self.problem.profiles]
+        bins = [bin_ for bin_ in found if bin_ is not None]
+        return min(bins, key=self._cost_of_load) if bins else None
+
+    def _cost_of_load(self, bin_: Bin) -> tuple[float, float]:
+        price = bin_.profile.gpu.price_per_hour or 1.0
+        load = float(self.loads[list(bin_.adapters)].sum())
+        return (price / load, price)
+
+    def fill(self, profile: Profile, seed: Sequence[tuple[int, float]] = ()) -> Bin | None:
+        """The largest admissible bin of `seed` (adapter, share) and a prefix of the queue, or None."""
+        last = self._last.get(profile)
+        hint = None if last is None else last.max_loras
+        limit = min(len(self.queue), MAX_ADAPTERS_PER_GPU - len(seed))
+
+        def feasible(n: int) -> Bin | None:
+            nonlocal hint
+            adapters = [*(i for i, _ in seed), *self.queue[:n]]
+            shares = [*(share for _, share in seed), *[1.0] * n]
+            found = self.probe.feasible(adapters, profile, shares, hint)
+            hint = found.max_loras if found is not None else hint
+            return found
+
+        alone = feasible(0) if seed else None
+        return largest(feasible, self._guess(last, limit), limit, self.problem.out_of_time) or alone
+
+    def _guess(self, last: Bin | None, limit: int) -> int:
+        """How many adapters carry the load of the latest GPU of that type."""
+        if last is None:
+            return min(_FIRST_GUESS, limit)
+        target = last.offered_tok_s(self.problem.workload)
+        sums = np.cumsum(self.loads[self.queue[:limit]])
+        return max(1, min(limit, int(np.searchsorted(sums, target, side="right"))))
+
+    def _hot(self, adapter: int) -> None:
+        """An adapter that an empty GPU can't serve: split it over replicas, or say what it may have."""
+        shares = [largest_share(self.probe, adapter, profile) for profile in self.problem.profiles]
+        best = int(np.argmax(shares))
+        replicas = math.ceil(1.0 / shares[best]) if shares[best] > 0 else math.inf
+        if replicas > self.problem.max_replicas:
+            self.left.append(adapter)
+            self.reasons.append(too_hot(self.probe, adapter, max(shares)))
+            return
+        for _ in range(int(replicas)):
+            opened = self.fill(self.problem.profiles[best], [(adapter, 1.0 / replicas)])
+            if opened is None:
+                raise VerificationError(f"A share of adapter {adapter} was admissible, and then it was not.")
+            self._close(opened)

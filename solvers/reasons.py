@@ -1,0 +1,75 @@
+"""Why a fleet can't be placed, in words for people, and what would help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from packer.checks import slot_rank_for
+from packer.profile import Profile
+from packer.solvers.base import Problem
+from packer.solvers.probe import Probe
+from packer.workload import Workload
+
+_SHOWN = 5
+_BISECTIONS = 8
+
+
+def listed(workload: Workload, adapters: Sequence[int]) -> str:
+    """Names of adapters, the first few of many."""
+    names = [repr(workload.adapters[i].name) for i in adapters[:_SHOWN]]
+    more = len(adapters) - len(names)
+    return (
+        ("adapter " if len(adapters) == 1 else "adapters ")
+        + ", ".join(names)
+        + (f" and {more:,} more" if more else "")
+    )
+
+
+def out_of_gpus(problem: Problem, left: Sequence[int], needed: int | None = None) -> tuple[str, ...]:
+    """More load than GPUs; `needed` is how many a plan without the limit uses."""
+    load = float(problem.workload.offered_tok_s_by_adapter[list(left)].sum())
+    share = load / problem.workload.offered_tok_s
+    help_ = f"--gpus {needed}" if needed is not None else "more --gpus"
+    given = f"{problem.max_gpus} GPU{'s' if problem.max_gpus != 1 else ''}"
+    return (
+        f"{given} can't hold {listed(problem.workload, left)} ({load:,.0f} tok/s, {share:.0%} of the load). "
+        f"What would help: {help_}, or rates lower by about {share:.0%}",
+    )
+
+
+def too_hot(probe: Probe, adapter: int, share: float) -> str:
+    """Why an adapter can't even have its own GPU; `share` is the part of its rate that would be served."""
+    problem = probe.problem
+    item = problem.workload.adapters[adapter]
+    who = f"adapter {item.name!r} (rank {item.rank}, {item.rate:g} req/s)"
+    if share > 0.0:
+        return (
+            f"{who} is too much for a GPU of its own; alone it may have about {item.rate * share:.3g} req/s. "
+            f"What would help: --max-replicas {math.ceil(1.0 / share)}, a lower rate, or a faster GPU"
+        )
+    alone = [probe.make([adapter], 1, profile) for profile in problem.profiles]
+    if problem.predictor.evaluate(problem.workload, alone).memory_error.all():
+        return (
+            f"{who} does not fit an empty GPU: a slot of rank {slot_rank_for(item.rank)} leaves too little "
+            "KV cache. What would help: a GPU with more memory, or a lower rank"
+        )
+    return (
+        f"{who} breaks the limits even alone at a hundredth of its rate. "
+        "What would help: looser limits, or a faster GPU"
+    )
+
+
+def largest_share(probe: Probe, adapter: int, profile: Profile) -> float:
+    """Largest part of an adapter's rate that a GPU of its own serves, within 1/256; 0 if not even 1 %."""
+
+    def ok(share: float) -> bool:
+        return probe.admissible([probe.make([adapter], 1, profile, [share])])[0]
+
+    if ok(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ok(middle) else (low, middle)
+    return low if low > 0.0 or not ok(0.01) else 0.01
