@@ -49,7 +49,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
         self._file = None
         if self.rank == 0 and "PACKER_STEP_LOG" in os.environ:
             path = Path(os.environ["PACKER_STEP_LOG"])
-            self._file = path.open("w")  # noqa: SIM115 (it stays open as long as the worker)
+            self._file = path.open("w")
             self._file.write(COLUMNS + "\n")
             self._file.flush()
 

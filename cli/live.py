@@ -1,0 +1,67 @@
+"""`packer live`: is there a vLLM to measure, and make one for the CPU."""
+
+from __future__ import annotations
+
+import click
+
+from packer.cli.options import json_option, quiet_option
+
+
+@click.group()
+def live() -> None:
+    """Real vLLM: check that one can be started or reached, and set one up for the CPU."""
+
+
+@live.command()
+@click.option("--python", default=None, metavar="PATH", help="Interpreter of vLLM's environment.")
+@click.option("--url", default=None, metavar="URL", help="A running server instead.")
+@json_option
+def doctor(python: str | None, url: str | None, as_json: bool) -> int:
+    """Say which vLLM there is and what is missing, with the line that mends it. Exit code 1 if anything is.
+
+    \b
+    Examples:
+      packer live doctor
+      packer live doctor --url http://gpu-7:8000
+    """
+    from dataclasses import asdict
+
+    from packer.cli.output import print_json, show, table
+    from packer.twin.live.environment import all_ok, diagnose, diagnose_url
+
+    checks = diagnose(python) if url is None else diagnose_url(url.rstrip("/"))
+    if as_json:
+        print_json({"ok": all_ok(checks), "checks": [asdict(check) for check in checks]})
+    else:
+        rows = [("ok" if c.ok else "MISSING", c.name, c.detail, c.fix) for c in checks]
+        show(table(None, ("", "what", "found", "what mends it"), rows, left=(0, 1, 2, 3)))
+    return 0 if all_ok(checks) else 1
+
+
+@live.command("setup-cpu")
+@click.argument("folder", type=click.Path(file_okay=False), default="vllm-cpu")
+@click.option("--python", default=None, metavar="PATH", help="An interpreter that has vLLM already.")
+@click.option(
+    "--find-links",
+    default=None,
+    metavar="DIR|URL",
+    help="Where a CPU build of torch lies.  [default: that of uv or pip]",
+)
+@quiet_option
+def setup_cpu(folder: str, python: str | None, find_links: str | None, quiet: bool) -> None:
+    """Make an environment with vLLM for the CPU, a tiny model and its adapters, and FOLDER/launch.toml.
+
+    \b
+    Example:
+      packer live setup-cpu vllm-cpu && packer calibrate live --launch vllm-cpu/launch.toml
+    """
+    from pathlib import Path
+
+    from packer.cli.output import note, show
+    from packer.twin.live.setup_cpu import setup_cpu as make
+
+    launch = make(
+        Path(folder), python=python, find_links=find_links, progress=lambda what: note(what, quiet=quiet)
+    )
+    if not quiet:
+        show(f"Ready: packer calibrate live --launch {launch}")
