@@ -53,7 +53,7 @@ def linear_ms(c, b, p, a, ranks, slots, slot_rank, context, scanned, graph_max):
     if p > 0:
         ms += c[3]
     if a > 0:
-        ms += c[4] + c[7] * slots + c[8] * slot_rank + (c[9] + c[12] * slots) * t
+        ms += c[4] + c[7] * slots + c[8] * slot_rank + (c[9] + c[12] * slots + c[17] * slot_rank) * t
     if t > graph_max:
         ms += c[14] + c[15] * (t - graph_max)
     return ms + c[16] * scanned

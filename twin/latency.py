@@ -5,7 +5,8 @@ in the batch, R sum of their ranks, S slots, M their rank, K context tokens of t
 G the largest batch with a CUDA graph):
 
     base + per_decode·B + per_prefill_token·P + prefill_step·[P>0]
-    + [A>0]·(first_adapter + per_slot·S + per_slot_rank·M + per_lora_token·T + per_slot_token·S·T)
+    + [A>0]·(first_adapter + per_slot·S + per_slot_rank·M + per_lora_token·T + per_slot_token·S·T
+             + per_slot_rank_token·M·T)
     + per_adapter·A + per_rank·R + per_adapter_token·A·T + per_adapter_prefill_token·A·P
     + per_kv_token·K + [T>G]·(beyond_graph_step + per_token_beyond_graph·(T − G)) + per_waiting_scanned·W
 
@@ -71,5 +72,6 @@ def linear_features(
         beyond,
         beyond * (t - graph_max_tokens),
         w,
+        some * m * t,
     )
     return np.column_stack(np.broadcast_arrays(*columns))
