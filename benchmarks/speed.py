@@ -1,0 +1,174 @@
+"""Measure how fast packer is, and write the table of the README.
+
+    uv run python benchmarks/speed.py                 # print
+    uv run python benchmarks/speed.py --write         # … and put it into benchmarks/speed.json and README.md
+
+Each figure is taken in processes of their own: nothing is warm unless it says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import packer
+from packer.io.files import write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- speed: benchmarks/speed.py --write -->", "<!-- end of speed -->"
+PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
+RATES = ((3.2, 1.6, 0.8), (0.8, 0.4, 0.2), (0.1, 0.05, 0.025), (0.025, 0.0125, 0.00625))
+MAX_REQUESTS_S = 160.0
+"""Several times what one of these servers can do; beyond it only drawing the requests takes time."""
+PACKER = "import sys; from packer.cli import main; sys.argv[0] = 'packer'; main()"
+
+
+def start_up_s(repeats: int = 21) -> dict[str, float]:
+    """Wall-clock seconds of `packer --help`, with the file cache warm."""
+    found = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        subprocess.run(_command("--help"), stdout=subprocess.DEVNULL, check=True)
+        found.append(time.perf_counter() - started)
+    return {"median": statistics.median(found), "max": max(found)}
+
+
+def servers() -> Iterator[tuple[packer.Workload, str, int]]:
+    """Servers from nearly idle to hopelessly overloaded: fleet, profile, max_loras."""
+    for profile in PROFILES:
+        for rates in RATES:
+            for n in (16, 64, 160, 384):
+                if n * sum(rates) / len(rates) > MAX_REQUESTS_S:
+                    continue
+                fleet = packer.Workload(
+                    packer.Adapter(f"a{i}", rank=(8, 16)[i % 2], rate=rates[i % 3]) for i in range(n)
+                )
+                for slots in (16, 96, 256):
+                    yield fleet, profile, slots
+
+
+def twin_cpu_s() -> dict[str, float]:
+    """CPU seconds per simulated hour over `servers`, compilation apart; memory errors are left out."""
+    found = []
+    for fleet, profile, slots in servers():
+        server = packer.load_profile(profile)
+        packer.simulate(fleet, server, max_loras=slots, duration_s=1.0)
+        started = time.process_time()
+        sim = packer.simulate(fleet, server, max_loras=slots, seed=1)
+        elapsed = time.process_time() - started
+        if sim.status == "ok":
+            found.append(elapsed)
+    return {"median": statistics.median(found), "max": max(found), "servers": len(found)}
+
+
+def solve_s(workload: Path, *, cold: bool) -> dict[str, float]:
+    """Wall-clock seconds and peak memory (MiB) of `packer solve`; `cold`: no compiled kernel to be found."""
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = dict(os.environ)
+        if cold:
+            environment["NUMBA_CACHE_DIR"] = scratch
+        command = _command("solve", str(workload), "--objective", "gpus", "-o", f"{scratch}/plan.json")
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        elapsed = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+        return {
+            "wall_s": elapsed,
+            "peak_mib": usage.ru_maxrss / 1024,
+            "gpus": packer.load_plan(f"{scratch}/plan.json").n_gpus,
+        }
+
+
+def thousand(folder: Path) -> Path:
+    """A workload of 1,000 adapters: the rates and ranks of the 256-adapter example, over and over."""
+    lines = (ROOT / "examples/workloads/paper-256.csv").read_text("utf-8").splitlines()
+    rows = [line for line in lines if line and not line.startswith("#")]
+    header, body = rows[0], [row.split(",", 1)[1] for row in rows[1:]]
+    path = folder / "thousand.csv"
+    path.write_text("\n".join([header, *(f"a{i},{body[i % len(body)]}" for i in range(1000))]) + "\n")
+    return path
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", PACKER, *arguments]
+
+
+def machine() -> str:
+    """Processor, cores and versions."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = info.read_text("utf-8").splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
+    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}, packer {packer.__version__}"
+
+
+def measure() -> dict[str, Any]:
+    """All figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        paper = ROOT / "examples/workloads/paper-256.csv"
+        return {
+            "machine": machine(),
+            "date": datetime.now(UTC).date().isoformat(),
+            "start_up_s": start_up_s(),
+            "twin_cpu_s": twin_cpu_s(),
+            "readme_job": solve_s(ROOT / "examples/workloads/azure-conv-2023.csv", cold=True),
+            "solve_256_cold": solve_s(paper, cold=True),
+            "solve_256_warm": solve_s(paper, cold=False),
+            "solve_1000": solve_s(thousand(Path(folder)), cold=False),
+        }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The figures as the README shows them."""
+    twin, start = found["twin_cpu_s"], found["start_up_s"]
+    rows = [
+        ("`packer --help`", f"{start['median']:.2f} s (median), {start['max']:.2f} s (slowest)"),
+        (
+            f"twin, CPU time for a simulated hour, {twin['servers']} servers",
+            f"{twin['median']:.3f} s (median), {twin['max']:.3f} s (slowest)",
+        ),
+        ("the plan above, nothing compiled yet", _job(found["readme_job"])),
+        ("256 adapters, nothing compiled yet", _job(found["solve_256_cold"])),
+        ("256 adapters, from the second time on", _job(found["solve_256_warm"])),
+        ("1,000 adapters", _job(found["solve_1000"])),
+    ]
+    lines = ["| what | measured |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)]
+    return "\n".join([*lines, "", f"{found['machine']}; {found['date']}."])
+
+
+def _job(job: dict[str, float]) -> str:
+    return f"{job['wall_s']:.1f} s, {job['peak_mib']:.0f} MiB, {job['gpus']:.0f} GPUs"
+
+
+def main() -> None:
+    """Measure, print, and with --write keep."""
+    parser = argparse.ArgumentParser(description="Measure how fast packer is.")
+    parser.add_argument("--write", action="store_true", help="update benchmarks/speed.json and README.md")
+    options = parser.parse_args()
+    found = measure()
+    print(table(found))
+    if options.write:
+        write_text(ROOT / "benchmarks/speed.json", json.dumps(found, indent=2) + "\n")
+        readme = (ROOT / "README.md").read_text("utf-8")
+        before, rest = readme.split(BEGIN)
+        after = rest.split(END)[1]
+        write_text(ROOT / "README.md", f"{before}{BEGIN}\n{table(found)}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
