@@ -13,9 +13,12 @@ from packer.checks import slot_rank_for
 from packer.solvers.base import Problem
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU, max_loras_candidates
 from packer.solvers.classes import Classes, IntArray
+from packer.solvers.probe import Probe, quality
 from packer.workload import Workload
 
 _BATCH = 256
+_REMEMBERED = 400
+_CHECK_EVERY = 16
 
 
 class OutOfTime(Exception):  # noqa: N818  (not an error: whoever searches returns the best so far)
@@ -35,7 +38,9 @@ class Oracle:
     """Feasibility of vectors of counts (over the classes), for some candidate of `max_loras`.
 
     Feasibility is not monotone in `max_loras`: all candidates are tested before a bin is called infeasible,
-    the most promising one first.
+    the most promising one first. Dominance saves questions: a bin that holds an infeasible one is infeasible,
+    a part of a feasible one is feasible. Predictors are not exactly monotone, so every 16th such inference is
+    put to the predictor all the same and counted in `checks` and, if it was wrong, in `violations`.
 
     Parameters
     ----------
@@ -49,8 +54,13 @@ class Oracle:
         self.problem, self.classes = problem, classes
         self.asked = 0
         """Bins that the predictor was asked about."""
+        self.checks = 0
+        self.violations = 0
+        self._inferred = 0
         self._known: dict[bytes, Verdict] = {}
         self._preferred: dict[tuple[int, int], int] = {}
+        self._good = _Recent(len(classes))
+        self._bad = _Recent(len(classes))
 
     def feasible(self, counts: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows of `counts` (m, K) are feasible bins, bool (m,); the empty bin is.
@@ -60,10 +70,37 @@ class Oracle:
         OutOfTime
             The problem's time is up.
         """
-        return np.array([verdict.feasible for verdict in self.judge(counts)], dtype=bool)
+        counts = np.ascontiguousarray(counts, dtype=np.int64)
+        answers = np.zeros(len(counts), dtype=bool)
+        asked: list[int] = []
+        believed: list[tuple[int, bool]] = []
+        for i, row in enumerate(counts):
+            known = self._known.get(row.tobytes())
+            if known is not None:
+                answers[i] = known.feasible
+                continue
+            inferred = self._infer(row)
+            if inferred is None:
+                asked.append(i)
+                continue
+            answers[i] = inferred
+            self._inferred += 1
+            if self._inferred % _CHECK_EVERY == 0:
+                believed.append((i, inferred))
+        if asked or believed:
+            rows = asked + [i for i, _ in believed]
+            answers[rows] = [verdict.feasible for verdict in self.judge(counts[rows])]
+            self.checks += len(believed)
+            self.violations += sum(bool(answers[i]) is not inferred for i, inferred in believed)
+        return answers
+
+    def _infer(self, row: IntArray) -> bool | None:
+        if self._good.any(row, above=True):
+            return True
+        return False if self._bad.any(row, above=False) else None
 
     def judge(self, counts: IntArray) -> list[Verdict]:
-        """`Verdict` of each row of `counts` (m, K); raises `OutOfTime`."""
+        """`Verdict` of each row of `counts` (m, K), asked of the predictor itself; raises `OutOfTime`."""
         counts = np.ascontiguousarray(counts, dtype=np.int64)
         keys = [row.tobytes() for row in counts]
         rows = list({k: row for k, row in zip(keys, counts, strict=True) if k not in self._known}.items())
@@ -72,8 +109,6 @@ class Oracle:
         return [self._known[key] for key in keys]
 
     def _judge(self, rows: list[tuple[bytes, IntArray]]) -> None:
-        if self.problem.out_of_time():
-            raise OutOfTime
         open_rows: list[tuple[bytes, tuple[int, ...], int, list[int]]] = []
         for key, row in rows:
             n = int(row.sum())
@@ -81,37 +116,39 @@ class Oracle:
                 self._known[key] = Verdict(n == 0)
                 continue
             rank = slot_rank_for(int(self.classes.ranks[row > 0].max()))
-            candidates = list(max_loras_candidates(n))
-            liked = self._preferred.get((rank, n.bit_length()), candidates[-1])
-            candidates.sort(key=lambda p: abs(p - liked))
+            liked = self._preferred.get((rank, n.bit_length()), n)
+            closeness = {p: abs(p - liked) for p in max_loras_candidates(n)}
+            candidates = sorted(closeness, key=closeness.__getitem__)
             open_rows.append((key, self.classes.representatives(row), rank, candidates))
         # The most promising candidate of every row, then all the others of the rows that failed.
-        for first in (True, False):
-            asked = [
-                (key, Bin(members, p, rank, self.problem.profile), n)
-                for key, members, rank, candidates in open_rows
-                if key not in self._known
-                for n in [len(members)]
-                for p in (candidates[:1] if first else candidates[1:])
-            ]
-            self._ask(asked)
+        for part in (slice(0, 1), slice(1, None)):
+            self._ask(
+                [
+                    (key, Bin(members, p, rank, self.problem.profile))
+                    for key, members, rank, candidates in open_rows
+                    if key not in self._known
+                    for p in candidates[part]
+                ]
+            )
         for key, _members, _rank, _candidates in open_rows:
             self._known.setdefault(key, Verdict(False))
+        for key, row in rows:
+            (self._good if self._known[key].feasible else self._bad).add(row)
 
-    def _ask(self, asked: Sequence[tuple[bytes, Bin, int]]) -> None:
+    def _ask(self, asked: Sequence[tuple[bytes, Bin]]) -> None:
         for start in range(0, len(asked), _BATCH):
             if self.problem.out_of_time():
                 raise OutOfTime
             part = asked[start : start + _BATCH]
-            bins = [each for _, each, _ in part]
+            bins = [each for _, each in part]
             evaluations = self.problem.predictor.evaluate(self.classes.fleet, bins)
             self.asked += len(bins)
             admissible = self.problem.objective.admissible(evaluations)
             for i in np.flatnonzero(admissible).tolist():
-                key, each, n = part[i]
+                key, each = part[i]
                 if key not in self._known:
                     self._known[key] = Verdict(True, each.max_loras, evaluations[i])
-                    self._preferred[each.max_lora_rank, n.bit_length()] = each.max_loras
+                    self._preferred[each.max_lora_rank, len(each.adapters).bit_length()] = each.max_loras
 
     def known(self) -> tuple[IntArray, npt.NDArray[np.bool_]]:
         """Every vector judged so far, int64 (m, K), and whether it was feasible, bool (m,)."""
@@ -119,47 +156,42 @@ class Oracle:
         verdicts = np.array([verdict.feasible for verdict in self._known.values()], dtype=bool)
         return rows.reshape(-1, len(self.classes)), verdicts
 
-    def violations(self, sample: int = 1500) -> int:
-        """Pairs among the bins judged where the heavier one is feasible and the lighter one is not.
 
-        Predictors are not exactly monotone, and what is proven by dominance holds up to these. At most the
-        `sample` last bins of each verdict are compared.
-        """
-        rows, verdicts = self.known()
-        good, bad = rows[verdicts][-sample:], rows[~verdicts][-sample:]
-        return sum(int(np.all(good >= each, axis=1).sum()) for each in bad)
+class _Recent:
+    """The last vectors of one verdict, for dominance."""
+
+    def __init__(self, width: int) -> None:
+        self._rows = np.zeros((_REMEMBERED, width), dtype=np.int64)
+        self._used = 0
+
+    def add(self, row: IntArray) -> None:
+        self._rows[self._used % _REMEMBERED] = row
+        self._used += 1
+
+    def any(self, row: IntArray, *, above: bool) -> bool:
+        """Whether one of them is >= (`above`) or <= the row everywhere."""
+        rows = self._rows[: min(self._used, _REMEMBERED)]
+        held = rows >= row if above else rows <= row
+        return bool(held.all(axis=1).any())
 
 
-def real_bins(
-    problem: Problem, sets: Sequence[tuple[int, ...]], *, hints: Sequence[int] | None = None
-) -> list[Bin | None]:
-    """Bins of these adapters of the real fleet, with the best `max_loras`; None where no candidate is
-    feasible.
+def real_bins(problem: Problem, sets: Sequence[tuple[int, ...]]) -> list[Bin | None]:
+    """Bins of these adapters of the real fleet with the `max_loras` that serves them best.
 
-    Best: the smallest mean ITL plus TTFT among the admissible ones. `hints` are values of `max_loras` to try
-    beyond the candidates. Never raises `OutOfTime`: it ends a search.
+    None where no candidate is feasible. Never raises `OutOfTime`: it ends a search.
     """
-    bins: list[Bin] = []
-    owners: list[int] = []
-    for owner, adapters in enumerate(sets):
-        rank = slot_rank_for(int(problem.workload.ranks[list(adapters)].max()))
-        values = set(max_loras_candidates(len(adapters)))
-        if hints is not None:
-            values.add(hints[owner])
-        for p in sorted(values):
-            bins.append(Bin(adapters, p, rank, problem.profile))
-            owners.append(owner)
-    best: list[Bin | None] = [None] * len(sets)
-    best_latency = [float("inf")] * len(sets)
+    probe = Probe(problem)
+    bins = [probe.make(each, p) for each in sets for p in max_loras_candidates(len(each))]
+    owners = [owner for owner, each in enumerate(sets) for _ in max_loras_candidates(len(each))]
+    best: list[tuple[tuple[float, float, float], Bin] | None] = [None] * len(sets)
     if not bins:
-        return best
-    evaluations = problem.predictor.evaluate(problem.workload, bins)
-    admissible = problem.objective.admissible(evaluations)
-    latency = np.nan_to_num(evaluations.mean_itl_ms + evaluations.mean_ttft_ms, nan=1e300)
+        return []
+    evaluations, admissible = probe.evaluate(bins)
     for i in np.flatnonzero(admissible).tolist():
-        if latency[i] < best_latency[owners[i]]:
-            best[owners[i]], best_latency[owners[i]] = bins[i], float(latency[i])
-    return best
+        rank, held = quality(evaluations[i]), best[owners[i]]
+        if held is None or rank < held[0]:
+            best[owners[i]] = (rank, bins[i])
+    return [None if held is None else held[1] for held in best]
 
 
 def has_classes(workload: Workload) -> str | None:

@@ -1,0 +1,179 @@
+"""Lower bounds on the number of GPUs, each a weighing of the adapters that no feasible bin exceeds.
+
+If every feasible bin weighs at most 1, a plan has at least as many bins as all adapters weigh. What a
+feasible bin may carry is asked of the predictor: every bound here is relative to it, and to the search for
+the heaviest bins (`packer.solvers.exact` proves stronger ones).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from packer.checks import slot_rank_for
+from packer.solvers.base import Problem, Solution
+from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.classes import FloatArray, IntArray, aggregate
+from packer.solvers.exact.pricing import fill
+from packer.solvers.oracle import Oracle, OutOfTime
+from packer.solvers.start import counts_gpus, start
+
+_ROUNDING = 1e-6
+_ORDERS = 6
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No plan has fewer than `value` GPUs; `source` is the argument in words.
+
+    `weights` (K,), where the argument is a plain sum: no feasible bin found weighs more than 1.
+    """
+
+    value: int
+    source: str
+    weights: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a feasible bin holds whose slots have at least the rank of class k: float64 (K,) each."""
+
+    load_tok_s: FloatArray
+    adapters: FloatArray
+    bins: IntArray
+
+
+def limits(oracle: Oracle, rng: np.random.Generator, known: IntArray | None = None) -> Limits:
+    """Search for the heaviest and the fullest feasible bins of each slot rank, `known` bins included.
+
+    Raises
+    ------
+    OutOfTime
+        The problem's time is up.
+    """
+    classes = oracle.classes
+    slots = np.array([slot_rank_for(rank) for rank in classes.ranks.tolist()])
+    loads, demand = classes.loads, classes.demand
+    sizes = loads / max(8.0 * float(loads.mean()), float(loads.max()))
+    bases, orders = [], []
+    for slot in np.unique(slots).tolist():
+        lightest = min(np.flatnonzero(slots == slot).tolist(), key=lambda k: (loads[k], k))
+        smaller = np.flatnonzero(slots <= slot)
+        for i in range(_ORDERS):
+            noise = np.exp(rng.normal(0.0, 0.5 * (i // 2), len(smaller)))
+            keys = (-loads, loads, -loads / classes.ranks)[i % 3][smaller] * noise
+            base = np.zeros(len(classes), dtype=np.int64)
+            base[lightest] = 1
+            bases.append(base)
+            orders.append(smaller[np.argsort(keys, kind="stable")][:16])
+    feasible = oracle.feasible(np.array(bases))
+    kept = [i for i in range(len(bases)) if feasible[i]]
+    found = np.zeros((0, len(classes)), dtype=np.int64)
+    if kept:
+        found = fill(oracle, np.array([bases[i] for i in kept]), [orders[i] for i in kept], demand, sizes)
+    if known is not None and len(known):
+        found = np.concatenate([found, known[oracle.feasible(known)]])
+    slot_of = np.array([slots[row > 0].max(initial=0) for row in found], dtype=np.int64)
+    carried, held = found @ loads, found.sum(axis=1)
+    load_limit = np.array([carried[slot_of >= slot].max(initial=0.0) for slot in slots])
+    count_limit = np.array([held[slot_of >= slot].max(initial=0) for slot in slots], dtype=np.float64)
+    return Limits(load_limit, count_limit, found)
+
+
+def l2(sizes: FloatArray, demand: IntArray) -> int:
+    """Martello and Toth's L2: bins of size 1 for `demand` (K,) items of `sizes` (K,) in ]0, 1].
+
+    The best dual-feasible function of the family that rounds items beyond 1 − t up to a bin and drops those
+    below t (S. Martello, P. Toth: Lower bounds and reduction procedures for the bin packing problem, 1990).
+    """
+    best = int(np.ceil(float(sizes @ demand) - _ROUNDING))
+    for threshold in np.unique(sizes[sizes <= 0.5]).tolist():
+        alone = sizes > 1.0 - threshold
+        large = (sizes > 0.5) & ~alone
+        small = (sizes >= threshold) & (sizes <= 0.5)
+        room = float(demand[large].sum() - sizes[large] @ demand[large])
+        more = max(0, int(np.ceil(float(sizes[small] @ demand[small]) - room - _ROUNDING)))
+        best = max(best, int(demand[alone].sum() + demand[large].sum()) + more)
+    return best
+
+
+def quick_bound(oracle: Oracle, rng: np.random.Generator, known: IntArray | None = None) -> Bound:
+    """The best of the bounds on load and on slots, in words.
+
+    Raises
+    ------
+    OutOfTime
+        The problem's time is up.
+    """
+    classes, name = oracle.classes, oracle.problem.predictor.name
+    demand = classes.demand
+    found = limits(oracle, rng, known)
+    options = [
+        Bound(
+            int(np.ceil(int(demand.sum()) / MAX_ADAPTERS_PER_GPU)),
+            f"a GPU holds at most {MAX_ADAPTERS_PER_GPU} adapters",
+        )
+    ]
+    if np.all(found.load_tok_s > 0):
+        # A bin with slots of rank S carries at most the limit of S; a smaller rank's limit is no lower, so
+        # the loads in shares of the limits of their own ranks add up to at most 1 (the KV cache is in it:
+        # larger slots leave less of it, and the limit falls).
+        shares = np.minimum(1.0, classes.loads / found.load_tok_s)
+        total = int(np.ceil(float(shares @ demand) - _ROUNDING))
+        value = l2(shares, demand)
+        options.append(
+            Bound(
+                value,
+                f"load: no feasible bin found carries more than {found.load_tok_s.max():,.0f} tok/s "
+                f"({found.load_tok_s.min():,.0f} with the largest slots); L2 dual-feasible functions; "
+                f"relative to the predictor {name!r} and that search",
+                shares if value == total else None,
+            )
+        )
+        options.append(
+            Bound(
+                l2(np.minimum(1.0, 1.0 / found.adapters), demand),
+                f"slots: no feasible bin found holds more than {int(found.adapters.max())} adapters "
+                f"({int(found.adapters.min())} with the largest slots); relative to the predictor {name!r} "
+                "and that search",
+            )
+        )
+    return max(options, key=lambda bound: bound.value)
+
+
+class Bounds:
+    """Greedy's plan with the bounds on load and slots: a quick answer to "how good is it at least?"."""
+
+    name = "bounds"
+
+    def supports(self, problem: Problem) -> str | None:
+        """Objectives that count GPUs of one type; no replicas, no replayed traces."""
+        return counts_gpus(problem)
+
+    def solve(self, problem: Problem) -> Solution:
+        """The start's bins, and the bound."""
+        first = start(problem)
+        classes = aggregate(problem.workload, optimistic=True)
+        oracle = Oracle(problem, classes)
+        known = np.array([classes.counts(each.adapters) for each in first.bins], dtype=np.int64)
+        try:
+            bound = quick_bound(oracle, np.random.default_rng(problem.seed), known.reshape(-1, len(classes)))
+        except OutOfTime:
+            bound = Bound(1, "at least one GPU; the time was up before anything better was shown")
+        return limited(problem, first, bound, {"bins_asked": oracle.asked})
+
+
+def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, object]) -> Solution:
+    """The solution with a bound; infeasible if it needs more GPUs than there may be."""
+    limit = problem.max_gpus
+    merged = {**first.details, **details}
+    if limit is None or len(first.bins) <= limit or first.unplaced:
+        return Solution(first.bins, first.unplaced, first.reasons, float(bound.value), bound.source, merged)
+    kept, dropped = first.bins[:limit], first.bins[limit:]
+    left = tuple(i for each in dropped for i in each.adapters)
+    reason = f"The best plan found needs {len(first.bins)} GPUs, {limit} were allowed"
+    if bound.value > limit:
+        reason += f"; at least {bound.value} are necessary ({bound.source})"
+    reasons = (*first.reasons, f"{reason}. What would help: --gpus {len(first.bins)}")
+    return Solution(kept, left, reasons, float(bound.value), bound.source, merged)

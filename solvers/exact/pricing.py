@@ -1,0 +1,126 @@
+"""Pricing: feasible bins of high value, where an adapter of class k is worth `weights[k]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.classes import FloatArray, IntArray
+from packer.solvers.oracle import Oracle
+
+_DEPTH = 12
+_STARTS = 24
+
+
+@dataclass
+class _Search:
+    """How many more adapters of one class each of m bins takes: galloping, then bisection, in lockstep."""
+
+    low: IntArray
+    high: IntArray
+    step: IntArray
+    seen_good: IntArray
+    seen_bad: IntArray
+
+    @classmethod
+    def over(cls, top: IntArray) -> _Search:
+        m = len(top)
+        none = np.zeros(m, dtype=np.int64)
+        return cls(none.copy(), top + 1, np.ones(m, dtype=np.int64), none.copy(), none.copy())
+
+    def probe(self, guess: IntArray) -> IntArray:
+        """The next count to try, between what works and what does not."""
+        gallop = np.where(self.seen_bad > 0, self.high - self.step, self.low + self.step)
+        both = (self.seen_good > 0) & (self.seen_bad > 0)
+        fresh = (self.seen_good == 0) & (self.seen_bad == 0)
+        chosen = np.where(both, (self.low + self.high) // 2, np.where(fresh, guess, gallop))
+        return np.clip(chosen, self.low + 1, np.maximum(self.low + 1, self.high - 1))
+
+    def learn(self, rows: IntArray, probed: IntArray, good: FloatArray) -> None:
+        """What the probes of these rows said."""
+        works = good.astype(bool)
+        yes, no = rows[works], rows[~works]
+        self.step[yes] = np.where(self.seen_good[yes] > 0, self.step[yes] * 2, 1)
+        self.step[no] = np.where(self.seen_bad[no] > 0, self.step[no] * 2, 1)
+        self.low[yes], self.high[no] = probed[works], probed[~works]
+        self.seen_good[yes] += 1
+        self.seen_bad[no] += 1
+
+
+def fill(
+    oracle: Oracle, bins: IntArray, orders: list[IntArray], limit: IntArray, sizes: FloatArray
+) -> IntArray:
+    """Fill m feasible bins (m, K), each with as many as fit of the classes of its order, one after the other.
+
+    No count exceeds `limit` (K,); `sizes` (K,) guess the share of a bin that one adapter takes.
+
+    Raises
+    ------
+    OutOfTime
+        The problem's time is up.
+    """
+    bins = bins.copy()
+    for depth in range(max(len(order) for order in orders)):
+        active = np.array([i for i, order in enumerate(orders) if depth < len(order)], dtype=np.int64)
+        added = np.array([orders[i][depth] for i in active.tolist()], dtype=np.int64)
+        held = bins[active]
+        room = MAX_ADAPTERS_PER_GPU - held.sum(axis=1)
+        top = np.maximum(0, np.minimum(limit[added] - held[np.arange(len(active)), added], room))
+        free = np.maximum(0.0, 1.0 - held @ sizes)
+        guess = np.minimum(top, (free / np.maximum(sizes[added], 1e-12) + 1e-9).astype(np.int64))
+        search = _Search.over(top)
+        while (rows := np.flatnonzero(search.high - search.low > 1)).size:
+            probed = search.probe(guess)[rows]
+            asked = held[rows].copy()
+            asked[np.arange(len(rows)), added[rows]] += probed
+            search.learn(rows, probed, oracle.feasible(asked).astype(np.float64))
+        bins[active, added] += search.low
+    return bins
+
+
+def price(
+    oracle: Oracle,
+    weights: FloatArray,
+    limit: IntArray,
+    sizes: FloatArray,
+    rng: np.random.Generator,
+    bases: IntArray,
+) -> IntArray:
+    """Maximal feasible bins (m, K) of high value, best first; none of more than `limit` (K,) of a class.
+
+    Starts from nothing and from the `bases` (feasible bins) with a part taken out, and fills up in order of
+    value per size, shaken by the seeded `rng`. It may miss the best bin: `packer.solvers.exact.proof` checks.
+
+    Raises
+    ------
+    OutOfTime
+        The problem's time is up.
+    """
+    useful = np.flatnonzero((weights > 1e-9) & (limit > 0))
+    if not useful.size:
+        return np.zeros((0, len(weights)), dtype=np.int64)
+    ratio = np.log(weights[useful] / sizes[useful])
+    starts, orders = [], []
+    for i in range(_STARTS):
+        noise = 0.0 if i == 0 else rng.normal(0.0, 0.02 * 4.0 ** (i % 4), len(useful))
+        order = useful[np.argsort(-(ratio + noise), kind="stable")]
+        base = np.zeros(len(weights), dtype=np.int64)
+        if len(bases) and i % 2:
+            base = np.minimum(bases[rng.integers(len(bases))], limit)
+            taken_out = rng.random(len(base)) < rng.choice([0.2, 0.5])
+            base = np.where(taken_out, base // rng.integers(2, 4), base)
+        starts.append(base)
+        orders.append(order[:_DEPTH])
+    filled = np.unique(fill(oracle, np.array(starts), orders, limit, sizes), axis=0)
+    value: IntArray = filled[np.argsort(-(filled @ weights), kind="stable")]
+    return value
+
+
+def singles(oracle: Oracle, limit: IntArray) -> IntArray:
+    """The fullest bin of each class alone (K, K); a class that no bin takes has a row of zeros."""
+    loads = oracle.classes.loads
+    empty = np.zeros((len(loads), len(loads)), dtype=np.int64)
+    orders = [np.array([k]) for k in range(len(loads))]
+    return fill(oracle, empty, orders, limit, loads / max(float(loads.max()), 8.0 * float(loads.mean())))

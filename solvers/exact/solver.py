@@ -1,0 +1,216 @@
+"""`exact`: the pattern model with column generation, rounded and repaired, with its proven bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.solvers.base import Problem, Solution
+from packer.solvers.bounds import Bound, limited, quick_bound
+from packer.solvers.classes import Classes, IntArray, aggregate
+from packer.solvers.exact.master import solve_integer
+from packer.solvers.exact.relaxation import SEARCHED_MARGIN, Relaxation
+from packer.solvers.exact.rounding import dive, realise
+from packer.solvers.oracle import Oracle, OutOfTime
+from packer.solvers.start import counts_gpus, start
+
+_ENUMERATED = 5000
+_ROUNDS = 12
+_INTEGER_S = 10.0
+_JUDGED_BEYOND = 20_000
+
+
+class Exact:
+    """Fewest GPUs by column generation over classes; stops at gap 0, the time limit or when nothing helps."""
+
+    name = "exact"
+
+    def supports(self, problem: Problem) -> str | None:
+        """Objectives that count GPUs of one type; no replicas, no replayed traces."""
+        return counts_gpus(problem)
+
+    def solve(self, problem: Problem) -> Solution:
+        """Greedy's bins or fewer, with the bound."""
+        first = start(problem)
+        if first.unplaced:
+            return first
+        search = ExactSearch(problem, first.bins)
+        search.run()
+        return search.solution(first)
+
+
+class ExactSearch:
+    """One run: the best bins so far, and the best bound so far.
+
+    Attributes
+    ----------
+    bins
+        The plan at hand; always complete.
+    bound
+        No plan has fewer GPUs (relative to the predictor).
+    proven
+        The bound is proven by enumeration (up to dominance), not by a search.
+    """
+
+    def __init__(self, problem: Problem, bins: Sequence[Bin]) -> None:
+        self.problem, self.bins = problem, tuple(bins)
+        self.bound = Bound(1, "a fleet needs at least one GPU")
+        self.proven = True
+        self.classes = aggregate(problem.workload)
+        rounded = self.classes.loss > 0.0
+        self.light = aggregate(problem.workload, optimistic=True) if rounded else self.classes
+        rng = np.random.default_rng(problem.seed)
+        self.heavy_relaxation = Relaxation(Oracle(problem, self.classes), rng)
+        self.light_relaxation = (
+            Relaxation(Oracle(problem, self.light), rng) if rounded else self.heavy_relaxation
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether the plan is as small as the bound."""
+        return len(self.bins) <= self.bound.value
+
+    def run(self) -> None:
+        """Search until the gap is closed, the time is up, or a whole round changes nothing."""
+        if self.closed:
+            return
+        try:
+            if self._enumerate():
+                return
+            self.quick()
+            self._price()
+        except OutOfTime:
+            return
+
+    def quick(self) -> None:
+        """Bounds on load and slots; one that closes the gap is checked by enumeration. Raises `OutOfTime`."""
+        relaxation = self.light_relaxation
+        bound = quick_bound(relaxation.oracle, relaxation.rng, _counts(self.light, self.bins))
+        if bound.weights is None or bound.value < len(self.bins):
+            self._raise(bound, False)
+            return
+        total = float(bound.weights @ relaxation.demand)
+        found = relaxation.certify(bound.weights, total, bound.value, _JUDGED_BEYOND)
+        if found.counterexample is None:
+            self._raise(bound, found.exhaustive)
+
+    def solution(self, first: Solution) -> Solution:
+        """What was found."""
+        oracle = self.light_relaxation.oracle
+        master = self.light_relaxation.master
+        details: dict[str, object] = {
+            "classes": len(self.classes),
+            "rounding_loss": self.classes.loss,
+            "patterns": len(self.heavy_relaxation.patterns),
+            "relaxation": None if master is None else master.value,
+            "bound_by_enumeration": self.proven,
+            "bins_asked": self.heavy_relaxation.oracle.asked,
+            "dominance_checks": oracle.checks,
+            "dominance_violations": oracle.violations,
+        }
+        return limited(self.problem, replace(first, bins=self.bins), self.bound, details)
+
+    def _raise(self, bound: Bound, proven: bool) -> None:
+        # A search that missed a bin can promise too much: a plan at hand refutes it.
+        if self.bound.value < bound.value <= len(self.bins):
+            self.bound, self.proven = bound, proven
+
+    def _accept(self, bins: tuple[Bin, ...] | None) -> bool:
+        if bins is None or len(bins) >= len(self.bins):
+            return False
+        self.bins = bins
+        self.problem.progress("exact: GPUs", len(bins), self.bound.value)
+        return True
+
+    def _enumerate(self) -> bool:
+        """Judge every possible bin, if there are few; True if that settled it."""
+        demand = self.classes.demand
+        if self.classes.loss > 0.0 or float(np.prod(demand + 1.0)) > _ENUMERATED:
+            return False
+        rows = np.array(list(product(*(range(d + 1) for d in demand.tolist()))), dtype=np.int64)[1:]
+        oracle = self.heavy_relaxation.oracle
+        feasible = np.array([verdict.feasible for verdict in oracle.judge(rows)])
+        use, optimal = solve_integer(
+            rows[feasible], demand, time_limit_s=self._seconds(_INTEGER_S * 3), exact_cover=True
+        )
+        if use is None:
+            return False
+        chosen = np.repeat(rows[feasible], use, axis=0)
+        self._accept(realise(self.problem, self.classes, list(chosen)))
+        if optimal:
+            name = self.problem.predictor.name
+            self._raise(
+                Bound(int(use.sum()), f"every possible bin was judged by the predictor {name!r}"), True
+            )
+        return optimal
+
+    def _price(self) -> None:
+        for relaxation, classes in (
+            (self.light_relaxation, self.light),
+            (self.heavy_relaxation, self.classes),
+        ):
+            if not relaxation.patterns.size and not relaxation.start(_counts(classes, self.bins)):
+                return
+            if classes is self.light:
+                self._prove(relaxation)
+            if classes is not self.light:
+                relaxation.run(lambda: self.closed)
+        for step in range(_ROUNDS):
+            if self.closed or not self._round(step):
+                return
+
+    def _prove(self, relaxation: Relaxation) -> None:
+        """Generate columns and certify, again while the certification finds better bins."""
+        done = False
+        while not done and not self.closed:
+            relaxation.run(lambda: self.closed)
+            done = relaxation.prove(len(self.bins), _JUDGED_BEYOND)
+        master = relaxation.master
+        if master is None or relaxation.bound <= self.bound.value:
+            return
+        self._raise(Bound(relaxation.bound, self._source(relaxation)), relaxation.exhaustive)
+
+    def _source(self, relaxation: Relaxation) -> str:
+        assert relaxation.master is not None
+        name = self.problem.predictor.name
+        text = f"linear relaxation of the pattern model: {relaxation.master.value:.3f} bins; "
+        if relaxation.exhaustive:
+            return text + (
+                f"no plan with fewer GPUs passes the predictor {name!r}, if a bin that holds an infeasible "
+                f"one is infeasible ({relaxation.judged_beyond:,} bins judged beyond it)"
+            )
+        return text + (
+            f"no plan with fewer GPUs passes the predictor {name!r}, unless the search missed a bin worth "
+            f"{SEARCHED_MARGIN:.2%} more than the best one ({relaxation.judged_beyond:,} bins judged beyond)"
+        )
+
+    def _round(self, step: int) -> bool:
+        """Whole numbers over the pool, then a dive; False once neither helps nor adds patterns."""
+        relaxation = self.heavy_relaxation
+        before = len(relaxation.patterns)
+        use, _ = solve_integer(relaxation.patterns, relaxation.demand, time_limit_s=self._seconds(_INTEGER_S))
+        improved = False
+        if use is not None:
+            chosen = np.repeat(relaxation.patterns, use, axis=0)
+            if len(chosen) < len(self.bins):
+                improved = self._accept(realise(self.problem, self.classes, list(chosen)))
+        if not self.closed:
+            rows = dive(relaxation, len(self.bins), 0.0 if step == 0 else 0.05)
+            if rows is not None:
+                relaxation.add(np.array(rows))
+                improved |= self._accept(realise(self.problem, self.classes, rows))
+        if not improved and not self.closed:
+            relaxation.diversify(0.1)
+        return improved or len(relaxation.patterns) > before
+
+    def _seconds(self, most: float) -> float:
+        return min(most, max(0.1, self.problem.remaining_s() / 2))
+
+
+def _counts(classes: Classes, bins: Sequence[Bin]) -> IntArray:
+    rows = [classes.counts(each.adapters) for each in bins if each.shares is None]
+    return np.array(rows, dtype=np.int64).reshape(-1, len(classes))
