@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin, Evaluation, Evaluations
+from packer.plan import Plan, Status
+from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.workload import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {
@@ -63,3 +70,59 @@ def folders() -> dict[str, str]:
 def modules() -> list[Module]:
     """Every module of the package, parsed once."""
     return _modules()
+
+
+@pytest.fixture(scope="session")
+def toy_profile() -> Profile:
+    """A small uncalibrated server, made up of round numbers."""
+    return Profile(
+        name="toy",
+        model=ModelSpec(
+            "acme/toy-7b", weights_bytes=16e9, kv_bytes_per_token=131_072, lora_bytes_per_rank=2.6e6
+        ),
+        gpu=GpuSpec("toy-gpu", memory_bytes=64e9, price_per_hour=2.0),
+        engine=EngineSpec("vllm", "0.10.0", 4096, 8192, 512),
+        memory=MemorySpec(32e9, 1e6, 2.6e6, min_kv_tokens=4096),
+        latency=LatencySpec("linear", {"base_ms": 8.0, "per_decode_ms": 0.02, "per_adapter_ms": 0.05}),
+    )
+
+
+@pytest.fixture(scope="session")
+def toy_plan(toy_profile: Profile) -> Callable[..., Plan]:
+    """Makes a feasible plan from adapter names, dealt out over `gpus` servers.
+
+    With `replicated`, the first adapter is on every server, with shares 1 : 2 : 3 ….
+    """
+
+    def make(names: Sequence[str], gpus: int = 2, *, replicated: bool = False, rank: int = 8) -> Plan:
+        workload = Workload([Adapter(name, rank, 0.1 + 0.01 * k) for k, name in enumerate(names)])
+        total = gpus * (gpus + 1) / 2
+        bins = []
+        for gpu in range(gpus):
+            own = tuple(i for i in range(len(names)) if i % gpus == gpu or (replicated and i == 0))
+            shares = tuple((gpu + 1) / total if i == 0 else 1.0 for i in own) if replicated else None
+            bins.append(Bin(own, min(8, len(own)), max(8, rank), toy_profile, shares))
+        rows = []
+        for each in bins:
+            load = each.offered_tok_s(workload)
+            kv = (32e9 - each.max_loras * (1e6 + each.max_lora_rank * 2.6e6)) / 131_072
+            rows.append(
+                Evaluation(load, 0.995 * load, False, False, 60.0, 40.0, 300.0, 11.0, 10.5, 30.0, kv, 0.0)
+            )
+        return Plan(
+            workload,
+            tuple(bins),
+            Evaluations.of(rows),
+            Status.FEASIBLE,
+            objective="gpus",
+            solver="greedy",
+            predictor="twin",
+            objective_value=(float(gpus),),
+            lower_bound=max(1.0, gpus - 1.0),
+            bound_source="offered load",
+            verified=True,
+            runtime_s=0.5,
+            versions={"packer": "0.1.0"},
+        )
+
+    return make

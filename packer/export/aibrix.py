@@ -1,0 +1,73 @@
+"""AIBrix: the servers as Kubernetes resources without adapters, and a ModelAdapter for each adapter.
+
+model.aibrix.ai/v1alpha1: `spec.podSelector` names the servers that may hold the adapter, `spec.replicas`
+how many of them do. AIBrix serves an adapter under the name of its resource, which must be a DNS label:
+where an adapter's own name is none, the annotation `packer/adapter` keeps it. AIBrix splits the requests of
+a replicated adapter by its own routing policy; the planned shares stand in the annotation `packer/shares`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packer.export import kubernetes, quoting
+from packer.export.servers import Options, Server, routes
+from packer.export.sources import kind_of
+
+_LABEL = "model.aibrix.ai/name"
+
+
+def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+    """`servers.yaml` and `model-adapters.yaml`, for `kubectl apply -f`."""
+    documents: list[object] = []
+    for server in servers:
+        config = kubernetes.config_map(server, options, with_adapters=False)
+        labels = {_LABEL: quoting.label_value(server.model), "model.aibrix.ai/port": str(server.port)}
+        documents += [
+            config,
+            kubernetes.deployment(server, options, config, labels),
+            kubernetes.service(server, options),
+        ]
+    sources = {item.name: item.source for server in servers for item in server.modules}
+    adapters = [
+        _model_adapter(name, sources[name], places, options) for name, places in routes(servers).items()
+    ]
+    return {"model-adapters.yaml": quoting.yaml_text(adapters), "servers.yaml": quoting.yaml_text(documents)}
+
+
+def _model_adapter(
+    name: str, source: str, places: list[tuple[Server, float]], options: Options
+) -> dict[str, Any]:
+    base = quoting.label_value(places[0][0].model)
+    names = [server.name for server, _ in places]
+    metadata: dict[str, Any] = {"name": quoting.dns_name(name)}
+    if options.namespace:
+        metadata["namespace"] = options.namespace
+    metadata["labels"] = {_LABEL: quoting.dns_name(name), "model.aibrix.ai/port": str(places[0][0].port)}
+    metadata["annotations"] = {"packer/adapter": name}
+    if len(places) > 1:
+        shares = {server.name: round(share, 6) for server, share in places}
+        metadata["annotations"]["packer/shares"] = quoting.json_text(shares)
+    return {
+        "apiVersion": "model.aibrix.ai/v1alpha1",
+        "kind": "ModelAdapter",
+        "metadata": metadata,
+        "spec": {
+            "baseModel": base,
+            "podSelector": {
+                "matchLabels": {_LABEL: base},
+                "matchExpressions": [
+                    {"key": "app.kubernetes.io/instance", "operator": "In", "values": names}
+                ],
+            },
+            "artifactURL": _artifact(source),
+            "replicas": len(places),
+        },
+    }
+
+
+def _artifact(source: str) -> str:
+    """AIBrix reads huggingface://, s3://, gcs:// and absolute paths."""
+    if kind_of(source) == "huggingface" and "://" not in source:
+        return f"huggingface://{source}"
+    return source

@@ -1,0 +1,82 @@
+"""vLLM production stack: chart values with a `modelSpec` per server, and a LoraAdapter per adapter there.
+
+The operator puts an adapter on the pods of its `baseModel`, which is the name of a `modelSpec`; so each
+server gets a `modelSpec` of its own. Resources: production-stack.vllm.ai/v1alpha1. The chart's router looks
+an adapter's servers up by itself and has no shares: where shares must hold, route with one of the routing
+formats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packer.export import quoting
+from packer.export.servers import Module, Options, Server
+from packer.export.sources import kind_of
+
+_RUNTIME_UPDATES = {"name": "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "value": "True"}
+
+
+def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+    """`values.yaml` for `helm install`, and `lora-adapters.yaml` for `kubectl apply`."""
+    specs = [_model_spec(server, options) for server in servers]
+    values = {
+        "servingEngineSpec": {"modelSpec": specs},
+        "loraController": {"enableLoraController": True},
+    }
+    adapters = [_lora_adapter(item, server, options) for server in servers for item in server.modules]
+    return {"values.yaml": quoting.yaml_text([values]), "lora-adapters.yaml": quoting.yaml_text(adapters)}
+
+
+def _model_spec(server: Server, options: Options) -> dict[str, Any]:
+    engine = server.bin.profile.engine
+    repository, _, tag = server.image.rpartition(":")
+    if not repository or "/" in tag:  # no tag: what follows the last colon is a registry's port
+        repository, tag = server.image, "latest"
+    spec: dict[str, Any] = {
+        "name": server.name,
+        "repository": repository,
+        "tag": tag,
+        "modelURL": server.model,
+        "replicaCount": 1,
+        "requestCPU": 8,
+        "requestMemory": "32Gi",
+        "requestGPU": server.gpus,
+        "enableLoRA": True,
+        "vllmConfig": {
+            "maxModelLen": engine.max_model_len,
+            "dtype": engine.dtype,
+            "tensorParallelSize": engine.tensor_parallel_size,
+            "extraArgs": _extra_arguments(server),
+        },
+        "env": [dict(_RUNTIME_UPDATES)],
+    }
+    if options.token_secret:
+        spec["hf_token"] = {"secretName": options.token_secret, "secretKey": "token"}
+    return spec
+
+
+def _extra_arguments(server: Server) -> list[str]:
+    said_elsewhere = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora")
+    settings = {name: value for name, value in server.settings().items() if name not in said_elsewhere}
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+def _lora_adapter(item: Module, server: Server, options: Options) -> dict[str, Any]:
+    kinds = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "http", "gcs": "http"}
+    source: dict[str, Any] = {"type": kinds[kind_of(item.source)], "adapterName": item.name}
+    source["repository" if source["type"] == "huggingface" else "adapterPath"] = item.source
+    name = quoting.dns_name(f"{server.name}.{item.name}")
+    metadata: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/managed-by": "packer"}}
+    if options.namespace:
+        metadata["namespace"] = options.namespace
+    return {
+        "apiVersion": "production-stack.vllm.ai/v1alpha1",
+        "kind": "LoraAdapter",
+        "metadata": metadata,
+        "spec": {
+            "baseModel": server.name,
+            "adapterSource": source,
+            "loraAdapterDeploymentConfig": {"algorithm": "default", "replicas": 1},
+        },
+    }

@@ -1,0 +1,143 @@
+"""Kubernetes: a ConfigMap with vLLM's settings, a Deployment and a Service for each server.
+
+The settings stand in a file that vLLM reads (`vllm serve --config`), not on the command line, because
+Kubernetes expands `$(NAME)` in the arguments of a container.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from packer.errors import ValidationError
+from packer.export import quoting
+from packer.export.servers import Options, Server
+
+_CONFIG = "/etc/packer/vllm.yaml"
+_MAX_CONFIG_BYTES = 1_000_000
+"""A ConfigMap holds at most 1 MiB."""
+
+
+def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+    """`packer.yaml`, for `kubectl apply -f`."""
+    documents: list[object] = []
+    for server in servers:
+        config = config_map(server, options)
+        documents += [config, deployment(server, options, config), service(server, options)]
+    return {"packer.yaml": quoting.yaml_text(documents)}
+
+
+def metadata(name: str, server: Server, options: Options) -> dict[str, Any]:
+    """Metadata with the labels that select this server."""
+    found: dict[str, Any] = {"name": name}
+    if options.namespace:
+        found["namespace"] = options.namespace
+    found["labels"] = labels(server)
+    return found
+
+
+def labels(server: Server) -> dict[str, str]:
+    """Labels of a server; unique to it among the plan's."""
+    return {
+        "app.kubernetes.io/name": "vllm",
+        "app.kubernetes.io/managed-by": "packer",
+        "app.kubernetes.io/instance": server.name,
+    }
+
+
+def config_map(server: Server, options: Options, *, with_adapters: bool = True) -> dict[str, Any]:
+    """vLLM's settings as the file that `vllm serve --config` reads."""
+    settings: dict[str, Any] = {"model": server.model, "port": server.port, **server.settings()}
+    if with_adapters:
+        settings["lora-modules"] = server.lora_modules()
+    text = quoting.yaml_text([settings])
+    if len(text) > _MAX_CONFIG_BYTES:
+        raise ValidationError(
+            f"Expected the settings of a server to fit a ConfigMap (1 MiB), got {len(text):,} bytes for "
+            f"{server.name}: name the adapters or their sources shorter."
+        )
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(server.name, server, options),
+        "data": {"vllm.yaml": text},
+    }
+
+
+def deployment(
+    server: Server, options: Options, config: dict[str, Any], extra_labels: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """One pod of vLLM that reads `config`."""
+    pod_labels = labels(server) | (extra_labels or {})
+    digest = hashlib.sha256(config["data"]["vllm.yaml"].encode()).hexdigest()[:16]
+    pod = {
+        "metadata": {"labels": pod_labels, "annotations": {"packer/config": digest}},
+        "spec": {"containers": [container(server, options)], "volumes": _volumes(server, options)},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(server.name, server, options),
+        "spec": {
+            "replicas": 1,
+            # One GPU can't hold the old and the new server at once.
+            "strategy": {"type": "Recreate"},
+            "selector": {"matchLabels": labels(server)},
+            "template": pod,
+        },
+    }
+
+
+def container(server: Server, options: Options) -> dict[str, Any]:
+    """The container of vLLM."""
+    mounts: list[dict[str, Any]] = [
+        {"name": "config", "mountPath": "/etc/packer", "readOnly": True},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    if options.adapters_claim:
+        mounts.append({"name": "adapters", "mountPath": options.adapters_dir, "readOnly": True})
+    probe = {"httpGet": {"path": "/health", "port": "http"}}
+    found: dict[str, Any] = {
+        "name": "vllm",
+        "image": server.image,
+        "command": ["vllm", "serve", "--config", _CONFIG],
+        "env": [{"name": "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "value": "True"}],
+        "ports": [{"name": "http", "containerPort": server.port}],
+        "resources": {"limits": {"nvidia.com/gpu": str(server.gpus)}},
+        "volumeMounts": mounts,
+        "startupProbe": {**probe, "periodSeconds": 10, "failureThreshold": 120},
+        "readinessProbe": {**probe, "periodSeconds": 5},
+        "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
+    }
+    if options.token_secret:
+        reference = {"secretKeyRef": {"name": options.token_secret, "key": "token"}}
+        found["env"].append({"name": "HF_TOKEN", "valueFrom": reference})
+    return found
+
+
+def _volumes(server: Server, options: Options) -> list[dict[str, Any]]:
+    volumes: list[dict[str, Any]] = [
+        {"name": "config", "configMap": {"name": server.name}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    if options.adapters_claim:
+        volumes.append(
+            {
+                "name": "adapters",
+                "persistentVolumeClaim": {"claimName": options.adapters_claim, "readOnly": True},
+            }
+        )
+    return volumes
+
+
+def service(server: Server, options: Options) -> dict[str, Any]:
+    """The address of a server inside the cluster: its name."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(server.name, server, options),
+        "spec": {
+            "selector": labels(server),
+            "ports": [{"name": "http", "port": server.port, "targetPort": "http"}],
+        },
+    }

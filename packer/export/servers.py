@@ -1,0 +1,237 @@
+"""What every format needs of a plan: its servers with their names, addresses, flags and adapters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from packer import checks
+from packer.bin import Bin
+from packer.errors import IncompatibleError, ValidationError, shown
+from packer.export import quoting
+from packer.plan import Plan
+
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
+_VERSION = re.compile(r"\d+\.\d+(\.\d+)?", re.ASCII)
+_ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:\d{1,5}", re.ASCII)
+_DEFAULT_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the servers are to run.
+
+    Parameters
+    ----------
+    sources
+        Adapter → path or repository; empty means that every adapter lies under `adapters_dir`.
+    adapters_dir
+        Folder of the adapters on the servers; an adapter without a source is its sub-folder of that name.
+    model
+        Base model as vLLM should load it; None takes the profile's.
+    image
+        Container image; None takes vLLM's of the profile's version.
+    prefix
+        Start of every server's name: `gpu` gives gpu-0, gpu-1, ….
+    namespace
+        Kubernetes namespace; None leaves it to the cluster's default.
+    port
+        Port of a server; on a shared host, of the first one.
+    address
+        Where routers find a server: a host and port with `{name}`, `{index}` and `{port}` (on a shared host:
+        `port` + index); None takes the server's name and `port`, as Compose and Kubernetes resolve them.
+    adapters_claim
+        Kubernetes PersistentVolumeClaim with the adapters, mounted at `adapters_dir`.
+    token_secret
+        Kubernetes Secret whose key `token` is the Hugging Face token.
+    """
+
+    sources: Mapping[str, str] = field(default_factory=dict)
+    adapters_dir: str = "/adapters"
+    model: str | None = None
+    image: str | None = None
+    prefix: str = "gpu"
+    namespace: str | None = None
+    port: int = 8000
+    address: str | None = None
+    adapters_claim: str | None = None
+    token_secret: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.integer("the port", self.port, low=1, high=65_535)
+        for what, name in (
+            ("the prefix", self.prefix),
+            ("the namespace", self.namespace),
+            ("the claim", self.adapters_claim),
+            ("the secret", self.token_secret),
+        ):
+            if name is not None and (quoting.dns_name(name) != name or len(name) > 40):
+                raise ValidationError(
+                    f"Expected {what} to be up to 40 small letters, digits and '-', got {shown(name)}."
+                )
+        if self.image is not None and not _IMAGE.fullmatch(self.image):
+            raise ValidationError(
+                f"Expected a container image like vllm/vllm-openai:v0.10.0, got {shown(self.image)}."
+            )
+        if not self.adapters_dir.startswith("/") or not self.adapters_dir.isprintable():
+            raise ValidationError(f"Expected an absolute folder of adapters, got {shown(self.adapters_dir)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One adapter on one server. `share`: the part of its requests that goes there."""
+
+    name: str
+    source: str
+    rank: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One vLLM server of the plan."""
+
+    index: int
+    name: str
+    port: int
+    address: str
+    model: str
+    image: str
+    bin: Bin
+    modules: tuple[Module, ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of this server: its tensor-parallel size."""
+        return self.bin.profile.engine.tensor_parallel_size
+
+    @property
+    def max_cpu_loras(self) -> int:
+        """Adapters kept in host memory; vLLM wants at least `max_loras`."""
+        limit = self.bin.profile.engine.max_cpu_loras
+        return max(self.bin.max_loras, len(self.modules) if limit is None else limit)
+
+    def settings(self) -> dict[str, object]:
+        """vLLM's flags without the adapters, by name; a True is a flag without value."""
+        engine = self.bin.profile.engine
+        flags: dict[str, object] = {
+            "max-model-len": engine.max_model_len,
+            "max-num-batched-tokens": engine.max_num_batched_tokens,
+            "max-num-seqs": engine.max_num_seqs,
+            "gpu-memory-utilization": engine.gpu_memory_utilization,
+            "dtype": engine.dtype,
+        }
+        if engine.tensor_parallel_size > 1:
+            flags["tensor-parallel-size"] = engine.tensor_parallel_size
+        if engine.block_size != _DEFAULT_BLOCK:
+            flags["block-size"] = engine.block_size
+        flags["enable-lora"] = True
+        flags["max-loras"] = self.bin.max_loras
+        flags["max-lora-rank"] = self.bin.max_lora_rank
+        flags["max-cpu-loras"] = self.max_cpu_loras
+        return flags
+
+    def flags(self) -> list[str]:
+        """`settings` as words of a command line."""
+        words: list[str] = []
+        for name, value in self.settings().items():
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        return words
+
+    def lora_modules(self) -> list[str]:
+        """Values of --lora-modules: JSON, because the older `name=path` can't hold every name."""
+        return [quoting.json_text({"name": item.name, "path": item.source}) for item in self.modules]
+
+    def command(self, port: int) -> list[str]:
+        """The whole command line."""
+        return [
+            *("vllm", "serve", self.model, "--port", str(port)),
+            *self.flags(),
+            *("--lora-modules", *self.lora_modules()),
+        ]
+
+
+def servers(plan: Plan, options: Options) -> tuple[Server, ...]:
+    """The servers of a plan.
+
+    Raises
+    ------
+    IncompatibleError
+        The plan is infeasible: it has adapters without a server, or none at all.
+    ValidationError
+        An adapter has no source though a table was given, or the model can't be named on a command line.
+    """
+    if not plan.bins or plan.unplaced:
+        why = f" {plan.reasons[0]}" if plan.reasons else ""
+        raise IncompatibleError(
+            f"The plan is infeasible ({len(plan.unplaced)} adapters without a server): nothing to run.{why}"
+        )
+    paths = _sources(plan, options)
+    return tuple(_server(plan, index, options, paths) for index in range(len(plan.bins)))
+
+
+def _sources(plan: Plan, options: Options) -> dict[str, str]:
+    used = sorted({plan.workload.names[i] for each in plan.bins for i in each.adapters})
+    if not options.sources:
+        folder = options.adapters_dir.rstrip("/")
+        return {name: f"{folder}/{quoting.file_name(name)}" for name in used}
+    missing = [name for name in used if name not in options.sources]
+    if missing:
+        listed = ", ".join(shown(name) for name in missing[:5]) + (", …" if len(missing) > 5 else "")
+        raise ValidationError(
+            f"Expected a source for each of the {len(used)} adapters, got none for {len(missing)}: {listed}."
+        )
+    return {name: options.sources[name] for name in used}
+
+
+def _server(plan: Plan, index: int, options: Options, paths: Mapping[str, str]) -> Server:
+    item = plan.bins[index]
+    profile = item.profile
+    model = options.model if options.model is not None else profile.model.name
+    if not model.strip() or model.startswith("-") or not model.isprintable():
+        raise ValidationError(f"Expected the base model to be a path or repository, got {shown(model)}.")
+    shares = item.shares if item.shares is not None else (1.0,) * len(item.adapters)
+    modules = [
+        Module(plan.workload.names[i], paths[plan.workload.names[i]], plan.workload.adapters[i].rank, share)
+        for i, share in zip(item.adapters, shares, strict=True)
+    ]
+    version = profile.engine.version.removeprefix("v")
+    tag = f"v{version}" if _VERSION.fullmatch(version) else "latest"
+    return Server(
+        index,
+        f"{options.prefix}-{index}",
+        options.port,
+        _address(index, options),
+        model,
+        options.image or f"vllm/vllm-openai:{tag}",
+        item,
+        tuple(modules),
+    )
+
+
+def _address(index: int, options: Options) -> str:
+    address = options.address if options.address is not None else f"{{name}}:{options.port}"
+    for mark, value in (
+        ("{name}", f"{options.prefix}-{index}"),
+        ("{index}", str(index)),
+        ("{port}", str(options.port + index)),
+    ):
+        address = address.replace(mark, value)
+    if not _ADDRESS.fullmatch(address):
+        raise ValidationError(
+            f"Expected an address like {{name}}:8000 or 127.0.0.1:{{port}}, got {shown(options.address)}."
+        )
+    return address
+
+
+def routes(all_servers: tuple[Server, ...]) -> dict[str, list[tuple[Server, float]]]:
+    """Adapter → its servers with their shares, which sum to 1; adapters in order of their names."""
+    table: dict[str, list[tuple[Server, float]]] = {}
+    for server in all_servers:
+        for item in server.modules:
+            table.setdefault(item.name, []).append((server, item.share))
+    return {
+        name: [(server, share / sum(part for _, part in places)) for server, share in places]
+        for name, places in sorted(table.items())
+    }

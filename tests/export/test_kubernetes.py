@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from packer.errors import ValidationError
+from packer.export.formats import export_plan
+from packer.export.servers import Options
+from packer.plan import Plan
+
+DNS = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+KINDS = ("ConfigMap", "Deployment", "Service")
+OPTIONS = Options(namespace="ml", adapters_claim="adapters", token_secret="hf")
+
+
+def validated(text: str) -> list[dict[str, Any]]:
+    """Documents of a manifest, each checked strictly against Kubernetes' own schema."""
+    documents = list(yaml.safe_load_all(text))
+    for document in documents:
+        kubernetes_validate.validate(document, "1.31", strict=True)
+    return documents
+
+
+@pytest.mark.parametrize("options", [Options(), OPTIONS])
+def test_every_document_is_valid(hostile_plan: Plan, options: Options) -> None:
+    """Deployment, Service and ConfigMap of every server satisfy Kubernetes' schemas."""
+    documents = validated(export_plan(hostile_plan, "k8s", options)["packer.yaml"])
+    assert [document["kind"] for document in documents] == ["ConfigMap", "Deployment", "Service"] * 3
+    names = {(document["kind"], document["metadata"]["name"]) for document in documents}
+    assert names == {(kind, f"gpu-{gpu}") for kind in KINDS for gpu in range(3)}
+
+
+def test_settings_hold_the_adapters(hostile_plan: Plan) -> None:
+    """The file that vLLM reads holds exactly the server's adapters."""
+    from json import loads
+
+    documents = validated(export_plan(hostile_plan, "k8s")["packer.yaml"])
+    for gpu, config in enumerate(documents[::3]):
+        settings = yaml.safe_load(config["data"]["vllm.yaml"])
+        assert settings["max-loras"] == hostile_plan.bins[gpu].max_loras
+        assert settings["enable-lora"] is True
+        found = {loads(item)["name"] for item in settings["lora-modules"]}
+        assert found == {hostile_plan.workload.names[i] for i in hostile_plan.bins[gpu].adapters}
+
+
+def test_nothing_of_a_name_is_on_the_command_line(hostile_plan: Plan) -> None:
+    """Kubernetes expands $(NAME) in arguments, so they hold no name."""
+    documents = validated(export_plan(hostile_plan, "k8s")["packer.yaml"])
+    for deployment in documents[1::3]:
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        assert container["command"] == ["vllm", "serve", "--config", "/etc/packer/vllm.yaml"]
+        assert "args" not in container
+
+
+def test_selectors_match_their_own_pods_only(hostile_plan: Plan) -> None:
+    """A Service selects the pods of its server and of no other."""
+    documents = validated(export_plan(hostile_plan, "k8s")["packer.yaml"])
+    pods = [
+        each["spec"]["template"]["metadata"]["labels"] for each in documents if each["kind"] == "Deployment"
+    ]
+    for number, service in enumerate(each for each in documents if each["kind"] == "Service"):
+        selector = service["spec"]["selector"].items()
+        assert [selector <= pod.items() for pod in pods] == [k == number for k in range(3)]
+
+
+def test_too_large_settings_are_refused(toy_plan: Callable[..., Plan]) -> None:
+    """What doesn't fit a ConfigMap is an error here, not on the cluster."""
+    names = [f"{k:04d}" + "\U0001f984" * 200 for k in range(300)]
+    with pytest.raises(ValidationError, match="1 MiB"):
+        export_plan(toy_plan(names, gpus=1), "k8s")
+
+
+@pytest.mark.parametrize("bad", ["Upper", "a b", "x" * 41, "", "-x", "a\n"])
+def test_bad_kubernetes_names_are_refused(bad: str) -> None:
+    """Names that a cluster would refuse are refused here."""
+    with pytest.raises(ValidationError, match="letters, digits"):
+        Options(namespace=bad)
+
+
+def test_aibrix_resources(hostile_plan: Plan) -> None:
+    """One ModelAdapter per adapter, with a unique DNS name, on exactly its planned servers."""
+    sources = {name: f"acme/lora-{k}" for k, name in enumerate(hostile_plan.workload.names)}
+    files = export_plan(hostile_plan, "aibrix", Options(sources=sources))
+    servers = validated(files["servers.yaml"])
+    assert not any(
+        "lora-modules" in each["data"]["vllm.yaml"] for each in servers if each["kind"] == "ConfigMap"
+    )
+    adapters = list(yaml.safe_load_all(files["model-adapters.yaml"]))
+    assert {each["metadata"]["annotations"]["packer/adapter"] for each in adapters} == set(sources)
+    assert len({each["metadata"]["name"] for each in adapters}) == len(sources)
+    for each in adapters:
+        name = each["metadata"]["annotations"]["packer/adapter"]
+        index = hostile_plan.workload.names.index(name)
+        places = [f"gpu-{gpu}" for gpu, item in enumerate(hostile_plan.bins) if index in item.adapters]
+        assert (each["apiVersion"], each["kind"]) == ("model.aibrix.ai/v1alpha1", "ModelAdapter")
+        assert DNS.fullmatch(each["metadata"]["name"])
+        assert each["spec"]["artifactURL"] == f"huggingface://{sources[name]}"
+        assert each["spec"]["replicas"] == len(places)
+        assert each["spec"]["podSelector"]["matchExpressions"][0]["values"] == places
+        assert set(each["spec"]) == {"baseModel", "podSelector", "artifactURL", "replicas"}
+
+
+def test_aibrix_pods_carry_the_selected_labels(hostile_plan: Plan) -> None:
+    """What a ModelAdapter selects is what the servers' pods are labelled with."""
+    files = export_plan(hostile_plan, "aibrix")
+    pods = [
+        each["spec"]["template"]["metadata"]["labels"]
+        for each in yaml.safe_load_all(files["servers.yaml"])
+        if each["kind"] == "Deployment"
+    ]
+    for each in yaml.safe_load_all(files["model-adapters.yaml"]):
+        selector = each["spec"]["podSelector"]
+        found = [
+            pod
+            for pod in pods
+            if selector["matchLabels"].items() <= pod.items()
+            and all(pod[rule["key"]] in rule["values"] for rule in selector["matchExpressions"])
+        ]
+        assert len(found) == each["spec"]["replicas"]
+
+
+def test_helm_values_and_adapters(hostile_plan: Plan) -> None:
+    """One modelSpec per server, and each adapter as a LoraAdapter of its server."""
+    files = export_plan(hostile_plan, "helm", OPTIONS)
+    specs = yaml.safe_load(files["values.yaml"])["servingEngineSpec"]["modelSpec"]
+    assert [spec["name"] for spec in specs] == ["gpu-0", "gpu-1", "gpu-2"]
+    for spec, item in zip(specs, hostile_plan.bins, strict=True):
+        assert (spec["repository"], spec["tag"]) == ("vllm/vllm-openai", "v0.10.0")
+        assert f"--max-loras={item.max_loras}" in spec["vllmConfig"]["extraArgs"]
+    adapters = list(yaml.safe_load_all(files["lora-adapters.yaml"]))
+    placed = {(each["spec"]["baseModel"], each["spec"]["adapterSource"]["adapterName"]) for each in adapters}
+    names = hostile_plan.workload.names
+    assert placed == {
+        (f"gpu-{k}", names[i]) for k, item in enumerate(hostile_plan.bins) for i in item.adapters
+    }
+    assert len({each["metadata"]["name"] for each in adapters}) == len(adapters)
+    assert all(DNS.fullmatch(each["metadata"]["name"]) for each in adapters)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import crossplane
+import pytest
+import yaml
+
+from packer.errors import ValidationError
+from packer.export import envoy, quoting
+from packer.export.formats import export_plan
+from packer.export.servers import Options
+from packer.plan import Plan
+
+
+def planned(plan: Plan) -> dict[str, dict[str, float]]:
+    """Adapter → server → share, straight from the plan."""
+    table: dict[str, dict[str, float]] = {}
+    for gpu, item in enumerate(plan.bins):
+        for k, i in enumerate(item.adapters):
+            share = 1.0 if item.shares is None else item.shares[k]
+            table.setdefault(plan.workload.names[i], {})[f"gpu-{gpu}"] = share
+    return table
+
+
+def test_json_holds_servers_and_shares(hostile_plan: Plan) -> None:
+    """Every adapter is routed to its servers, and shares of a replicated one sum to 1."""
+    document = json.loads(export_plan(hostile_plan, "routing")["routing.json"])
+    found = {
+        name: {place["server"]: place["share"] for place in places}
+        for name, places in document["adapters"].items()
+    }
+    want = planned(hostile_plan)
+    assert set(found) == set(want)
+    for name, places in found.items():
+        assert places == pytest.approx(want[name])
+        assert sum(places.values()) == pytest.approx(1.0)
+    assert document["servers"]["gpu-1"] == "http://gpu-1:8000"
+
+
+def test_addresses_follow_the_template(hostile_plan: Plan) -> None:
+    """Servers on one host are told apart by their ports."""
+    options = Options(address="127.0.0.1:{port}", port=9100)
+    document = json.loads(export_plan(hostile_plan, "routing", options)["routing.json"])
+    assert list(document["servers"].values()) == [f"http://127.0.0.1:{9100 + k}" for k in range(3)]
+
+
+@pytest.mark.parametrize(
+    "address", ["x;y:80", "{name}", "a b:80", "$host:80", "http://x:80", "{name.bin}:80"]
+)
+def test_bad_addresses_are_refused(hostile_plan: Plan, address: str) -> None:
+    """An address is a host and a port, nothing else."""
+    with pytest.raises(ValidationError, match="address"):
+        export_plan(hostile_plan, "nginx", Options(address=address))
+
+
+def nginx_blocks(text: str, tmp_path: Path) -> list[dict[str, Any]]:
+    """Directives of an nginx file, by nginx's grammar."""
+    path = tmp_path / "packer.conf"
+    path.write_text(text)
+    parsed = crossplane.parse(str(path), single=True, check_ctx=False, check_args=False)
+    assert parsed["status"] == "ok", parsed["errors"]
+    blocks: list[dict[str, Any]] = parsed["config"][0]["parsed"]
+    return blocks
+
+
+def look_up(rows: list[dict[str, Any]], value: str) -> str:
+    """nginx's map (ngx_http_map_module): exact values without case, then regular expressions in order."""
+    import re
+
+    exact, patterns = {}, []
+    for row in rows:
+        source, target = row["directive"], row["args"][0]
+        if source == "default":
+            continue
+        if source.startswith("~"):
+            patterns.append((re.compile(source[1:]), target))
+        else:
+            key = source.removeprefix("\\").lower()
+            assert key not in exact, "conflicting parameter"
+            exact[key] = target
+    if value.lower() in exact:
+        return str(exact[value.lower()])
+    return next((str(target) for pattern, target in patterns if pattern.search(value)), "")
+
+
+def test_nginx_map_routes_every_name(hostile_plan: Plan, tmp_path: Path) -> None:
+    """Each name, as it travels in the header, maps to its server or to its own split."""
+    blocks = nginx_blocks(export_plan(hostile_plan, "nginx")["nginx.conf"], tmp_path)
+    assert {block["directive"] for block in blocks} == {
+        "upstream",
+        "split_clients",
+        "map_hash_bucket_size",
+        "map_hash_max_size",
+        "map",
+        "server",
+    }
+    rows = next(block["block"] for block in blocks if block["directive"] == "map")
+    for name, places in planned(hostile_plan).items():
+        target = look_up(rows, quoting.header_key(name))
+        if len(places) == 1:
+            assert target == next(iter(places))
+        else:
+            split = next(b for b in blocks if b["directive"] == "split_clients" and b["args"][1] == target)
+            assert [row["args"][0] for row in split["block"]] == sorted(places)
+    assert look_up(rows, "unknown") == ""
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed (Debian: nginx-light)")
+def test_nginx_accepts_the_file(hostile_plan: Plan, tmp_path: Path) -> None:
+    """nginx itself reads the file, long and colliding names included."""
+    options = Options(address="127.0.0.1:{port}")
+    included = tmp_path / "packer.conf"
+    included.write_text(export_plan(hostile_plan, "nginx", options)["nginx.conf"])
+    main = tmp_path / "nginx.conf"
+    main.write_text(f"pid {tmp_path}/pid;\nevents {{}}\nhttp {{ access_log off; include {included}; }}\n")
+    run = subprocess.run(
+        [
+            shutil.which("nginx") or "nginx",
+            "-t",
+            "-q",
+            "-c",
+            main,
+            "-e",
+            tmp_path / "error.log",
+            "-p",
+            tmp_path,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_header_keys_are_distinct_and_decode(hostile_plan: Plan) -> None:
+    """No two names share a key, keys are plain ASCII, and decoding gives the name back."""
+    keys = {name: quoting.header_key(name) for name in hostile_plan.workload.names}
+    assert len(set(keys.values())) == len(keys)
+    for name, key in keys.items():
+        assert key.isascii()
+        assert key.isprintable()
+        assert not set(key) & set("\"'\\;{}$~ <>")
+        assert urllib.parse.unquote(key, errors="surrogatepass") == name
+
+
+def test_envoy_routes_every_name(hostile_plan: Plan) -> None:
+    """Each header value leads to the planned clusters with the planned weights."""
+    document = yaml.safe_load(export_plan(hostile_plan, "envoy")["envoy.yaml"])
+    clusters = {cluster["name"] for cluster in document["clusters"]}
+    routes = document["route_config"]["virtual_hosts"][0]["routes"]
+    found = {}
+    for route in routes:
+        key = route["match"]["headers"][0]["string_match"]["exact"]
+        action = route["route"]
+        parts = action.get(
+            "weighted_clusters", {"clusters": [{"name": action.get("cluster"), "weight": 10_000}]}
+        )
+        found[key] = {part["name"]: part["weight"] / 10_000 for part in parts["clusters"]}
+        assert set(found[key]) <= clusters
+    for name, places in planned(hostile_plan).items():
+        assert found[quoting.header_key(name)] == pytest.approx(places, abs=1e-3)
+
+
+def test_weights_are_whole_and_complete() -> None:
+    """Rounded weights lose nobody and sum to 10,000."""
+    for shares in ([1.0], [0.5, 0.5], [1 / 3] * 3, [0.99999, 0.00001], [1 / 7] * 7):
+        parts = envoy.weights(shares)
+        assert sum(parts) == 10_000
+        assert min(parts) >= 1
+
+
+def test_litellm_lists_every_adapter(hostile_plan: Plan) -> None:
+    """Each adapter is a model group with one weighted deployment per server; nothing reads as a variable."""
+    document = yaml.safe_load(export_plan(hostile_plan, "litellm")["litellm.yaml"])
+    groups: dict[str, dict[str, float]] = {}
+    for entry in document["model_list"]:
+        parameters = entry["litellm_params"]
+        assert parameters["model"] == f"hosted_vllm/{entry['model_name']}"
+        assert not any(str(value).startswith("os.environ/") for value in parameters.values())
+        server = parameters["api_base"].removeprefix("http://").removesuffix(":8000/v1")
+        groups.setdefault(entry["model_name"], {})[server] = parameters["weight"] / 10_000
+    want = planned(hostile_plan)
+    assert set(groups) == set(want)
+    for name, places in groups.items():
+        assert places == pytest.approx(want[name], abs=1e-3)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import stat
+import subprocess
+from pathlib import Path
+
+from packer.export.formats import export_plan
+from packer.export.servers import Options
+from packer.plan import Plan
+
+
+def parse_lora_modules(values: list[str]) -> dict[str, str]:
+    """What vLLM makes of --lora-modules (vllm/entrypoints/openai/cli_args.py, LoRAParserAction, v0.10)."""
+    found = {}
+    for item in values:
+        if "=" in item and "," not in item:
+            name, path = item.split("=")
+        else:
+            pairs = json.loads(item)
+            name, path = pairs["name"], pairs["path"]
+        found[name] = path
+    return found
+
+
+def flag(command: list[str], name: str) -> str:
+    """Value of a flag in a command line."""
+    return command[command.index(name) + 1]
+
+
+def expected(plan: Plan, gpu: int) -> set[str]:
+    """Names of the adapters of a server."""
+    return {plan.workload.names[i] for i in plan.bins[gpu].adapters}
+
+
+def test_json_arguments_hold_the_plan(hostile_plan: Plan) -> None:
+    """The JSON arguments start each server with its own slots, rank and adapters."""
+    entries = json.loads(export_plan(hostile_plan, "vllm")["args.json"])
+    assert len(entries) == 3
+    for gpu, entry in enumerate(entries):
+        command = entry["command"]
+        assert command[:3] == ["vllm", "serve", "acme/toy-7b"]
+        assert "--enable-lora" in command
+        assert int(flag(command, "--max-loras")) == hostile_plan.bins[gpu].max_loras
+        assert int(flag(command, "--max-lora-rank")) == hostile_plan.bins[gpu].max_lora_rank
+        assert int(flag(command, "--max-cpu-loras")) >= hostile_plan.bins[gpu].max_loras
+        modules = parse_lora_modules(command[command.index("--lora-modules") + 1 :])
+        assert set(modules) == expected(hostile_plan, gpu)
+        assert len(set(modules.values())) == len(modules)
+
+
+def test_script_is_words_to_shlex(hostile_plan: Plan) -> None:
+    """Reading the script as shell words gives exactly the words of the JSON arguments."""
+    files = export_plan(hostile_plan, "vllm")
+    commands = [entry["command"] for entry in json.loads(files["args.json"])]
+    words = shlex.split(files["start.sh"], comments=True)
+    starts = [k for k, word in enumerate(words) if word == "exec"]
+    for start, command in zip(starts, commands, strict=True):
+        assert words[start + 1 : start + 1 + len(command)] == command
+
+
+def test_script_runs_in_a_real_shell(hostile_plan: Plan, tmp_path: Path) -> None:
+    """sh hands vLLM the planned words and runs nothing that a name asks for."""
+    recorder = tmp_path / "vllm"
+    recorder.write_text('#!/bin/sh\nprintf "%s\\0" "$CUDA_VISIBLE_DEVICES" "$@"\n')
+    recorder.chmod(recorder.stat().st_mode | stat.S_IXUSR)
+    script = tmp_path / "start.sh"
+    files = export_plan(hostile_plan, "vllm", Options(port=9000))
+    script.write_text(files["start.sh"])
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for gpu, entry in enumerate(json.loads(files["args.json"])):
+        run = subprocess.run(
+            ["sh", script, str(gpu)],
+            env=environment,
+            capture_output=True,
+            cwd=tmp_path,
+            timeout=20,
+            check=True,
+        )
+        device, *words = run.stdout.decode().split("\0")[:-1]
+        assert device == str(gpu)
+        assert ["vllm", *words] == entry["command"]
+        assert run.stderr == b""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["start.sh", "vllm"]
+
+
+def test_script_refuses_an_unknown_server(hostile_plan: Plan, tmp_path: Path) -> None:
+    """A wrong server number is an error with the valid ones."""
+    script = tmp_path / "start.sh"
+    script.write_text(export_plan(hostile_plan, "vllm")["start.sh"])
+    run = subprocess.run(["sh", script, "7"], capture_output=True, text=True, timeout=20, check=False)
+    assert run.returncode == 2
+    assert "0 to 2" in run.stderr
+
+
+def test_script_starts_all(hostile_plan: Plan, tmp_path: Path) -> None:
+    """`all` starts every server, each on its own GPU and port."""
+    recorder = tmp_path / "vllm"
+    recorder.write_text(
+        f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $4" > {tmp_path}/started.$CUDA_VISIBLE_DEVICES\n'
+    )
+    recorder.chmod(0o755)
+    script = tmp_path / "start.sh"
+    script.write_text(export_plan(hostile_plan, "vllm")["start.sh"])
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "7"}
+    subprocess.run(["sh", script, "all"], env=environment, timeout=20, check=True, start_new_session=True)
+    started = {path.read_text().strip() for path in tmp_path.glob("started.*")}
+    assert started == {"0 8000", "1 8001", "2 8002"}
