@@ -12,6 +12,28 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class NumberList(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
+    """Numbers with commas between them, as a tuple: `8,16,32`."""
+
+    name = "list"
+
+    def __init__(self, number: type[int] | type[float]) -> None:
+        self.number = number
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """The numbers in a text; what is a tuple already stays as it is."""
+        if isinstance(value, (tuple, list)):
+            return tuple(value)
+        kind = "whole numbers" if self.number is int else "numbers"
+        try:
+            return tuple(self.number(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"Expected {kind} with commas between them, got {str(value)[:80]!r}.", param, ctx)
+
+
 DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
 
 

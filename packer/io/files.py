@@ -75,7 +75,9 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
             raise OutputError(f"{target}: there is no directory {str(parent)!r} to write into.")
         if not os.access(parent, os.W_OK):
             raise OutputError(f"{target}: the directory {str(parent)!r} is not writable.")
-    except (ValueError, PermissionError) as error:
+    except OutputError:
+        raise
+    except (ValueError, OSError) as error:
         raise OutputError(f"{target}: can't be written: {error}.") from None
     return target
 

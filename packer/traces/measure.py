@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -57,6 +59,33 @@ def measure_workload(
         length_correlation=_correlation(trace, trace.adapter, counts),
         arrivals=Arrivals("trace", trace=trace.requests()) if replay else Arrivals(),
         name=name or trace.source,
+    )
+
+
+def rounded(workload: Workload, digits: int = 6) -> Workload:
+    """The workload with rates and mean lengths cut to some significant digits, for files people read."""
+
+    def short(value: float) -> float:
+        return float(f"{value:.{digits}g}")
+
+    adapters = [
+        replace(
+            adapter,
+            rate=short(adapter.rate),
+            input_tokens=adapter.input_tokens
+            and adapter.input_tokens.scaled(short(adapter.input_tokens.mean)),
+            output_tokens=adapter.output_tokens
+            and adapter.output_tokens.scaled(short(adapter.output_tokens.mean)),
+        )
+        for adapter in workload.adapters
+    ]
+    return Workload(
+        adapters,
+        workload.input_tokens,
+        workload.output_tokens,
+        workload.length_correlation,
+        workload.arrivals,
+        workload.name,
     )
 
 

@@ -1,0 +1,30 @@
+"""`packer workload`: make and describe workloads."""
+
+from __future__ import annotations
+
+import click
+
+from packer.cli import LazyGroup
+
+COMMANDS = {
+    "generate": "packer.cli.workload_generate:generate",
+    "from-trace": "packer.cli.workload_from_trace:from_trace",
+    "describe": "packer.cli.workload_describe:describe",
+}
+
+SHORT_HELP = {
+    "generate": "A made-up fleet: sets of rates and ranks, or a power law.",
+    "from-trace": "Measure a fleet from a trace of requests.",
+    "describe": "Adapters, ranks, rates, lengths and offered load of a workload.",
+}
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, short=SHORT_HELP)
+def workload() -> None:
+    """Make and describe workloads: which adapters, their ranks, request rates and token lengths.
+
+    \b
+    Example:
+      packer workload generate --adapters 256 --rates 0.1,0.05,0.025 --ranks 8,16 -o fleet.csv
+      packer workload describe fleet.csv
+    """
