@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from packer.errors import UnknownNameError
-from packer.export.servers import Options, Server, servers
-from packer.plan import Plan
 
-Render = Callable[[tuple[Server, ...], Options], dict[str, str]]
+if TYPE_CHECKING:
+    from packer.export.servers import Options, Server
+    from packer.plan import Plan
+
+    Render = Callable[[tuple[Server, ...], Options], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ def export_plan(plan: Plan, format_name: str, options: Options | None = None) ->
     ValidationError
         An adapter has no source though a table was given.
     """
+    from packer.export.servers import Options, servers
+
     if format_name not in FORMATS:
         raise UnknownNameError("export format", format_name, FORMATS)
     chosen = options or Options()
