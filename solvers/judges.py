@@ -74,7 +74,7 @@ def judges(
     margin: float | None = None,
 ) -> Judges:
     """The predictor wrapped for a search; see `rate_margin_for` for `confidence` and `margin`."""
-    nominal: Predictor = CachedPredictor(_load(predictor, profiles, seed))
+    nominal: Predictor = CachedPredictor(load_judge(predictor, profiles, seed))
     raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
     search: Predictor = MarginPredictor(nominal, 1.0 + raised) if raised > 0 else nominal
     wrap = getattr(objective, "judge", None)
@@ -83,7 +83,8 @@ def judges(
     return Judges(nominal, search, raised)
 
 
-def _load(predictor: str | Predictor, profiles: Sequence[Profile], seed: int) -> Predictor:
+def load_judge(predictor: str | Predictor, profiles: Sequence[Profile], seed: int) -> Predictor:
+    """The predictor by name, one for each GPU type; an object is taken as it is."""
     if not isinstance(predictor, str):
         return predictor
     loaded = {profile: load_predictor(predictor, profile, seed=seed) for profile in profiles}

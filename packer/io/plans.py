@@ -45,8 +45,8 @@ class EvaluationTable(Table):
 
     def evaluation(self) -> Evaluation:
         """The row."""
-        figures: dict[str, Any] = {name: getattr(self, name) for name in _FIGURES}
-        return Evaluation(**{key: math.nan if value is None else value for key, value in figures.items()})
+        figures: dict[str, Any] = {name: _or_nan(getattr(self, name)) for name in _FIGURES}
+        return Evaluation(**figures)
 
 
 class GpuTable(Table):
@@ -243,3 +243,7 @@ def _check_placed(
 
 def _or_none(value: float | bool) -> float | bool | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _or_nan(value: float | bool | None) -> float | bool:
+    return math.nan if value is None else value

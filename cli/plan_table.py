@@ -1,0 +1,99 @@
+"""A plan as people read it: one row per GPU, then totals, status and reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from packer.cli.output import number, show, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.bin import Bin
+    from packer.plan import Plan
+
+VERIFIED = {True: "yes", False: "no", None: "not asked"}
+
+
+def show_plan(plan: Plan) -> None:
+    """Print the plan."""
+    if plan.bins:
+        show(_gpus(plan))
+    show(*_totals(plan))
+    for reason in plan.reasons:
+        show(f"- {reason}")
+
+
+def _gpus(plan: Plan) -> Table:
+    several = len({item.profile for item in plan.bins}) > 1
+    room = plan.details.get("headroom")
+    columns = ["GPU", *(["server"] if several else []), "adapters by rank", "max_loras", "max_lora_rank"]
+    columns += ["offered tok/s", "throughput tok/s", "TTFT ms", "ITL ms", "headroom", ""]
+    rows = []
+    for k, item in enumerate(plan.bins):
+        row = plan.evaluations[k]
+        grows = room[k] if isinstance(room, list) and k < len(room) else None
+        state = "memory error" if row.memory_error else "starved" if row.starved else ""
+        rows.append(
+            [
+                k,
+                *([item.profile.name] if several else []),
+                by_rank(plan, item),
+                item.max_loras,
+                item.max_lora_rank,
+                number(row.offered_tok_s, 0),
+                number(row.total_token_throughput, 0),
+                number(row.mean_ttft_ms, 0),
+                number(row.mean_itl_ms, 1),
+                growth(grows),
+                state,
+            ]
+        )
+    title = f"Plan for {plan.workload.name!r}: {len(plan.workload)} adapters, {plan.n_gpus} GPUs"
+    return table(title, columns, rows, left=(1, 2) if several else (1,))
+
+
+def by_rank(plan: Plan, item: Bin) -> str:
+    """Adapters of a GPU counted by rank, the largest rank first: "12 × r32, 84 × r8"."""
+    counts = Counter(plan.workload.ranks[list(item.adapters)].tolist())
+    split = 0 if item.shares is None else sum(share < 1.0 for share in item.shares)
+    text = ", ".join(f"{counts[rank]} × r{rank}" for rank in sorted(counts, reverse=True))
+    return f"{text} ({split} shared)" if split else text
+
+
+def growth(factor: float | None) -> str:
+    """How much rates may grow: "+23 %"."""
+    from packer.solvers.headroom import LARGEST
+
+    if factor is None:
+        return "–"
+    more = f"+{factor - 1.0:.0%}"
+    return f"> {more}" if factor >= LARGEST else more
+
+
+def _totals(plan: Plan) -> list[str]:
+    offered = float(plan.evaluations.offered_tok_s.sum())
+    served = float(plan.evaluations.total_token_throughput.sum())
+    bound = "none"
+    if plan.lower_bound is not None:
+        gap = f", gap {plan.gap:.1%}" if plan.gap is not None else ""
+        bound = f"{plan.lower_bound:g}{gap}" + (f" ({plan.bound_source})" if plan.bound_source else "")
+    placed = len(plan.workload) - len(set(plan.unplaced))
+    servers = ", ".join(sorted({item.profile.label for item in plan.bins}))
+    lines = [
+        f"Total       {placed} of {len(plan.workload)} adapters on {plan.n_gpus} GPUs; "
+        f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
+        f"Status      {plan.status.value}; lower bound {bound}; verified by the twin: "
+        f"{VERIFIED[plan.verified]}",
+        f"Found by    {plan.solver} for {plan.objective}, judged by {plan.predictor}{_margin(plan)}, "
+        f"in {plan.runtime_s:.2f} s, seed {plan.seed}",
+    ]
+    if servers:
+        lines.append(f"Server      {servers}")
+    return lines
+
+
+def _margin(plan: Plan) -> str:
+    margin = plan.details.get("margin")
+    return f" with rates raised by {margin:.1%}" if isinstance(margin, float) and margin > 0 else ""
