@@ -143,7 +143,7 @@ def _write(files: Mapping[str, str], target: Path, *, force: bool) -> list[Path]
     from packer.errors import OutputError
     from packer.io.files import check_writable, write_text
 
-    by_suffix = {Path(name).suffix: text for name, text in reversed(files.items())}
+    by_suffix = {Path(name).suffix: text for name, text in reversed(list(files.items()))}
     if not target.is_dir() and target.suffix in by_suffix:
         write_text(target, by_suffix[target.suffix], force=force)
         return [target]
