@@ -1,0 +1,222 @@
+"""The measurements of `packer calibrate live`: what is run, and how outcomes become observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.errors import LiveError
+from packer.lengths import Lengths
+from packer.profile import Profile
+from packer.twin.live import fit
+from packer.twin.live.campaign import BASE, Campaign, Outcome, Progress, Session, Task
+from packer.twin.live.launch import Launch
+from packer.twin.live.server import Slots, adapters_of
+from packer.workload import Workload
+
+DRAIN_S = 120.0
+MIXED_S = 20.0
+BURST_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+GUESS_TOK_S_PER_SEQ = 8.0
+"""First guess of a loaded server's output per place in the batch; sets how hard the mixed loads push."""
+BURST_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which servers a calibration starts: (max_loras, max_lora_rank), most important first."""
+
+    servers: tuple[tuple[int, int], ...] = ((8, 16), (32, 8), (8, 64), (16, 32))
+
+    def __post_init__(self) -> None:
+        for loras, rank in self.servers:
+            checks.integer("max_loras", loras, low=1)
+            checks.slot_rank("max_lora_rank", rank)
+
+
+def slots_for(launch: Launch, adapters: Sequence[Adapter], max_loras: int, max_lora_rank: int) -> Slots:
+    """A server of one launch file, with emulated slot memory where the file says so."""
+    real = [a for a in adapters if a.name != BASE]
+    kv_bytes = launch.emulation.kv_bytes(max_loras, max_lora_rank) if launch.emulation else None
+    paths = adapters_of(launch, [a.name for a in real], [a.rank for a in real])
+    return Slots(paths, max_loras, max_lora_rank, kv_bytes)
+
+
+def burst(launch: Launch, key: str, names: Sequence[str], ranks: Sequence[int], batch: int) -> Task:
+    """`batch` requests at once with short prompts and long outputs: decode steps of a fixed batch."""
+    room = launch.engine.max_model_len
+    prompt, output = max(1, min(16, room // 4)), max(2, min(64, room // 2))
+    n = np.full(batch, 1, dtype=np.int64)
+    adapter = np.arange(batch, dtype=np.int64) % len(names)
+    trace = RequestTrace(np.zeros(batch), adapter, n * prompt, n * output)
+    adapters = [Adapter(name, rank, 1.0) for name, rank in zip(names, ranks, strict=True)]
+    return Task(key, Workload(adapters, arrivals=Arrivals("trace", trace=trace)), 0.5, drain_s=DRAIN_S)
+
+
+def prefills(launch: Launch, key: str, name: str, rank: int, together: int) -> Task:
+    """Prompts of all lengths, `together` at a time, one output token each: prefill steps."""
+    room = min(launch.engine.max_model_len - 2, launch.engine.max_num_batched_tokens)
+    lengths = np.unique(np.geomspace(8, room, 8).astype(np.int64))
+    prompt = np.repeat(lengths, together)
+    time_s = np.repeat(0.4 * np.arange(len(lengths)), together)
+    ones = np.ones(len(prompt), dtype=np.int64)
+    trace = RequestTrace(time_s, 0 * ones, prompt, 2 * ones)
+    adapters = [Adapter(name, rank, 1.0)]
+    workload = Workload(adapters, arrivals=Arrivals("trace", trace=trace))
+    return Task(key, workload, 0.4 * len(lengths) + 0.1, drain_s=DRAIN_S)
+
+
+def mixed(launch: Launch, key: str, adapters: Sequence[Adapter], rate: float, seed: int) -> Task:
+    """A Poisson load over all adapters: the states that real traffic visits."""
+    room = launch.engine.max_model_len
+    mean_in, mean_out = min(200.0, room / 5), min(150.0, room / 7)
+    fleet = [Adapter(a.name, a.rank, rate / len(adapters)) for a in adapters]
+    high_in, high_out = room * 3 // 5, room * 2 // 5
+    workload = Workload(
+        fleet,
+        Lengths.gamma(mean_in, 0.8, high=high_in),
+        Lengths.gamma(mean_out, 0.8, high=high_out),
+        length_correlation=0.0,
+    )
+    return Task(key, workload, MIXED_S, seed)
+
+
+def sessions(launch: Launch, grid: Grid, *, seed: int = 0) -> list[Session]:
+    """The planned measurements: for each server bursts, prefills and three mixed loads."""
+    planned = []
+    for k, (loras, rank) in enumerate(grid.servers):
+        ranks = [r for r in checks.SLOT_RANKS if 8 <= r <= rank] or [rank]
+        adapters = [Adapter(f"c{i}", ranks[-1 - i % len(ranks)], 1.0) for i in range(2 * loras)]
+        probes = _bursts(launch, adapters, loras, rank)
+        if launch.step_log:  # every step tells its own batch: bursts needn't be kept apart
+            probes = [in_a_row("probes", probes, BURST_PAUSE_S)]
+        tasks = [*probes, *_mixes(launch, adapters, seed + 10 * k)]
+        planned.append(
+            Session(f"slots-{loras}-rank-{rank}", slots_for(launch, adapters, loras, rank), tuple(tasks))
+        )
+    return planned
+
+
+def in_a_row(key: str, tasks: Sequence[Task], pause_s: float) -> Task:
+    """Tasks with traces as one task, each `pause_s` after the last request of the one before."""
+    adapters: dict[str, Adapter] = {}
+    columns: list[list[npt.NDArray[Any]]] = [[], [], [], []]
+    start = 0.0
+    for task in tasks:
+        trace = task.workload.arrivals.trace
+        assert trace is not None
+        for adapter in task.workload.adapters:
+            adapters.setdefault(adapter.name, adapter)
+        places = np.array([list(adapters).index(a.name) for a in task.workload.adapters], dtype=np.int64)
+        parts = (start + trace.time_s, places[trace.adapter], trace.input_tokens, trace.output_tokens)
+        for column, part in zip(columns, parts, strict=True):
+            column.append(part)
+        start += float(trace.time_s[-1]) + pause_s
+    whole = RequestTrace(*(np.concatenate(column) for column in columns))
+    workload = Workload(list(adapters.values()), arrivals=Arrivals("trace", trace=whole))
+    return Task(key, workload, start, drain_s=DRAIN_S)
+
+
+def _bursts(launch: Launch, adapters: Sequence[Adapter], loras: int, rank: int) -> list[Task]:
+    batches = [b for b in BURST_BATCHES if b <= launch.engine.max_num_seqs]
+    tasks = []
+    for batch in batches:
+        tasks.append(burst(launch, f"decode-{batch}-base", [BASE], [rank], batch))
+        for n in sorted({1, min(4, batch, loras), min(batch, loras)}):
+            chosen = adapters[:n]
+            names, ranks = [a.name for a in chosen], [a.rank for a in chosen]
+            tasks.append(burst(launch, f"decode-{batch}-adapters-{n}", names, ranks, batch))
+    for together in (1, 3):
+        tasks.append(prefills(launch, f"prefill-{together}-base", BASE, rank, together))
+        first = adapters[0]
+        tasks.append(prefills(launch, f"prefill-{together}-adapter", first.name, first.rank, together))
+    return tasks
+
+
+def _mixes(launch: Launch, adapters: Sequence[Adapter], seed: int) -> list[Task]:
+    mean_out = min(150.0, launch.engine.max_model_len / 7)
+    full = GUESS_TOK_S_PER_SEQ * launch.engine.max_num_seqs / mean_out
+    return [
+        mixed(launch, f"mixed-{name}", adapters, share * full, seed + i)
+        for i, (name, share) in enumerate((("light", 0.5), ("busy", 1.5), ("starved", 5.0)))
+    ]
+
+
+def calibrate(
+    launch: Launch,
+    folder: Path,
+    *,
+    grid: Grid | None = None,
+    budget_s: float | None = None,
+    seed: int = 0,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> tuple[Profile, list[Outcome], bool]:
+    """Measure servers of a launch file and fit its profile.
+
+    Returns (profile, outcomes, whether the budget cut it short).
+
+    Raises
+    ------
+    LiveError
+        Nothing usable was measured; says why the servers did not start.
+    """
+    campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress)
+    outcomes = campaign.run(sessions(launch, grid or Grid(), seed=seed))
+    return profile_of(launch, outcomes), outcomes, campaign.out_of_time
+
+
+def profile_of(launch: Launch, outcomes: Sequence[Outcome]) -> Profile:
+    """Fit a profile to outcomes."""
+    observations, logs, capacity = [], [], {}
+    for outcome in outcomes:
+        slots = outcome.session.slots
+        if outcome.kv_cache_tokens is not None:
+            capacity[(slots.max_loras, slots.max_lora_rank)] = outcome.kv_cache_tokens
+        if outcome.load is None:
+            continue
+        if outcome.steps is not None:
+            observations.append(fit.from_steps(outcome.steps, slots.max_loras, slots.max_lora_rank))
+            logs.append(outcome.steps)
+        else:
+            observations.append(from_client(outcome))
+    if not observations:
+        failures = {o.failure.message for o in outcomes if o.failure is not None}
+        raise LiveError(
+            f"No server could be measured: {'; '.join(sorted(failures)) or 'the budget is too short'}."
+        )
+    how = "per-step log" if logs else "gaps between tokens as the client saw them"
+    return fit.assemble(launch, observations, logs, capacity, how)
+
+
+def from_client(outcome: Outcome) -> fit.Observations:
+    """Step times without a step log: of bursts, whose batch is known from the outside.
+
+    Decodes: the mean gap between tokens while the whole burst runs. Prefills: the time to the first token.
+    """
+    load, task = outcome.load, outcome.task
+    slots = outcome.session.slots
+    empty = np.zeros(0)
+    rows: list[tuple[float, ...]] = []
+    if load is not None and task.key.startswith("decode-") and len(load.itl_ms):
+        n, used = len(load.done), np.unique(load.adapter[load.done])
+        names = [task.workload.adapters[i] for i in used]
+        real = [a for a in names if a.name != BASE]
+        context = float((load.input_tokens[load.done] + load.output_tokens[load.done] / 2).sum())
+        ranks = float(sum(a.rank for a in real))
+        rows.append((n, 0.0, len(real), ranks, context, float(np.median(load.itl_ms)), len(load.itl_ms) / n))
+    elif load is not None and task.key.startswith("prefill-1-"):
+        real = [a for a in task.workload.adapters if a.name != BASE]
+        ranks = float(sum(a.rank for a in real))
+        for i in load.done:
+            ttft = float((load.first_s[i] - load.sent_s[i]) * 1e3)
+            rows.append((0.0, float(load.input_tokens[i]), len(real), ranks, 0.0, ttft, 1.0))
+    columns = np.array(rows, dtype=np.float64).T if rows else [empty] * 7
+    return fit.Observations(slots.max_loras, slots.max_lora_rank, *columns)

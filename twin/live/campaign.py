@@ -1,0 +1,259 @@
+"""A planned set of measurements on real servers: resumable, within a time budget, servers always stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from packer.arrival import Arrivals, RequestTrace
+from packer.errors import FileFormatError, LiveError
+from packer.io.files import write_text
+from packer.twin.arrivals import draw_requests
+from packer.twin.live.client import LoadJob
+from packer.twin.live.launch import Launch
+from packer.twin.live.load import run_job
+from packer.twin.live.metrics import MetricsSummary, summarise
+from packer.twin.live.results import LoadResult, read_result
+from packer.twin.live.server import Failure, Server, Slots
+from packer.twin.live.step_log import Steps, read_steps
+from packer.workload import Workload
+
+BASE = "base"
+"""Name of the base model on our servers; an adapter of this name in a workload means no adapter."""
+STEP_LOG_FLUSH_S = 0.7
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One load on a running server. `key` names its folder; `drain_s` waits for the last answers."""
+
+    key: str
+    workload: Workload
+    duration_s: float
+    seed: int = 0
+    drain_s: float = 0.0
+
+    def requests(self, max_model_len: int) -> RequestTrace:
+        """What is sent; longer than the model allows is cut, as vLLM would."""
+        return cut_to_model(draw_requests(self.workload, self.duration_s, self.seed), max_model_len)
+
+    def replayed(self, max_model_len: int) -> Workload:
+        """The workload with exactly the requests that were sent, for the twin."""
+        return self.workload.with_arrivals(Arrivals("trace", trace=self.requests(max_model_len)))
+
+
+@dataclass(frozen=True)
+class Session:
+    """One server and its loads, in order. `key` names its folder."""
+
+    key: str
+    slots: Slots
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a task gave: a failure to start, or a load (perhaps cut short), metrics and steps."""
+
+    session: Session
+    task: Task
+    failure: Failure | None = None
+    load: LoadResult | None = None
+    metrics: MetricsSummary | None = None
+    steps: Steps | None = None
+    kv_cache_tokens: int | None = None
+
+    @property
+    def memory_error(self) -> bool:
+        """Whether the server did not start for lack of memory."""
+        return self.failure is not None and self.failure.kind == "memory_error"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the load ran to its end."""
+        return self.load is not None and self.load.complete and self.failure is None
+
+
+def cut_to_model(requests: RequestTrace, max_model_len: int) -> RequestTrace:
+    """Prompts of at most max_model_len − 1 tokens, outputs of what is left."""
+    prompt = np.minimum(requests.input_tokens, max_model_len - 1)
+    output = np.minimum(requests.output_tokens, max_model_len - prompt)
+    return RequestTrace(requests.time_s, requests.adapter, prompt, output)
+
+
+class Campaign:
+    """Runs sessions one after another and keeps every result on disk.
+
+    Parameters
+    ----------
+    launch
+        How servers start.
+    folder
+        Where results go; a campaign with the same folder goes on where the last one stopped.
+    budget_s
+        No new task begins after this many seconds; None means no limit.
+    cores
+        Cores of the servers, instead of the launch file's.
+    progress
+        Called with (what, tasks done, tasks in all).
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        folder: Path,
+        *,
+        budget_s: float | None = None,
+        cores: Sequence[int] = (),
+        progress: Progress = lambda _what, _done, _total: None,
+    ) -> None:
+        self.launch, self.folder, self.cores = launch, folder, tuple(cores)
+        self.progress = progress
+        self.deadline = time.monotonic() + budget_s if budget_s is not None else float("inf")
+        self.out_of_time = False
+
+    def run(self, sessions: Sequence[Session]) -> list[Outcome]:
+        """Outcomes in order; those that the budget didn't allow are absent and `out_of_time` is True."""
+        outcomes: list[Outcome] = []
+        total = sum(len(session.tasks) for session in sessions)
+        for session in sessions:
+            for outcome in self._session(session):
+                outcomes.append(outcome)
+                self.progress(f"{session.key} {outcome.task.key}", len(outcomes), total)
+        return outcomes
+
+    def _session(self, session: Session) -> Iterable[Outcome]:
+        """One session: what is on disk, then what is missing."""
+        missing: list[Task] = []
+        for task in session.tasks:
+            known = self.load(session, task)
+            if known is not None:
+                yield known
+            else:
+                missing.append(task)
+        while missing and not self._late():
+            done = 0
+            for outcome in self._serve(session, missing):
+                done += 1
+                yield outcome
+            if not done:
+                return
+            missing = missing[done:]
+
+    def _late(self) -> bool:
+        self.out_of_time = self.out_of_time or time.monotonic() > self.deadline
+        return self.out_of_time
+
+    def _serve(self, session: Session, tasks: Sequence[Task]) -> Iterable[Outcome]:
+        """Start a server and run tasks until one kills it; a dead server is started again for the rest."""
+        place = self.folder / session.key
+        budget = session.slots.kv_cache_bytes
+        if budget is not None and budget <= 0:
+            message = f"emulated slot memory leaves {budget} bytes for the KV cache"
+            yield from self._failed(session, tasks, Failure("memory_error", message))
+            return
+        check_adapters(session.slots)
+        with Server(self.launch, session.slots, place, cores=self.cores) as server:
+            self.progress(f"{session.key}: starting the server", 0, 0)
+            failure = server.start()
+            if failure is not None:
+                yield from self._failed(session, tasks, failure)
+                return
+            for task in tasks:
+                if self._late():
+                    return
+                yield self._measure(server, session, task)
+                if not server.alive:
+                    return
+
+    def _failed(self, session: Session, tasks: Sequence[Task], failure: Failure) -> Iterable[Outcome]:
+        for task in tasks:
+            if failure.kind == "memory_error":  # a verdict; other failures are tried again on resuming
+                place = self.folder / session.key / task.key
+                place.mkdir(parents=True, exist_ok=True)
+                write_text(place / "failure.json", json.dumps(asdict(failure), indent=2))
+            yield Outcome(session, task, failure)
+
+    def _measure(self, server: Server, session: Session, task: Task) -> Outcome:
+        place = self.folder / session.key / task.key
+        place.mkdir(parents=True, exist_ok=True)
+        launch = self.launch
+        job = LoadJob(
+            url=server.url,
+            models=task.workload.names,
+            requests=task.requests(launch.engine.max_model_len),
+            duration_s=task.duration_s,
+            drain_s=task.drain_s,
+            token_ids=launch.token_ids,
+            seed=task.seed,
+            cores=launch.client_cores,
+        )
+        result = run_job(
+            job, place, alive=lambda: server.alive,
+            progress=lambda s: self.progress(f"{session.key} {task.key} {s:.0f} s", 0, 0),
+        )  # fmt: skip
+        if server.step_log is not None and server.step_log.exists():
+            time.sleep(STEP_LOG_FLUSH_S)
+            start = result.started_monotonic_s
+            _copy_rows(server.step_log, place / "steps.csv", start, start + result.duration_s)
+        failure = None if server.alive else server.failure()
+        if failure is None and result.complete:
+            write_text(place / "done.json", json.dumps(result.summary(), indent=2))
+        outcome = self._read(session, task)
+        return replace(outcome, failure=failure, load=result)
+
+    def load(self, session: Session, task: Task) -> Outcome | None:
+        """A result of an earlier run, if it is complete and was a run of the same requests."""
+        place = self.folder / session.key / task.key
+        failure = place / "failure.json"
+        if failure.exists():
+            return Outcome(session, task, Failure(**json.loads(failure.read_text())))
+        if not (place / "done.json").exists():
+            return None
+        outcome = self._read(session, task)
+        wanted = task.requests(self.launch.engine.max_model_len)
+        same = outcome.load is not None and np.array_equal(outcome.load.scheduled_s, wanted.time_s)
+        return outcome if same else None
+
+    def _read(self, session: Session, task: Task) -> Outcome:
+        place = self.folder / session.key / task.key
+        load = read_result(place / "load.npz")
+        metrics = summarise(load.metrics)
+        try:
+            steps = read_steps(place / "steps.csv") if (place / "steps.csv").exists() else None
+        except FileFormatError:
+            steps = None  # a version of vLLM whose steps our worker can't record: the rest stands
+        return Outcome(session, task, None, load, metrics, steps, usable_kv_tokens(metrics, self.launch))
+
+
+def usable_kv_tokens(metrics: MetricsSummary, launch: Launch) -> int | None:
+    """KV tokens that requests can use: one block is vLLM's null block (vllm/v1/core/block_pool.py)."""
+    if metrics.kv_cache_tokens is None:
+        return None
+    return metrics.kv_cache_tokens - launch.engine.block_size
+
+
+def check_adapters(slots: Slots) -> None:
+    """Raise LiveError where an adapter's folder is not there: vLLM would say so only after a minute."""
+    absent = [(name, path) for name, path in slots.adapters if "/" in path and not Path(path).exists()]
+    if absent:
+        name, path = absent[0]
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise LiveError(f"There is no adapter {name!r} at {path}{more}; see adapter_path in the launch file.")
+
+
+def _copy_rows(source: Path, target: Path, start_s: float, end_s: float) -> None:
+    """The rows of a step log that began in a span of time."""
+    head, *lines = source.read_text().splitlines()
+    kept = [head]
+    for line in lines:
+        first = line.partition(",")[0]
+        if first and start_s <= float(first) < end_s:
+            kept.append(line)
+    write_text(target, "\n".join(kept) + "\n")

@@ -1,0 +1,249 @@
+"""From measurements of a real server to a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.errors import LiveError
+from packer.profile import LatencySpec, LoadingSpec, MemorySpec, Profile
+from packer.twin.calibrate.step_law import Equations, residuals, solve
+from packer.twin.latency import linear_features
+from packer.twin.live.launch import Launch
+from packer.twin.live.step_log import Steps
+
+FloatArray = npt.NDArray[np.float64]
+
+TERMS = (
+    "base_ms",
+    "per_decode_ms",
+    "per_prefill_token_ms",
+    "prefill_step_ms",
+    "first_adapter_ms",
+    "per_adapter_ms",
+    "per_rank_ms",
+    "per_lora_token_ms",
+    "per_adapter_token_ms",
+    "per_kv_token_ms",
+)
+SLOT_TERMS = ("per_slot_ms", "per_slot_token_ms")
+SLOT_RANK_TERMS = ("per_slot_rank_ms", "per_slot_rank_token_ms")
+GRAPH_TERMS = ("beyond_graph_step_ms", "per_token_beyond_graph_ms")
+MIN_EQUATIONS = 12
+OUTLIER = 6.0
+"""A step longer than this many medians of its kind counts as that many: the machine did something else."""
+FOLDS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """Mean step times of one server: batch states and what a step took; `count` steps went into each row.
+
+    All float64 (n,): decodes, prefill_tokens, adapters, sum_ranks, kv_tokens, step_ms, count.
+    """
+
+    max_loras: int
+    max_lora_rank: int
+    decodes: FloatArray
+    prefill_tokens: FloatArray
+    adapters: FloatArray
+    sum_ranks: FloatArray
+    kv_tokens: FloatArray
+    step_ms: FloatArray
+    count: FloatArray
+
+    def equations(self, graph_max_tokens: int) -> Equations:
+        """One equation a row, weighted by the root of its steps."""
+        features = linear_features(
+            decodes=self.decodes,
+            prefill_tokens=self.prefill_tokens,
+            adapters=self.adapters,
+            sum_ranks=self.sum_ranks,
+            slots=float(self.max_loras),
+            slot_rank=float(self.max_lora_rank),
+            kv_tokens=self.kv_tokens,
+            waiting_scanned=0.0,
+            graph_max_tokens=graph_max_tokens,
+        )
+        return Equations(features, self.step_ms, np.sqrt(self.count))
+
+
+def from_steps(steps: Steps, max_loras: int, max_lora_rank: int) -> Observations:
+    """Average a step log over like states: single steps are noisy, and relative weights favour short ones.
+
+    The time of a step is from its start to the next one's, less loading of adapters, which has its own law.
+    """
+    periods = steps.periods_ms() - steps.host_ms - steps.disk_ms
+    keep = np.isfinite(periods) & (periods > 0)
+    steps, periods = steps.where(keep), periods[keep]
+    some = (steps.adapters > 0).astype(np.int64)
+    kinds = np.column_stack(
+        [_level(steps.decodes), _level(steps.prefill_tokens), _level(steps.adapters), some]
+    )
+    _, group = np.unique(kinds, axis=0, return_inverse=True)
+    group = group.ravel()
+    n = int(group.max()) + 1 if len(group) else 0
+    order = np.argsort(group, kind="stable")
+    medians = (
+        np.array([np.median(part) for part in np.split(periods[order], _cuts(group, n))]) if n else periods
+    )
+    clipped = np.minimum(periods, OUTLIER * medians[group]) if n else periods
+    count = np.bincount(group, minlength=n).astype(np.float64)
+
+    def mean(values: FloatArray) -> FloatArray:
+        out: FloatArray = np.bincount(group, weights=values, minlength=n) / count
+        return out
+
+    return Observations(
+        max_loras,
+        max_lora_rank,
+        mean(steps.decodes),
+        mean(steps.prefill_tokens),
+        mean(steps.adapters),
+        mean(steps.sum_ranks),
+        mean(steps.kv_tokens),
+        mean(clipped),
+        count,
+    )
+
+
+def _cuts(group: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.int64]:
+    return np.cumsum(np.bincount(group, minlength=n))[:-1]
+
+
+def _level(values: FloatArray) -> npt.NDArray[np.int64]:
+    """Levels of a count: every value to 4, then steps of a quarter of an octave."""
+    fine = np.round(4.0 * np.log2(np.maximum(values, 1.0))).astype(np.int64) + 5
+    return np.where(values <= 4, values.astype(np.int64), fine)
+
+
+def fit_step_law(
+    observations: Sequence[Observations], graph_max_tokens: int
+) -> tuple[LatencySpec, dict[str, float]]:
+    """Non-negative least squares of the linear law, and its cross-validated errors.
+
+    Raises
+    ------
+    LiveError
+        Too few measurements for any law.
+    """
+    parts = [o.equations(graph_max_tokens) for o in observations if len(o.count)]
+    total = sum(len(part.step_ms) for part in parts)
+    if total < MIN_EQUATIONS:
+        raise LiveError(
+            f"Expected at least {MIN_EQUATIONS} different batch states to fit a step law, got {total}."
+        )
+    equations = parts[0]
+    for part in parts[1:]:
+        equations = equations + part
+    terms = _terms(observations, graph_max_tokens)
+    coefficients = {k: v for k, v in solve(equations, terms).items() if v > 0.0}
+    errors = {"step_time_cross_validated_percent": _cross_validated(equations, terms)}
+    weights = equations.weights**2
+    own = np.abs(residuals(equations, coefficients))
+    errors["step_time_fit_percent"] = float(100 * np.average(own, weights=weights))
+    return LatencySpec("linear", coefficients, graph_max_tokens), errors
+
+
+def _terms(observations: Sequence[Observations], graph_max_tokens: int) -> tuple[str, ...]:
+    """Terms that the measurements can tell apart."""
+    terms: tuple[str, ...] = TERMS
+    if len({o.max_loras for o in observations}) > 1:
+        terms += SLOT_TERMS
+    if len({o.max_lora_rank for o in observations}) > 1:
+        terms += SLOT_RANK_TERMS
+    tokens = max((float((o.decodes + o.prefill_tokens).max(initial=0.0)) for o in observations), default=0.0)
+    return terms + GRAPH_TERMS if tokens > graph_max_tokens else terms
+
+
+def _cross_validated(equations: Equations, terms: Sequence[str]) -> float:
+    """Mean relative error of the law on equations that it wasn't fitted on, percent, weighted by steps."""
+    fold = np.arange(len(equations.step_ms)) % FOLDS
+    errors = np.zeros(len(fold))
+    for k in range(FOLDS):
+        out = fold == k
+        kept = Equations(equations.features[~out], equations.step_ms[~out], equations.weights[~out])
+        left = Equations(equations.features[out], equations.step_ms[out], equations.weights[out])
+        errors[out] = np.abs(residuals(left, solve(kept, terms)))
+    return float(100 * np.average(errors, weights=equations.weights**2))
+
+
+def fit_loading(logs: Sequence[Steps]) -> LoadingSpec:
+    """Time of loading adapters from host memory and from disk, a + b × rank each."""
+    host = _load_line([(s.host_loads, s.host_ranks, s.host_ms) for s in logs])
+    disk = _load_line([(s.disk_loads, s.disk_ranks, s.disk_ms) for s in logs])
+    return LoadingSpec(*host, *disk)
+
+
+def _load_line(parts: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> tuple[float, float]:
+    from scipy.optimize import nnls
+
+    if not parts:
+        return 0.0, 0.0
+    loads, ranks, ms = (np.concatenate([part[k] for part in parts]) for k in range(3))
+    some = loads > 0
+    if int(some.sum()) < 3:
+        return (float(ms[some].sum() / loads[some].sum()), 0.0) if some.any() else (0.0, 0.0)
+    (base, per_rank), _ = nnls(np.column_stack([loads[some], ranks[some]]), ms[some])
+    return float(base), float(per_rank)
+
+
+def fit_memory(launch: Launch, points: Mapping[tuple[int, int], int]) -> MemorySpec:
+    """KV capacity from measured points (max_loras, max_lora_rank) → tokens; exact there, a line between.
+
+    With emulated slot memory the line is the emulation's own. Otherwise two points give the line: budget and
+    bytes per slot and rank; one point gives the budget, with the model's own bytes per rank.
+    """
+    kv, minimum = launch.model_spec.kv_bytes_per_token, launch.engine.max_model_len
+    measured = tuple((loras, rank, tokens) for (loras, rank), tokens in sorted(points.items()))
+    if launch.emulation is not None:
+        e = launch.emulation
+        return MemorySpec(e.kv_budget_bytes, 0.0, e.slot_bytes_per_rank, minimum, "reserved", measured)
+    if not points:
+        raise LiveError(
+            "The server's KV cache capacity could not be read, neither from /metrics nor its log."
+        )
+    slots = np.array([loras * rank for loras, rank in points], dtype=np.float64)
+    left = np.array(list(points.values()), dtype=np.float64) * kv
+    per_rank = launch.model_spec.lora_bytes_per_rank
+    if len(set(slots.tolist())) > 1:
+        per_rank = max(0.0, -float(np.polyfit(slots, left, 1)[0]))
+    budget = float(np.mean(left + slots * per_rank))
+    return MemorySpec(budget, 0.0, per_rank, minimum, "reserved", measured)
+
+
+def assemble(
+    launch: Launch,
+    observations: Sequence[Observations],
+    logs: Sequence[Steps],
+    capacity: Mapping[tuple[int, int], int],
+    how: str,
+) -> Profile:
+    """The profile of a calibration, with errors and provenance."""
+    latency, errors = fit_step_law(observations, graph_max_tokens=512)
+    steps = int(sum(o.count.sum() for o in observations))
+    provenance = {
+        "source": "packer calibrate live",
+        "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "how": how,
+        "steps": str(steps),
+        "engine": f"{launch.engine.name} {launch.engine.version}",
+    }
+    if launch.emulation is not None:
+        provenance["memory"] = "emulated: slots are deducted from the KV cache's bytes by packer"
+    return Profile(
+        name=launch.name,
+        model=launch.model_spec,
+        gpu=launch.gpu,
+        engine=launch.engine,
+        memory=fit_memory(launch, capacity),
+        latency=latency,
+        loading=fit_loading(logs),
+        calibrated=True,
+        provenance=provenance,
+        errors=errors,
+    )
