@@ -15,9 +15,10 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import LiveError
 from packer.lengths import Lengths
-from packer.profile import Profile
+from packer.profile import MemorySpec, Profile
 from packer.twin.live import fit
-from packer.twin.live.campaign import BASE, Campaign, Outcome, Progress, Session, Task
+from packer.twin.live.campaign import BASE, Campaign, Endpoint, Outcome, Progress, Session, Task
+from packer.twin.live.environment import served_models
 from packer.twin.live.launch import Launch
 from packer.twin.live.server import Slots, adapters_of
 from packer.workload import Workload
@@ -173,8 +174,50 @@ def calibrate(
     return profile_of(launch, outcomes), outcomes, campaign.out_of_time
 
 
-def profile_of(launch: Launch, outcomes: Sequence[Outcome]) -> Profile:
-    """Fit a profile to outcomes."""
+def calibrate_url(
+    url: str,
+    known: Profile,
+    folder: Path,
+    *,
+    max_loras: int,
+    max_lora_rank: int,
+    budget_s: float | None = None,
+    seed: int = 0,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> tuple[Profile, list[Outcome], bool]:
+    """Measure a server that runs already, from the outside; returns as `calibrate` does.
+
+    Parameters
+    ----------
+    url
+        Of the server.
+    known
+        A profile with its model, GPU and engine settings, which a server doesn't tell; an estimate will do.
+    max_loras, max_lora_rank
+        Its slots; its adapters are taken to be of that rank.
+
+    Raises
+    ------
+    LiveError
+        It doesn't answer, or serves no adapters.
+    """
+    served = served_models(url)
+    if len(served) < 2:
+        raise LiveError(
+            f"{url} serves {len(served)} models: expected the base model and at least one adapter."
+        )
+    launch = Launch(known.name, "", "{name}", known.engine, known.model, known.gpu, step_log=False)
+    adapters = [Adapter(name, max_lora_rank, 1.0) for name in served[1:]]
+    tasks = (*_bursts(launch, adapters, max_loras, max_lora_rank), *_mixes(launch, adapters, seed))
+    session = Session("url", Slots((), max_loras, max_lora_rank), tasks)
+    endpoint = Endpoint(url, base=served[0])
+    campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress, endpoint=endpoint)
+    outcomes = campaign.run([session])
+    return profile_of(launch, outcomes, known.memory), outcomes, campaign.out_of_time
+
+
+def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec | None = None) -> Profile:
+    """Fit a profile to outcomes; `memory` stands where no KV capacity was read."""
     observations, logs, capacity = [], [], {}
     for outcome in outcomes:
         slots = outcome.session.slots
@@ -193,7 +236,7 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome]) -> Profile:
             f"No server could be measured: {'; '.join(sorted(failures)) or 'the budget is too short'}."
         )
     how = "per-step log" if logs else "gaps between tokens as the client saw them"
-    return fit.assemble(launch, observations, logs, capacity, how)
+    return fit.assemble(launch, observations, logs, capacity, how, memory)
 
 
 def from_client(outcome: Outcome) -> fit.Observations:

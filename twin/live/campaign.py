@@ -87,6 +87,29 @@ def cut_to_model(requests: RequestTrace, max_model_len: int) -> RequestTrace:
     return RequestTrace(requests.time_s, requests.adapter, prompt, output)
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """Where requests go: one of our servers, or one that somebody else started (`server` None)."""
+
+    url: str
+    base: str = BASE
+    server: Server | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether our server runs; of somebody else's we only see its answers."""
+        return self.server is None or self.server.alive
+
+    @property
+    def step_log(self) -> Path | None:
+        """The log of its steps, if it writes one."""
+        return self.server.step_log if self.server is not None else None
+
+    def failure(self) -> Failure | None:
+        """Why it died, if it did."""
+        return None if self.server is None or self.server.alive else self.server.failure()
+
+
 class Campaign:
     """Runs sessions one after another and keeps every result on disk.
 
@@ -102,6 +125,10 @@ class Campaign:
         Cores of the servers, instead of the launch file's.
     progress
         Called with (what, tasks done, tasks in all).
+    stop
+        Asked all the time: True ends the load and the campaign, from another thread.
+    endpoint
+        A running server to measure instead of starting any.
     """
 
     def __init__(
@@ -112,7 +139,10 @@ class Campaign:
         budget_s: float | None = None,
         cores: Sequence[int] = (),
         progress: Progress = lambda _what, _done, _total: None,
+        stop: Callable[[], bool] = lambda: False,
+        endpoint: Endpoint | None = None,
     ) -> None:
+        self.stop, self.endpoint = stop, endpoint
         self.launch, self.folder, self.cores = launch, folder, tuple(cores)
         self.progress = progress
         self.deadline = time.monotonic() + budget_s if budget_s is not None else float("inf")
@@ -148,10 +178,13 @@ class Campaign:
 
     def _late(self) -> bool:
         self.out_of_time = self.out_of_time or time.monotonic() > self.deadline
-        return self.out_of_time
+        return self.out_of_time or self.stop()
 
     def _serve(self, session: Session, tasks: Sequence[Task]) -> Iterable[Outcome]:
         """Start a server and run tasks until one kills it; a dead server is started again for the rest."""
+        if self.endpoint is not None:
+            yield from self._measure_all(self.endpoint, session, tasks)
+            return
         place = self.folder / session.key
         budget = session.slots.kv_cache_bytes
         if budget is not None and budget <= 0:
@@ -161,16 +194,19 @@ class Campaign:
         check_adapters(session.slots)
         with Server(self.launch, session.slots, place, cores=self.cores) as server:
             self.progress(f"{session.key}: starting the server", 0, 0)
-            failure = server.start()
+            failure = server.start(self.stop)
             if failure is not None:
                 yield from self._failed(session, tasks, failure)
                 return
-            for task in tasks:
-                if self._late():
-                    return
-                yield self._measure(server, session, task)
-                if not server.alive:
-                    return
+            yield from self._measure_all(Endpoint(server.url, server=server), session, tasks)
+
+    def _measure_all(self, endpoint: Endpoint, session: Session, tasks: Sequence[Task]) -> Iterable[Outcome]:
+        for task in tasks:
+            if self._late():
+                return
+            yield self._measure(endpoint, session, task)
+            if not endpoint.alive:
+                return
 
     def _failed(self, session: Session, tasks: Sequence[Task], failure: Failure) -> Iterable[Outcome]:
         for task in tasks:
@@ -180,13 +216,13 @@ class Campaign:
                 write_text(place / "failure.json", json.dumps(asdict(failure), indent=2))
             yield Outcome(session, task, failure)
 
-    def _measure(self, server: Server, session: Session, task: Task) -> Outcome:
+    def _measure(self, endpoint: Endpoint, session: Session, task: Task) -> Outcome:
         place = self.folder / session.key / task.key
         place.mkdir(parents=True, exist_ok=True)
         launch = self.launch
         job = LoadJob(
-            url=server.url,
-            models=task.workload.names,
+            url=endpoint.url,
+            models=tuple(endpoint.base if n == BASE else n for n in task.workload.names),
             requests=task.requests(launch.engine.max_model_len),
             duration_s=task.duration_s,
             drain_s=task.drain_s,
@@ -195,14 +231,18 @@ class Campaign:
             cores=launch.client_cores,
         )
         result = run_job(
-            job, place, alive=lambda: server.alive,
+            job,
+            place,
+            alive=lambda: endpoint.alive,
+            stop=self.stop,
             progress=lambda s: self.progress(f"{session.key} {task.key} {s:.0f} s", 0, 0),
-        )  # fmt: skip
-        if server.step_log is not None and server.step_log.exists():
+        )
+        log = endpoint.step_log
+        if log is not None and log.exists():
             time.sleep(STEP_LOG_FLUSH_S)
             start = result.started_monotonic_s
-            _copy_rows(server.step_log, place / "steps.csv", start, start + result.duration_s)
-        failure = None if server.alive else server.failure()
+            _copy_rows(log, place / "steps.csv", start, start + result.duration_s)
+        failure = endpoint.failure()
         if failure is None and result.complete:
             write_text(place / "done.json", json.dumps(result.summary(), indent=2))
         outcome = self._read(session, task)

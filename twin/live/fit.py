@@ -222,8 +222,9 @@ def assemble(
     logs: Sequence[Steps],
     capacity: Mapping[tuple[int, int], int],
     how: str,
+    memory: MemorySpec | None = None,
 ) -> Profile:
-    """The profile of a calibration, with errors and provenance."""
+    """The profile of a calibration, with errors and provenance; `memory` stands where no capacity was read."""
     latency, errors = fit_step_law(observations, graph_max_tokens=512)
     steps = int(sum(o.count.sum() for o in observations))
     provenance = {
@@ -240,7 +241,7 @@ def assemble(
         model=launch.model_spec,
         gpu=launch.gpu,
         engine=launch.engine,
-        memory=fit_memory(launch, capacity),
+        memory=memory if memory is not None and not capacity else fit_memory(launch, capacity),
         latency=latency,
         loading=fit_loading(logs),
         calibrated=True,

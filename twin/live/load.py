@@ -25,6 +25,7 @@ def run_job(
     folder: Path,
     *,
     alive: Callable[[], bool] = lambda: True,
+    stop: Callable[[], bool] = lambda: False,
     progress: Callable[[float], None] = lambda _elapsed_s: None,
 ) -> LoadResult:
     """Send a job's requests from another process; the files stay in `folder`.
@@ -38,6 +39,8 @@ def run_job(
         What to send, and where `load.json`, `load.npz` and `client.log` go.
     alive
         Asked five times a second: False (the server died) ends the run.
+    stop
+        Asked likewise: True ends the run as interrupted.
     progress
         Called with the seconds since the client was started.
 
@@ -67,6 +70,8 @@ def run_job(
             if not died and not alive():
                 died = True
                 client.send_signal(signal.SIGTERM)
+            if stop():
+                break
             progress(time.monotonic() - start)
             time.sleep(POLL_S)
     finally:

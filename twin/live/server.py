@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -137,15 +137,18 @@ class Server:
         """Base URL."""
         return f"http://{HOST}:{self.port}"
 
-    def start(self) -> Failure | None:
-        """Start and wait until healthy; a lost race for a port is tried again with another one."""
+    def start(self, stop: Callable[[], bool] = lambda: False) -> Failure | None:
+        """Start and wait until healthy; a lost race for a port is tried again with another one.
+
+        `stop` is asked meanwhile: True gives up.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         failure: Failure | None = None
         for _ in range(PORT_TRIES):
             self.port = free_port()
             started = time.monotonic()
             self._spawn()
-            failure = self._wait()
+            failure = self._wait(stop)
             self.startup_s = time.monotonic() - started
             if failure is None:
                 return None
@@ -170,11 +173,13 @@ class Server:
                 start_new_session=True,  # Ctrl-C goes to packer, which then stops the server
             )
 
-    def _wait(self) -> Failure | None:
+    def _wait(self, stop: Callable[[], bool]) -> Failure | None:
         deadline = time.monotonic() + self.launch.startup_timeout_s
         while time.monotonic() < deadline:
             if not self.alive:
                 return self.failure()
+            if stop():
+                return Failure("exited", "interrupted while the server started", self.tail())
             if healthy(self.url):
                 return None
             time.sleep(POLL_S)

@@ -68,7 +68,8 @@ LAUNCH_TEMPLATE = """\
 name = "cpu/tiny-llama"
 python = {python}
 adapter_path = "adapters/rank-{{rank}}"
-arguments = ["--load-format", "dummy", "--enforce-eager", "--no-enable-prefix-caching"]
+arguments = ["--load-format", "dummy", "--enforce-eager", "--no-enable-prefix-caching",
+             "--disable-uvicorn-access-log"]
 server_cores = {server_cores}
 client_cores = {client_cores}
 token_ids = [4, {vocabulary}]

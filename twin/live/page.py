@@ -1,0 +1,56 @@
+"""The page of `packer validate`: measured and predicted over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from packer.report.figures import Bars, Figure, Line, Panel
+from packer.twin.live.validate import SMAPE_OF, BinReport, gauges
+
+GAUGES = (("running", "requests running"), ("waiting", "requests waiting"), ("kv_usage", "KV cache used"))
+LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms")
+
+
+def validation_figure(reports: Sequence[BinReport], title: str) -> Figure:
+    """Bars of throughput and latencies per bin, then each bin's gauges over time, twin over server."""
+    names = [f"GPU {report.index}" for report in reports]
+    panels = [_bars(reports, names, "total_token_throughput", "tok/s")]
+    panels += [_bars(reports, names, name, "ms") for name in LATENCIES]
+    panels.append(
+        Panel(
+            [Bars(names, [_number(r.errors.get(name)) for r in reports], name) for name in SMAPE_OF],
+            title="Error (SMAPE, 0–200 form)",
+            y_label="%",
+        )
+    )
+    for report in reports:
+        panels += _overlays(report)
+    return Figure(panels, title=title)
+
+
+def _bars(reports: Sequence[BinReport], names: Sequence[str], figure: str, unit: str) -> Panel:
+    series = [
+        Bars(names, [_number(report.mean(side, figure)) for report in reports], side)
+        for side in ("measured", "predicted")
+    ]
+    return Panel(series, title=figure, y_label=unit)
+
+
+def _overlays(report: BinReport) -> list[Panel]:
+    """The first repeat's gauges against the twin's timeline."""
+    if not report.runs or report.runs[0].outcome.load is None:
+        return []
+    run = report.runs[0]
+    measured, predicted = gauges(run.outcome), run.simulation.timeline
+    panels = []
+    for name, label in GAUGES:
+        series = [
+            Line(measured["time_s"], measured[name], "measured"),
+            Line(predicted["time_s"].to_list(), predicted[name].to_list(), "predicted", dashed=True),
+        ]
+        panels.append(Panel(series, title=f"GPU {report.index}: {label}", x_label="s"))
+    return panels
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
