@@ -115,23 +115,36 @@ class Classes:
         parts = [each[:count] for each, count in zip(self.members, counts.tolist(), strict=True) if count]
         return tuple(np.concatenate(parts).tolist()) if parts else ()
 
-    def assign(self, patterns: Sequence[IntArray]) -> list[tuple[int, ...]]:
+    def assign(
+        self, patterns: Sequence[IntArray], adapters: Iterable[int] | None = None
+    ) -> list[tuple[int, ...]]:
         """Names for counts: disjoint sets of adapters, one for each vector of counts.
 
-        Classes that hold several rates are dealt out from both ends in turn, so that no bin gets all the
-        highest ones.
+        Taken from `adapters` (default: all). Classes that hold several rates are dealt out from both ends in
+        turn, so that no bin gets all the highest ones.
+
+        Raises
+        ------
+        ValidationError
+            The patterns hold more adapters of a class than there are.
         """
-        taken = np.zeros(len(self), dtype=np.int64)
+        members = self.members if adapters is None else self._members_of(adapters)
         bins: list[list[int]] = [[] for _ in patterns]
-        for k, each in enumerate(self.members):
-            order = _zigzag(len(each))
+        for k, each in enumerate(members):
+            dealt = each[_zigzag(len(each))].tolist()
+            start = 0
             for chosen, counts in zip(bins, patterns, strict=True):
-                start, stop = int(taken[k]), int(taken[k] + counts[k])
-                if stop > len(each):
-                    raise ValidationError("Expected the patterns to hold no more adapters than there are.")
-                chosen.extend(each[order[start:stop]].tolist())
-                taken[k] = stop
+                stop = start + int(counts[k])
+                chosen.extend(dealt[start:stop])
+                start = stop
+            if start > len(each):
+                raise ValidationError("Expected the patterns to hold no more adapters than there are.")
         return [tuple(sorted(chosen)) for chosen in bins]
+
+    def _members_of(self, adapters: Iterable[int]) -> list[IntArray]:
+        chosen = np.zeros(len(self.workload), dtype=bool)
+        chosen[list(adapters)] = True
+        return [each[chosen[each]] for each in self.members]
 
 
 def aggregate(workload: Workload, *, max_classes: int = 48, optimistic: bool = False) -> Classes:
