@@ -120,12 +120,19 @@ class Lengths:
 
 @lru_cache(maxsize=512)
 def _quantile_table(lengths: Lengths) -> FloatArray:
+    if lengths.kind == "gamma":
+        return _unit_gamma_table(lengths.cv) * lengths.mean
+    from scipy.special import ndtr
+
+    quantiles: FloatArray = np.quantile(np.array(lengths.values), ndtr(_Z_GRID))
+    return quantiles
+
+
+@lru_cache(maxsize=512)
+def _unit_gamma_table(cv: float) -> FloatArray:
+    """Quantiles of the gamma distribution with mean 1 on the grid; milliseconds to compute."""
     from scipy.special import gammaincinv, ndtr
 
-    u = ndtr(_Z_GRID)
-    if lengths.kind == "gamma":
-        shape = 1.0 / lengths.cv**2
-        table: FloatArray = gammaincinv(shape, u) * (lengths.mean / shape)
-        return table
-    quantiles: FloatArray = np.quantile(np.array(lengths.values), u)
-    return quantiles
+    shape = 1.0 / cv**2
+    table: FloatArray = gammaincinv(shape, ndtr(_Z_GRID)) / shape
+    return table
