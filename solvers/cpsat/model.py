@@ -43,7 +43,7 @@ class RepackModel:
         self._cuts = 0
 
     def hint(self, rows: Sequence[IntArray]) -> None:
-        """Start the search at these bins, fullest first; there may be fewer or more than the model has. Call once."""
+        """Start the search at these bins, fullest first; their number may differ. Call once."""
         ordered = sorted(rows, key=lambda row: -int(row.sum()))
         for counts, row in zip(self.variables.counts, ordered, strict=False):
             for variable, value in zip(counts, row.tolist(), strict=True):
