@@ -224,7 +224,7 @@ def assemble(
     how: str,
     memory: MemorySpec | None = None,
 ) -> Profile:
-    """The profile of a calibration, with errors and provenance; `memory` stands where no capacity was read."""
+    """The profile of a calibration, with errors and provenance; `memory`: where no capacity was read."""
     latency, errors = fit_step_law(observations, graph_max_tokens=512)
     steps = int(sum(o.count.sum() for o in observations))
     provenance = {

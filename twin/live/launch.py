@@ -67,6 +67,9 @@ class Launch:
         Whether to log every engine step.
     server_cores, client_cores
         CPU cores to pin to; empty means any. With several servers at once each takes its share of the first.
+    api_cores
+        Cores of the process that speaks HTTP, if other than `server_cores`: on a GPU it never takes time from
+        the model, and so it shouldn't on the CPU.
     token_ids
         Prompts are random token ids in [low, high[.
     startup_timeout_s
@@ -87,6 +90,7 @@ class Launch:
     step_log: bool = True
     server_cores: tuple[int, ...] = ()
     client_cores: tuple[int, ...] = ()
+    api_cores: tuple[int, ...] = ()
     token_ids: tuple[int, int] = (1000, 9000)
     startup_timeout_s: float = 600.0
 
@@ -151,6 +155,7 @@ class _LaunchFile(Table):
     step_log: bool = True
     server_cores: list[int] = Field(default_factory=list)
     client_cores: list[int] = Field(default_factory=list)
+    api_cores: list[int] = Field(default_factory=list)
     token_ids: list[int] = Field(default_factory=lambda: [1000, 9000], min_length=2, max_length=2)
     startup_timeout_s: float = 600.0
 
@@ -185,6 +190,7 @@ def read_launch(path: str | os.PathLike[str]) -> Launch:
             step_log=file.step_log,
             server_cores=tuple(file.server_cores),
             client_cores=tuple(file.client_cores),
+            api_cores=tuple(file.api_cores),
             token_ids=(file.token_ids[0], file.token_ids[1]),
             startup_timeout_s=file.startup_timeout_s,
         )

@@ -151,6 +151,7 @@ class Server:
             failure = self._wait(stop)
             self.startup_s = time.monotonic() - started
             if failure is None:
+                self._pin_front()
                 return None
             self.stop()
             if failure.kind != "port":
@@ -185,6 +186,16 @@ class Server:
             time.sleep(POLL_S)
         limit = f"{self.launch.startup_timeout_s:g} s"
         return Failure("timeout", f"the server was not healthy within {limit}", self.tail())
+
+    def _pin_front(self) -> None:
+        """Move the process that speaks HTTP to its own cores; its children, the engine, stay where they are."""
+        if not self.launch.api_cores or self._guard is None:
+            return
+        guard = self._guard.pid
+        leader = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
+        for thread in Path(f"/proc/{leader[0]}/task").iterdir() if leader else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), self.launch.api_cores)
 
     @property
     def alive(self) -> bool:

@@ -72,6 +72,7 @@ arguments = ["--load-format", "dummy", "--enforce-eager", "--no-enable-prefix-ca
              "--disable-uvicorn-access-log"]
 server_cores = {server_cores}
 client_cores = {client_cores}
+api_cores = {client_cores}
 token_ids = [4, {vocabulary}]
 startup_timeout_s = 300.0
 

@@ -1,0 +1,120 @@
+"""Solvers' plans judged by real servers: equal bins of different plans are measured once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.plan import Plan
+from packer.twin.live.campaign import Progress
+from packer.twin.live.launch import Launch
+from packer.twin.live.validate import BinReport, Validation, ValidationSpec, smape
+from packer.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What real servers say of a plan: summed throughput, mean latencies over completed requests."""
+
+    gpus: int
+    unplaced: int
+    total_token_throughput: float
+    predicted_token_throughput: float
+    offered_tok_s: float
+    mean_ttft_ms: float | None
+    mean_itl_ms: float | None
+    starved: tuple[int, ...]
+    memory_errors: tuple[int, ...]
+    failures: tuple[str, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Every adapter placed, every server started, none starved."""
+        return not (self.unplaced or self.starved or self.memory_errors or self.failures)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "gpus": self.gpus,
+            "unplaced": self.unplaced,
+            "feasible": self.feasible,
+            "total_token_throughput": self.total_token_throughput,
+            "predicted_token_throughput": self.predicted_token_throughput,
+            "throughput_smape_percent": smape(self.predicted_token_throughput, self.total_token_throughput),
+            "offered_tok_s": self.offered_tok_s,
+            "mean_ttft_ms": self.mean_ttft_ms,
+            "mean_itl_ms": self.mean_itl_ms,
+            "starved_gpus": self.starved,
+            "memory_error_gpus": self.memory_errors,
+            "failures": self.failures,
+        }
+
+
+def distinct_bins(plans: Mapping[str, Plan]) -> tuple[list[Bin], dict[str, list[int]]]:
+    """The different bins of several plans of one workload, and where each plan's bins are among them."""
+    bins: list[Bin] = []
+    known: dict[Any, int] = {}
+    places: dict[str, list[int]] = {}
+    for name, plan in plans.items():
+        places[name] = []
+        for bin_ in plan.bins:
+            content = (frozenset(_shares(bin_)), bin_.max_loras, bin_.max_lora_rank, bin_.profile.fingerprint)
+            if content not in known:
+                known[content] = len(bins)
+                bins.append(bin_)
+            places[name].append(known[content])
+    return bins, places
+
+
+def _shares(bin_: Bin) -> list[tuple[int, float]]:
+    shares = bin_.shares if bin_.shares is not None else (1.0,) * len(bin_.adapters)
+    return list(zip(bin_.adapters, shares, strict=True))
+
+
+def judge(
+    plans: Mapping[str, Plan],
+    fleet: Workload,
+    launch: Launch,
+    folder: Path,
+    spec: ValidationSpec,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> dict[str, Verdict]:
+    """Measure the plans of several solvers (name → plan) on real servers; resumes in the same folder."""
+    bins, places = distinct_bins(plans)
+    reports = Validation(launch, fleet, bins, folder, spec, progress).run() if bins else []
+    return {
+        name: verdict([reports[i] for i in places[name]], len(plan.unplaced)) for name, plan in plans.items()
+    }
+
+
+def verdict(reports: list[BinReport], unplaced: int) -> Verdict:
+    """One plan's verdict from the reports of its bins."""
+    done = [_completed(report) for report in reports]
+    return Verdict(
+        len(reports),
+        unplaced,
+        sum(r.mean("measured", "total_token_throughput") or 0.0 for r in reports),
+        sum(r.mean("predicted", "total_token_throughput") or 0.0 for r in reports),
+        float(sum(np.mean([run.simulation.offered_tok_s for run in r.runs]) for r in reports if r.runs)),
+        _weighted([r.mean("measured", "mean_ttft_ms") for r in reports], done),
+        _weighted([r.mean("measured", "mean_itl_ms") for r in reports], done),
+        tuple(i for i, r in enumerate(reports) if r.starved[1] and not r.memory_error[1]),
+        tuple(i for i, r in enumerate(reports) if r.memory_error[1]),
+        tuple(r.failure for r in reports if r.failure is not None and not r.memory_error[1]),
+    )
+
+
+def _completed(report: BinReport) -> float:
+    return float(sum(len(run.outcome.load.done) for run in report.runs if run.outcome.load is not None))
+
+
+def _weighted(values: list[float | None], weights: list[float]) -> float | None:
+    known = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None and w > 0]
+    if not known:
+        return None
+    return sum(v * w for v, w in known) / sum(w for _, w in known)
