@@ -1,6 +1,8 @@
-"""Draw requests: when, for which adapter, how long. Everything comes from one seeded generator."""
+"""Draw requests: when, for which adapter, how long. Everything comes from one seed."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,37 +15,80 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Marks:
+    """What requests are besides when they come, int64 (n,) each: adapter, input and output tokens."""
+
+    adapter: IntArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+
+
 def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
     """Requests of `duration_s` seconds; a replayed trace is cut there."""
-    trace = workload.arrivals.trace
+    time_s, adapter = draw_times(workload, duration_s, seed)
+    marks = draw_marks(workload, adapter, len(time_s), seed)
+    return RequestTrace(time_s, marks.adapter, marks.input_tokens, marks.output_tokens)
+
+
+def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
+    """Arrival times in [0, duration_s[, sorted, and the adapter of each; None where it is independent of the time.
+
+    Poisson streams are drawn as their superposition: one stream whose requests choose their adapters.
+    """
+    trace, rates = workload.arrivals.trace, workload.rates
     if trace is not None:
         n = int(np.searchsorted(trace.time_s, duration_s, side="left"))
-        return RequestTrace(trace.time_s[:n], trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n])
-    rng = np.random.default_rng(np.random.SeedSequence([seed, 0x7061636B]))
-    if workload.arrivals.kind == "poisson":
-        time_s, adapter = _poisson(rng, workload.rates, duration_s)
-    else:
-        time_s, adapter = _by_adapter(rng, workload.arrivals, workload.rates, duration_s)
-    prompt, output = draw_lengths(rng, workload, adapter)
-    return RequestTrace(time_s, adapter, prompt, output)
-
-
-def _poisson(rng: np.random.Generator, rates: FloatArray, duration_s: float) -> tuple[FloatArray, IntArray]:
-    """Independent Poisson streams, drawn as their superposition: one stream whose requests choose adapters."""
+        return trace.time_s[:n], trace.adapter[:n]
+    rng = _generator(seed, 0)
+    if workload.arrivals.kind != "poisson":
+        return _by_adapter(rng, workload.arrivals, rates, duration_s)
     total = float(rates.sum())
     expected = total * duration_s
-    time_s = np.cumsum(rng.standard_exponential(int(expected + 6 * np.sqrt(expected) + 16))) / total
-    time_s = time_s[: np.searchsorted(time_s, duration_s)]
+    time_s = rng.standard_exponential(int(expected + 6 * np.sqrt(expected) + 16))
+    np.cumsum(time_s, out=time_s)
+    time_s /= total
+    return time_s[: np.searchsorted(time_s, duration_s)], None
+
+
+def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) -> Marks:
+    """Marks of the first `n` requests; the first of n + 1 are those of n.
+
+    `adapter` says whose requests they are, None that each chooses one by the rates. Lengths are correlated as the
+    workload says (a Gaussian copula). A replayed trace has its own.
+    """
+    trace = workload.arrivals.trace
+    if trace is not None:
+        return Marks(trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n])
+    owner = _choose(_generator(seed, 1), workload.rates, n) if adapter is None else adapter[:n]
+    rho = workload.length_correlation
+    z_in = _generator(seed, 2).standard_normal(n)
+    z_out = _generator(seed, 3).standard_normal(n)
+    if rho:
+        z_out *= np.sqrt(1.0 - rho * rho)
+        z_out += rho * z_in
+    own_in = [a.input_tokens or workload.input_tokens for a in workload.adapters]
+    own_out = [a.output_tokens or workload.output_tokens for a in workload.adapters]
+    return Marks(owner, _at_normal(own_in, owner, z_in), _at_normal(own_out, owner, z_out))
+
+
+def _generator(seed: int, stream: int) -> np.random.Generator:
+    """Times, adapters and lengths each have their own stream, so that more of one does not change another."""
+    return np.random.default_rng(np.random.SeedSequence([seed, 0x7061636B, stream]))
+
+
+def _choose(rng: np.random.Generator, rates: FloatArray, n: int) -> IntArray:
+    """Adapters of n requests, by their rates."""
     # A table of 2^k cells finds most adapters by one look-up; binary search over 384 rates is 5 times slower.
-    cumulative = np.cumsum(rates / total)
-    cells = 1 << max(10, int(len(rates)).bit_length() + 3)
-    u = rng.random(len(time_s))
-    start = np.searchsorted(cumulative, np.arange(cells) / cells, side="right")
-    adapter = start[(u * cells).astype(np.int64)]
+    cumulative = np.cumsum(rates) / rates.sum()
     last = len(rates) - 1
-    late = np.flatnonzero((adapter < last) & (u >= cumulative[np.minimum(adapter, last)]))
-    adapter[late] = np.searchsorted(cumulative, u[late], side="right")
-    return time_s, np.minimum(adapter, last).astype(np.int64)
+    cells = 1 << max(10, last.bit_length() + 3)
+    u = rng.random(n)
+    start = np.searchsorted(cumulative, np.arange(cells) / cells, side="right")
+    adapter = np.minimum(start, last)[(u * cells).astype(np.int64)]
+    late = np.flatnonzero(u >= cumulative[adapter])
+    adapter[late] = np.minimum(np.searchsorted(cumulative, u[late], side="right"), last)
+    return adapter
 
 
 def _by_adapter(
@@ -101,35 +146,20 @@ def _piecewise(rng: np.random.Generator, arrivals: Arrivals, rate: float, durati
     return np.concatenate(pieces)
 
 
-def _unpredictable(rng: np.random.Generator, arrivals: Arrivals, rate: float, duration_s: float) -> FloatArray:
+def _unpredictable(
+    rng: np.random.Generator, arrivals: Arrivals, rate: float, duration_s: float
+) -> FloatArray:
     """The paper's unpredictable scenario: switch process and halve or double the rate every period, clipped."""
     pieces = []
     factor, poisson = 1.0, bool(rng.random() < 0.5)
     for start, end in _periods(arrivals.period_s, duration_s):
         here = rate * factor
-        stream = (
-            _uniform(rng, here, start, end) if poisson else _renewal(rng, here, arrivals.cv, start, end)
-        )
+        stream = _uniform(rng, here, start, end) if poisson else _renewal(rng, here, arrivals.cv, start, end)
         pieces.append(stream)
         poisson = not poisson
         doubled = factor * (2.0 if rng.random() < 0.5 else 0.5)
         factor = min(max(doubled, 1.0 / arrivals.span), arrivals.span)
     return np.concatenate(pieces)
-
-
-def draw_lengths(
-    rng: np.random.Generator, workload: Workload, adapter: IntArray
-) -> tuple[IntArray, IntArray]:
-    """Input and output tokens of each request, correlated as the workload says (a Gaussian copula)."""
-    n, rho = len(adapter), workload.length_correlation
-    z_in = rng.standard_normal(n)
-    z_out = rng.standard_normal(n)
-    if rho:
-        z_out *= np.sqrt(1.0 - rho * rho)
-        z_out += rho * z_in
-    own_in = [a.input_tokens or workload.input_tokens for a in workload.adapters]
-    own_out = [a.output_tokens or workload.output_tokens for a in workload.adapters]
-    return _at_normal(own_in, adapter, z_in), _at_normal(own_out, adapter, z_out)
 
 
 def _at_normal(lengths: list[Lengths], adapter: IntArray, z: FloatArray) -> IntArray:

@@ -11,13 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.arrival import RequestTrace
 from packer.bin import STARVATION_THRESHOLD
 from packer.errors import ValidationError
 from packer.profile import Profile
-from packer.twin import kernel
-from packer.twin.arrivals import draw_requests
-from packer.twin.latency import coefficient_vector
+from packer.twin import kernel_state as rows
+from packer.twin.engine import Raw, Server
 from packer.twin.memory import kv_cache_tokens, memory_error
 from packer.workload import Workload
 
@@ -25,20 +23,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FloatArray = npt.NDArray[np.float64]
-NO_LIMIT = 2**60
-
-
-@dataclass(frozen=True, eq=False)
-class Raw:
-    """What the kernel returned, with the requests it was given."""
-
-    requests: RequestTrace
-    first_s: FloatArray
-    finish_s: FloatArray
-    state: npt.NDArray[np.int8]
-    totals: FloatArray
-    histogram: npt.NDArray[np.int64]
-    timeline: FloatArray
+MAX_BINS = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,23 +50,27 @@ class Simulation:
     def offered_tok_s(self) -> float:
         """Offered load, tok/s; of a replayed trace, what it really held."""
         if self.workload.arrivals.trace is not None and self.raw is not None:
-            requests = self.raw.requests
-            return float((requests.input_tokens.sum() + requests.output_tokens.sum()) / self.duration_s)
+            return self.raw.sent_tokens / self.duration_s
         return self.workload.offered_tok_s
 
     @cached_property
     def _completed(self) -> npt.NDArray[np.intp]:
-        return np.flatnonzero(self.raw.state == 4) if self.raw is not None else np.zeros(0, dtype=np.intp)
+        return np.flatnonzero(self.raw.finished) if self.raw is not None else np.zeros(0, dtype=np.intp)
 
     @property
     def sent(self) -> int:
         """Requests sent, those refused by the client's ceiling included."""
-        return int(self._total(kernel.SENT))
+        return int(self._total(rows.SENT))
+
+    @property
+    def sent_tokens(self) -> float:
+        """Input + output tokens of all requests sent; refused ones count with the mean where none were drawn."""
+        return self.raw.sent_tokens if self.raw is not None else 0.0
 
     @property
     def refused(self) -> int:
         """Requests that the client could not send because too many were outstanding."""
-        return int(self._total(kernel.REFUSED))
+        return int(self._total(rows.REFUSED))
 
     @property
     def completed(self) -> int:
@@ -116,27 +105,27 @@ class Simulation:
     @property
     def preemptions(self) -> int:
         """Requests thrown out of the batch for lack of KV blocks, to be recomputed."""
-        return int(self._total(kernel.PREEMPTIONS))
+        return int(self._total(rows.PREEMPTIONS))
 
     @property
     def adapter_loads(self) -> int:
         """Times that an adapter was brought into a slot."""
-        return int(self._total(kernel.HOST_LOADS))
+        return int(self._total(rows.ADAPTER_LOADS))
 
     @property
     def disk_loads(self) -> int:
         """Of these, how many came from disk."""
-        return int(self._total(kernel.DISK_LOADS))
+        return int(self._total(rows.DISK_LOADS))
 
     @property
     def engine_steps(self) -> int:
         """Engine steps."""
-        return int(self._total(kernel.STEPS))
+        return int(self._total(rows.STEPS))
 
     @property
     def busy_share(self) -> float:
         """Part of the time in which the engine had something to do."""
-        return min(1.0, self._total(kernel.BUSY_S) / self.duration_s)
+        return min(1.0, self._total(rows.BUSY_S) / self.duration_s)
 
     def _total(self, row: int) -> float:
         return float(self.raw.totals[row]) if self.raw is not None else 0.0
@@ -224,7 +213,7 @@ class Simulation:
         if not total:
             return math.nan
         k = int(np.searchsorted(np.cumsum(counts), q * total))
-        return float(kernel.HISTOGRAM_FLOOR_MS * math.exp((k + 0.5) / kernel.HISTOGRAM_PER_E))
+        return float(rows.HISTOGRAM_FLOOR_MS * math.exp((k + 0.5) / rows.HISTOGRAM_PER_E))
 
     @cached_property
     def penalized_mean_ttft_ms(self) -> float:
@@ -238,26 +227,28 @@ class Simulation:
     @cached_property
     def mean_running(self) -> float:
         """Time-weighted mean of running requests."""
-        return self._mean_state(kernel.T_RUNNING)
+        return self._mean_state(rows.T_RUNNING)
 
     @cached_property
     def mean_waiting(self) -> float:
         """Time-weighted mean of waiting requests."""
-        return self._mean_state(kernel.T_WAITING)
+        return self._mean_state(rows.T_WAITING)
 
     @cached_property
     def mean_kv_usage(self) -> float:
         """Time-weighted mean share of the KV blocks in use."""
         blocks = self.kv_cache_tokens // self.profile.engine.block_size
-        return self._mean_state(kernel.T_KV) / blocks if blocks > 0 else math.nan
+        return self._mean_state(rows.T_KV) / blocks if blocks > 0 else math.nan
 
     @property
     def max_running(self) -> int:
         """Largest batch."""
-        return int(self._total(kernel.PEAK_RUNNING))
+        return int(self._total(rows.PEAK_RUNNING))
 
     def _mean_state(self, column: int) -> float:
-        return float(self.raw.timeline[:, column].sum() / self.duration_s) if self.raw is not None else math.nan
+        return (
+            float(self.raw.timeline[:, column].sum() / self.duration_s) if self.raw is not None else math.nan
+        )
 
     @cached_property
     def timeline(self) -> pl.DataFrame:
@@ -327,10 +318,14 @@ def simulate(
     """
     checks.integer("max_loras", max_loras, low=1, high=100_000)
     checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
-    checks.real("timeline_bin_s", timeline_bin_s, low=1e-3)
+    checks.real("timeline_bin_s", timeline_bin_s, low=duration_s / MAX_BINS)
     checks.integer("seed", seed, low=0)
     largest = int(workload.ranks.max())
-    slot_rank = checks.slot_rank_for(largest) if max_lora_rank is None else checks.slot_rank("max_lora_rank", max_lora_rank)
+    slot_rank = (
+        checks.slot_rank_for(largest)
+        if max_lora_rank is None
+        else checks.slot_rank("max_lora_rank", max_lora_rank)
+    )
     if largest > slot_rank:
         raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {slot_rank}.")
     if max_outstanding is not None:
@@ -339,11 +334,11 @@ def simulate(
     reason = memory_error(profile, max_loras, slot_rank)
     raw = None
     if reason is None:
-        requests = _clipped(draw_requests(workload, duration_s, seed), min(profile.engine.max_model_len, kv_tokens))
-        state = _run(
-            requests, workload, profile, max_loras, slot_rank, kv_tokens, duration_s, max_outstanding, timeline_bin_s
-        )
-        raw = Raw(requests, state.times[0], state.times[1], state.state, state.totals, state.histogram, state.timeline)
+        server = Server(workload, profile, int(max_loras), slot_rank, kv_tokens, max_outstanding)
+        if server.longest_request() >= 2:
+            raw = server.run(float(duration_s), seed, float(timeline_bin_s))
+        else:
+            reason = f"the KV cache of {kv_tokens} tokens can't hold the largest adapter and a request"
     return Simulation(
         "ok" if reason is None else "memory_error",
         reason or "",
@@ -357,64 +352,3 @@ def simulate(
         raw,
         timeline_bin_s,
     )
-
-
-def _clipped(requests: RequestTrace, longest: int) -> RequestTrace:
-    """vLLM serves at most max_model_len tokens a request: longer prompts and outputs are cut."""
-    if len(requests) == 0 or int((requests.input_tokens + requests.output_tokens).max()) <= longest:
-        return requests
-    prompt = np.minimum(requests.input_tokens, longest - 1)
-    return RequestTrace(
-        requests.time_s, requests.adapter, prompt, np.minimum(requests.output_tokens, longest - prompt)
-    )
-
-
-def _run(
-    requests: RequestTrace,
-    workload: Workload,
-    profile: Profile,
-    max_loras: int,
-    slot_rank: int,
-    kv_tokens: int,
-    duration_s: float,
-    max_outstanding: int | None,
-    timeline_bin_s: float,
-) -> kernel.State:
-    engine, loading = profile.engine, profile.loading
-    adapter_blocks = np.zeros(len(workload), dtype=np.int64)
-    if profile.memory.policy == "unified":
-        block_bytes = engine.block_size * profile.model.kv_bytes_per_token
-        adapter_blocks = np.ceil(workload.ranks * profile.model.lora_bytes_per_rank / block_bytes).astype(np.int64)
-    longest = int(requests.output_tokens.max()) if len(requests) else 1
-    scans = profile.latency.form == "linear" and profile.latency.coefficients.get("per_waiting_scanned_ms", 0.0) > 0
-    bins = math.ceil(duration_s / timeline_bin_s)
-    state = kernel.new_state(
-        len(requests), len(workload), longest, engine.block_size, bins, count_waiting=scans
-    )
-    kernel.run(
-        requests.time_s,
-        requests.adapter,
-        requests.input_tokens,
-        requests.output_tokens,
-        workload.ranks,
-        adapter_blocks,
-        coefficient_vector(profile.latency),
-        profile.latency.form == "paper",
-        float(profile.latency.graph_max_tokens),
-        np.array(
-            [loading.host_base_ms, loading.host_per_rank_ms, loading.disk_base_ms, loading.disk_per_rank_ms]
-        ),
-        float(duration_s),
-        int(max_loras),
-        int(slot_rank),
-        int(kv_tokens // engine.block_size),
-        int(engine.block_size),
-        int(engine.max_num_batched_tokens),
-        int(engine.max_num_seqs),
-        int(max_outstanding if max_outstanding is not None else NO_LIMIT),
-        int(engine.max_cpu_loras if engine.max_cpu_loras is not None else NO_LIMIT),
-        bool(loading.cold_start),
-        float(timeline_bin_s),
-        *state,
-    )
-    return state

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packer.twin import kernel
+from packer.twin import kernel_state as rows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -49,22 +49,22 @@ def timeline_frame(sim: Simulation) -> pl.DataFrame:
     """See `Simulation.timeline`."""
     import polars as pl
 
-    table = sim.raw.timeline if sim.raw is not None else np.zeros((0, kernel.N_TIMELINE))
+    table = sim.raw.timeline if sim.raw is not None else np.zeros((0, 8))
     # Steps belong to the bin in which they start, so a bin may hold a little more than its width.
     width = np.minimum(sim.timeline_bin_s, sim.duration_s - np.arange(len(table)) * sim.timeline_bin_s)
-    width = np.maximum(width, table[:, kernel.T_BUSY])[:, None]
+    width = np.maximum(width, table[:, rows.T_BUSY])[:, None]
     blocks = max(sim.kv_cache_tokens // sim.profile.engine.block_size, 1)
     means = table / width if len(table) else table
     return pl.DataFrame(
         {
             "time_s": (np.arange(len(table)) + 1) * sim.timeline_bin_s,
-            "running": means[:, kernel.T_RUNNING],
-            "waiting": means[:, kernel.T_WAITING],
-            "kv_usage": means[:, kernel.T_KV] / blocks,
-            "active_adapters": means[:, kernel.T_ADAPTERS],
-            "prefill_tokens": table[:, kernel.T_PREFILL].astype(np.int64),
-            "decode_tokens": table[:, kernel.T_DECODE].astype(np.int64),
-            "preemptions": table[:, kernel.T_PREEMPTED].astype(np.int64),
+            "running": means[:, rows.T_RUNNING],
+            "waiting": means[:, rows.T_WAITING],
+            "kv_usage": means[:, rows.T_KV] / blocks,
+            "active_adapters": means[:, rows.T_ADAPTERS],
+            "prefill_tokens": table[:, rows.T_PREFILL].astype(np.int64),
+            "decode_tokens": table[:, rows.T_DECODE].astype(np.int64),
+            "preemptions": table[:, rows.T_PREEMPTED].astype(np.int64),
         }
     )
 
@@ -83,13 +83,13 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
     sums = dict.fromkeys(("sent", "completed", "input", "output", "ttft", "tpot", "many"), zero)
     if sim.raw is not None:
         requests, raw = sim.raw.requests, sim.raw
-        done = raw.state == 4
+        done = raw.finished
         many = done & (requests.output_tokens > 1)
         owner, some = requests.adapter[done], requests.adapter[many]
         span = raw.finish_s[many] - raw.first_s[many]
         count = lambda which, weights=None: np.bincount(which, weights, minlength=m).astype(float)  # noqa: E731
         sums = {
-            "sent": count(requests.adapter[raw.state > 0]),
+            "sent": count(requests.adapter) + raw.refused,
             "completed": count(owner),
             "input": count(owner, requests.input_tokens[done]),
             "output": count(owner, requests.output_tokens[done]),

@@ -1,0 +1,323 @@
+"""The twin's slow oracle: vLLM V1's scheduler, request by request, with nothing clever.
+
+Follows vllm/v1/core/sched/scheduler.py (`Scheduler.schedule`) line by line: a list of running requests in the order
+of their admission, a deque of waiting ones that is scanned from the front, blocks counted for each request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+MIN_STEP_S = 5e-5
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the twin gets from a profile and its caller; `adapter_blocks` all 0 unless memory is unified."""
+
+    ranks: Sequence[int]
+    adapter_blocks: Sequence[int]
+    coefficients: Mapping[str, float]
+    form: str
+    graph_max: int
+    host_ms: tuple[float, float]
+    disk_ms: tuple[float, float]
+    cold_start: bool
+    slots: int
+    slot_rank: int
+    kv_blocks: int
+    block_size: int
+    token_budget: int
+    max_seqs: int
+    max_outstanding: float
+    max_cpu_loras: float
+
+
+@dataclass(eq=False)
+class Request:
+    """One request and where it stands."""
+
+    number: int
+    sent_s: float
+    adapter: int
+    prompt: int
+    output: int
+    generated: int = 0  # tokens that came out
+    computed: int = 0  # tokens in the KV cache
+    blocks: int = 0
+    first_s: float = math.nan
+    last_s: float = math.nan
+    finish_s: float = math.nan
+    prefill_step: int = -1  # step in which its last prefill ended
+    admission: int = -1
+    gaps_s: list[float] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that must be in the KV cache before the next one comes out."""
+        return self.prompt + self.generated
+
+    @property
+    def decoding(self) -> bool:
+        """Whether one token is all that is missing."""
+        return self.prefill_step >= 0
+
+
+class NaiveTwin:
+    """One server; `run` simulates it."""
+
+    def __init__(self, server: Server, duration_s: float, bin_s: float) -> None:
+        self.server, self.duration_s, self.bin_s = server, duration_s, bin_s
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self.accepted: list[Request] = []
+        self.resident: set[int] = set()  # adapters in slots
+        self.idle: list[int] = []  # those of them outside the batch, least recently used first
+        self.on_host: dict[int, int] = {}  # adapter → step of its last use
+        self.now, self.step, self.admissions = 0.0, 0, 0
+        self.sent = self.refused = self.preemptions = self.loads = self.disk_loads = 0
+        self.peak_blocks = self.peak_running = 0
+        self.busy_s = self.load_s = 0.0
+        self.timeline = [[0.0] * 8 for _ in range(math.ceil(duration_s / bin_s))]
+
+    def run(
+        self, times: Sequence[float], marks: Sequence[tuple[int, int, int]], *, marks_wait: bool
+    ) -> NaiveTwin:
+        """Simulate. `marks_wait`: a refused arrival leaves (adapter, prompt, output) to the next one."""
+        arrivals, requests = deque(times), deque(marks)
+        while True:
+            if not self.running and not self.waiting:
+                if not arrivals:
+                    break
+                self.now = max(self.now, arrivals[0])
+            while arrivals and arrivals[0] <= self.now:
+                sent_s = arrivals.popleft()
+                self.sent += 1
+                if len(self.running) + len(self.waiting) >= self.server.max_outstanding:
+                    self.refused += 1
+                    if not marks_wait:
+                        requests.popleft()
+                    continue
+                request = Request(len(self.accepted), sent_s, *requests.popleft())
+                self.accepted.append(request)
+                self.waiting.append(request)
+            if self.now >= self.duration_s:
+                break
+            self._one_step()
+        return self
+
+    # ---- helpers
+    def _blocks(self, tokens: int) -> int:
+        return math.ceil(tokens / self.server.block_size)
+
+    def _used(self) -> int:
+        held = sum(request.blocks for request in self.running)
+        return held + sum(self.server.adapter_blocks[a] for a in self.resident)
+
+    def _active(self) -> set[int]:
+        return {request.adapter for request in self.running}
+
+    def _evict_idle(self, but: int = -1) -> bool:
+        """Throw out the least recently used adapter to make room for KV blocks (unified memory only)."""
+        for adapter in self.idle:
+            if adapter != but and self.server.adapter_blocks[adapter] > 0:
+                self.idle.remove(adapter)
+                self.resident.remove(adapter)
+                return True
+        return False
+
+    def _left_batch(self, adapter: int) -> None:
+        if adapter in self.on_host:
+            self.on_host[adapter] = self.step
+        if adapter not in self._active():
+            self.idle.append(adapter)
+
+    # ---- one engine step
+    def _one_step(self) -> None:
+        scheduled: dict[Request, int] = {}
+        preempted = self._schedule_running(scheduled)
+        decodes = [request for request in scheduled if request.decoding]
+        context = sum(request.computed + 1 for request in decodes)
+        load_ms, passed_over = 0.0, 0
+        if not preempted:
+            load_ms, passed_over = self._schedule_waiting(scheduled)
+        prefill_tokens = sum(n for request, n in scheduled.items() if not request.decoding)
+        dt = (self._step_ms(len(decodes), prefill_tokens, context, passed_over) + load_ms) * 1e-3
+        dt = max(dt, MIN_STEP_S)
+        self._record(dt, load_ms, prefill_tokens, len(decodes), len(preempted))
+        self.now += dt
+        if self.now <= self.duration_s:
+            self._emit(scheduled, dt)
+        self.step += 1
+
+    def _schedule_running(self, scheduled: dict[Request, int]) -> list[Request]:
+        budget = self.server.token_budget
+        preempted: list[Request] = []
+        i = 0
+        while i < len(self.running) and budget > 0:
+            request = self.running[i]
+            new = min(request.tokens - request.computed, budget)
+            while True:
+                more = self._blocks(request.computed + new) - request.blocks
+                if self._used() + more <= self.server.kv_blocks:
+                    break
+                if self._evict_idle():
+                    continue
+                victim = self.running.pop()
+                self._preempt(victim)
+                preempted.append(victim)
+                if victim is request:
+                    return preempted
+            request.blocks = self._blocks(request.computed + new)
+            scheduled[request] = new
+            budget -= new
+            i += 1
+        return preempted
+
+    def _preempt(self, request: Request) -> None:
+        self.preemptions += 1
+        request.blocks = request.computed = 0
+        request.prefill_step = -1
+        self.waiting.appendleft(request)
+        self._left_batch(request.adapter)
+
+    def _schedule_waiting(self, scheduled: dict[Request, int]) -> tuple[float, int]:
+        budget = self.server.token_budget - sum(scheduled.values())
+        load_ms = 0.0
+        skipped: list[Request] = []
+        while self.waiting and budget > 0 and len(self.running) < self.server.max_seqs:
+            request = self.waiting[0]
+            active = self._active()
+            if request.adapter not in active and len(active) == self.server.slots:
+                skipped.append(self.waiting.popleft())
+                continue
+            new = min(request.tokens, budget)
+            need = self._blocks(new)
+            if request.adapter not in self.resident:
+                need += self.server.adapter_blocks[request.adapter]
+            while self._used() + need > self.server.kv_blocks and self._evict_idle(but=request.adapter):
+                pass
+            if self._used() + need > self.server.kv_blocks:
+                break
+            self.waiting.popleft()
+            load_ms += self._bring(request.adapter)
+            request.blocks = self._blocks(new)
+            request.admission = self.admissions
+            self.admissions += 1
+            self.running.append(request)
+            scheduled[request] = new
+            budget -= new
+        self.waiting.extendleft(reversed(skipped))
+        return load_ms, len(skipped)
+
+    def _bring(self, adapter: int) -> float:
+        """Put an adapter into a slot; returns the time that it takes, ms."""
+        server = self.server
+        if adapter in self.idle:
+            self.idle.remove(adapter)
+        if adapter in self.resident:
+            return 0.0
+        if len(self.resident) == server.slots:
+            self.resident.remove(self.idle.pop(0))
+        self.resident.add(adapter)
+        self.loads += 1
+        ms = server.host_ms[0] + server.host_ms[1] * server.ranks[adapter]
+        if server.max_cpu_loras >= len(server.ranks) and not server.cold_start:
+            return ms
+        if adapter not in self.on_host:
+            evictable = [a for a in self.on_host if a not in self._active()]
+            if len(self.on_host) == server.max_cpu_loras and evictable:
+                del self.on_host[min(evictable, key=lambda a: (self.on_host[a], a))]
+            self.disk_loads += 1
+            ms += server.disk_ms[0] + server.disk_ms[1] * server.ranks[adapter]
+        self.on_host[adapter] = self.step
+        return ms
+
+    def _step_ms(self, b: int, p: int, context: int, passed_over: int) -> float:
+        """The step law as `packer.twin.latency` writes it."""
+        server, active = self.server, self._active()
+        a = len(active)
+        c = {**dict.fromkeys(KNOWN, 0.0), **server.coefficients}
+        if server.form == "paper":
+            r_p = len(self.waiting)
+            return (
+                c["k1"] * b
+                + c["k2"] * r_p
+                + c["k3"] * r_p * a / len(server.ranks)
+                + (c["k4"] * b + c["k5"]) * (c["k6"] * a + c["k7"])
+            )
+        t = b + p
+        some, prefill, beyond = float(a > 0), float(p > 0), float(t > server.graph_max)
+        lora_ms = (
+            c["first_adapter_ms"]
+            + c["per_slot_ms"] * server.slots
+            + c["per_slot_rank_ms"] * server.slot_rank
+            + c["per_lora_token_ms"] * t
+            + c["per_slot_token_ms"] * server.slots * t
+            + c["per_slot_rank_token_ms"] * server.slot_rank * t
+        )
+        return (
+            c["base_ms"]
+            + c["per_decode_ms"] * b
+            + c["per_prefill_token_ms"] * p
+            + c["prefill_step_ms"] * prefill
+            + some * lora_ms
+            + c["per_adapter_ms"] * a
+            + c["per_rank_ms"] * sum(server.ranks[adapter] for adapter in active)
+            + c["per_adapter_token_ms"] * a * t
+            + c["per_adapter_prefill_token_ms"] * a * p
+            + c["per_kv_token_ms"] * context
+            + beyond * (c["beyond_graph_step_ms"] + c["per_token_beyond_graph_ms"] * (t - server.graph_max))
+            + c["per_waiting_scanned_ms"] * passed_over
+        )
+
+    def _record(self, dt: float, load_ms: float, prefill_tokens: int, decodes: int, preempted: int) -> None:
+        row = self.timeline[int(self.now / self.bin_s)]
+        used = self._used()
+        values = (
+            dt, dt * len(self.running), dt * len(self.waiting), dt * used, dt * len(self._active()),
+            prefill_tokens, decodes, preempted,
+        )  # fmt: skip
+        for k, value in enumerate(values):
+            row[k] += value
+        self.busy_s += dt
+        self.load_s += load_ms * 1e-3
+        self.peak_blocks = max(self.peak_blocks, used)
+        self.peak_running = max(self.peak_running, len(self.running))
+
+    def _emit(self, scheduled: Mapping[Request, int], dt: float) -> None:
+        """Tokens come out of the requests whose prompt is whole; finished ones leave.
+
+        Order matters only for which of several adapters that fall idle in one step counts as used least
+        recently: the one whose last request was prefilled first; of those prefilled together, the latest admitted.
+        """
+        finished = []
+        for request, new in scheduled.items():
+            request.computed += new
+            if request.computed < request.tokens:
+                continue
+            if request.generated == 0:
+                request.first_s = self.now
+            else:
+                request.gaps_s.append(dt if request.decoding else self.now - request.last_s)
+            if not request.decoding:
+                request.prefill_step = self.step
+            request.generated += 1
+            request.last_s = self.now
+            if request.generated == request.output:
+                finished.append(request)
+        for request in sorted(finished, key=lambda r: (r.prefill_step, -r.admission)):
+            request.finish_s = self.now
+            self.running.remove(request)
+            self._left_batch(request.adapter)
+
+
+KNOWN = (
+    "base_ms", "per_decode_ms", "per_prefill_token_ms", "prefill_step_ms", "first_adapter_ms", "per_adapter_ms",
+    "per_rank_ms", "per_slot_ms", "per_slot_rank_ms", "per_lora_token_ms", "per_adapter_token_ms",
+    "per_adapter_prefill_token_ms", "per_slot_token_ms", "per_kv_token_ms", "beyond_graph_step_ms",
+    "per_token_beyond_graph_ms", "per_waiting_scanned_ms", "per_slot_rank_token_ms", "k1", "k2", "k3", "k4", "k5", "k6", "k7",
+)  # fmt: skip
