@@ -29,12 +29,12 @@ def _gpus(plan: Plan) -> Table:
     several = len({item.profile for item in plan.bins}) > 1
     room = plan.details.get("headroom")
     columns = ["GPU", *(["server"] if several else []), "adapters by rank", "max_loras", "max_lora_rank"]
-    columns += ["offered tok/s", "throughput tok/s", "TTFT ms", "ITL ms", "headroom", ""]
+    columns += ["offered tok/s", "throughput", "TTFT ms", "ITL ms", "headroom"]
+    columns += ["problem"] if not plan.evaluations.feasible.all() else []
     rows = []
     for k, item in enumerate(plan.bins):
         row = plan.evaluations[k]
         grows = room[k] if isinstance(room, list) and k < len(room) else None
-        state = "memory error" if row.memory_error else "starved" if row.starved else ""
         rows.append(
             [
                 k,
@@ -47,10 +47,12 @@ def _gpus(plan: Plan) -> Table:
                 number(row.mean_ttft_ms, 0),
                 number(row.mean_itl_ms, 1),
                 growth(grows),
-                state,
             ]
         )
-    title = f"Plan for {plan.workload.name!r}: {len(plan.workload)} adapters, {plan.n_gpus} GPUs"
+        if columns[-1] == "problem":
+            rows[-1].append("memory error" if row.memory_error else "starved" if row.starved else "")
+    gpus = "1 GPU" if plan.n_gpus == 1 else f"{plan.n_gpus} GPUs"
+    title = f"Plan for {plan.workload.name!r}: {len(plan.workload)} adapters, {gpus}"
     return table(title, columns, rows, left=(1, 2) if several else (1,))
 
 

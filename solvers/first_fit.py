@@ -78,24 +78,26 @@ class FirstFit:
         hint = None if last is None else last.max_loras
         limit = min(len(self.queue), MAX_ADAPTERS_PER_GPU - len(seed))
 
-        def feasible(n: int) -> Bin | None:
+        def feasible(n: int, thorough: bool) -> Bin | None:
             nonlocal hint
             adapters = [*(i for i, _ in seed), *self.queue[:n]]
             shares = [*(share for _, share in seed), *[1.0] * n]
-            found = self.probe.feasible(adapters, profile, shares, hint)
+            found = self.probe.feasible(adapters, profile, shares, hint, thorough=thorough)
             hint = found.max_loras if found is not None else hint
             return found
 
-        alone = feasible(0) if seed else None
-        return largest(feasible, self._guess(last, limit), limit, self.problem.out_of_time) or alone
+        alone = feasible(0, True) if seed else None
+        guess, step = self._guess(last, limit)
+        return largest(feasible, guess, limit, self.problem.out_of_time, step) or alone
 
-    def _guess(self, last: Bin | None, limit: int) -> int:
-        """How many adapters carry the load of the latest GPU of that type."""
+    def _guess(self, last: Bin | None, limit: int) -> tuple[int, int]:
+        """How many adapters carry the load of the latest GPU of that type, and how far to step from there."""
         if last is None:
-            return min(_FIRST_GUESS, limit)
+            return min(_FIRST_GUESS, limit), _FIRST_GUESS
         target = last.offered_tok_s(self.problem.workload)
         sums = np.cumsum(self.loads[self.queue[:limit]])
-        return max(1, min(limit, int(np.searchsorted(sums, target, side="right"))))
+        guess = max(1, min(limit, int(np.searchsorted(sums, target, side="right"))))
+        return guess, max(1, guess // 16)
 
     def _hot(self, adapter: int) -> None:
         """An adapter that an empty GPU can't serve: split it over replicas, or say what it may have."""

@@ -4,6 +4,7 @@ Against `greedy-paper` (arXiv 2602.24044, Algorithms 1 and 2): the largest admis
 taken at the nearest testing point; every candidate of `max_loras` is tried before a GPU is closed; a closed
 GPU is topped up with lighter adapters from further back in the queue; a set that fails goes to a fresh GPU;
 an adapter too hot for one GPU is split over replicas where allowed, or reported with the rate it may have.
+At the end the load is evened out over the GPUs, if they bear it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from packer.solvers.balance import balanced
 from packer.solvers.base import Problem, Solution
 from packer.solvers.first_fit import FirstFit
 from packer.solvers.greedy_paper import GreedyPaper
@@ -37,29 +39,23 @@ class Greedy:
         first_fit = FirstFit(free, paper_order(problem.workload))
         first_fit.run()
         found = Solution(tuple(first_fit.bins), tuple(first_fit.left), tuple(first_fit.reasons))
-        paper = _paper(free)
-        if paper is not None and _rank(free, paper) < _rank(free, found):
-            found = paper
+        found = _paper(free, found) or found
+        if not found.unplaced:
+            found = replace(found, bins=balanced(free, found.bins))
         return _within_limit(problem, found)
 
 
-def _paper(problem: Problem) -> Solution | None:
-    """The paper's plan, if it knows how to make one and time is left; its slots are chosen again."""
+def _paper(problem: Problem, found: Solution) -> Solution | None:
+    """The paper's plan, if it places every adapter on fewer GPUs; its slots are chosen again."""
     solver = GreedyPaper()
-    if problem.out_of_time() or solver.supports(problem) is not None:
+    limit = len(problem.workload) if found.unplaced else len(found.bins) - 1
+    if limit < 1 or problem.out_of_time() or solver.supports(problem) is not None:
         return None
-    plan = solver.solve(problem)
+    plan = solver.solve(replace(problem, max_gpus=limit))
     if plan.unplaced:
         return None
     probe = Probe(problem)
     return replace(plan, bins=tuple(probe.best(bin_) for bin_ in plan.bins))
-
-
-def _rank(problem: Problem, solution: Solution) -> tuple[float, ...]:
-    """Smaller is better: adapters without a place first, then the objective."""
-    evaluations = problem.predictor.evaluate(problem.workload, solution.bins)
-    key = problem.objective.key(problem.workload, solution.bins, evaluations)
-    return (len(solution.unplaced), *key)
 
 
 def _within_limit(problem: Problem, found: Solution) -> Solution:

@@ -64,7 +64,7 @@ def _first_fitting(probe: Probe, bin_: Bin, rest: Sequence[int]) -> int | None:
 def _grow(probe: Probe, bin_: Bin, rest: Sequence[int]) -> Bin:
     """The bin with as many of the first adapters of the list as fit."""
 
-    def feasible(n: int) -> Bin | None:
+    def feasible(n: int, _thorough: bool) -> Bin | None:
         return _with(probe, bin_, rest[:n])
 
     return largest(feasible, 1, len(rest), probe.problem.out_of_time) or bin_

@@ -1,0 +1,73 @@
+"""Lowest latency on a given number of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.bin import Bin, Evaluations
+from packer.errors import ValidationError, shown
+from packer.workload import Workload
+
+METRICS = ("request", "ttft", "itl")
+STATISTICS = ("mean", "worst")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Minimise TTFT, ITL, or the time of a whole request over the GPUs given.
+
+    Parameters
+    ----------
+    metric
+        "request" (mean TTFT + mean ITL × (output tokens − 1)), "ttft" or "itl".
+    statistic
+        "mean" over requests (GPUs weigh as their rates) or that of the "worst" GPU.
+    """
+
+    metric: str = "request"
+    statistic: str = "mean"
+
+    name = "latency"
+    fixed_gpus = True
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("metric", self.metric, METRICS),
+            ("statistic", self.statistic, STATISTICS),
+        ):
+            if value not in known:
+                raise ValidationError(f"Expected {what} to be one of {', '.join(known)}, got {shown(value)}.")
+
+    def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
+        """Neither starved nor a memory error."""
+        return evaluations.feasible
+
+    def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
+        """(chosen statistic, the other one) of the chosen latency, ms; infinite where nothing starts."""
+        if not bins:
+            return ()
+        rates = np.array([bin_.rates(workload).sum() for bin_ in bins])
+        latency = np.nan_to_num(self.latency_ms(workload, bins, evaluations), nan=np.inf)
+        mean, worst = float(np.average(latency, weights=rates)), float(latency.max())
+        return (mean, worst) if self.statistic == "mean" else (worst, mean)
+
+    def latency_ms(
+        self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations
+    ) -> npt.NDArray[np.float64]:
+        """The chosen latency of each bin, ms, float64 (n,); NaN where the server does not start."""
+        if self.metric == "ttft":
+            return evaluations.mean_ttft_ms
+        if self.metric == "itl":
+            return evaluations.mean_itl_ms
+        tokens = [
+            np.average(workload.mean_output_tokens[list(bin_.adapters)], weights=bin_.rates(workload))
+            for bin_ in bins
+        ]
+        total: npt.NDArray[np.float64] = evaluations.mean_ttft_ms + evaluations.mean_itl_ms * (
+            np.maximum(np.array(tokens), 1.0) - 1.0
+        )
+        return total
