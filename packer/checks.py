@@ -22,14 +22,22 @@ def integer(name: str, value: object, *, low: int, high: int | None = None) -> i
 
 def real(name: str, value: object, *, low: float, high: float = math.inf, open_low: bool = False) -> float:
     """`value` as float, if it is a finite number in [low, high] (or ]low, high])."""
-    ok = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if ok:
-        number = float(value)  # type: ignore[arg-type]
-        ok = (number > low if open_low else number >= low) and number <= high
-    if not ok:
+    number = _finite(value)
+    if not ((number > low if open_low else number >= low) and number <= high):
         span = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:g}" if math.isfinite(high) else "")
         raise ValidationError(f"Expected {name} to be a finite number {span}, got {shown(value)}.")
     return number
+
+
+def _finite(value: object) -> float:
+    """`value` as float if it is a finite number, else NaN."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        number = float(value)
+    except OverflowError:  # an int too large for a float
+        return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def slot_rank(name: str, value: object) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from packer.errors import FileFormatError
 from packer.io.tables import first_line
 
-_FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 
 def parse_json(text: str, path: str | os.PathLike[str]) -> Any:

@@ -68,6 +68,8 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
     try:
         if target.is_dir():
             raise OutputError(f"{target}: expected a file to write, got a directory.")
+        if target.exists() and not target.is_file():  # replacing a device would break the machine
+            raise OutputError(f"{target}: expected a regular file to write.")
         if target.exists() and not force:
             raise OutputError(f"{target}: the file exists; --force overwrites it.")
         parent = target.parent
@@ -75,8 +77,11 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
             raise OutputError(f"{target}: there is no directory {str(parent)!r} to write into.")
         if not os.access(parent, os.W_OK):
             raise OutputError(f"{target}: the directory {str(parent)!r} is not writable.")
+        os.lstat(target)  # finds names that no file can have
     except OutputError:
         raise
+    except FileNotFoundError:
+        return target
     except (ValueError, OSError) as error:
         raise OutputError(f"{target}: can't be written: {error}.") from None
     return target
@@ -87,7 +92,7 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator
     """A temporary path beside `path`; takes its place when the block ends well, and vanishes otherwise."""
     target = check_writable(path, force=force)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}.", suffix=".tmp", dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=".packer-", suffix=".tmp", dir=target.parent)
     except OSError as error:
         raise OutputError(f"{target}: can't be written: {error}.") from None
     os.close(handle)

@@ -1,0 +1,106 @@
+"""Opening and writing files."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from packer.errors import FileFormatError, OutputError
+from packer.io.files import atomic_path, check_writable, read_bytes, read_text, write_text
+
+
+def test_gzip_is_told_by_content(tmp_path: Path) -> None:
+    """A gzip file is unpacked whatever it is called; a damaged one is refused."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(gzip.compress(b"hello"))
+    assert read_text(path) == "hello"
+    path.write_bytes(gzip.compress(os.urandom(1000))[:500])
+    with pytest.raises(FileFormatError, match="damaged or cut short"):
+        read_bytes(path)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\t\n", gzip.compress(b"")])
+def test_empty_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    """A file of nothing, or of blanks only, is called empty."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match="empty"):
+        read_bytes(path)
+
+
+def test_missing_file_directory_and_odd_names(tmp_path: Path) -> None:
+    """Each gets its own message."""
+    for path, message in [
+        (tmp_path / "no.csv", "no such file"),
+        (tmp_path, "got a directory"),
+        ("a\0b", "can't be read"),
+        (tmp_path / ("x" * 300), "can't be read"),
+    ]:
+        with pytest.raises(FileFormatError, match=message):
+            read_bytes(path)
+
+
+def test_a_bad_byte_is_located(tmp_path: Path) -> None:
+    """Text that is not UTF-8 names the row and the byte; a byte-order mark is no part of the text."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"a,b\n1,2\n\xe9,3\n")
+    with pytest.raises(FileFormatError, match="row 3: expected UTF-8 text, got the byte 0xe9"):
+        read_text(path)
+    path.write_bytes(b"\xef\xbb\xbfa,b")
+    assert read_text(path) == "a,b"
+
+
+def test_an_existing_file_needs_force(tmp_path: Path) -> None:
+    """Nothing is overwritten unasked."""
+    path = tmp_path / "out"
+    write_text(path, "one", force=False)
+    with pytest.raises(OutputError, match=f"^{path}: the file exists; --force overwrites it.$"):
+        write_text(path, "two", force=False)
+    assert path.read_text() == "one"
+    write_text(path, "two", force=True)
+    assert path.read_text() == "two"
+
+
+def test_a_failure_leaves_no_trace(tmp_path: Path) -> None:
+    """When the writer fails, the old file stands and no temporary one is left."""
+    path = tmp_path / "out"
+    path.write_text("old")
+
+    def fail() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fail()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert path.read_text() == "old"
+
+
+def test_written_files_have_ordinary_permissions(tmp_path: Path) -> None:
+    """A result is readable by whom the umask allows, not by its owner alone."""
+    before = os.umask(0o022)
+    try:
+        write_text(tmp_path / "out", "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o644
+
+
+def test_unwritable_places_are_found_before_long_work(tmp_path: Path) -> None:
+    """A directory, a missing parent, a file as parent, a device and an impossible name are refused."""
+    (tmp_path / "file").write_text("x")
+    for path in (
+        tmp_path,
+        tmp_path / "no" / "out",
+        tmp_path / "file" / "out",
+        tmp_path / ("x" * 300),
+        "a\0b",
+        "/dev/null",
+    ):
+        with pytest.raises(OutputError):
+            check_writable(path, force=True)

@@ -1,0 +1,41 @@
+"""Adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.errors import ValidationError
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, 7, None, "\ud800"])
+def test_names(name: object) -> None:
+    """A name is text of 1 to 256 characters that a file can hold."""
+    with pytest.raises(ValidationError, match="name"):
+        Adapter(name, 8, 0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rank", [0, -8, 7.5, 8.0, 513, 10**9, True, "8"])
+def test_ranks(rank: object) -> None:
+    """A rank is a whole number from 1 to 512; the message names the adapter."""
+    with pytest.raises(ValidationError, match="rank of adapter 'a'"):
+        Adapter("a", rank, 0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rate", [0, -0.1, math.nan, math.inf, 1e7, "0.1", None])
+def test_rates(rate: object) -> None:
+    """A rate is a finite number above 0."""
+    with pytest.raises(ValidationError, match="rate of adapter 'a'"):
+        Adapter("a", 8, rate)  # type: ignore[arg-type]
+
+
+def test_numpy_values_become_plain_and_frozen() -> None:
+    """Values from arrays are stored as Python numbers, and nothing can be changed afterwards."""
+    adapter = Adapter("a", np.int64(8), np.float64(0.5))  # type: ignore[arg-type]
+    assert (type(adapter.rank), type(adapter.rate)) == (int, float)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        adapter.rate = 1.0  # type: ignore[misc]

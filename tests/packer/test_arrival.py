@@ -1,0 +1,56 @@
+"""Arrival processes and request traces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from packer.arrival import Arrivals, RequestTrace
+from packer.errors import ValidationError
+
+
+def trace(times: list[float], adapter: int = 0, tokens: int = 1) -> RequestTrace:
+    n = len(times)
+    full = np.full(n, tokens, dtype=np.int64)
+    return RequestTrace(np.array(times), np.full(n, adapter, dtype=np.int64), full, full.copy())
+
+
+@pytest.mark.parametrize("times", [[1.0, 0.5], [-1.0, 0.0], [0.0, np.inf], [0.0, np.nan]])
+def test_trace_times_are_sorted_and_finite(times: list[float]) -> None:
+    """The kernel relies on sorted, finite times from 0."""
+    with pytest.raises(ValidationError, match="sorted"):
+        trace(times)
+
+
+def test_trace_columns_are_frozen_and_checked() -> None:
+    """Columns have one length and can't be changed; adapters are >= 0, lengths >= 1."""
+    good = trace([0.0, 1.0])
+    assert len(good) == 2
+    with pytest.raises(ValueError, match="read-only"):
+        good.time_s[0] = 5.0
+    with pytest.raises(ValidationError):
+        trace([0.0], adapter=-1)
+    with pytest.raises(ValidationError):
+        trace([0.0], tokens=0)
+    with pytest.raises(ValidationError, match="same length"):
+        RequestTrace(good.time_s, good.adapter[:1], good.input_tokens, good.output_tokens)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kind": "uniform"},
+        {"cv": -1.0},
+        {"period_s": 0.0},
+        {"span": 0.5},
+        {"kind": "piecewise"},
+        {"kind": "piecewise", "factors": (0.0, 0.0)},
+        {"kind": "piecewise", "factors": (-1.0, 2.0)},
+        {"kind": "trace"},
+        {"kind": "poisson", "trace": trace([0.0])},
+    ],
+)
+def test_nonsense_is_refused(options: dict[str, object]) -> None:
+    """A process that can't be drawn from is refused when it is specified."""
+    with pytest.raises(ValidationError):
+        Arrivals(**options)  # type: ignore[arg-type]

@@ -1,0 +1,76 @@
+"""Bins and evaluations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin, Evaluation, Evaluations
+from packer.errors import ValidationError
+from packer.profile import Profile
+from packer.workload import Workload
+
+FLEET = Workload([Adapter(f"a{k}", 8, 0.1 * (k + 1)) for k in range(4)])
+
+
+def row(**changes: object) -> Evaluation:
+    figures = {item.name: 1.0 for item in fields(Evaluation)} | {"starved": False, "memory_error": False}
+    return Evaluation(**(figures | changes))  # type: ignore[arg-type]
+
+
+def test_a_bin_carries_its_part_of_the_load(toy_profile: Profile) -> None:
+    """Offered load and rates of a bin are those of the workload it is given to simulate."""
+    for shares in (None, (0.25, 1.0)):
+        item = Bin((2, 0), 2, 8, toy_profile, shares)
+        own = item.workload(FLEET)
+        assert own.names == ("a2", "a0")
+        assert item.offered_tok_s(FLEET) == pytest.approx(own.offered_tok_s)
+        assert item.rates(FLEET) == pytest.approx(own.rates)
+
+
+def test_the_whole_fleet_is_not_copied(toy_profile: Profile) -> None:
+    """A bin of all adapters in order is the fleet itself, so that caches hit."""
+    assert Bin((0, 1, 2, 3), 4, 8, toy_profile).workload(FLEET) is FLEET
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adapters": ()},
+        {"adapters": (1, 1)},
+        {"adapters": (-1,)},
+        {"max_loras": 0},
+        {"max_lora_rank": 24},
+        {"shares": (0.5, 0.5)},
+        {"shares": (0.0,)},
+        {"shares": (1.5,)},
+        {"shares": (math.nan,)},
+    ],
+)
+def test_nonsense_is_refused(toy_profile: Profile, options: dict[str, object]) -> None:
+    """A server that vLLM would not start, or shares that aren't shares, never become a bin."""
+    good = {"adapters": (0,), "max_loras": 1, "max_lora_rank": 8, "profile": toy_profile}
+    with pytest.raises(ValidationError):
+        Bin(**(good | options))  # type: ignore[arg-type]
+
+
+def test_columns_and_rows_say_the_same() -> None:
+    """Evaluations made of rows give the same rows back, with Python bools and floats."""
+    rows = [row(), row(starved=True, mean_itl_ms=math.inf), row(memory_error=True)]
+    columns = Evaluations.of(rows)
+    assert list(columns) == rows
+    assert len(columns) == 3
+    assert columns.feasible.tolist() == [True, False, False] == [item.feasible for item in rows]
+    assert type(columns[1].starved) is bool
+    assert type(columns[1].mean_itl_ms) is float
+
+
+def test_served_share() -> None:
+    """The served share is throughput / offered load, and 1 where nothing is offered."""
+    assert row(offered_tok_s=10.0, total_token_throughput=9.0).served_share == pytest.approx(0.9)
+    assert row(offered_tok_s=0.0, total_token_throughput=0.0).served_share == 1.0
+    assert np.isclose(Evaluations.of([]).offered_tok_s.size, 0)

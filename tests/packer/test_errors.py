@@ -1,0 +1,39 @@
+"""The tree of errors and what messages say."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer import errors
+
+
+def test_one_root_and_familiar_bases() -> None:
+    """Everything raised on purpose is a PackerError; input errors are also what Python programs catch."""
+    kinds = [value for value in vars(errors).values() if isinstance(value, type)]
+    raised = [k for k in kinds if issubclass(k, Exception) and not issubclass(k, Warning)]
+    assert all(issubclass(kind, errors.PackerError) for kind in raised)
+    assert issubclass(errors.InputError, ValueError)
+    assert issubclass(errors.UnknownNameError, LookupError)
+    assert issubclass(errors.OutputError, OSError)
+    assert issubclass(errors.MissingDependencyError, ImportError)
+
+
+def test_a_file_error_says_where() -> None:
+    """File, row, column and key come before the rule."""
+    error = errors.FileFormatError("no.", path="f.csv", row=3, column="rate")
+    assert str(error) == "f.csv, row 3, column 'rate': no."
+    assert str(errors.FileFormatError("no.", path="p.toml", key="gpu.name")) == "p.toml, key 'gpu.name': no."
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    """A misspelt name is answered with the known ones and the nearest."""
+    error = errors.UnknownNameError("solver", "gredy", ["random", "greedy"])
+    assert str(error) == "Unknown solver 'gredy'. Did you mean 'greedy'? Known: greedy, random."
+    assert "Did you mean" not in str(errors.UnknownNameError("solver", "zzz", ["greedy"]))
+    assert str(errors.UnknownNameError("solver", "x", [])).endswith("Known: none.")
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, ["y" * 10**6], 10**300])
+def test_shown_values_stay_short(value: object) -> None:
+    """However large a value is, the message stays readable."""
+    assert len(errors.shown(value)) < 120

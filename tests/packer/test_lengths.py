@@ -1,0 +1,106 @@
+"""Distributions of token lengths."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer.errors import ValidationError
+from packer.lengths import Lengths
+
+N = 40_000
+means = st.floats(min_value=20.0, max_value=5000.0)
+cvs = st.floats(min_value=0.05, max_value=2.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(kind=st.sampled_from(["gamma", "lognormal"]), mean=means, cv=cvs, seed=st.integers(0, 2**32 - 1))
+def test_samples_have_the_true_mean(kind: str, mean: float, cv: float, seed: int) -> None:
+    """Rounding and the lower bound of one token move the mean by less than a token; the rest is chance."""
+    lengths = getattr(Lengths, kind)(mean, cv)
+    sample = lengths.sample(np.random.default_rng(seed), N)
+    chance = 6.0 * mean * cv * (1.0 + cv) / math.sqrt(N)
+    assert abs(sample.mean() - mean) < 0.75 + chance
+    assert sample.min() >= 1
+    assert sample.dtype == np.int64
+
+
+@pytest.mark.parametrize("kind", ["gamma", "lognormal"])
+@pytest.mark.parametrize("cv", [0.1, 0.5, 1.1])
+def test_samples_have_the_true_cv(kind: str, cv: float) -> None:
+    """The spread of a large sample is the one asked for."""
+    sample = getattr(Lengths, kind)(500.0, cv).sample(np.random.default_rng(0), 400_000)
+    assert sample.std() / sample.mean() == pytest.approx(cv, rel=0.03)
+
+
+def test_gamma_matches_scipy_quantiles() -> None:
+    """The lookup table is the gamma distribution's quantile function."""
+    from scipy import stats
+
+    z = np.linspace(-4.0, 4.0, 101)
+    for cv in (0.3, 1.0, 2.0):
+        exact = stats.gamma.ppf(stats.norm.cdf(z), 1 / cv**2, scale=300.0 * cv**2)
+        found = Lengths.gamma(300.0, cv).quantile_at_normal(z)
+        assert found == pytest.approx(exact, rel=2e-3, abs=1e-3)
+
+
+@given(sample=st.lists(st.integers(1, 10_000), min_size=1, max_size=50))
+def test_empirical_stays_within_its_sample(sample: list[int]) -> None:
+    """Quantiles of a sample never leave its range, and grow with the score."""
+    lengths = Lengths.empirical(sample)
+    drawn = lengths.quantile_at_normal(np.linspace(-6, 6, 41))
+    assert drawn.min() >= min(sample) - 1e-9
+    assert drawn.max() <= max(sample) + 1e-9
+    assert np.all(np.diff(drawn) >= -1e-9)
+    assert lengths.mean == pytest.approx(np.mean(sample))
+
+
+@given(mean=means, cv=cvs, factor=st.floats(0.1, 10.0))
+def test_scaled_keeps_the_shape(mean: float, cv: float, factor: float) -> None:
+    """Scaling the mean scales every quantile by the same factor."""
+    z = np.array([-1.0, 0.0, 2.0])
+    for lengths in (Lengths.gamma(mean, cv), Lengths.lognormal(mean, cv)):
+        scaled = lengths.scaled(mean * factor)
+        assert scaled.cv == lengths.cv
+        assert scaled.quantile_at_normal(z) == pytest.approx(factor * lengths.quantile_at_normal(z), rel=1e-6)
+
+
+@given(low=st.integers(1, 100), width=st.integers(0, 400), seed=st.integers(0, 99))
+def test_bounds_hold(low: int, width: int, seed: int) -> None:
+    """Samples never leave [low, high]."""
+    sample = Lengths.gamma(200.0, 1.5, low=low, high=low + width).sample(np.random.default_rng(seed), 500)
+    assert low <= sample.min() <= sample.max() <= low + width
+
+
+def test_same_seed_same_sample() -> None:
+    """A sample depends on the generator alone."""
+    first, second = (Lengths.gamma(223.0, 1.1).sample(np.random.default_rng(7), 100) for _ in range(2))
+    assert np.array_equal(first, second)
+    assert np.all(Lengths.constant(12.4).sample(np.random.default_rng(0), 5) == 12)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Lengths.constant(0.0),
+        lambda: Lengths.constant(math.nan),
+        lambda: Lengths.gamma(-1.0, 1.0),
+        lambda: Lengths.gamma(10.0, -1.0),
+        lambda: Lengths.gamma(10.0, 1e9),
+        lambda: Lengths.gamma(10.0, 1.0, low=0),
+        lambda: Lengths.gamma(10.0, 1.0, low=10, high=9),
+        lambda: Lengths.empirical([]),
+        lambda: Lengths.empirical([1.0, math.inf]),
+        lambda: Lengths.empirical([0.0]),
+        lambda: Lengths("empirical", 10.0),
+        lambda: Lengths("normal", 10.0),  # type: ignore[arg-type]
+    ],
+)
+def test_nonsense_is_refused(build: object) -> None:
+    """Every broken rule is a ValidationError at construction, not a surprise when sampling."""
+    with pytest.raises(ValidationError):
+        build()  # type: ignore[operator]

@@ -1,0 +1,57 @@
+"""Profiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.errors import ValidationError
+from packer.profile import EngineSpec, LatencySpec, MemorySpec, Profile
+
+
+def test_what_the_twin_sees_decides_the_fingerprint(toy_profile: Profile) -> None:
+    """A new coefficient changes the fingerprint; a new price or a note does not."""
+    assert toy_profile.with_coefficients(base_ms=9.0).fingerprint != toy_profile.fingerprint
+    noted = replace(toy_profile, provenance={"who": "us"}, gpu=replace(toy_profile.gpu, price_per_hour=3.0))
+    assert noted.fingerprint == toy_profile.fingerprint
+    assert noted != toy_profile
+    assert hash(noted) == hash(toy_profile)
+
+
+def test_number_types_and_order_do_not_matter(toy_profile: Profile) -> None:
+    """Ints, NumPy scalars and the order of coefficients give the same fingerprint as plain floats."""
+    memory = replace(toy_profile.memory, kv_budget_bytes=np.float64(32e9), slot_bytes=1_000_000)
+    terms = dict(reversed(toy_profile.latency.coefficients.items()))
+    twin = replace(toy_profile, memory=memory, latency=replace(toy_profile.latency, coefficients=terms))
+    assert twin == toy_profile
+
+
+def test_an_estimate_says_so(toy_profile: Profile) -> None:
+    """The label for people marks an uncalibrated profile; that of a calibrated one is its name."""
+    assert toy_profile.label == "toy (estimated, not calibrated)"
+    assert replace(toy_profile, calibrated=True).label == "toy"
+
+
+@pytest.mark.parametrize(
+    ("key", "build"),
+    [
+        ("engine.max_num_seqs", lambda: EngineSpec("vllm", "1", 2048, 2048, 0)),
+        ("engine.max_num_batched_tokens", lambda: EngineSpec("vllm", "1", 2048, 100, 256)),
+        (
+            "engine.gpu_memory_utilization",
+            lambda: EngineSpec("vllm", "1", 1, 1, 1, gpu_memory_utilization=1.5),
+        ),
+        ("memory.min_kv_tokens", lambda: MemorySpec(1e9, 0, 0, 0)),
+        ("memory.policy", lambda: MemorySpec(1e9, 0, 0, 1, policy="x")),  # type: ignore[arg-type]
+        ("memory.measured", lambda: MemorySpec(1e9, 0, 0, 1, measured=((8, 8, -1),))),
+        ("latency.form", lambda: LatencySpec("cubic", {})),  # type: ignore[arg-type]
+        ("latency.coefficients.base_ms", lambda: LatencySpec("linear", {"base_ms": -1.0})),
+        ("'k1'", lambda: LatencySpec("linear", {"k1": 1.0})),
+    ],
+)
+def test_bad_values_name_their_key(key: str, build: object) -> None:
+    """A refused value names the key as it stands in the file."""
+    with pytest.raises(ValidationError, match=key.replace(".", r"\.")):
+        build()  # type: ignore[operator]

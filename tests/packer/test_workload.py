@@ -1,0 +1,113 @@
+"""Workloads: the fleet and its algebra."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.errors import ValidationError
+from packer.lengths import Lengths
+from packer.workload import Workload
+
+rates = st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=12)
+
+
+def fleet(values: list[float]) -> Workload:
+    return Workload(
+        [
+            Adapter(f"a{k}", 8, rate, Lengths.gamma(100.0 + k, 1.0) if k % 2 else None)
+            for k, rate in enumerate(values)
+        ]
+    )
+
+
+@given(values=rates)
+def test_offered_load_adds_up(values: list[float]) -> None:
+    """The offered load is Σ rate × (mean input + mean output), and a partition keeps it."""
+    whole = fleet(values)
+    by_hand = sum(
+        a.rate * ((a.input_tokens or whole.input_tokens).mean + whole.output_tokens.mean)
+        for a in whole.adapters
+    )
+    assert whole.offered_tok_s == pytest.approx(by_hand)
+    evens, odds = list(range(0, len(whole), 2)), list(range(1, len(whole), 2))
+    parts = whole.subset(evens).offered_tok_s + (whole.subset(odds).offered_tok_s if odds else 0.0)
+    assert parts == pytest.approx(whole.offered_tok_s)
+
+
+@given(values=rates, share=st.floats(0.01, 0.99))
+def test_shares_of_an_adapter_add_up(values: list[float], share: float) -> None:
+    """Two replicas with complementary shares carry the adapter's whole load."""
+    whole = fleet(values)
+    index = list(range(len(whole)))
+    loads = [whole.subset(index, [part] * len(index)).offered_tok_s for part in (share, 1.0 - share)]
+    assert sum(loads) == pytest.approx(whole.offered_tok_s)
+
+
+@given(values=rates, factor=st.floats(0.1, 10.0))
+def test_scaling_multiplies_the_load(values: list[float], factor: float) -> None:
+    """A rate factor multiplies the offered load and changes nothing else."""
+    whole = fleet(values)
+    scaled = whole.scaled(factor)
+    assert scaled.offered_tok_s == pytest.approx(factor * whole.offered_tok_s)
+    assert (scaled.names, scaled.input_tokens) == (whole.names, whole.input_tokens)
+
+
+def test_columns_are_read_only() -> None:
+    """Nobody can change a fleet through its arrays."""
+    for column in (fleet([1.0]).rates, fleet([1.0]).ranks, fleet([1.0]).mean_input_tokens):
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 1
+
+
+def test_nonsense_is_refused() -> None:
+    """A fleet has at least one adapter, unique names and a correlation in [-1, 1]."""
+    with pytest.raises(ValidationError, match="at least one adapter"):
+        Workload([])
+    with pytest.raises(ValidationError, match="'a' twice"):
+        Workload([Adapter("a", 8, 0.1), Adapter("a", 16, 0.2)])
+    with pytest.raises(ValidationError, match="length_correlation"):
+        Workload([Adapter("a", 8, 0.1)], length_correlation=1.5)
+    with pytest.raises(ValidationError, match="rate_factor"):
+        fleet([1.0]).scaled(0.0)
+
+
+def replayed(n: int = 100) -> Workload:
+    rng = np.random.default_rng(3)
+    trace = RequestTrace(
+        np.sort(rng.uniform(0, 10, n)), rng.integers(0, 3, n), rng.integers(1, 9, n), rng.integers(1, 9, n)
+    )
+    return fleet([1.0, 1.0, 1.0]).with_arrivals(Arrivals("trace", trace=trace))
+
+
+def test_a_subset_replays_only_its_requests() -> None:
+    """A bin gets the requests of its adapters, renumbered to its own order."""
+    whole = replayed()
+    part = whole.subset([2, 0])
+    trace, inner = whole.arrivals.trace, part.arrivals.trace
+    assert trace is not None
+    assert inner is not None
+    for position, index in enumerate((2, 0)):
+        assert np.array_equal(inner.time_s[inner.adapter == position], trace.time_s[trace.adapter == index])
+
+
+@given(share=st.floats(0.01, 0.99))
+def test_a_share_of_a_trace_keeps_that_part(share: float) -> None:
+    """A replica with a share of an adapter replays that part of its requests, to within one."""
+    whole = replayed()
+    trace, inner = whole.arrivals.trace, whole.subset([1], [share]).arrivals.trace
+    assert trace is not None
+    assert inner is not None
+    assert abs(len(inner) - share * (trace.adapter == 1).sum()) <= 1.0
+
+
+def test_a_trace_must_fit_its_fleet() -> None:
+    """A trace that names an adapter the fleet hasn't is refused; so is scaling a replayed trace."""
+    with pytest.raises(ValidationError, match="< 2"):
+        fleet([1.0, 1.0]).with_arrivals(replayed().arrivals)
+    with pytest.raises(ValidationError, match="replayed trace"):
+        replayed().scaled(2.0)
