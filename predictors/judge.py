@@ -23,30 +23,53 @@ DURATION_S = 3600.0
 
 SCREENING_S = 900.0
 MIN_REQUESTS = 1500
-MAX_REQUESTS = 400_000
+MAX_REQUESTS = 300_000
 LONGEST_S = 1e5
 CLEARLY_SERVED = 0.93
 FEW_WAITING = 2.0
+CLEARLY_STARVED = 0.8
+SAME_PACE = 0.03
 NEAR_EDGE = (0.86, 0.94)
 EDGE_SEEDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict and what it took: simulated seconds of the last run, and how many runs."""
+    """A verdict and what it took: simulated seconds of the last run, and how many runs.
+
+    `extrapolated`: the throughput of a starved server was carried on from a shorter run at a steady pace.
+    """
 
     evaluation: Evaluation
     duration_s: float
     runs: int
+    extrapolated: bool = False
 
 
 def served_share(sim: Simulation) -> float:
     """Tokens completed / tokens sent in one simulation, in [0, 1]; 1 when nothing was sent."""
     if sim.raw is None:
         return 0.0
-    requests = sim.raw.requests
-    sent = float(requests.input_tokens.sum() + requests.output_tokens.sum())
-    return sim.total_token_throughput * sim.duration_s / sent if sent else 1.0
+    return sim.total_token_throughput * sim.duration_s / sim.sent_tokens if sim.sent_tokens else 1.0
+
+
+def steady_share(sim: Simulation, whole_s: float) -> float | None:
+    """Share that an overloaded server serves in `whole_s`, carried on from a shorter run, or None if the run
+    has not reached its pace.
+
+    The pace is steady if the last two thirds of the run complete the same tokens per second, and if the queue
+    can't change it any more: every adapter has its slot, or the client's ceiling is reached.
+    """
+    if sim.raw is None or (len(sim.workload) > sim.max_loras and not sim.refused):
+        return None
+    requests, done = sim.raw.requests, np.flatnonzero(sim.raw.finished)
+    tokens = (requests.input_tokens + requests.output_tokens)[done]
+    thirds, _ = np.histogram(sim.raw.finish_s[done], bins=3, range=(0.0, sim.duration_s), weights=tokens)
+    if abs(thirds[2] - thirds[1]) > SAME_PACE * thirds[1]:
+        return None
+    pace = (thirds[1] + thirds[2]) / (2.0 / 3.0 * sim.duration_s)
+    served = thirds.sum() + pace * (whole_s - sim.duration_s)
+    return float(served / (sim.sent_tokens * whole_s / sim.duration_s))
 
 
 def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
@@ -86,11 +109,13 @@ def judge(
     max_lora_rank: int,
     seed: int = 0,
     max_outstanding: int | None = None,
+    edge_seeds: int = EDGE_SEEDS,
 ) -> Judgement:
     """Simulate one server until its verdict is clear.
 
-    A short run settles servers that serve nearly everything without a queue; all others get the whole
-    `DURATION_S`, and those near the edge of starvation several seeds. Servers with few requests are simulated
+    A short run settles servers that serve nearly everything without a queue, and hopelessly overloaded ones
+    whose pace is steady; all others get the whole `DURATION_S`, and those near the edge of starvation
+    `edge_seeds` runs. Servers with few requests are simulated
     for longer, so that chance does not starve them; hopeless ones with hundreds of requests a second for less
     (at least `SCREENING_S`). Arrivals that change over time, and replayed traces, are always simulated whole.
     """
@@ -116,13 +141,19 @@ def judge(
     short_s = max(SCREENING_S, enough_s)
     if kind == "poisson" and short_s < 0.5 * whole_s:
         sim = run(short_s, seed)
-        calm = served_share(sim) >= CLEARLY_SERVED and sim.mean_waiting <= FEW_WAITING
+        share = served_share(sim)
+        calm = share >= CLEARLY_SERVED and sim.mean_waiting <= FEW_WAITING
         if sim.status == "memory_error" or calm:
             return Judgement(evaluation_of([sim]), short_s, 1)
+        steady = steady_share(sim, whole_s) if share < CLEARLY_STARVED else None
+        if steady is not None and steady < CLEARLY_STARVED:
+            found = evaluation_of([sim])
+            found = replace(found, total_token_throughput=steady * found.offered_tok_s)
+            return Judgement(found, short_s, 1, extrapolated=True)
     simulations = [run(whole_s, seed)]
     near = NEAR_EDGE[0] <= served_share(simulations[0]) <= NEAR_EDGE[1]
     if near and workload.arrivals.trace is None:
-        simulations += [run(whole_s, seed + 7919 * k) for k in range(1, EDGE_SEEDS)]
+        simulations += [run(whole_s, seed + 7919 * k) for k in range(1, edge_seeds)]
     found = evaluation_of(simulations)
     if len(simulations) > 1:
         starved = np.mean([served_share(sim) < STARVATION_THRESHOLD for sim in simulations])

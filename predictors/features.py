@@ -1,0 +1,216 @@
+"""Features of a bin: the paper's seven, what they leave out, and an equilibrium computed from the step law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.bin import Bin
+from packer.errors import IncompatibleError
+from packer.lengths import Lengths
+from packer.predictors.features_kernel import fill
+from packer.profile import Profile
+from packer.twin.latency import coefficient_vector
+from packer.twin.memory import kv_cache_tokens_many
+from packer.workload import Workload
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A feature: name, unit, and words for people. `rising`: more of it never serves a larger share."""
+
+    name: str
+    unit: str
+    text: str
+
+
+FEATURES = (
+    Feature("adapters", "", "number of adapters"),
+    Feature("rate_sum", "req/s", "sum of the request rates"),
+    Feature("rate_std", "req/s", "spread of the adapters' rates"),
+    Feature("rank_max", "", "largest rank"),
+    Feature("rank_mean", "", "mean rank"),
+    Feature("rank_std", "", "spread of the ranks"),
+    Feature("max_loras", "", "adapter slots"),
+    Feature("max_lora_rank", "", "rank of every slot"),
+    Feature("offered", "tok/s", "offered load"),
+    Feature("input_mean", "tokens", "mean input length"),
+    Feature("output_mean", "tokens", "mean output length"),
+    Feature("input_cv", "", "relative spread of the input length"),
+    Feature("output_cv", "", "relative spread of the output length"),
+    Feature("kv_cache", "tokens", "KV cache capacity"),
+    Feature("largest_share", "", "share of the requests that the busiest adapter gets"),
+    Feature("slotted_share", "", "share of the requests of as many busiest adapters as there are slots"),
+    Feature("slots_per_adapter", "", "slots per adapter"),
+    Feature("kv_per_request", "tokens", "KV tokens held per running request"),
+    Feature("batch_that_fits", "requests", "running requests that fit into the KV cache"),
+    Feature("capacity", "tok/s", "estimated capacity"),
+    Feature("load_factor", "", "offered load / estimated capacity"),
+    Feature("load_factor_queued", "", "offered load / estimated capacity with the backlog"),
+    Feature("batch", "requests", "expected running requests"),
+    Feature("kv_use", "", "expected share of the KV cache in use"),
+    Feature("active_adapters", "", "expected distinct adapters in a batch"),
+    Feature("slot_use", "", "expected share of the slots in use"),
+    Feature("step", "ms", "expected step time"),
+    Feature("slot_wait", "s", "expected wait for a slot"),
+    Feature("residence", "s", "expected time from first to last token"),
+    Feature("backlog", "requests", "expected waiting requests"),
+    Feature("served_estimate", "", "estimated share of the load that is served"),
+)
+"""In the kernel's order."""
+
+NAMES = tuple(feature.name for feature in FEATURES)
+COLUMN = {name: i for i, name in enumerate(NAMES)}
+
+
+@dataclass(frozen=True, eq=False)
+class BinTable:
+    """Bins of one fleet and profile as arrays, for those who ask thousands of times.
+
+    Parameters
+    ----------
+    indptr
+        int64 (n + 1,): bin b holds the entries indptr[b] … indptr[b + 1].
+    index
+        int64 (nnz,): adapters, as indices into the workload.
+    share
+        float64 (nnz,): the part of the adapter's rate that comes to this bin.
+    max_loras, max_lora_rank
+        float64 (n,).
+    """
+
+    indptr: IntArray
+    index: IntArray
+    share: FloatArray
+    max_loras: FloatArray
+    max_lora_rank: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.max_loras)
+
+    @classmethod
+    def of(cls, bins: Sequence[Bin]) -> BinTable:
+        """From bins, of which none may be of another profile than the first."""
+        if any(item.profile is not bins[0].profile and item.profile != bins[0].profile for item in bins):
+            raise IncompatibleError("Expected the bins of one table to have the same profile.")
+        sizes = np.fromiter((len(item.adapters) for item in bins), np.int64, len(bins))
+        indptr = np.zeros(len(bins) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=indptr[1:])
+        index = np.fromiter(chain.from_iterable(item.adapters for item in bins), np.int64, int(indptr[-1]))
+        share = np.ones(len(index))
+        for start, item in zip(indptr.tolist(), bins, strict=False):
+            if item.shares is not None:
+                share[start : start + len(item.shares)] = item.shares
+        return cls(
+            indptr,
+            index,
+            share,
+            np.fromiter((item.max_loras for item in bins), np.float64, len(bins)),
+            np.fromiter((item.max_lora_rank for item in bins), np.float64, len(bins)),
+        )
+
+
+@lru_cache(maxsize=4096)
+def _moments(length: Lengths) -> tuple[float, float]:
+    """E[L] and E[L²] of a length as it is drawn, by quadrature over its quantiles."""
+    z, weight = _normal_grid(801)
+    tokens = length.at_normal(z).astype(np.float64)
+    mean = float(weight @ tokens)
+    return mean, float(weight @ tokens**2)
+
+
+@lru_cache(maxsize=4096)
+def _product(first: Lengths, second: Lengths, correlation: float) -> float:
+    """E[I·O] with this correlation of the normal scores."""
+    z, weight = _normal_grid(81)
+    mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
+    return float((weight * first.at_normal(z)) @ second.at_normal(mixed) @ weight)
+
+
+@lru_cache(maxsize=8)
+def _normal_grid(points: int) -> tuple[FloatArray, FloatArray]:
+    z = np.linspace(-5.0, 5.0, points)
+    weight = np.exp(-0.5 * z * z)
+    return z, weight / weight.sum()
+
+
+def fleet_table(workload: Workload) -> FloatArray:
+    """Columns of the fleet as the kernel takes them, float64 (m, 7): see `features_kernel.fill`."""
+    known: dict[tuple[Lengths, Lengths], tuple[float, ...]] = {}
+    rows = []
+    for adapter in workload.adapters:
+        pair = (
+            adapter.input_tokens or workload.input_tokens,
+            adapter.output_tokens or workload.output_tokens,
+        )
+        if pair not in known:
+            (i1, i2), (o1, o2) = _moments(pair[0]), _moments(pair[1])
+            known[pair] = (i1, o1, i2, o2, _product(*pair, workload.length_correlation))
+        rows.append((adapter.rank, adapter.rate, *known[pair]))
+    return np.array(rows, dtype=np.float64)
+
+
+def engine_vector(profile: Profile, mean_rank: float) -> FloatArray:
+    """Engine settings as the kernel takes them, float64 (7,)."""
+    engine, loading = profile.engine, profile.loading
+    return np.array(
+        [
+            profile.latency.graph_max_tokens,
+            engine.max_num_batched_tokens,
+            engine.max_num_seqs,
+            engine.block_size,
+            engine.max_cpu_loras if engine.max_cpu_loras is not None else 1e18,
+            loading.host_base_ms + loading.host_per_rank_ms * mean_rank,
+            loading.disk_base_ms + loading.disk_per_rank_ms * mean_rank,
+        ]
+    )
+
+
+@lru_cache(maxsize=16)
+def _fleet_table_of(workload: Workload) -> FloatArray:
+    return fleet_table(workload)
+
+
+class FeatureExtractor:
+    """Features of one fleet's bins on one profile; what belongs to the fleet is computed once."""
+
+    def __init__(self, workload: Workload, profile: Profile) -> None:
+        self.workload, self.profile = workload, profile
+        self.fleet = fleet_table(workload)
+        self._law = coefficient_vector(profile.latency)
+        self._engine = engine_vector(profile, float(workload.ranks.mean()))
+        self._paper = profile.latency.form == "paper"
+
+    def kv_cache_tokens(self, table: BinTable) -> FloatArray:
+        """KV capacity of each bin, float64 (n,), tokens."""
+        pairs = table.max_loras * 1024 + table.max_lora_rank
+        distinct, back = np.unique(pairs, return_inverse=True)
+        tokens = kv_cache_tokens_many(self.profile, distinct // 1024, distinct % 1024)
+        return tokens[back]
+
+    def matrix(self, table: BinTable, kv_tokens: FloatArray | None = None) -> FloatArray:
+        """Features, float64 (n, len(FEATURES))."""
+        kv = self.kv_cache_tokens(table) if kv_tokens is None else kv_tokens
+        out = np.empty((len(table), len(FEATURES)))
+        fill(
+            table.indptr,
+            table.index,
+            table.share,
+            table.max_loras,
+            table.max_lora_rank,
+            kv,
+            self.fleet,
+            self._law,
+            self._paper,
+            self._engine,
+            out,
+        )
+        return out

@@ -1,0 +1,186 @@
+"""A server in equilibrium, from the profile's own step law: the strongest features of a bin.
+
+With B running requests (decodes), prompts of I and outputs of O tokens, each step admits B/O requests on average, so
+that every term of the step law is a function of B: the step time t(B), the request rate B/(O·t), and the expected
+number of distinct adapters, which are running with probability 1 − exp(−expected running requests). The largest
+rate over the B that fit into the KV cache is the server's capacity; the B whose rate is the offered one is where it
+works. Adapters are grouped by load (factors of two), so that the work does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from numba import njit
+
+from packer.twin.kernel import linear_ms, paper_ms
+from packer.twin.kernel_state import FLAGS
+
+
+GRID = 7
+ROOT_STEPS = 8
+WAIT_STEPS = 12
+LONGEST_WAIT_S = 1e5
+SHORTEST_WAIT_S = 1e-3
+MOST_RUNNING = 60.0  # of one adapter: exp() beyond it says nothing new
+
+
+class Server(NamedTuple):
+    """One server; `law` is the vector of coefficients, `load_ms` the time to bring one adapter into a slot."""
+
+    law: object
+    paper: bool
+    graph_max: float
+    slots: float
+    slot_rank: float
+    load_ms: float
+
+
+class Traffic(NamedTuple):
+    """What comes: mean lengths by request, KV tokens held per running request, Σ rate × output, and the groups.
+
+    `groups` float64 (5, k): adapters, and their mean rate, output tokens/s, rank; row 4 is room to work in.
+    """
+
+    adapters: float
+    prompt: float
+    output: float
+    held: float
+    demand: float
+    groups: object
+    k: int
+
+
+@njit(**FLAGS)
+def mixture(traffic, batch):
+    """Expected distinct adapters in a batch, sum of their ranks, and rate of requests that find theirs absent."""
+    adapters, ranks, starts = 0.0, 0.0, 0.0
+    groups = traffic.groups
+    scale = batch / traffic.demand
+    for g in range(traffic.k):
+        absent = math.exp(-min(groups[2, g] * scale, MOST_RUNNING))
+        present = groups[0, g] * (1.0 - absent)
+        adapters += present
+        ranks += present * groups[3, g]
+        starts += groups[0, g] * groups[1, g] * absent
+    return adapters, ranks, starts
+
+
+@njit(**FLAGS)
+def step(server, traffic, batch, waiting):
+    """Mean step time, ms, with `batch` running requests, and the distinct adapters among them."""
+    adapters, ranks, starts = mixture(traffic, batch)
+    missing = 0.0
+    if traffic.adapters > server.slots:
+        missing = 1.0
+        if adapters < server.slots:
+            missing = 1.0 - (server.slots - adapters) / (traffic.adapters - adapters)
+    if adapters > server.slots:
+        ranks *= server.slots / adapters
+        adapters = server.slots
+    admitted = batch / traffic.output
+    if server.paper:
+        ms = paper_ms(server.law, batch, waiting, adapters, traffic.adapters)
+    else:
+        some = 1.0 - math.exp(-admitted)
+        context = batch * traffic.held
+        with_prompt = linear_ms(
+            server.law, batch, admitted * traffic.prompt / some, adapters, ranks, server.slots,
+            server.slot_rank, context, waiting, server.graph_max,
+        )  # fmt: skip
+        without = linear_ms(
+            server.law, batch, 0.0, adapters, ranks, server.slots, server.slot_rank, context, waiting,
+            server.graph_max,
+        )  # fmt: skip
+        ms = some * with_prompt + (1.0 - some) * without
+    # Loads stall the step. At this batch only a part of the demand arrives: requests/s here over those offered.
+    loading = min(
+        0.9, starts * missing * server.load_ms * 1e-3 * min(1.0, admitted * 1e3 / (ms * _rate(traffic)))
+    )
+    return ms / (1.0 - loading), adapters
+
+
+@njit(**FLAGS)
+def _rate(traffic):
+    return traffic.demand / traffic.output
+
+
+@njit(**FLAGS)
+def capacity(server, traffic, largest_batch, waiting):
+    """Largest output tok/s over batches up to `largest_batch`, and the batch that reaches it."""
+    best, best_batch = 0.0, largest_batch
+    batch = largest_batch
+    for _ in range(GRID):
+        ms, _adapters = step(server, traffic, batch, waiting)
+        rate = batch * 1e3 / ms
+        if rate > best:
+            best, best_batch = rate, batch
+        batch *= 0.6
+    return best, best_batch
+
+
+@njit(**FLAGS)
+def operating_batch(server, traffic, upper):
+    """Batch at which the offered load is served, given that it is at `upper`; regula falsi (Illinois)."""
+    low, f_low = 0.0, -traffic.demand
+    high, f_high = upper, upper * 1e3 / step(server, traffic, upper, 0.0)[0] - traffic.demand
+    side = 0
+    x = high
+    for _ in range(ROOT_STEPS):
+        x = (low * f_high - high * f_low) / (f_high - f_low)
+        f = x * 1e3 / step(server, traffic, x, 0.0)[0] - traffic.demand
+        if abs(f) < 1e-3 * traffic.demand:
+            break
+        if f > 0:
+            high, f_high = x, f
+            if side == 1:
+                f_low *= 0.5
+            side = 1
+        else:
+            low, f_low = x, f
+            if side == -1:
+                f_high *= 0.5
+            side = -1
+    return x
+
+
+@njit(**FLAGS)
+def slots_needed(traffic, step_s, wait_s):
+    """Mean number of slots in use if every adapter waits `wait_s` for one.
+
+    An adapter's cycle: no request for 1/rate, the wait, and a stay until none of its requests is left: the
+    busy period of M/G/∞, residence·(exp(b) − 1)/b for b expected running requests, plus residence·ln(1 + rate ×
+    wait) for those that gathered meanwhile.
+    """
+    total = 0.0
+    groups = traffic.groups
+    for g in range(traffic.k):
+        rate = groups[1, g]
+        running = min(groups[2, g] * step_s, MOST_RUNNING)
+        gathered = math.log(1.0 + rate * wait_s)
+        stay = (groups[4, g] + running * gathered) / rate
+        total += groups[0, g] * stay / (wait_s + stay + 1.0 / rate)
+    return total
+
+
+@njit(**FLAGS)
+def slot_wait(server, traffic, step_s):
+    """Mean wait for a slot, s, in equilibrium; 0 without want of slots, at most LONGEST_WAIT_S."""
+    if traffic.adapters <= server.slots:
+        return 0.0
+    groups = traffic.groups
+    for g in range(traffic.k):
+        groups[4, g] = math.exp(min(groups[2, g] * step_s, MOST_RUNNING)) - 1.0
+    if slots_needed(traffic, step_s, 0.0) <= server.slots:
+        return 0.0
+    low, high = math.log(SHORTEST_WAIT_S), math.log(LONGEST_WAIT_S)
+    if slots_needed(traffic, step_s, LONGEST_WAIT_S) > server.slots:
+        return LONGEST_WAIT_S
+    for _ in range(WAIT_STEPS):
+        middle = 0.5 * (low + high)
+        if slots_needed(traffic, step_s, math.exp(middle)) > server.slots:
+            low = middle
+        else:
+            high = middle
+    return math.exp(0.5 * (low + high))

@@ -1,0 +1,209 @@
+"""Which servers a dataset asks about: the paper's grid, and what it leaves out.
+
+Every scenario is a function of (seed, index) and the profile alone, so that any part of a dataset can be built
+anywhere, in any order, again and again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.lengths import Lengths
+from packer.predictors.features import COLUMN, BinTable, FeatureExtractor
+from packer.profile import Profile
+from packer.twin.memory import memory_error
+from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
+
+SIZES = (8, 16, 32)
+RATES = (3.2, 1.6, 0.8, 0.4, 0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125)
+COUNTS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
+"""The grid of arXiv 2602.24044, Appendix B: three sizes and three rates of these, adapters and max_loras."""
+
+MOST_OVERLOADED = 20.0
+FAMILIES = ("grid", "mixed", "edge")
+SHARES = (0.4, 0.25, 0.35)
+_TRIES = 200
+_DIMENSIONS = 14
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """A server with its traffic. Rows of one `group` are alike: they never stand on both sides of a split."""
+
+    index: int
+    family: str
+    group: str
+    workload: Workload
+    max_loras: int
+    max_lora_rank: int
+
+    def bin(self, profile: Profile) -> Bin:
+        """The whole workload on one server."""
+        return Bin(tuple(range(len(self.workload))), self.max_loras, self.max_lora_rank, profile)
+
+    def features(self, profile: Profile) -> npt.NDArray[np.float64]:
+        """Its features, float64 (F,)."""
+        table = BinTable.of([self.bin(profile)])
+        row: npt.NDArray[np.float64] = FeatureExtractor(self.workload, profile).matrix(table)[0]
+        return row
+
+
+def scenario(index: int, profile: Profile, seed: int) -> Scenario:
+    """The scenario of that index: 40 % from the grid, 25 % mixed, 35 % near the edge of starvation."""
+    rng = np.random.default_rng(np.random.SeedSequence([seed, index, 0x5CE7A]))
+    family = FAMILIES[int(np.searchsorted(np.cumsum(SHARES), rng.random(), side="right"))]
+    for _ in range(_TRIES):
+        if family == "grid":
+            found = _from_grid(index, rng)
+        else:
+            found = _mixed(index, family, rng, profile, _space_filling(index, seed, rng))
+        if memory_error(profile, found.max_loras, found.max_lora_rank) is not None:
+            continue
+        if found.features(profile)[COLUMN["load_factor"]] <= MOST_OVERLOADED:
+            return found
+    return _mixed(index, family, rng, profile, np.full(_DIMENSIONS, 0.1))  # a small server: starts on any GPU
+
+
+def _from_grid(index: int, rng: np.random.Generator) -> Scenario:
+    sizes = sorted(rng.choice(SIZES, 3).tolist())
+    rates = sorted(rng.choice(len(RATES), 3).tolist())
+    n, slots = (int(x) for x in rng.choice(COUNTS, 2))
+    n, slots = max(n, slots), min(n, slots)
+    ranks = np.resize(sizes, n)
+    rng.shuffle(ranks)
+    each = np.resize([RATES[k] for k in rates], n)
+    rng.shuffle(each)
+    jitter = np.exp(rng.normal(0.0, 0.03, 2))
+    workload = Workload(
+        [
+            Adapter(f"a{i}", int(rank), float(rate))
+            for i, (rank, rate) in enumerate(zip(ranks, each, strict=True))
+        ],
+        SHAREGPT_INPUT.scaled(SHAREGPT_INPUT.mean * jitter[0]),
+        SHAREGPT_OUTPUT.scaled(SHAREGPT_OUTPUT.mean * jitter[1]),
+        SHAREGPT_CORRELATION,
+    )
+    group = "grid " + " ".join(map(str, rates)) + " / " + " ".join(map(str, sizes))
+    return Scenario(index, "grid", group, workload, slots, checks.slot_rank_for(int(ranks.max())))
+
+
+def _space_filling(index: int, seed: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """A point of the unit cube: a Kronecker sequence (R_d, Roberts 2018) with a seeded shift, plus a redraw."""
+    root = 2.0
+    for _ in range(40):
+        root = (1.0 + root) ** (1.0 / (_DIMENSIONS + 1))
+    step = root ** -np.arange(1.0, _DIMENSIONS + 1)
+    shift = np.random.default_rng(seed).random(_DIMENSIONS)
+    wobble = rng.normal(0.0, 0.02, _DIMENSIONS)
+    point: npt.NDArray[np.float64] = (shift + index * step + wobble) % 1.0
+    return point
+
+
+def _log_between(u: float, low: float, high: float) -> float:
+    return float(low * (high / low) ** u)
+
+
+def _lengths(u: float, spread: float, kind: float, longest: float = 2048.0) -> Lengths:
+    mean, cv = _log_between(u, 16.0, longest), round(32 * spread) / 20
+    if kind < 0.15 or cv < 0.05:
+        return Lengths.constant(mean)
+    return Lengths.gamma(mean, max(cv, 0.2)) if kind < 0.6 else Lengths.lognormal(mean, cv, high=16384)
+
+
+def _mixed(
+    index: int, family: str, rng: np.random.Generator, profile: Profile, u: npt.NDArray[np.float64]
+) -> Scenario:
+    """Any mixture of rates, ranks and lengths, its total rate placed by the estimated capacity."""
+    n = round(_log_between(u[0], 1.0, 512.0))
+    slots = max(1, min(round(_log_between(u[1], 1.0, 1.3 * n + 4)), 512))
+    weights = _weights(n, u[2], u[3], rng)
+    ranks = rng.choice((8, 16, 32, 64), n, p=_rank_mix(u[4], rng))
+    if u[5] < 0.45:
+        lengths = (SHAREGPT_INPUT, SHAREGPT_OUTPUT)
+        correlation = SHAREGPT_CORRELATION
+    else:
+        lengths = (_lengths(u[6], u[7], rng.random()), _lengths(u[8], u[9], rng.random(), 1024.0))
+        correlation = float(1.2 * u[10] - 0.6)
+    own = [(None, None)] * n
+    if u[11] > 0.85:  # adapters that differ in their lengths too
+        others = [
+            (
+                _lengths(rng.random(), rng.random(), rng.random()),
+                _lengths(rng.random(), rng.random(), 0.5, 1024.0),
+            )
+            for _ in range(3)
+        ]
+        own = [others[k] for k in rng.integers(0, 3, n)]  # type: ignore[misc]
+
+    def build(rate: float) -> Scenario:
+        adapters = [
+            Adapter(f"a{i}", int(ranks[i]), max(float(rate * weights[i]), 1e-7), own[i][0], own[i][1])
+            for i in range(n)
+        ]
+        workload = Workload(adapters, *lengths, correlation)
+        slot_rank = checks.slot_rank_for(int(ranks.max()))
+        return Scenario(index, family, f"{family} {index}", workload, slots, slot_rank)
+
+    one = build(1.0)
+    if memory_error(profile, one.max_loras, one.max_lora_rank) is not None:
+        return one
+    scaled = _Scaled(one, profile)
+    full = 1.0 / scaled.feature(1.0, "load_factor")
+    if family == "mixed":
+        return build(full * _log_between(u[12], 0.05, 6.0))
+    if n > slots and u[13] < 0.6:
+        return build(scaled.rate_with_slot_wait(full, _log_between(u[12], 30.0, 4000.0)))
+    return build(full * _log_between(u[12], 0.7, 1.35))
+
+
+class _Scaled:
+    """Features of a scenario with all rates multiplied, without building it anew."""
+
+    def __init__(self, one: Scenario, profile: Profile) -> None:
+        self.table = BinTable.of([one.bin(profile)])
+        self.extractor = FeatureExtractor(one.workload, profile)
+
+    def feature(self, factor: float, name: str) -> float:
+        table = replace(self.table, share=np.full(len(self.table.index), factor))
+        return float(self.extractor.matrix(table)[0, COLUMN[name]])
+
+    def rate_with_slot_wait(self, full: float, wait_s: float) -> float:
+        """The rate at which adapters wait about so long for a slot, at most 1.5 times what the server can do."""
+        low, high = 0.01 * full, 1.5 * full
+        for _ in range(8):
+            middle = (low * high) ** 0.5
+            if self.feature(middle, "slot_wait") > wait_s:
+                high = middle
+            else:
+                low = middle
+        return (low * high) ** 0.5
+
+
+def _weights(n: int, shape: float, spread: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Shares of the request rate: equal, log-normal, Zipf, or a few levels."""
+    if shape < 0.15:
+        raw = np.ones(n)
+    elif shape < 0.55:
+        raw = np.exp(rng.normal(0.0, 2.2 * spread, n))
+    elif shape < 0.75:
+        raw = 1.0 / (np.arange(1.0, n + 1) ** (1.6 * spread))
+    else:
+        raw = np.resize([1.0, 0.5 ** (6 * spread), 0.5 ** (9 * spread)], n)
+    rng.shuffle(raw)
+    share: npt.NDArray[np.float64] = raw / raw.sum()
+    return share
+
+
+def _rank_mix(u: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    if u < 0.4:
+        mix = np.zeros(4)
+        mix[min(3, int(u / 0.1))] = 1.0
+        return mix
+    mix = rng.dirichlet((1.0, 1.0, 0.7, 0.3))
+    return mix
