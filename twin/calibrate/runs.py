@@ -1,0 +1,62 @@
+"""From measured runs to workloads, and from simulated ones to errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from packer.adapter import Adapter
+from packer.lengths import Lengths
+from packer.twin.calibrate.tables import Run
+from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
+
+
+def fleet_of(run: Run) -> Workload:
+    """The workload of a run from what an operator knows: rates, ranks, mean lengths; shapes are ShareGPT's."""
+    adapters = [
+        Adapter(f"a{i}", rank=int(rank), rate=float(rate))
+        for i, (rank, rate) in enumerate(zip(run.ranks, run.rates, strict=True))
+    ]
+    return Workload(
+        adapters,
+        input_tokens=Lengths.gamma(run.mean_input_tokens, SHAREGPT_INPUT.cv),
+        output_tokens=Lengths.gamma(run.mean_output_tokens, SHAREGPT_OUTPUT.cv),
+        length_correlation=SHAREGPT_CORRELATION,
+    )
+
+
+def smape(pairs: Iterable[tuple[float, float]]) -> float:
+    """SMAPE in percent, 0–200 form: 100 · mean(2|p − a| / (|p| + |a|)); NaN of nothing."""
+    errors = [2 * abs(p - a) / max(abs(p) + abs(a), 1e-12) for p, a in pairs]
+    return 100.0 * float(np.mean(errors)) if errors else float("nan")
+
+
+def macro_f1(pairs: Sequence[tuple[bool, bool]]) -> float:
+    """Mean F1 of both classes over (predicted, true)."""
+    scores = []
+    for label in (True, False):
+        hit = sum(p == label and t == label for p, t in pairs)
+        miss = sum((p == label) != (t == label) for p, t in pairs)
+        scores.append(2 * hit / max(2 * hit + miss, 1))
+    return float(np.mean(scores))
+
+
+def stratified(runs: Sequence[Run], limit: int, seed: int) -> list[Run]:
+    """At most `limit` of the runs that started, spread evenly over families and regimes."""
+    rng = np.random.default_rng(seed)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run.ok:
+            groups.setdefault((run.family, run.regime), []).append(run)
+    queues = []
+    for key in sorted(groups):
+        members = groups[key]
+        queues.append([members[i] for i in rng.permutation(len(members))])
+    chosen: list[Run] = []
+    while queues and len(chosen) < limit:
+        for queue in queues:
+            if len(chosen) < limit:
+                chosen.append(queue.pop())
+        queues = [queue for queue in queues if queue]
+    return chosen
