@@ -228,6 +228,7 @@ class Campaign:
             drain_s=task.drain_s,
             token_ids=launch.token_ids,
             seed=task.seed,
+            stall_s=launch.stall_timeout_s,
             cores=launch.client_cores,
         )
         result = run_job(

@@ -227,6 +227,7 @@ async def _send_all(run: _Run, session: Any, stop: asyncio.Event, tasks: set[asy
         if run.outstanding >= run.job.max_outstanding:
             run.state[i] = results.REFUSED
             continue
+        run.outstanding += 1
         task = asyncio.create_task(_request(run, session, i))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -249,7 +250,6 @@ async def _sleep_until(run: _Run, due: float, stop: asyncio.Event) -> None:
 
 
 async def _request(run: _Run, session: Any, i: int) -> None:
-    run.outstanding += 1
     run.sent[i] = run.now()
     run.state[i] = results.UNFINISHED
     if run.outstanding == 1:

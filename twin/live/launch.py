@@ -74,6 +74,8 @@ class Launch:
         Prompts are random token ids in [low, high[.
     startup_timeout_s
         A server that isn't healthy by then has failed.
+    stall_timeout_s
+        A server from which nothing comes for so long, with requests outstanding, hangs.
     """
 
     name: str
@@ -93,11 +95,13 @@ class Launch:
     api_cores: tuple[int, ...] = ()
     token_ids: tuple[int, int] = (1000, 9000)
     startup_timeout_s: float = 600.0
+    stall_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         checks.integer("token_ids[0]", self.token_ids[0], low=0)
         checks.integer("token_ids[1]", self.token_ids[1], low=self.token_ids[0] + 1)
         checks.real("startup_timeout_s", self.startup_timeout_s, low=0, open_low=True)
+        checks.real("stall_timeout_s", self.stall_timeout_s, low=0, open_low=True)
         try:
             self.adapter_folder("name", 8)
         except (KeyError, IndexError, ValueError):
@@ -158,6 +162,7 @@ class _LaunchFile(Table):
     api_cores: list[int] = Field(default_factory=list)
     token_ids: list[int] = Field(default_factory=lambda: [1000, 9000], min_length=2, max_length=2)
     startup_timeout_s: float = 600.0
+    stall_timeout_s: float = 60.0
 
 
 def read_launch(path: str | os.PathLike[str]) -> Launch:
@@ -193,6 +198,7 @@ def read_launch(path: str | os.PathLike[str]) -> Launch:
             api_cores=tuple(file.api_cores),
             token_ids=(file.token_ids[0], file.token_ids[1]),
             startup_timeout_s=file.startup_timeout_s,
+            stall_timeout_s=file.stall_timeout_s,
         )
     except ValidationError as error:
         raise FileFormatError(str(error), path=path) from None

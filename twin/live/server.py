@@ -188,7 +188,7 @@ class Server:
         return Failure("timeout", f"the server was not healthy within {limit}", self.tail())
 
     def _pin_front(self) -> None:
-        """Move the process that speaks HTTP to its own cores; its children, the engine, stay where they are."""
+        """Move the process that speaks HTTP to its own cores; the engine stays where it is."""
         if not self.launch.api_cores or self._guard is None:
             return
         guard = self._guard.pid
