@@ -88,6 +88,8 @@ def solve(
     profiles = (profile,) if isinstance(profile, Profile) else tuple(profile)
     goal = load_objective(objective) if isinstance(objective, str) else objective
     search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
+    if old_plan is not None and hasattr(goal, "anchored"):
+        goal = goal.anchored(_same_fleet_bins(old_plan, workload))
     judge = judges(predictor, profiles, goal, seed=seed, confidence=confidence, margin=margin)
     problem = Problem(
         workload,

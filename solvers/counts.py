@@ -1,0 +1,23 @@
+"""How many GPUs a solver spreads over that does not find the number itself."""
+
+from __future__ import annotations
+
+import math
+
+from packer.solvers.backbone import backbone_tok_s
+from packer.solvers.base import Problem
+from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+
+
+def gpus_to_use(problem: Problem) -> int:
+    """The GPUs given, else what the load needs if adapters cost nothing; never more than adapters."""
+    n = len(problem.workload)
+    if problem.max_gpus is not None:
+        return min(problem.max_gpus, n)
+    by_load = problem.workload.offered_tok_s / backbone_tok_s(problem.workload, problem.profile)
+    return max(1, min(n, math.ceil(max(by_load, n / MAX_ADAPTERS_PER_GPU))))
+
+
+def one_type(problem: Problem) -> str | None:
+    """Why a solver that knows one GPU type can't take the problem, or None."""
+    return "it knows one GPU type only" if len(problem.profiles) > 1 else None

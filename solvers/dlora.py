@@ -1,0 +1,153 @@
+"""dLoRA's proactive placement (Wu et al., OSDI '24): maximise the smallest burst tolerance.
+
+An engine holds adapters in what memory it has; M_e is what it has left. The burst tolerance of an adapter is
+the free memory of all engines that hold it, over its share of the expected traffic, which splits evenly over
+its replicas. The loop takes the adapter whose share among the replicas placed so far falls furthest below its
+share of the traffic (adapters without a replica first, the busiest of them first), tries engines in order of
+fewest adapters, and keeps the replica if the smallest burst tolerance does not fall. It stops when a whole
+pass adds nothing. It has no notion of starvation or of slots: `max_loras` is the number of adapters held.
+
+Its reactive part moves running requests between engines by an integer program (request → engine, adapter →
+engine; each request somewhere and its adapter there; at most C_e adapters on e; minimise the largest engine
+time = Σ execution + 0.05 per moved request + memory overflow / bandwidth). It needs live requests and has no
+place in a static plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.solvers.base import Problem, Solution
+from packer.solvers.counts import gpus_to_use, one_type
+from packer.solvers.probe import Probe
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The task: adapter sizes (bytes, (n,)), shares of the traffic ((n,), sum 1), bytes per engine."""
+
+    sizes: FloatArray
+    shares: FloatArray
+    capacity: float
+    engines: int
+    max_replicas: int
+
+
+class DLora:
+    """Proactive placement of dLoRA on a given number of GPUs, with up to `max_replicas` of an adapter."""
+
+    name = "dlora"
+
+    def supports(self, problem: Problem) -> str | None:
+        """One GPU type."""
+        return one_type(problem)
+
+    def solve(self, problem: Problem) -> Solution:
+        """Bins that got at least one adapter; adapters that fit no engine's memory are unplaced."""
+        profile, workload = problem.profile, problem.workload
+        task = Engines(
+            sizes=workload.ranks.astype(np.float64) * profile.model.lora_bytes_per_rank,
+            shares=workload.rates / workload.rate,
+            capacity=profile.memory.kv_budget_bytes,
+            engines=gpus_to_use(problem),
+            max_replicas=problem.max_replicas,
+        )
+        holds = place(task)
+        copies = holds.sum(axis=1)
+        probe = Probe(problem)
+        bins = []
+        for k in range(task.engines):
+            part = np.flatnonzero(holds[:, k]).tolist()
+            if part:
+                bins.append(probe.make(part, len(part), shares=(1.0 / copies[part]).tolist()))
+        left = tuple(np.flatnonzero(copies == 0).tolist())
+        reasons = (f"dlora: the GPUs' memory is full; {len(left)} adapters are not placed",) if left else ()
+        return Solution(tuple(bins), left, reasons)
+
+
+def place(task: Engines) -> BoolArray:
+    """Which engine holds which adapter, bool (n, engines).
+
+    Adding adapter a to engine e lowers the tolerance of x on e by size(a) / share(x) and raises that of a, so
+    whether the smallest tolerance m falls is decided by one number per engine: the memory that can be taken
+    from e until some adapter on it reaches m. That makes a trial O(1) and a placement O(n × engines).
+    """
+    n = len(task.sizes)
+    holds = np.zeros((n, task.engines), dtype=bool)
+    free = np.full(task.engines, task.capacity)
+    copies = np.zeros(n, dtype=np.int64)
+    failed = np.zeros(n, dtype=bool)
+    spare = free.copy()
+    while True:
+        adapter = next_adapter(task, copies, failed)
+        if adapter is None:
+            return holds
+        engine = _first_fitting(task, adapter, holds, free, spare)
+        if engine is None:
+            failed[adapter] = True
+            continue
+        holds[adapter, engine] = True
+        free[engine] -= task.sizes[adapter]
+        copies[adapter] += 1
+        failed[:] = False
+        spare = _spare(task, holds, free)
+
+
+def next_adapter(task: Engines, copies: npt.NDArray[np.int64], failed: BoolArray) -> int | None:
+    """The adapter to give a replica to, among those that may have one and did not fail in this pass."""
+    open_ = ~failed & (copies < min(task.max_replicas, task.engines))
+    if not open_.any():
+        return None
+    without = open_ & (copies == 0)
+    if without.any():
+        return int(np.argmax(np.where(without, task.shares, -np.inf)))
+    below = task.shares - copies / copies.sum()
+    return int(np.argmax(np.where(open_, below, -np.inf)))
+
+
+def _first_fitting(
+    task: Engines, adapter: int, holds: BoolArray, free: FloatArray, spare: FloatArray
+) -> int | None:
+    size = float(task.sizes[adapter])
+    order: list[int] = np.argsort(holds.sum(axis=0), kind="stable").tolist()
+    for engine in order:
+        room = min(float(free[engine]), float(spare[engine]))
+        if not holds[adapter, engine] and size <= room + _TOLERANCE * task.capacity:
+            return engine
+    return None
+
+
+def _spare(task: Engines, holds: BoolArray, free: FloatArray) -> FloatArray:
+    """Memory that can be taken from each engine before the smallest tolerance falls, float64 (engines,).
+
+    While some adapter has no replica the smallest tolerance is 0 and nothing can lower it.
+    """
+    tolerance = burst_tolerance(task, holds, free)
+    smallest = tolerance.min()
+    if smallest <= 0.0:
+        return free.copy()
+    slack = (tolerance - smallest) * task.shares
+    found: FloatArray = np.where(holds, slack[:, None], np.inf).min(axis=0)
+    return found
+
+
+def burst_tolerance(task: Engines, holds: BoolArray, free: FloatArray) -> FloatArray:
+    """Free memory of the engines that hold each adapter over its traffic share, bytes, float64 (n,)."""
+    reached: FloatArray = holds @ free
+    return reached / task.shares
+
+
+def smallest_tolerance(task: Engines, placed: Sequence[Sequence[int]]) -> float:
+    """Smallest burst tolerance of a placement given as adapters per engine, bytes."""
+    holds = np.zeros((len(task.sizes), task.engines), dtype=bool)
+    for engine, adapters in enumerate(placed):
+        holds[list(adapters), engine] = True
+    return float(burst_tolerance(task, holds, task.capacity - task.sizes @ holds).min())

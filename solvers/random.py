@@ -1,0 +1,30 @@
+"""Random placement: what any method must beat (a baseline of arXiv 2602.24044)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from packer.solvers.base import Problem, Solution
+from packer.solvers.counts import gpus_to_use, one_type
+from packer.solvers.probe import Probe
+
+
+class Random:
+    """A uniform GPU for each adapter, and uniform `max_loras` in 1 … its adapters. Seeded."""
+
+    name = "random"
+
+    def supports(self, problem: Problem) -> str | None:
+        """One GPU type."""
+        return one_type(problem)
+
+    def solve(self, problem: Problem) -> Solution:
+        """Bins that got at least one adapter."""
+        rng = np.random.default_rng(problem.seed)
+        gpu = rng.integers(gpus_to_use(problem), size=len(problem.workload))
+        probe = Probe(problem)
+        bins = []
+        for k in np.unique(gpu).tolist():
+            part = np.flatnonzero(gpu == k).tolist()
+            bins.append(probe.make(part, int(rng.integers(1, len(part) + 1))))
+        return Solution(tuple(bins))

@@ -1,0 +1,146 @@
+"""Replanning: change a running plan as little as its new load allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from packer.bin import Bin
+from packer.objectives.gpus import Gpus
+from packer.objectives.moves import match, moved
+from packer.solvers.base import Problem, Solution
+from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.greedy import Greedy
+from packer.solvers.probe import Probe
+from packer.solvers.reasons import listed
+
+
+class Replan:
+    """The better of two plans: the old one mended, or a fresh one matched to the running servers.
+
+    Mending keeps every adapter where it runs, evicts from servers that would starve (the heaviest first, as
+    few as possible), puts evicted and new adapters where they fit, opens GPUs only for the rest, and closes
+    the emptiest servers while their adapters fit elsewhere.
+    """
+
+    name = "replan"
+
+    def supports(self, problem: Problem) -> str | None:
+        """It needs a running plan, on GPU types that are offered."""
+        if problem.objective.fixed_gpus:
+            return "it chooses how many GPUs to use"
+        if not problem.old_bins:
+            return "it needs a running plan: packer replan OLD-PLAN WORKLOAD"
+        if any(bin_.profile not in problem.profiles for bin_ in problem.old_bins):
+            return "the running plan has GPUs of another type"
+        split = any(share < 1.0 for bin_ in problem.old_bins for share in bin_.shares or ())
+        return "it does not know adapters that are split over several GPUs" if split else None
+
+    def solve(self, problem: Problem) -> Solution:
+        """Bins in the order of the running servers that they continue; new ones at the end."""
+        free = replace(problem, max_gpus=None)
+        fresh = Greedy().solve(replace(free, objective=Gpus(), old_bins=()))
+        mended = _Mending(free).run(enough=len(fresh.bins) if not fresh.unplaced else 1)
+        plans = (mended, fresh.bins if not fresh.unplaced else None)
+        options = [_aligned(problem, bins) for bins in plans if bins]
+        if not options:
+            return _limited(problem, fresh)
+        best = min(options, key=lambda bins: (len(bins), len(moved(problem.old_bins, bins))))
+        gone = moved(problem.old_bins, best)
+        details = {"moved": [problem.workload.names[i] for i in gone], "servers": _servers(problem, best)}
+        return _limited(problem, Solution(tuple(best), details=details))
+
+
+def _servers(problem: Problem, bins: Sequence[Bin]) -> list[int | None]:
+    """For each bin the running server that it continues, None for a new one."""
+    becomes = match(problem.old_bins, bins)
+    return [becomes.get(k) for k in range(len(bins))]
+
+
+def _aligned(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
+    """Bins in the order of the running servers that they continue."""
+    becomes = match(problem.old_bins, bins)
+    order = sorted(range(len(bins)), key=lambda k: (becomes.get(k, len(problem.old_bins)), k))
+    return [bins[k] for k in order]
+
+
+def _limited(problem: Problem, found: Solution) -> Solution:
+    limit = problem.max_gpus
+    if limit is None or len(found.bins) <= limit:
+        return found
+    left = sorted({*found.unplaced, *(i for bin_ in found.bins[limit:] for i in bin_.adapters)})
+    reason = (
+        f"{limit} GPUs can't hold {listed(problem.workload, left)}. What would help: --gpus {len(found.bins)}"
+    )
+    return replace(
+        found, bins=found.bins[:limit], unplaced=tuple(left), reasons=(*found.reasons, reason), details={}
+    )
+
+
+class _Mending:
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.probe = problem, Probe(problem)
+        self.loads = problem.workload.offered_tok_s_by_adapter
+        self.bins: list[Bin] = []
+
+    def run(self, enough: int) -> list[Bin] | None:
+        """The mended plan, or None if some adapter fits nowhere; closes servers down to `enough`."""
+        homeless = set(range(len(self.problem.workload)))
+        for old in self.problem.old_bins:
+            kept = self._mend(old)
+            if kept is not None:
+                self.bins.append(kept)
+                homeless -= set(kept.adapters)
+        for i in sorted(homeless, key=lambda i: (-self.loads[i], i)):
+            if not self._place(i) and not self._open(i):
+                return None
+        while len(self.bins) > enough and not self.problem.out_of_time():
+            if not self._close_one():
+                break
+        return self.bins
+
+    def _mend(self, old: Bin) -> Bin | None:
+        """The old bin without the fewest adapters, the heaviest first, that make it admissible."""
+        falling = sorted(old.adapters, key=lambda i: (-self.loads[i], i))
+        low, high, best = 0, len(falling), None
+        while low < high:  # the smallest number of evictions
+            middle = (low + high) // 2
+            kept = sorted(falling[middle:])
+            found = self.probe.feasible(kept, old.profile, hint=old.max_loras, thorough=True)
+            if found is not None:
+                best, high = found, middle
+            else:
+                low = middle + 1
+        return best
+
+    def _place(self, adapter: int) -> bool:
+        """Put an adapter into the least loaded bin that takes it."""
+        loads = [bin_.offered_tok_s(self.problem.workload) for bin_ in self.bins]
+        for k in sorted(range(len(loads)), key=lambda k: (loads[k], k)):
+            bin_ = self.bins[k]
+            if len(bin_.adapters) >= MAX_ADAPTERS_PER_GPU:
+                continue
+            grown = self.probe.feasible([*bin_.adapters, adapter], bin_.profile, hint=bin_.max_loras)
+            if grown is not None:
+                self.bins[k] = grown
+                return True
+        return False
+
+    def _open(self, adapter: int) -> bool:
+        for profile in self.problem.profiles:
+            alone = self.probe.feasible([adapter], profile)
+            if alone is not None:
+                self.bins.append(alone)
+                return True
+        return False
+
+    def _close_one(self) -> bool:
+        """Empty the server with the fewest adapters into the others; False if they don't all fit."""
+        before = list(self.bins)
+        k = min(range(len(before)), key=lambda k: (len(before[k].adapters), k))
+        homeless = sorted(before[k].adapters, key=lambda i: (-self.loads[i], i))
+        del self.bins[k]
+        if all(self._place(i) for i in homeless):
+            return True
+        self.bins = before
+        return False

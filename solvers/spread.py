@@ -1,0 +1,38 @@
+"""Spread: each adapter to the least loaded GPU (ProposedLat of arXiv 2602.24044)."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from packer.solvers.base import Problem, Solution
+from packer.solvers.counts import gpus_to_use, one_type
+from packer.solvers.probe import Probe
+
+
+def spread_parts(problem: Problem) -> list[list[int]]:
+    """Adapters by falling rate, each to the GPU with the lowest Σ rate."""
+    rates = problem.workload.rates
+    heap = [(0.0, k) for k in range(gpus_to_use(problem))]
+    parts: list[list[int]] = [[] for _ in heap]
+    for i in np.argsort(-rates, kind="stable").tolist():
+        total, k = heapq.heappop(heap)
+        parts[k].append(i)
+        heapq.heappush(heap, (total + float(rates[i]), k))
+    return parts
+
+
+class Spread:
+    """Evens out the rates over all GPUs given; every adapter has its slot."""
+
+    name = "spread"
+
+    def supports(self, problem: Problem) -> str | None:
+        """One GPU type."""
+        return one_type(problem)
+
+    def solve(self, problem: Problem) -> Solution:
+        """One bin per GPU."""
+        probe = Probe(problem)
+        return Solution(tuple(probe.make(part, len(part)) for part in spread_parts(problem)))

@@ -1,0 +1,195 @@
+"""Spread, improved: better slots, then adapters moved and swapped while the objective improves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from packer.bin import Bin, Evaluation, Evaluations
+from packer.solvers.balance import even_parts
+from packer.solvers.base import Problem, Solution
+from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.counts import gpus_to_use, one_type
+from packer.solvers.dlora import DLora
+from packer.solvers.probe import Probe
+from packer.solvers.spread import spread_parts
+
+_ROUNDS = 60
+_TARGETS = 3
+_TRIES = 4
+
+
+@dataclass(frozen=True)
+class _State:
+    """Bins with their evaluations, and their rank among states: smaller is better."""
+
+    bins: tuple[Bin, ...]
+    rows: tuple[Evaluation, ...]
+    rank: tuple[float, ...]
+    pair: tuple[float, float]  # mean TTFT and mean ITL over requests
+
+
+class SpreadRefined:
+    """Local search over a fixed number of GPUs.
+
+    Starts from the best of `spread`, `dlora` and an even split that keeps ranks together, each with the slots
+    that serve it best. Then the worst GPU gives an adapter to another one, or swaps one, as long as the
+    objective improves; neither mean TTFT nor mean ITL may rise above those of the start.
+    """
+
+    name = "spread-refined"
+
+    def supports(self, problem: Problem) -> str | None:
+        """One GPU type."""
+        return one_type(problem)
+
+    def solve(self, problem: Problem) -> Solution:
+        """One bin per GPU."""
+        search = _Search(problem)
+        first = search.start()
+        final, rounds = search.refine(first)
+        details = {"rounds": rounds, "start_key": list(first.rank[1:]), "key": list(final.rank[1:])}
+        return Solution(final.bins, details=details)
+
+
+class _Search:
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.probe = problem, Probe(problem)
+        self.loads = problem.workload.offered_tok_s_by_adapter
+
+    def start(self) -> _State:
+        """The best start, with the best slots."""
+        n = gpus_to_use(self.problem)
+        parts = [spread_parts(self.problem), [p for p in even_parts(self.problem, n) if p]]
+        states = [self._with_slots([self.probe.make(p, len(p)) for p in part]) for part in parts]
+        rival = DLora().solve(self.problem)
+        if not rival.unplaced and all(len(b.adapters) <= MAX_ADAPTERS_PER_GPU for b in rival.bins):
+            states.append(self._with_slots(rival.bins))
+        return min(states, key=lambda state: state.rank)
+
+    def _with_slots(self, bins: Sequence[Bin]) -> _State:
+        hint: int | None = None
+        chosen = []
+        for bin_ in bins:
+            found = self.probe.feasible(bin_.adapters, bin_.profile, bin_.shares, hint)
+            chosen.append(self.probe.best(found) if found is not None else bin_)
+            hint = chosen[-1].max_loras
+        return self.state(chosen)
+
+    def state(self, bins: Sequence[Bin]) -> _State:
+        """Bins judged."""
+        found, admissible = self.probe.evaluate(bins)
+        return self._rated(tuple(bins), tuple(found), int((~admissible).sum()))
+
+    def _rated(self, bins: tuple[Bin, ...], rows: tuple[Evaluation, ...], bad: int) -> _State:
+        workload = self.problem.workload
+        key = self.problem.objective.key(workload, bins, Evaluations.of(rows))
+        weights = [bin_.rates(workload).sum() for bin_ in bins]
+        ttft = [np.nan_to_num(row.mean_ttft_ms, nan=np.inf) for row in rows]
+        itl = [np.nan_to_num(row.mean_itl_ms, nan=np.inf) for row in rows]
+        pair = (float(np.average(ttft, weights=weights)), float(np.average(itl, weights=weights)))
+        # Objectives that count GPUs say nothing here: the time of a request decides then.
+        return _State(bins, rows, (float(bad), *key, pair[0] + 100.0 * pair[1]), pair)
+
+    def refine(self, state: _State) -> tuple[_State, int]:
+        """Improve until nothing helps; also the number of improvements."""
+        limit = state.pair
+        for done in range(_ROUNDS):
+            self.problem.progress("refining", done, _ROUNDS)
+            better = None if self.problem.out_of_time() else self._improve(state, limit)
+            if better is None:
+                return state, done
+            state = better
+        return state, _ROUNDS
+
+    def _improve(self, state: _State, limit: tuple[float, float]) -> _State | None:
+        """The best neighbour that is better, among moves from the worst GPU and swaps with it."""
+        order = sorted(range(len(state.bins)), key=lambda k: self._badness(state, k))
+        worst, targets = order[-1], order[:-1][:_TARGETS]
+        options = [
+            option
+            for target in targets
+            for option in (*self._moves(state, worst, target), *self._swaps(state, worst, target))
+        ]
+        if not options:
+            return None
+        pairs = [pair for _, _, pair in options]
+        found, admissible = self.probe.evaluate([bin_ for pair in pairs for bin_ in pair])
+        neighbours = []
+        for k, (one, other, pair) in enumerate(options):
+            bins, rows = list(state.bins), list(state.rows)
+            bins[one], bins[other] = pair
+            rows[one], rows[other] = found[2 * k], found[2 * k + 1]
+            rest = [row for j, row in enumerate(state.rows) if j not in (one, other)]
+            bad = sum(bool(x) for x in ~admissible[2 * k : 2 * k + 2]) + self._bad(rest)
+            rated = self._rated(tuple(bins), tuple(rows), bad)
+            if rated.rank < state.rank and (state.rank[0] > 0 or _within(rated.pair, limit)):
+                neighbours.append(rated)
+        return min(neighbours, key=lambda other: other.rank, default=None)
+
+    def _bad(self, rows: Sequence[Evaluation]) -> int:
+        return int((~self.problem.objective.admissible(Evaluations.of(rows))).sum()) if rows else 0
+
+    def _badness(self, state: _State, k: int) -> tuple[float, float]:
+        row = state.rows[k]
+        latency = row.mean_ttft_ms + 100.0 * row.mean_itl_ms
+        return (-row.served_share if not row.feasible else -2.0, float(np.nan_to_num(latency, nan=np.inf)))
+
+    def _single(self, bin_: Bin) -> list[int]:
+        """Positions of a bin's adapters that are whole here, one for each load, at most a few."""
+        shares = bin_.shares or (1.0,) * len(bin_.adapters)
+        seen: dict[tuple[int, float], int] = {}
+        for position, (i, share) in enumerate(zip(bin_.adapters, shares, strict=True)):
+            if share == 1.0:
+                seen.setdefault((int(self.problem.workload.ranks[i]), float(self.loads[i])), position)
+        kinds = sorted(seen, reverse=True)
+        if not kinds:
+            return []
+        picked = np.unique(np.linspace(0, len(kinds) - 1, _TRIES).round().astype(int))
+        return [seen[kinds[k]] for k in picked.tolist()]
+
+    def _moves(self, state: _State, worst: int, target: int) -> list[tuple[int, int, tuple[Bin, Bin]]]:
+        source, sink = state.bins[worst], state.bins[target]
+        if len(source.adapters) < 2 or len(sink.adapters) >= MAX_ADAPTERS_PER_GPU:
+            return []
+        return [
+            (worst, target, (self._without(source, p), self._plus(sink, source.adapters[p])))
+            for p in self._single(source)
+            if source.adapters[p] not in sink.adapters
+        ]
+
+    def _swaps(self, state: _State, worst: int, target: int) -> list[tuple[int, int, tuple[Bin, Bin]]]:
+        source, sink = state.bins[worst], state.bins[target]
+        options = []
+        for p in self._single(source):
+            for q in self._single(sink):
+                i, j = source.adapters[p], sink.adapters[q]
+                heavier = (
+                    self.loads[i] > self.loads[j]
+                    or self.problem.workload.ranks[i] != (self.problem.workload.ranks[j])
+                )
+                if heavier and i not in sink.adapters and j not in source.adapters:
+                    one = self._plus(self._without(source, p, keep_slots=True), j)
+                    other = self._plus(self._without(sink, q, keep_slots=True), i)
+                    options.append((worst, target, (one, other)))
+        return options
+
+    def _without(self, bin_: Bin, position: int, *, keep_slots: bool = False) -> Bin:
+        adapters = [i for k, i in enumerate(bin_.adapters) if k != position]
+        shares = None if bin_.shares is None else [s for k, s in enumerate(bin_.shares) if k != position]
+        if not adapters:  # only on the way to a swap, which adds one again
+            return bin_
+        slots = bin_.max_loras if keep_slots else min(bin_.max_loras, len(adapters))
+        return self.probe.make(adapters, slots, bin_.profile, shares)
+
+    def _plus(self, bin_: Bin, adapter: int) -> Bin:
+        adapters = [*bin_.adapters, adapter]
+        shares = None if bin_.shares is None else [*bin_.shares, 1.0]
+        every = bin_.max_loras == len(bin_.adapters)
+        return self.probe.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)
+
+
+def _within(pair: tuple[float, float], limit: tuple[float, float]) -> bool:
+    return pair[0] <= limit[0] and pair[1] <= limit[1]
