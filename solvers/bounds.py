@@ -21,6 +21,7 @@ from packer.solvers.start import counts_gpus, start
 
 _ROUNDING = 1e-6
 _ORDERS = 6
+_SLOW_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,16 @@ def limits(oracle: Oracle, rng: np.random.Generator, known: IntArray | None = No
     classes = oracle.classes
     slots = np.array([slot_rank_for(rank) for rank in classes.ranks.tolist()])
     loads, demand = classes.loads, classes.demand
-    sizes = loads / max(8.0 * float(loads.mean()), float(loads.max()))
+    heaviest = float((known @ loads).max(initial=0.0)) if known is not None else 0.0
+    sizes = loads / max(heaviest, float(loads.max()), 1e-12)
+    if known is not None:
+        known = known[oracle.feasible(known)]
+    n_orders = _ORDERS if oracle.seconds_per_bin < _SLOW_S else 2
     bases, orders = [], []
     for slot in np.unique(slots).tolist():
         lightest = min(np.flatnonzero(slots == slot).tolist(), key=lambda k: (loads[k], k))
         smaller = np.flatnonzero(slots <= slot)
-        for i in range(_ORDERS):
+        for i in range(n_orders):
             noise = np.exp(rng.normal(0.0, 0.5 * (i // 2), len(smaller)))
             keys = (-loads, loads, -loads / classes.ranks)[i % 3][smaller] * noise
             base = np.zeros(len(classes), dtype=np.int64)
@@ -73,7 +78,7 @@ def limits(oracle: Oracle, rng: np.random.Generator, known: IntArray | None = No
     if kept:
         found = fill(oracle, np.array([bases[i] for i in kept]), [orders[i] for i in kept], demand, sizes)
     if known is not None and len(known):
-        found = np.concatenate([found, known[oracle.feasible(known)]])
+        found = np.concatenate([found, known])
     slot_of = np.array([slots[row > 0].max(initial=0) for row in found], dtype=np.int64)
     carried, held = found @ loads, found.sum(axis=1)
     load_limit = np.array([carried[slot_of >= slot].max(initial=0.0) for slot in slots])
@@ -88,7 +93,7 @@ def l2(sizes: FloatArray, demand: IntArray) -> int:
     below t (S. Martello, P. Toth: Lower bounds and reduction procedures for the bin packing problem, 1990).
     """
     best = int(np.ceil(float(sizes @ demand) - _ROUNDING))
-    for threshold in np.unique(sizes[sizes <= 0.5]).tolist():
+    for threshold in (0.0, *np.unique(sizes[sizes <= 0.5]).tolist()):
         alone = sizes > 1.0 - threshold
         large = (sizes > 0.5) & ~alone
         small = (sizes >= threshold) & (sizes <= 0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,7 @@ class Oracle:
         self.problem, self.classes = problem, classes
         self.asked = 0
         """Bins that the predictor was asked about."""
+        self.seconds = 0.0
         self.checks = 0
         self.violations = 0
         self._inferred = 0
@@ -61,6 +63,11 @@ class Oracle:
         self._preferred: dict[tuple[int, int], int] = {}
         self._good = _Recent(len(classes))
         self._bad = _Recent(len(classes))
+
+    @property
+    def seconds_per_bin(self) -> float:
+        """What a question costs, s."""
+        return self.seconds / max(1, self.asked)
 
     def feasible(self, counts: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows of `counts` (m, K) are feasible bins, bool (m,); the empty bin is.
@@ -141,7 +148,9 @@ class Oracle:
                 raise OutOfTime
             part = asked[start : start + _BATCH]
             bins = [each for _, each in part]
+            before = time.perf_counter()
             evaluations = self.problem.predictor.evaluate(self.classes.fleet, bins)
+            self.seconds += time.perf_counter() - before
             self.asked += len(bins)
             admissible = self.problem.objective.admissible(evaluations)
             for i in np.flatnonzero(admissible).tolist():

@@ -1,0 +1,189 @@
+"""The pattern model: exact on tiny fleets, never worse than greedy, bounds that hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer.adapter import Adapter
+from packer.solvers.base import Problem
+from packer.solvers.bounds import Bounds
+from packer.solvers.classes import aggregate
+from packer.solvers.exact.master import solve_integer, solve_relaxation
+from packer.solvers.exact.proof import certify
+from packer.solvers.exact.solver import Exact, ExactSearch
+from packer.solvers.greedy import Greedy
+from packer.solvers.oracle import Oracle, real_bins
+from packer.solvers.verify import check
+from packer.testing.monotone import MonotonePredictor
+from packer.testing.problems import problem, random_fleet
+from packer.workload import Workload
+
+
+def brute_force(task: Problem) -> int:
+    """Fewest bins, by dynamic programming over all sets of adapters, each set judged on its own."""
+    n = len(task.workload)
+    sets = [tuple(i for i in range(n) if mask >> i & 1) for mask in range(1, 1 << n)]
+    feasible = [mask for mask, each in enumerate(real_bins(task, sets), start=1) if each is not None]
+    with_lowest = {i: [m for m in feasible if m & -m == 1 << i] for i in range(n)}
+
+    @cache
+    def fewest(left: int) -> int:
+        if left == 0:
+            return 0
+        lowest = (left & -left).bit_length() - 1
+        return 1 + min((fewest(left & ~m) for m in with_lowest[lowest] if m & left == m), default=n)
+
+    return fewest((1 << n) - 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_exact_equals_brute_force_on_tiny_fleets(seed: int) -> None:
+    """On at most 12 adapters the plan is as small as trying everything finds, and is proven."""
+    fleet = random_fleet(6 + seed % 3, seed=seed, rates=(3.0, 4.5, 2.2, 5.1), ranks=(8, 16, 64))
+    task = problem(fleet, predictor=MonotonePredictor(capacity_tok_s=6500.0))
+    found = Exact().solve(task)
+    assert not found.unplaced
+    assert len(found.bins) == found.lower_bound == brute_force(task)
+
+
+def test_exact_equals_brute_force_on_twelve_adapters_of_three_kinds() -> None:
+    """Twelve adapters, several bins: the enumeration is complete."""
+    fleet = random_fleet(12, seed=11, rates=(3.1, 2.3, 1.3), ranks=(8,))
+    task = problem(fleet)
+    found = Exact().solve(task)
+    assert len(found.bins) == found.lower_bound
+    assert len(found.bins) == brute_force(task)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    n=st.integers(4, 30),
+    seed=st.integers(0, 1000),
+    rates=st.sampled_from([(3.2, 1.6, 0.8), (0.4, 0.2), (2.0, 0.05)]),
+    ranks=st.sampled_from([(8,), (32,), (8, 16, 32)]),
+)
+def test_bound_is_at_most_exact_is_at_most_greedy(
+    n: int, seed: int, rates: tuple[float, ...], ranks: tuple[int, ...]
+) -> None:
+    """Lower bound ≤ exact ≤ greedy, and the plan passes the independent check."""
+    task = problem(random_fleet(n, seed, rates, ranks), time_limit_s=20.0)
+    greedy, exact, quick = Greedy().solve(task), Exact().solve(task), Bounds().solve(task)
+    assert exact.lower_bound is not None
+    assert quick.lower_bound is not None
+    assert max(exact.lower_bound, quick.lower_bound) <= len(exact.bins) <= len(greedy.bins)
+    check(task, exact)
+
+
+def test_a_worse_start_is_improved_to_the_bound() -> None:
+    """Column generation and rounding close a gap that the start left open."""
+    fleet = random_fleet(48, seed=5, rates=(1.6, 0.8), ranks=(8, 32))
+    task = problem(fleet, time_limit_s=30.0)
+    bins = real_bins(task, [tuple(range(i, min(i + 4, 48))) for i in range(0, 48, 4)])
+    search = ExactSearch(task, [each for each in bins if each is not None])
+    search.run()
+    greedy = Greedy().solve(task)
+    assert len(search.bins) <= len(greedy.bins)
+    assert search.bound.value <= len(search.bins)
+
+
+def test_bucketed_rates_keep_plan_and_bound_honest() -> None:
+    """With more distinct rates than classes the real bins are still judged, and the bound still holds."""
+    rng = np.random.default_rng(2)
+    fleet = Workload([Adapter(f"a{i}", 8, float(rate)) for i, rate in enumerate(rng.uniform(0.05, 1.0, 90))])
+    task = problem(fleet, time_limit_s=10.0)
+    found = Exact().solve(task)
+    check(task, found)
+    assert found.lower_bound is not None
+    assert found.lower_bound <= len(found.bins) <= len(Greedy().solve(task).bins)
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    """Nothing random is left unseeded."""
+    fleet = random_fleet(32, seed=9)
+    first, second = (Exact().solve(problem(fleet)) for _ in range(2))
+    assert first.bins == second.bins
+    assert first.lower_bound == second.lower_bound
+
+
+def test_relaxation_and_whole_numbers_of_a_known_model() -> None:
+    """Patterns {2 of A}, {1 of A and 1 of B}, demand 3 and 1: 2 bins, the relaxation 2 as well."""
+    patterns = np.array([[2, 0], [1, 1]])
+    demand = np.array([3, 1])
+    relaxed = solve_relaxation(patterns, demand)
+    assert relaxed is not None
+    assert relaxed.value == pytest.approx(2.0)
+    assert relaxed.duals @ demand == pytest.approx(2.0)
+    whole, proven = solve_integer(patterns, demand, time_limit_s=5.0)
+    assert proven
+    assert whole is not None
+    assert whole.sum() == 2
+
+
+def test_certificates_find_what_enumeration_finds() -> None:
+    """The search beyond a value is right about whether a feasible bin lies there."""
+    fleet = random_fleet(30, seed=3, rates=(1.6, 0.8), ranks=(8, 32))
+    classes = aggregate(fleet)
+    task = problem(fleet)
+    oracle = Oracle(task, classes)
+    grids = np.meshgrid(*(np.arange(d + 1) for d in classes.demand.tolist()), indexing="ij")
+    rows = np.stack([grid.ravel() for grid in grids], axis=1)
+    weights = classes.loads / 1000.0
+    best = float((rows[oracle.feasible(rows)] @ weights).max())
+    rng = np.random.default_rng(0)
+    beyond = certify(oracle, weights, classes.demand, above=best + 1e-6, slack=0.0, budget=20_000, rng=rng)
+    assert beyond.exhaustive
+    below = certify(oracle, weights, classes.demand, above=best * 0.9, slack=0.0, budget=20_000, rng=rng)
+    assert below.counterexample is not None
+    assert below.counterexample @ weights > best * 0.9
+
+
+def test_rounded_certificates_promise_only_what_they_may() -> None:
+    """With coarse steps the enumeration is smaller and still excludes every bin beyond value plus slack."""
+    fleet = random_fleet(30, seed=3, rates=(1.6, 0.8), ranks=(8, 32))
+    classes = aggregate(fleet)
+    oracle = Oracle(problem(fleet), classes)
+    weights = classes.loads / 1000.0
+    best = 0.0
+    for _ in range(20):
+        rng = np.random.default_rng(0)
+        found = certify(oracle, weights, classes.demand, above=best, slack=0.2, budget=20_000, rng=rng)
+        if found.counterexample is None:
+            break
+        best = float(found.counterexample @ weights)
+    assert found.exhaustive
+    rows = np.random.default_rng(1).integers(0, classes.demand + 1, size=(2000, len(classes)))
+    feasible = rows[oracle.feasible(rows)]
+    assert (feasible @ weights).max() <= best + 0.2 + 1e-9
+
+
+def test_stopping_returns_a_complete_plan() -> None:
+    """Asked to stop in the middle of the search, the solver returns the plan at hand, whole."""
+    fleet = random_fleet(60, seed=1)
+    greedy = Greedy().solve(problem(fleet))
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 400
+
+    task = problem(fleet, stop=stop)
+    found = Exact().solve(task)
+    check(task, found)
+    assert asked > 400
+    assert not found.unplaced
+    assert len(found.bins) <= len(greedy.bins)
+
+
+def test_unfit_problems_are_refused_in_words() -> None:
+    """Replicas and several GPU types are not for this solver, and it says so."""
+    task = problem(random_fleet(4, seed=0))
+    assert Exact().supports(task) is None
+    assert "replica" in (Exact().supports(replace(task, max_replicas=2)) or "")
+    assert "one GPU type" in (Exact().supports(replace(task, profiles=task.profiles * 2)) or "")

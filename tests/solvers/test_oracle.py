@@ -1,0 +1,110 @@
+"""The feasibility oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.bin import Bin, Evaluations
+from packer.solvers.candidates import max_loras_candidates
+from packer.solvers.classes import aggregate
+from packer.solvers.oracle import Oracle, OutOfTime, real_bins
+from packer.testing.monotone import MonotonePredictor
+from packer.testing.problems import problem, random_fleet
+from packer.workload import Workload
+
+
+class Counting(MonotonePredictor):
+    """The monotone predictor, counting its questions."""
+
+    asked = 0
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Judge and count."""
+        type(self).asked += len(bins)
+        return super().evaluate(workload, bins)
+
+
+class Contrary(MonotonePredictor):
+    """Refuses even numbers of adapters: not monotone at all."""
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Judge by parity."""
+        found = super().evaluate(workload, bins)
+        odd = np.array([len(each.adapters) % 2 == 1 for each in bins])
+        return replace(found, starved=~odd, memory_error=np.zeros(len(bins), dtype=bool))
+
+
+def test_feasible_means_some_candidate_works() -> None:
+    """The oracle says yes exactly when the predictor accepts some candidate of max_loras."""
+    fleet = random_fleet(16, seed=3)
+    predictor = MonotonePredictor(capacity_tok_s=3000.0)
+    task = problem(fleet, predictor=predictor)
+    classes = aggregate(fleet)
+    oracle = Oracle(task, classes)
+    rng = np.random.default_rng(0)
+    rows = np.array([rng.integers(0, classes.demand + 1) for _ in range(60)])
+    answers = oracle.feasible(rows)
+    assert 0 < answers.sum() < len(rows)
+    for row, answer in zip(rows, answers.tolist(), strict=True):
+        members = classes.representatives(row)
+        if members:
+            bins = [Bin(members, p, 32, task.profile) for p in max_loras_candidates(len(members))]
+            slots = [replace(each, max_lora_rank=int(fleet.ranks[list(members)].max())) for each in bins]
+            assert answer == predictor.evaluate(fleet, slots).feasible.any()
+
+
+def test_nothing_is_asked_twice() -> None:
+    """Equal counts are answered from memory."""
+    fleet = random_fleet(16, seed=3)
+    classes = aggregate(fleet)
+    oracle = Oracle(problem(fleet, predictor=Counting()), classes)
+    Counting.asked = 0
+    rows = np.array([classes.demand, classes.demand // 2])
+    first = oracle.feasible(rows).tolist()
+    asked = Counting.asked
+    assert oracle.feasible(rows).tolist() == first
+    assert Counting.asked == asked == oracle.asked
+
+
+def test_violations_of_dominance_are_counted() -> None:
+    """A predictor that is not monotone is found out by the checks of inferred answers."""
+    fleet = random_fleet(60, seed=0, rates=(0.1,), ranks=(8,))
+    oracle = Oracle(problem(fleet, predictor=Contrary()), aggregate(fleet))
+    oracle.feasible(np.array([[51]]))
+    oracle.feasible(np.arange(1, 50)[:, None])
+    assert oracle.checks > 0
+    assert oracle.violations > 0
+
+
+def test_the_monotone_predictor_never_violates_dominance() -> None:
+    """For a monotone predictor every inference is right."""
+    fleet = random_fleet(40, seed=5)
+    classes = aggregate(fleet)
+    oracle = Oracle(problem(fleet), classes)
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        oracle.feasible(np.array([rng.integers(0, classes.demand + 1) for _ in range(40)]))
+    assert oracle.checks > 0
+    assert oracle.violations == 0
+
+
+def test_out_of_time_ends_a_search() -> None:
+    """The clock is asked before the predictor is."""
+    fleet = random_fleet(16, seed=3)
+    oracle = Oracle(problem(fleet, stop=lambda: True), aggregate(fleet))
+    with pytest.raises(OutOfTime):
+        oracle.feasible(aggregate(fleet).demand[None, :])
+
+
+def test_real_bins_are_judged_directly() -> None:
+    """A set that fits gets slots that the predictor accepts; one that does not gets None."""
+    fleet = random_fleet(64, seed=2)
+    task = problem(fleet)
+    small, large = real_bins(task, [(0, 1, 2), tuple(range(64))])
+    assert large is None
+    assert small is not None
+    assert task.predictor.evaluate(fleet, [small]).feasible.all()
