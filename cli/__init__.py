@@ -15,6 +15,7 @@ LAZY = {
     "sweep": "packer.cli.sweep:sweep",
     "evaluate": "packer.cli.evaluate:evaluate",
     "export": "packer.cli.export:export",
+    "report": "packer.cli.report:report",
     "workload": "packer.cli.workload:workload",
     "profiles": "packer.cli.profiles:profiles",
 }
@@ -25,6 +26,7 @@ SHORT_HELP = {
     "simulate": "What one server would do with a workload: the twin's metrics.",
     "sweep": "How far until it breaks: curves over adapters, rates and max_loras.",
     "evaluate": "Judge a plan again: another predictor, seed or duration.",
+    "report": "A page for people: each GPU, curves to the breaking point, bound, provenance.",
     "export": "What starts a plan: vLLM commands, Kubernetes, Helm, AIBrix, routing tables.",
     "workload": "Make and describe workloads: generate, from-trace, describe.",
     "profiles": "Calibrated servers: list, show, estimate.",

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy.typing as npt
 
@@ -23,16 +23,18 @@ from packer.errors import ValidationError, shown
 Axis = Literal["x", "y"]
 ThemeName = Literal["auto", "light", "dark"]
 SUFFIXES = (".html", ".png", ".svg")
+Values = Sequence[float] | npt.NDArray[Any]
+"""Numbers of a series; kept as a tuple of floats."""
 
 
-def _numbers(name: str, values: npt.ArrayLike | Iterable[float]) -> tuple[float, ...]:
+def _numbers(name: str, values: Iterable[float]) -> tuple[float, ...]:
     try:
-        return tuple(float(value) for value in values)  # type: ignore[union-attr, arg-type]
+        return tuple(float(value) for value in values)
     except (TypeError, ValueError) as error:
         raise ValidationError(f"Expected {name} of a series to be numbers: {error}.") from None
 
 
-def _same_length(label: str, *columns: Sequence[object]) -> None:
+def _same_length(label: str, *columns: Sequence[object] | Values) -> None:
     if len({len(column) for column in columns}) != 1:
         sizes = ", ".join(str(len(column)) for column in columns)
         raise ValidationError(
@@ -44,8 +46,8 @@ def _same_length(label: str, *columns: Sequence[object]) -> None:
 class Line:
     """Points joined by a line; NaN leaves a gap. `color`: index into the palette, None takes the next."""
 
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Values
+    y: Values
     label: str = ""
     color: int | None = None
     dashed: bool = False
@@ -61,8 +63,8 @@ class Line:
 class Scatter:
     """Points. `texts`: what each point is, shown on hovering in a page."""
 
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Values
+    y: Values
     label: str = ""
     color: int | None = None
     texts: Sequence[str] = ()
@@ -78,7 +80,7 @@ class Bars:
     """One bar for each category."""
 
     categories: Sequence[str]
-    y: Sequence[float]
+    y: Values
     label: str = ""
     color: int | None = None
 
@@ -92,9 +94,9 @@ class Bars:
 class Area:
     """The ground between two curves, e.g. quantiles around a line of the same colour."""
 
-    x: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
+    x: Values
+    low: Values
+    high: Values
     label: str = ""
     color: int | None = None
 

@@ -1,0 +1,279 @@
+"""What the report says, as plain data: every number of the page is made here, the template only places it."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+
+from packer.bin import Bin, Evaluation
+from packer.plan import Plan, Status
+from packer.profile import Profile
+from packer.report.curves import Curves
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A part of a stacked bar: share of the whole in percent, class of its colour, and what it is."""
+
+    percent: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRow:
+    """One adapter of a GPU."""
+
+    name: str
+    rank: int
+    rate: str
+    offered: str
+    share: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCard:
+    """One GPU: its flags, its load, its memory, its latency and its adapters."""
+
+    index: int
+    adapters: int
+    max_loras: int
+    max_lora_rank: int
+    ranks: str
+    offered: str
+    throughput: str
+    served: float
+    load: tuple[Bar, ...]
+    memory: tuple[Bar, ...]
+    kv_tokens: str
+    ttft: str
+    itl: str
+    headroom: str
+    verdict: str
+    rows: tuple[AdapterRow, ...]
+
+
+def visible(text: str) -> str:
+    """A name with its control and direction marks shown as escapes; everything else as it is."""
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if unicodedata.category(sign)[0] not in "CZ" or sign == " " else ascii(sign)[1:-1]
+        for sign in text
+    )
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """A number for people; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:,.{digits}f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A latency with the unit that fits."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return (
+        f"{value / 1000:,.1f} s"
+        if value >= 10_000
+        else f"{value:,.0f} ms"
+        if value >= 100
+        else f"{value:.1f} ms"
+    )
+
+
+def verdict(evaluation: Evaluation) -> str:
+    """One word for a server."""
+    if evaluation.memory_error:
+        return "memory error"
+    return "starved" if evaluation.starved else "holds"
+
+
+def growth_texts(plan: Plan, curves: Curves | None) -> list[str]:
+    """By how much each GPU's load may grow: by the plan's own figures, else the curves, else a dash."""
+    found = ["–"] * len(plan.bins)
+    if curves is not None:
+        for row, gpu in enumerate(curves.gpus):
+            factor = curves.holding_factor(row)
+            if factor is not None:
+                more = "> " if curves.breaking_factor(row) is None else ""
+                found[gpu] = f"{more}+{100 * (factor - 1):.0f} %"
+    known = plan.details.get("headroom")
+    if isinstance(known, (list, tuple)) and len(known) == len(found):
+        for gpu, factor in enumerate(known):
+            if isinstance(factor, float):
+                found[gpu] = f"+{100 * (factor - 1):.0f} %"
+    return found
+
+
+def gpu_cards(plan: Plan, curves: Curves | None = None) -> tuple[GpuCard, ...]:
+    """One card for each GPU, in order."""
+    loads = [evaluation.offered_tok_s for evaluation in plan.evaluations]
+    most = max(loads, default=0.0) or 1.0
+    rooms = growth_texts(plan, curves)
+    return tuple(
+        _card(plan, index, evaluation, most, rooms[index])
+        for index, evaluation in enumerate(plan.evaluations)
+    )
+
+
+def _card(plan: Plan, index: int, evaluation: Evaluation, most: float, room: str) -> GpuCard:
+    item = plan.bins[index]
+    served = min(1.0, max(0.0, evaluation.served_share)) if math.isfinite(evaluation.served_share) else 0.0
+    ranks = Counter(plan.workload.adapters[i].rank for i in item.adapters)
+    length = 100 * evaluation.offered_tok_s / most
+    return GpuCard(
+        index=index,
+        adapters=len(item.adapters),
+        max_loras=item.max_loras,
+        max_lora_rank=item.max_lora_rank,
+        ranks=", ".join(f"{count} × r{rank}" for rank, count in sorted(ranks.items(), reverse=True)),
+        offered=number(evaluation.offered_tok_s),
+        throughput=number(evaluation.total_token_throughput),
+        served=round(100 * served, 1),
+        load=(
+            Bar(
+                round(length * served, 2),
+                "served",
+                f"{number(evaluation.total_token_throughput)} tok/s served",
+            ),
+            Bar(round(length * (1 - served), 2), "unserved", "not served in time"),
+        ),
+        memory=memory_bars(item, evaluation),
+        kv_tokens=number(evaluation.kv_cache_tokens),
+        ttft=milliseconds(evaluation.mean_ttft_ms),
+        itl=milliseconds(evaluation.mean_itl_ms),
+        headroom=room,
+        verdict=verdict(evaluation),
+        rows=_adapter_rows(plan, item),
+    )
+
+
+def _adapter_rows(plan: Plan, item: Bin) -> tuple[AdapterRow, ...]:
+    fleet = plan.workload
+    shares = item.shares or (1.0,) * len(item.adapters)
+    order = sorted(
+        zip(item.adapters, shares, strict=True),
+        key=lambda pair: -float(fleet.offered_tok_s_by_adapter[pair[0]]) * pair[1],
+    )
+    return tuple(
+        AdapterRow(
+            visible(fleet.names[i]),
+            fleet.adapters[i].rank,
+            f"{fleet.adapters[i].rate * share:.4g}",
+            number(float(fleet.offered_tok_s_by_adapter[i]) * share, 1),
+            f"{100 * share:.0f} %",
+        )
+        for i, share in order
+    )
+
+
+def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
+    """The GPU's memory: weights, adapter slots, KV cache, the rest; GiB and percent of the GPU."""
+    profile = item.profile
+    total = profile.gpu.memory_bytes * profile.engine.tensor_parallel_size
+    slots = item.max_loras * (
+        profile.memory.slot_bytes + item.max_lora_rank * profile.memory.slot_bytes_per_rank
+    )
+    kv = evaluation.kv_cache_tokens * profile.model.kv_bytes_per_token
+    parts = [
+        ("weights", profile.model.weights_bytes, "weights"),
+        ("slots", slots, f"{item.max_loras} slots of rank {item.max_lora_rank}"),
+        ("kv", kv if math.isfinite(kv) else 0.0, "KV cache"),
+    ]
+    used = sum(size for _, size, _ in parts)
+    parts.append(("rest", max(0.0, total - used), "activations, graphs, unused"))
+    whole = max(total, used)
+    return tuple(
+        Bar(round(100 * size / whole, 2), kind, f"{text}: {size / GIB:.1f} GiB") for kind, size, text in parts
+    )
+
+
+def headline(plan: Plan) -> list[tuple[str, str, str]]:
+    """The plan at a glance: (value, what it is, remark)."""
+    fleet, rows = plan.workload, list(plan.evaluations)
+    served = sum(row.total_token_throughput for row in rows)
+    offered = sum(row.offered_tok_s for row in rows)
+    worst_ttft = max((row.mean_ttft_ms for row in rows if math.isfinite(row.mean_ttft_ms)), default=math.nan)
+    worst_itl = max((row.mean_itl_ms for row in rows if math.isfinite(row.mean_itl_ms)), default=math.nan)
+    bound = "no bound" if plan.lower_bound is None else f"at least {plan.lower_bound:,.6g} needed"
+    found = [
+        (number(plan.n_gpus), "GPUs", bound if plan.objective == "gpus" else plan.objective),
+        (number(len(fleet) - len(plan.unplaced)), "adapters placed", f"of {len(fleet):,}"),
+        (number(offered), "tok/s offered", f"{fleet.rate:,.1f} requests/s"),
+        (
+            f"{100 * served / offered:.1f} %" if offered else "–",
+            "served",
+            f"{number(served)} tok/s predicted",
+        ),
+        (milliseconds(worst_ttft), "slowest TTFT", "mean of one GPU"),
+        (milliseconds(worst_itl), "slowest ITL", "mean of one GPU"),
+    ]
+    prices = [item.profile.gpu.price_per_hour for item in plan.bins]
+    if prices and all(price is not None for price in prices):
+        found.append((f"{sum(price or 0.0 for price in prices):,.2f}", "per hour", "by the profiles' prices"))
+    return found
+
+
+def bound_text(plan: Plan) -> str:
+    """What the lower bound means for this plan, in sentences."""
+    if plan.status is Status.INFEASIBLE:
+        return "No plan was found that serves every adapter; the reasons are below."
+    relative = f"by the predictor {plan.predictor!r}, whose own error is below"
+    if plan.lower_bound is None:
+        return f"No lower bound was computed: a better plan may exist. The plan is judged {relative}."
+    source = f" ({plan.bound_source})" if plan.bound_source else ""
+    if plan.status is Status.OPTIMAL or plan.gap == 0:
+        best = f"{plan.lower_bound:,.6g}{source}"
+        return f"This plan is optimal: none does better than {best}, as judged {relative}."
+    return (
+        f"Every plan needs at least {plan.lower_bound:,.6g}{source}, as judged {relative}. "
+        f"This plan is within {100 * (plan.gap or 0.0):.1f} % of that bound; the best lies between the two."
+    )
+
+
+def profile_facts(profile: Profile) -> list[tuple[str, str]]:
+    """What the server is and where its numbers come from."""
+    engine, gpu = profile.engine, profile.gpu
+    facts = [
+        ("Profile", profile.label),
+        ("Base model", profile.model.name),
+        (
+            "GPU",
+            f"{gpu.name}, {gpu.memory_bytes / GIB:,.0f} GiB"
+            + (f" × {engine.tensor_parallel_size}" if engine.tensor_parallel_size > 1 else ""),
+        ),
+        ("Engine", f"{engine.name} {engine.version}, {engine.dtype}"),
+        (
+            "Settings",
+            f"max_model_len {engine.max_model_len:,}, max_num_seqs {engine.max_num_seqs:,}, "
+            f"max_num_batched_tokens {engine.max_num_batched_tokens:,}, "
+            f"gpu_memory_utilization {engine.gpu_memory_utilization:g}",
+        ),
+        ("Fingerprint", profile.fingerprint),
+    ]
+    facts += [(key.replace("_", " ").capitalize(), value) for key, value in profile.provenance.items()]
+    return [(visible(key), visible(value)) for key, value in facts]
+
+
+def plan_facts(plan: Plan) -> list[tuple[str, str]]:
+    """How the plan was found."""
+    checked = {True: "yes", False: "no: at least one GPU fails on fresh seeds", None: "not asked"}[
+        plan.verified
+    ]
+    facts = [
+        ("Workload", plan.workload.name),
+        ("Status", plan.status.value),
+        ("Objective", plan.objective),
+        ("Solver", f"{plan.solver}, {plan.runtime_s:,.2f} s"),
+        ("Predictor", plan.predictor),
+        ("Verified by the twin", checked),
+        ("Seed", str(plan.seed)),
+    ]
+    facts += [(f"Version of {name}", version) for name, version in plan.versions.items()]
+    return [(visible(key), visible(value)) for key, value in facts]

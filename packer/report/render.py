@@ -1,0 +1,85 @@
+"""The HTML report of a plan: one page that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from packer.plan import Plan
+from packer.report import charts, context
+from packer.report.curves import Curves
+from packer.report.palette import DARK, LIGHT, SERIES
+
+
+@cache
+def _template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_read),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html")
+
+
+def _read(name: str) -> str:
+    return (files("packer.report") / "templates" / name).read_text("utf-8")
+
+
+def render_report(
+    plan: Plan, *, curves: Curves | None = None, comparison: Sequence[Mapping[str, object]] = ()
+) -> str:
+    """The page; the same input gives the same bytes.
+
+    Parameters
+    ----------
+    plan
+        Feasible or not.
+    curves
+        The GPUs at growing rates; None leaves the section out.
+    comparison
+        Rows of a comparison of solvers, shown as they are; all with the same keys.
+    """
+    import markupsafe
+
+    script = _read("report.js")
+    profiles = list(dict.fromkeys(item.profile for item in plan.bins))
+    page: str = _template().render(
+        plan=plan,
+        title=context.visible(plan.workload.name),
+        headline=context.headline(plan),
+        bound=context.bound_text(plan),
+        reasons=[context.visible(reason) for reason in plan.reasons],
+        unplaced=[context.visible(plan.workload.names[i]) for i in plan.unplaced],
+        cards=context.gpu_cards(plan, curves),
+        curves=curves,
+        growth=charts.growth_charts(curves) if curves else [],
+        growth_rows=charts.growth_rows(curves) if curves else [],
+        columns=list(comparison[0]) if comparison else [],
+        comparison=[[_cell(value) for value in row.values()] for row in comparison],
+        profiles=[(context.profile_facts(profile), sorted(profile.errors.items())) for profile in profiles],
+        estimated=[profile.label for profile in profiles if not profile.calibrated],
+        facts=context.plan_facts(plan),
+        style=markupsafe.Markup(_read("report.css")),
+        colors=SERIES,
+        light=LIGHT,
+        dark=DARK,
+        script=markupsafe.Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+    return page
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return context.visible(f"{value:,}" if isinstance(value, int) else str(value))
