@@ -74,7 +74,7 @@ def test_there_is_one_table_of_kernel_flags(modules: list[Any]) -> None:
     tables = []
     for module in modules:
         for node in module.tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict | ast.Call):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict | ast.Call):
                 keys = {getattr(k, "value", None) for k in getattr(node.value, "keys", [])}
                 keys |= {k.arg for k in getattr(node.value, "keywords", [])}
                 if keys & {"fastmath", "nogil"} and module.name.startswith(

@@ -5,7 +5,7 @@ The data structures are a heap of adapters, a counter of waiting requests, and l
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from numba import njit
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-FLAGS = {"cache": True, "nogil": True, "boundscheck": False}
+FLAGS: dict[str, Any] = {"cache": True, "nogil": True, "boundscheck": False}
 """Numba flags of every kernel of the twin, named once."""
 
 HISTOGRAM_BINS = 2400
