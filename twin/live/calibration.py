@@ -29,6 +29,7 @@ BURST_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 GUESS_TOK_S_PER_SEQ = 8.0
 """First guess of a loaded server's output per place in the batch; sets how hard the mixed loads push."""
 BURST_PAUSE_S = 1.0
+PREFILL_PAUSE_S = 0.4
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,12 @@ def prefills(launch: Launch, key: str, name: str, rank: int, together: int) -> T
     room = min(launch.engine.max_model_len - 2, launch.engine.max_num_batched_tokens)
     lengths = np.unique(np.geomspace(8, room, 8).astype(np.int64))
     prompt = np.repeat(lengths, together)
-    time_s = np.repeat(0.4 * np.arange(len(lengths)), together)
+    time_s = np.repeat(PREFILL_PAUSE_S * np.arange(len(lengths)), together)
     ones = np.ones(len(prompt), dtype=np.int64)
     trace = RequestTrace(time_s, 0 * ones, prompt, 2 * ones)
     adapters = [Adapter(name, rank, 1.0)]
     workload = Workload(adapters, arrivals=Arrivals("trace", trace=trace))
-    return Task(key, workload, 0.4 * len(lengths) + 0.1, drain_s=DRAIN_S)
+    return Task(key, workload, PREFILL_PAUSE_S * len(lengths) + 0.1, drain_s=DRAIN_S)
 
 
 def mixed(launch: Launch, key: str, adapters: Sequence[Adapter], rate: float, seed: int) -> Task:

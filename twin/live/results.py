@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.errors import FileFormatError
-from packer.io.files import atomic_path
+from packer.io.files import atomic_path, read_bytes
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -220,12 +220,13 @@ def write_result(result: LoadResult, path: str | os.PathLike[str]) -> None:
 
 def read_result(path: str | os.PathLike[str]) -> LoadResult:
     """Read what `write_result` wrote; a damaged file is a FileFormatError."""
+    import io
     import zipfile
 
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as archive:
             info = json.loads(str(archive["info"]))
             info["metrics"] = tuple((float(t), str(text)) for t, text in info["metrics"])
             return LoadResult(**{name: archive[name] for name in _ARRAYS}, **info)
-    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise FileFormatError(f"not a result of the load generator: {error}.", path=path) from None
