@@ -118,8 +118,10 @@ def _correlation(trace: Trace, adapter: npt.NDArray[np.int64], counts: npt.NDArr
 
 
 def _normal_scores(values: FloatArray) -> FloatArray:
+    """The normal quantiles of the mean ranks (equal values share one)."""
     from scipy.special import ndtri
-    from scipy.stats import rankdata
 
-    scores: FloatArray = ndtri((rankdata(values) - 0.5) / len(values))
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    rank = np.cumsum(counts) - (counts - 1) / 2
+    scores: FloatArray = ndtri((rank - 0.5) / len(values))[which]
     return scores

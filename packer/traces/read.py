@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 MAX_TOKENS = 10**9
+MAX_TIME = 1e15
 ENDINGS = (".csv", ".jsonl", ".parquet")
 
 
@@ -174,8 +175,8 @@ def _fast_times(column: pl.Series, unit_s: float) -> npt.NDArray[np.float64] | N
 
     numbers = column.cast(pl.Float64, strict=False)
     if not numbers.null_count():
-        seconds: npt.NDArray[np.float64] = numbers.to_numpy() * unit_s
-        return seconds if np.all(np.isfinite(seconds)) else None
+        times: npt.NDArray[np.float64] = numbers.to_numpy()
+        return times * unit_s if np.all(np.abs(times) <= MAX_TIME) else None
     text = column.str.strip_chars().str.replace("T", " ", literal=True).str.replace(r"Z$", "+00:00")
     zone = "%#z" if text.str.contains(r"[+-]\d\d:?\d\d$").all() else ""
     stamps = text.str.to_datetime(f"%Y-%m-%d %H:%M:%S%.f{zone}", time_unit="ns", strict=False)
@@ -229,7 +230,7 @@ def _time(row: Row, kind: TraceFormat) -> float:
     elif isinstance(cell, datetime):
         return (cell if cell.tzinfo else cell.replace(tzinfo=UTC)).timestamp()
     try:
-        return row.real(kind.time, low=-1e15, high=1e15) * kind.unit_s
+        return row.real(kind.time, low=-MAX_TIME, high=MAX_TIME) * kind.unit_s
     except FileFormatError:
         row.fail(kind.time, f"expected seconds or a date and time, got {shown(cell)}.")
 

@@ -24,7 +24,7 @@ class Trace:
     adapter
         int64 (n,), index into `names`; None if the trace doesn't say.
     names
-        Names of the adapters.
+        Names of the adapters; each has at least one request.
     ranks
         Rank of each adapter; None if the trace doesn't say.
     dropped
@@ -45,6 +45,8 @@ class Trace:
     def __post_init__(self) -> None:
         if len(self.time_s) == 0:
             raise ValidationError("Expected a trace to have at least one request with tokens, got 0.")
+        if self.adapter is not None and len(np.unique(self.adapter)) != len(self.names):
+            raise ValidationError("Expected every adapter of a trace to have a request.")
 
     def __len__(self) -> int:
         return len(self.time_s)

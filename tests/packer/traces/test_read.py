@@ -1,0 +1,193 @@
+"""Reading traces."""
+
+from __future__ import annotations
+
+import gzip
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer.errors import FileFormatError
+from packer.io.tables import csv_rows
+from packer.traces import read
+from packer.traces.columns import FORMATS, looks_like_trace, recognise
+from packer.traces.read import read_trace
+
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
+    "2023-11-16 18:17:04.0781490,110,27\n"
+)
+AZURE_2024 = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01+00:00,2399,6\n"
+)
+MOONCAKE = (
+    '{"timestamp": 0, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n'
+    '{"timestamp": 3052, "input_length": 6472, "output_length": 26, "hash_ids": [46]}\n'
+)
+BURSTGPT = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,230,1317,Conversation log\n"
+    "118,GPT-4,417,0,417,API log\n"
+)
+OURS = "timestamp,adapter,input_tokens,output_tokens,rank\n7.5,b,10,20,16\n5,a,30,40,8\n6,b,50,60,16\n"
+
+
+def write(tmp_path: Path, name: str, text: str) -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_azure(tmp_path: Path) -> None:
+    """The Azure traces of 2023 and 2024 are read with their sub-second times."""
+    trace = read_trace(write(tmp_path, "azure.csv", AZURE))
+    assert trace.time_s == pytest.approx([0.0, 0.052, 0.098189], abs=1e-9)
+    assert trace.input_tokens.tolist() == [4808, 3180, 110]
+    assert trace.output_tokens.tolist() == [10, 8, 27]
+    assert (trace.source, trace.adapter, trace.ranks) == ("Azure", None, None)
+    later = read_trace(write(tmp_path, "azure2024.csv", AZURE_2024))
+    assert later.time_s == pytest.approx([0.0, 0.99007])
+
+
+def test_mooncake_counts_in_milliseconds(tmp_path: Path) -> None:
+    """Mooncake's times are ms; its cache blocks are ignored; JSONL and CSV say the same."""
+    trace = read_trace(write(tmp_path, "mooncake.jsonl", MOONCAKE))
+    assert trace.time_s == pytest.approx([0.0, 3.052])
+    assert trace.input_tokens.tolist() == [6955, 6472]
+    table = "timestamp,input_length,output_length\n0,6955,52\n3052,6472,26\n"
+    assert np.array_equal(read_trace(write(tmp_path, "mooncake.csv", table)).time_s, trace.time_s)
+
+
+def test_burstgpt_failures_are_left_out(tmp_path: Path) -> None:
+    """A request with 0 response tokens failed: it is left out and counted."""
+    trace = read_trace(write(tmp_path, "burst.csv", BURSTGPT))
+    assert len(trace) == 2
+    assert trace.dropped == 1
+    assert trace.span_s == 40.0
+    assert trace.source == "BurstGPT"
+
+
+def test_own_format_is_sorted_and_names_adapters(tmp_path: Path) -> None:
+    """Requests are put in order of time; adapters become indices; a rank belongs to its adapter."""
+    trace = read_trace(write(tmp_path, "own.csv", OURS))
+    assert trace.time_s.tolist() == [0.0, 1.0, 2.5]
+    assert trace.names == ("a", "b")
+    assert trace.adapter is not None
+    assert trace.adapter.tolist() == [0, 1, 1]
+    assert trace.ranks == (8, 16)
+    assert trace.requests().output_tokens.tolist() == [40, 60, 20]
+
+
+def test_parquet_and_gzip_say_the_same(tmp_path: Path) -> None:
+    """The same requests read the same from CSV, gzip and Parquet, whatever the type of the time column."""
+    times = [datetime(2023, 11, 16, tzinfo=UTC) + timedelta(milliseconds=250 * k) for k in range(3)]
+    frame = pl.DataFrame({"timestamp": times, "input_tokens": [1, 2, 3], "output_tokens": [4.0, 5.0, 6.0]})
+    frame.write_parquet(tmp_path / "aware.parquet")
+    frame.with_columns(pl.col("timestamp").dt.replace_time_zone(None)).write_parquet(
+        tmp_path / "naive.parquet"
+    )
+    frame.with_columns(timestamp=pl.Series([0.0, 0.25, 0.5])).write_parquet(tmp_path / "number.parquet")
+    text = "timestamp,input_tokens,output_tokens\n0,1,4\n0.25,2,5\n0.5,3,6\n"
+    (tmp_path / "plain.csv.gz").write_bytes(gzip.compress(text.encode()))
+    for path in tmp_path.iterdir():
+        trace = read_trace(path)
+        assert trace.time_s.tolist() == [0.0, 0.25, 0.5]
+        assert trace.output_tokens.tolist() == [4, 5, 6]
+
+
+cells = st.one_of(
+    st.integers(0, 10**6).map(str),
+    st.floats(allow_nan=True).map(str),
+    st.sampled_from(["", "x", " 7 ", "1_0", "7.0"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(st.tuples(cells, cells, cells), min_size=1, max_size=4))
+def test_the_fast_reader_agrees_with_the_careful_one(rows: list[tuple[str, str, str]]) -> None:
+    """Whatever the fast reader accepts, the cell-by-cell one reads the same; the rest it leaves to it."""
+    text = "timestamp,input_tokens,output_tokens\n" + "".join(",".join(row) + "\n" for row in rows)
+    kind = FORMATS[0]
+    try:
+        slow = read._slow(csv_rows(text, "f.csv")[1], kind)
+    except FileFormatError:
+        slow = None
+    fast = read._fast(
+        pl.DataFrame(
+            {name: [row[k].strip() or None for row in rows] for k, name in enumerate(kind.required)},
+            schema=dict.fromkeys(kind.required, pl.String),
+        ),
+        kind,
+    )
+    if fast is not None:
+        assert slow is not None
+        assert np.array_equal(fast.time_s, slow.time_s)
+        assert np.array_equal(fast.input_tokens, slow.input_tokens)
+        assert np.array_equal(fast.output_tokens, slow.output_tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("f.csv", "a,b\n1,2\n", "expected the columns of a trace: .*contexttokens.*Found: a, b"),
+        ("f.csv", OURS.replace("rank", "size"), "column 'size': unknown column .*Expected timestamp"),
+        ("f.csv", OURS.replace(",30,", ",-30,"), "row 3, column 'input_tokens': .*got '-30'"),
+        ("f.csv", OURS.replace(",30,", ",3.5,"), "row 3, column 'input_tokens': .*got '3.5'"),
+        (
+            "f.csv",
+            OURS.replace("5,a", "soon,a"),
+            "row 3, column 'timestamp': expected seconds or a date .*got 'soon'",
+        ),
+        ("f.csv", OURS.replace("5,a", "nan,a"), "row 3, column 'timestamp'"),
+        ("f.csv", OURS.replace("5,a", "5,"), "row 3, column 'adapter': .*empty"),
+        ("f.csv", OURS.replace("60,16", "60,8"), "one rank for each adapter, got several for 'b'"),
+        ("f.csv", OURS.replace("60,16", "60,0"), "row 4, column 'rank'"),
+        ("f.csv", OURS.replace("60,16", "60"), "row 4: expected 5 cells"),
+        (
+            "f.csv",
+            OURS.replace("\n5,a", "\n\n# c\n5,a").replace(",30,", ",x,"),
+            "row 5, column 'input_tokens'",
+        ),
+        ("f.csv", AZURE.replace("18:17:04.03", "18:77:04.03"), "row 3, column 'timestamp'"),
+        ("f.csv", "timestamp,input_tokens,output_tokens\n", "at least one request"),
+        ("f.csv", "timestamp,input_tokens,output_tokens\n1,0,0\n", "at least one request with tokens"),
+        ("f.txt", OURS, "name to end in .csv, .jsonl, .parquet"),
+        ("f.jsonl", MOONCAKE + "{", "row 3: expected JSON"),
+        ("f.jsonl", MOONCAKE + "[]\n", "row 3: expected a JSON object"),
+        (
+            "f.jsonl",
+            MOONCAKE + '{"timestamp": 1, "input_length": 2}\n',
+            "row 3, column 'output_length': .*missing",
+        ),
+        (
+            "f.jsonl",
+            MOONCAKE.replace("52", "true"),
+            "row 1, column 'output_length': expected a number, got True",
+        ),
+        (
+            "f.jsonl",
+            '{"timestamp": 1, "timestamp": 2}',
+            "row 1: expected JSON: the key 'timestamp' appears twice",
+        ),
+        ("f.parquet", OURS, "damaged"),
+    ],
+)
+def test_bad_traces_are_located(tmp_path: Path, name: str, text: str, message: str) -> None:
+    """Every bad trace says where and what, and what would have been known."""
+    with pytest.raises(FileFormatError, match=message):
+        read_trace(write(tmp_path, name, text))
+
+
+def test_kinds_are_told_apart() -> None:
+    """Each known set of columns is recognised as itself, and a workload is no trace."""
+    for kind in FORMATS:
+        assert recognise([*kind.required, kind.adapter], "f.csv") is kind
+        assert looks_like_trace(kind.required)
+    assert not looks_like_trace(["adapter", "rank", "rate", "input_tokens", "output_tokens"])
