@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from packer.report.curves import Curves
 
 DEFAULT_OUTPUT = "report.html"
-DEFAULT_CURVES = 8
+DEFAULT_CURVES = 6
 
 
 @click.command()

@@ -13,7 +13,7 @@ from packer.bin import Bin, Evaluation, Evaluations
 from packer.plan import Plan
 from packer.workload import Workload
 
-FACTORS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0)
+FACTORS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 """Today's rates, and up to twice as much."""
 
 Judge = Callable[[Workload, Sequence[Bin]], Evaluations]
