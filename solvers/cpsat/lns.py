@@ -181,5 +181,8 @@ class Search:
         return None
 
     def _key_of(self, bins: Sequence[Bin]) -> tuple[float, ...]:
+        """What the objective minimises, after the number of bins that a plan may not contain."""
+        objective = self.problem.objective
         found = self.problem.predictor.evaluate(self.problem.workload, bins)
-        return self.problem.objective.key(self.problem.workload, bins, found)
+        refused = float((~objective.admissible(found)).sum())
+        return (refused, *objective.key(self.problem.workload, bins, found))

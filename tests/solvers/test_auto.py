@@ -1,0 +1,56 @@
+"""`auto`: greedy, proof and refinement in one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from packer.objectives.latency import Latency
+from packer.solvers.auto import Auto
+from packer.solvers.greedy import Greedy
+from packer.solvers.verify import check
+from packer.testing.problems import problem, random_fleet
+
+
+@pytest.mark.parametrize(("n", "rates"), [(10, (3.0, 2.0)), (40, (1.6, 0.8, 0.4)), (200, (0.1, 0.05))])
+def test_auto_never_needs_more_gpus_than_greedy(n: int, rates: tuple[float, ...]) -> None:
+    """The plan is complete, no larger than greedy's, and comes with a bound."""
+    task = problem(random_fleet(n, seed=n, rates=rates), time_limit_s=8.0)
+    found = Auto().solve(task)
+    check(task, found)
+    assert not found.unplaced
+    assert found.lower_bound is not None
+    assert found.lower_bound <= len(found.bins) <= len(Greedy().solve(task).bins)
+
+
+def test_a_very_short_limit_still_gives_a_plan() -> None:
+    """When the time is up at once the plan is greedy's, complete."""
+    fleet = random_fleet(30, seed=4)
+    found = Auto().solve(problem(fleet, time_limit_s=1e-6))
+    assert len(found.bins) + len(found.unplaced) > 0
+    placed = sorted([i for each in found.bins for i in each.adapters] + list(found.unplaced))
+    assert placed == list(range(30))
+
+
+def test_too_few_gpus_say_how_many_are_needed() -> None:
+    """A limit below the bound is infeasible with reasons, never an exception."""
+    found = Auto().solve(problem(random_fleet(40, seed=2), max_gpus=1, time_limit_s=5.0))
+    assert found.unplaced
+    assert found.reasons
+
+
+def test_what_the_refinements_cannot_take_is_left_to_greedy() -> None:
+    """With replicas allowed the plan is greedy's."""
+    task = replace(problem(random_fleet(20, seed=3)), max_replicas=2)
+    assert Auto().solve(task).bins == Greedy().solve(task).bins
+
+
+def test_latency_keeps_the_number_of_gpus() -> None:
+    """On a fixed number of GPUs every one of them is used and nobody is left out."""
+    fleet = random_fleet(30, seed=5)
+    task = problem(fleet, objective=Latency(), max_gpus=5, time_limit_s=3.0)
+    found = Auto().solve(task)
+    assert not found.unplaced
+    assert len(found.bins) <= 5
+    assert sorted(i for each in found.bins for i in each.adapters) == list(range(30))
