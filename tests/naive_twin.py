@@ -1,13 +1,13 @@
 """The twin's slow oracle: vLLM V1's scheduler, request by request, with nothing clever.
 
-Follows vllm/v1/core/sched/scheduler.py (`Scheduler.schedule`) line by line: a list of running requests in the order
-of their admission, a deque of waiting ones that is scanned from the front, blocks counted for each request.
+Follows vllm/v1/core/sched/scheduler.py (`Scheduler.schedule`) line by line: a list of running requests in the
+order of their admission, a deque of waiting ones that is scanned from the front, blocks counted for each.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -240,7 +240,7 @@ class NaiveTwin:
         """The step law as `packer.twin.latency` writes it."""
         server, active = self.server, self._active()
         a = len(active)
-        c = {**dict.fromkeys(KNOWN, 0.0), **server.coefficients}
+        c = defaultdict(float, server.coefficients)
         if server.form == "paper":
             r_p = len(self.waiting)
             return (
@@ -292,7 +292,8 @@ class NaiveTwin:
         """Tokens come out of the requests whose prompt is whole; finished ones leave.
 
         Order matters only for which of several adapters that fall idle in one step counts as used least
-        recently: the one whose last request was prefilled first; of those prefilled together, the latest admitted.
+        recently: the one whose last request was prefilled first; of those prefilled together, the latest
+        admitted.
         """
         finished = []
         for request, new in scheduled.items():
@@ -313,11 +314,3 @@ class NaiveTwin:
             request.finish_s = self.now
             self.running.remove(request)
             self._left_batch(request.adapter)
-
-
-KNOWN = (
-    "base_ms", "per_decode_ms", "per_prefill_token_ms", "prefill_step_ms", "first_adapter_ms", "per_adapter_ms",
-    "per_rank_ms", "per_slot_ms", "per_slot_rank_ms", "per_lora_token_ms", "per_adapter_token_ms",
-    "per_adapter_prefill_token_ms", "per_slot_token_ms", "per_kv_token_ms", "beyond_graph_step_ms",
-    "per_token_beyond_graph_ms", "per_waiting_scanned_ms", "per_slot_rank_token_ms", "k1", "k2", "k3", "k4", "k5", "k6", "k7",
-)  # fmt: skip

@@ -32,7 +32,7 @@ def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTr
 
 
 def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
-    """Arrival times in [0, duration_s[, sorted, and the adapter of each; None where it is independent of the time.
+    """Arrival times in [0, duration_s[, sorted, and the adapter of each; None if independent of the time.
 
     Poisson streams are drawn as their superposition: one stream whose requests choose their adapters.
     """
@@ -54,8 +54,8 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
 def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) -> Marks:
     """Marks of the first `n` requests; the first of n + 1 are those of n.
 
-    `adapter` says whose requests they are, None that each chooses one by the rates. Lengths are correlated as the
-    workload says (a Gaussian copula). A replayed trace has its own.
+    `adapter` says whose requests they are, None that each chooses one by the rates. Lengths are correlated as
+    the workload says (a Gaussian copula). A replayed trace has its own.
     """
     trace = workload.arrivals.trace
     if trace is not None:
@@ -149,7 +149,7 @@ def _piecewise(rng: np.random.Generator, arrivals: Arrivals, rate: float, durati
 def _unpredictable(
     rng: np.random.Generator, arrivals: Arrivals, rate: float, duration_s: float
 ) -> FloatArray:
-    """The paper's unpredictable scenario: switch process and halve or double the rate every period, clipped."""
+    """The paper's unpredictable scenario: every period another process and half or double the rate, clipped."""
     pieces = []
     factor, poisson = 1.0, bool(rng.random() < 0.5)
     for start, end in _periods(arrivals.period_s, duration_s):

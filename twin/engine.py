@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +19,19 @@ from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+_T = TypeVar("_T", bound=np.generic)
 NO_LIMIT = 2**60
 LIKELY_REQ_S = 64.0
-"""Requests per second that hardly any server completes: marks are drawn for so many, and again if they run out."""
+"""Requests per second that hardly any server completes: marks are drawn for so many, more if they run out."""
 
 
 @dataclass(frozen=True, eq=False)
 class Raw:
     """What the kernel returned.
 
-    `requests`: those accepted, in order of arrival, with `first_s`, `finish_s` (NaN where it did not happen) and
-    `finished`. `refused` (m,): how many the client could not send, by adapter. `sent_tokens`: input + output tokens
-    of all requests sent, refused ones included (these at their mean where their lengths were never drawn).
+    `requests`: those accepted, in order of arrival, with `first_s`, `finish_s` (NaN where it did not happen)
+    and `finished`. `refused` (m,): how many the client could not send, by adapter. `sent_tokens`: input + output
+    tokens of all requests sent, refused ones included (at their mean where their lengths were never drawn).
     """
 
     requests: RequestTrace
@@ -65,7 +67,8 @@ class Server:
             return np.zeros(len(self.workload), dtype=np.int64)
         block_bytes = self.profile.engine.block_size * self.profile.model.kv_bytes_per_token
         exact = self.workload.ranks * self.profile.model.lora_bytes_per_rank / block_bytes
-        return np.ceil(exact).astype(np.int64)
+        blocks: IntArray = np.ceil(exact).astype(np.int64)
+        return blocks
 
     def longest_request(self) -> int:
         """Input + output tokens of the longest request that the server takes."""
@@ -111,12 +114,12 @@ class Server:
             count_waiting=scans,
         )
         kernel.run(
-            time_s,
-            marks.adapter,
-            marks.input_tokens,
-            marks.output_tokens,
+            _frozen(time_s),
+            _frozen(marks.adapter),
+            _frozen(marks.input_tokens),
+            _frozen(marks.output_tokens),
             marks_wait,
-            self.workload.ranks,
+            _frozen(self.workload.ranks),
             self.adapter_blocks(),
             coefficient_vector(profile.latency),
             profile.latency.form == "paper",
@@ -169,3 +172,10 @@ class Server:
             state.histogram,
             state.timeline,
         )
+
+
+def _frozen(column: npt.NDArray[_T]) -> npt.NDArray[_T]:
+    """A read-only view. Numba would compile the kernel anew for writable columns, or for strided ones."""
+    view = np.ascontiguousarray(column).view()
+    view.setflags(write=False)
+    return view

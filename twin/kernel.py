@@ -1,13 +1,14 @@
 """The step loop of one vLLM V1 engine with LoRA adapters, compiled by Numba.
 
-Work per step does not grow with the batch. A running decode is never touched one by one: it sits in the bucket of
-the step in which it will finish (`due`), in a counter of the step phase in which it takes its next KV block
-(`phase`), and in the list of running requests by admission (`older`, `newer`), from whose young end vLLM preempts.
-Waiting requests form one FIFO per adapter; adapters with waiting requests sit in one of two heaps by the arrival
-order of their first request: those active in the batch, and the others. Refused requests leave only a count.
-`tests/naive_twin.py` is the slow oracle.
+Work per step does not grow with the batch. A running decode is never touched one by one: it sits in the
+bucket of the step in which it will finish (`due`), in a counter of the step phase in which it takes its next
+KV block (`phase`), and in the list of running requests by admission (`older`, `newer`), from whose young end
+vLLM preempts. Waiting requests form one FIFO per adapter; adapters with waiting requests sit in one of two
+heaps by the arrival order of their first request: those active in the batch, and the others. Refused requests
+leave only a count. `tests/naive_twin.py` is the slow oracle.
 
 Scheduling follows vllm/v1/core/sched/scheduler.py (`Scheduler.schedule`), slots vllm/lora/worker_manager.py.
+Numba notices changes of this file only: after one of kernel_state.py or kernel_law.py clear its cache.
 """
 
 from __future__ import annotations
@@ -18,67 +19,76 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from packer.twin.kernel_law import gap_bin, linear_ms, paper_ms
 from packer.twin.kernel_state import (
-    ADAPTER_LOADS, BUSY_S, CONTEXT, DISK_LOADS, EXHAUSTED, FINISH, FIRST, FLAGS, GENERATED, HISTOGRAM_BINS,
-    HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, KEY, LAST, LEFT_RUNNING, LEFT_WAITING, LOAD_S, NEXT, OUTPUT, OWNER,
-    PEAK_BLOCKS, PEAK_RUNNING, PREEMPTIONS, PROMPT, REFUSED, SENT, SENT_AT, START, STEPS, T_ADAPTERS, T_BUSY,
-    T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING, T_WAITING, TAKEN, FloatArray, IntArray, count_before,
-    count_returned, fenwick_add, heap_pop, heap_push, heap_update, link_last, unlink,
-)  # fmt: skip
+    ADAPTER_LOADS,
+    BUSY_S,
+    CONTEXT,
+    DISK_LOADS,
+    EXHAUSTED,
+    FINISH,
+    FIRST,
+    FLAGS,
+    GENERATED,
+    KEY,
+    LAST,
+    LEFT_RUNNING,
+    LEFT_WAITING,
+    LOAD_S,
+    NEXT,
+    OUTPUT,
+    OWNER,
+    PEAK_BLOCKS,
+    PEAK_RUNNING,
+    PREEMPTIONS,
+    PROMPT,
+    REFUSED,
+    SENT,
+    SENT_AT,
+    START,
+    STEPS,
+    T_ADAPTERS,
+    T_BUSY,
+    T_DECODE,
+    T_KV,
+    T_PREEMPTED,
+    T_PREFILL,
+    T_RUNNING,
+    T_WAITING,
+    TAKEN,
+    FloatArray,
+    IntArray,
+    count_before,
+    count_returned,
+    fenwick_add,
+    heap_pop,
+    heap_push,
+    heap_update,
+    link_last,
+    unlink,
+)
 
 MIN_STEP_S = 5e-5  # no engine steps faster; keeps a zero step law from never ending
 
 
 @njit(**FLAGS)
-def linear_ms(
-    c: FloatArray, b: int, p: int, a: int, ranks: int, slots: int, slot_rank: int, context: int, scanned: int,
-    graph_max: float,
-) -> float:  # fmt: skip
-    """The linear step law, ms; see packer.twin.latency."""
-    t = b + p
-    ms: float = c[0] + c[1] * b + c[2] * p + c[5] * a + c[6] * ranks + c[10] * a * t + c[11] * a * p
-    ms += c[13] * context
-    if p > 0:
-        ms += c[3]
-    if a > 0:
-        ms += c[4] + c[7] * slots + c[8] * slot_rank + (c[9] + c[12] * slots + c[17] * slot_rank) * t
-    if t > graph_max:
-        ms += c[14] + c[15] * (t - graph_max)
-    return ms + c[16] * scanned
-
-
-@njit(**FLAGS)
-def paper_ms(c: FloatArray, b: int, pending: int, a: int, n_adapters: int) -> float:
-    """The paper's step law, ms: arXiv 2602.24044, equation (1)."""
-    ms: float = c[0] * b + c[1] * pending + c[2] * pending * a / n_adapters + (c[3] * b + c[4]) * (c[5] * a + c[6])
-    return ms
-
-
-@njit(**FLAGS)
-def gap_bin(gap_s: float) -> int:
-    """Bin of the histogram that a gap between tokens falls into."""
-    k = int(math.log(gap_s * (1e3 / HISTOGRAM_FLOOR_MS)) * HISTOGRAM_PER_E)
-    return 0 if k < 0 else (HISTOGRAM_BINS - 1 if k >= HISTOGRAM_BINS else k)
-
-
-@njit(**FLAGS)
 def run(
-    arrive_s: FloatArray, owner: IntArray, prompt: IntArray, output: IntArray, marks_wait: bool, ranks: IntArray,
-    adapter_blocks: IntArray, c: FloatArray, paper_form: bool, graph_max: float, loading: FloatArray,
-    duration_s: float, slots: int, slot_rank: int, kv_blocks: int, block_size: int, token_budget: int,
-    max_seqs: int, max_outstanding: int, max_cpu_loras: int, cold_start: bool, bin_s: float,
+    arrive_s: FloatArray, owner: IntArray, prompt: IntArray, output: IntArray, marks_wait: bool,
+    ranks: IntArray, adapter_blocks: IntArray, c: FloatArray, paper_form: bool, graph_max: float,
+    loading: FloatArray, duration_s: float, slots: int, slot_rank: int, kv_blocks: int, block_size: int,
+    token_budget: int, max_seqs: int, max_outstanding: int, max_cpu_loras: int, cold_start: bool, bin_s: float,
     times: FloatArray, req: IntArray, finished: npt.NDArray[np.int8], refused: IntArray, links: IntArray,
     due: IntArray, adapters: IntArray, adapter_links: IntArray, phase: IntArray, tree: IntArray,
     totals: FloatArray, histogram: IntArray, timeline: FloatArray,
 ) -> None:  # fmt: skip
     """Simulate one server; writes into the arrays of `new_state`.
 
-    arrive_s float64 (n,): sorted, all < duration_s. owner, prompt, output int64: the marks, adapter and lengths of
-    a request. `marks_wait` False: one mark per arrival. True: the i-th mark is that of the i-th request accepted, so
-    that marks that are independent of the times need not be drawn for refused requests; where there are too few of
-    them the run ends with totals[EXHAUSTED] = 1. ranks int64 (m,); adapter_blocks int64 (m,): KV blocks that a
-    resident adapter takes (unified policy; else 0); c float64: step law; loading float64 (4,): ms from host (base,
-    per rank) and from disk (base, per rank).
+    arrive_s float64 (n,): sorted, all < duration_s. owner, prompt, output int64: the marks, adapter and lengths
+    of a request. `marks_wait` False: one mark per arrival. True: the i-th mark is that of the i-th request
+    accepted, so that marks that are independent of the times need not be drawn for refused requests; where
+    there are too few of them the run ends with totals[EXHAUSTED] = 1. ranks int64 (m,); adapter_blocks int64
+    (m,): KV blocks that a resident adapter takes (unified policy; else 0); c float64: step law; loading (4,):
+    ms from host (base, per rank) and from disk (base, per rank).
     """
     n, m, capacity = arrive_s.size, ranks.size, times.shape[0]
     older, newer = links[0], links[1]
@@ -98,7 +108,7 @@ def run(
     now, step, arrived, taken = 0.0, 0, 0, 0
     waiting, returned, decodes, running, active, active_ranks = 0, 0, 0, 0, 0, 0
     used, context, front = 0, 0, 0
-    partial, partial_done = -1, 0             # the one request whose prefill is cut by the budget
+    partial, partial_done = -1, 0  # the one request whose prefill is cut by the budget
 
     while True:
         # ---- arrivals up to now; an idle engine jumps to the next one
@@ -159,13 +169,13 @@ def run(
         preempted = 0
         while used + growth > kv_blocks:
             a = idle_next[m]
-            if a < m and adapter_blocks[a] > 0:   # unified policy: idle adapters leave before requests do
+            if a < m and adapter_blocks[a] > 0:  # unified policy: idle adapters leave before requests do
                 unlink(idle_prev, idle_next, a)
                 resident[a] = 0
                 n_resident -= 1
                 used -= adapter_blocks[a]
                 continue
-            r = older[capacity]               # the latest admitted
+            r = older[capacity]  # the latest admitted
             unlink(older, newer, r)
             a = req[r, OWNER]
             if r == partial:
@@ -214,7 +224,7 @@ def run(
         prefill_tokens = chunk
         batch_decodes = decodes
         context += decodes
-        ended_first = -1                      # requests whose prefill ends in this step, linked by NEXT
+        ended_first = -1  # requests whose prefill ends in this step, linked by NEXT
         if partial >= 0:
             partial_done += chunk
             if partial_done == req[partial, CONTEXT]:
@@ -226,7 +236,7 @@ def run(
         load_ms = 0.0
         scanned = 0
         if waiting > 0 and preempted == 0:
-            last_key = front - 1              # key of the last request looked at
+            last_key = front - 1  # key of the last request looked at
             while budget > 0 and running < max_seqs and partial < 0:
                 a = -1
                 if size_active > 0:
@@ -234,7 +244,7 @@ def run(
                 if size_idle > 0 and active < slots and (a < 0 or first_key[heap_idle[0]] < first_key[a]):
                     a = heap_idle[0]
                 if a < 0:
-                    scanned = waiting         # all of them were looked at, none fits a slot
+                    scanned = waiting  # all of them were looked at, none fits a slot
                     last_key = front - 1
                     break
                 r = head[a]
@@ -274,7 +284,7 @@ def run(
                     active_ranks += ranks[a]
                     if resident[a] == 1:
                         unlink(idle_prev, idle_next, a)
-                    else:                     # takes a free slot, or that of the least recently used
+                    else:  # takes a free slot, or that of the least recently used
                         if n_resident == slots:
                             e = idle_next[m]
                             unlink(idle_prev, idle_next, e)
@@ -329,8 +339,9 @@ def run(
             ms = paper_ms(c, batch_decodes, waiting, active, m)
         else:
             ms = linear_ms(
-                c, batch_decodes, prefill_tokens, active, active_ranks, slots, slot_rank, context, scanned, graph_max
-            )
+                c, batch_decodes, prefill_tokens, active, active_ranks, slots, slot_rank, context, scanned,
+                graph_max,
+            )  # fmt: skip
         dt = (ms + load_ms) * 1e-3
         if dt < MIN_STEP_S:
             dt = MIN_STEP_S
@@ -351,7 +362,7 @@ def run(
             totals[PEAK_BLOCKS] = used
         if running > totals[PEAK_RUNNING]:
             totals[PEAK_RUNNING] = running
-        if now > duration_s:                  # the run is over before this step's tokens come out
+        if now > duration_s:  # the run is over before this step's tokens come out
             step += 1
             continue
         if batch_decodes > 0:

@@ -21,26 +21,27 @@ HISTOGRAM_BINS = 2400
 HISTOGRAM_FLOOR_MS = 0.01
 HISTOGRAM_PER_E = 140.0  # bins per factor e: a resolution of 0.7 %
 
-# Columns of the requests: adapter, lengths, tokens that came out, step in which the last prefill ended, tokens of
-# that prefill, place in the order of waiting requests, the one behind it in its adapter's FIFO.
+# Columns of the requests: adapter, lengths, tokens that came out, step in which the last prefill ended, tokens
+# of that prefill, place in the order of waiting requests, the one behind it in its adapter's FIFO.
 (OWNER, PROMPT, OUTPUT, GENERATED, START, CONTEXT, KEY, NEXT) = range(8)
 # Columns of the times, s: first token, finish (NaN until they happen), last token before a preemption, sent.
 (FIRST, FINISH, LAST, SENT_AT) = range(4)
 # Columns of the timeline: integrals over each bin, except the last three, which are counts.
 (T_BUSY, T_RUNNING, T_WAITING, T_KV, T_ADAPTERS, T_PREFILL, T_DECODE, T_PREEMPTED) = range(8)
 # The totals. TAKEN: requests accepted; EXHAUSTED: 1 if there were fewer marks than requests to accept.
-(STEPS, PREEMPTIONS, ADAPTER_LOADS, DISK_LOADS, REFUSED, SENT, BUSY_S, LOAD_S, PEAK_BLOCKS, PEAK_RUNNING, TAKEN,
- LEFT_RUNNING, LEFT_WAITING, EXHAUSTED) = range(14)  # fmt: skip
+(STEPS, PREEMPTIONS, ADAPTER_LOADS, DISK_LOADS, REFUSED, SENT, BUSY_S, LOAD_S, PEAK_BLOCKS, PEAK_RUNNING,
+ TAKEN, LEFT_RUNNING, LEFT_WAITING, EXHAUSTED) = range(14)  # fmt: skip
 
 
 class State(NamedTuple):
     """Arrays that the kernel works in, in the order of its arguments.
 
-    `times` (n, 4) and `requests` (n, 8) hold the accepted requests in order of arrival; `finished` int8 (n,) is 1
-    for those that got all their tokens. `links` (2, n + 1) and `due` (2, n + ring) are doubly linked rings around
-    sentinels: running requests by admission, and for each of the coming steps the requests that finish in it.
-    `adapters` (7, m) and `adapter_links` (5, m + 1): what is known of each adapter, among it the ring of resident
-    adapters outside the batch by last use. `refused` (m,): refused requests of each adapter, where it is known.
+    `times` (n, 4) and `requests` (n, 8) hold the accepted requests in order of arrival; `finished` int8 (n,) is
+    1 for those that got all their tokens. `links` (2, n + 1) and `due` (2, n + ring) are doubly linked rings
+    around sentinels: running requests by admission, and for each of the coming steps the requests that finish
+    in it. `adapters` (7, m) and `adapter_links` (5, m + 1): what is known of each adapter, among it the ring of
+    resident adapters outside the batch by last use. `refused` (m,): refused requests of each adapter, where it
+    is known.
     """
 
     times: FloatArray

@@ -1,8 +1,8 @@
 """The step law: how long one engine step takes. Two forms behind one vector of coefficients.
 
-"linear": a sum of non-negative terms, in ms (symbols: B decodes, P prefill tokens, T = B + P, A distinct adapters
-in the batch, R sum of their ranks, S slots, M their rank, K context tokens of the decodes, W waiting requests passed over,
-G the largest batch with a CUDA graph):
+"linear": a sum of non-negative terms, in ms (symbols: B decodes, P prefill tokens, T = B + P, A distinct
+adapters in the batch, R sum of their ranks, S slots, M their rank, K context tokens of the decodes, W waiting
+requests passed over, G the largest batch with a CUDA graph):
 
     base + per_decode·B + per_prefill_token·P + prefill_step·[P>0]
     + [A>0]·(first_adapter + per_slot·S + per_slot_rank·M + per_lora_token·T + per_slot_token·S·T

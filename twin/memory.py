@@ -77,4 +77,5 @@ def memory_error(profile: Profile, max_loras: int, max_lora_rank: int) -> str | 
     slots = f"{max_loras} slots of rank {max_lora_rank}"
     if tokens <= 0:
         return f"{slots} leave no memory for the KV cache of {profile.name}"
-    return f"{slots} leave {tokens} KV tokens on {profile.name}, fewer than the {profile.memory.min_kv_tokens} it needs"
+    needed = profile.memory.min_kv_tokens
+    return f"{slots} leave {tokens} KV tokens on {profile.name}, fewer than the {needed} it needs"

@@ -64,7 +64,7 @@ class Simulation:
 
     @property
     def sent_tokens(self) -> float:
-        """Input + output tokens of all requests sent; refused ones count with the mean where none were drawn."""
+        """Input + output tokens of all requests sent; refused ones at the mean if none were drawn."""
         return self.raw.sent_tokens if self.raw is not None else 0.0
 
     @property
@@ -252,8 +252,8 @@ class Simulation:
 
     @cached_property
     def timeline(self) -> pl.DataFrame:
-        """Means over bins of `timeline_bin_s`: time_s (end of bin), running, waiting, kv_usage, active_adapters;
-        sums: prefill_tokens, decode_tokens, preemptions.
+        """Means over bins of `timeline_bin_s`: time_s (end of bin), running, waiting, kv_usage,
+        active_adapters; sums: prefill_tokens, decode_tokens, preemptions.
         """
         from packer.twin.timeline import timeline_frame
 
@@ -261,8 +261,8 @@ class Simulation:
 
     @cached_property
     def per_adapter(self) -> pl.DataFrame:
-        """One row per adapter: adapter, rank, rate, sent, completed, input/output tokens of completed requests,
-        total_token_throughput, mean_ttft_ms, mean_tpot_ms (null where nothing completed).
+        """One row per adapter: adapter, rank, rate, sent, completed, input_tokens and output_tokens of completed
+        requests, total_token_throughput, mean_ttft_ms, mean_tpot_ms (null where nothing completed).
         """
         from packer.twin.timeline import per_adapter_frame
 

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from packer.twin import kernel_state as rows
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from packer.twin.simulate import Simulation
 
 SUMMARY = (
-    "offered_tok_s", "sent", "refused", "completed", "request_throughput", "input_throughput", "output_throughput",
-    "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "penalized_mean_ttft_ms",
-    "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms", "p99_itl_ms",
-    "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions", "adapter_loads", "disk_loads",
-    "engine_steps", "busy_share",
+    "offered_tok_s", "sent", "refused", "completed", "request_throughput", "input_throughput",
+    "output_throughput", "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms",
+    "penalized_mean_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms",
+    "p99_itl_ms", "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions",
+    "adapter_loads", "disk_loads", "engine_steps", "busy_share",
 )  # fmt: skip
 
 
@@ -80,6 +81,10 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
         "rate": sim.workload.rates,
     }
     zero = np.zeros(m)
+
+    def count(owners: npt.NDArray[np.int64], weights: npt.ArrayLike | None = None) -> npt.NDArray[np.float64]:
+        return np.bincount(owners, weights, minlength=m).astype(np.float64)
+
     sums = dict.fromkeys(("sent", "completed", "input", "output", "ttft", "tpot", "many"), zero)
     if sim.raw is not None:
         requests, raw = sim.raw.requests, sim.raw
@@ -87,7 +92,6 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
         many = done & (requests.output_tokens > 1)
         owner, some = requests.adapter[done], requests.adapter[many]
         span = raw.finish_s[many] - raw.first_s[many]
-        count = lambda which, weights=None: np.bincount(which, weights, minlength=m).astype(float)  # noqa: E731
         sums = {
             "sent": count(requests.adapter) + raw.refused,
             "completed": count(owner),
