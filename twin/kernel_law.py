@@ -1,0 +1,43 @@
+"""The step laws and the histogram of gaps, compiled by Numba; `packer.twin.latency` explains the laws."""
+
+from __future__ import annotations
+
+import math
+
+from numba import njit
+
+from packer.twin.kernel_state import FLAGS, HISTOGRAM_BINS, HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, FloatArray
+
+
+@njit(**FLAGS)
+def linear_ms(
+    c: FloatArray, b: int, p: int, a: int, ranks: int, slots: int, slot_rank: int, context: int,
+    scanned: int, graph_max: float,
+) -> float:  # fmt: skip
+    """The linear step law, ms; see packer.twin.latency."""
+    t = b + p
+    ms: float = c[0] + c[1] * b + c[2] * p + c[5] * a + c[6] * ranks + c[10] * a * t + c[11] * a * p
+    ms += c[13] * context
+    if p > 0:
+        ms += c[3]
+    if a > 0:
+        ms += c[4] + c[7] * slots + c[8] * slot_rank + (c[9] + c[12] * slots + c[17] * slot_rank) * t
+    if t > graph_max:
+        ms += c[14] + c[15] * (t - graph_max)
+    ms += c[16] * scanned
+    return ms
+
+
+@njit(**FLAGS)
+def paper_ms(c: FloatArray, b: int, pending: int, a: int, n_adapters: int) -> float:
+    """The paper's step law, ms: arXiv 2602.24044, equation (1)."""
+    scheduling_ms: float = c[0] * b + c[1] * pending + c[2] * pending * a / n_adapters
+    model_ms: float = (c[3] * b + c[4]) * (c[5] * a + c[6])
+    return scheduling_ms + model_ms
+
+
+@njit(**FLAGS)
+def gap_bin(gap_s: float) -> int:
+    """Bin of the histogram that a gap between tokens falls into."""
+    k = int(math.log(gap_s * (1e3 / HISTOGRAM_FLOOR_MS)) * HISTOGRAM_PER_E)
+    return 0 if k < 0 else (HISTOGRAM_BINS - 1 if k >= HISTOGRAM_BINS else k)
