@@ -149,7 +149,7 @@ def _piecewise(rng: np.random.Generator, arrivals: Arrivals, rate: float, durati
 def _unpredictable(
     rng: np.random.Generator, arrivals: Arrivals, rate: float, duration_s: float
 ) -> FloatArray:
-    """The paper's unpredictable scenario: every period another process and half or double the rate, clipped."""
+    """The paper's unpredictable scenario: each period another process, and half or double the rate."""
     pieces = []
     factor, poisson = 1.0, bool(rng.random() < 0.5)
     for start, end in _periods(arrivals.period_s, duration_s):

@@ -30,8 +30,9 @@ class Raw:
     """What the kernel returned.
 
     `requests`: those accepted, in order of arrival, with `first_s`, `finish_s` (NaN where it did not happen)
-    and `finished`. `refused` (m,): how many the client could not send, by adapter. `sent_tokens`: input + output
-    tokens of all requests sent, refused ones included (at their mean where their lengths were never drawn).
+    and `finished`. `refused` (m,): how many the client could not send, by adapter. `sent_tokens`: input +
+    output tokens of all requests sent, refused ones included (at their mean where their lengths were never
+    drawn).
     """
 
     requests: RequestTrace

@@ -76,19 +76,19 @@ def run(
     arrive_s: FloatArray, owner: IntArray, prompt: IntArray, output: IntArray, marks_wait: bool,
     ranks: IntArray, adapter_blocks: IntArray, c: FloatArray, paper_form: bool, graph_max: float,
     loading: FloatArray, duration_s: float, slots: int, slot_rank: int, kv_blocks: int, block_size: int,
-    token_budget: int, max_seqs: int, max_outstanding: int, max_cpu_loras: int, cold_start: bool, bin_s: float,
-    times: FloatArray, req: IntArray, finished: npt.NDArray[np.int8], refused: IntArray, links: IntArray,
-    due: IntArray, adapters: IntArray, adapter_links: IntArray, phase: IntArray, tree: IntArray,
-    totals: FloatArray, histogram: IntArray, timeline: FloatArray,
+    token_budget: int, max_seqs: int, max_outstanding: int, max_cpu_loras: int, cold_start: bool,
+    bin_s: float, times: FloatArray, req: IntArray, finished: npt.NDArray[np.int8], refused: IntArray,
+    links: IntArray, due: IntArray, adapters: IntArray, adapter_links: IntArray, phase: IntArray,
+    tree: IntArray, totals: FloatArray, histogram: IntArray, timeline: FloatArray,
 ) -> None:  # fmt: skip
     """Simulate one server; writes into the arrays of `new_state`.
 
-    arrive_s float64 (n,): sorted, all < duration_s. owner, prompt, output int64: the marks, adapter and lengths
-    of a request. `marks_wait` False: one mark per arrival. True: the i-th mark is that of the i-th request
-    accepted, so that marks that are independent of the times need not be drawn for refused requests; where
-    there are too few of them the run ends with totals[EXHAUSTED] = 1. ranks int64 (m,); adapter_blocks int64
-    (m,): KV blocks that a resident adapter takes (unified policy; else 0); c float64: step law; loading (4,):
-    ms from host (base, per rank) and from disk (base, per rank).
+    arrive_s float64 (n,): sorted, all < duration_s. owner, prompt, output int64: the marks, adapter and
+    lengths of a request. `marks_wait` False: one mark per arrival. True: the i-th mark is that of the i-th
+    request accepted, so that marks that are independent of the times need not be drawn for refused requests;
+    where there are too few of them the run ends with totals[EXHAUSTED] = 1. ranks int64 (m,); adapter_blocks
+    int64 (m,): KV blocks that a resident adapter takes (unified policy; else 0); c float64: step law; loading
+    (4,): ms from host (base, per rank) and from disk (base, per rank).
     """
     n, m, capacity = arrive_s.size, ranks.size, times.shape[0]
     older, newer = links[0], links[1]

@@ -21,8 +21,8 @@ HISTOGRAM_BINS = 2400
 HISTOGRAM_FLOOR_MS = 0.01
 HISTOGRAM_PER_E = 140.0  # bins per factor e: a resolution of 0.7 %
 
-# Columns of the requests: adapter, lengths, tokens that came out, step in which the last prefill ended, tokens
-# of that prefill, place in the order of waiting requests, the one behind it in its adapter's FIFO.
+# Columns of the requests: adapter, lengths, tokens that came out, step in which the last prefill ended,
+# tokens of that prefill, place in the order of waiting requests, the one behind it in its adapter's FIFO.
 (OWNER, PROMPT, OUTPUT, GENERATED, START, CONTEXT, KEY, NEXT) = range(8)
 # Columns of the times, s: first token, finish (NaN until they happen), last token before a preemption, sent.
 (FIRST, FINISH, LAST, SENT_AT) = range(4)
@@ -36,12 +36,12 @@ HISTOGRAM_PER_E = 140.0  # bins per factor e: a resolution of 0.7 %
 class State(NamedTuple):
     """Arrays that the kernel works in, in the order of its arguments.
 
-    `times` (n, 4) and `requests` (n, 8) hold the accepted requests in order of arrival; `finished` int8 (n,) is
-    1 for those that got all their tokens. `links` (2, n + 1) and `due` (2, n + ring) are doubly linked rings
-    around sentinels: running requests by admission, and for each of the coming steps the requests that finish
-    in it. `adapters` (7, m) and `adapter_links` (5, m + 1): what is known of each adapter, among it the ring of
-    resident adapters outside the batch by last use. `refused` (m,): refused requests of each adapter, where it
-    is known.
+    `times` (n, 4) and `requests` (n, 8) hold the accepted requests in order of arrival; `finished` int8 (n,)
+    is 1 for those that got all their tokens. `links` (2, n + 1) and `due` (2, n + ring) are doubly linked
+    rings around sentinels: running requests by admission, and for each of the coming steps the requests that
+    finish in it. `adapters` (7, m) and `adapter_links` (5, m + 1): what is known of each adapter, among it
+    the ring of resident adapters outside the batch by last use. `refused` (m,): refused requests of each
+    adapter, where it is known.
     """
 
     times: FloatArray
@@ -62,10 +62,11 @@ class State(NamedTuple):
 def new_state(
     n: int, m: int, longest_output: int, block_size: int, bins: int, *, count_waiting: bool
 ) -> State:
-    """Arrays for up to n requests of m adapters. `count_waiting`: the step law needs the requests passed over.
+    """Arrays for up to n requests of m adapters.
 
-    They are made here because making them in the kernel doubles its compilation time. Rows of requests are
-    written when a request is accepted: memory that no request reaches is never touched.
+    `count_waiting`: the step law needs the number of requests passed over. The arrays are made here because
+    making them in the kernel doubles its compilation time. Rows of requests are written when a request is
+    accepted: memory that no request reaches is never touched.
     """
     links = np.empty((2, n + 1), dtype=np.int64)
     links[:, n] = n

@@ -261,8 +261,8 @@ class Simulation:
 
     @cached_property
     def per_adapter(self) -> pl.DataFrame:
-        """One row per adapter: adapter, rank, rate, sent, completed, input_tokens and output_tokens of completed
-        requests, total_token_throughput, mean_ttft_ms, mean_tpot_ms (null where nothing completed).
+        """One row per adapter: adapter, rank, rate, sent, completed, input_tokens and output_tokens of
+        completed requests, total_token_throughput, mean_ttft_ms, mean_tpot_ms (null where nothing completed).
         """
         from packer.twin.timeline import per_adapter_frame
 
