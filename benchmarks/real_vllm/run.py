@@ -1,0 +1,261 @@
+"""Calibrate on real vLLM, validate the twin on other workloads, compare solvers' plans on real servers.
+
+    python benchmarks/real_vllm/run.py --launch vllm-cpu/launch.toml          # all; about 40 minutes
+    python benchmarks/real_vllm/run.py --launch vllm-cpu/launch.toml --only validate
+
+Everything measured is kept in --work and not measured again; figures go to benchmarks/real_vllm/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import packer
+from packer.bin import Bin
+from packer.cli.output import jsonable
+from packer.io.profiles import format_profile, load_profile
+from packer.twin.live.calibration import Grid, calibrate, slots_for
+from packer.twin.live.campaign import Campaign, Outcome, Session, Task
+from packer.twin.live.judge import judge
+from packer.twin.live.launch import Launch, read_launch
+from packer.twin.live.validate import COMPARED, BinReport, ValidationSpec, report_of
+
+sys.path.insert(0, str(Path(__file__).parent))
+from load_generator import measure_schedule
+from workloads import CASES, SECONDS, Case, fleet, largest_rate, workload_of
+
+RESULTS = Path(__file__).parent / "results"
+GRID = Grid(((8, 16), (16, 32), (8, 64)))
+REPEATS = 2
+SOLVERS = ("greedy", "greedy-paper", "dlora", "maxbase", "random")
+PLAN_CASE = Case("two-bins", 40, (8, 16, 32), 16, 32, 1.35)
+STARTED = time.monotonic()
+
+
+def say(text: str) -> None:
+    """A line with the time since the start."""
+    print(f"{time.monotonic() - STARTED:7.0f} s  {text}", flush=True)
+
+
+def progress(what: str, done: int, total: int) -> None:
+    """Print finished tasks only."""
+    if total:
+        say(f"{done}/{total} {what}")
+
+
+def write(name: str, data: Any) -> None:
+    """A result file, committed with the benchmark."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(json.dumps(jsonable(data), indent=1) + "\n")
+    say(f"wrote results/{name}")
+
+
+def run_calibration(launch: Launch, work: Path) -> None:
+    """The profile of this machine's vLLM."""
+    profile, outcomes, _ = calibrate(launch, work / "calibrate", grid=GRID, progress=progress)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "profile.toml").write_text(format_profile(profile))
+    say(f"calibrated from {len(outcomes)} loads: {dict(profile.latency.coefficients)} {dict(profile.errors)}")
+
+
+def validation_sessions(launch: Launch, profile: packer.Profile) -> list[tuple[Session, list[Case]]]:
+    """One session a server with the repeats of all its cases: the same requests each time."""
+    found = []
+    for server in dict.fromkeys(case.server for case in CASES):
+        cases = [case for case in CASES if case.server == server]
+        tasks, adapters = [], {}
+        for case in cases:
+            workload = workload_of(case, profile)
+            adapters |= {a.name: a for a in workload.adapters}
+            tasks += [Task(f"{case.name}-{k}", workload, SECONDS, seed=1) for k in range(REPEATS)]
+        slots = slots_for(launch, list(adapters.values()), cases[0].max_loras, cases[0].max_lora_rank)
+        found.append((Session(server, slots, tuple(tasks)), cases))
+    return found
+
+
+def run_validation(launch: Launch, work: Path) -> None:
+    """Twin against real vLLM on every case."""
+    profile = load_profile(RESULTS / "profile.toml")
+    planned = validation_sessions(launch, profile)
+    campaign = Campaign(launch, work / "validate", progress=progress)
+    outcomes = campaign.run([session for session, _ in planned])
+    reports = []
+    for _session, cases in planned:
+        for case in cases:
+            mine = [o for o in outcomes if o.task.key.rpartition("-")[0] == case.name]
+            reports.append((case, case_report(case, mine, profile, launch)))
+    rows = [row(case, report) for case, report in reports]
+    write("validation.json", {"machine": machine(), "bars": bars(rows), "cases": rows})
+    (RESULTS / "validation.md").write_text(markdown(rows))
+
+
+def case_report(
+    case: Case, outcomes: Sequence[Outcome], profile: packer.Profile, launch: Launch
+) -> BinReport:
+    """Predicted against measured for one case."""
+    bin_ = Bin(tuple(range(case.adapters)), case.max_loras, case.max_lora_rank, profile)
+    return report_of(0, bin_, outcomes, launch)
+
+
+def row(case: Case, report: BinReport) -> dict[str, Any]:
+    """The case's line of the result file."""
+    workload = report.runs[0].outcome.task.workload
+    return {
+        "case": case.name,
+        "adapters": case.adapters,
+        "ranks": case.ranks,
+        "max_loras": case.max_loras,
+        "max_lora_rank": case.max_lora_rank,
+        "rate": workload.rate,
+        "share": case.share,
+        "memory_error": report.memory_error,
+        "starved": report.starved,
+        "failure": report.failure,
+        "figures": {
+            name: {
+                "predicted": report.mean("predicted", name),
+                "measured": [run.measured.get(name) for run in report.runs],
+                "smape_percent": report.errors.get(name),
+                "repeatability_percent": report.repeatability.get(name),
+            }
+            for name in COMPARED
+        },
+        "send_lateness_p99_ms": max(
+            (float(np.quantile(r.outcome.load.lateness_ms, 0.99)) for r in report.runs if r.outcome.load),
+            default=None,
+        ),
+    }
+
+
+def bars(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean errors by regime, their repeatability, and the verdicts."""
+    ran = [r for r in rows if not r["memory_error"][1]]
+    groups = {
+        "unstarved": [r for r in ran if r["starved"][1] is False],
+        "starved": [r for r in ran if r["starved"][1] is True],
+    }
+    found: dict[str, Any] = {}
+    for group, members in groups.items():
+        for name in ("total_token_throughput", "mean_itl_ms", "mean_tpot_ms", "mean_ttft_ms"):
+            for what in ("smape_percent", "repeatability_percent"):
+                values = [r["figures"][name][what] for r in members if r["figures"][name][what] is not None]
+                found[f"{group}_{name}_{what}"] = float(np.mean(values)) if values else None
+    found["starvation_right"] = f"{sum(r['starved'][0] == r['starved'][1] for r in ran)}/{len(ran)}"
+    right = sum(r["memory_error"][0] == r["memory_error"][1] for r in rows)
+    found["memory_error_right"] = f"{right}/{len(rows)}"
+    return found
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table for people."""
+    names = ("total_token_throughput", "mean_itl_ms", "mean_ttft_ms", "preemptions")
+    head = ["case", "server", "adapters", "req/s", "starved (twin/real)"]
+    head += [f"{name} twin / real (SMAPE %, repeat %)" for name in names]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for r in rows:
+        if r["memory_error"][1] or r["memory_error"][0]:
+            verdict = "memory error {} / {}".format(*r["memory_error"])
+            cells = [r["case"], f"{r['max_loras']}×{r['max_lora_rank']}", str(r["adapters"]), "", verdict]
+            lines.append("| " + " | ".join(cells + [""] * len(names)) + " |")
+            continue
+        cells = [r["case"], f"{r['max_loras']}×{r['max_lora_rank']}", str(r["adapters"]), f"{r['rate']:.1f}"]
+        cells.append(f"{r['starved'][0]} / {r['starved'][1]}")
+        cells += [cell(r["figures"][name]) for name in names]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(figure: dict[str, Any]) -> str:
+    """`predicted / measured (error, repeatability)`."""
+    known = [v for v in figure["measured"] if v is not None]
+    measured = f"{np.mean(known):.1f}" if known else "–"
+    predicted = "–" if figure["predicted"] is None else f"{figure['predicted']:.1f}"
+    parts = [figure["smape_percent"], figure["repeatability_percent"]]
+    tail = ", ".join("–" if p is None else f"{p:.1f}" for p in parts)
+    return f"{predicted} / {measured} ({tail})"
+
+
+def run_plans(launch: Launch, work: Path) -> None:
+    """Five solvers' plans for one workload of two servers, judged by real vLLM."""
+    profile = load_profile(RESULTS / "profile.toml")
+    workload = fleet(PLAN_CASE, round(PLAN_CASE.share * largest_rate(PLAN_CASE, profile), 2))
+    plans = {}
+    for solver in SOLVERS:
+        objective, gpus = ("latency", 2) if solver in ("dlora", "random", "maxbase") else ("gpus", None)
+        try:
+            plans[solver] = packer.solve(workload, profile, objective=objective, solver=solver, max_gpus=gpus)
+        except packer.PackerError as error:
+            say(f"{solver}: {error}")
+            continue
+        say(f"{solver}: {plans[solver].n_gpus} servers, {plans[solver].status}")
+    spec = ValidationSpec(duration_s=SECONDS, seed=2)
+    verdicts = judge(plans, workload, launch, work / "plans", spec, progress)
+    data = {
+        "machine": machine(),
+        "rate": workload.rate,
+        "offered_tok_s": workload.offered_tok_s,
+        "plans": {
+            name: {
+                "bins": [[len(b.adapters), b.max_loras, b.max_lora_rank] for b in plans[name].bins],
+                **verdict.to_dict(),
+            }
+            for name, verdict in verdicts.items()
+        },
+    }
+    write("plans.json", data)
+
+
+def run_schedule(_launch: Launch, work: Path) -> None:
+    """How well the load generator keeps its schedule."""
+    write("load_generator.json", {"machine": machine(), **measure_schedule(work / "schedule")})
+
+
+def machine() -> dict[str, Any]:
+    """Where the figures come from."""
+    model = next(
+        (
+            x.partition(":")[2].strip()
+            for x in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in x
+        ),
+        platform.processor(),
+    )
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+
+
+PHASES = {
+    "schedule": run_schedule,
+    "calibrate": run_calibration,
+    "validate": run_validation,
+    "plans": run_plans,
+}
+
+
+def main() -> None:
+    """Run the phases in order."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--launch", required=True, help="launch file, see `packer live setup-cpu`")
+    parser.add_argument("--work", default="build/real_vllm", help="where measurements are kept")
+    parser.add_argument("--only", choices=PHASES, help="one phase")
+    arguments = parser.parse_args()
+    launch, work = read_launch(arguments.launch), Path(arguments.work)
+    work.mkdir(parents=True, exist_ok=True)
+    for name in [arguments.only] if arguments.only else list(PHASES):
+        say(f"== {name}")
+        PHASES[name](launch, work)
+
+
+if __name__ == "__main__":
+    main()
