@@ -16,6 +16,7 @@ from packer.objectives.base import Objective
 from packer.plan import Plan, Status
 from packer.predictors.base import Predictor
 from packer.profile import Profile
+from packer.solvers.backbone import load_bound
 from packer.solvers.base import Problem, Solution, Solver
 from packer.solvers.judges import Judges, judges
 from packer.solvers.verify import ask_twin, check
@@ -131,6 +132,7 @@ def assemble(problem: Problem, solution: Solution, judge: Judges, solver: str, r
     reasons = (*solution.reasons, *_inadmissible(problem, solution.bins, evaluations))
     whole = not solution.unplaced and bool(problem.objective.admissible(evaluations).all())
     key = problem.objective.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
+    solution = _bounded(problem, solution, judge.margin)
     bound = solution.lower_bound
     proven = bound is not None and bool(key) and key[0] <= _rounded(problem, bound) + 1e-9
     status = Status.INFEASIBLE if not whole else Status.OPTIMAL if proven else Status.FEASIBLE
@@ -152,6 +154,25 @@ def assemble(problem: Problem, solution: Solution, judge: Judges, solver: str, r
         versions=versions(problem.profiles),
         details={**solution.details, "margin": judge.margin, **_interruptions(problem)},
     )
+
+
+def _bounded(problem: Problem, solution: Solution, margin: float) -> Solution:
+    """The solution with a bound by load alone, if its solver gave none and the objective counts GPUs."""
+    counts = problem.objective.name in COUNTING and len(problem.profiles) == 1
+    if solution.lower_bound is not None or not counts or not solution.bins or _replayed(problem):
+        return solution
+    if len(solution.bins) == 1:
+        return replace(solution, lower_bound=1.0, bound_source="at least one GPU")
+    bound = load_bound(problem.workload, problem.profile, margin)
+    if bound > len(solution.bins):  # the predictor is more hopeful than the twin, or adapters are unplaced
+        return solution
+    return replace(
+        solution, lower_bound=float(bound), bound_source="load on GPUs without adapters, by the twin"
+    )
+
+
+def _replayed(problem: Problem) -> bool:
+    return problem.workload.arrivals.trace is not None
 
 
 def _rounded(problem: Problem, bound: float) -> float:

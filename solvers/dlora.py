@@ -45,6 +45,7 @@ class DLora:
     """Proactive placement of dLoRA on a given number of GPUs, with up to `max_replicas` of an adapter."""
 
     name = "dlora"
+    spreads = True
 
     def supports(self, problem: Problem) -> str | None:
         """One GPU type."""

@@ -30,6 +30,7 @@ class Flow:
     """
 
     name = "flow"
+    spreads = True
 
     def supports(self, problem: Problem) -> str | None:
         """One GPU type."""

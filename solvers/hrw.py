@@ -18,11 +18,13 @@ class Hrw:
     """Each adapter to its highest-scoring GPU that has a free slot and room for its load.
 
     The score of (adapter, GPU) is a stable hash of both names, so that few adapters move when GPUs come
-    and go. A GPU has `MAX_ADAPTERS_PER_GPU` slots, and room for what the base model serves without adapters: the
-    scheme is blind to what adapters cost. An adapter that fits nowhere goes to its first choice.
+    and go. A GPU has `MAX_ADAPTERS_PER_GPU` slots, and room for what the base model serves without
+    adapters: the scheme is blind to what adapters cost. An adapter that fits nowhere goes to its first
+    choice.
     """
 
     name = "hrw"
+    spreads = True
 
     def supports(self, problem: Problem) -> str | None:
         """One GPU type."""

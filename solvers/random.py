@@ -13,6 +13,7 @@ class Random:
     """A uniform GPU for each adapter, and uniform `max_loras` in 1 … its adapters. Seeded."""
 
     name = "random"
+    spreads = True
 
     def supports(self, problem: Problem) -> str | None:
         """One GPU type."""

@@ -27,6 +27,7 @@ class Spread:
     """Evens out the rates over all GPUs given; every adapter has its slot."""
 
     name = "spread"
+    spreads = True
 
     def supports(self, problem: Problem) -> str | None:
         """One GPU type."""

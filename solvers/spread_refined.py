@@ -40,6 +40,7 @@ class SpreadRefined:
     """
 
     name = "spread-refined"
+    spreads = True
 
     def supports(self, problem: Problem) -> str | None:
         """One GPU type."""

@@ -1,0 +1,83 @@
+"""The picture of a comparison of solvers: GPUs, throughput, TTFT, ITL and run time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packer.report.figures import Bars, Figure, Line, Panel, Scatter, Series
+from packer.report.palette import SERIES
+
+PANELS = (
+    ("gpus", "GPUs", "GPUs", False),
+    ("judged_total_token_throughput", "Throughput", "tok/s", False),
+    ("judged_mean_ttft_ms", "Mean TTFT", "ms", True),
+    ("judged_mean_itl_ms", "Mean ITL", "ms", False),
+    ("runtime_s", "Time to plan", "s", True),
+)
+
+Row = Mapping[str, Any]
+
+
+def comparison_figure(rows: Sequence[Row], *, title: str) -> Figure:
+    """Curves over the number of adapters where there are several, else bars.
+
+    Parameters
+    ----------
+    rows
+        As `packer.solvers.compare.Result.to_dict` gives them.
+    title
+        What was compared.
+    """
+    sizes = sorted({row["adapters"] for row in rows})
+    draw = _curves if len(sizes) > 1 else _bars
+    judges = sorted({row["judge"] for row in rows if row["judge"]})
+    caption = f"Throughput and latencies as judged by {', '.join(judges)}." if judges else ""
+    if len(sizes) > 1:
+        caption += " Points called failing: starved, memory error, unplaced adapters or refused."
+    return Figure([draw(rows, *panel) for panel in PANELS], title=title, caption=caption.strip())
+
+
+def labels(rows: Sequence[Row]) -> list[str]:
+    """A label for each row from what differs between rows: solver, and objective or predictor if several."""
+    parts = [key for key in ("objective", "predictor") if len({row[key] for row in rows}) > 1]
+    return [" · ".join([row["solver"], *(row[key] for key in parts)]) for row in rows]
+
+
+def _value(row: Row, key: str) -> float:
+    value = row[key]
+    return math.nan if value is None else float(value)
+
+
+def _bars(rows: Sequence[Row], key: str, name: str, unit: str, _log: bool) -> Panel:
+    marked = [
+        label if row["outcome"] == "ok" else f"{label} ✗ {row['outcome'].partition(':')[0]}"
+        for label, row in zip(labels(rows), rows, strict=True)
+    ]
+    values = [0.0 if math.isnan(value) else value for value in (_value(row, key) for row in rows)]
+    return Panel([Bars(marked, values)], title=name, y_label=unit)
+
+
+def _curves(rows: Sequence[Row], key: str, name: str, unit: str, log: bool) -> Panel:
+    by_label: dict[str, list[Row]] = {}
+    for label, row in zip(labels(rows), rows, strict=True):
+        by_label.setdefault(label, []).append(row)
+    series: list[Series] = []
+    for k, (label, part) in enumerate(by_label.items()):
+        part = sorted(part, key=lambda row: row["adapters"])
+        x = [row["adapters"] for row in part]
+        y = [_value(row, key) for row in part]
+        series.append(Line(x, y, label, color=k % len(SERIES), dashed=k >= len(SERIES), markers=True))
+        bad = [row for row in part if row["outcome"] != "ok" and not math.isnan(_value(row, key))]
+        if bad:
+            series.append(
+                Scatter(
+                    [row["adapters"] for row in bad],
+                    [_value(row, key) for row in bad],
+                    f"{label}: failing",
+                    color=k % len(SERIES),
+                    texts=[row["outcome"] for row in bad],
+                )
+            )
+    return Panel(series, title=name, x_label="adapters", y_label=unit, y_log=log)

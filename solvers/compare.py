@@ -1,0 +1,216 @@
+"""Solvers, objectives and predictors side by side on one workload, judged by an impartial third."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import registry
+from packer.bin import Bin, Evaluations
+from packer.errors import InputError
+from packer.objectives.api import load_objective
+from packer.plan import Plan, Status
+from packer.predictors.twin import TwinPredictor
+from packer.profile import Profile
+from packer.solvers.api import solve
+from packer.solvers.verify import FRESH_SEED
+from packer.twin.sweep import fleet_of
+from packer.workload import Workload
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a judge says of a whole plan; latencies are means over requests (GPUs weigh as their rates)."""
+
+    judge: str
+    total_token_throughput: float
+    mean_ttft_ms: float
+    mean_itl_ms: float
+    starved: int
+    memory_errors: int
+
+    @classmethod
+    def of(cls, judge: str, workload: Workload, bins: Sequence[Bin], found: Evaluations) -> Judged:
+        """The sums and means of a plan's evaluations."""
+        starts = ~found.memory_error
+        rates = np.array([item.rates(workload).sum() for item in bins])
+
+        def mean(values: npt.NDArray[np.float64]) -> float:
+            known = starts & ~np.isnan(values)
+            return float(np.average(values[known], weights=rates[known])) if known.any() else float("nan")
+
+        return cls(
+            judge,
+            float(found.total_token_throughput.sum()),
+            mean(found.mean_ttft_ms),
+            mean(found.mean_itl_ms),
+            int((found.starved & starts).sum()),
+            int(found.memory_error.sum()),
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """One combination: its plan as predicted and as judged, or why it can't be."""
+
+    adapters: int
+    objective: str
+    solver: str
+    predictor: str
+    plan: Plan | None = None
+    predicted: Judged | None = None
+    judged: Judged | None = None
+    refused: str = ""
+    failures: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """ "ok", or what is wrong, by the judge where there is one."""
+        if self.plan is None:
+            return f"refused: {self.refused}"
+        wrong = [*self.failures]
+        seen = self.judged or self.predicted
+        if seen is not None and seen.memory_errors:
+            wrong.append(f"memory error on {seen.memory_errors}")
+        if seen is not None and seen.starved:
+            wrong.append(f"starved on {seen.starved}")
+        if self.plan.unplaced:
+            wrong.append(f"{len(set(self.plan.unplaced))} unplaced")
+        if not wrong and self.plan.status is Status.INFEASIBLE:
+            wrong.append("infeasible by the predictor")
+        return ", ".join(wrong) or "ok"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A flat row."""
+        row: dict[str, Any] = {
+            "adapters": self.adapters,
+            "objective": self.objective,
+            "solver": self.solver,
+            "predictor": self.predictor,
+            "outcome": self.outcome,
+        }
+        plan = self.plan
+        row["gpus"] = plan.n_gpus if plan else None
+        row["status"] = plan.status.value if plan else "refused"
+        row["lower_bound"] = plan.lower_bound if plan else None
+        row["gap"] = plan.gap if plan else None
+        row["runtime_s"] = plan.runtime_s if plan else None
+        for name, figures in (("predicted", self.predicted), ("judged", self.judged)):
+            for key in ("total_token_throughput", "mean_ttft_ms", "mean_itl_ms", "starved", "memory_errors"):
+                row[f"{name}_{key}"] = getattr(figures, key) if figures else None
+        row["judge"] = self.judged.judge if self.judged else None
+        return row
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare.
+
+    Parameters
+    ----------
+    workload, profile
+        The fleet and the server.
+    solvers, objectives, predictors
+        Names; every combination is run.
+    sizes
+        Numbers of adapters; the mix is drawn again beyond the fleet's own. Empty: the fleet as it is.
+    max_gpus
+        As for `solve`. Without it, solvers that spread over given GPUs get as many as `greedy` needs.
+    options
+        More keyword arguments of `packer.solvers.api.solve`.
+    """
+
+    workload: Workload
+    profile: Profile
+    solvers: Sequence[str]
+    objectives: Sequence[str] = ("gpus",)
+    predictors: Sequence[str] = ("twin",)
+    sizes: Sequence[int] = ()
+    max_gpus: int | None = None
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.solvers:
+            registry.load("solver", name)
+        for spec in self.objectives:
+            load_objective(spec)
+
+    def __len__(self) -> int:
+        sizes = len(self.sizes) or 1
+        return sizes * len(self.objectives) * len(self.predictors) * len(self.solvers)
+
+    def fleets(self) -> Iterator[Workload]:
+        """The fleet at each size."""
+        if not self.sizes:
+            yield self.workload
+        for n in self.sizes:
+            yield fleet_of(self.workload, n, self.seed)
+
+    def run(self, progress: Callable[[str, int, int], None] = lambda *_: None) -> Iterator[Result]:
+        """Results one by one, judged by the twin with a fresh seed."""
+        done = 0
+        for fleet in self.fleets():
+            for predictor in self.predictors:
+                count = _GreedyCount(self, fleet, predictor)
+                for objective in self.objectives:
+                    for solver in self.solvers:
+                        progress(f"{solver} ({len(fleet)} adapters)", done, len(self))
+                        yield self._one(fleet, objective, solver, predictor, count)
+                        done += 1
+
+    def _one(
+        self, fleet: Workload, objective: str, solver: str, predictor: str, count: _GreedyCount
+    ) -> Result:
+        spreads = getattr(registry.load("solver", solver), "spreads", False)
+        result = Result(len(fleet), objective, solver, predictor)
+        try:
+            fixed = load_objective(objective).fixed_gpus
+            gpus = count() if self.max_gpus is None and (fixed or spreads) else self.max_gpus
+            plan = solve(
+                fleet,
+                self.profile,
+                objective,
+                solver,
+                predictor,
+                gpus,
+                self.seed,
+                verify=False,
+                **self.options,
+            )
+        except InputError as error:
+            return replace(result, refused=str(error))
+        if not plan.bins:
+            return replace(result, plan=plan)
+        twin = TwinPredictor(seed=self.seed + FRESH_SEED)
+        judged = Judged.of("twin", fleet, plan.bins, twin.evaluate(fleet, plan.bins))
+        predicted = Judged.of(predictor, fleet, plan.bins, plan.evaluations)
+        verified = not (judged.starved or judged.memory_errors)
+        return replace(result, plan=replace(plan, verified=verified), predicted=predicted, judged=judged)
+
+
+class _GreedyCount:
+    """How many GPUs `greedy` needs, found once when first asked."""
+
+    def __init__(self, comparison: Comparison, fleet: Workload, predictor: str) -> None:
+        self.comparison, self.fleet, self.predictor = comparison, fleet, predictor
+        self.found: int | None = None
+
+    def __call__(self) -> int:
+        if self.found is None:
+            plan = solve(
+                self.fleet,
+                self.comparison.profile,
+                "gpus",
+                "greedy",
+                self.predictor,
+                seed=self.comparison.seed,
+                verify=False,
+                **self.comparison.options,
+            )
+            self.found = max(1, plan.n_gpus)
+        return self.found
