@@ -71,7 +71,7 @@ def limits(oracle: Oracle, rng: np.random.Generator, known: IntArray | None = No
             base = np.zeros(len(classes), dtype=np.int64)
             base[lightest] = 1
             bases.append(base)
-            orders.append(smaller[np.argsort(keys, kind="stable")][:16])
+            orders.append(smaller[np.argsort(keys, kind="stable")])
     feasible = oracle.feasible(np.array(bases))
     kept = [i for i in range(len(bases)) if feasible[i]]
     found = np.zeros((0, len(classes)), dtype=np.int64)

@@ -52,32 +52,62 @@ class _Search:
 def fill(
     oracle: Oracle, bins: IntArray, orders: list[IntArray], limit: IntArray, sizes: FloatArray
 ) -> IntArray:
-    """Fill m feasible bins (m, K), each with as many as fit of the classes of its order, one after the other.
+    """Fill m feasible bins (m, K), each with as many as fit of the classes of its order, one by one.
 
-    No count exceeds `limit` (K,); `sizes` (K,) guess the share of a bin that one adapter takes.
+    The longest start of the order that fits as a whole is found by bisection; after it, a few classes more are
+    filled as far as they go. No count exceeds `limit` (K,); `sizes` (K,) guess the share of a bin that one
+    adapter takes.
 
     Raises
     ------
     OutOfTime
         The problem's time is up.
     """
-    bins = bins.copy()
-    for depth in range(max(len(order) for order in orders)):
-        active = np.array([i for i, order in enumerate(orders) if depth < len(order)], dtype=np.int64)
-        added = np.array([orders[i][depth] for i in active.tolist()], dtype=np.int64)
-        held = bins[active]
-        room = MAX_ADAPTERS_PER_GPU - held.sum(axis=1)
-        top = np.maximum(0, np.minimum(limit[added] - held[np.arange(len(active)), added], room))
-        free = np.maximum(0.0, 1.0 - held @ sizes)
-        guess = np.minimum(top, (free / np.maximum(sizes[added], 1e-12) + 1e-9).astype(np.int64))
-        search = _Search.over(top)
-        while (rows := np.flatnonzero(search.high - search.low > 1)).size:
-            probed = search.probe(guess)[rows]
-            asked = held[rows].copy()
-            asked[np.arange(len(rows)), added[rows]] += probed
-            search.learn(rows, probed, oracle.feasible(asked).astype(np.float64))
-        bins[active, added] += search.low
+    bins, begin = _longest_start(oracle, bins, orders, limit)
+    ends = [min(len(order), start + _DEPTH) for order, start in zip(orders, begin, strict=True)]
+    for depth in range(_DEPTH):
+        rows = [i for i in range(len(orders)) if begin[i] + depth < ends[i]]
+        if not rows:
+            break
+        active = np.array(rows, dtype=np.int64)
+        added = np.array([orders[i][begin[i] + depth] for i in rows], dtype=np.int64)
+        bins[active, added] += _more(oracle, bins[active], added, limit, sizes)
     return bins
+
+
+def _longest_start(
+    oracle: Oracle, bins: IntArray, orders: list[IntArray], limit: IntArray
+) -> tuple[IntArray, list[int]]:
+    """The bins with the longest feasible start of their orders filled to the limit, and how long that is."""
+    low, high = [0] * len(orders), [len(order) + 1 for order in orders]
+
+    def filled(i: int, length: int) -> IntArray:
+        row = bins[i].copy()
+        taken = orders[i][:length]
+        row[taken] = np.maximum(row[taken], limit[taken])
+        return row
+
+    while rows := [i for i in range(len(orders)) if high[i] - low[i] > 1]:
+        middle = [(low[i] + high[i]) // 2 for i in rows]
+        good = oracle.feasible(np.array([filled(i, j) for i, j in zip(rows, middle, strict=True)]))
+        for i, j, works in zip(rows, middle, good.tolist(), strict=True):
+            low[i], high[i] = (j, high[i]) if works else (low[i], j)
+    return np.array([filled(i, low[i]) for i in range(len(orders))]), low
+
+
+def _more(oracle: Oracle, held: IntArray, added: IntArray, limit: IntArray, sizes: FloatArray) -> IntArray:
+    """How many adapters of class `added` (m,) each of the bins `held` (m, K) takes beyond what it holds."""
+    room = MAX_ADAPTERS_PER_GPU - held.sum(axis=1)
+    top = np.maximum(0, np.minimum(limit[added] - held[np.arange(len(held)), added], room))
+    free = np.maximum(0.0, 1.0 - held @ sizes)
+    guess = np.minimum(top, (free / np.maximum(sizes[added], 1e-12) + 1e-9).astype(np.int64))
+    search = _Search.over(top)
+    while (rows := np.flatnonzero(search.high - search.low > 1)).size:
+        probed = search.probe(guess)[rows]
+        asked = held[rows].copy()
+        asked[np.arange(len(rows)), added[rows]] += probed
+        search.learn(rows, probed, oracle.feasible(asked).astype(np.float64))
+    return search.low
 
 
 def price(
@@ -112,7 +142,7 @@ def price(
             taken_out = rng.random(len(base)) < rng.choice([0.2, 0.5])
             base = np.where(taken_out, base // rng.integers(2, 4), base)
         starts.append(base)
-        orders.append(order[:_DEPTH])
+        orders.append(order)
     filled = np.unique(fill(oracle, np.array(starts), orders, limit, sizes), axis=0)
     value: IntArray = filled[np.argsort(-(filled @ weights), kind="stable")]
     return value
