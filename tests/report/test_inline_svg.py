@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from packer.report.figures import Area, Band, Bars, Line, Mark, Panel, Scatter
+from packer.report.inline_svg import Scale, nice_step, render_panel
+
+
+def test_values_land_where_they_belong() -> None:
+    """A linear scale is proportional, a logarithmic one by ratios, and nothing leaves the frame."""
+    linear, log = Scale(0, 10, 0, 100), Scale(1, 100, 0, 100, log=True)
+    assert (linear(0), linear(5), linear(10), linear(99)) == (0, 50, 100, 100)
+    assert (log(1), log(10), log(0.0)) == pytest.approx((0, 50, 0))
+
+
+@pytest.mark.parametrize(
+    ("rough", "step"), [(0.7, 1), (1.2, 2), (2.2, 2.5), (3, 5), (7, 10), (0, 1), (13, 20)]
+)
+def test_steps_are_round(rough: float, step: float) -> None:
+    """Ticks stand at 1, 2, 2.5 or 5 times a power of ten."""
+    assert nice_step(rough) == pytest.approx(step)
+
+
+def test_panel_is_xml_with_every_part() -> None:
+    """Every kind of series becomes an element, and text stays text."""
+    panel = Panel(
+        [Line([1, 2, 3], [1, math.nan, 3]), Area([1, 2], [1, 2], [2, 3]), Scatter([1, 2], [1, math.nan])],
+        title="<x>",
+        x_label="a & b",
+        marks=(Mark(2, "</svg>"), Mark(1, axis="y")),
+        bands=(Band(1, 2, "b"), Band(1, 2, axis="y")),
+    )
+    root = ElementTree.fromstring(str(render_panel(panel)))
+    tags = [element.tag for element in root.iter()]
+    assert tags.count("path") == tags.count("polygon") == tags.count("circle") == 1
+    assert tags.count("rect") == 2
+    path = root.find("path")
+    assert path is not None
+    assert path.attrib["d"].count("M") == 2
+    assert "</svg>" in [element.text for element in root.iter("text")]
+
+
+def test_empty_panels_are_drawn() -> None:
+    """A panel without a single finite value is an empty frame, not an error."""
+    for log in (False, True):
+        ElementTree.fromstring(str(render_panel(Panel([Line([math.nan], [math.nan])], y_log=log))))
+
+
+def test_bars_are_refused() -> None:
+    """Bars belong into HTML, and silently dropping them would lie."""
+    with pytest.raises(ValueError, match="lines, areas and points"):
+        render_panel(Panel([Bars(["a"], [1])]))

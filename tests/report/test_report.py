@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import pytest
+
+from packer.plan import Plan, Status
+from packer.report import context
+from packer.report.curves import FACTORS, Judge, choose_gpus, growth_curves
+from packer.report.render import render_report
+
+VOID = {"meta", "link", "input", "br"}
+HOSTILE = (
+    '"><script>alert(1)</script>',
+    "{{7*7}}",
+    "</td></table>",
+    "a\x00b\x1b[31m",
+    "\u202egnp.exe",
+    "'\"&",
+)
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: every element must close where it was opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.scripts = 0
+        self.links: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Open an element and keep what could reach the network."""
+        self.scripts += tag == "script"
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "action", "srcset")]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """An element of SVG without content."""
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close the innermost element."""
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Keep the text."""
+        self.texts.append(data)
+
+
+@pytest.fixture
+def plan(toy_plan: Callable[..., Plan]) -> Plan:
+    """Forty adapters on four servers."""
+    return toy_plan([f"adapter-{k}" for k in range(40)], gpus=4)
+
+
+def test_page_is_well_formed_and_needs_no_network(plan: Plan, saturating: Judge) -> None:
+    """Every element closes, nothing is loaded from elsewhere, and only our own script runs."""
+    curves = growth_curves(plan, saturating, predictor="saturating")
+    page = Page(render_report(plan, curves=curves))
+    assert page.links == ["data:,"]
+    assert page.scripts == 1
+
+
+def test_hostile_names_are_text(toy_plan: Callable[..., Plan], saturating: Judge) -> None:
+    """Whatever an adapter or a workload is called, it appears as text and nothing else."""
+    plan = toy_plan(HOSTILE, gpus=1)
+    plan = dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, name=HOSTILE[0]))
+    rows = [{"solver": name, "GPUs": 3} for name in HOSTILE]
+    text = render_report(plan, curves=growth_curves(plan, saturating, predictor=HOSTILE[0]), comparison=rows)
+    page = Page(text)
+    assert page.scripts == 1
+    for name in HOSTILE:
+        assert context.visible(name) in page.texts
+    assert not any(sign in text for sign in ("\x00", "\x1b", "\u202e"))
+
+
+def test_same_plan_same_bytes(plan: Plan) -> None:
+    """The page holds no clock and no chance."""
+    assert render_report(plan) == render_report(plan)
+
+
+def test_every_adapter_is_listed_once_per_server(toy_plan: Callable[..., Plan]) -> None:
+    """A replicated adapter shows up on each of its servers with its share."""
+    plan = toy_plan(["hot", "b", "c"], gpus=2, replicated=True)
+    cards = context.gpu_cards(plan)
+    shares = [row.share for card in cards for row in card.rows if row.name == "hot"]
+    assert shares == ["33 %", "67 %"]
+    assert sum(len(card.rows) for card in cards) == 4
+
+
+def test_memory_bar_fills_the_gpu(plan: Plan) -> None:
+    """Weights, slots, KV cache and the rest add up to the whole GPU."""
+    for item, evaluation in zip(plan.bins, plan.evaluations, strict=True):
+        parts = context.memory_bars(item, evaluation)
+        assert sum(part.percent for part in parts) == pytest.approx(100, abs=0.1)
+        assert parts[0].text == "weights: 14.9 GiB"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lower_bound": None}, "No lower bound was computed"),
+        ({"lower_bound": 4.0}, "This plan is optimal"),
+        ({"lower_bound": 3.0}, "within 25.0 % of that bound"),
+        ({"status": Status.INFEASIBLE, "unplaced": (0,), "reasons": ("Too hot.",)}, "No plan was found"),
+    ],
+)
+def test_bound_is_put_into_words(plan: Plan, changes: dict[str, object], words: str) -> None:
+    """The page says what the bound means for this very plan."""
+    changed = dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
+    assert words in context.bound_text(changed)
+    assert words in render_report(changed)
+
+
+def test_infeasible_plan_without_servers_has_a_page(plan: Plan) -> None:
+    """Even nothing can be reported, with its reasons."""
+    from packer.bin import Evaluations
+
+    empty = dataclasses.replace(
+        plan, bins=(), evaluations=Evaluations.of([]), status=Status.INFEASIBLE, reasons=("All too hot.",)
+    )
+    assert "All too hot." in Page(render_report(empty)).texts
+
+
+def test_curves_end_where_a_server_breaks(plan: Plan, saturating: Judge) -> None:
+    """A server keeps its figures up to the factor at which it starves, and is not asked about again."""
+    asked: list[int] = []
+
+    def judge(fleet, bins):  # type: ignore[no-untyped-def]
+        asked.append(len(bins))
+        return saturating(fleet.scaled(3.0), bins)
+
+    curves = growth_curves(plan, judge, predictor="x")
+    assert curves is not None
+    load = plan.workload.offered_tok_s / 4 * 3
+    first = next(factor for factor in FACTORS if load * factor > 4000 / 0.9)
+    ends = [curves.breaking_factor(row) for row in range(4)]
+    assert min(end for end in ends if end is not None) == pytest.approx(first, abs=0.11)
+    assert asked == sorted(asked, reverse=True)
+    assert asked[-1] < 4
+    ttft = curves.column("mean_ttft_ms")
+    for row, end in enumerate(ends):
+        known = FACTORS.index(end) + 1 if end is not None else len(FACTORS)
+        finite = [bool(value == value) for value in ttft[:, row]]
+        assert finite == [True] * known + [False] * (len(FACTORS) - known)
+
+
+def test_replayed_traces_have_no_curves(plan: Plan, saturating: Judge) -> None:
+    """The rates of a trace can't be multiplied, so the page leaves that section out."""
+    import numpy as np
+
+    from packer.arrival import Arrivals, RequestTrace
+
+    ones = np.ones(1, dtype=np.int64)
+    trace = RequestTrace(np.zeros(1), np.zeros(1, dtype=np.int64), ones, ones.copy())
+    fleet = plan.workload.with_arrivals(Arrivals("trace", trace=trace))
+    replayed = dataclasses.replace(plan, workload=fleet)
+    assert growth_curves(replayed, saturating, predictor="x") is None
+    assert "If every rate grows" not in render_report(replayed)
+
+
+def test_limited_curves_show_the_slowest(plan: Plan) -> None:
+    """With a limit, the GPU with the longest TTFT is among those drawn."""
+    rows = [
+        dataclasses.replace(row, mean_ttft_ms=float(k % 7)) for k, row in enumerate([*plan.evaluations] * 5)
+    ]
+    from packer.bin import Evaluations
+
+    chosen = choose_gpus(Evaluations.of(rows), 4)
+    assert len(chosen) == 4
+    assert {6, 13} <= set(chosen)
+
+
+def test_large_report_is_small(toy_plan: Callable[..., Plan], saturating: Judge) -> None:
+    """1,000 adapters on 60 GPUs stay below 5 MB, curves of every GPU included."""
+    plan = toy_plan([f"customer-{k:04d}-support-bot" for k in range(1000)], gpus=60)
+    curves = growth_curves(plan, saturating, predictor="saturating")
+    text = render_report(plan, curves=curves)
+    assert len(text.encode()) < 5_000_000
+    assert text.count("<tr>") > 1060
