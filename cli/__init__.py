@@ -18,6 +18,9 @@ LAZY = {
     "replan": "packer.cli.replan:replan",
     "export": "packer.cli.export:export",
     "report": "packer.cli.report:report",
+    "validate": "packer.cli.validate:validate",
+    "calibrate": "packer.cli.calibrate:calibrate",
+    "live": "packer.cli.live:live",
     "workload": "packer.cli.workload:workload",
     "profiles": "packer.cli.profiles:profiles",
 }
@@ -32,6 +35,9 @@ SHORT_HELP = {
     "replan": "Follow a changed workload, moving few adapters.",
     "report": "A page for people: each GPU, curves to the breaking point, bound, provenance.",
     "export": "What starts a plan: vLLM commands, Kubernetes, Helm, AIBrix, routing tables.",
+    "validate": "Run a plan on real vLLM servers: predicted against measured.",
+    "calibrate": "Make a profile from measurements: live servers.",
+    "live": "Real vLLM: what is missing, and a small one for the CPU.",
     "workload": "Make and describe workloads: generate, from-trace, describe.",
     "profiles": "Calibrated servers: list, show, estimate.",
 }

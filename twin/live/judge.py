@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,13 @@ def _shares(bin_: Bin) -> list[tuple[int, float]]:
     return list(zip(bin_.adapters, shares, strict=True))
 
 
+def _key(fleet: Workload, bin_: Bin) -> str:
+    """A folder name that says what runs there, so that other plans of the fleet find it again."""
+    adapters = sorted((fleet.names[i], share) for i, share in _shares(bin_))
+    digest = hashlib.sha256(repr(adapters).encode()).hexdigest()[:12]
+    return f"{bin_.max_loras}x{bin_.max_lora_rank}-{len(adapters)}-{digest}"
+
+
 def judge(
     plans: Mapping[str, Plan],
     fleet: Workload,
@@ -86,7 +94,8 @@ def judge(
 ) -> dict[str, Verdict]:
     """Measure the plans of several solvers (name → plan) on real servers; resumes in the same folder."""
     bins, places = distinct_bins(plans)
-    reports = Validation(launch, fleet, bins, folder, spec, progress).run() if bins else []
+    keys = [_key(fleet, bin_) for bin_ in bins]
+    reports = Validation(launch, fleet, bins, folder, spec, progress, keys).run() if bins else []
     return {
         name: verdict([reports[i] for i in places[name]], len(plan.unplaced)) for name, plan in plans.items()
     }

@@ -152,7 +152,10 @@ class ValidationSpec:
 
 
 class Validation:
-    """Measures bins on real servers; partial results survive an interrupt in `reports`."""
+    """Measures bins on real servers; partial results survive an interrupt in `reports`.
+
+    `keys` name the bins' folders below `folder`, "gpu-0" … by default.
+    """
 
     def __init__(
         self,
@@ -162,7 +165,9 @@ class Validation:
         folder: Path,
         spec: ValidationSpec,
         progress: Progress = lambda _what, _done, _total: None,
+        keys: Sequence[str] = (),
     ) -> None:
+        self.keys = tuple(keys) or tuple(f"gpu-{i}" for i in range(len(bins)))
         self.launch, self.fleet, self.bins = launch, fleet, tuple(bins)
         self.folder, self.spec, self.progress = folder, spec, progress
         self.reports: list[BinReport] = []
@@ -215,7 +220,7 @@ class Validation:
         slots = slots_for(self.launch, traffic.adapters, bin_.max_loras, bin_.max_lora_rank)
         spec = self.spec
         tasks = [Task(f"repeat-{k}", traffic, spec.duration_s, spec.seed + k) for k in range(spec.repeats)]
-        return Session(f"gpu-{index}", slots, tuple(tasks))
+        return Session(self.keys[index], slots, tuple(tasks))
 
     def report(self, index: int, outcomes: Sequence[Outcome]) -> BinReport:
         """Set outcomes beside the twin's answers."""
