@@ -52,11 +52,11 @@ class _Search:
 def fill(
     oracle: Oracle, bins: IntArray, orders: list[IntArray], limit: IntArray, sizes: FloatArray
 ) -> IntArray:
-    """Fill m feasible bins (m, K), each with as many as fit of the classes of its order, one by one.
+    """Fill m feasible bins (m, K), each with as many as fit of the classes of its order.
 
-    The longest start of the order that fits as a whole is found by bisection; after it, a few classes more are
-    filled as far as they go. No count exceeds `limit` (K,); `sizes` (K,) guess the share of a bin that one
-    adapter takes.
+    The longest start of the order that fits as a whole is found by bisection; after it, a few classes more
+    are filled as far as they go. No count exceeds `limit` (K,); `sizes` (K,) guess the share of a bin that
+    one adapter takes.
 
     Raises
     ------

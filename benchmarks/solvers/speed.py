@@ -1,0 +1,89 @@
+"""How fast the solvers are, inside a running process, against what they should take.
+
+uv run python benchmarks/solvers/speed.py --write     # into benchmarks/solvers/speed.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+from run import HERE, machine
+from suite import LLAMA
+
+import packer
+from packer.io.files import write_text
+from packer.solvers.api import solve
+
+PAPER_RATES, PAPER_RANKS = (0.4, 0.2, 0.1), (8, 16)
+
+
+def fleet(n: int, rates: Sequence[float] = PAPER_RATES) -> packer.Workload:
+    """`n` adapters with the paper's kinds of rates and ranks."""
+    rng = np.random.default_rng(n)
+    return packer.Workload(
+        [packer.Adapter(f"a{i}", int(rng.choice(PAPER_RANKS)), float(rng.choice(rates))) for i in range(n)]
+    )
+
+
+def best_of(repeats: int, work: Callable[[], object]) -> float:
+    """Shortest wall-clock time of so many repetitions after one to warm up, s."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return min(taken)
+
+
+def cases() -> list[dict[str, str]]:
+    """Each case with its limit and what it took."""
+    profile = packer.load_profile(LLAMA)
+    four = fleet(384)
+    forest, tree = packer.load_predictor("forest", profile), packer.load_predictor("tree", profile)
+    found = []
+
+    def case(name: str, limit: str, repeats: int, work: Callable[[], packer.Plan]) -> None:
+        plans: list[packer.Plan] = []
+        seconds = best_of(repeats, lambda: plans.append(work()))
+        shown = f"{seconds * 1e3:.1f} ms" if seconds < 1.0 else f"{seconds:.2f} s"
+        found.append({"case": f"{name} ({plans[-1].n_gpus} GPUs)", "limit": limit, "taken": shown})
+
+    def greedy(workload: packer.Workload, judge: object) -> Callable[[], packer.Plan]:
+        return lambda: solve(workload, profile, solver="greedy", predictor=judge, verify=False)  # type: ignore[arg-type]
+
+    case("greedy, 384 adapters, forest", "50 ms", 5, greedy(four, forest))
+    case("greedy, 384 adapters, tree", "1 ms", 20, greedy(four, tree))
+    case("greedy, 4,096 adapters, forest", "5 s", 2, greedy(fleet(4096), forest))
+    case("greedy, 20,000 adapters, forest", "60 s", 1, greedy(fleet(20_000), forest))
+    case(
+        "dlora, 384 adapters on 4 GPUs",
+        "2 s",
+        3,
+        lambda: solve(
+            four, profile, objective="latency", solver="dlora", predictor=forest, max_gpus=4, verify=False
+        ),
+    )
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, and print or write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args(argv)
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    text = json.dumps({"machine": machine(), "date": date, "cases": cases()}, indent=2, ensure_ascii=False)
+    if options.write:
+        write_text(HERE / "speed.json", text + "\n", force=True)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
