@@ -190,12 +190,6 @@ time_limit_option = click.option(
 
 def output_option(text: str, *, default: str | None = None, required: bool = False) -> Callable[[F], F]:
     """`-o/--output`, arriving as `output: str` (or `str | None` without a default), explained by `text`."""
-    return click.option(
-        "-o",
-        "--output",
-        default=default,
-        required=required,
-        show_default=default is not None,
-        metavar="FILE",
-        help=text,
-    )
+    # A default of None would count as a value and defeat `required`.
+    given: dict[str, Any] = {} if required else {"default": default, "show_default": default is not None}
+    return click.option("-o", "--output", required=required, metavar="FILE", help=text, **given)

@@ -56,6 +56,7 @@ BOUND_OF_TERM: dict[str, Bound] = {
     "beyond_graph_step_ms": "host",
     "per_token_beyond_graph_ms": "compute",
     "per_waiting_scanned_ms": "host",
+    "per_waiting_ms": "host",
 }
 """What bounds each term of the linear step law."""
 

@@ -1,0 +1,98 @@
+"""How commands speak."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from packer.cli import output
+from packer.cli.options import NumberList
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_json_has_no_nan_and_no_numpy(capsys: Capture) -> None:
+    """What is printed is strict JSON: no NaN, and arrays as lists."""
+    data = {
+        "a": math.nan,
+        "b": np.array([1.5, math.inf]),
+        "c": (np.int64(3), np.bool_(True)),
+        4: {"x"},
+        "d": "é",
+    }
+    output.print_json(data)
+    text = capsys.readouterr().out
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "a": None,
+        "b": [1.5, None],
+        "c": [3, True],
+        "4": ["x"],
+        "d": "é",
+    }
+
+
+def test_names_cannot_command_the_terminal(capsys: Capture) -> None:
+    """Markup stays text and control characters are shown as escapes."""
+    output.show("line \x1b[31m", output.table("[b]title[/b]", ["[red]c"], [["[bold]x\x1b]0;y\x07\u202e"]]))
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    for part in (r"line \x1b[31m", "[b]title[/b]", "[red]c", r"[bold]x\x1b]0;y\x07\u202e"):
+        assert part in text
+    output.note("\x1b[2J")
+    assert capsys.readouterr().err == "packer: \\x1b[2J\n"
+    output.note("hidden", quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1234.56, "1,234.6"), (0.0, "0.0"), (None, "–"), (math.nan, "–"), (-3.25, "-3.2")]
+)
+def test_numbers_for_people(value: float | None, text: str) -> None:
+    """Thousands are separated, and a missing number is a dash."""
+    assert output.number(value) == text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        """Claim to be one."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("terminal", "quiet", "drawn"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_progress_only_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool, drawn: bool
+) -> None:
+    """A progress bar goes to a terminal's standard error alone."""
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with output.progress_bar(quiet=quiet) as update:
+        update("packing", 1, 2)
+        update("unknown", 1, 0)
+    assert bool(stream.getvalue()) is drawn
+
+
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR in the environment wins even on a terminal."""
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert output.console().color_system is not None
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert output.console().no_color
+
+
+def test_number_lists() -> None:
+    """Lists are numbers with commas between them."""
+    assert NumberList(int).convert("8,16", None, None) == (8, 16)
+    assert NumberList(float).convert("0.1", None, None) == (0.1,)
+    for text in ("", "1,", "1;2", "x"):
+        with pytest.raises(Exception, match="commas"):
+            NumberList(float).convert(text, None, None)

@@ -1,0 +1,128 @@
+"""`packer workload` and `packer profiles`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from packer.cli import run
+from packer.io.profiles import load_profile, parse_profile
+from packer.io.workloads import read_workload
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_generate_and_describe(tmp_path: Path, capsys: Capture) -> None:
+    """A generated fleet is what was asked for, and its description counts it right."""
+    path = str(tmp_path / "f.csv")
+    assert (
+        run(["workload", "generate", "--adapters", "12", "--rates", "0.1,0.2", "--ranks", "8,16", "-o", path])
+        == 0
+    )
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "12 adapters, 1.8 req/s" in err
+    assert run(["workload", "describe", path, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["adapters"] == 12
+    assert facts["rate"] == pytest.approx(1.8)
+    assert facts["offered_tok_s"] == pytest.approx(1.8 * (223 + 195))
+    assert [row["adapters"] for row in facts["ranks"]] == [6, 6]
+    assert facts["input_tokens"] == pytest.approx({"mean": 223.0, "cv": 1.1})
+    assert run(["workload", "describe", path]) == 0
+    assert "12 adapters" in capsys.readouterr().out
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    """A generated file depends on its options alone."""
+    paths = [tmp_path / f"{k}.csv" for k in range(3)]
+    for path, seed in zip(paths, ("7", "7", "8"), strict=True):
+        assert run(["workload", "generate", "--adapters", "30", "--seed", seed, "-q", "-o", str(path)]) == 0
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert paths[0].read_bytes() != paths[2].read_bytes()
+
+
+def test_power_law_and_lengths(tmp_path: Path) -> None:
+    """A total rate is shared by a power law, and mean lengths are those given."""
+    path = tmp_path / "f.yaml"
+    words = (
+        "workload generate --adapters 5 --total-rate 10 --exponent 2 --input-tokens 50 --output-tokens 60 -qo"
+    )
+    assert run([*words.split(), str(path)]) == 0
+    fleet = read_workload(path)
+    assert fleet.rate == pytest.approx(10.0)
+    assert fleet.rates[0] / fleet.rates[1] == pytest.approx(4.0)
+    assert (fleet.mean_input_tokens[0], fleet.mean_output_tokens[0]) == (50.0, 60.0)
+
+
+def test_from_trace(tmp_path: Path, capsys: Capture) -> None:
+    """A trace becomes a fleet whose load is the trace's times the factor, with its command in the header."""
+    trace = tmp_path / "trace.csv"
+    lines = [f"{k},{10 + k % 3},{5 + k % 2}" for k in range(101)]
+    trace.write_text("\n".join(["timestamp,input_tokens,output_tokens", *lines, "101,5,0"]))
+    path = tmp_path / "f.csv"
+    words = (
+        f"workload from-trace {trace} --adapters 4 --ranks 8 --seed 3 --rate-factor 2 --note Mine -o {path}"
+    )
+    assert run(words.split()) == 0
+    assert "1 requests without tokens left out" in capsys.readouterr().err
+    fleet = read_workload(path)
+    tokens = sum(10 + k % 3 + 5 + k % 2 for k in range(101))
+    assert fleet.offered_tok_s == pytest.approx(2 * tokens / 100, rel=1e-4)
+    header = path.read_text().splitlines()[:2]
+    assert header[0] == "# Mine"
+    assert header[1].startswith("# packer workload from-trace trace.csv --adapters 4 --ranks 8 ")
+    assert header[1].endswith("--rate-factor 2.0 --seed 3 -o f.csv")
+
+
+def test_from_trace_replay(tmp_path: Path) -> None:
+    """With --replay every request is kept as it was; a trace's own adapters and ranks are used."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("timestamp,adapter,rank,input_tokens,output_tokens\n0,a,8,5,6\n4,b,16,7,8\n")
+    path = tmp_path / "f.json"
+    assert run(["workload", "from-trace", str(trace), "--replay", "-q", "-o", str(path)]) == 0
+    fleet = read_workload(path)
+    assert (fleet.names, fleet.ranks.tolist()) == (("a", "b"), [8, 16])
+    assert fleet.arrivals.trace is not None
+    assert fleet.arrivals.trace.time_s.tolist() == [0.0, 4.0]
+
+
+def test_profiles_list_and_show(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shipped profiles are listed and shown, as a table, JSON and their own file."""
+    monkeypatch.setenv("COLUMNS", "140")
+    name = "h100-64gb/llama-3.1-8b-instruct"
+    assert run(["profiles", "list"]) == 0
+    assert name in capsys.readouterr().out
+    assert run(["profiles", "list", "--json"]) == 0
+    assert name in [row["name"] for row in json.loads(capsys.readouterr().out)]
+    assert run(["profiles", "show", name]) == 0
+    assert "305,104" in capsys.readouterr().out
+    assert run(["profiles", "show", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fingerprint"] == load_profile(name).fingerprint
+    assert run(["profiles", "show", name, "--toml"]) == 0
+    assert parse_profile(capsys.readouterr().out, "stdout") == load_profile(name)
+
+
+def test_an_estimate_is_marked_everywhere(root: Path, tmp_path: Path, capsys: Capture) -> None:
+    """The estimate's file, its own output and every later one say that it is not calibrated."""
+    config = root / "tests" / "data" / "models" / "llama-3.1-8b.json"
+    path = tmp_path / "l40s.toml"
+    words = ["profiles", "estimate", "--model", str(config), "--gpu", "l40s", "-o", str(path)]
+    assert run(words) == 0
+    err = capsys.readouterr().err
+    assert "(estimated, not calibrated)" in err
+    assert path.read_text().startswith("# Estimated from datasheets, not calibrated")
+    assert run(["profiles", "show", str(path)]) == 0
+    assert "(estimated, not calibrated)" in capsys.readouterr().out
+    assert run([*words, "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["calibrated"] is False
+
+
+def test_an_estimate_that_would_not_start_says_so(root: Path, tmp_path: Path, capsys: Capture) -> None:
+    """A GPU too small for the model's context is named at once, with the way out."""
+    config = root / "tests" / "data" / "models" / "llama-3.1-8b.json"
+    words = ["profiles", "estimate", "--model", str(config), "--gpu", "l4", "-o", str(tmp_path / "l4.toml")]
+    assert run(words) == 0
+    assert "would not start with max_model_len 131072: set --max-model-len" in capsys.readouterr().err

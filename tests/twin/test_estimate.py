@@ -1,0 +1,173 @@
+"""Profiles from data sheets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packer.errors import FileFormatError, IncompatibleError, UnknownNameError
+from packer.io.profiles import format_profile, load_profile, parse_profile
+from packer.profile import LINEAR_TERMS, Profile
+from packer.twin.datasheets import GPUS
+from packer.twin.estimate import BOUND_OF_TERM, estimate_profile
+from packer.twin.memory import kv_cache_tokens, memory_error
+from packer.twin.model_config import ModelDimensions, read_model_config
+
+LLAMA, QWEN = "llama-3.1-8b", "qwen-2.5-7b"
+CALIBRATED = [(LLAMA, "h100-64gb/llama-3.1-8b-instruct"), (QWEN, "h100-64gb/qwen-2.5-7b-instruct")]
+
+
+def dimensions(root: Path, model: str) -> ModelDimensions:
+    return read_model_config(root / "tests" / "data" / "models" / f"{model}.json")
+
+
+def config(root: Path, model: str = LLAMA, **changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((root / "tests" / "data" / "models" / f"{model}.json").read_text())
+    return {key: value for key, value in (data | changes).items() if value != "absent"}
+
+
+def read(tmp_path: Path, data: Any) -> ModelDimensions:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(data))
+    return read_model_config(path)
+
+
+@pytest.mark.parametrize(("model", "name"), CALIBRATED)
+def test_dimensions_of_measured_models(root: Path, model: str, name: str) -> None:
+    """Weights, KV and adapter bytes are those of the calibrated profiles; slots those fitted, to 1 %."""
+    found, known = dimensions(root, model), load_profile(name)
+    assert found.weights_bytes == known.model.weights_bytes
+    assert found.kv_bytes_per_token == known.model.kv_bytes_per_token
+    assert found.lora_bytes_per_rank == known.model.lora_bytes_per_rank
+    assert found.slot_bytes_per_rank == pytest.approx(known.memory.slot_bytes_per_rank, rel=0.01)
+
+
+@pytest.mark.parametrize(("model", "name"), CALIBRATED)
+def test_kv_capacity_is_near_the_measured_one(root: Path, model: str, name: str) -> None:
+    """At every measured point the estimated KV cache is within 10 % of the real one."""
+    known = load_profile(name)
+    estimate = estimate_profile(dimensions(root, model), "h100-64gb", max_num_seqs=known.engine.max_num_seqs)
+    assert len(known.memory.measured) > 20
+    for max_loras, rank, tokens in known.memory.measured:
+        assert kv_cache_tokens(estimate, max_loras, rank) == pytest.approx(tokens, rel=0.10)
+
+
+def step_ms(profile: Profile, decodes: int, adapters: int, rank: int, context: int) -> float:
+    """Time of a decode step with as many slots as adapters, written out from the law's definition."""
+    c = dict.fromkeys(LINEAR_TERMS, 0.0) | dict(profile.latency.coefficients)
+    step = c["base_ms"] + c["per_decode_ms"] * decodes + c["per_kv_token_ms"] * decodes * context
+    if adapters:
+        step += c["first_adapter_ms"] + c["per_slot_ms"] * adapters + c["per_slot_rank_ms"] * rank
+        step += decodes * (c["per_lora_token_ms"] + c["per_slot_token_ms"] * adapters)
+        step += decodes * (c["per_slot_rank_token_ms"] * rank + c["per_adapter_token_ms"] * adapters)
+        step += adapters * (c["per_adapter_ms"] + c["per_rank_ms"] * rank)
+    return step
+
+
+@pytest.mark.parametrize(("decodes", "adapters"), [(1, 0), (32, 8), (128, 32), (256, 64)])
+def test_another_models_step_is_near_the_measured_one(root: Path, decodes: int, adapters: int) -> None:
+    """Qwen's decode step, estimated from Llama's, is within a factor of 1.5 of that fitted to Qwen's runs."""
+    known = load_profile("h100-64gb/qwen-2.5-7b-instruct")
+    estimate = estimate_profile(dimensions(root, QWEN), "h100-64gb")
+    ratio = step_ms(estimate, decodes, adapters, 16, 360) / step_ms(known, decodes, adapters, 16, 360)
+    assert 1 / 1.5 < ratio < 1.5
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_gpu_gives_a_sound_profile(root: Path, gpu: str) -> None:
+    """Each data sheet gives a profile that is marked as estimated, reads back, and holds some KV cache."""
+    profile = estimate_profile(dimensions(root, LLAMA), gpu, max_model_len=4096)
+    assert not profile.calibrated
+    assert profile.label.endswith("(estimated, not calibrated)")
+    assert profile.name == f"{gpu}/llama-3.1-8b-instruct"
+    assert parse_profile(format_profile(profile), "p.toml") == profile
+    assert memory_error(profile, 1, 8) is None
+    assert (
+        profile.latency.coefficients["base_ms"]
+        > 1e3 * profile.model.weights_bytes / GPUS[gpu].bandwidth_bytes_s
+    )
+
+
+def test_a_faster_gpu_is_faster_and_a_larger_one_holds_more(root: Path) -> None:
+    """Bandwidth shortens the step, memory enlarges the cache, and more sequences cost memory."""
+    model = dimensions(root, LLAMA)
+    small, large = estimate_profile(model, "l40s"), estimate_profile(model, "h200-141gb")
+    assert step_ms(large, 64, 8, 16, 400) < step_ms(small, 64, 8, 16, 400)
+    assert kv_cache_tokens(large, 8, 16) > kv_cache_tokens(small, 8, 16)
+    many = estimate_profile(model, "l40s", max_num_seqs=1024)
+    assert kv_cache_tokens(many, 8, 16) < kv_cache_tokens(small, 8, 16)
+
+
+def test_every_term_of_the_step_law_has_a_bound() -> None:
+    """A new term of the step law must be given what bounds it."""
+    assert set(BOUND_OF_TERM) == set(LINEAR_TERMS)
+
+
+def test_published_parameter_counts(root: Path, tmp_path: Path) -> None:
+    """Parameters, counted from the config, are those published: tied embeddings, head_dim, biases, norms."""
+    mistral = config(root, model_type="mistral", vocab_size=32768, max_position_embeddings=32768)
+    qwen3 = config(
+        root,
+        model_type="qwen3",
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    )
+    gemma2 = config(
+        root,
+        model_type="gemma2",
+        hidden_size=3584,
+        intermediate_size=14336,
+        num_hidden_layers=42,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=256,
+        vocab_size=256000,
+        tie_word_embeddings="absent",
+    )
+    for data, parameters in ((mistral, 7_248_023_552), (qwen3, 4_022_468_096), (gemma2, 9_241_705_984)):
+        assert read(tmp_path, data).weights_bytes == 2 * parameters
+
+
+def test_multimodal_configs_use_their_text_part(root: Path, tmp_path: Path) -> None:
+    """A config that nests its language model is read there."""
+    nested = {"model_type": "gemma3", "text_config": config(root, model_type="gemma3_text")}
+    assert read(tmp_path, nested).kind == "gemma3_text"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"num_local_experts": 8, "model_type": "mixtral"}, IncompatibleError, "mixture of experts"),
+        ({"quantization_config": {"bits": 4}}, IncompatibleError, "quantised"),
+        ({"model_type": "gpt2"}, IncompatibleError, "model_type to be one of"),
+        ({"model_type": "absent"}, IncompatibleError, "got None"),
+        ({"hidden_size": "absent"}, FileFormatError, "key 'hidden_size': this key is missing"),
+        ({"hidden_size": -1}, FileFormatError, "hidden_size .*got -1"),
+        ({"vocab_size": "many"}, FileFormatError, "vocab_size .*got 'many'"),
+        ({"tie_word_embeddings": "yes"}, FileFormatError, "tie_word_embeddings.*'yes'"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused(
+    root: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """Models that the formulas don't fit, and configs that make no sense, are refused with the reason."""
+    with pytest.raises(error, match=message):
+        read(tmp_path, config(root, **changes))
+
+
+def test_too_large_a_model_and_unknown_gpus(root: Path, tmp_path: Path) -> None:
+    """Weights that don't fit, and a GPU without a data sheet, are refused."""
+    large = read(tmp_path, config(root, num_hidden_layers=80, hidden_size=8192, intermediate_size=28672))
+    with pytest.raises(IncompatibleError, match="GB for its weights"):
+        estimate_profile(large, "l4")
+    with pytest.raises(UnknownNameError, match="Did you mean 'h100-80gb'"):
+        estimate_profile(large, "h100-80g")
