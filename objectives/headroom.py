@@ -100,14 +100,7 @@ def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
         replace(adapter, rate=max(rate, _SMALLEST_RATE))
         for adapter, rate in zip(workload.adapters, rates.tolist(), strict=True)
     ]
-    return Workload(
-        adapters,
-        workload.input_tokens,
-        workload.output_tokens,
-        workload.length_correlation,
-        workload.arrivals,
-        workload.name,
-    )
+    return replace(workload, adapters=tuple(adapters))
 
 
 def read_rates(path: str, workload: Workload) -> list[npt.NDArray[np.float64]]:

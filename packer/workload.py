@@ -136,25 +136,18 @@ class Workload:
                 a if share == 1.0 else replace(a, rate=a.rate * share)
                 for a, share in zip(adapters, shares, strict=True)
             ]
-        return Workload(
-            adapters, self.input_tokens, self.output_tokens, self.length_correlation, arrivals, self.name
-        )
+        return replace(self, adapters=tuple(adapters), arrivals=arrivals)
 
     def scaled(self, rate_factor: float) -> Workload:
         """The same fleet with every rate multiplied."""
         checks.real("rate_factor", rate_factor, low=0.0, open_low=True)
         if self.arrivals.trace is not None:
             raise ValidationError("Rates of a replayed trace can't be scaled: use Poisson arrivals.")
-        adapters = [replace(a, rate=a.rate * rate_factor) for a in self.adapters]
-        return Workload(
-            adapters, self.input_tokens, self.output_tokens, self.length_correlation, self.arrivals, self.name
-        )
+        return replace(self, adapters=tuple(replace(a, rate=a.rate * rate_factor) for a in self.adapters))
 
     def with_arrivals(self, arrivals: Arrivals) -> Workload:
         """The same fleet with another arrival process."""
-        return Workload(
-            self.adapters, self.input_tokens, self.output_tokens, self.length_correlation, arrivals, self.name
-        )
+        return replace(self, arrivals=arrivals)
 
 
 def _frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:

@@ -52,12 +52,5 @@ def _scaled(workload: Workload, bins: Sequence[Bin], factors: Sequence[float]) -
             own = workload.adapters[i]
             adapters.append(replace(own, name=f"{k}.{i}", rate=own.rate * share * factor))
         moved.append(replace(item, adapters=tuple(range(first, len(adapters))), shares=None))
-    fleet = Workload(
-        adapters,
-        workload.input_tokens,
-        workload.output_tokens,
-        workload.length_correlation,
-        workload.arrivals,
-        workload.name,
-    )
+    fleet = replace(workload, adapters=tuple(adapters))
     return fleet, moved

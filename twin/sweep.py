@@ -212,14 +212,7 @@ def fleet_of(workload: Workload, n: int, seed: int) -> Workload:
     adapters = list(workload.adapters)
     for k, i in enumerate(np.random.default_rng(seed).integers(have, size=n - have), start=1):
         adapters.append(_copy(workload.adapters[i], k, taken))
-    return Workload(
-        adapters,
-        workload.input_tokens,
-        workload.output_tokens,
-        workload.length_correlation,
-        workload.arrivals,
-        workload.name,
-    )
+    return replace(workload, adapters=tuple(adapters))
 
 
 def _copy(adapter: Adapter, k: int, taken: set[str]) -> Adapter:

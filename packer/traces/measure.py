@@ -79,14 +79,7 @@ def rounded(workload: Workload, digits: int = 6) -> Workload:
         )
         for adapter in workload.adapters
     ]
-    return Workload(
-        adapters,
-        workload.input_tokens,
-        workload.output_tokens,
-        workload.length_correlation,
-        workload.arrivals,
-        workload.name,
-    )
+    return replace(workload, adapters=tuple(adapters))
 
 
 def _lengths(
