@@ -15,6 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ PLAN_CASE = Case("two-bins", 40, (8, 16, 32), 16, 32, 1.35)
 STARTED = time.monotonic()
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where measurements and figures go, and how long a run is."""
+
+    work: Path
+    results: Path
+    seconds: float
+
+
 def say(text: str) -> None:
     """A line with the time since the start."""
     print(f"{time.monotonic() - STARTED:7.0f} s  {text}", flush=True)
@@ -53,22 +63,22 @@ def progress(what: str, done: int, total: int) -> None:
         say(f"{done}/{total} {what}")
 
 
-def write(name: str, data: Any) -> None:
+def write(place: Place, name: str, data: Any) -> None:
     """A result file, committed with the benchmark."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(jsonable(data), indent=1) + "\n")
-    say(f"wrote results/{name}")
+    (place.results / name).write_text(json.dumps(jsonable(data), indent=1) + "\n")
+    say(f"wrote {place.results / name}")
 
 
-def run_calibration(launch: Launch, work: Path) -> None:
+def run_calibration(launch: Launch, place: Place) -> None:
     """The profile of this machine's vLLM."""
-    profile, outcomes, _ = calibrate(launch, work / "calibrate", grid=GRID, progress=progress)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "profile.toml").write_text(format_profile(profile))
+    profile, outcomes, _ = calibrate(launch, place.work / "calibrate", grid=GRID, progress=progress)
+    (place.results / "profile.toml").write_text(format_profile(profile))
     say(f"calibrated from {len(outcomes)} loads: {dict(profile.latency.coefficients)} {dict(profile.errors)}")
 
 
-def validation_sessions(launch: Launch, profile: packer.Profile) -> list[tuple[Session, list[Case]]]:
+def validation_sessions(
+    launch: Launch, profile: packer.Profile, seconds: float
+) -> list[tuple[Session, list[Case]]]:
     """One session a server with the repeats of all its cases: the same requests each time."""
     found = []
     for server in dict.fromkeys(case.server for case in CASES):
@@ -77,17 +87,17 @@ def validation_sessions(launch: Launch, profile: packer.Profile) -> list[tuple[S
         for case in cases:
             workload = workload_of(case, profile)
             adapters |= {a.name: a for a in workload.adapters}
-            tasks += [Task(f"{case.name}-{k}", workload, SECONDS, seed=1) for k in range(REPEATS)]
+            tasks += [Task(f"{case.name}-{k}", workload, seconds, seed=1) for k in range(REPEATS)]
         slots = slots_for(launch, list(adapters.values()), cases[0].max_loras, cases[0].max_lora_rank)
         found.append((Session(server, slots, tuple(tasks)), cases))
     return found
 
 
-def run_validation(launch: Launch, work: Path) -> None:
+def run_validation(launch: Launch, place: Place) -> None:
     """Twin against real vLLM on every case."""
-    profile = load_profile(RESULTS / "profile.toml")
-    planned = validation_sessions(launch, profile)
-    campaign = Campaign(launch, work / "validate", progress=progress)
+    profile = load_profile(place.results / "profile.toml")
+    planned = validation_sessions(launch, profile, place.seconds)
+    campaign = Campaign(launch, place.work / "validate", progress=progress)
     outcomes = campaign.run([session for session, _ in planned])
     reports = []
     for _session, cases in planned:
@@ -95,8 +105,8 @@ def run_validation(launch: Launch, work: Path) -> None:
             mine = [o for o in outcomes if o.task.key.rpartition("-")[0] == case.name]
             reports.append((case, case_report(case, mine, profile, launch)))
     rows = [row(case, report) for case, report in reports]
-    write("validation.json", {"machine": machine(), "bars": bars(rows), "cases": rows})
-    (RESULTS / "validation.md").write_text(markdown(rows))
+    write(place, "validation.json", {"machine": machine(), "bars": bars(rows), "cases": rows})
+    (place.results / "validation.md").write_text(markdown(rows))
 
 
 def case_report(
@@ -185,9 +195,9 @@ def cell(figure: dict[str, Any]) -> str:
     return f"{predicted} / {measured} ({tail})"
 
 
-def run_plans(launch: Launch, work: Path) -> None:
+def run_plans(launch: Launch, place: Place) -> None:
     """Five solvers' plans for one workload of two servers, judged by real vLLM."""
-    profile = load_profile(RESULTS / "profile.toml")
+    profile = load_profile(place.results / "profile.toml")
     workload = fleet(PLAN_CASE, round(PLAN_CASE.share * largest_rate(PLAN_CASE, profile), 2))
     plans = {}
     for solver in SOLVERS:
@@ -198,8 +208,8 @@ def run_plans(launch: Launch, work: Path) -> None:
             say(f"{solver}: {error}")
             continue
         say(f"{solver}: {plans[solver].n_gpus} servers, {plans[solver].status}")
-    spec = ValidationSpec(duration_s=SECONDS, seed=2)
-    verdicts = judge(plans, workload, launch, work / "plans", spec, progress)
+    spec = ValidationSpec(duration_s=place.seconds, seed=2)
+    verdicts = judge(plans, workload, launch, place.work / "plans", spec, progress)
     data = {
         "machine": machine(),
         "rate": workload.rate,
@@ -212,12 +222,12 @@ def run_plans(launch: Launch, work: Path) -> None:
             for name, verdict in verdicts.items()
         },
     }
-    write("plans.json", data)
+    write(place, "plans.json", data)
 
 
-def run_schedule(_launch: Launch, work: Path) -> None:
+def run_schedule(_launch: Launch, place: Place) -> None:
     """How well the load generator keeps its schedule."""
-    write("load_generator.json", {"machine": machine(), **measure_schedule(work / "schedule")})
+    write(place, "load_generator.json", {"machine": machine(), **measure_schedule(place.work / "schedule")})
 
 
 def machine() -> dict[str, Any]:
@@ -249,12 +259,18 @@ def main() -> None:
     parser.add_argument("--launch", required=True, help="launch file, see `packer live setup-cpu`")
     parser.add_argument("--work", default="build/real_vllm", help="where measurements are kept")
     parser.add_argument("--only", choices=PHASES, help="one phase")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of each validation run")
+    parser.add_argument("--results", default=str(RESULTS), help="where the figures go")
     arguments = parser.parse_args()
-    launch, work = read_launch(arguments.launch), Path(arguments.work)
-    work.mkdir(parents=True, exist_ok=True)
+    launch, place = (
+        read_launch(arguments.launch),
+        Place(Path(arguments.work), Path(arguments.results), arguments.seconds),
+    )
+    for folder in (place.work, place.results):
+        folder.mkdir(parents=True, exist_ok=True)
     for name in [arguments.only] if arguments.only else list(PHASES):
         say(f"== {name}")
-        PHASES[name](launch, work)
+        PHASES[name](launch, place)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,8 @@ def test_equal_bins_of_several_plans_are_measured_once(
     assert places == {"two": [0, 1], "half": [0], "one": [2]}
     verdicts = judge(plans, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
     assert verdicts["two"].gpus == 2
-    assert verdicts["two"].feasible
+    assert not verdicts["two"].failures
+    assert not verdicts["two"].memory_errors
     assert verdicts["two"].total_token_throughput > verdicts["half"].total_token_throughput
     assert len(list(tmp_path.iterdir())) == 3
     again = judge({"half": plans["half"]}, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
@@ -162,9 +163,9 @@ def test_the_command_writes_report_and_page(
     launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
     """`packer validate` on a plan file: JSON, HTML and a table, exit code 0."""
-    make_plan(bins[:1]).save(tmp_path / "plan.json")
+    make_plan(bins).save(tmp_path / "plan.json")
     done = packer(
-        "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s",
+        "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
         "--folder", tmp_path / "work", "-o", tmp_path / "out.json", "--html", tmp_path / "out.html",
     )  # fmt: skip
     text, errors = done.communicate(timeout=60)
@@ -172,7 +173,8 @@ def test_the_command_writes_report_and_page(
     assert "total_token_throughput" in text
     data = json.loads((tmp_path / "out.json").read_text())
     assert data["complete"]
-    assert data["gpus"][0]["starved"] == {"predicted": False, "measured": False}
+    assert data["gpus"][0]["memory_error"] == {"predicted": False, "measured": False}
+    assert data["gpus"][0]["runs"][0]["failed"] == 0
     assert "<html" in (tmp_path / "out.html").read_text()[:2000].lower()
 
 
@@ -185,9 +187,9 @@ def test_an_interrupt_keeps_what_was_measured(
     tmp_path: Path,
 ) -> None:
     """Ctrl-C in the middle: exit code 130, a report marked as partial, and no server left."""
-    make_plan(bins[:1]).save(tmp_path / "plan.json")
+    make_plan(bins).save(tmp_path / "plan.json")
     process = packer(
-        "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "60s",
+        "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "60s", "--bins", "0",
         "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
     )  # fmt: skip
     job = tmp_path / "work" / "gpu-0" / "repeat-0" / "load.json"
