@@ -138,6 +138,7 @@ LINEAR_TERMS = (
     "per_token_beyond_graph_ms",
     "per_waiting_scanned_ms",
     "per_slot_rank_token_ms",
+    "per_waiting_ms",
 )
 """Terms of the linear step law, in the kernel's order; `packer.twin.latency` says what each multiplies."""
 

@@ -44,6 +44,7 @@ class Raw:
     totals: FloatArray
     histogram: IntArray
     timeline: FloatArray
+    means: FloatArray
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Server:
     max_lora_rank: int
     kv_cache_tokens: int
     max_outstanding: int | None
+    mean_state: bool = False
 
     @property
     def kv_blocks(self) -> int:
@@ -113,6 +115,7 @@ class Server:
             engine.block_size,
             int(np.nextafter(duration_s, 0.0) / bin_s) + 1,
             count_waiting=scans,
+            mean_state=self.mean_state,
         )
         kernel.run(
             _frozen(time_s),
@@ -172,6 +175,7 @@ class Server:
             state.totals,
             state.histogram,
             state.timeline,
+            state.means,
         )
 
 

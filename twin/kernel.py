@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from packer.twin.kernel_law import gap_bin, linear_ms, paper_ms
+from packer.twin.kernel_law import PER_WAITING, add_means, gap_bin, linear_ms, paper_ms
 from packer.twin.kernel_state import (
     ADAPTER_LOADS,
     BUSY_S,
@@ -80,6 +80,7 @@ def run(
     bin_s: float, times: FloatArray, req: IntArray, finished: npt.NDArray[np.int8], refused: IntArray,
     links: IntArray, due: IntArray, adapters: IntArray, adapter_links: IntArray, phase: IntArray,
     tree: IntArray, totals: FloatArray, histogram: IntArray, timeline: FloatArray,
+    means: FloatArray,
 ) -> None:  # fmt: skip
     """Simulate one server; writes into the arrays of `new_state`.
 
@@ -341,6 +342,11 @@ def run(
             ms = linear_ms(
                 c, batch_decodes, prefill_tokens, active, active_ranks, slots, slot_rank, context, scanned,
                 graph_max,
+            ) + c[PER_WAITING] * waiting  # fmt: skip
+        if means.size > 0:
+            add_means(
+                means, batch_decodes, prefill_tokens, active, active_ranks, slots, slot_rank, context, scanned,
+                waiting, graph_max, ms + load_ms,
             )  # fmt: skip
         dt = (ms + load_ms) * 1e-3
         if dt < MIN_STEP_S:

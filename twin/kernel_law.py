@@ -6,7 +6,10 @@ import math
 
 from numba import njit
 
+from packer.profile import LINEAR_TERMS
 from packer.twin.kernel_state import FLAGS, HISTOGRAM_BINS, HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, FloatArray
+
+PER_WAITING = LINEAR_TERMS.index("per_waiting_ms")
 
 
 @njit(**FLAGS)
@@ -41,3 +44,41 @@ def gap_bin(gap_s: float) -> int:
     """Bin of the histogram that a gap between tokens falls into."""
     k = int(math.log(gap_s * (1e3 / HISTOGRAM_FLOOR_MS)) * HISTOGRAM_PER_E)
     return 0 if k < 0 else (HISTOGRAM_BINS - 1 if k >= HISTOGRAM_BINS else k)
+
+
+@njit(**FLAGS)
+def add_means(
+    means: FloatArray, b: int, p: int, a: int, ranks: int, slots: int, slot_rank: int, context: int, scanned: int,
+    waiting: int, graph_max: float, step_ms: float,
+) -> None:  # fmt: skip
+    """Add a step to the sums of what the linear terms multiply, each weighted by the decodes of the step.
+
+    means (number of terms + 2,): the sums in the order of `LINEAR_TERMS`, then those of the step time and of the
+    weights. Their quotients are the mean state that a token sees: calibration solves for coefficients on them.
+    """
+    t = b + p
+    w = float(b)
+    means[0] += w
+    means[1] += w * b
+    means[2] += w * p
+    if p > 0:
+        means[3] += w
+    means[5] += w * a
+    means[6] += w * ranks
+    if a > 0:
+        means[4] += w
+        means[7] += w * slots
+        means[8] += w * slot_rank
+        means[9] += w * t
+        means[12] += w * slots * t
+        means[17] += w * slot_rank * t
+    means[10] += w * a * t
+    means[11] += w * a * p
+    means[13] += w * context
+    if t > graph_max:
+        means[14] += w
+        means[15] += w * (t - graph_max)
+    means[16] += w * scanned
+    means[18] += w * waiting
+    means[19] += w * step_ms
+    means[20] += w

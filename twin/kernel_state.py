@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from packer.profile import LINEAR_TERMS
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -57,14 +59,16 @@ class State(NamedTuple):
     totals: FloatArray
     histogram: IntArray
     timeline: FloatArray
+    means: FloatArray
 
 
 def new_state(
-    n: int, m: int, longest_output: int, block_size: int, bins: int, *, count_waiting: bool
+    n: int, m: int, longest_output: int, block_size: int, bins: int, *, count_waiting: bool, mean_state: bool = False
 ) -> State:
     """Arrays for up to n requests of m adapters.
 
-    `count_waiting`: the step law needs the number of requests passed over. The arrays are made here because
+    `count_waiting`: the step law needs the number of requests passed over. `mean_state`: sum up the state that
+    tokens see (`kernel_law.add_means`). The arrays are made here because
     making them in the kernel doubles its compilation time. Rows of requests are written when a request is
     accepted: memory that no request reaches is never touched.
     """
@@ -88,6 +92,7 @@ def new_state(
         totals=np.zeros(14),
         histogram=np.zeros(HISTOGRAM_BINS, dtype=np.int64),
         timeline=np.zeros((bins, 8)),
+        means=np.zeros(len(LINEAR_TERMS) + 2 if mean_state else 0),
     )
 
 

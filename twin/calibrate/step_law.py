@@ -72,7 +72,7 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
     b, p, a, r, s, m, k = np.array(states, dtype=np.float64).T
     features = linear_features(
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k,
-        waiting_scanned=0.0, graph_max_tokens=graph_max_tokens,
+        waiting_scanned=0.0, waiting=0.0, graph_max_tokens=graph_max_tokens,
     )  # fmt: skip
     step_ms = np.array(times)
     return Equations(features, step_ms, np.ones(len(step_ms)))
@@ -94,15 +94,15 @@ def run_equations(runs: Sequence[Run], graph_max_tokens: int) -> Equations:
         context = batch * (run.mean_input_tokens * 0.77 + run.mean_output_tokens)
         states.append(
             (batch, rate * run.mean_input_tokens * tpot_s, distinct, distinct * run.ranks.mean(), run.max_loras,
-             run.max_lora_rank, context, scanned)
+             run.max_lora_rank, context, scanned, waiting)
         )  # fmt: skip
         times.append(run.metrics["tpot_mean_ms"])
     if not states:
         return Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
-    b, p, a, r, s, m, k, w = np.array(states, dtype=np.float64).T
+    b, p, a, r, s, m, k, w, v = np.array(states, dtype=np.float64).T
     features = linear_features(
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k,
-        waiting_scanned=w, graph_max_tokens=graph_max_tokens,
+        waiting_scanned=w, waiting=v, graph_max_tokens=graph_max_tokens,
     )  # fmt: skip
     return Equations(features, np.array(times), np.ones(len(times)))
 

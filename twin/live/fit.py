@@ -67,6 +67,7 @@ class Observations:
             slot_rank=float(self.max_lora_rank),
             kv_tokens=self.kv_tokens,
             waiting_scanned=0.0,
+            waiting=0.0,
             graph_max_tokens=graph_max_tokens,
         )
         return Equations(features, self.step_ms, np.sqrt(self.count))
