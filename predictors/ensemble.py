@@ -1,0 +1,191 @@
+"""Trees as arrays: from scikit-learn's and LightGBM's to the ones that the kernel walks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.predictors.kernels import leaf_of, walk_one, walk_rows
+
+Float32Array = npt.NDArray[np.float32]
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of one tree: a leaf with a value, or `x[feature] <= threshold` to the left, else to the right."""
+
+    value: float
+    feature: int = -1
+    threshold: float = 0.0
+    left: Node | None = None
+    right: Node | None = None
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it has no children."""
+        return self.left is None
+
+    @property
+    def leaves(self) -> int:
+        """Leaves at or below it."""
+        if self.left is None or self.right is None:
+            return 1
+        return self.left.leaves + self.right.leaves
+
+    @property
+    def depth(self) -> int:
+        """Steps from here to the deepest leaf."""
+        if self.left is None or self.right is None:
+            return 0
+        return 1 + max(self.left.depth, self.right.depth)
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Flattened trees of several outputs, in groups.
+
+    Parameters
+    ----------
+    feature, threshold, left
+        int32, float32, int32 (nodes,): see `packer.predictors.kernels`; `width` features.
+    roots, depths
+        int32 (trees,).
+    starts
+        int32 (outputs + 1,): output k is the sum over the trees starts[k] … starts[k + 1] − 1, plus bias[k].
+    bias
+        float64 (outputs,).
+    """
+
+    width: int
+    feature: IntArray
+    threshold: Float32Array
+    left: IntArray
+    roots: IntArray
+    depths: IntArray
+    starts: IntArray
+    bias: FloatArray
+
+    @classmethod
+    def of(cls, outputs: Sequence[Sequence[Node]], biases: Sequence[float], width: int) -> Ensemble:
+        """Flatten trees, breadth first, so that siblings are neighbours."""
+        feature: list[int] = []
+        threshold: list[float] = []
+        left: list[int] = []
+        roots: list[int] = []
+        depths: list[int] = []
+        starts = [0]
+        for trees in outputs:
+            for tree in trees:
+                roots.append(len(feature))
+                depths.append(tree.depth)
+                _flatten(tree, width, feature, threshold, left)
+            starts.append(len(roots))
+        return cls(
+            width,
+            np.array(feature, dtype=np.int32),
+            np.array(threshold, dtype=np.float32),
+            np.array(left, dtype=np.int32),
+            np.array(roots, dtype=np.int32),
+            np.array(depths, dtype=np.int32),
+            np.array(starts, dtype=np.int32),
+            np.array(biases, dtype=np.float64),
+        )
+
+    def rows(self, x: Float32Array, output: int) -> FloatArray:
+        """One output for many questions x float32 (n, F), float64 (n,)."""
+        out = np.full(len(x), self.bias[output])
+        walk_rows(
+            x, self.feature, self.threshold, self.left, self.roots, self.depths,
+            self.starts[output], self.starts[output + 1], out,
+        )  # fmt: skip
+        return out
+
+    def one(self, x: Float32Array, output: int) -> float:
+        """One output for one question x float32 (F + 1,), whose last entry is −∞."""
+        found: float = self.bias[output] + walk_one(
+            x, self.feature, self.threshold, self.left, self.roots, self.depths,
+            self.starts[output], self.starts[output + 1],
+        )  # fmt: skip
+        return found
+
+    def leaf(self, x: Float32Array, tree: int) -> int:
+        """The leaf of one tree that a question x float32 (F + 1,) reaches."""
+        found: int = leaf_of(x, self.feature, self.threshold, self.left, self.roots[tree], self.depths[tree])
+        return found
+
+    def tree(self, number: int) -> Node:
+        """One tree as nodes again; the values of inner nodes are not kept."""
+        return self._node(int(self.roots[number]))
+
+    def _node(self, at: int) -> Node:
+        if self.left[at] == at:
+            return Node(float(self.threshold[at]))
+        below = int(self.left[at])
+        return Node(
+            0.0, int(self.feature[at]), float(self.threshold[at]), self._node(below), self._node(below + 1)
+        )
+
+
+def _flatten(tree: Node, width: int, feature: list[int], threshold: list[float], left: list[int]) -> None:
+    waiting = [tree]
+    base = len(feature)
+    placed = 1
+    for node in waiting:  # grows as it is walked
+        at = len(feature)
+        if node.left is None or node.right is None:
+            feature.append(width)
+            threshold.append(node.value)
+            left.append(at)
+            continue
+        feature.append(node.feature)
+        threshold.append(float(float32_below(node.threshold)))
+        left.append(base + placed)
+        placed += 2
+        waiting += [node.left, node.right]
+
+
+def float32_below(value: float) -> np.float32:
+    """The largest float32 that is not above `value`, so that comparisons with float32 questions agree."""
+    near = np.float32(value)
+    return near if float(near) <= value else np.nextafter(near, np.float32(-np.inf))
+
+
+def from_sklearn(tree: Any, scale: float = 1.0, output: int = 0) -> Node:
+    """A fitted scikit-learn tree (`estimator.tree_`) as nodes; leaf values times `scale`."""
+
+    def node(at: int) -> Node:
+        value = float(tree.value[at, 0, output]) * scale
+        if tree.children_left[at] < 0:
+            return Node(value)
+        return Node(
+            value,
+            int(tree.feature[at]),
+            float(tree.threshold[at]),
+            node(tree.children_left[at]),
+            node(tree.children_right[at]),
+        )
+
+    return node(0)
+
+
+def from_lightgbm(booster: Any) -> list[Node]:
+    """The trees of a fitted LightGBM booster as nodes."""
+
+    def node(raw: dict[str, Any]) -> Node:
+        if "leaf_value" in raw:
+            return Node(float(raw["leaf_value"]))
+        return Node(
+            float(raw["internal_value"]),
+            int(raw["split_feature"]),
+            float(raw["threshold"]),
+            node(raw["left_child"]),
+            node(raw["right_child"]),
+        )
+
+    return [node(info["tree_structure"]) for info in booster.dump_model()["tree_info"]]

@@ -1,0 +1,66 @@
+"""Random forests, as in arXiv 2602.24044."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packer.predictors.ensemble import Ensemble, from_sklearn
+from packer.predictors.kinds import Arrays, Float32Array
+from packer.predictors.targets import OUTPUTS, STARVED
+
+
+class Forest:
+    """Means over trees grown on bootstrap samples."""
+
+    name = "forest"
+    family = "trees"
+    max_rows: int | None = None
+
+    def grid(self, classify: bool) -> dict[str, list[Any]]:
+        """Number and size of the trees, and how many features each split sees."""
+        del classify
+        return {
+            "n_estimators": [16, 32, 64],
+            "max_leaf_nodes": [64, 128, 256],
+            "min_samples_leaf": [1, 2, 4],
+            "max_features": ["sqrt", "log2", 0.5, None],
+        }
+
+    def defaults(self, classify: bool) -> dict[str, Any]:
+        """Small enough for a few microseconds a question, and to travel in the wheel."""
+        return {
+            "n_estimators": 48 if classify else 32,
+            "max_leaf_nodes": 128,
+            "min_samples_leaf": 2,
+            "max_features": 0.5,
+        }
+
+    def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
+        """A scikit-learn forest."""
+        from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+
+        make = RandomForestClassifier if classify else RandomForestRegressor
+        return make(random_state=seed, n_jobs=1, **params)
+
+    def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
+        """Flattened trees; each leaf counts 1 / trees."""
+        outputs = []
+        for name in OUTPUTS:
+            trees = fitted[name].estimators_ if name in fitted else []
+            column = 1 if name == STARVED else 0
+            outputs.append([from_sklearn(t.tree_, 1.0 / len(trees), column) for t in trees])
+        return packed(Ensemble.of(outputs, [0.0] * len(OUTPUTS), x.shape[1]))
+
+
+def packed(ensemble: Ensemble) -> Arrays:
+    """An ensemble as arrays by name."""
+    return {
+        "feature": ensemble.feature,
+        "threshold": ensemble.threshold,
+        "left": ensemble.left,
+        "roots": ensemble.roots,
+        "depths": ensemble.depths,
+        "starts": ensemble.starts,
+        "bias": ensemble.bias,
+    }

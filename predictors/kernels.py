@@ -1,0 +1,136 @@
+"""Walk flattened trees, and the kernel machines' sums, compiled by Numba.
+
+A tree is a run of nodes: `feature`, `threshold`, `left`; the right child follows the left one. A leaf points at
+itself and tests the column behind the last feature, which holds −∞, so that it is never left; its `threshold` is
+its value. Thus every row takes the same number of steps through a tree, without a branch.
+`tests/predictors/naive_trees.py` is the slow oracle.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from packer.twin.kernel_state import FLAGS
+
+BLOCK = 128
+FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
+
+
+@njit(**FLAGS)
+def walk_rows(
+    x: Float32Array, feature: IntArray, threshold: Float32Array, left: IntArray, roots: IntArray,
+    depths: IntArray, first: int, last: int, out: FloatArray,
+) -> None:  # fmt: skip
+    """Add the leaves of the trees first … last − 1 to `out` float64 (n,). x: float32 (n, F)."""
+    n, width = x.shape
+    columns = np.empty((width + 1, BLOCK), dtype=np.float32)
+    columns[width] = -np.inf
+    node = np.empty(BLOCK, dtype=np.int32)
+    for start in range(0, n, BLOCK):
+        rows = min(BLOCK, n - start)
+        for i in range(rows):
+            for f in range(width):
+                columns[f, i] = x[start + i, f]
+        for t in range(first, last):
+            node[:] = roots[t]
+            for _ in range(depths[t]):
+                for i in range(rows):
+                    at = node[i]
+                    node[i] = left[at] + (columns[feature[at], i] > threshold[at])
+            for i in range(rows):
+                out[start + i] += threshold[node[i]]
+
+
+@njit(**FLAGS)
+def walk_one(
+    x: Float32Array, feature: IntArray, threshold: Float32Array, left: IntArray, roots: IntArray,
+    depths: IntArray, first: int, last: int,
+) -> float:  # fmt: skip
+    """Sum of the leaves of the trees first … last − 1 for one question x float32 (F + 1,), whose last is −∞."""
+    total = 0.0
+    t = first
+    while t + 4 <= last:  # four at a time: their memory accesses overlap
+        a, b, c, d = roots[t], roots[t + 1], roots[t + 2], roots[t + 3]
+        deepest = max(max(depths[t], depths[t + 1]), max(depths[t + 2], depths[t + 3]))
+        for _ in range(deepest):
+            a = left[a] + (x[feature[a]] > threshold[a])
+            b = left[b] + (x[feature[b]] > threshold[b])
+            c = left[c] + (x[feature[c]] > threshold[c])
+            d = left[d] + (x[feature[d]] > threshold[d])
+        total += float(threshold[a]) + float(threshold[b]) + float(threshold[c]) + float(threshold[d])
+        t += 4
+    while t < last:
+        a = roots[t]
+        for _ in range(depths[t]):
+            a = left[a] + (x[feature[a]] > threshold[a])
+        total += float(threshold[a])
+        t += 1
+    return total
+
+
+@njit(**FLAGS)
+def leaf_of(
+    x: Float32Array, feature: IntArray, threshold: Float32Array, left: IntArray, root: int, depth: int
+) -> int:
+    """The leaf that a question x float32 (F + 1,) reaches."""
+    at = root
+    for _ in range(depth):
+        at = left[at] + (x[feature[at]] > threshold[at])
+    return at
+
+
+@njit(**FLAGS)
+def rbf_rows(
+    x: Float32Array, vectors: Float32Array, weights: Float32Array, gamma: float, out: FloatArray
+) -> None:
+    """Add Σ weights·exp(−gamma·|x − vector|²) to `out` float64 (n,). x (n, F), vectors (m, F), weights (m,)."""
+    for i in range(x.shape[0]):
+        total = 0.0
+        for j in range(vectors.shape[0]):
+            distance = 0.0
+            for f in range(x.shape[1]):
+                gap = x[i, f] - vectors[j, f]
+                distance += gap * gap
+            total += weights[j] * math.exp(-gamma * distance)
+        out[i] += total
+
+
+@njit(**FLAGS)
+def neighbour_rows(
+    x: Float32Array, points: Float32Array, values: Float32Array, k: int, out: FloatArray
+) -> None:
+    """Write into `out` float64 (n, T) the mean of `values` (m, T) over the k nearest `points` (m, F), weighted
+    by 1 / distance.
+    """
+    best = np.empty(k)
+    owner = np.empty(k, dtype=np.int64)
+    for i in range(x.shape[0]):
+        best[:] = np.inf
+        for j in range(points.shape[0]):
+            distance = 0.0
+            for f in range(x.shape[1]):
+                gap = x[i, f] - points[j, f]
+                distance += gap * gap
+            if distance < best[k - 1]:
+                place = k - 1
+                while place > 0 and best[place - 1] > distance:
+                    best[place] = best[place - 1]
+                    owner[place] = owner[place - 1]
+                    place -= 1
+                best[place] = distance
+                owner[place] = j
+        weight_sum = 0.0
+        out[i] = 0.0
+        for p in range(k):
+            weight = 1.0 / (math.sqrt(best[p]) + 1e-6)
+            weight_sum += weight
+            for t in range(values.shape[1]):
+                out[i, t] += weight * values[owner[p], t]
+        for t in range(values.shape[1]):
+            out[i, t] /= weight_sum

@@ -1,0 +1,63 @@
+"""What a kind of model must say of itself, so that one procedure trains them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.errors import UnknownNameError
+
+Arrays = dict[str, npt.NDArray[Any]]
+Float32Array = npt.NDArray[np.float32]
+
+
+class Kind(Protocol):
+    """A kind of model.
+
+    `family` names the class of `packer.predictors.families` that evaluates it; `max_rows`: no more than so
+    many rows of the dataset are used (kernel machines and neighbours slow down with each); `grid` and
+    `defaults` are hyperparameters, for a classifier or a regressor.
+    """
+
+    name: str
+    family: str
+    max_rows: int | None
+
+    def grid(self, classify: bool) -> dict[str, list[Any]]:
+        """What the halving grid search tries."""
+        ...
+
+    def defaults(self, classify: bool) -> dict[str, Any]:
+        """What is used without a search."""
+        ...
+
+    def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
+        """An unfitted scikit-learn estimator of features float32 (n, F)."""
+        ...
+
+    def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
+        """Arrays of the fitted estimators by output; absent outputs stay empty. x: what they were fitted on."""
+        ...
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of that name: "forest", "boosting", "tree", "svm" or "knn"."""
+    from packer.predictors.boosting import Boosting
+    from packer.predictors.forest import Forest
+    from packer.predictors.knn import Knn
+    from packer.predictors.svm import Svm
+    from packer.predictors.tree import Tree
+
+    kinds: dict[str, type[Kind]] = {
+        "forest": Forest,
+        "boosting": Boosting,
+        "tree": Tree,
+        "svm": Svm,
+        "knn": Knn,
+    }
+    if name not in kinds:
+        raise UnknownNameError("kind of predictor", name, kinds)
+    return kinds[name]()

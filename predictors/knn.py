@@ -1,0 +1,51 @@
+"""Nearest neighbours, as in arXiv 2602.24044."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from packer.predictors.kinds import Arrays, Float32Array
+from packer.predictors.targets import OUTPUTS, STARVED
+
+CERTAIN = 4.0  # log odds of a point that starves; calibration follows
+
+
+class Knn:
+    """Means over the nearest points of the training set, weighted by 1 / distance."""
+
+    name = "knn"
+    family = "neighbours"
+    max_rows: int | None = 4000  # each question looks at every row
+
+    def grid(self, classify: bool) -> dict[str, list[Any]]:
+        """How many neighbours."""
+        del classify
+        return {"n_neighbors": [3, 5, 7, 9, 13, 17]}
+
+    def defaults(self, classify: bool) -> dict[str, Any]:
+        """The same for every output, so that one search serves them all."""
+        del classify
+        return {"n_neighbors": 7}
+
+    def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
+        """A scikit-learn neighbours model."""
+        from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+
+        del seed
+        make = KNeighborsClassifier if classify else KNeighborsRegressor
+        return make(weights="distance", **params)
+
+    def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
+        """The points with their values; where a point has none, what its neighbours say."""
+        values = np.zeros((len(x), len(OUTPUTS)), dtype=np.float32)
+        k = self.defaults(True)["n_neighbors"]
+        for column, name in enumerate(OUTPUTS):
+            if name not in fitted:
+                continue
+            told = fitted[name].predict(x)  # a point that was fitted on is its own nearest neighbour
+            values[:, column] = CERTAIN * (2.0 * told - 1.0) if name == STARVED else told
+            k = fitted[name].n_neighbors
+        return {"points": x, "values": values, "k": np.array([k], dtype=np.int64)}

@@ -1,0 +1,177 @@
+"""A trained predictor as a judge of bins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.bin import Bin, Evaluations
+from packer.errors import ModelError
+from packer.predictors.families import family_of
+from packer.predictors.features import NAMES, BinTable, FeatureExtractor
+from packer.predictors.shipped import shipped_model
+from packer.predictors.store import Model, read_model
+from packer.predictors.targets import OUTPUTS, STARVED, decoded, probability
+from packer.profile import Profile
+from packer.workload import Workload
+
+FloatArray = npt.NDArray[np.float64]
+_KEEP_FLEETS = 16
+_ROWS_PER_THREAD = 2048
+
+
+class LearnedPredictor:
+    """Judges bins with a trained model; memory errors come from the memory model, they are not learned.
+
+    Bins of other profiles are judged by the shipped predictor of the same kind for that profile, if there is
+    one.
+
+    Parameters
+    ----------
+    model
+        From `packer.predictors.train` or a file.
+    profile
+        The one that it was trained for.
+    """
+
+    kind = ""
+
+    def __init__(self, model: Model, profile: Profile, *, where: str = "the predictor") -> None:
+        model.check_profile(profile, where)
+        self.model, self.profile = model, profile
+        self.name = model.kind
+        self._family = family_of(model)
+        self._fleets: list[tuple[Workload, FeatureExtractor]] = []
+        self._others: dict[str, LearnedPredictor] = {}
+
+    @classmethod
+    def for_profile(cls, profile: Profile, *, seed: int = 0) -> LearnedPredictor:
+        """The shipped predictor of this kind; nothing in it is random."""
+        del seed
+        model, where = shipped_model(cls.kind, profile)
+        return cls(model, profile, where=where)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], profile: Profile) -> LearnedPredictor:
+        """The one in a file; raises `ModelError` if it is damaged or belongs to another profile."""
+        return cls(read_model(path), profile, where=os.fspath(path))
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Judge each bin; one row per bin, in order."""
+        if not bins:
+            return Evaluations.of([])
+        profiles = {item.profile.fingerprint: item.profile for item in bins}
+        if profiles.keys() == {self.profile.fingerprint}:
+            return self.evaluate_table(workload, BinTable.of(bins))
+        rows = [None] * len(bins)
+        for fingerprint, profile in profiles.items():
+            where = [i for i, item in enumerate(bins) if item.profile.fingerprint == fingerprint]
+            found = self._judge_of(profile).evaluate(workload, [bins[i] for i in where])
+            for i, row in zip(where, found, strict=True):
+                rows[i] = row  # type: ignore[call-overload]
+        return Evaluations.of(rows)  # type: ignore[arg-type]
+
+    def evaluate_table(self, workload: Workload, table: BinTable) -> Evaluations:
+        """Judge bins given as arrays: for those who ask thousands of times."""
+        extractor = self._extractor(workload)
+        kv_tokens = extractor.kv_cache_tokens(table)
+        features = extractor.matrix(table, kv_tokens)
+        return self.evaluate_features(features, kv_tokens)
+
+    def evaluate_features(self, features: FloatArray, kv_tokens: FloatArray) -> Evaluations:
+        """Judge bins by their features, float64 (n, F)."""
+        outputs = self.outputs(features, OUTPUTS)
+        figures = decoded(outputs, features)
+        chance = probability(outputs[STARVED], *self.model.header["calibration"])
+        failed = kv_tokens < self.profile.memory.min_kv_tokens
+        offered = features[:, NAMES.index("offered")].copy()
+
+        def latency(name: str) -> FloatArray:
+            return np.where(failed, np.nan, figures[name])
+
+        return Evaluations(
+            offered_tok_s=offered,
+            total_token_throughput=np.where(failed, 0.0, figures["served_share"] * offered),
+            starved=failed | (chance >= 0.5),
+            memory_error=failed,
+            mean_ttft_ms=latency("mean_ttft_ms"),
+            median_ttft_ms=latency("median_ttft_ms"),
+            p99_ttft_ms=latency("p99_ttft_ms"),
+            mean_tpot_ms=latency("mean_tpot_ms"),
+            mean_itl_ms=latency("mean_itl_ms"),
+            p99_itl_ms=latency("p99_itl_ms"),
+            kv_cache_tokens=kv_tokens,
+            starvation_probability=np.where(failed, 1.0, chance),
+        )
+
+    def outputs(self, features: FloatArray, names: Sequence[str]) -> dict[str, FloatArray]:
+        """Raw outputs of the model (see `OUTPUTS`) for features float64 (n, F)."""
+        x = np.ascontiguousarray(features, dtype=np.float32)
+        parts = np.array_split(x, min(os.cpu_count() or 1, max(1, len(x) // _ROWS_PER_THREAD)))
+
+        def one(part: npt.NDArray[np.float32]) -> list[FloatArray]:
+            return [self._family.rows(part, OUTPUTS.index(name)) for name in names]
+
+        if len(parts) == 1:
+            return dict(zip(names, one(x), strict=True))
+        with ThreadPoolExecutor(len(parts)) as pool:
+            found = list(pool.map(one, parts))
+        return {name: np.concatenate([part[k] for part in found]) for k, name in enumerate(names)}
+
+    def features(self, workload: Workload, bins: Sequence[Bin]) -> FloatArray:
+        """What the model sees of these bins, float64 (n, F)."""
+        return self._extractor(workload).matrix(BinTable.of(bins))
+
+    def _extractor(self, workload: Workload) -> FeatureExtractor:
+        for known, extractor in self._fleets:
+            if known is workload:
+                return extractor
+        extractor = FeatureExtractor(workload, self.profile)
+        self._fleets = [*self._fleets[-_KEEP_FLEETS + 1 :], (workload, extractor)]
+        return extractor
+
+    def _judge_of(self, profile: Profile) -> LearnedPredictor:
+        if profile.fingerprint == self.profile.fingerprint:
+            return self
+        if profile.fingerprint not in self._others:
+            if not self.kind:
+                raise ModelError(
+                    f"A bin is of the profile {profile.name}, but the predictor was trained for "
+                    f"{self.profile.name}."
+                )
+            self._others[profile.fingerprint] = type(self).for_profile(profile)
+        return self._others[profile.fingerprint]
+
+
+class ForestPredictor(LearnedPredictor):
+    """A random forest, as in the paper."""
+
+    kind = "forest"
+
+
+class BoostingPredictor(LearnedPredictor):
+    """Gradient-boosted trees (LightGBM)."""
+
+    kind = "boosting"
+
+
+class TreePredictor(LearnedPredictor):
+    """One shallow tree for each figure, that people can read."""
+
+    kind = "tree"
+
+
+class SvmPredictor(LearnedPredictor):
+    """Support vector machines, as in the paper."""
+
+    kind = "svm"
+
+
+class KnnPredictor(LearnedPredictor):
+    """Nearest neighbours, as in the paper."""
+
+    kind = "knn"

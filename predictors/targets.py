@@ -1,0 +1,67 @@
+"""What predictors learn: corrections of the estimate that the step law gives, not the raw figures.
+
+A served share relative to its estimate, and latencies relative to the expected step time, vary far less between
+servers and token lengths than tokens per second do, so that what is learned carries over to lengths never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.predictors.features import COLUMN
+
+FloatArray = npt.NDArray[np.float64]
+STARVED = "starved"
+LARGEST_CORRECTION = 12.0
+_SMALLEST = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure that is learned as log(figure / base), where `base` is a feature."""
+
+    name: str
+    base: str
+
+    def encode(self, figure: FloatArray, features: FloatArray) -> FloatArray:
+        """What the model learns, float64 (n,)."""
+        base = np.maximum(features[:, COLUMN[self.base]], _SMALLEST)
+        found: FloatArray = np.log(np.maximum(figure, _SMALLEST * 0.1) / base)
+        return found
+
+    def decode(self, correction: FloatArray, features: FloatArray) -> FloatArray:
+        """The figure that a correction means, float64 (n,)."""
+        base = np.maximum(features[:, COLUMN[self.base]], _SMALLEST)
+        found: FloatArray = base * np.exp(np.clip(correction, -LARGEST_CORRECTION, LARGEST_CORRECTION))
+        return found
+
+
+TARGETS = (
+    Target("served_share", "served_estimate"),
+    Target("mean_itl_ms", "step"),
+    Target("p99_itl_ms", "step"),
+    Target("mean_tpot_ms", "step"),
+    Target("mean_ttft_ms", "step"),
+    Target("median_ttft_ms", "step"),
+    Target("p99_ttft_ms", "step"),
+)
+OUTPUTS = (STARVED, *(target.name for target in TARGETS))
+"""What a model gives, in order: the log odds of starvation (before calibration), then the corrections."""
+
+
+def probability(log_odds: FloatArray, slope: float, offset: float) -> FloatArray:
+    """Calibrated probability of starvation (Platt), float64 (n,)."""
+    found: FloatArray = 1.0 / (1.0 + np.exp(-np.clip(slope * log_odds + offset, -50.0, 50.0)))
+    return found
+
+
+def decoded(outputs: Mapping[str, FloatArray], features: FloatArray) -> dict[str, FloatArray]:
+    """Figures of every regression target from a model's outputs; a share is at most 1."""
+    figures = {t.name: t.decode(outputs[t.name], features) for t in TARGETS if t.name in outputs}
+    if "served_share" in figures:
+        figures["served_share"] = np.minimum(figures["served_share"], 1.0)
+    return figures

@@ -1,0 +1,218 @@
+"""Train a predictor on a dataset: the paper's procedure, with splits that no configuration crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.errors import ValidationError
+from packer.predictors.card import scores
+from packer.predictors.dataset import Dataset
+from packer.predictors.families import family_of, squash
+from packer.predictors.features import NAMES
+from packer.predictors.kinds import Arrays, Kind, kind_of
+from packer.predictors.refine import refined
+from packer.predictors.store import Model
+from packer.predictors.targets import OUTPUTS, STARVED, TARGETS
+
+FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
+Progress = Callable[[str, int, int], None]
+
+HELD_OUT = 0.2
+FOLDS = 5
+LEAST_ROWS = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows to learn from: features float32 (n, F), what to learn by output (NaN: unknown), groups."""
+
+    x: Float32Array
+    y: Mapping[str, FloatArray]
+    groups: npt.NDArray[np.str_]
+
+    @classmethod
+    def of(cls, data: Dataset) -> Table:
+        """Everything in a dataset, encoded."""
+        y: dict[str, FloatArray] = {STARVED: data.starved.astype(np.float64)}
+        y |= {t.name: t.encode(data.labels[t.name], data.features) for t in TARGETS}
+        return cls(data.features.astype(np.float32), y, data.group)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, rows: npt.NDArray[Any]) -> Table:
+        """Some of the rows."""
+        return Table(self.x[rows], {name: y[rows] for name, y in self.y.items()}, self.groups[rows])
+
+    def at_most(self, rows: int | None, seed: int) -> Table:
+        """A random part of so many rows, in order."""
+        if rows is None or len(self) <= rows:
+            return self
+        picked = np.random.default_rng(seed).choice(len(self), rows, replace=False)
+        return self.take(np.sort(picked))
+
+
+def train(
+    kind_name: str,
+    data: Dataset,
+    *,
+    seed: int = 0,
+    search: bool = False,
+    refine: bool = False,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> Model:
+    """A trained predictor with its model card (`header["scores"]`, on rows held out by groups).
+
+    Parameters
+    ----------
+    kind_name
+        "forest", "boosting", "svm", "knn" or "tree".
+    data
+        What to learn from.
+    seed
+        Of the splits and of the model: the same gives the same bytes.
+    search
+        Choose hyperparameters by a halving grid search with five grouped folds instead of the defaults.
+    refine
+        Trees only: search the smallest trees that keep the accuracy (`packer.predictors.refine`).
+
+    Raises
+    ------
+    ValidationError
+        The dataset is too small, or holds only starved (or only served) servers.
+    """
+    kind = kind_of(kind_name)
+    _check(data)
+    table = Table.of(data)
+    learn, held = _split(data, seed)
+    steps = 3 + len(OUTPUTS)
+    progress("hyperparameters", 0, steps)
+    params = {
+        name: _search(kind, table.take(learn), name, seed) if search else kind.defaults(name == STARVED)
+        for name in OUTPUTS
+    }
+    trial = _fit(kind, table.take(learn), params, seed, refine=refine)
+    progress("calibration", 1, steps)
+    calibration = _calibration(kind, table.take(learn), params, seed, refine=refine)
+    header = _header(kind, data, params, seed, calibration, refine=refine, search=search)
+    card = scores(Model(header, trial), data, held)
+    progress("all rows", 2, steps)
+    arrays = _fit(kind, table, params, seed, refine=refine)
+    progress("all rows", steps, steps)
+    return Model({**header, "scores": card}, arrays)
+
+
+def _check(data: Dataset) -> None:
+    if len(data) < LEAST_ROWS:
+        raise ValidationError(f"Expected a dataset of at least {LEAST_ROWS} scenarios, got {len(data)}.")
+    if not 0.0 < data.starved.mean() < 1.0:
+        raise ValidationError(
+            "Expected a dataset with both starved and served servers, got only one of them."
+        )
+
+
+def _split(data: Dataset, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    from sklearn.model_selection import GroupShuffleSplit
+
+    split = GroupShuffleSplit(n_splits=1, test_size=HELD_OUT, random_state=seed)
+    learn, held = next(split.split(data.features, groups=data.group))
+    return learn, held
+
+
+def _fit(
+    kind: Kind, table: Table, params: Mapping[str, Mapping[str, Any]], seed: int, *, refine: bool = False,
+    outputs: tuple[str, ...] = OUTPUTS,
+) -> Arrays:  # fmt: skip
+    """Arrays of a model that was fitted to all rows of the table."""
+    part = table.at_most(kind.max_rows, seed)
+    x, scaling = part.x, {}
+    if kind.family != "trees":
+        logs = np.log1p(np.maximum(x, 0.0))
+        scaling = {"center": logs.mean(0), "scale": np.maximum(logs.std(0), np.float32(1e-3))}
+        x = squash(x, scaling["center"], scaling["scale"])
+    fitted = {}
+    for name in outputs:
+        known = np.isfinite(part.y[name])
+        y = part.y[name][known]
+        classify = name == STARVED
+        estimator = kind.estimator(classify, seed, params[name])
+        if refine:
+            estimator = refined(kind, x[known], y, part.groups[known], name, seed)
+        else:
+            estimator.fit(x[known], y.astype(np.int64) if classify else y)
+        fitted[name] = estimator
+    return {**kind.pack(fitted, x), **scaling}
+
+
+def _search(kind: Kind, table: Table, name: str, seed: int) -> dict[str, Any]:
+    """Hyperparameters by successive halving over the kind's grid, five folds by groups."""
+    from sklearn.experimental import enable_halving_search_cv  # noqa: F401
+    from sklearn.model_selection import GroupKFold, HalvingGridSearchCV
+
+    if kind.family == "neighbours" and name != STARVED:
+        return kind.defaults(False)  # one search serves all outputs, hence one number of neighbours
+    part = table.at_most(kind.max_rows, seed)
+    known = np.isfinite(part.y[name])
+    x, y, classify = part.x[known], part.y[name][known], name == STARVED
+    if kind.family != "trees":
+        logs = np.log1p(np.maximum(x, 0.0))
+        x = squash(x, logs.mean(0), np.maximum(logs.std(0), np.float32(1e-3)))
+    search = HalvingGridSearchCV(
+        kind.estimator(classify, seed, {}),
+        kind.grid(classify),
+        cv=GroupKFold(FOLDS),
+        scoring="f1_macro" if classify else "neg_mean_absolute_error",
+        factor=3,
+        min_resources=min(len(x), max(200, len(x) // 27)),
+        random_state=seed,
+        refit=False,
+    )
+    search.fit(x, y.astype(np.int64) if classify else y, groups=part.groups[known])
+    return dict(search.best_params_)
+
+
+def _calibration(
+    kind: Kind, table: Table, params: Mapping[str, Mapping[str, Any]], seed: int, *, refine: bool
+) -> tuple[float, float]:
+    """Slope and offset that turn the model's output into a probability (Platt), from folds by groups."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GroupKFold
+
+    told = np.full(len(table), np.nan)
+    for learn, held in GroupKFold(3).split(table.x, groups=table.groups):
+        arrays = _fit(kind, table.take(learn), params, seed, refine=refine, outputs=(STARVED,))
+        model = Model({"family": kind.family, "features": NAMES}, arrays)
+        told[held] = family_of(model).rows(table.x[held], OUTPUTS.index(STARVED))
+    fit = LogisticRegression(C=1e3, max_iter=1000).fit(told[:, None], table.y[STARVED].astype(np.int64))
+    return float(fit.coef_[0, 0]), float(fit.intercept_[0])
+
+
+def _header(
+    kind: Kind, data: Dataset, params: Mapping[str, Mapping[str, Any]], seed: int,
+    calibration: tuple[float, float], *, refine: bool, search: bool,
+) -> dict[str, Any]:  # fmt: skip
+    from importlib.metadata import version
+
+    return {
+        "kind": kind.name,
+        "family": kind.family,
+        "profile": data.spec.profile,
+        "fingerprint": data.spec.fingerprint,
+        "dataset": data.digest,
+        "rows": len(data),
+        "rows_used": min(len(data), kind.max_rows or len(data)),
+        "features": list(NAMES),
+        "outputs": list(OUTPUTS),
+        "medians": [float(x) for x in np.median(data.features, axis=0)],
+        "calibration": list(calibration),
+        "params": {name: dict(value) for name, value in params.items()} if not refine else "refined",
+        "search": search,
+        "seed": seed,
+        "versions": {name: version(name) for name in ("adapter-packer", "numpy", "scikit-learn", "lightgbm")},
+    }

@@ -1,0 +1,50 @@
+"""Shallow trees that people can read: one for each figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packer.predictors.ensemble import Ensemble, from_sklearn
+from packer.predictors.forest import packed
+from packer.predictors.kinds import Arrays, Float32Array
+from packer.predictors.targets import OUTPUTS, STARVED
+
+MOST_RULES = 32
+MOST_RULES_STARVATION = 16
+
+
+class Tree:
+    """One tree per figure with at most 32 leaves, 16 for starvation; `packer.predictors.refine` searches them."""
+
+    name = "tree"
+    family = "trees"
+    max_rows: int | None = None
+
+    def grid(self, classify: bool) -> dict[str, list[Any]]:
+        """Number of rules and the rows that each needs."""
+        most = MOST_RULES_STARVATION if classify else MOST_RULES
+        sizes = [n for n in (4, 6, 8, 12, 16, 24, 32) if n <= most]
+        return {"max_leaf_nodes": sizes, "min_samples_leaf": [5, 10, 20, 40]}
+
+    def defaults(self, classify: bool) -> dict[str, Any]:
+        """As many rules as allowed."""
+        return {
+            "max_leaf_nodes": MOST_RULES_STARVATION if classify else MOST_RULES,
+            "min_samples_leaf": 10,
+        }
+
+    def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
+        """A scikit-learn tree."""
+        from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+        make = DecisionTreeClassifier if classify else DecisionTreeRegressor
+        return make(random_state=seed, **params)
+
+    def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
+        """Flattened trees; the value of a rule for starvation is the share of its rows that starved."""
+        outputs = []
+        for name in OUTPUTS:
+            column = 1 if name == STARVED and hasattr(fitted.get(name), "classes_") else 0
+            outputs.append([from_sklearn(fitted[name].tree_, 1.0, column)] if name in fitted else [])
+        return packed(Ensemble.of(outputs, [0.0] * len(OUTPUTS), x.shape[1]))
