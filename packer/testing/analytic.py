@@ -60,7 +60,7 @@ class AnalyticPredictor:
 def _evaluation(offered: float, capacity: float, kv_tokens: float, memory_error: bool) -> Evaluation:
     throughput = 0.0 if memory_error else min(offered, capacity)
     starved = throughput < STARVATION_THRESHOLD * offered
-    busy = min(offered / capacity, 0.999) if capacity > 0 else 0.999
+    busy = min(STARVATION_THRESHOLD * offered / capacity, 0.999) if capacity > 0 else 0.999
     itl = _NAN if memory_error else 5.0 / (1.0 - 0.9 * busy)
     ttft = _NAN if memory_error else 20.0 / (1.0 - busy)
     return Evaluation(

@@ -1,0 +1,213 @@
+"""What every objective, predictor and solver must keep: subclass a contract, give the fixture, run pytest.
+
+    from packer.testing.contracts import SolverContract
+
+    class TestMine(SolverContract):
+        @pytest.fixture
+        def solver(self):
+            return MySolver()
+
+packer's own strategies are tested with the same classes. pytest is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.bin import Bin, Evaluations
+from packer.objectives.base import Objective
+from packer.objectives.gpus import Gpus
+from packer.objectives.latency import Latency
+from packer.predictors.base import Predictor
+from packer.profile import Profile
+from packer.solvers.base import Problem, Solution, Solver
+from packer.solvers.cache import CachedPredictor
+from packer.solvers.verify import check
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.testing.problems import random_fleet
+from packer.workload import Workload
+
+SIZES = (1, 7, 40)
+
+
+class ObjectiveContract:
+    """Rules of an objective; give the fixture `objective`."""
+
+    @pytest.fixture
+    def objective(self) -> Objective:
+        """The objective under test."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def judged(self) -> tuple[Workload, list[Bin], Evaluations]:
+        """Four small bins of which the last two starve or fail."""
+        fleet = random_fleet(24, seed=1, rates=(0.2, 0.1))
+        profile = small_profile()
+        parts = [tuple(range(k, 24, 4)) for k in range(4)]
+        bins = [Bin(part, len(part), 32, profile) for part in parts]
+        found = AnalyticPredictor().evaluate(fleet, bins)
+        starved, failed = np.array([0, 0, 1, 1], dtype=bool), np.array([0, 0, 0, 1], dtype=bool)
+        return fleet, bins, replace(found, starved=starved, memory_error=failed)
+
+    def test_is_an_objective(self, objective: Objective) -> None:
+        """It has a name, says whether the number of GPUs is given, and has the two methods."""
+        assert isinstance(objective, Objective)
+        assert objective.name
+        assert isinstance(objective.fixed_gpus, bool)
+
+    def test_refuses_starved_and_failing_bins(
+        self, objective: Objective, judged: tuple[Workload, list[Bin], Evaluations]
+    ) -> None:
+        """No objective admits a server that starves or does not start."""
+        admissible = objective.admissible(judged[2])
+        assert admissible.shape == (4,)
+        assert admissible.dtype == np.bool_
+        assert not admissible[2:].any()
+
+    def test_key_is_numbers_and_repeatable(
+        self, objective: Objective, judged: tuple[Workload, list[Bin], Evaluations]
+    ) -> None:
+        """The key of a plan is a tuple of floats, the same every time."""
+        fleet, bins, found = judged
+        one, other = objective.key(fleet, bins, found), objective.key(fleet, bins, found)
+        assert one == other
+        assert one
+        assert all(isinstance(value, float) for value in one)
+
+
+class PredictorContract:
+    """Rules of a predictor; give the fixtures `predictor` and, unless any will do, `profile`."""
+
+    @pytest.fixture
+    def predictor(self) -> Predictor:
+        """The predictor under test."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def profile(self) -> Profile:
+        """The server that it judges."""
+        return small_profile()
+
+    @pytest.fixture
+    def fleet(self) -> Workload:
+        """A fleet that it can judge."""
+        return random_fleet(24, seed=2, rates=(0.05, 0.02), ranks=(8, 16))
+
+    @pytest.fixture
+    def bins(self, fleet: Workload, profile: Profile) -> list[Bin]:
+        """A few bins of different sizes and slots."""
+        return [
+            Bin((0,), 1, 16, profile),
+            Bin(tuple(range(8)), 4, 16, profile),
+            Bin(tuple(range(8, 24)), 16, 16, profile),
+        ]
+
+    def test_one_row_per_bin(self, predictor: Predictor, fleet: Workload, bins: list[Bin]) -> None:
+        """It answers with one row per bin, and offered loads are those of the bins."""
+        found = predictor.evaluate(fleet, bins)
+        assert len(found) == len(bins)
+        np.testing.assert_allclose(found.offered_tok_s, [b.offered_tok_s(fleet) for b in bins], rtol=1e-6)
+
+    def test_figures_make_sense(self, predictor: Predictor, fleet: Workload, bins: list[Bin]) -> None:
+        """Throughput lies in [0, offered × 1.2], probabilities in [0, 1], latencies are > 0 or NaN."""
+        found = predictor.evaluate(fleet, bins)
+        assert np.all(found.total_token_throughput >= 0)
+        assert np.all(found.total_token_throughput <= 1.2 * found.offered_tok_s)
+        assert np.all((found.starvation_probability >= 0) & (found.starvation_probability <= 1))
+        assert np.all(np.isnan(found.mean_itl_ms) | (found.mean_itl_ms > 0))
+        assert np.all(np.isnan(found.mean_ttft_ms) | (found.mean_ttft_ms > 0))
+
+    def test_same_answer_alone_and_in_a_batch(
+        self, predictor: Predictor, fleet: Workload, bins: list[Bin]
+    ) -> None:
+        """An answer depends on the bin, not on what else was asked or when."""
+        together = predictor.evaluate(fleet, bins)
+        for k in reversed(range(len(bins))):
+            alone = predictor.evaluate(fleet, [bins[k]])[0]
+            assert alone.total_token_throughput == pytest.approx(together[k].total_token_throughput)
+            assert alone.feasible == together[k].feasible
+
+    def test_hopeless_bins_starve(self, predictor: Predictor, fleet: Workload, profile: Profile) -> None:
+        """A server offered thousands of times what any GPU serves is starved."""
+        hopeless = fleet.scaled(1e4)
+        assert not predictor.evaluate(hopeless, [Bin(tuple(range(24)), 24, 16, profile)])[0].feasible
+
+    def test_slots_beyond_memory_fail(self, predictor: Predictor, fleet: Workload, profile: Profile) -> None:
+        """Slots that leave no room for the KV cache are infeasible."""
+        assert not predictor.evaluate(fleet, [Bin((0, 1), 100_000, 512, profile)])[0].feasible
+
+
+class SolverContract:
+    """Rules of a solver; give the fixture `solver`. Problems that it refuses by `supports` are skipped."""
+
+    @pytest.fixture
+    def solver(self) -> Solver:
+        """The solver under test."""
+        raise NotImplementedError
+
+    def problem(self, n: int, **changes: object) -> Problem:
+        """A problem with `n` adapters, for objectives "gpus" or, with `fixed=True`, "latency" on 3 GPUs."""
+        fixed = bool(changes.pop("fixed", False))
+        objective: Objective = Latency() if fixed else Gpus()
+        fleet = random_fleet(n, seed=n, rates=(0.4, 0.2, 0.1))
+        known = Problem(
+            fleet,
+            (small_profile(),),
+            objective,
+            CachedPredictor(AnalyticPredictor()),
+            max_gpus=3 if fixed else None,
+        )
+        return replace(known, **changes)  # type: ignore[arg-type]
+
+    def solved(self, solver: Solver, problem: Problem) -> Solution:
+        """The solution, if the solver takes the problem."""
+        reason = solver.supports(problem)
+        if reason is not None:
+            assert len(reason) > 5
+            pytest.skip(reason)
+        return solver.solve(problem)
+
+    def test_is_a_solver(self, solver: Solver) -> None:
+        """It has a name and the two methods."""
+        assert isinstance(solver, Solver)
+        assert solver.name
+
+    @pytest.mark.parametrize("n", SIZES)
+    @pytest.mark.parametrize("fixed", [False, True])
+    def test_keeps_the_rules_of_a_plan(self, solver: Solver, n: int, fixed: bool) -> None:
+        """Every adapter is placed once or unplaced, ranks fit the slots, limits are kept."""
+        problem = self.problem(n, fixed=fixed)
+        check(problem, self.solved(solver, problem))
+
+    @pytest.mark.parametrize("fixed", [False, True])
+    def test_is_repeatable(self, solver: Solver, fixed: bool) -> None:
+        """The same problem and seed give the same bins."""
+        problem = self.problem(30, fixed=fixed)
+        assert self.solved(solver, problem).bins == solver.solve(problem).bins
+
+    @pytest.mark.parametrize("fixed", [False, True])
+    def test_keeps_the_limit_on_gpus(self, solver: Solver, fixed: bool) -> None:
+        """More load than the GPUs hold leaves adapters unplaced with reasons, or bins that starve."""
+        problem = self.problem(60, fixed=fixed, max_gpus=1)
+        found = self.solved(solver, problem)
+        check(problem, found)
+        assert len(found.bins) <= 1
+        if found.unplaced:
+            assert found.reasons
+
+    def test_a_bound_is_no_more_than_the_plan(self, solver: Solver) -> None:
+        """A lower bound never exceeds the value of the plan that comes with it."""
+        problem = self.problem(40)
+        found = self.solved(solver, problem)
+        if found.lower_bound is not None and not found.unplaced:
+            rows = problem.predictor.evaluate(problem.workload, found.bins)
+            assert found.lower_bound <= problem.objective.key(problem.workload, found.bins, rows)[0] + 1e-9
+
+    @pytest.mark.parametrize("fixed", [False, True])
+    def test_returns_when_stopped(self, solver: Solver, fixed: bool) -> None:
+        """Asked to stop from the start it still returns, and what it returns keeps the rules."""
+        problem = self.problem(40, fixed=fixed, stop=lambda: True)
+        check(problem, self.solved(solver, problem))

@@ -1,0 +1,28 @@
+"""Every objective of packer keeps the contract that plug-ins are held to."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer.objectives.api import load_objective
+from packer.objectives.base import Objective
+from packer.testing.contracts import ObjectiveContract
+
+SPECS = [
+    "gpus",
+    "latency",
+    "latency:metric=itl,statistic=worst",
+    "slo:mean_ttft_ms=1000",
+    "headroom:factor=1.5",
+    "cost",
+    "moves",
+]
+
+
+class TestBuiltIns(ObjectiveContract):
+    """The shipped suite, once for each objective."""
+
+    @pytest.fixture(params=SPECS)
+    def objective(self, request: pytest.FixtureRequest) -> Objective:
+        """The objective under test."""
+        return load_objective(request.param)

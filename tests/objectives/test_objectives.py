@@ -1,0 +1,158 @@
+"""What each objective admits and minimises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin, Evaluations
+from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
+from packer.objectives.api import load_objective
+from packer.objectives.cost import Cost
+from packer.objectives.headroom import Headroom
+from packer.objectives.latency import Latency
+from packer.objectives.moves import Moves, match, moved
+from packer.objectives.slo import Slo
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.workload import Workload
+
+PROFILE = small_profile()
+FLEET = Workload([Adapter(f"a{i}", 8, 0.1 * (i + 1)) for i in range(6)])
+BINS = [Bin((0, 1, 2), 3, 8, PROFILE), Bin((3, 4), 2, 8, PROFILE), Bin((5,), 1, 8, PROFILE)]
+
+
+@pytest.fixture
+def judged() -> Evaluations:
+    """The three bins, all feasible, with hand-set latencies."""
+    found = AnalyticPredictor().evaluate(FLEET, BINS)
+    ttft, itl = np.array([100.0, 200.0, 300.0]), np.array([10.0, 20.0, 30.0])
+    return replace(found, mean_ttft_ms=ttft, mean_itl_ms=itl, p99_ttft_ms=3 * ttft)
+
+
+def test_parameters_follow_the_name() -> None:
+    """`name:key=value,…` sets the fields of the objective, numbers as numbers."""
+    assert load_objective("slo:mean_ttft_ms=500,p99_itl_ms=60.5") == Slo(mean_ttft_ms=500, p99_itl_ms=60.5)
+    assert load_objective("latency:metric=ttft") == Latency(metric="ttft")
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "says"),
+    [
+        ("latencies", UnknownNameError, "Did you mean 'latency'"),
+        ("slo:mean_ttft=5", ValidationError, "mean_ttft_ms"),
+        ("slo:mean_ttft_ms", ValidationError, "key=value"),
+        ("slo:mean_ttft_ms=soon", ValidationError, "finite number"),
+        ("slo", ValidationError, "at least one limit"),
+        ("slo:mean_ttft_ms=-1", ValidationError, "> 0"),
+        ("latency:metric=speed", ValidationError, "request, ttft, itl"),
+        ("headroom:factor=0", ValidationError, "> 0"),
+        ("gpus:factor=2", ValidationError, "none"),
+    ],
+)
+def test_wrong_specs_say_what_is_known(spec: str, error: type[Exception], says: str) -> None:
+    """A wrong name, parameter or value is refused with the rule."""
+    with pytest.raises(error, match=says.replace("(", r"\(")):
+        load_objective(spec)
+
+
+def test_latency_weighs_gpus_by_their_requests(judged: Evaluations) -> None:
+    """The mean is over requests, the other entry is the worst GPU."""
+    rates = np.array([0.6, 0.9, 0.6])
+    expected = float(rates @ [100.0, 200.0, 300.0] / rates.sum())
+    assert Latency("ttft").key(FLEET, BINS, judged) == pytest.approx((expected, 300.0))
+    assert Latency("itl", "worst").key(FLEET, BINS, judged)[0] == 30.0
+
+
+def test_latency_of_a_request_counts_every_token(judged: Evaluations) -> None:
+    """A request takes its TTFT and one gap for each output token but the first."""
+    total = Latency().latency_ms(FLEET, BINS, judged)
+    assert total[0] == pytest.approx(100.0 + 10.0 * (FLEET.output_tokens.mean - 1))
+
+
+def test_latency_of_a_dead_server_is_infinite(judged: Evaluations) -> None:
+    """A server that does not start is worse than any that does."""
+    dead = replace(judged, mean_itl_ms=np.array([np.nan, 1.0, 1.0]))
+    assert Latency("itl").key(FLEET, BINS, dead)[0] == np.inf
+
+
+def test_slo_keeps_every_limit(judged: Evaluations) -> None:
+    """A bin is admissible only within all the limits that are given."""
+    assert Slo(mean_ttft_ms=200).admissible(judged).tolist() == [True, True, False]
+    assert Slo(mean_ttft_ms=200, p99_ttft_ms=400).admissible(judged).tolist() == [True, False, False]
+
+
+def test_slo_refuses_a_predictor_without_the_figure(judged: Evaluations) -> None:
+    """A limit on a figure that the predictor does not give is an error, not an infeasible plan."""
+    without = replace(judged, p99_itl_ms=np.full(3, np.nan))
+    with pytest.raises(IncompatibleError, match="p99_itl_ms"):
+        Slo(p99_itl_ms=50).admissible(without)
+
+
+def test_cost_adds_prices_and_needs_them() -> None:
+    """The key is the price of all GPUs; a GPU type without a price is refused by name."""
+    dear = small_profile("big/test-model", 3.0)
+    bins = [BINS[0], replace(BINS[1], profile=dear)]
+    found = AnalyticPredictor().evaluate(FLEET, bins)
+    assert Cost().key(FLEET, bins, found) == (4.0, 2.0)
+    assert Cost().supports([PROFILE, dear]) is None
+    assert "free/test" in str(Cost().supports([small_profile("free/test", None)]))
+
+
+def test_headroom_fails_a_bin_at_its_worst_load() -> None:
+    """A bin that holds as it is but not with more load is not admissible; figures stay those as given."""
+    judge = AnalyticPredictor(peak_tok_s=600.0)
+    plain = judge.evaluate(FLEET, BINS)
+    raised = Headroom(factor=2.0).judge(judge).evaluate(FLEET, BINS)
+    assert plain.feasible.all()
+    assert (raised.feasible == judge.evaluate(FLEET.scaled(2.0), BINS).feasible).all()
+    assert not raised.feasible.all()
+    np.testing.assert_array_equal(raised.mean_itl_ms, plain.mean_itl_ms)
+
+
+def test_headroom_reads_the_hours_of_a_day(tmp_path: Path) -> None:
+    """With a file of rates every column is a load of its own."""
+    lines = ["adapter,night,day", *(f"a{i},0,{0.3 * (i + 1)}" for i in range(6))]
+    path = tmp_path / "hours.csv"
+    path.write_text("\n".join(lines))
+    loads = Headroom(factor=1.0, rates=str(path)).loads(FLEET)
+    assert [round(load.rate, 3) for load in loads] == [0.0, 6.3]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name,day\na0,1", "expected columns"),
+        ("adapter,day\na0,x", "row 2, column 'day'"),
+        ("adapter,day\na0,-1", "row 2"),
+        ("adapter,day\na0,1,2", "expected 2 cells"),
+        ("adapter,day\na0,1", "no rates for adapter 'a1'"),
+    ],
+)
+def test_headroom_refuses_damaged_rates(tmp_path: Path, text: str, says: str) -> None:
+    """A damaged file of rates is refused with its row and column."""
+    path = tmp_path / "hours.csv"
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=says):
+        Headroom(rates=str(path)).loads(FLEET)
+
+
+def test_moves_counts_adapters_that_change_servers() -> None:
+    """Servers are matched so that most stay; new adapters are no moves."""
+    old = [Bin((0, 1, 2), 3, 8, PROFILE), Bin((3, 4), 2, 8, PROFILE)]
+    new = [Bin((3, 4, 0), 3, 8, PROFILE), Bin((1, 2, 5), 3, 8, PROFILE)]
+    assert match(old, new) == {0: 1, 1: 0}
+    assert moved(old, new) == [0]
+    found = AnalyticPredictor().evaluate(FLEET, new)
+    assert Moves(tuple(old)).key(FLEET, new, found) == (2.0, 1.0)
+
+
+def test_moves_never_matches_another_gpu_type() -> None:
+    """An adapter on a server of another GPU type has moved, whatever the number of the server."""
+    other = small_profile("other/test-model")
+    old = [Bin((0, 1), 2, 8, PROFILE)]
+    assert moved(old, [Bin((0, 1), 2, 8, other)]) == [0, 1]
+    assert Moves().supports([PROFILE]) is not None

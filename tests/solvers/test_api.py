@@ -1,0 +1,163 @@
+"""`solve`: from names to a verified plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.errors import IncompatibleError, UnknownNameError, ValidationError, VerificationError
+from packer.plan import Plan, Status
+from packer.profile import Profile
+from packer.solvers.api import solve
+from packer.solvers.base import Problem, Solution
+from packer.solvers.greedy import Greedy
+from packer.solvers.judges import DEFAULT_CONFIDENCE, UNCALIBRATED_MARGIN, rate_margin_for
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.testing.problems import random_fleet
+from packer.twin.margin import error_key, rate_margin
+from packer.workload import Workload
+
+PROFILE = small_profile()
+FLEET = random_fleet(60, seed=4, rates=(0.4, 0.2))
+
+
+def plan_of(workload: Workload = FLEET, **changes: Any) -> Plan:
+    """A plan by the analytic predictor, without margin and verification unless asked for."""
+    settings: dict[str, Any] = {"predictor": AnalyticPredictor(), "verify": False, "margin": 0.0, **changes}
+    return solve(workload, settings.pop("profile", PROFILE), **settings)
+
+
+def test_a_plan_says_where_it_comes_from() -> None:
+    """Names, seed, versions, run time, objective value and bound are in the plan."""
+    plan = plan_of(seed=5)
+    assert (plan.objective, plan.solver, plan.predictor, plan.seed) == ("gpus", "greedy", "analytic", 5)
+    assert plan.objective_value == (float(plan.n_gpus),)
+    assert plan.versions["profile test-gpu/test-model"] == PROFILE.fingerprint
+    assert plan.runtime_s > 0
+    assert plan.lower_bound is not None
+    assert plan.lower_bound <= plan.n_gpus
+
+
+def test_same_seed_same_plan() -> None:
+    """Nothing but the run time differs between two runs."""
+    one, other = plan_of(), plan_of()
+    assert (one.bins, one.objective_value, one.status) == (other.bins, other.objective_value, other.status)
+
+
+def test_a_single_gpu_is_optimal() -> None:
+    """One GPU can't be beaten: the plan says so."""
+    plan = plan_of(random_fleet(3, seed=1, rates=(0.1,)))
+    assert (plan.status, plan.lower_bound, plan.gap) == (Status.OPTIMAL, 1.0, 0.0)
+
+
+def test_a_margin_leaves_room_and_reports_nominal_figures() -> None:
+    """With a margin of 80 % plans stand 1.8 times the load, and figures are those at the rates as given."""
+    careful = plan_of(margin=0.8)
+    assert careful.n_gpus > plan_of().n_gpus
+    raised = AnalyticPredictor().evaluate(FLEET.scaled(1.8), careful.bins)
+    assert raised.feasible.all()
+    assert careful.evaluations.offered_tok_s.sum() == pytest.approx(FLEET.offered_tok_s)
+    assert careful.details["margin"] == 0.8
+
+
+def test_the_margin_comes_from_the_profile_unless_given() -> None:
+    """A profile's errors set the margin, one without gets the fixed one, and a given one wins."""
+    errors = {error_key(0.5): 0.0, error_key(0.95): 0.04, error_key(0.99): 0.08}
+    calibrated = replace(PROFILE, errors=errors, calibrated=True)
+    assert rate_margin_for([calibrated]) == rate_margin(calibrated, DEFAULT_CONFIDENCE) == pytest.approx(0.04)
+    assert rate_margin_for([calibrated], confidence=0.99) == pytest.approx(0.08)
+    assert rate_margin_for([PROFILE, calibrated]) == UNCALIBRATED_MARGIN
+    assert rate_margin_for([calibrated], margin=0.0) == 0.0
+    with pytest.raises(ValidationError, match="both"):
+        rate_margin_for([calibrated], confidence=0.9, margin=0.1)
+    with pytest.raises(IncompatibleError, match="margin"):
+        rate_margin_for([PROFILE], confidence=0.9)
+
+
+def test_infeasible_is_a_status_with_reasons() -> None:
+    """Too little is no exception: the plan holds what fits and says what would help."""
+    plan = plan_of(max_gpus=1)
+    assert plan.status is Status.INFEASIBLE
+    assert plan.n_gpus == 1
+    assert plan.unplaced
+    assert "What would help" in plan.reasons[0]
+    assert plan.verified is None
+
+
+def test_bins_that_starve_make_a_plan_infeasible() -> None:
+    """A solver that is blind to starvation gets its plan, marked infeasible with GPU and figures."""
+    plan = plan_of(random_fleet(40, seed=4, rates=(2.0,)), solver="spread", max_gpus=2)
+    assert plan.status is Status.INFEASIBLE
+    assert plan.evaluations.starved.all()
+    assert "GPU 0 starves" in plan.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"objective": "gpu"}, UnknownNameError, "Did you mean 'gpus'"),
+        ({"solver": "greddy"}, UnknownNameError, "Did you mean 'greedy'"),
+        ({"predictor": "twinn"}, UnknownNameError, "Did you mean 'twin'"),
+        ({"objective": "latency", "max_gpus": 2}, IncompatibleError, "take the solver spread"),
+        ({"objective": "latency", "solver": "spread"}, ValidationError, "--gpus"),
+        ({"objective": "moves"}, IncompatibleError, "packer replan"),
+        ({"solver": "replan"}, IncompatibleError, "packer replan"),
+        ({"objective": "cost", "profile": small_profile(price_per_hour=None)}, IncompatibleError, "price"),
+        ({"max_gpus": 0}, ValidationError, "number of GPUs"),
+        ({"time_limit_s": 0.0}, ValidationError, "time limit"),
+    ],
+)
+def test_unfit_choices_fail_before_running(
+    changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    """Unknown names and combinations that can't work are refused with what is missing."""
+    with pytest.raises(error, match=says):
+        plan_of(**changes)
+
+
+@dataclass
+class Cheat:
+    """A solver that loses an adapter."""
+
+    name: str = "cheat"
+
+    def supports(self, problem: Problem) -> str | None:
+        """Everything."""
+        return None
+
+    def solve(self, problem: Problem) -> Solution:
+        """Greedy's bins without the last one."""
+        return Solution(Greedy().solve(problem).bins[:-1])
+
+
+def test_a_solver_that_cheats_is_caught() -> None:
+    """No plan that loses an adapter leaves `solve`."""
+    with pytest.raises(VerificationError, match="placed once"):
+        plan_of(solver=Cheat())
+
+
+def test_cost_chooses_the_cheaper_gpu_type() -> None:
+    """Of two GPU types with the same power the cheaper one is taken, even if it is not the first."""
+    dear, cheap = small_profile("dear/m", 3.0), small_profile("cheap/m", 1.0)
+    plan = plan_of(objective="cost", profile=[dear, cheap])
+    assert {b.profile.name for b in plan.bins} == {"cheap/m"}
+    assert plan.objective_value == (float(plan.n_gpus), float(plan.n_gpus))
+
+
+def test_stopping_gives_a_whole_plan() -> None:
+    """Ctrl-C from the start still gives a plan with every adapter, marked as interrupted."""
+    plan = plan_of(stop=lambda: True)
+    assert plan.status is not Status.INFEASIBLE
+    assert plan.details["interrupted"] is True
+
+
+def test_the_twin_confirms_with_fresh_seeds(toy_profile: Profile) -> None:
+    """`verified` is the twin's verdict on the finished plan."""
+    workload = Workload([Adapter(f"a{i}", 8, 0.05) for i in range(6)])
+    assert solve(workload, toy_profile, margin=0.1).verified is True
+    blind = plan_of(Workload([Adapter("a", 8, 900.0)]), predictor=AnalyticPredictor(1e9), verify=True)
+    assert blind.verified is False
+    assert any("starves in the twin" in reason for reason in blind.reasons)

@@ -1,0 +1,33 @@
+"""Every solver of packer keeps the contract that plug-ins are held to."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer import registry
+from packer.solvers.base import Solver
+from packer.testing.contracts import SolverContract
+
+NAMES = [
+    "greedy",
+    "greedy-paper",
+    "maxbase",
+    "maxbase-half",
+    "random",
+    "spread",
+    "spread-refined",
+    "hrw",
+    "flow",
+    "dlora",
+    "replan",
+]
+
+
+class TestBuiltIns(SolverContract):
+    """The shipped suite, once for each solver of this folder."""
+
+    @pytest.fixture(params=NAMES)
+    def solver(self, request: pytest.FixtureRequest) -> Solver:
+        """The solver under test."""
+        made: Solver = registry.load("solver", request.param)()
+        return made

@@ -1,0 +1,156 @@
+"""The improved greedy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.solvers.base import Problem, Solution
+from packer.solvers.cache import CachedPredictor
+from packer.solvers.greedy import Greedy
+from packer.solvers.greedy_paper import GreedyPaper
+from packer.solvers.search import largest
+from packer.solvers.verify import check
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.testing.problems import problem, random_fleet
+from packer.workload import Workload
+
+PROFILE = small_profile()
+FLEETS = st.lists(
+    st.tuples(st.sampled_from([4, 8, 16, 32, 64]), st.floats(0.01, 3.0)), min_size=1, max_size=60
+).map(lambda rows: Workload([Adapter(f"a{i}", rank, rate) for i, (rank, rate) in enumerate(rows)]))
+
+
+def solved(workload: Workload, peak: float = 4000.0, **changes: object) -> tuple[Problem, Solution]:
+    """The problem and greedy's solution, checked."""
+    known = problem(workload, predictor=CachedPredictor(AnalyticPredictor(peak)))
+    posed = replace(known, **changes)  # type: ignore[arg-type]
+    found = Greedy().solve(posed)
+    check(posed, found)
+    return posed, found
+
+
+@given(FLEETS)
+@settings(max_examples=60, deadline=None)
+def test_never_more_gpus_than_the_paper(workload: Workload) -> None:
+    """Where the paper's greedy finds a plan, this one finds one with as few GPUs or fewer, all admissible."""
+    posed, found = solved(workload)
+    paper = GreedyPaper().solve(posed)
+    rows = posed.predictor.evaluate(workload, found.bins)
+    assert bool(rows.feasible.all())
+    if not paper.unplaced:
+        assert found.unplaced == ()
+        assert len(found.bins) <= len(paper.bins)
+
+
+def test_fewer_gpus_where_the_paper_stops_at_testing_points() -> None:
+    """Between two testing points there is room that bisection finds."""
+    posed, found = solved(random_fleet(256, seed=0, rates=(0.1, 0.05, 0.025)))
+    assert len(found.bins) < len(GreedyPaper().solve(posed).bins)
+
+
+def test_a_failing_rest_goes_to_a_fresh_gpu() -> None:
+    """Where the paper's method gives up on the first 8 adapters, smaller sets are tried."""
+    workload = random_fleet(12, seed=1, rates=(2.0,))
+    posed, found = solved(workload)
+    assert GreedyPaper().solve(posed).unplaced
+    assert found.unplaced == ()
+
+
+def test_a_hot_adapter_is_named_with_the_rate_it_may_have() -> None:
+    """An adapter that starves an empty GPU stays unplaced alone, with its rate and what would help."""
+    workload = Workload([Adapter("hot", 8, 30.0), *(Adapter(f"a{i}", 8, 0.1) for i in range(5))])
+    posed, found = solved(workload)
+    assert [workload.adapters[i].name for i in found.unplaced] == ["hot"]
+    assert "'hot'" in found.reasons[0]
+    rate = float(found.reasons[0].partition("about ")[2].partition(" req/s")[0])
+    alone = [Bin((0,), 1, 8, PROFILE, (rate * factor / 30.0,)) for factor in (0.99, 1.02)]
+    assert posed.predictor.evaluate(workload, alone).feasible.tolist() == [True, False]
+    assert "--max-replicas" in found.reasons[0]
+
+
+def test_a_hot_adapter_is_split_where_allowed() -> None:
+    """With replicas allowed, the hot adapter's shares sum to 1 over as few GPUs as hold them."""
+    workload = Workload([Adapter("hot", 8, 25.0), *(Adapter(f"a{i}", 8, 0.1) for i in range(5))])
+    needed = int(solved(workload)[1].reasons[0].partition("--max-replicas ")[2].partition(",")[0])
+    _, found = solved(workload, max_replicas=needed)
+    assert found.unplaced == ()
+    shares = [
+        share for b in found.bins for i, share in zip(b.adapters, b.shares or (), strict=False) if i == 0
+    ]
+    assert shares == [pytest.approx(1 / needed)] * needed
+    assert solved(workload, max_replicas=needed - 1)[1].unplaced == (0,)
+
+
+def test_an_adapter_that_does_not_fit_in_memory_says_so() -> None:
+    """A rank whose single slot leaves no KV cache is reported as a memory problem."""
+    tiny = replace(PROFILE, memory=replace(PROFILE.memory, kv_budget_bytes=3e8))
+    workload = Workload([Adapter("wide", 512, 0.1), Adapter("slim", 8, 0.1)])
+    _, found = solved(workload, profiles=(tiny,))
+    assert found.unplaced == (0,)
+    assert "does not fit an empty GPU" in found.reasons[0]
+
+
+def test_too_few_gpus_say_how_many_are_needed() -> None:
+    """With a limit that is too low, the reasons name adapters and the number of GPUs that would do."""
+    workload = random_fleet(60, seed=3, rates=(0.6, 0.3))
+    whole = len(solved(workload)[1].bins)
+    _, found = solved(workload, max_gpus=whole - 1)
+    assert len(found.bins) == whole - 1
+    assert found.unplaced
+    assert f"--gpus {whole}" in found.reasons[0]
+    assert workload.adapters[found.unplaced[0]].name in found.reasons[0]
+
+
+def test_top_up_uses_room_that_the_next_in_line_does_not_fit() -> None:
+    """Light adapters from the back of the queue fill what a heavy one leaves open."""
+    rates = [7.0] * 4 + [0.5] * 8
+    workload = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
+    _, found = solved(workload)
+    assert len(found.bins) == 4
+
+
+def test_out_of_time_still_places_every_adapter() -> None:
+    """Stopped at once, every bin is still admissible and nothing is left out."""
+    posed, found = solved(random_fleet(80, seed=5, rates=(0.4, 0.2)), stop=lambda: True)
+    assert found.unplaced == ()
+    assert posed.predictor.evaluate(posed.workload, found.bins).feasible.all()
+
+
+def test_the_load_is_evened_out() -> None:
+    """With the number of GPUs settled, none is left nearly full beside a nearly empty one."""
+    posed, found = solved(random_fleet(130, seed=7, rates=(0.2,), ranks=(8,)))
+    loads = [b.offered_tok_s(posed.workload) for b in found.bins]
+    assert len(loads) > 1
+    assert max(loads) < 1.1 * min(loads)
+
+
+def test_thousands_of_adapters_take_few_questions() -> None:
+    """Equal adapters are asked about once: 4,096 in a few classes take under 2,000 answers."""
+    cached = CachedPredictor(AnalyticPredictor())
+    known = problem(random_fleet(4096, seed=2, rates=(0.1, 0.05, 0.025)), predictor=cached)
+    Greedy().solve(known)
+    assert cached.asked < 2000
+
+
+@given(st.integers(0, 200), st.integers(1, 200), st.integers(1, 200), st.integers(1, 20))
+@settings(max_examples=200, deadline=None)
+def test_search_finds_the_largest(true_size: int, guess: int, limit: int, step: int) -> None:
+    """Whatever the guess, the search ends at the largest feasible size, having asked about the next one."""
+    asked: list[tuple[int, bool]] = []
+
+    def feasible(n: int, thorough: bool) -> Bin | None:
+        asked.append((n, thorough))
+        return Bin(tuple(range(n)), 1, 8, PROFILE) if n <= true_size else None
+
+    best = largest(feasible, guess, limit, lambda: False, step)
+    expected = min(true_size, limit)
+    assert (0 if best is None else len(best.adapters)) == expected
+    assert len(asked) <= 24
+    if expected < limit:
+        assert (expected + 1) in [n for n, _ in asked]

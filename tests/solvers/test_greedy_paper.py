@@ -1,0 +1,134 @@
+"""The paper's greedy, against an example worked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin, Evaluations
+from packer.solvers.base import Problem
+from packer.solvers.greedy_paper import GreedyPaper
+from packer.solvers.order import paper_order
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.testing.problems import problem
+from packer.workload import Workload
+
+
+class Scripted:
+    """A predictor told by a function of (adapters, max_loras): None fails, a number is the throughput."""
+
+    name = "scripted"
+
+    def __init__(self, verdict: Callable[[int, int], float | None]) -> None:
+        self.verdict = verdict
+        self.asked: list[list[tuple[int, int]]] = []
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """As the function says."""
+        self.asked.append([(len(b.adapters), b.max_loras) for b in bins])
+        found = AnalyticPredictor(1e9).evaluate(workload, bins)
+        values = [self.verdict(len(b.adapters), b.max_loras) for b in bins]
+        return replace(
+            found,
+            total_token_throughput=np.array([value or 0.0 for value in values]),
+            starved=np.array([value is None for value in values]),
+            memory_error=np.zeros(len(bins), dtype=bool),
+        )
+
+
+def fleet(n: int) -> Workload:
+    """`n` equal adapters."""
+    return Workload([Adapter(f"a{i:03d}", 8, 0.1) for i in range(n)])
+
+
+def with_script(n: int, script: Scripted, max_gpus: int | None = None) -> Problem:
+    """A problem of `n` equal adapters judged by a script."""
+    return problem(fleet(n), predictor=script, max_gpus=max_gpus)
+
+
+def test_order_is_rank_then_zigzag_of_rates() -> None:
+    """Largest rank first; within a rank highest, lowest, second highest, second lowest rate, …"""
+    rows = [(8, 1.0), (16, 5.0), (8, 3.0), (8, 2.0), (8, 4.0), (16, 6.0), (8, 5.0)]
+    workload = Workload([Adapter(f"a{i}", rank, rate) for i, (rank, rate) in enumerate(rows)])
+    #  rank 16: 6.0 (a5), 5.0 (a1); rank 8: 5.0 (a6), 1.0 (a0), 4.0 (a4), 2.0 (a3), 3.0 (a2)
+    assert paper_order(workload).tolist() == [5, 1, 6, 0, 4, 3, 2]
+
+
+def test_worked_example() -> None:
+    """40 adapters; a server holds at most 20 of them, better with 16 slots than with 8.
+
+    GPU 0: at 8 only p = 8 is tried: commit. At 16 p = 8 and 16 are tried, 16 is better: commit. At 32 p = 16
+    and 32 fail: roll back 16 adapters, close. GPU 1: the same from adapter 16. GPU 2: the last 8 are
+    the point 8 itself: commit with p = 8.
+    """
+    script = Scripted(lambda n, p: float(n * 10 + p) if n <= 20 else None)
+    found = GreedyPaper().solve(with_script(40, script))
+    assert [(b.adapters, b.max_loras) for b in found.bins] == [
+        (tuple(range(16)), 16),
+        (tuple(range(16, 32)), 16),
+        (tuple(range(32, 40)), 8),
+    ]
+    fill = [[(8, 8)], [(16, 8), (16, 16)], [(24, 16), (24, 32)]]
+    assert script.asked[:2] == fill[:2]
+    assert script.asked[2] == [(32, 16), (32, 32)]
+    assert script.asked[5] == [(24, 16), (24, 24)]  # the end of the queue; slots never exceed adapters
+    assert found.unplaced == ()
+
+
+def test_slots_follow_the_higher_throughput() -> None:
+    """Of the current and the next `max_loras` the one with more throughput is kept, the old one included."""
+    script = Scripted(lambda n, p: 1000.0 - p)
+    found = GreedyPaper().solve(with_script(32, script))
+    assert [b.max_loras for b in found.bins] == [8]
+
+
+def test_an_untested_rest_that_fails_is_infeasible() -> None:
+    """What is provisional at the end is tested; if it fails on the last GPU its adapters stay unplaced."""
+    script = Scripted(lambda n, p: 1.0 if n <= 8 else None)
+    found = GreedyPaper().solve(with_script(12, script, max_gpus=1))
+    assert [len(b.adapters) for b in found.bins] == [8]
+    assert found.unplaced == (8, 9, 10, 11)
+    assert "--gpus" in found.reasons[0]
+
+
+def test_a_first_test_that_fails_ends_the_search() -> None:
+    """If 8 adapters fail on an empty GPU they fail on every one: the paper's method gives up, and says so."""
+    script = Scripted(lambda n, p: 1.0 if n < 8 else None)
+    found = GreedyPaper().solve(with_script(9, script))
+    assert found.bins == ()
+    assert len(found.unplaced) == 9
+    assert "--solver greedy" in found.reasons[0]
+    assert len(script.asked) == 1
+
+
+def test_memory_errors_lose_against_any_throughput() -> None:
+    """Slots that fail to start are never preferred, even to a low throughput."""
+
+    class Memory(Scripted):
+        def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+            found = super().evaluate(workload, bins)
+            full = np.array([b.max_loras > 8 for b in bins])
+            return replace(found, memory_error=full)
+
+    found = GreedyPaper().solve(with_script(16, Memory(lambda n, p: float(p))))
+    assert [b.max_loras for b in found.bins] == [8]
+
+
+def test_one_gpu_type_only() -> None:
+    """Several GPU types are refused before running."""
+    several = replace(
+        with_script(8, Scripted(lambda n, p: 1.0)), profiles=(small_profile(), small_profile("b/c"))
+    )
+    assert "one GPU type" in str(GreedyPaper().supports(several))
+
+
+@pytest.mark.parametrize("n", [385, 800])
+def test_no_gpu_goes_beyond_the_last_testing_point(n: int) -> None:
+    """After 384 adapters nothing would be tested any more, so the GPU is closed."""
+    found = GreedyPaper().solve(with_script(n, Scripted(lambda n, p: 1.0)))
+    assert max(len(b.adapters) for b in found.bins) == 384
+    assert found.unplaced == ()

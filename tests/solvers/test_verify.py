@@ -1,0 +1,63 @@
+"""The independent checker, on solutions that break one rule each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.errors import VerificationError
+from packer.solvers.base import Solution
+from packer.solvers.verify import ask_twin, check
+from packer.testing.analytic import small_profile
+from packer.testing.problems import problem
+from packer.workload import Workload
+
+PROFILE = small_profile()
+FLEET = Workload([Adapter("a", 8, 0.1), Adapter("b", 16, 0.1), Adapter("c", 8, 0.1)])
+POSED = replace(problem(FLEET, max_gpus=2), max_replicas=2)
+
+
+def test_a_sound_solution_passes() -> None:
+    """Shares that sum to 1, unplaced adapters and bins within the limits are fine."""
+    bins = (Bin((0, 1), 2, 16, PROFILE, (0.5, 1.0)), Bin((0,), 1, 8, PROFILE, (0.5,)))
+    check(POSED, Solution(bins, unplaced=(2,)))
+
+
+@pytest.mark.parametrize(
+    ("bins", "unplaced", "says"),
+    [
+        ((Bin((0, 1), 2, 16, PROFILE),), (), "'c' is to be placed once"),
+        ((Bin((0, 1, 2), 3, 16, PROFILE), Bin((2,), 1, 8, PROFILE)), (), "'c'.*sum to 2"),
+        ((Bin((0, 1, 2), 3, 16, PROFILE),), (2,), "'c' is to be unplaced"),
+        ((Bin((0, 1, 2), 3, 8, PROFILE),), (), "GPU 0 has slots of rank 8"),
+        ((Bin((0, 1, 2), 3, 16, PROFILE, (0.9, 1.0, 1.0)),), (), "sum to 0.9"),
+        ((Bin((0, 1, 7), 3, 16, PROFILE),), (2,), "does not exist"),
+        ((Bin((0, 1, 2), 3, 16, small_profile("x/y")),), (), "does not offer"),
+        ((Bin((0, 1, 2), 3, 16, PROFILE),), (9,), "unplaced adapter"),
+        (tuple(Bin((i,), 1, 16, PROFILE) for i in range(3)), (), "3 GPUs, more than 2"),
+    ],
+)
+def test_every_rule_is_checked(bins: tuple[Bin, ...], unplaced: tuple[int, ...], says: str) -> None:
+    """A solution that breaks one rule is refused, naming the rule, the GPU or the adapter."""
+    with pytest.raises(VerificationError, match=says):
+        check(POSED, Solution(bins, unplaced))
+
+
+def test_replicas_are_limited() -> None:
+    """An adapter on more GPUs than allowed is refused."""
+    bins = (Bin((0, 1, 2), 3, 16, PROFILE, (0.5, 1.0, 1.0)), Bin((0,), 1, 8, PROFILE, (0.5,)))
+    with pytest.raises(VerificationError, match="on 2 GPUs, more than the 1"):
+        check(replace(POSED, max_replicas=1), Solution(bins))
+
+
+def test_the_twin_names_what_fails() -> None:
+    """Servers that starve or do not start in the twin are named with the reason; sound ones are not."""
+    heavy = Workload([Adapter("a", 8, 0.05), Adapter("b", 8, 400.0), Adapter("c", 8, 0.05)])
+    bins = [Bin((0,), 1, 8, PROFILE), Bin((1,), 1, 8, PROFILE), Bin((2,), 2000, 512, PROFILE)]
+    failures = ask_twin(heavy, bins, seed=0)
+    assert sorted(failures) == [1, 2]
+    assert "GPU 1 starves" in failures[1]
+    assert "GPU 2 does not start" in failures[2]
