@@ -21,52 +21,12 @@ from numba import njit
 
 from packer.twin.kernel_law import PER_WAITING, add_means, gap_bin, linear_ms, paper_ms
 from packer.twin.kernel_state import (
-    ADAPTER_LOADS,
-    BUSY_S,
-    CONTEXT,
-    DISK_LOADS,
-    EXHAUSTED,
-    FINISH,
-    FIRST,
-    FLAGS,
-    GENERATED,
-    KEY,
-    LAST,
-    LEFT_RUNNING,
-    LEFT_WAITING,
-    LOAD_S,
-    NEXT,
-    OUTPUT,
-    OWNER,
-    PEAK_BLOCKS,
-    PEAK_RUNNING,
-    PREEMPTIONS,
-    PROMPT,
-    REFUSED,
-    SENT,
-    SENT_AT,
-    START,
-    STEPS,
-    T_ADAPTERS,
-    T_BUSY,
-    T_DECODE,
-    T_KV,
-    T_PREEMPTED,
-    T_PREFILL,
-    T_RUNNING,
-    T_WAITING,
-    TAKEN,
-    FloatArray,
-    IntArray,
-    count_before,
-    count_returned,
-    fenwick_add,
-    heap_pop,
-    heap_push,
-    heap_update,
-    link_last,
-    unlink,
-)
+    ADAPTER_LOADS, BUSY_S, CONTEXT, DISK_LOADS, EXHAUSTED, FINISH, FIRST, FLAGS, GENERATED, KEY, LAST,
+    LEFT_RUNNING, LEFT_WAITING, LOAD_S, NEXT, OUTPUT, OWNER, PEAK_BLOCKS, PEAK_RUNNING, PREEMPTIONS,
+    PROMPT, REFUSED, SENT, SENT_AT, START, STEPS, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED,
+    T_PREFILL, T_RUNNING, T_WAITING, TAKEN, FloatArray, IntArray, count_before, count_returned,
+    fenwick_add, heap_pop, heap_push, heap_update, link_last, unlink,
+)  # fmt: skip
 
 MIN_STEP_S = 5e-5  # no engine steps faster; keeps a zero step law from never ending
 
@@ -345,8 +305,8 @@ def run(
             ) + c[PER_WAITING] * waiting  # fmt: skip
         if means.size > 0:
             add_means(
-                means, batch_decodes, prefill_tokens, active, active_ranks, slots, slot_rank, context, scanned,
-                waiting, graph_max, ms + load_ms,
+                means, batch_decodes, prefill_tokens, active, active_ranks, slots, slot_rank, context,
+                scanned, waiting, graph_max, ms + load_ms,
             )  # fmt: skip
         dt = (ms + load_ms) * 1e-3
         if dt < MIN_STEP_S:

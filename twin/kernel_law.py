@@ -48,13 +48,14 @@ def gap_bin(gap_s: float) -> int:
 
 @njit(**FLAGS)
 def add_means(
-    means: FloatArray, b: int, p: int, a: int, ranks: int, slots: int, slot_rank: int, context: int, scanned: int,
-    waiting: int, graph_max: float, step_ms: float,
+    means: FloatArray, b: int, p: int, a: int, ranks: int, slots: int, slot_rank: int, context: int,
+    scanned: int, waiting: int, graph_max: float, step_ms: float,
 ) -> None:  # fmt: skip
     """Add a step to the sums of what the linear terms multiply, each weighted by the decodes of the step.
 
-    means (number of terms + 2,): the sums in the order of `LINEAR_TERMS`, then those of the step time and of the
-    weights. Their quotients are the mean state that a token sees: calibration solves for coefficients on them.
+    means (number of terms + 2,): the sums in the order of `LINEAR_TERMS`, then those of the step time and of
+    the weights. Their quotients are the mean state that a token sees: calibration solves for coefficients on
+    them.
     """
     t = b + p
     w = float(b)

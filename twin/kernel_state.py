@@ -63,14 +63,21 @@ class State(NamedTuple):
 
 
 def new_state(
-    n: int, m: int, longest_output: int, block_size: int, bins: int, *, count_waiting: bool, mean_state: bool = False
+    n: int,
+    m: int,
+    longest_output: int,
+    block_size: int,
+    bins: int,
+    *,
+    count_waiting: bool,
+    mean_state: bool = False,
 ) -> State:
     """Arrays for up to n requests of m adapters.
 
-    `count_waiting`: the step law needs the number of requests passed over. `mean_state`: sum up the state that
-    tokens see (`kernel_law.add_means`). The arrays are made here because
-    making them in the kernel doubles its compilation time. Rows of requests are written when a request is
-    accepted: memory that no request reaches is never touched.
+    `count_waiting`: the step law needs the number of requests passed over. `mean_state`: sum up the state
+    that tokens see (`kernel_law.add_means`). The arrays are made here because making them in the kernel
+    doubles its compilation time. Rows of requests are written when a request is accepted: memory that no
+    request reaches is never touched.
     """
     links = np.empty((2, n + 1), dtype=np.int64)
     links[:, n] = n
