@@ -9,12 +9,16 @@ from packer.cli import LazyGroup
 COMMANDS = {
     "generate": "packer.cli.workload_generate:generate",
     "from-trace": "packer.cli.workload_from_trace:from_trace",
+    "from-access-log": "packer.cli.workload_from_access_log:from_access_log",
+    "from-metrics": "packer.cli.workload_from_metrics:from_metrics",
     "describe": "packer.cli.workload_describe:describe",
 }
 
 SHORT_HELP = {
     "generate": "A made-up fleet: sets of rates and ranks, or a power law.",
     "from-trace": "Measure a fleet from a trace of requests.",
+    "from-access-log": "Measure a fleet from a gateway's access log.",
+    "from-metrics": "Measure a fleet from Prometheus.",
     "describe": "Adapters, ranks, rates, lengths and offered load of a workload.",
 }
 

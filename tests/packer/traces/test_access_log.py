@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer.errors import FileFormatError, PackerError
+from packer.traces.access_log import read_access_log
+
+LITELLM = {
+    "startTime": "2026-02-01T10:00:00Z",
+    "model_group": "a",
+    "usage": {"prompt_tokens": 9, "completion_tokens": 3},
+}
+ENVOY = {
+    "start_time": "2026-02-01T10:00:01.5Z",
+    "gen_ai.request.model": "b",
+    "gen_ai": {"usage": {"input_tokens": 7, "output_tokens": 1}},
+}
+NGINX = {
+    "time_local": "01/Feb/2026:12:00:03 +0200",
+    "model": "a",
+    "prompt_tokens": "11",
+    "completion_tokens": 5.0,
+}
+EPOCH_MS = {"ts": 1769940004000, "model": "c", "input_tokens": 2, "output_tokens": 2}
+
+
+def write(path: Path, entries: list[object]) -> Path:
+    """A log of these entries."""
+    path.write_text("\n".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries))
+    return path
+
+
+def test_usual_gateways_are_understood(tmp_path: Path) -> None:
+    """Names, nesting and times of LiteLLM, Envoy, nginx and OpenAI-like logs need no options."""
+    log = read_access_log(write(tmp_path / "x.jsonl", [NGINX, EPOCH_MS, LITELLM, ENVOY]))
+    assert log.trace.names == ("a", "b", "c")
+    assert log.trace.time_s.tolist() == [0.0, 1.5, 3.0, 4.0]
+    assert log.trace.input_tokens.tolist() == [9, 7, 11, 2]
+    assert log.trace.output_tokens.tolist() == [3, 1, 5, 2]
+    assert log.start_s == 1769940000.0
+
+
+def test_other_lines_are_counted(tmp_path: Path) -> None:
+    """Health checks, failures and the base model are left out, and said to be."""
+    failed = {"time": 5, "model": "a", "status": 500}
+    empty = {"time": 6, "model": "a", "prompt_tokens": 4, "completion_tokens": 0}
+    base = {"time": 7, "model": "base", "prompt_tokens": 4, "completion_tokens": 4}
+    good = {"time": 8, "model": "vllm/a", "prompt_tokens": 4, "completion_tokens": 4}
+    path = write(tmp_path / "x.jsonl", [{"path": "/health"}, failed, empty, base, good, ""])
+    log = read_access_log(path, skip=("base",), strip_prefix="vllm/")
+    assert (len(log.trace), log.trace.dropped, log.other) == (1, 2, 2)
+    assert log.trace.names == ("a",)
+
+
+def test_own_keys_and_gzip(tmp_path: Path) -> None:
+    """A log with names of its own is read when told where the fields stand."""
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps({"a": {"t": 1}, "m": "x", "i": 3, "o": 4}).encode()))
+    log = read_access_log(path, keys={"time": "a.t", "model": "m", "input": "i", "output": "o"})
+    assert log.trace.names == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "row 1: not a line of JSON"),
+        ("[1]", "expected a JSON object"),
+        ('{"a": 1}', "name the right ones with --key"),
+        ('{"time": 1, "model": 5, "prompt_tokens": 1, "completion_tokens": 1}', "column 'model'"),
+        (
+            '{"time": 1, "model": "a", "prompt_tokens": -1, "completion_tokens": 1}',
+            "number of tokens, got -1",
+        ),
+        ('{"time": 1, "model": "a", "prompt_tokens": true, "completion_tokens": 1}', "number of tokens"),
+        ('{"time": "soon", "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
+        ('{"time": NaN, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
+        ('{"time": 1e300, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
+        ("[" * 100_000, "not a line of JSON"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    """What breaks a rule is refused with its place and value."""
+    with pytest.raises(FileFormatError, match=message):
+        read_access_log(write(tmp_path / "x.jsonl", [line]))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.dictionaries(
+        st.sampled_from(["time", "model", "prompt_tokens", "completion_tokens", "usage", "ts", "x"]),
+        inner,
+        max_size=5,
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(values, min_size=1, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_anything_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, entries: list[object]) -> None:
+    """No line of JSON brings the reader down: it is read, or refused by our own error."""
+    path = tmp_path_factory.mktemp("fuzz") / "x.jsonl"
+    path.write_text("\n".join(json.dumps(entry) for entry in entries))
+    try:
+        log = read_access_log(path)
+    except PackerError:
+        return
+    assert len(log.trace) >= 1
