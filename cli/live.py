@@ -65,3 +65,64 @@ def setup_cpu(folder: str, python: str | None, find_links: str | None, quiet: bo
     )
     if not quiet:
         show(f"Ready: packer calibrate live --launch {launch}")
+
+
+@live.command("setup-gpu")
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option("--model", required=True, metavar="DIR", help="Folder with config.json and tokenizer.")
+@click.option(
+    "--gpu", required=True, metavar="NAME", help="As packer profiles estimate takes it: h200-141gb, …"
+)
+@click.option("--python", required=True, metavar="PATH", help="Interpreter of vLLM's environment.")
+@click.option(
+    "--ranks", default="8,16,32,64", show_default=True, metavar="LIST", help="Ranks of the adapters."
+)
+@click.option("--real-weights", is_flag=True, help="Load the model's weights instead of making them up.")
+@click.option("--max-model-len", type=click.IntRange(1), default=4096, show_default=True)
+@click.option("--max-num-seqs", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), default=2048, show_default=True)
+@quiet_option
+def setup_gpu(
+    folder: str,
+    model: str,
+    gpu: str,
+    python: str,
+    ranks: str,
+    real_weights: bool,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    quiet: bool,
+) -> None:
+    """Write random adapters for a model and FOLDER/launch.toml, to calibrate its server on a GPU.
+
+    \b
+    Example:
+      packer live setup-gpu h200 --model Llama-3.1-8B --gpu h200-141gb --python .venv-vllm/bin/python
+      packer calibrate live --launch h200/launch.toml --budget 30m -o h200-llama-3.1-8b.toml
+    """
+    from pathlib import Path
+
+    from packer.cli.output import show
+    from packer.twin.live.setup_gpu import setup_gpu as make
+
+    try:
+        numbers = [int(rank) for rank in ranks.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--ranks: expected whole numbers with commas, got {ranks[:40]!r}.") from None
+    engine = {
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+    }
+    launch = make(
+        Path(folder),
+        Path(model),
+        gpu,
+        python=python,
+        ranks=numbers,
+        dummy_weights=not real_weights,
+        engine=engine,
+    )
+    if not quiet:
+        show(f"Ready: packer calibrate live --launch {launch}")

@@ -59,12 +59,13 @@ def write_adapter(directory: Path, spec: dict[str, Any], rank: int) -> None:
     """One adapter on every attention and feed-forward projection, weights random but the same every time."""
     directory.mkdir(parents=True, exist_ok=True)
     hidden, inner = spec["hidden"], spec["intermediate"]
-    kv = hidden // spec["heads"] * spec["kv_heads"]
+    head = spec.get("head_dim", hidden // spec["heads"])
+    query, kv = head * spec["heads"], head * spec["kv_heads"]
     shapes = {
-        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.q_proj": (hidden, query),
         "self_attn.k_proj": (hidden, kv),
         "self_attn.v_proj": (hidden, kv),
-        "self_attn.o_proj": (hidden, hidden),
+        "self_attn.o_proj": (query, hidden),
         "mlp.gate_proj": (hidden, inner),
         "mlp.up_proj": (hidden, inner),
         "mlp.down_proj": (inner, hidden),
