@@ -1,0 +1,240 @@
+"""Requests from the access log of a gateway: JSON lines with time, model and token counts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from packer.adapter import MAX_NAME_LENGTH
+from packer.errors import FileFormatError, shown
+from packer.traces.trace import Trace
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "time": (
+        *("timestamp", "time", "@timestamp", "ts", "start_time", "startTime", "created", "created_at"),
+        *("time_iso8601", "time_local", "msec", "datetime"),
+    ),
+    "model": (
+        *("adapter", "lora", "lora_name", "lora_adapter", "requested_model", "request.model", "model"),
+        *("model_name", "model_group", "gen_ai.request.model", "body.model"),
+    ),
+    "input": (
+        *("prompt_tokens", "input_tokens", "usage.prompt_tokens", "usage.input_tokens"),
+        *("response.usage.prompt_tokens", "gen_ai.usage.input_tokens", "num_prompt_tokens"),
+    ),
+    "output": (
+        *("completion_tokens", "output_tokens", "usage.completion_tokens", "usage.output_tokens"),
+        *("response.usage.completion_tokens", "gen_ai.usage.output_tokens", "num_generation_tokens"),
+    ),
+}
+"""Names under which gateways log each field, in order of preference; dots go into nested objects."""
+
+_MAX_TOKENS = 10**9
+_TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S")
+_UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
+"""Numeric times above the first value are in the second unit: ns, µs, ms; else s."""
+
+
+@dataclass(frozen=True, eq=False)
+class AccessLog:
+    """A log as a trace with adapters.
+
+    `start_s`: time of the first request, s since 1970 (UTC). `other`: lines that are no completion request.
+    """
+
+    trace: Trace
+    start_s: float
+    other: int
+
+
+@dataclass(slots=True)
+class _Columns:
+    time: list[float] = field(default_factory=list)
+    model: list[str] = field(default_factory=list)
+    input: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+    failed: int = 0
+    other: int = 0
+
+
+def read_access_log(
+    path: str | os.PathLike[str],
+    *,
+    keys: Mapping[str, str] | None = None,
+    skip: Collection[str] = (),
+    strip_prefix: str = "",
+) -> AccessLog:
+    """The requests in a log of JSON lines (also .gz).
+
+    Lines without a model or without token counts (health checks, failures) are left out and counted, as are
+    requests to the models in `skip` (the base model, say).
+
+    Parameters
+    ----------
+    path
+        The log.
+    keys
+        Where "time", "model", "input" and "output" stand, for a log that uses other names than `KEYS`.
+    skip
+        Names of models that are no adapters.
+    strip_prefix
+        What the gateway puts before adapters' names ("hosted_vllm/").
+
+    Raises
+    ------
+    FileFormatError
+        A line isn't JSON, a value breaks a rule, or no line is a request; names the row.
+    """
+    from packer.io.files import read_text
+
+    wanted = {name: (given,) if (given := (keys or {}).get(name)) else KEYS[name] for name in KEYS}
+    columns = _Columns()
+    seen: set[str] = set()
+    for row, entry in _lines(read_text(path), path):
+        flat = _flat(entry)
+        seen.update(list(flat)[:50] if len(seen) < 200 else ())
+        _add(columns, flat, wanted, path, row, skip, strip_prefix)
+    if not columns.time:
+        raise FileFormatError(
+            "no line has a time, a model and token counts. Found the keys "
+            f"{', '.join(sorted(seen)[:30]) or 'none'}; name the right ones with --key.",
+            path=path,
+        )
+    return _log(columns, os.path.basename(os.fspath(path)))
+
+
+def _lines(text: str, path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for row, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise FileFormatError(f"not a line of JSON: {error.msg}.", path=path, row=row) from None
+        except (RecursionError, ValueError) as error:
+            raise FileFormatError(f"not a line of JSON: {str(error)[:100]}.", path=path, row=row) from None
+        if not isinstance(entry, dict):
+            raise FileFormatError(
+                f"expected a JSON object on each line, got {shown(entry)}.", path=path, row=row
+            )
+        yield row, entry
+
+
+def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in entry.items():
+        if isinstance(value, dict) and depth < 4:
+            found |= _flat(value, f"{prefix}{key}.", depth + 1)
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _add(
+    columns: _Columns,
+    flat: Mapping[str, Any],
+    wanted: Mapping[str, tuple[str, ...]],
+    path: str | os.PathLike[str],
+    row: int,
+    skip: Collection[str],
+    strip_prefix: str,
+) -> None:
+    """Add one line to the columns if it is a request."""
+    where = {
+        name: next((key for key in keys if flat.get(key) is not None), None) for name, keys in wanted.items()
+    }
+    if where["model"] is None or where["time"] is None:
+        columns.other += 1
+        return
+    model = flat[where["model"]]
+    if not isinstance(model, str) or not 1 <= len(model) <= MAX_NAME_LENGTH:
+        rule = f"text of 1 to {MAX_NAME_LENGTH} characters"
+        raise FileFormatError(
+            f"expected {rule}, got {shown(model)}.", path=path, row=row, column=where["model"]
+        )
+    model = model.removeprefix(strip_prefix) or model
+    if model in skip:
+        columns.other += 1
+        return
+    if where["input"] is None or where["output"] is None:
+        columns.failed += 1
+        return
+    tokens = [_tokens(flat[key], path, row, key) for key in (where["input"], where["output"])]
+    if min(tokens) == 0:
+        columns.failed += 1
+        return
+    columns.time.append(_time(flat[where["time"]], path, row, where["time"]))
+    columns.model.append(model)
+    columns.input.append(tokens[0])
+    columns.output.append(tokens[1])
+
+
+def _tokens(value: object, path: str | os.PathLike[str], row: int, key: str) -> int:
+    number = value
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 12:
+        number = int(value)
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MAX_TOKENS:
+        raise FileFormatError(
+            f"expected a number of tokens, got {shown(value)}.", path=path, row=row, column=key
+        )
+    return number
+
+
+def _time(value: object, path: str | os.PathLike[str], row: int, key: str) -> float:
+    """Seconds since 1970 (UTC) from a number or a text; times without a zone are UTC."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return _parsed_time(value, path, row, key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e20:
+        raise FileFormatError(f"expected a time, got {shown(value)}.", path=path, row=row, column=key)
+    unit = next((unit for limit, unit in _UNITS if value > limit), 1.0)
+    return float(value) * unit
+
+
+def _parsed_time(text: object, path: str | os.PathLike[str], row: int, key: str) -> float:
+    assert isinstance(text, str)
+    parsed: datetime | None = None
+    try:
+        parsed = datetime.fromisoformat(text.strip())
+    except ValueError:
+        for form in _TIME_FORMATS:
+            try:
+                parsed = datetime.strptime(text.strip(), form)
+                break
+            except ValueError:
+                continue
+    if parsed is None or parsed.year < 1970:
+        raise FileFormatError(f"expected a time, got {shown(text)}.", path=path, row=row, column=key)
+    try:
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    except (OverflowError, ValueError):
+        raise FileFormatError(
+            f"expected a time, got {shown(text)}.", path=path, row=row, column=key
+        ) from None
+
+
+def _log(columns: _Columns, source: str) -> AccessLog:
+    time = np.array(columns.time)
+    order = np.argsort(time, kind="stable")
+    names, adapter = np.unique(np.array(columns.model, dtype=object), return_inverse=True)
+    start = float(time[order[0]])
+    trace = Trace(
+        time[order] - start,
+        np.array(columns.input, dtype=np.int64)[order],
+        np.array(columns.output, dtype=np.int64)[order],
+        adapter.astype(np.int64)[order],
+        tuple(names.tolist()),
+        dropped=columns.failed,
+        source=source,
+    )
+    return AccessLog(trace, start, columns.other)

@@ -1,0 +1,287 @@
+"""Rates and lengths per adapter from a Prometheus server, or from a saved answer of one.
+
+Gateways count requests and tokens per model, and behind a gateway an adapter is a model. vLLM's own metrics
+carry no adapter label. Of vLLM alone, the total rate and the mean lengths are known;
+`vllm:lora_requests_info` says at each scrape which adapters had running requests, and that gives the
+shares: if requests of an adapter arrive at random with rate r and stay for a time W, one is running with
+probability p = 1 − exp(−r·W), so r is proportional to −ln(1 − p) as long as W is alike for all (a M/G/∞
+queue). Such shares are estimates.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.errors import FileFormatError, LiveError, ValidationError, shown
+from packer.traces.pattern import RateTable
+
+FloatArray = npt.NDArray[np.float64]
+MAX_ANSWER_BYTES = 500_000_000
+MAX_POINTS = 11_000
+"""Prometheus refuses a range of more points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Names of a gateway's counters and of the label with the adapter; `running`: vLLM's gauge instead."""
+
+    requests: str
+    input_tokens: str
+    output_tokens: str
+    label: str
+    running: str = ""
+
+
+SOURCES = {
+    "litellm": Source(
+        "litellm_proxy_total_requests_metric_total",
+        "litellm_input_tokens_metric_total",
+        "litellm_output_tokens_metric_total",
+        "requested_model",
+    ),
+    "envoy-ai-gateway": Source(
+        'gen_ai_client_token_usage_token_count{gen_ai_token_type="input"}',
+        'gen_ai_client_token_usage_token_sum{gen_ai_token_type="input"}',
+        'gen_ai_client_token_usage_token_sum{gen_ai_token_type="output"}',
+        "gen_ai_request_model",
+    ),
+    "vllm": Source(
+        "vllm:request_success_total",
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "",
+        "vllm:lora_requests_info",
+    ),
+}
+"""Gateways whose counters are known."""
+
+Series = Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True, eq=False)
+class Metrics:
+    """What a server said; `mean_input`, `mean_output`: tokens of a request, float64 (adapters,)."""
+
+    table: RateTable
+    mean_input: FloatArray
+    mean_output: FloatArray
+    estimated: bool
+
+
+def queries(source: Source, window_s: float) -> dict[str, str]:
+    """The PromQL to ask, by what it is for."""
+    window = f"{max(1, round(window_s))}s"
+    by = f"sum by ({source.label}) " if source.label else "sum "
+    asked = {
+        "requests": f"{by}(increase({_ranged(source.requests, window)}))",
+        "input_tokens": f"{by}(increase({_ranged(source.input_tokens, window)}))",
+        "output_tokens": f"{by}(increase({_ranged(source.output_tokens, window)}))",
+    }
+    if source.running:
+        asked["running"] = source.running
+    return asked
+
+
+def _ranged(selector: str, window: str) -> str:
+    return f"{selector}[{window}]"
+
+
+def fetch(
+    url: str,
+    source: Source,
+    *,
+    end_s: float,
+    span_s: float,
+    window_s: float,
+    timeout_s: float = 60.0,
+) -> dict[str, Any]:
+    """Answers of a Prometheus server to `queries`, by name, with the window: what `parse` reads.
+
+    Raises
+    ------
+    ValidationError
+        The URL is no HTTP address, or the span has too many windows.
+    LiveError
+        The server can't be reached, or refuses a query.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValidationError(f"Expected an address like http://prometheus:9090, got {shown(url)}.")
+    checks.real("the window (s)", window_s, low=1.0)
+    checks.real("the span (s)", span_s, low=window_s)
+    if span_s / window_s > MAX_POINTS:
+        raise ValidationError(f"Expected at most {MAX_POINTS:,} windows, got {span_s / window_s:,.0f}.")
+    answers: dict[str, Any] = {"window_s": window_s}
+    for name, query in queries(source, window_s).items():
+        # A counter's increase is that of the window before the time asked for; a gauge is sampled finely.
+        step = max(15.0, span_s / (MAX_POINTS - 1)) if name == "running" else window_s
+        asked = {"query": query, "start": end_s - span_s + window_s, "end": end_s, "step": step}
+        answers[name] = _get(f"{url.rstrip('/')}/api/v1/query_range", asked, timeout_s)
+    return answers
+
+
+def _get(url: str, asked: Mapping[str, object], timeout_s: float) -> Any:
+    body = urllib.parse.urlencode({key: str(value) for key, value in asked.items()}).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=timeout_s) as answer:
+            data = answer.read(MAX_ANSWER_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        with error:
+            reason = error.read(400).decode("utf-8", "replace")
+        raise LiveError(f"Prometheus refused {asked['query']!r} ({error.code}): {reason}") from None
+    except (OSError, ValueError) as error:
+        raise LiveError(f"Prometheus at {url} can't be reached: {error}") from None
+    if len(data) > MAX_ANSWER_BYTES:
+        raise LiveError(
+            f"Prometheus answered with more than {MAX_ANSWER_BYTES:,} bytes: take a longer window."
+        )
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise LiveError(f"Prometheus at {url} answered with something that is not JSON.") from None
+
+
+def read_export(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """A file that `--save` wrote: the answers of a server, for `parse`."""
+    from packer.io.documents import parse_json
+    from packer.io.files import read_text
+
+    data = parse_json(read_text(path), path)
+    if not isinstance(data, dict) or "requests" not in data:
+        raise FileFormatError("expected what --save writes: an object with the key 'requests'.", path=path)
+    return data
+
+
+def parse(
+    answers: Mapping[str, Any], source: Source, *, path: str = "Prometheus", skip: Collection[str] = ()
+) -> Metrics:
+    """Rates and mean lengths per adapter from the answers, without the models in `skip`.
+
+    Raises
+    ------
+    FileFormatError
+        An answer isn't what Prometheus sends, or there was no request at all.
+    """
+    window_s = answers.get("window_s")
+    if isinstance(window_s, bool) or not isinstance(window_s, (int, float)) or not 1 <= window_s < 1e9:
+        raise FileFormatError(f"expected window_s to be a length in s, got {shown(window_s)}.", path=path)
+    found = {
+        name: _series(answers.get(name), source.label, path, name)
+        for name in ("requests", "input_tokens", "output_tokens")
+    }
+    times = sorted({time for series in found["requests"].values() for time in series})
+    if not times:
+        raise FileFormatError("no request was counted in this time.", path=path, column="requests")
+    shares = _running_shares(answers.get("running"), path) if source.running else None
+    names = sorted(set(found["requests"]) - set(skip))
+    counts = np.array([[found["requests"][name].get(t, 0.0) for name in names] for t in times])
+    sums = {
+        kind: np.array([sum(found[kind].get(name, {}).values()) for name in names])
+        for kind in ("input_tokens", "output_tokens")
+    }
+    if shares is not None:
+        names = sorted(shares)
+        weights = np.array([shares[name] for name in names])
+        counts = counts.sum(axis=1, keepdims=True) * weights
+        sums = {kind: total.sum() * weights for kind, total in sums.items()}
+    return _metrics(
+        names, counts, sums, np.array(times), float(window_s), estimated=shares is not None, path=path
+    )
+
+
+def _metrics(
+    names: Sequence[str],
+    counts: FloatArray,
+    sums: Mapping[str, FloatArray],
+    times: FloatArray,
+    window_s: float,
+    *,
+    estimated: bool,
+    path: str,
+) -> Metrics:
+    total = counts.sum(axis=0)
+    kept = [k for k in range(len(names)) if total[k] > 0 and names[k]]
+    if not kept:
+        raise FileFormatError("no request of a named adapter was counted.", path=path, column="requests")
+    means = []
+    for kind in ("input_tokens", "output_tokens"):
+        known = sums[kind][kept].sum()
+        if known <= 0:
+            raise FileFormatError(f"no {kind.replace('_', ' ')} were counted.", path=path, column=kind)
+        fleet = known / total[kept].sum()
+        own = sums[kind][kept] / total[kept]
+        means.append(np.where(own >= 1.0, own, max(1.0, fleet)))
+    table = RateTable(
+        tuple(names[k] for k in kept),
+        counts[:, kept] / window_s,
+        means[0] + means[1],
+        times - window_s,
+        window_s,
+    )
+    return Metrics(table, means[0], means[1], estimated)
+
+
+def _series(answer: Any, label: str, path: str, name: str) -> dict[str, dict[float, float]]:
+    """Adapter → time → value from one answer of query_range."""
+    table: dict[str, dict[float, float]] = {}
+    for labels, points in _result(answer, path, name):
+        series = table.setdefault(str(labels.get(label, "")) if label else "all", {})
+        for time, value in points:
+            if math.isfinite(value) and value >= 0:
+                series[time] = series.get(time, 0.0) + value
+    return table
+
+
+def _result(answer: Any, path: str, name: str) -> list[tuple[Mapping[str, Any], list[tuple[float, float]]]]:
+    if isinstance(answer, dict) and answer.get("status") == "error":
+        raise FileFormatError(f"Prometheus says: {str(answer.get('error'))[:200]}.", path=path, column=name)
+    try:
+        if answer["data"]["resultType"] != "matrix":
+            raise TypeError
+        return [
+            (dict(item["metric"]), [(float(time), float(value)) for time, value in item["values"]])
+            for item in answer["data"]["result"]
+        ]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise FileFormatError(
+            f"expected an answer of Prometheus's query_range (a matrix), got {shown(answer)}.",
+            path=path,
+            column=name,
+        ) from None
+
+
+def _running_shares(answer: Any, path: str) -> dict[str, float]:
+    """Share of the requests of each adapter, from how often it is seen running; they sum to 1.
+
+    vLLM keeps one series for each set of adapters it has seen; its value is when that set was last current,
+    so the one with the largest value at a time is the set of that time.
+    """
+    latest: dict[float, tuple[float, str]] = {}
+    for labels, points in _result(answer, path, "running"):
+        running = str(labels.get("running_lora_adapters", ""))
+        for time, value in points:
+            if value > latest.get(time, (-math.inf, ""))[0]:
+                latest[time] = (value, running)
+    seen: dict[str, int] = {}
+    for _, running in latest.values():
+        for name in {part.strip() for part in running.split(",")} - {""}:
+            seen[name] = seen.get(name, 0) + 1
+    if not seen:
+        raise FileFormatError("no adapter was seen running in this time.", path=path, column="running")
+    # Half a sample less than always, so that an adapter that is always there gets a finite weight.
+    samples = len(latest)
+    weights = {name: -math.log1p(-min(count, samples - 0.5) / samples) for name, count in seen.items()}
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
