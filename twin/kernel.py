@@ -5,7 +5,7 @@ bucket of the step in which it will finish (`due`), in a counter of the step pha
 KV block (`phase`), and in the list of running requests by admission (`older`, `newer`), from whose young end
 vLLM preempts. Waiting requests form one FIFO per adapter; adapters with waiting requests sit in one of two
 heaps by the arrival order of their first request: those active in the batch, and the others. Refused requests
-leave only a count. `tests/naive_twin.py` is the slow oracle.
+leave only a count. `tests/oracles/naive_twin.py` is the slow oracle.
 
 Scheduling follows vllm/v1/core/sched/scheduler.py (`Scheduler.schedule`), slots vllm/lora/worker_manager.py.
 Numba notices changes of this file only: after one of kernel_state.py or kernel_law.py clear its cache.
