@@ -60,7 +60,7 @@ def limits(oracle: Oracle, rng: np.random.Generator, known: IntArray | None = No
     sizes = loads / max(heaviest, float(loads.max()), 1e-12)
     if known is not None:
         known = known[oracle.feasible(known)]
-    n_orders = _ORDERS if oracle.seconds_per_bin < _SLOW_S else 2
+    n_orders = _ORDERS if oracle.seconds_per_bin < _SLOW_S else 1
     bases, orders = [], []
     for slot in np.unique(slots).tolist():
         lightest = min(np.flatnonzero(slots == slot).tolist(), key=lambda k: (loads[k], k))
@@ -173,12 +173,15 @@ def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, 
     """The solution with a bound; infeasible if it needs more GPUs than there may be."""
     limit = problem.max_gpus
     merged = {**first.details, **details}
+    # That there is at least one GPU is no news: whoever makes the plan may know a better bound.
+    value = None if bound.value <= 1 < len(first.bins) else float(bound.value)
+    source = "" if value is None else bound.source
     if limit is None or len(first.bins) <= limit or first.unplaced:
-        return Solution(first.bins, first.unplaced, first.reasons, float(bound.value), bound.source, merged)
+        return Solution(first.bins, first.unplaced, first.reasons, value, source, merged)
     kept, dropped = first.bins[:limit], first.bins[limit:]
     left = tuple(i for each in dropped for i in each.adapters)
     reason = f"The best plan found needs {len(first.bins)} GPUs, {limit} were allowed"
     if bound.value > limit:
         reason += f"; at least {bound.value} are necessary ({bound.source})"
     reasons = (*first.reasons, f"{reason}. What would help: --gpus {len(first.bins)}")
-    return Solution(kept, left, reasons, float(bound.value), bound.source, merged)
+    return Solution(kept, left, reasons, value, source, merged)
