@@ -18,7 +18,7 @@ HESITANT = (0.05, 0.95)
 
 
 class AutoPredictor:
-    """Asks `learned` about every bin, and `twin` about those whose probability of starvation is in ]low, high[.
+    """Asks `learned` about every bin, and `twin` where the probability of starvation is in ]low, high[.
 
     Arrivals other than Poisson are what the learned judge was not trained on: there the twin is always asked.
 
@@ -55,8 +55,8 @@ class AutoPredictor:
             return self.twin.evaluate(workload, bins)
         found = self.learned.evaluate(workload, bins)
         chance = found.starvation_probability
-        unsure = np.flatnonzero((chance > self.low) & (chance < self.high) & ~found.memory_error)
-        if not len(unsure):
+        unsure = np.flatnonzero((chance > self.low) & (chance < self.high) & ~found.memory_error).tolist()
+        if not unsure:
             return found
         self.asked_twin += len(unsure)
         better = self.twin.evaluate(workload, [bins[i] for i in unsure])

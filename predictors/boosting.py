@@ -12,10 +12,10 @@ from packer.predictors.kinds import Arrays, Float32Array
 from packer.predictors.targets import OUTPUTS
 
 RISING = (
-    "rate_sum", "rate_std", "offered", "load_factor", "load_factor_queued", "batch", "kv_use", "active_adapters",
-    "slot_use", "step", "slot_wait", "residence", "backlog",
+    "rate_sum", "rate_std", "offered", "load_factor", "load_factor_queued", "batch", "kv_use",
+    "active_adapters", "slot_use", "step", "slot_wait", "residence", "backlog",
 )  # fmt: skip
-"""Features that grow when all rates grow by one factor: in each of them starvation may only become likelier."""
+"""Features that grow when all rates grow by one factor: in each, starvation may only become likelier."""
 FALLING = ("served_estimate",)
 
 
@@ -50,7 +50,7 @@ class Boosting:
         """A LightGBM estimator; the probability of starvation never falls when all rates rise."""
         from lightgbm import LGBMClassifier, LGBMRegressor
 
-        common = {
+        common: dict[str, Any] = {
             "random_state": seed,
             "n_jobs": 1,
             "deterministic": True,

@@ -1,4 +1,4 @@
-"""Datasets: scenarios judged by the twin. Built in parts, each written whole, so that nothing is ever lost."""
+"""Datasets: scenarios judged by the twin. Built in parts, each written whole, so that nothing is lost."""
 
 from __future__ import annotations
 
@@ -187,8 +187,8 @@ def _claim(folder: Path, spec: Spec) -> None:
         write_text(note, spec.text())
     elif note.read_text("utf-8") != spec.text():
         raise IncompatibleError(
-            f"{folder} holds parts of another dataset (profile, rows, seed or features differ): remove it, or "
-            "build into another file."
+            f"{folder} holds parts of another dataset (profile, rows, seed or features differ): remove "
+            "it, or build into another file."
         )
 
 
@@ -265,7 +265,7 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
             raise FileFormatError("the column is missing.", path=path, column=column)
     if frame["index"].to_list() != list(range(spec.rows)):
         raise FileFormatError(
-            f"expected rows 0 … {spec.rows - 1} once each, got {frame.height} rows: it was cut short or edited.",
+            f"expected rows 0 … {spec.rows - 1} once each, got {frame.height}: it was cut short or edited.",
             path=path,
         )
     return Dataset(
@@ -283,6 +283,6 @@ def _parquet(path: str | os.PathLike[str]) -> tuple[pl.DataFrame, str]:
     if not Path(path).is_file():
         raise FileFormatError("there is no such file.", path=path)
     try:
-        return pl.read_parquet(path), pl.read_parquet_metadata(path).get("packer", "")
+        return pl.read_parquet(Path(path)), pl.read_parquet_metadata(Path(path)).get("packer", "")
     except (pl.exceptions.PolarsError, OSError) as error:
         raise FileFormatError(f"it is no Parquet file, or it was cut short: {error}.", path=path) from None

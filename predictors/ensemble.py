@@ -18,7 +18,7 @@ IntArray = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of one tree: a leaf with a value, or `x[feature] <= threshold` to the left, else to the right."""
+    """A node of one tree: a leaf with a value, or `x[feature] <= threshold` to the left, else right."""
 
     value: float
     feature: int = -1

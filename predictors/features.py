@@ -1,4 +1,4 @@
-"""Features of a bin: the paper's seven, what they leave out, and an equilibrium computed from the step law."""
+"""Features of a bin: the paper's seven, what they leave out, and an equilibrium of the step law."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature: name, unit, and words for people. `rising`: more of it never serves a larger share."""
+    """A feature: name, unit, and words for people."""
 
     name: str
     unit: str
@@ -172,11 +172,6 @@ def engine_vector(profile: Profile, mean_rank: float) -> FloatArray:
             loading.disk_base_ms + loading.disk_per_rank_ms * mean_rank,
         ]
     )
-
-
-@lru_cache(maxsize=16)
-def _fleet_table_of(workload: Workload) -> FloatArray:
-    return fleet_table(workload)
 
 
 class FeatureExtractor:

@@ -1,131 +1,138 @@
-"""Features of many bins at once, compiled by Numba. `tests/predictors/naive_features.py` is the slow oracle."""
+"""Features of many bins at once, compiled by Numba; `tests/predictors/naive_features.py` is the slow oracle.
+
+Numba notices changes of this file only: after one of physics.py or packer.twin.kernel_law clear its cache.
+"""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
-from packer.predictors.physics import (
-    Server,
-    Traffic,
-    capacity,
-    operating_batch,
-    slot_wait,
-    step,
-)
+from packer.predictors.physics import Server, Traffic, capacity, operating_batch, slot_wait, step
 from packer.twin.kernel_state import FLAGS
 
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
 MAX_GROUPS = 64
+MIDDLE_GROUP = 32
 TINY = 1e-12
 HORIZON_S = 3600.0
 CLIENT_CEILING = 26_800.0  # requests outstanding in the runs that predictors learn from
 
+# Sums over the adapters of a bin.
+(RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT) = range(11)
+
 
 @njit(**FLAGS)
-def group(share, start, end, index, fleet, groups, sums, slots):
+def group(
+    share: FloatArray, start: int, end: int, index: IntArray, fleet: FloatArray, slots: float,
+    by_load: FloatArray, groups: FloatArray, sums: FloatArray,
+) -> tuple[int, float]:  # fmt: skip
     """Sums over one bin's adapters, and its groups by output demand (factors of two), heaviest first.
 
-    Writes `groups` (see `Traffic`) and `sums` (11,); returns the number of groups and the part of the request
-    rate that comes from the `slots` heaviest adapters.
+    Writes `groups` (see `Traffic`) and `sums`; returns the number of groups and the part of the requests that
+    the `slots` heaviest adapters get. `by_load` (MAX_GROUPS, 4) is room to work in: zeros before and after.
     """
-    n_by = np.zeros(MAX_GROUPS)
-    rate_by = np.zeros(MAX_GROUPS)
-    demand_by = np.zeros(MAX_GROUPS)
-    rank_by = np.zeros(MAX_GROUPS)
     sums[:] = 0.0
+    lowest, highest = MAX_GROUPS, -1
     for j in range(start, end):
         i = index[j]
         rank = fleet[i, 0]
         rate = fleet[i, 1] * share[j]
         demand = rate * fleet[i, 3]
-        sums[0] += rate
-        sums[1] += rate * rate
-        sums[2] = max(sums[2], rate)
-        sums[3] = max(sums[3], rank)
-        sums[4] += rank
-        sums[5] += rank * rank
-        sums[6] += rate * fleet[i, 2]
-        sums[7] += demand
-        sums[8] += rate * fleet[i, 4]
-        sums[9] += rate * fleet[i, 5]
-        sums[10] += rate * fleet[i, 6]
-        e = math.frexp(demand)[1] + 32
-        e = 0 if e < 0 else (MAX_GROUPS - 1 if e >= MAX_GROUPS else e)
-        n_by[e] += 1.0
-        rate_by[e] += rate
-        demand_by[e] += demand
-        rank_by[e] += rank
+        sums[RATE] += rate
+        sums[RATE_2] += rate * rate
+        sums[RATE_MAX] = max(sums[RATE_MAX], rate)
+        sums[RANK_MAX] = max(sums[RANK_MAX], rank)
+        sums[RANK] += rank
+        sums[RANK_2] += rank * rank
+        sums[INPUT] += rate * fleet[i, 2]
+        sums[OUTPUT] += demand
+        sums[INPUT_2] += rate * fleet[i, 4]
+        sums[OUTPUT_2] += rate * fleet[i, 5]
+        sums[PRODUCT] += rate * fleet[i, 6]
+        e = min(max(math.frexp(demand)[1] + MIDDLE_GROUP, 0), MAX_GROUPS - 1)
+        lowest, highest = min(lowest, e), max(highest, e)
+        by_load[e, 0] += 1.0
+        by_load[e, 1] += rate
+        by_load[e, 2] += demand
+        by_load[e, 3] += rank
     k = 0
     left, held = slots, 0.0
-    for e in range(MAX_GROUPS - 1, -1, -1):
-        n = n_by[e]
+    for e in range(highest, lowest - 1, -1):
+        n = by_load[e, 0]
         if n > 0.0:
             groups[0, k] = n
-            groups[1, k] = rate_by[e] / n
-            groups[2, k] = demand_by[e] / n
-            groups[3, k] = rank_by[e] / n
-            held += rate_by[e] * min(1.0, left / n)
+            groups[1, k] = by_load[e, 1] / n
+            groups[2, k] = by_load[e, 2] / n
+            groups[3, k] = by_load[e, 3] / n
+            held += by_load[e, 1] * min(1.0, left / n)
             left = max(0.0, left - n)
             k += 1
-    return k, held / sums[0]
+            by_load[e] = 0.0
+    return k, held / sums[RATE]
 
 
 @njit(**FLAGS)
-def fill(indptr, index, share, slots, slot_rank, kv_tokens, fleet, law, paper, engine, out):
+def fill(
+    indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
+    kv_tokens: FloatArray, fleet: FloatArray, law: FloatArray, paper: bool, engine: FloatArray, out: FloatArray,
+) -> None:  # fmt: skip
     """Write the features (`packer.predictors.features.FEATURES`) of each bin into `out` float64 (n, F).
 
-    Arrays: indptr int64 (n + 1,), index int64 and share float64 (nnz,): the adapters of each bin and the part of
-    their rate that comes there; slots, slot_rank, kv_tokens float64 (n,); fleet float64 (m, 7): rank, rate, and
-    E[I], E[O], E[I²], E[O²], E[I·O] of the lengths; law: coefficients of the step law; engine float64 (7,):
-    graph_max_tokens, max_num_batched_tokens, max_num_seqs, block_size, max_cpu_loras, ms to load an adapter from
-    host, from disk.
+    Arrays: indptr int64 (n + 1,), index int64 and share float64 (nnz,): the adapters of each bin and the part
+    of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,); fleet float64 (m, 7): rank, rate,
+    and E[I], E[O], E[I²], E[O²], E[I·O] of the lengths; law: coefficients of the step law; engine float64
+    (7,): graph_max_tokens, max_num_batched_tokens, max_num_seqs, block_size, max_cpu_loras, ms to load an
+    adapter from host, from disk.
     """
+    by_load = np.zeros((MAX_GROUPS, 4))
     groups = np.zeros((5, MAX_GROUPS))
     sums = np.zeros(11)
     for b in range(slots.size):
         start, end = indptr[b], indptr[b + 1]
         n = float(end - start)
-        k, top_share = group(share, start, end, index, fleet, groups, sums, slots[b])
-        rate, demand = sums[0], sums[7]
-        prompt, output = sums[6] / rate, demand / rate
-        input_var = max(0.0, sums[8] / rate - prompt * prompt)
-        output_var = max(0.0, sums[9] / rate - output * output)
+        k, top_share = group(share, start, end, index, fleet, slots[b], by_load, groups, sums)
+        rate, demand = sums[RATE], sums[OUTPUT]
+        prompt, output = sums[INPUT] / rate, demand / rate
+        input_var = max(0.0, sums[INPUT_2] / rate - prompt * prompt)
+        output_var = max(0.0, sums[OUTPUT_2] / rate - output * output)
         offered = rate * (prompt + output)
-        held = (sums[10] + 0.5 * sums[9]) / demand + 0.5 * engine[3]
+        held = (sums[PRODUCT] + 0.5 * sums[OUTPUT_2]) / demand + 0.5 * engine[3]
         load_ms = engine[5]
         if n > engine[4]:
             load_ms += engine[6] * (1.0 - engine[4] / n)
         server = Server(law, paper, engine[0], slots[b], slot_rank[b], load_ms)
         traffic = Traffic(n, prompt, output, held, demand, groups, k)
 
-        kv = max(kv_tokens[b], 1.0)
-        fits = kv / held
+        fits = max(kv_tokens[b], 1.0) / held
         largest = max(min(fits, engine[2], engine[1] * output / (prompt + output)), TINY)
-        best, best_batch = capacity(server, traffic, largest, 0.0)
+        best, best_batch = capacity(server, traffic, largest)
         use = demand / best
-        if use < 1.0:
-            batch = operating_batch(server, traffic, best_batch)
-        else:
-            batch = best_batch
-        step_ms, adapters = step(server, traffic, batch, 0.0)
+        batch = operating_batch(server, traffic, best_batch) if use < 1.0 else best_batch
+        step_ms, adapters = step(server, traffic, batch, 0.0, 0.0)
         wait_s = slot_wait(server, traffic, step_ms * 1e-3)
-        # Backlog: what the equilibrium can't serve gathers, at most up to the client's ceiling; long queues are
-        # scanned when no slot is free.
+        # What the equilibrium can't serve gathers, at most up to the client's ceiling; where slots are scarce
+        # the queue is scanned in every step.
         lost = max(0.0, 1.0 - 1.0 / use) + min(wait_s, HORIZON_S) / HORIZON_S
         waiting = min(CLIENT_CEILING, rate * 0.5 * HORIZON_S * min(1.0, lost))
-        scanned = waiting if n > slots[b] else 0.0
-        busy_ms = step(server, traffic, best_batch, scanned)[0] if lost > 0.0 else step_ms
-        busy_use = demand * busy_ms / (1e3 * best_batch) if lost > 0.0 else use
+        busy_use = use
+        if lost > 0.0:
+            scanned = waiting if n > slots[b] else 0.0
+            busy_ms = step(server, traffic, best_batch, scanned, waiting)[0]
+            busy_use = demand * busy_ms / (1e3 * best_batch)
         mean_rate = rate / n
         row = out[b]
         row[0] = n
         row[1] = rate
-        row[2] = math.sqrt(max(0.0, sums[1] / n - mean_rate * mean_rate))
-        row[3] = sums[3]
-        row[4] = sums[4] / n
-        row[5] = math.sqrt(max(0.0, sums[5] / n - row[4] * row[4]))
+        row[2] = math.sqrt(max(0.0, sums[RATE_2] / n - mean_rate * mean_rate))
+        row[3] = sums[RANK_MAX]
+        row[4] = sums[RANK] / n
+        row[5] = math.sqrt(max(0.0, sums[RANK_2] / n - row[4] * row[4]))
         row[6] = slots[b]
         row[7] = slot_rank[b]
         row[8] = offered
@@ -134,7 +141,7 @@ def fill(indptr, index, share, slots, slot_rank, kv_tokens, fleet, law, paper, e
         row[11] = math.sqrt(input_var) / prompt
         row[12] = math.sqrt(output_var) / output
         row[13] = kv_tokens[b]
-        row[14] = sums[2] / rate
+        row[14] = sums[RATE_MAX] / rate
         row[15] = top_share
         row[16] = slots[b] / n
         row[17] = held

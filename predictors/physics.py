@@ -1,10 +1,13 @@
 """A server in equilibrium, from the profile's own step law: the strongest features of a bin.
 
-With B running requests (decodes), prompts of I and outputs of O tokens, each step admits B/O requests on average, so
-that every term of the step law is a function of B: the step time t(B), the request rate B/(O·t), and the expected
-number of distinct adapters, which are running with probability 1 − exp(−expected running requests). The largest
-rate over the B that fit into the KV cache is the server's capacity; the B whose rate is the offered one is where it
-works. Adapters are grouped by load (factors of two), so that the work does not grow with their number.
+With B running requests (decodes), prompts of I and outputs of O tokens, each step admits B/O requests on
+average, so that every term of the step law is a function of B: the step time t(B), the request rate B/(O·t), and
+the expected number of distinct adapters, each of which is running with probability 1 − exp(−its expected running
+requests). The largest rate over the B that fit into the KV cache is the server's capacity; the B whose rate is
+the offered one is where it works. Adapters are grouped by load (factors of two), so that the work does not grow
+with their number.
+
+Numba notices changes of this file only: after one of packer.twin.kernel_law clear its cache.
 """
 
 from __future__ import annotations
@@ -12,10 +15,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from numba import njit
 
-from packer.twin.kernel import linear_ms, paper_ms
+from packer.twin.kernel_law import PER_WAITING, linear_ms, paper_ms
 from packer.twin.kernel_state import FLAGS
+
+FloatArray = npt.NDArray[np.float64]
 
 
 GRID = 7
@@ -27,9 +34,9 @@ MOST_RUNNING = 60.0  # of one adapter: exp() beyond it says nothing new
 
 
 class Server(NamedTuple):
-    """One server; `law` is the vector of coefficients, `load_ms` the time to bring one adapter into a slot."""
+    """One server; `law`: vector of coefficients, `load_ms`: time to bring one adapter into a slot."""
 
-    law: object
+    law: FloatArray
     paper: bool
     graph_max: float
     slots: float
@@ -38,9 +45,9 @@ class Server(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What comes: mean lengths by request, KV tokens held per running request, Σ rate × output, and the groups.
+    """What comes: mean lengths by request, KV tokens held per running request, Σ rate × output, groups.
 
-    `groups` float64 (5, k): adapters, and their mean rate, output tokens/s, rank; row 4 is room to work in.
+    `groups` float64 (5, ≥ k): adapters, and their mean rate, output tokens/s, rank; row 4 is room to work in.
     """
 
     adapters: float
@@ -48,13 +55,13 @@ class Traffic(NamedTuple):
     output: float
     held: float
     demand: float
-    groups: object
+    groups: FloatArray
     k: int
 
 
 @njit(**FLAGS)
-def mixture(traffic, batch):
-    """Expected distinct adapters in a batch, sum of their ranks, and rate of requests that find theirs absent."""
+def mixture(traffic: Traffic, batch: float) -> tuple[float, float, float]:
+    """Expected distinct adapters in a batch, sum of their ranks, and req/s that find theirs absent."""
     adapters, ranks, starts = 0.0, 0.0, 0.0
     groups = traffic.groups
     scale = batch / traffic.demand
@@ -68,8 +75,13 @@ def mixture(traffic, batch):
 
 
 @njit(**FLAGS)
-def step(server, traffic, batch, waiting):
-    """Mean step time, ms, with `batch` running requests, and the distinct adapters among them."""
+def step(
+    server: Server, traffic: Traffic, batch: float, scanned: float, waiting: float
+) -> tuple[float, float]:
+    """Mean step time, ms, with `batch` running requests, and the distinct adapters among them.
+
+    `waiting` requests queue, of which `scanned` are passed over in each step for want of a slot.
+    """
     adapters, ranks, starts = mixture(traffic, batch)
     missing = 0.0
     if traffic.adapters > server.slots:
@@ -80,6 +92,7 @@ def step(server, traffic, batch, waiting):
         ranks *= server.slots / adapters
         adapters = server.slots
     admitted = batch / traffic.output
+    ms = 0.0
     if server.paper:
         ms = paper_ms(server.law, batch, waiting, adapters, traffic.adapters)
     else:
@@ -87,32 +100,26 @@ def step(server, traffic, batch, waiting):
         context = batch * traffic.held
         with_prompt = linear_ms(
             server.law, batch, admitted * traffic.prompt / some, adapters, ranks, server.slots,
-            server.slot_rank, context, waiting, server.graph_max,
+            server.slot_rank, context, scanned, server.graph_max,
         )  # fmt: skip
         without = linear_ms(
-            server.law, batch, 0.0, adapters, ranks, server.slots, server.slot_rank, context, waiting,
+            server.law, batch, 0.0, adapters, ranks, server.slots, server.slot_rank, context, scanned,
             server.graph_max,
         )  # fmt: skip
-        ms = some * with_prompt + (1.0 - some) * without
-    # Loads stall the step. At this batch only a part of the demand arrives: requests/s here over those offered.
-    loading = min(
-        0.9, starts * missing * server.load_ms * 1e-3 * min(1.0, admitted * 1e3 / (ms * _rate(traffic)))
-    )
+        ms = some * with_prompt + (1.0 - some) * without + server.law[PER_WAITING] * waiting
+    # Loads stall the step. At this batch only a part of the demand arrives: req/s here over those offered.
+    part = min(1.0, batch * 1e3 / (ms * traffic.demand))
+    loading = min(0.9, starts * part * missing * server.load_ms * 1e-3)
     return ms / (1.0 - loading), adapters
 
 
 @njit(**FLAGS)
-def _rate(traffic):
-    return traffic.demand / traffic.output
-
-
-@njit(**FLAGS)
-def capacity(server, traffic, largest_batch, waiting):
+def capacity(server: Server, traffic: Traffic, largest_batch: float) -> tuple[float, float]:
     """Largest output tok/s over batches up to `largest_batch`, and the batch that reaches it."""
     best, best_batch = 0.0, largest_batch
     batch = largest_batch
     for _ in range(GRID):
-        ms, _adapters = step(server, traffic, batch, waiting)
+        ms, _adapters = step(server, traffic, batch, 0.0, 0.0)
         rate = batch * 1e3 / ms
         if rate > best:
             best, best_batch = rate, batch
@@ -121,15 +128,15 @@ def capacity(server, traffic, largest_batch, waiting):
 
 
 @njit(**FLAGS)
-def operating_batch(server, traffic, upper):
+def operating_batch(server: Server, traffic: Traffic, upper: float) -> float:
     """Batch at which the offered load is served, given that it is at `upper`; regula falsi (Illinois)."""
     low, f_low = 0.0, -traffic.demand
-    high, f_high = upper, upper * 1e3 / step(server, traffic, upper, 0.0)[0] - traffic.demand
+    high, f_high = upper, upper * 1e3 / step(server, traffic, upper, 0.0, 0.0)[0] - traffic.demand
     side = 0
     x = high
     for _ in range(ROOT_STEPS):
         x = (low * f_high - high * f_low) / (f_high - f_low)
-        f = x * 1e3 / step(server, traffic, x, 0.0)[0] - traffic.demand
+        f = x * 1e3 / step(server, traffic, x, 0.0, 0.0)[0] - traffic.demand
         if abs(f) < 1e-3 * traffic.demand:
             break
         if f > 0:
@@ -146,12 +153,12 @@ def operating_batch(server, traffic, upper):
 
 
 @njit(**FLAGS)
-def slots_needed(traffic, step_s, wait_s):
+def slots_needed(traffic: Traffic, step_s: float, wait_s: float) -> float:
     """Mean number of slots in use if every adapter waits `wait_s` for one.
 
     An adapter's cycle: no request for 1/rate, the wait, and a stay until none of its requests is left: the
-    busy period of M/G/∞, residence·(exp(b) − 1)/b for b expected running requests, plus residence·ln(1 + rate ×
-    wait) for those that gathered meanwhile.
+    busy period of M/G/∞, residence·(exp(b) − 1)/b for b expected running requests, plus residence·ln(1 + rate
+    × wait) for those that gathered meanwhile.
     """
     total = 0.0
     groups = traffic.groups
@@ -165,7 +172,7 @@ def slots_needed(traffic, step_s, wait_s):
 
 
 @njit(**FLAGS)
-def slot_wait(server, traffic, step_s):
+def slot_wait(server: Server, traffic: Traffic, step_s: float) -> float:
     """Mean wait for a slot, s, in equilibrium; 0 without want of slots, at most LONGEST_WAIT_S."""
     if traffic.adapters <= server.slots:
         return 0.0

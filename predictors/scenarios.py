@@ -130,7 +130,7 @@ def _mixed(
     else:
         lengths = (_lengths(u[6], u[7], rng.random()), _lengths(u[8], u[9], rng.random(), 1024.0))
         correlation = float(1.2 * u[10] - 0.6)
-    own = [(None, None)] * n
+    own: list[tuple[Lengths | None, Lengths | None]] = [(None, None)] * n
     if u[11] > 0.85:  # adapters that differ in their lengths too
         others = [
             (
@@ -139,7 +139,7 @@ def _mixed(
             )
             for _ in range(3)
         ]
-        own = [others[k] for k in rng.integers(0, 3, n)]  # type: ignore[misc]
+        own = [others[k] for k in rng.integers(0, 3, n)]
 
     def build(rate: float) -> Scenario:
         adapters = [
@@ -182,7 +182,7 @@ class _Scaled:
                 high = middle
             else:
                 low = middle
-        return (low * high) ** 0.5
+        return float((low * high) ** 0.5)
 
 
 def _weights(n: int, shape: float, spread: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -205,5 +205,4 @@ def _rank_mix(u: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         mix = np.zeros(4)
         mix[min(3, int(u / 0.1))] = 1.0
         return mix
-    mix = rng.dirichlet((1.0, 1.0, 0.7, 0.3))
-    return mix
+    return rng.dirichlet((1.0, 1.0, 0.7, 0.3))
