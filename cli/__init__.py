@@ -21,6 +21,9 @@ LAZY = {
     "validate": "packer.cli.validate:validate",
     "calibrate": "packer.cli.calibrate:calibrate",
     "live": "packer.cli.live:live",
+    "predict": "packer.cli.predict:predict",
+    "train": "packer.cli.train:train",
+    "dataset": "packer.cli.dataset:dataset",
     "workload": "packer.cli.workload:workload",
     "profiles": "packer.cli.profiles:profiles",
 }
@@ -38,6 +41,9 @@ SHORT_HELP = {
     "validate": "Run a plan on real vLLM servers: predicted against measured.",
     "calibrate": "Make a profile from measurements: live servers.",
     "live": "Real vLLM: what is missing, and a small one for the CPU.",
+    "predict": "What a predictor says of one server, and why.",
+    "train": "Learn to judge servers from a dataset; rules for people.",
+    "dataset": "What predictors learn from: servers judged by the twin.",
     "workload": "Make and describe workloads: generate, from-trace, describe.",
     "profiles": "Calibrated servers: list, show, estimate.",
 }

@@ -1,0 +1,114 @@
+"""Shallow trees as rules in words and units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.errors import IncompatibleError
+from packer.predictors.ensemble import Ensemble, Node
+from packer.predictors.families import family_of
+from packer.predictors.features import FEATURES
+from packer.predictors.store import Model
+from packer.predictors.targets import OUTPUTS, STARVED, TARGETS, probability
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A way from the root to a leaf: conditions, and what holds there."""
+
+    conditions: tuple[str, ...]
+    says: str
+
+    def __str__(self) -> str:
+        """As a sentence."""
+        return f"if {' and '.join(self.conditions)}: {self.says}" if self.conditions else self.says
+
+
+def trees_of(model: Model) -> dict[str, Node]:
+    """The one tree of each output; raises `IncompatibleError` where an output has more than one."""
+    ensemble = family_of(model)
+    single = isinstance(ensemble, Ensemble) and bool(np.all(np.diff(ensemble.starts) <= 1))
+    if not single or not isinstance(ensemble, Ensemble):
+        raise IncompatibleError(
+            f"A predictor of the kind {model.kind!r} is no single tree, so it has no rules; 'tree' has."
+        )
+    numbers = {name: int(ensemble.starts[k]) for k, name in enumerate(OUTPUTS)}
+    return {name: ensemble.tree(number) for name, number in numbers.items()}
+
+
+def rules_of(model: Model, output: str) -> list[Rule]:
+    """Every rule of one output (see `OUTPUTS`), from left to right."""
+    says = words_of(model, output)
+    return [Rule(_conditions(path), says(leaf.value)) for path, leaf in _paths(trees_of(model)[output])]
+
+
+def fired(model: Model, output: str, features: npt.NDArray[np.float64]) -> Rule:
+    """The rule of one output that holds for a question, features float64 (F,)."""
+    node, path = trees_of(model)[output], []
+    x = features.astype(np.float32)
+    while node.left is not None and node.right is not None:
+        up = bool(x[node.feature] > np.float32(node.threshold))
+        path.append((node.feature, node.threshold, up))
+        node = node.right if up else node.left
+    return Rule(_conditions(path), words_of(model, output)(node.value))
+
+
+class words_of:  # noqa: N801  (a function with a memory)
+    """What the value of a leaf means, in words."""
+
+    def __init__(self, model: Model, output: str) -> None:
+        self.output = output
+        self.slope, self.offset = model.header["calibration"]
+        self.base = {target.name: target.base for target in TARGETS}.get(output)
+
+    def __call__(self, value: float) -> str:
+        """In words, with units."""
+        if self.output == STARVED:
+            chance = probability(np.array([value]), self.slope, self.offset)[0]
+            verdict = "starves" if chance >= 0.5 else "does not starve"
+            return f"{verdict} (probability {chance:.0%})"
+        base = next(feature for feature in FEATURES if feature.name == self.base)
+        factor = math.exp(value)
+        name = self.output.removesuffix("_ms").replace("_", " ")
+        return f"{name} = {factor:.3g} × {base.text}"
+
+
+def _paths(
+    node: Node, before: tuple[tuple[int, float, bool], ...] = ()
+) -> Iterator[tuple[tuple[tuple[int, float, bool], ...], Node]]:
+    if node.left is None or node.right is None:
+        yield before, node
+        return
+    yield from _paths(node.left, (*before, (node.feature, node.threshold, False)))
+    yield from _paths(node.right, (*before, (node.feature, node.threshold, True)))
+
+
+def _conditions(path: tuple[tuple[int, float, bool], ...] | list[tuple[int, float, bool]]) -> tuple[str, ...]:
+    """Bounds of each feature along a path, merged, in order of first use."""
+    low: dict[int, float] = {}
+    high: dict[int, float] = {}
+    for feature, threshold, up in path:
+        if up:
+            low[feature] = max(low.get(feature, -math.inf), threshold)
+        else:
+            high[feature] = min(high.get(feature, math.inf), threshold)
+    return tuple(
+        condition(feature, low.get(feature), high.get(feature))
+        for feature in dict.fromkeys(feature for feature, _, _ in path)
+    )
+
+
+def condition(feature: int, low: float | None, high: float | None) -> str:
+    """A bound on a feature in words."""
+    what = FEATURES[feature]
+    unit = f" {what.unit}" if what.unit else ""
+    if low is None:
+        return f"{what.text} ≤ {high:.4g}{unit}"
+    if high is None:
+        return f"{what.text} > {low:.4g}{unit}"
+    return f"{low:.4g} < {what.text} ≤ {high:.4g}{unit}"
