@@ -273,7 +273,6 @@ class NaiveTwin:
             + beyond * (c["beyond_graph_step_ms"] + c["per_token_beyond_graph_ms"] * (t - server.graph_max))
             + c["per_waiting_scanned_ms"] * passed_over
             + c["per_waiting_ms"] * len(self.waiting)
-            + c["per_waiting_ms"] * len(self.waiting)
         )
 
     def _record(self, dt: float, load_ms: float, prefill_tokens: int, decodes: int, preempted: int) -> None:
