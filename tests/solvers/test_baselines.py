@@ -1,0 +1,135 @@
+"""Baselines do what their papers and routers do, no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.profile import Profile
+from packer.solvers.backbone import backbone_tok_s, load_bound, without_adapters
+from packer.solvers.base import Problem
+from packer.solvers.flow import Flow
+from packer.solvers.greedy import Greedy
+from packer.solvers.hrw import Hrw, scores
+from packer.solvers.maxbase import MaxBase, MaxBaseHalf
+from packer.solvers.random import Random
+from packer.solvers.spread import Spread
+from packer.solvers.verify import check
+from packer.testing.analytic import small_profile
+from packer.testing.problems import problem, random_fleet
+from packer.twin.memory import kv_cache_tokens
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+FLEET = random_fleet(48, seed=6, rates=(3.2, 1.6, 0.8))
+
+
+def on(n: int | None, workload: Workload = FLEET, **changes: object) -> Problem:
+    """The problem with so many GPUs."""
+    return replace(problem(workload, max_gpus=n), **changes)  # type: ignore[arg-type]
+
+
+def test_the_backbone_has_no_cost_of_adapters(toy_profile: Profile) -> None:
+    """Without adapters slots take no memory, and the server does at least as much as with them."""
+    bare = without_adapters(toy_profile)
+    assert kv_cache_tokens(bare, 500, 512) == kv_cache_tokens(bare, 1, 8)
+    most = backbone_tok_s(FLEET, toy_profile)
+    busy = simulate(FLEET.scaled(most * 2 / FLEET.offered_tok_s), toy_profile, max_loras=16, duration_s=300.0)
+    assert 0 < busy.total_token_throughput <= most
+
+
+def test_the_load_bound_is_below_any_plan() -> None:
+    """No plan found needs fewer GPUs than the bound by load, for a judge no more hopeful than the twin."""
+    workload = random_fleet(300, seed=8, rates=(0.8,))
+    bound = load_bound(workload, small_profile(), 0.0)
+    assert 1 < bound <= len(Greedy().solve(problem(workload)).bins)
+
+
+def test_maxbase_fills_to_the_backbone_and_no_further() -> None:
+    """Every GPU's load is at most the backbone's throughput, and the next adapter would not have fitted."""
+    posed = on(None, FLEET.scaled(4.0))
+    found = MaxBase().solve(posed)
+    check(posed, found)
+    most = backbone_tok_s(posed.workload, posed.profile)
+    loads = [b.offered_tok_s(posed.workload) for b in found.bins]
+    assert len(loads) > 1
+    assert max(loads) <= most
+    nexts = [b.adapters[0] for b in found.bins[1:]]
+    offered = posed.workload.offered_tok_s_by_adapter
+    assert all(load + offered[i] > most for load, i in zip(loads, nexts, strict=False))
+    assert all(b.max_loras == len(b.adapters) for b in found.bins)
+
+
+def test_maxbase_half_has_half_the_slots() -> None:
+    """The same bins with a slot for every second adapter."""
+    whole, half = MaxBase().solve(on(None)), MaxBaseHalf().solve(on(None))
+    assert [b.adapters for b in whole.bins] == [b.adapters for b in half.bins]
+    assert [b.max_loras for b in half.bins] == [round(len(b.adapters) / 2) for b in half.bins]
+
+
+def test_random_follows_its_seed() -> None:
+    """The same seed gives the same plan, another one another; slots never exceed adapters."""
+    one, same, other = (Random().solve(on(4, seed=seed)) for seed in (1, 1, 2))
+    assert one.bins == same.bins != other.bins
+    assert all(1 <= b.max_loras <= len(b.adapters) for b in one.bins)
+
+
+def test_spread_evens_out_rates() -> None:
+    """By falling rate to the least loaded GPU: sums of rates differ by no more than one adapter's rate."""
+    found = Spread().solve(on(4))
+    sums = [float(b.rates(FLEET).sum()) for b in found.bins]
+    assert max(sums) - min(sums) <= FLEET.rates.max()
+    assert len(found.bins) == 4
+
+
+def test_hashing_moves_few_adapters_when_a_gpu_comes() -> None:
+    """With one more GPU only adapters that go to it move."""
+    names = [f"adapter-{i}" for i in range(400)]
+    four = [int(np.argmax(scores(name, 4))) for name in names]
+    five = [int(np.argmax(scores(name, 5))) for name in names]
+    moved = [b for a, b in zip(four, five, strict=True) if a != b]
+    assert set(moved) == {4}
+    assert 40 < len(moved) < 120
+
+
+def test_hashing_goes_on_where_a_gpu_is_full() -> None:
+    """An adapter whose first choice has no room for its load takes its next choice."""
+    most = backbone_tok_s(FLEET, small_profile())
+    mean_tokens = FLEET.offered_tok_s / FLEET.rate
+    heavy = Workload([Adapter(f"a{i}", 8, 0.6 * most / mean_tokens) for i in range(4)])
+    found = Hrw().solve(on(4, heavy))
+    assert [len(b.adapters) for b in found.bins] == [1, 1, 1, 1]
+
+
+def test_flow_balances_and_stays_where_adapters_run() -> None:
+    """Loads come out even, and of equally loaded GPUs an adapter takes the one where it runs."""
+    posed = on(4)
+    found = Flow().solve(posed)
+    check(posed, found)
+    loads = [b.offered_tok_s(FLEET) for b in found.bins]
+    assert max(loads) < 1.15 * min(loads)
+    equal = Workload([Adapter(f"a{i}", 8, 0.5) for i in range(8)])
+    before = Flow().solve(on(4, equal)).bins
+    swapped = (before[1], before[0], *before[2:])
+    after = Flow().solve(on(4, equal, old_bins=swapped)).bins
+    assert [set(b.adapters) for b in after] == [set(b.adapters) for b in swapped]
+
+
+def test_flow_splits_what_one_gpu_can_not_carry() -> None:
+    """An adapter heavier than the backbone gets the replicas that its rate needs, on different GPUs."""
+    most = backbone_tok_s(FLEET, small_profile())
+    rate = 2.5 * most / (FLEET.offered_tok_s / FLEET.rate)
+    workload = Workload([Adapter("hot", 8, rate), *(Adapter(f"a{i}", 8, 0.2) for i in range(6))])
+    posed = on(4, workload, max_replicas=4)
+    found = Flow().solve(posed)
+    check(posed, found)
+    assert sum(0 in b.adapters for b in found.bins) == 3
+
+
+@pytest.mark.parametrize("solver", [MaxBase(), Random(), Spread(), Hrw(), Flow()])
+def test_one_gpu_type_only(solver: MaxBase | Random | Spread | Hrw | Flow) -> None:
+    """Baselines refuse several GPU types before running."""
+    assert "one GPU type" in str(solver.supports(on(2, profiles=(small_profile(), small_profile("b/c")))))

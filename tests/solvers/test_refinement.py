@@ -1,0 +1,173 @@
+"""Spread-refined, balancing, headroom and replanning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.bin import Bin
+from packer.objectives.latency import Latency
+from packer.objectives.moves import Moves, moved
+from packer.plan import Plan
+from packer.solvers.api import solve
+from packer.solvers.balance import even_parts
+from packer.solvers.base import Problem, Solver
+from packer.solvers.dlora import DLora
+from packer.solvers.headroom import LARGEST, headroom
+from packer.solvers.replan import Replan
+from packer.solvers.spread import Spread
+from packer.solvers.spread_refined import SpreadRefined
+from packer.solvers.verify import check
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.testing.problems import problem, random_fleet
+from packer.workload import Workload
+
+PROFILE = small_profile()
+JUDGE = AnalyticPredictor()
+
+
+def latencies(posed: Problem, solver: Solver) -> tuple[bool, float, float]:
+    """Feasible?, mean TTFT and mean ITL over requests of a solver's plan."""
+    bins = solver.solve(posed).bins
+    rows = posed.predictor.evaluate(posed.workload, bins)
+    weights = [b.rates(posed.workload).sum() for b in bins]
+    ttft, itl = (np.average(column, weights=weights) for column in (rows.mean_ttft_ms, rows.mean_itl_ms))
+    return bool(rows.feasible.all()), float(ttft), float(itl)
+
+
+@given(st.integers(0, 500), st.integers(2, 5))
+@settings(max_examples=25, deadline=None)
+def test_refined_is_no_worse_than_spread_and_dlora(seed: int, gpus: int) -> None:
+    """Where plain spreading is feasible, so is the refined plan, and no slower than either rival."""
+    workload = random_fleet(30, seed=seed, rates=(0.8, 0.4, 0.1), ranks=(8, 16, 64))
+    posed = problem(workload, objective=Latency(), predictor=JUDGE, max_gpus=gpus)
+    refined = SpreadRefined().solve(posed)
+    check(posed, refined)
+    for rival in (Spread(), DLora()):
+        ok, ttft, itl = latencies(posed, rival)
+        if ok:
+            mine = latencies(posed, SpreadRefined())
+            assert mine[0]
+            assert mine[1] + 195 * mine[2] <= 1.001 * (ttft + 195 * itl)
+
+
+def test_refinement_mends_what_starves() -> None:
+    """If spreading by rate starves a GPU, moving adapters makes the plan feasible."""
+    workload = Workload(
+        [Adapter(f"wide{i}", 256, 0.9) for i in range(2)] + [Adapter(f"a{i}", 8, 0.4) for i in range(24)]
+    )
+    posed = problem(workload, objective=Latency(), predictor=AnalyticPredictor(3000.0), max_gpus=4)
+    found = SpreadRefined().solve(posed)
+    check(posed, found)
+    assert posed.predictor.evaluate(workload, found.bins).feasible.all()
+
+
+def test_even_parts_keep_the_order_and_share_the_load() -> None:
+    """The parts are consecutive in packing order and differ by about one adapter's load."""
+    posed = problem(random_fleet(100, seed=2, rates=(0.2, 0.1)))
+    parts = even_parts(posed, 7)
+    loads = [posed.workload.offered_tok_s_by_adapter[part].sum() for part in parts]
+    assert sum(map(len, parts)) == 100
+    assert max(loads) - min(loads) <= 2 * posed.workload.offered_tok_s_by_adapter.max()
+    ranks = [posed.workload.ranks[part] for part in parts]
+    assert all(one.min() >= other.max() for one, other in pairwise(ranks))
+
+
+def test_headroom_is_where_the_predictor_says_starved() -> None:
+    """At the factor a server still holds; at the next step it starves."""
+    workload = random_fleet(24, seed=3, rates=(0.3,))
+    bins = [
+        Bin(tuple(range(0, 24, 2)), 12, 32, PROFILE),
+        Bin(tuple(range(1, 24, 2)), 6, 32, PROFILE, (0.5,) * 12),
+    ]
+    for k, factor in enumerate(headroom(workload, bins, JUDGE)):
+        assert factor is not None
+        assert JUDGE.evaluate(workload.scaled(factor), bins)[k].feasible
+        assert factor == LARGEST or not JUDGE.evaluate(workload.scaled(factor * 1.05), bins)[k].feasible
+
+
+def test_no_headroom_where_none_is_left_or_none_is_defined() -> None:
+    """A starved server and a replayed trace have no headroom."""
+    heavy = random_fleet(4, seed=3, rates=(50.0,))
+    assert headroom(heavy, [Bin((0, 1), 2, 32, PROFILE)], JUDGE) == [None]
+    ones = np.ones(1, dtype=np.int64)
+    trace = RequestTrace(np.zeros(1), ones - 1, ones, ones)
+    replayed = heavy.with_arrivals(Arrivals("trace", trace=trace))
+    assert headroom(replayed, [Bin((0,), 1, 32, PROFILE)], JUDGE) == [None]
+
+
+def plan_of(workload: Workload) -> Plan:
+    """Greedy's plan by the analytic judge."""
+    return solve(workload, PROFILE, predictor=JUDGE, verify=False, margin=0.0)
+
+
+def replanned(old: Plan, workload: Workload, **changes: int) -> Plan:
+    """The plan replanned for a new fleet."""
+    return solve(
+        workload, PROFILE, "moves", "replan", JUDGE, verify=False, margin=0.0, old_plan=old, **changes
+    )
+
+
+def test_an_unchanged_fleet_moves_nothing() -> None:
+    """Replanning for the same fleet keeps every server as it is."""
+    workload = random_fleet(90, seed=4, rates=(0.3, 0.2))
+    old = plan_of(workload)
+    new = replanned(old, workload)
+    assert old.n_gpus > 1
+    assert new.objective_value == (float(old.n_gpus), 0.0)
+    assert new.details["servers"] == list(range(old.n_gpus))
+
+
+def test_newcomers_move_nobody_while_there_is_room() -> None:
+    """New adapters go where there is room; gone ones leave; nobody else moves."""
+    workload = random_fleet(90, seed=4, rates=(0.3, 0.2))
+    old = plan_of(workload)
+    newer = Workload([*workload.adapters[6:], *(Adapter(f"new{i}", 8, 0.2) for i in range(3))])
+    new = replanned(old, newer)
+    assert new.n_gpus <= old.n_gpus
+    assert new.objective_value[1] == 0.0
+
+
+def test_more_load_evicts_as_few_as_needed() -> None:
+    """Where a server would starve, adapters leave it; fewer move than in a fresh plan."""
+    workload = random_fleet(90, seed=4, rates=(0.3, 0.2))
+    old = plan_of(workload)
+    grown = Workload([replace(a, rate=a.rate * 1.5) for a in workload.adapters])
+    new = replanned(old, grown)
+    fresh = plan_of(grown)
+    assert new.n_gpus <= fresh.n_gpus or new.n_gpus == old.n_gpus
+    assert new.objective_value[1] <= len(moved(old.bins, fresh.bins))
+    assert new.evaluations.feasible.all()
+
+
+def test_less_load_closes_servers() -> None:
+    """When the load falls, servers are closed down to what a fresh plan needs."""
+    workload = random_fleet(90, seed=4, rates=(0.3, 0.2))
+    old = plan_of(workload)
+    shrunk = Workload([replace(a, rate=a.rate * 0.3) for a in workload.adapters])
+    assert replanned(old, shrunk).n_gpus == plan_of(shrunk).n_gpus < old.n_gpus
+
+
+def test_a_limit_on_gpus_is_reported() -> None:
+    """Fewer GPUs than needed leave adapters unplaced, with the number that would do."""
+    workload = random_fleet(90, seed=4, rates=(0.3, 0.2))
+    old = plan_of(workload)
+    new = replanned(old, workload, max_gpus=1)
+    assert new.unplaced
+    assert f"--gpus {old.n_gpus}" in new.reasons[0]
+
+
+@pytest.mark.parametrize("shares", [(0.5, 1.0), None])
+def test_split_adapters_are_refused(shares: tuple[float, ...] | None) -> None:
+    """Replanning does not pretend to know adapters that are split over servers."""
+    old = (Bin((0, 1), 2, 32, PROFILE, shares),)
+    posed = replace(problem(random_fleet(2, seed=0)), objective=Moves(old), old_bins=old)
+    reason = Replan().supports(posed)
+    assert (reason is None) == (shares is None)
