@@ -293,6 +293,7 @@ def simulate(
     seed: int = 0,
     max_outstanding: int | None = None,
     timeline_bin_s: float = 10.0,
+    mean_state: bool = False,
 ) -> Simulation:
     """Simulate one vLLM server that serves this workload.
 
@@ -310,6 +311,8 @@ def simulate(
         Requests beyond it are refused and count as unfinished, as a client with limited sockets does.
     timeline_bin_s
         Resolution of the timeline.
+    mean_state
+        Also sum up the state that tokens see, `raw.means`, for calibration (`kernel_law.add_means`).
 
     Raises
     ------
@@ -334,7 +337,7 @@ def simulate(
     reason = memory_error(profile, max_loras, slot_rank)
     raw = None
     if reason is None:
-        server = Server(workload, profile, int(max_loras), slot_rank, kv_tokens, max_outstanding)
+        server = Server(workload, profile, int(max_loras), slot_rank, kv_tokens, max_outstanding, mean_state)
         if server.longest_request() >= 2:
             raw = server.run(float(duration_s), seed, float(timeline_bin_s))
         else:

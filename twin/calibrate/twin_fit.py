@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from packer.arrival import Arrivals
 from packer.profile import LINEAR_TERMS, Profile
-from packer.twin.arrivals import draw_requests
 from packer.twin.calibrate.runs import fleet_of
 from packer.twin.calibrate.step_law import Equations
 from packer.twin.calibrate.tables import Run
@@ -40,25 +38,21 @@ LARGEST = 1.5
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A run with its requests drawn once."""
+    """A run, the workload that stands for it, and the seed of its draws."""
 
     run: Run
     workload: Workload
+    seed: int
 
 
-def targets_of(
-    runs: Sequence[Run], seed: int, *, shape: Callable[[Run], Workload] = fleet_of
-) -> list[Target]:
-    """Targets of the runs that started; requests are drawn with `seed` + the run's number."""
-    targets = []
-    for k, run in enumerate(run for run in runs if run.ok):
-        workload = shape(run)
-        trace = draw_requests(workload, run.duration_s, seed + k)
-        targets.append(Target(run, workload.with_arrivals(Arrivals("trace", trace=trace))))
-    return targets
+def targets_of(runs: Sequence[Run], seed: int = 0) -> list[Target]:
+    """Targets of the runs that started; each has a seed of its own, the same in every evaluation."""
+    return [Target(run, fleet_of(run), seed + k) for k, run in enumerate(run for run in runs if run.ok)]
 
 
-def simulate_target(target: Target, profile: Profile, max_outstanding: int | None) -> Simulation:
+def simulate_target(
+    target: Target, profile: Profile, max_outstanding: int | None, *, mean_state: bool = False
+) -> Simulation:
     """The twin of one run."""
     run = target.run
     return simulate(
@@ -67,7 +61,9 @@ def simulate_target(target: Target, profile: Profile, max_outstanding: int | Non
         max_loras=run.max_loras,
         max_lora_rank=run.max_lora_rank,
         duration_s=run.duration_s,
+        seed=target.seed,
         max_outstanding=max_outstanding,
+        mean_state=mean_state,
     )
 
 

@@ -1,0 +1,121 @@
+"""Fit of the step law on the mean states that the twin itself goes through.
+
+A token's mean gap is linear in the coefficients, given the mean of what they multiply over the steps that it saw.
+Little's law gives these means only roughly (a threshold such as the largest CUDA graph is blind to a mean), the
+twin exactly. So: simulate, solve for the coefficients on the simulated means, and again. Three rounds suffice; each
+needs one simulation per run, where a fit by differences needs one per run and coefficient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.profile import LINEAR_TERMS, Profile
+from packer.twin.calibrate.step_law import Equations, residuals, solve
+from packer.twin.calibrate.tables import Run
+from packer.twin.calibrate.twin_fit import Target, simulate_target
+from packer.twin.latency import coefficient_vector
+from packer.twin.simulate import Simulation
+
+FloatArray = npt.NDArray[np.float64]
+
+ROUNDS = 3
+REWEIGHTINGS = 6
+ROBUST_SCALE = 0.03
+"""Relative residuals beyond it count linearly, not squared."""
+SATURATED_BY_THROUGHPUT = 0.5
+"""In a starved run, how much of the step time's error is read off the throughput instead of the TPOT."""
+
+
+def wanted_step_ms(run: Run, sim: Simulation, step_ms: float) -> float | None:
+    """Mean step that would give the measured TPOT (and, of a starved run, throughput); None if not measured."""
+    tpot = run.metrics.get("tpot_mean_ms")
+    if not tpot or not np.isfinite(sim.mean_tpot_ms):
+        return None
+    factor = tpot / sim.mean_tpot_ms
+    if run.starved and sim.total_token_throughput > 0:
+        by_throughput = sim.total_token_throughput / run.metrics["total_tok_s"]
+        factor = factor ** (1 - SATURATED_BY_THROUGHPUT) * by_throughput**SATURATED_BY_THROUGHPUT
+    return step_ms * float(np.clip(factor, 0.5, 2.0))
+
+
+def simulated_equations(
+    profile: Profile, targets: Sequence[Target], max_outstanding: int | None, threads: int,
+    done: Callable[[], None] = lambda: None,
+) -> Equations:  # fmt: skip
+    """One equation per run: simulated mean state, wanted mean step time (loading taken off)."""
+    law = coefficient_vector(profile.latency)[: len(LINEAR_TERMS)]
+
+    def one(target: Target) -> tuple[FloatArray, float] | None:
+        sim = simulate_target(target, profile, max_outstanding, mean_state=True)
+        done()
+        if sim.raw is None or sim.raw.means[-1] <= 0:
+            return None
+        means = sim.raw.means[:-2] / sim.raw.means[-1]
+        step_ms = float(sim.raw.means[-2] / sim.raw.means[-1])
+        wanted = wanted_step_ms(target.run, sim, step_ms)
+        loading_ms = step_ms - float(means @ law)
+        return None if wanted is None else (means, max(wanted - loading_ms, 0.1 * wanted))
+
+    with ThreadPoolExecutor(threads) as pool:  # the kernel releases the GIL
+        rows = [row for row in pool.map(one, targets) if row is not None]
+    features = np.array([row[0] for row in rows]).reshape(-1, len(LINEAR_TERMS))
+    return Equations(features, np.array([row[1] for row in rows]), np.ones(len(rows)))
+
+
+def family_weights(targets: Sequence[Target]) -> FloatArray:
+    """Weights that give each family the square root of its size, mean 1: large ones lead, but don't rule."""
+    families = [target.run.family for target in targets]
+    size = {family: families.count(family) for family in families}
+    weights = np.array([size[family] ** -0.25 for family in families])
+    out: FloatArray = weights / weights.mean()
+    return out
+
+
+def solve_robustly(equations: Equations, terms: Sequence[str]) -> dict[str, float]:
+    """`step_law.solve`, reweighted so that residuals beyond `ROBUST_SCALE` count linearly."""
+    coefficients = solve(equations, terms)
+    for _ in range(REWEIGHTINGS):
+        error = np.maximum(np.abs(residuals(equations, coefficients)), ROBUST_SCALE)
+        coefficients = solve(
+            replace(equations, weights=equations.weights * np.sqrt(ROBUST_SCALE / error)), terms
+        )
+    return coefficients
+
+
+def fit_mean_state(
+    profile: Profile,
+    targets: Sequence[Target],
+    micro: Equations,
+    terms: Sequence[str],
+    *,
+    micro_share: float = 0.5,
+    max_outstanding: int | None = None,
+    threads: int = 2,
+    done: Callable[[], None] = lambda: None,
+) -> Profile:
+    """The profile with the coefficients of `terms` fitted to the runs, `ROUNDS` times over.
+
+    `micro_share`: total weight of the micro-benchmarks' equations, relative to that of the runs. `done` is called
+    after each simulation.
+    """
+    for k in range(ROUNDS):
+        runs = simulated_equations(profile, targets, max_outstanding, threads, done)
+        runs = replace(runs, weights=family_weights(targets)[: len(runs.step_ms)])
+        together = runs
+        if len(micro.step_ms):
+            weight = np.sqrt(micro_share * len(runs.step_ms) / len(micro.step_ms))
+            together = runs + replace(micro, weights=micro.weights * weight)
+        found = solve_robustly(together, terms)
+        share = 1.0 if k == 0 else 0.6  # later rounds are damped: a queue's length reacts to its step time
+        old = profile.latency.coefficients
+        mixed = {term: (1 - share) * old.get(term, 0.0) + share * found[term] for term in terms}
+        profile = replace(
+            profile, latency=replace(profile.latency, coefficients={t: v for t, v in mixed.items() if v > 0})
+        )
+    return profile
