@@ -1,0 +1,132 @@
+"""A third-party package: found by its entry points, held to the contracts, used like a built-in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from packer import registry
+from packer.cli import run
+from packer.errors import IncompatibleError
+from packer.objectives.api import load_objective
+from packer.objectives.base import Objective
+from packer.predictors.api import load_predictor
+from packer.predictors.base import Predictor
+from packer.profile import Profile
+from packer.solvers.base import Solver
+from packer.testing.contracts import ObjectiveContract, PredictorContract, SolverContract
+
+PACKAGE = Path(__file__).parent.parent / "plugin_package"
+
+
+def install(into: Path, name: str = "fleet-extras") -> None:
+    """What pip leaves behind: the modules, and a dist-info with the entry points of pyproject.toml."""
+    shutil.copytree(PACKAGE / "fleet_extras", into / "fleet_extras", dirs_exist_ok=True)
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    info = into / f"{name.replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {project['version']}\n")
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()), ""]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+@pytest.fixture(autouse=True)
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package, installed for one test."""
+    site = tmp_path / "site"
+    site.mkdir()
+    install(site)
+    monkeypatch.syspath_prepend(site)
+    registry._entries.cache_clear()
+    yield site
+    registry._entries.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fleet_extras"]:
+        del sys.modules[name]
+
+
+class TestNextFit(SolverContract):
+    """The plug-in's solver keeps the contract."""
+
+    @pytest.fixture
+    def solver(self, plugin: Path) -> Solver:
+        """The solver under test."""
+        made: Solver = registry.load("solver", "next-fit")()
+        return made
+
+
+class TestQuiet(ObjectiveContract):
+    """The plug-in's objective keeps the contract."""
+
+    @pytest.fixture
+    def objective(self, plugin: Path) -> Objective:
+        """The objective under test."""
+        return load_objective("quiet:itl_ms=25")
+
+
+class TestRuleOfThumb(PredictorContract):
+    """The plug-in's predictor keeps the contract."""
+
+    @pytest.fixture
+    def predictor(self, plugin: Path, profile: Profile) -> Predictor:
+        """The predictor under test."""
+        return load_predictor("rule-of-thumb", profile)
+
+
+def fleet(folder: Path) -> Path:
+    """A small workload file."""
+    path = folder / "fleet.csv"
+    path.write_text("adapter,rank,rate\n" + "".join(f"a{i},8,0.2\n" for i in range(40)))
+    return path
+
+
+def test_solve_takes_all_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`packer solve` runs the plug-in's objective, solver and predictor by their names."""
+    names = ["--objective", "quiet:itl_ms=35", "--solver", "next-fit", "--predictor", "rule-of-thumb"]
+    code = run(["solve", str(fleet(tmp_path)), *names, "--margin", "0", "--no-verify", "--json"])
+    plan = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert (plan["objective"], plan["solver"], plan["predictor"]) == ("quiet", "next-fit", "rule-of-thumb")
+    assert sum(len(gpu["adapters"]) for gpu in plan["gpus"]) == 40
+
+
+def test_compare_takes_all_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`packer compare` puts the plug-in beside the built-ins."""
+    names = ["--solvers", "greedy,next-fit", "--objectives", "gpus,quiet:itl_ms=35"]
+    judge = ["--predictors", "rule-of-thumb", "--margin", "0"]
+    code = run(["compare", str(fleet(tmp_path)), *names, *judge, "--json", "-q"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert code == 0
+    assert [(row["solver"], row["objective"]) for row in rows] == [
+        ("greedy", "gpus"),
+        ("next-fit", "gpus"),
+        ("greedy", "quiet:itl_ms=35"),
+        ("next-fit", "quiet:itl_ms=35"),
+    ]
+    assert all(row["gpus"] for row in rows)
+
+
+def test_two_packages_with_the_same_name_are_refused(plugin: Path) -> None:
+    """If another package registers the same name for something else, nobody wins silently."""
+    other = plugin / "rival-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[packer.solvers]\nnext-fit = rival:NextFit\n")
+    registry._entries.cache_clear()
+    with pytest.raises(IncompatibleError, match="next-fit"):
+        registry.load("solver", "next-fit")
+
+
+@pytest.mark.parametrize("name", ["quiet", "rule_of_thumb", "next_fit"])
+def test_the_guide_shows_the_tested_code(name: str, root: Path) -> None:
+    """The page "write your own" holds the very files that the tests above run."""
+    page = (root / "docs" / "write-your-own.md").read_text()
+    assert (PACKAGE / "fleet_extras" / f"{name}.py").read_text().strip() in page
+    assert (PACKAGE / "pyproject.toml").read_text().partition("[project.entry-points")[2].strip() in page
