@@ -240,7 +240,12 @@ def machine() -> dict[str, Any]:
         ),
         platform.processor(),
     )
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+    }
 
 
 PHASES = {

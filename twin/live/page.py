@@ -8,6 +8,13 @@ from packer.report.figures import Bars, Figure, Line, Panel
 from packer.twin.live.validate import SMAPE_OF, BinReport, gauges
 
 GAUGES = (("running", "requests running"), ("waiting", "requests waiting"), ("kv_usage", "KV cache used"))
+TITLES = {
+    "total_token_throughput": "Throughput",
+    "mean_ttft_ms": "Mean TTFT",
+    "median_ttft_ms": "Median TTFT",
+    "mean_tpot_ms": "Mean TPOT",
+    "mean_itl_ms": "Mean ITL",
+}
 LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms")
 
 
@@ -18,7 +25,7 @@ def validation_figure(reports: Sequence[BinReport], title: str) -> Figure:
     panels += [_bars(reports, names, name, "ms") for name in LATENCIES]
     panels.append(
         Panel(
-            [Bars(names, [_number(r.errors.get(name)) for r in reports], name) for name in SMAPE_OF],
+            [Bars(names, [_number(r.errors.get(name)) for r in reports], TITLES[name]) for name in SMAPE_OF],
             title="Error (SMAPE, 0–200 form)",
             y_label="%",
         )
@@ -33,7 +40,7 @@ def _bars(reports: Sequence[BinReport], names: Sequence[str], figure: str, unit:
         Bars(names, [_number(report.mean(side, figure)) for report in reports], side)
         for side in ("measured", "predicted")
     ]
-    return Panel(series, title=figure, y_label=unit)
+    return Panel(series, title=TITLES[figure], y_label=unit)
 
 
 def _overlays(report: BinReport) -> list[Panel]:
@@ -45,7 +52,7 @@ def _overlays(report: BinReport) -> list[Panel]:
     panels = []
     for name, label in GAUGES:
         series = [
-            Line(measured["time_s"], measured[name], "measured"),
+            Line(measured["time_s"], measured[name], "measured", markers=True),
             Line(predicted["time_s"].to_list(), predicted[name].to_list(), "predicted", dashed=True),
         ]
         panels.append(Panel(series, title=f"GPU {report.index}: {label}", x_label="s"))

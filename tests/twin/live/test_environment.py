@@ -15,6 +15,7 @@ from packer.errors import FileFormatError, LiveError
 from packer.twin.live import environment, setup_cpu
 from packer.twin.live.environment import VllmEnvironment, find_vllm, probe
 from packer.twin.live.launch import read_launch
+from packer.twin.live.setup_gpu import setup_gpu
 from packer.twin.live.tiny_model import KV_BUDGET_BYTES, TinyModel, launch_text
 
 
@@ -104,6 +105,36 @@ def test_setup_says_what_the_installer_said(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LiveError, match="No solution found: torch"):
         setup_cpu.setup_cpu(tmp_path / "cpu")
+
+
+def test_a_gpus_launch_file_comes_from_config_and_data_sheet(tmp_path: Path) -> None:
+    """Dimensions of Llama-3.1-8B: KV bytes, LoRA bytes and settings arrive; no weights are asked for."""
+    fake = tmp_path / "python"
+    answer = json.dumps({"vllm": "0.32.0", "torch": "2.13.0", "cuda": "13.0", "gpu": "NVIDIA H200"})
+    fake.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    fake.chmod(0o755)
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    }
+    model = tmp_path / "llama"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(config))
+    path = setup_gpu(
+        tmp_path / "h200", model, "h200-141gb", python=str(fake), ranks=[8], engine={"max_model_len": 4096}
+    )
+    launch = read_launch(path)
+    assert launch.model_spec.kv_bytes_per_token == 2 * 2 * 32 * 8 * 128
+    assert launch.engine.max_model_len == 4096
+    assert "dummy" in launch.arguments
+    assert launch.emulation is None
+    assert launch.adapter_folder("x", 8) == str(tmp_path / "h200" / "adapters" / "rank-8")
 
 
 def test_the_launch_file_is_toml() -> None:
