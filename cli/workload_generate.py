@@ -71,7 +71,7 @@ def generate(
     from packer.errors import IncompatibleError
     from packer.io.workload_schema import checked_mean
     from packer.io.workloads import write_workload
-    from packer.synthetic import generate_workload
+    from packer.traces.synthetic import generate_workload
     from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
 
     if rates is not None and total_rate is not None:

@@ -9,6 +9,9 @@ import pytest
 
 import packer
 
+ELSEWHERE = "packer.twin.live.inside."
+"""Modules that run in the environment of the server, with its packages."""
+
 PUBLIC = [
     "Adapter",
     "Arrivals",
@@ -55,7 +58,7 @@ def test_names_in_all_of_each_module_exist(modules: list[Any]) -> None:
     """A name in a module's __all__ that isn't there breaks `from module import *` and misleads readers."""
     missing = []
     for info in modules:
-        if info.name.endswith("__main__"):
+        if info.name.endswith("__main__") or info.name.startswith(ELSEWHERE):
             continue
         module = importlib.import_module(info.name)
         missing += [

@@ -33,8 +33,11 @@ def test_rows_go_to_a_file(fleet: str, tmp_path: Path) -> None:
     assert pl.read_csv(csv, schema=frame.schema).equals(frame)
 
 
-def test_table_names_max_pack(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_names_max_pack(
+    fleet: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The table says how far each server goes, and when the grid ended before it did."""
+    monkeypatch.setenv("COLUMNS", "160")
     assert run(["sweep", fleet, *ARGUMENTS[:-1]]) == 0
     shown = capsys.readouterr().out
     assert "Max_pack" in shown
