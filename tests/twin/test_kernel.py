@@ -1,0 +1,271 @@
+"""The compiled step loop against the slow oracle, request by request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from naive_twin import NaiveTwin
+from naive_twin import Server as NaiveServer
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.lengths import Lengths
+from packer.profile import (
+    LINEAR_TERMS,
+    PAPER_TERMS,
+    EngineSpec,
+    GpuSpec,
+    LatencySpec,
+    LoadingSpec,
+    MemorySpec,
+    ModelSpec,
+    Profile,
+)
+from packer.twin import kernel_state as rows
+from packer.twin.arrivals import draw_marks, draw_times
+from packer.twin.simulate import Simulation, simulate
+from packer.workload import Workload
+
+# Coefficients are multiples of 1/1024 ms and what they multiply are whole numbers, so that sums are exact in
+# any order and both simulators see the very same times.
+GRAIN = 1024
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload on a server."""
+
+    workload: Workload
+    profile: Profile
+    max_loras: int
+    max_outstanding: int | None
+    duration_s: float
+    bin_s: float
+
+    def simulate(self, seed: int = 0) -> Simulation:
+        """The twin's answer."""
+        return simulate(
+            self.workload,
+            self.profile,
+            max_loras=self.max_loras,
+            max_outstanding=self.max_outstanding,
+            duration_s=self.duration_s,
+            timeline_bin_s=self.bin_s,
+            seed=seed,
+        )
+
+    def naive(self, sim: Simulation, seed: int = 0) -> NaiveTwin:
+        """The oracle's."""
+        engine, loading, memory = self.profile.engine, self.profile.loading, self.profile.memory
+        adapter_blocks = [0] * len(self.workload)
+        if memory.policy == "unified":
+            block_bytes = engine.block_size * self.profile.model.kv_bytes_per_token
+            bytes_per_rank = self.profile.model.lora_bytes_per_rank
+            adapter_blocks = [
+                math.ceil(a.rank * bytes_per_rank / block_bytes) for a in self.workload.adapters
+            ]
+        kv_blocks = sim.kv_cache_tokens // engine.block_size
+        server = NaiveServer(
+            ranks=[a.rank for a in self.workload.adapters],
+            adapter_blocks=adapter_blocks,
+            coefficients=self.profile.latency.coefficients,
+            form=self.profile.latency.form,
+            graph_max=self.profile.latency.graph_max_tokens,
+            host_ms=(loading.host_base_ms, loading.host_per_rank_ms),
+            disk_ms=(loading.disk_base_ms, loading.disk_per_rank_ms),
+            cold_start=loading.cold_start,
+            slots=self.max_loras,
+            slot_rank=sim.max_lora_rank,
+            kv_blocks=kv_blocks,
+            block_size=engine.block_size,
+            token_budget=engine.max_num_batched_tokens,
+            max_seqs=engine.max_num_seqs,
+            max_outstanding=self.max_outstanding or math.inf,
+            max_cpu_loras=engine.max_cpu_loras or math.inf,
+        )
+        longest = min(engine.max_model_len, (kv_blocks - max(adapter_blocks)) * engine.block_size)
+        time_s, adapter = draw_times(self.workload, self.duration_s, seed)
+        marks = draw_marks(self.workload, adapter, len(time_s), seed)
+        requests = []
+        for owner, prompt, output in zip(marks.adapter, marks.input_tokens, marks.output_tokens, strict=True):
+            prompt = min(int(prompt), longest - 1)
+            requests.append((int(owner), prompt, min(int(output), longest - prompt)))
+        twin = NaiveTwin(server, self.duration_s, self.bin_s)
+        return twin.run(time_s.tolist(), requests, marks_wait=adapter is None)
+
+
+def assert_agree(case: Case, seed: int = 0) -> NaiveTwin | None:
+    """Compare everything that both compute; None where the server does not start."""
+    sim = case.simulate(seed)
+    if sim.raw is None:
+        return None
+    naive, raw = case.naive(sim, seed), sim.raw
+    same = {"rtol": 1e-12, "atol": 0.0, "equal_nan": True}
+    assert raw.requests.adapter.tolist() == [r.adapter for r in naive.accepted]
+    np.testing.assert_allclose(raw.first_s, [r.first_s for r in naive.accepted], **same)
+    np.testing.assert_allclose(raw.finish_s, [r.finish_s for r in naive.accepted], **same)
+    np.testing.assert_allclose(raw.timeline[: len(naive.timeline)], naive.timeline, rtol=1e-9, atol=1e-12)
+    expected = {
+        rows.STEPS: naive.step, rows.PREEMPTIONS: naive.preemptions, rows.ADAPTER_LOADS: naive.loads,
+        rows.DISK_LOADS: naive.disk_loads, rows.REFUSED: naive.refused, rows.SENT: naive.sent,
+        rows.PEAK_BLOCKS: naive.peak_blocks, rows.PEAK_RUNNING: naive.peak_running,
+        rows.TAKEN: len(naive.accepted), rows.LEFT_RUNNING: len(naive.running),
+        rows.LEFT_WAITING: len(naive.waiting),
+    }  # fmt: skip
+    assert {row: raw.totals[row] for row in expected} == expected
+    assert raw.totals[rows.BUSY_S] == pytest.approx(naive.busy_s, rel=1e-9)
+    assert raw.totals[rows.LOAD_S] == pytest.approx(naive.load_s, rel=1e-9)
+    gaps_ms = np.array([gap * 1e3 for r in naive.accepted for gap in r.gaps_s])
+    bins = (np.log(gaps_ms / rows.HISTOGRAM_FLOOR_MS) * rows.HISTOGRAM_PER_E).astype(int)
+    histogram = np.bincount(bins, minlength=rows.HISTOGRAM_BINS)
+    assert int(raw.histogram.sum()) == len(gaps_ms)
+    assert np.abs(np.cumsum(raw.histogram) - np.cumsum(histogram)).max(initial=0) <= len(gaps_ms) * 0.05
+    return naive
+
+
+def _grains(high: int) -> st.SearchStrategy[float]:
+    return st.integers(0, high).map(lambda k: k / GRAIN)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Tight servers: few KV blocks, small token budgets, few sequences."""
+    form = draw(st.sampled_from(["linear", "linear", "paper"]))
+    if form == "linear":
+        coefficients = draw(st.dictionaries(st.sampled_from(LINEAR_TERMS), _grains(60)))
+        coefficients["base_ms"] = draw(st.integers(1, 20)) / 2
+    else:
+        coefficients = {term: draw(st.integers(0, 3)) / 8 for term in PAPER_TERMS} | {"k5": 1.0, "k7": 2.5}
+    block_size = draw(st.sampled_from([1, 2, 4, 8, 16]))
+    max_num_seqs = draw(st.integers(1, 12))
+    kv_tokens = draw(st.integers(2, 60)) * block_size + draw(st.integers(0, block_size - 1))
+    loading = LoadingSpec(
+        *(draw(st.integers(0, 64)) / 16 for _ in range(4)), cold_start=draw(st.booleans())
+    )  # fmt: skip
+    return Profile(
+        "tests/tight",
+        ModelSpec("tight", 0.0, 100.0, draw(st.sampled_from([0.0, 25.0, 100.0]))),
+        GpuSpec("tight", 1e9),
+        EngineSpec(
+            "vllm",
+            "0",
+            max_model_len=draw(st.integers(4, 200)),
+            max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 40)),
+            max_num_seqs=max_num_seqs,
+            block_size=block_size,
+            max_cpu_loras=draw(st.sampled_from([None, 1, 2, 3])),
+        ),
+        MemorySpec(kv_tokens * 100.0, 0.0, 0.0, 1, draw(st.sampled_from(["reserved", "unified"]))),
+        LatencySpec(form, coefficients, draw(st.integers(0, 20))),
+        loading,
+        calibrated=True,
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A few dozen requests of a few adapters, replayed on a tight server."""
+    m, n = draw(st.integers(1, 6)), draw(st.integers(1, 50))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    longest = draw(st.sampled_from([4, 20, 60]))
+    trace = RequestTrace(
+        np.sort(rng.random(n)) * draw(st.sampled_from([0.01, 0.1, 0.5, 2.0])),
+        rng.integers(m, size=n),
+        rng.integers(1, longest + 1, size=n),
+        rng.integers(1, longest + 1, size=n),
+    )
+    adapters = [Adapter(f"a{i}", draw(st.sampled_from([8, 16, 32])), 1.0) for i in range(m)]
+    duration_s = draw(st.sampled_from([0.05, 0.3, 1.0, 30.0]))
+    return Case(
+        Workload(adapters, arrivals=Arrivals("trace", trace=trace)),
+        draw(profiles()),
+        max_loras=draw(st.integers(1, m + 1)),
+        max_outstanding=draw(st.sampled_from([None, None, 3, 8, 20])),
+        duration_s=duration_s,
+        bin_s=duration_s / draw(st.sampled_from([1, 7])),
+    )
+
+
+@given(cases())
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_kernel_is_the_oracle(case: Case) -> None:
+    """Every time and count of the kernel is that of vLLM's scheduler simulated request by request."""
+    assert_agree(case)
+
+
+def _busy(policy: str = "reserved", **coefficients: float) -> Case:
+    """Twelve adapters in four slots, bursty, with too little KV cache: everything happens."""
+    law = {
+        "base_ms": 4.0,
+        "per_decode_ms": 0.125,
+        "per_prefill_token_ms": 1 / 64,
+        "per_kv_token_ms": 1 / 1024,
+    }
+    profile = Profile(
+        "tests/busy",
+        ModelSpec("busy", 0.0, 100.0, 100.0),
+        GpuSpec("busy", 1e9),
+        EngineSpec("vllm", "0", 1024, 128, 24, max_cpu_loras=6),
+        MemorySpec(1200 * 100.0, 0.0, 0.0, 1, policy),  # type: ignore[arg-type]
+        LatencySpec("linear", law | coefficients, 16),
+        LoadingSpec(2.0, 0.125, 8.0, 0.25),
+        calibrated=True,
+    )
+    fleet = Workload(
+        [Adapter(f"a{i}", 8 << i % 3, 1.0 + i) for i in range(12)],
+        Lengths.gamma(60, 1.0),
+        Lengths.gamma(30, 1.0),
+        length_correlation=0.3,
+    )
+    return Case(fleet, profile, max_loras=4, max_outstanding=None, duration_s=20.0, bin_s=1.0)
+
+
+@pytest.mark.parametrize("policy", ["reserved", "unified"])
+@pytest.mark.parametrize("max_outstanding", [None, 40])
+def test_busy_server_is_the_oracle(policy: str, max_outstanding: int | None) -> None:
+    """Poisson requests that queue, are passed over, preempted, refused and loaded from disk agree."""
+    case = replace(_busy(policy, per_waiting_scanned_ms=1 / 32), max_outstanding=max_outstanding)
+    naive = assert_agree(case, seed=3)
+    assert naive is not None
+    assert len(naive.accepted) > 300
+    assert min(naive.preemptions, naive.loads, naive.disk_loads, len(naive.waiting)) > 10
+    assert (naive.refused > 100) == (max_outstanding is not None)
+
+
+def test_passed_over_requests_are_counted_behind_preempted_ones() -> None:
+    """Preempted requests that find no slot when they come back count as passed over too."""
+    case = _busy(per_waiting_scanned_ms=0.5)
+    scanned = replace(
+        case, profile=replace(case.profile, engine=replace(case.profile.engine, max_num_seqs=8)), max_loras=2
+    )
+    naive = assert_agree(scanned, seed=1)
+    assert naive is not None
+    assert naive.preemptions > 0
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "unpredictable", "piecewise"])
+def test_refused_requests_take_their_marks_along(kind: str) -> None:
+    """Where adapters depend on time, a refused request takes its adapter and lengths along."""
+    case = _busy()
+    factors = (1.0, 3.0) if kind == "piecewise" else ()
+    arrivals = Arrivals(kind, cv=2.0, period_s=4.0, factors=factors)  # type: ignore[arg-type]
+    naive = assert_agree(
+        replace(case, workload=case.workload.with_arrivals(arrivals), max_outstanding=30), seed=5
+    )
+    assert naive is not None
+    assert naive.refused > 50
+
+
+def test_marks_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More requests are accepted than marks were drawn for: the answer is that of enough marks."""
+    case = replace(_busy(), max_outstanding=40)
+    whole = case.simulate(seed=2)
+    monkeypatch.setattr("packer.twin.engine.LIKELY_REQ_S", 0.1)
+    again = case.simulate(seed=2)
+    assert whole.to_dict() == again.to_dict()
+    assert whole.sent > 2 * whole.refused > 0

@@ -1,0 +1,70 @@
+"""KV cache capacity: exact where measured, monotone, and the unified policy beside the reserved one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packer.io.profiles import load_profile
+from packer.profile import Profile
+from packer.twin.memory import analytic_kv_tokens, kv_cache_tokens, kv_cache_tokens_many, memory_error
+
+SHIPPED = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_measured_points_are_exact(name: str) -> None:
+    """Where a capacity was measured, the model says it to the token."""
+    profile = load_profile(name)
+    assert len(profile.memory.measured) > 20
+    for max_loras, rank, tokens in profile.memory.measured:
+        assert kv_cache_tokens(profile, max_loras, rank) == tokens
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("rank", [8, 16, 32, 64])
+def test_more_slots_leave_less(name: str, rank: int) -> None:
+    """Capacity falls as slots are added, between measured points and beyond them."""
+    tokens = kv_cache_tokens_many(load_profile(name), np.arange(1, 500), rank)
+    assert np.all(np.diff(tokens) <= 0)
+
+
+def test_line_by_hand(make_profile: Callable[..., Profile]) -> None:
+    """Budget less slots × (bytes per slot + rank × bytes per rank), in whole tokens."""
+    profile = make_profile(kv_budget_bytes=10_000.5, slot_bytes=100.0, slot_bytes_per_rank=10.0)
+    assert kv_cache_tokens(profile, 5, 16) == 10_000 - 5 * (100 + 160)
+    assert kv_cache_tokens(profile, 100, 16) == 10_000 - 26_000
+
+
+@given(st.integers(1, 200), st.integers(0, 50_000))
+def test_residuals_are_interpolated(loras: int, shift: int) -> None:
+    """Between two measured points of a rank the residual is a straight line, and constant beyond them."""
+    profile = load_profile(SHIPPED[0])
+    points = ((10, 16, 300_000 + shift), (110, 16, 200_000))
+    profile = replace(profile, memory=replace(profile.memory, measured=points))
+    line = analytic_kv_tokens(profile, np.array([10, loras, 110]), 16)
+    ends = 300_000 + shift - line[0], 200_000 - line[2]
+    expected = line[1] + np.interp(loras, [10, 110], ends)
+    assert kv_cache_tokens(profile, loras, 16) == pytest.approx(expected, abs=1.001)
+    assert kv_cache_tokens(profile, loras, 32) == int(np.floor(analytic_kv_tokens(profile, loras, 32)))
+
+
+def test_unified_memory_reserves_nothing(make_profile: Callable[..., Profile]) -> None:
+    """Under the unified policy slots cost nothing until adapters move in."""
+    profile = make_profile(
+        policy="unified", kv_budget_bytes=5000.0, slot_bytes=100.0, slot_bytes_per_rank=10.0
+    )
+    assert kv_cache_tokens(profile, 1, 8) == kv_cache_tokens(profile, 400, 512) == 5000
+
+
+def test_memory_error_says_why(make_profile: Callable[..., Profile]) -> None:
+    """A server whose slots leave nothing, or too little, does not start, and the reason names the slots."""
+    profile = make_profile(kv_budget_bytes=10_000.0, slot_bytes_per_rank=100.0, min_kv_tokens=2000)
+    assert memory_error(profile, 10, 8) is None
+    assert "11 slots of rank 8 leave 1200 KV tokens" in str(memory_error(profile, 11, 8))
+    assert "13 slots of rank 8 leave no memory" in str(memory_error(profile, 13, 8))
