@@ -6,8 +6,11 @@ import click
 
 from packer.cli import LazyGroup
 
-LAZY = {"live": "packer.cli.calibrate_live:live"}
-SHORT_HELP = {"live": "Measure real vLLM servers, started here or running at a URL."}
+LAZY = {"fit": "packer.cli.calibrate_fit:fit", "live": "packer.cli.calibrate_live:live"}
+SHORT_HELP = {
+    "fit": "Fit a profile to tables of micro-benchmarks and runs.",
+    "live": "Measure real vLLM servers, started here or running at a URL.",
+}
 
 
 @click.group(cls=LazyGroup, lazy=LAZY, short=SHORT_HELP)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from packer.profile import LINEAR_TERMS, Profile
 from packer.twin.calibrate.step_law import Equations, residuals, solve
 from packer.twin.calibrate.tables import Run
-from packer.twin.calibrate.twin_fit import Target, simulate_target
+from packer.twin.calibrate.targets import Target, simulate_target
 from packer.twin.latency import coefficient_vector
 from packer.twin.simulate import Simulation
 

@@ -20,7 +20,11 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
         Fewer than three measured capacities.
     """
     points = [
-        (int(number(row, "max_loras")), int(number(row, "max_lora_rank")), int(number(row, "kv_cache_tokens")))
+        (
+            int(number(row, "max_loras")),
+            int(number(row, "max_lora_rank")),
+            int(number(row, "kv_cache_tokens")),
+        )
         for row in rows
         if row["status"] == "ok"
     ]
@@ -55,4 +59,5 @@ def fit_loading(rows: Sequence[Row]) -> LoadingSpec:
         if slope < 0 or base < 0:
             slope, base = 0.0, ms.mean()
         lines += [round(float(base), 4), round(float(slope), 6)]
-    return LoadingSpec(*lines)
+    host_base, host_slope, disk_base, disk_slope = lines
+    return LoadingSpec(host_base, host_slope, disk_base, disk_slope)

@@ -44,7 +44,9 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dic
         raise FileFormatError(f"damaged CSV: {error}.", path=path, row=reader.line_num) from None
 
 
-def number(row: Row, column: str, path: str | os.PathLike[str] = "table", *, default: float | None = None) -> float:
+def number(
+    row: Row, column: str, path: str | os.PathLike[str] = "table", *, default: float | None = None
+) -> float:
     """A finite number of a row; a blank gives the default, or NaN without one."""
     text = (row.get(column) or "").strip()
     if not text:
@@ -79,8 +81,21 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
     folder = Path(directory)
     required = {
         "kv_capacity.csv": ("max_loras", "max_lora_rank", "status", "kv_cache_tokens"),
-        "latency_backbone.csv": ("phase", "set_batch_size", "actual_prompt_len", "set_output_length", "itl_mean_ms"),
-        "latency_adapters.csv": ("batch", "max_loras", "rank", "n_adapters", "set_output_length", "itl_mean_ms"),
+        "latency_backbone.csv": (
+            "phase",
+            "set_batch_size",
+            "actual_prompt_len",
+            "set_output_length",
+            "itl_mean_ms",
+        ),
+        "latency_adapters.csv": (
+            "batch",
+            "max_loras",
+            "rank",
+            "n_adapters",
+            "set_output_length",
+            "itl_mean_ms",
+        ),
         "loading.csv": ("adapter_rank", "gpu_load_mean_ms", "disk_load_mean_ms"),
     }
     tables: list[tuple[Row, ...]] = []
@@ -90,7 +105,8 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
         tables.append(tuple(row for row in rows if row.get("model", model) == model))
     if not any(tables):
         raise FileFormatError(
-            f"expected at least one of {', '.join(PROFILING_FILES)} with rows of model {model!r}.", path=folder
+            f"expected at least one of {', '.join(PROFILING_FILES)} with rows of model {model!r}.",
+            path=folder,
         )
     return Profiling(*tables)
 
@@ -140,7 +156,11 @@ REQUIRED = ("model", "max_loras", "n_adapters", "max_lora_rank", "rate_counts", 
 
 
 def read_runs(
-    path: str | os.PathLike[str], model: str, *, generated_share: float = 1.0, default_lengths: tuple[float, float] = (223.0, 196.0)
+    path: str | os.PathLike[str],
+    model: str,
+    *,
+    generated_share: float = 1.0,
+    default_lengths: tuple[float, float] = (223.0, 196.0),
 ) -> list[Run]:
     """Runs of a model from runs.csv; beside it adapters.csv(.gz), if there, has the rate of every adapter.
 
@@ -148,7 +168,7 @@ def read_runs(
     """
     folder = Path(path).parent
     measured = _rates_by_run(folder)
-    runs = []
+    runs: list[Run] = []
     for row in read_rows(path, REQUIRED):
         if row["model"] != model:
             continue

@@ -1,0 +1,73 @@
+"""Fit the shipped H100 profiles: `uv run python benchmarks/fidelity/fit_h100.py` (about 8 minutes on 2 cores).
+
+Reads ../shared/data/h100, writes twin/profiles/h100-64gb/*.toml and the judged runs behind the errors to
+benchmarks/fidelity/judged.json, from which report.py makes docs/fidelity.md. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from h100 import DATA, MAX_OUTSTANDING, MODELS, PROFILES, base_profile, tables
+
+from packer.io.files import write_text
+from packer.io.profiles import write_profile
+from packer.twin.calibrate.pipeline import Calibration, calibrate, with_provenance
+from packer.twin.calibrate.score import REGIMES, Judged, regime_errors
+
+HERE = Path(__file__).parent
+PROVENANCE = {
+    "method": "packer calibrate fit on micro-benchmarks and runs; errors on families of runs left out of the fit",
+    "measured_by": "FerranAgulloLopez/GPULLMAdapterOptimization (Apache-2.0), public results of arXiv 2508.08343",
+    "measured_on": "vLLM 0.8.5 era, V1 engine, one NVIDIA H100 with 64 GB, 3600 s a run, ShareGPT requests",
+}
+
+
+def _rows(judged: tuple[Judged, ...]) -> list[dict[str, object]]:
+    return [
+        {
+            "run_id": j.run.run_id, "family": j.run.family, "regime": j.run.regime if j.run.ok else j.run.status,
+            "memory_error": j.memory_error, "starved": j.starved, "measured_starved": j.run.ok and j.run.starved,
+            "predicted": {k: round(v, 4) for k, v in j.predicted.items()},
+        }
+        for j in judged
+    ]  # fmt: skip
+
+
+def _tables(judged: tuple[Judged, ...]) -> dict[str, dict[str, float]]:
+    return {regime: regime_errors(judged, regime) for regime in REGIMES}
+
+
+def main() -> None:
+    """Fit both models."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=DATA)
+    data = parser.parse_args().data
+    found = {}
+    for model in MODELS:
+        profiling, runs = tables(model, data)
+        result: Calibration = calibrate(base_profile(model), profiling, runs, max_outstanding=MAX_OUTSTANDING)
+        write_profile(with_provenance(result.profile, **PROVENANCE), PROFILES / f"{model}.toml", force=True)
+        found[model] = {
+            "held_out": {
+                "summary": dict(result.profile.errors),
+                "regimes": _tables(result.held_out),
+                "runs": _rows(result.held_out),
+            },
+            "micro": {
+                "summary": dict(result.micro_profile.errors),
+                "regimes": _tables(result.micro),
+                "coefficients": dict(result.micro_profile.latency.coefficients),
+            },
+        }  # fmt: skip
+        print(model, result.profile.fingerprint, json.dumps(found[model]["held_out"]["summary"]))
+    write_text(HERE / "judged.json", json.dumps(found, indent=1) + "\n", force=True)
+
+
+if __name__ == "__main__":
+    main()

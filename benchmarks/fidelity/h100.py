@@ -1,0 +1,67 @@
+"""The H100 measurements (../shared/data/h100) as the calibration takes them, and the identity of the servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from packer.profile import (
+    EngineSpec,
+    GpuSpec,
+    LatencySpec,
+    LoadingSpec,
+    MemorySpec,
+    ModelSpec,
+    Profile,
+)
+from packer.twin.calibrate.tables import Profiling, Run, read_profiling, read_runs
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data" / "h100"
+PROFILES = ROOT / "twin" / "profiles" / "h100-64gb"
+MAX_OUTSTANDING = 26_800  # the benchmark client's own ceiling
+GIB = 2**30
+
+GENERATED_SHARE = {"llama-3.1-8b-instruct": 0.991, "qwen-2.5-7b-instruct": 0.958}
+MODELS = tuple(GENERATED_SHARE)
+
+
+def _lora_bytes_per_rank(hidden: int, intermediate: int, kv: int, layers: int) -> int:
+    """Bytes of a bf16 adapter on all seven projections, per unit of rank: Σ (in + out) × 2."""
+    attention = 2 * (hidden + hidden) + 2 * (hidden + kv)
+    return 2 * layers * (attention + 3 * (hidden + intermediate))
+
+
+SPECS = {
+    "llama-3.1-8b-instruct": (
+        ModelSpec(
+            "llama-3.1-8b-instruct", 2 * 8_030_261_248, 131_072, _lora_bytes_per_rank(4096, 14336, 1024, 32)
+        ),
+        131_072,
+    ),
+    "qwen-2.5-7b-instruct": (
+        ModelSpec(
+            "qwen-2.5-7b-instruct", 2 * 7_615_616_512, 57_344, _lora_bytes_per_rank(3584, 18944, 512, 28)
+        ),
+        32_768,
+    ),
+}
+
+
+def base_profile(model: str) -> Profile:
+    """Identity and settings of the measured servers; nothing fitted."""
+    spec, max_model_len = SPECS[model]
+    return Profile(
+        name=f"h100-64gb/{model}",
+        model=spec,
+        gpu=GpuSpec("NVIDIA H100 64GB", 64.0 * GIB),
+        engine=EngineSpec("vllm", "0.8.5", max_model_len, max_num_batched_tokens=2048, max_num_seqs=2048),
+        memory=MemorySpec(0.0, 0.0, 0.0, max_model_len),
+        latency=LatencySpec("linear", {}, graph_max_tokens=512),
+        loading=LoadingSpec(cold_start=True),
+    )
+
+
+def tables(model: str, data: Path = DATA) -> tuple[Profiling, list[Run]]:
+    """Micro-benchmarks and runs of a model."""
+    runs = read_runs(data / "runs.csv", model, generated_share=GENERATED_SHARE[model])
+    return read_profiling(data, model), runs

@@ -1,0 +1,175 @@
+"""From measurements to a profile: the whole calibration.
+
+1. Memory and loading from their tables; the step law by non-negative least squares on the micro-benchmarks.
+2. With runs: the law again on micro-benchmarks and runs, first with Little's law, then on the twin's mean states.
+3. The error on runs that the fit has not seen: families of runs are left out in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from packer.errors import ModelError
+from packer.profile import LatencySpec, Profile
+from packer.twin.calibrate import score, step_law
+from packer.twin.calibrate.mean_state import ROUNDS, fit_mean_state
+from packer.twin.calibrate.memory_fit import fit_loading, fit_memory
+from packer.twin.calibrate.runs import stratified
+from packer.twin.calibrate.score import Judged
+from packer.twin.calibrate.tables import Profiling, Run
+from packer.twin.calibrate.targets import targets_of
+
+TERMS = (
+    "base_ms", "per_decode_ms", "per_prefill_token_ms", "first_adapter_ms", "per_adapter_ms", "per_rank_ms",
+    "per_slot_ms", "per_slot_rank_ms", "per_lora_token_ms", "per_adapter_prefill_token_ms", "per_slot_token_ms",
+    "per_kv_token_ms", "per_token_beyond_graph_ms", "per_waiting_ms",
+)  # fmt: skip
+"""Terms of the step law that lowered the error on families left out (docs/fidelity.md)."""
+DIGITS = 6
+SEED = 1000
+FOLD_RUNS = 120
+"""Runs that a fold of the cross-validation is fitted on, spread over the families that it may see."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The profile, with held-out errors inside, and the judged runs behind these errors.
+
+    `micro`: by the profile that micro-benchmarks alone give; `held_out`: by profiles that have not seen the run's
+    family; both empty without runs.
+    """
+
+    profile: Profile
+    micro_profile: Profile
+    micro: tuple[Judged, ...] = ()
+    held_out: tuple[Judged, ...] = ()
+
+
+def _rounded(profile: Profile) -> Profile:
+    kept = {term: float(f"{v:.{DIGITS}g}") for term, v in profile.latency.coefficients.items() if v > 0}
+    return replace(profile, latency=replace(profile.latency, coefficients=kept))
+
+
+def micro_profile(base: Profile, profiling: Profiling) -> Profile:
+    """The profile that micro-benchmarks alone give; parts without a table stay as in `base`."""
+    memory = (
+        fit_memory(profiling.kv_capacity, base.model, base.engine) if profiling.kv_capacity else base.memory
+    )
+    loading = base.loading
+    if profiling.loading:
+        loading = replace(fit_loading(profiling.loading), cold_start=base.loading.cold_start)
+    equations = step_law.micro_equations(profiling, base.engine, base.latency.graph_max_tokens)
+    latency = base.latency
+    if len(equations.step_ms):
+        latency = LatencySpec("linear", step_law.solve(equations, TERMS), base.latency.graph_max_tokens)
+    return _rounded(
+        replace(base, memory=memory, loading=loading, latency=latency, calibrated=True, errors={})
+    )
+
+
+def fit_runs(
+    start: Profile, profiling: Profiling, runs: Sequence[Run], *, max_outstanding: int | None, threads: int,
+    done: Callable[[], None] = lambda: None,
+) -> Profile:  # fmt: skip
+    """The step law fitted to micro-benchmarks and runs."""
+    graph = start.latency.graph_max_tokens
+    micro = step_law.micro_equations(profiling, start.engine, graph)
+    first = step_law.solve(micro + step_law.run_equations(runs, graph), TERMS)
+    first = {term: value for term, value in first.items() if value > 0}
+    return _rounded(
+        fit_mean_state(
+            replace(start, latency=LatencySpec("linear", first, graph)),
+            targets_of(runs, SEED),
+            micro,
+            TERMS,
+            max_outstanding=max_outstanding,
+            threads=threads,
+            done=done,
+        )
+    )
+
+
+def calibrate(
+    base: Profile,
+    profiling: Profiling,
+    runs: Sequence[Run] = (),
+    *,
+    max_outstanding: int | None = None,
+    cross_validate: bool = True,
+    threads: int = 2,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> Calibration:
+    """Fit a profile.
+
+    Parameters
+    ----------
+    base
+        Gives the identity (model, GPU, engine and its settings) and whatever has no measurements.
+    profiling
+        Micro-benchmarks; its tables may be empty if there are runs.
+    runs
+        Whole runs; () fits micro-benchmarks only.
+    max_outstanding
+        The ceiling of the client that made the runs.
+    cross_validate
+        Also measure the error on families left out, and write it into the profile.
+    progress
+        Called with (stage, simulations done, simulations to do).
+
+    Raises
+    ------
+    ModelError
+        Fewer than 8 runs started, or there is nothing to fit.
+    """
+    alone = micro_profile(base, profiling)
+    started = [run for run in runs if run.ok]
+    if not runs:
+        return Calibration(alone, alone)
+    if len(started) < 8:
+        raise ModelError(f"Expected at least 8 runs that started, got {len(started)}.")
+    families = sorted({run.family for run in runs})
+    folds = len(families) if cross_validate and len(families) > 1 else 0
+    total = ROUNDS * len(started) + (
+        len(runs) * 2 + ROUNDS * min(FOLD_RUNS, len(started)) * folds if folds else 0
+    )
+    count = [0]
+
+    def step(stage: str) -> Callable[[], None]:
+        def done() -> None:
+            count[0] += 1
+            progress(stage, count[0], total)
+
+        return done
+
+    def fitted(chosen: Sequence[Run], stage: str) -> Profile:
+        return fit_runs(
+            alone, profiling, chosen, max_outstanding=max_outstanding, threads=threads, done=step(stage)
+        )
+
+    profile = fitted(started, "fitting")
+    if not folds:
+        return Calibration(profile, alone)
+    held_out: list[Judged] = []
+    for family in families:
+        seen = stratified([run for run in started if run.family != family], FOLD_RUNS, SEED)
+        fold = fitted(seen, "cross-validating")
+        left = [run for run in runs if run.family == family]
+        held_out += score.judge(
+            left, fold, max_outstanding=max_outstanding, threads=threads, done=step("judging")
+        )
+    micro = score.judge(runs, alone, max_outstanding=max_outstanding, threads=threads, done=step("judging"))
+    return Calibration(
+        replace(profile, errors=score.summary(held_out)),
+        replace(alone, errors=score.summary(micro)),
+        tuple(micro),
+        tuple(held_out),
+    )
+
+
+def with_provenance(profile: Profile, **notes: str) -> Profile:
+    """The profile with notes on who measured what, how and when; empty ones are left out."""
+    kept = {key: note for key, note in {**profile.provenance, **notes}.items() if note}
+    return replace(profile, provenance=kept)
