@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from ortools.sat.python import cp_model
 
 from packer.checks import slot_rank_for
@@ -44,13 +45,27 @@ def order(model: cp_model.CpModel, variables: Variables) -> None:
         model.add(sum(left) >= sum(right))
 
 
-def no_good(model: cp_model.CpModel, variables: Variables, rejected: IntArray, label: str) -> None:
-    """No bin holds at least what was judged infeasible with every `max_loras` (dominance)."""
+def no_good(
+    model: cp_model.CpModel,
+    variables: Variables,
+    rejected: IntArray,
+    dominates: npt.NDArray[np.bool_],
+    label: str,
+) -> None:
+    """No bin is at least as heavy as one that was judged infeasible with every `max_loras`.
+
+    A bin is as heavy if each rejected adapter has a partner of its own in it that is no lighter
+    (`dominates`[i, j]: class i is no lighter than class j). Where the rejected classes form a chain, that is:
+    for each of them, as many adapters at least that heavy; otherwise only equal classes are partners.
+    """
     held = np.flatnonzero(rejected).tolist()
+    chain = all(dominates[i, j] or dominates[j, i] for i in held for j in held)
     for b, counts in enumerate(variables.counts):
         less = []
         for k in held:
+            partners = np.flatnonzero(dominates[:, k]).tolist() if chain else [k]
+            needed = sum(int(rejected[j]) for j in partners)
             literal = model.new_bool_var(f"{label}_{b}_{k}")
-            model.add(counts[k] <= int(rejected[k]) - 1).only_enforce_if(literal)
+            model.add(sum(counts[j] for j in partners) <= needed - 1).only_enforce_if(literal)
             less.append(literal)
         model.add_bool_or(less)

@@ -152,6 +152,7 @@ class Search:
         return Task(
             demand=np.sum(rows, axis=0),
             ranks=self._classes.ranks,
+            dominates=self._classes.dominates,
             options=tuple(self._options),
             bins=bins,
             most=most,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 from ortools.sat.python import cp_model
 
 from packer.solvers.classes import IntArray
@@ -23,6 +24,8 @@ class RepackModel:
         What the bins hold together, int64 (K,).
     ranks
         Rank of each class, int64 (K,).
+    dominates
+        [i, j]: an adapter of class i is at least as heavy as one of class j, bool (K, K).
     options
         Kinds of slots with their weights; not empty.
     bins
@@ -32,8 +35,16 @@ class RepackModel:
     """
 
     def __init__(
-        self, demand: IntArray, ranks: IntArray, options: Sequence[Option], *, bins: int, most: int
+        self,
+        demand: IntArray,
+        ranks: IntArray,
+        dominates: npt.NDArray[np.bool_],
+        options: Sequence[Option],
+        *,
+        bins: int,
+        most: int,
     ) -> None:
+        self._dominates = dominates
         self.model = cp_model.CpModel()
         self.variables = Variables.create(self.model, demand, options, bins, most)
         constraints.cover(self.model, self.variables, demand)
@@ -50,8 +61,8 @@ class RepackModel:
                 self.model.add_hint(variable, value)
 
     def forbid(self, rejected: IntArray) -> None:
-        """No bin may hold what was judged infeasible, nor more."""
-        constraints.no_good(self.model, self.variables, rejected, f"cut{self._cuts}")
+        """No bin may be as heavy as what was judged infeasible."""
+        constraints.no_good(self.model, self.variables, rejected, self._dominates, f"cut{self._cuts}")
         self._cuts += 1
 
     def solve(self, *, time_limit_s: float, seed: int) -> tuple[list[IntArray] | None, bool]:
@@ -79,6 +90,7 @@ class Task:
 
     demand: IntArray
     ranks: IntArray
+    dominates: npt.NDArray[np.bool_]
     options: tuple[Option, ...]
     bins: int
     most: int
@@ -96,7 +108,14 @@ def solve_task(task: Task) -> list[IntArray] | None:
     """Bins as counts (K,), or None if there are none within the limits, or none was found in time."""
     held = np.flatnonzero(task.demand)
     options = [replace(option, weights=option.weights[held]) for option in task.options]
-    model = RepackModel(task.demand[held], task.ranks[held], options, bins=task.bins, most=task.most)
+    model = RepackModel(
+        task.demand[held],
+        task.ranks[held],
+        task.dominates[np.ix_(held, held)],
+        options,
+        bins=task.bins,
+        most=task.most,
+    )
     model.hint([row[held] for row in task.start])
     for row in task.rejected:
         if np.all(row[task.demand == 0] == 0):  # others can't come up here

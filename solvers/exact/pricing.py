@@ -82,7 +82,7 @@ def _longest_start(
     low, high = [0] * len(orders), [len(order) + 1 for order in orders]
 
     def filled(i: int, length: int) -> IntArray:
-        row = bins[i].copy()
+        row: IntArray = bins[i].copy()
         taken = orders[i][:length]
         row[taken] = np.maximum(row[taken], limit[taken])
         return row
@@ -107,7 +107,8 @@ def _more(oracle: Oracle, held: IntArray, added: IntArray, limit: IntArray, size
         asked = held[rows].copy()
         asked[np.arange(len(rows)), added[rows]] += probed
         search.learn(rows, probed, oracle.feasible(asked).astype(np.float64))
-    return search.low
+    found: IntArray = search.low
+    return found
 
 
 def price(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -30,7 +31,9 @@ class Relaxation:
     master
         The last optimum over them, None before the first.
     converged
-        Pricing found no bin worth more than 1 at the last duals.
+        Pricing found no bin worth more than 1 at the last duals, or none worth enough to change the bound.
+    best
+        The largest worth that the last pricing found, at least 1.
     bound
         No plan has fewer bins.
     exhaustive
@@ -42,6 +45,7 @@ class Relaxation:
     patterns: IntArray = field(init=False)
     master: Master | None = None
     converged: bool = False
+    best: float = 1.0
     bound: int = 0
     exhaustive: bool = False
     judged_beyond: int = 0
@@ -74,9 +78,16 @@ class Relaxation:
         self.add(alone[alone.sum(axis=1) > 0])
         return bool(np.all(self.patterns.max(axis=0, initial=0) > 0))
 
-    def run(self, enough: Callable[[], bool]) -> None:
-        """Generate columns until none improves, `enough()` says so, or the time is up (raises
-        `OutOfTime`)."""
+    def run(self, enough: Callable[[], bool], *, to_the_end: bool = False) -> None:
+        """Generate columns until they don't change the bound any more, or `enough()` says so.
+
+        `to_the_end`: until none is worth more than 1, for the patterns rather than the bound.
+
+        Raises
+        ------
+        OutOfTime
+            The problem's time is up.
+        """
         sizes = self._sizes()
         while not enough():
             self.master = solve_relaxation(self.patterns, self.demand)
@@ -85,8 +96,12 @@ class Relaxation:
             duals = self.master.duals
             bases = self.patterns[self.master.use > _EPSILON]
             found = price(self.oracle, duals, self.demand, sizes, self.rng, bases)
+            self.best = max(1.0, float((found @ duals).max(initial=1.0)))
             better = found[found @ duals > 1.0 + _EPSILON][:_NEW_COLUMNS]
-            if not len(better) or not self.add(better):
+            added = self.add(better)
+            goal = math.ceil(self.master.value - _EPSILON)
+            settled = self.master.value / (self.best * (1.0 + SEARCHED_MARGIN)) > goal - 1 + _EPSILON
+            if not added or (settled and not to_the_end):
                 self.converged = True
                 return
 
@@ -98,11 +113,11 @@ class Relaxation:
         if self.master is None or not self.converged:
             return True
         value, duals = self.master.value, self.master.duals
-        goal = int(np.ceil(value - _EPSILON))
+        goal = math.ceil(value - _EPSILON)
         if target is not None:
             goal = min(goal, target)
-        searched = min(goal, int(np.ceil(value / (1.0 + SEARCHED_MARGIN) - _EPSILON)))
-        for bins, needs_all in ((goal, True), (searched, False)):
+        searched = min(goal, math.ceil(value / (self.best * (1.0 + SEARCHED_MARGIN)) - _EPSILON))
+        for bins in sorted({goal, searched}, reverse=True):
             if bins <= self.bound:
                 continue
             found = self.certify(duals, value, bins, budget)
@@ -111,7 +126,7 @@ class Relaxation:
                 self.converged = False
                 return False
             self.judged_beyond = max(self.judged_beyond, found.judged)
-            if found.exhaustive or not needs_all:
+            if found.exhaustive or bins == searched:
                 self.bound, self.exhaustive = bins, found.exhaustive
                 return True
         return True
@@ -143,9 +158,10 @@ class Relaxation:
             return Certificate(True, 0)
         # All bins worth at most `most` make more than `bins` − 1 of them necessary.
         most = value / (bins - 1) * (1.0 - 1e-9)
-        above = 1.0 + _EPSILON
-        if most <= above:
+        if most <= self.best + _EPSILON:
             return Certificate(False, 0)
+        # Half of the room for bins a little better than the known ones, half for the rounding of counts.
+        above = (self.best + most) / 2.0
         return certify(
             self.oracle, weights, self.demand, above=above, slack=most - above, budget=budget, rng=self.rng
         )

@@ -149,17 +149,14 @@ class ExactSearch:
         return optimal
 
     def _price(self) -> None:
-        for relaxation, classes in (
-            (self.light_relaxation, self.light),
-            (self.heavy_relaxation, self.classes),
-        ):
-            if not relaxation.patterns.size and not relaxation.start(_counts(classes, self.bins)):
-                return
-            if classes is self.light:
-                self._prove(relaxation)
-            if classes is not self.light:
-                relaxation.run(lambda: self.closed)
+        light, heavy = self.light_relaxation, self.heavy_relaxation
+        if not light.start(_counts(self.light, self.bins)):
+            return
+        self._prove(light)
+        if self.closed or (heavy is not light and not heavy.start(_counts(self.classes, self.bins))):
+            return
         for step in range(_ROUNDS):
+            heavy.run(lambda: self.closed, to_the_end=True)
             if self.closed or not self._round(step):
                 return
 

@@ -15,11 +15,12 @@ from packer.solvers.verify import check
 from packer.testing.problems import problem, random_fleet
 
 HALF = Option(1, 16, np.array([SCALE // 2, SCALE // 4]))
+APART = np.eye(2, dtype=bool)  # neither class is heavier than the other
 
 
 def test_the_model_packs_what_fits() -> None:
     """Two halves and four quarters make two full bins."""
-    rows, _ = RepackModel(np.array([2, 4]), np.array([8, 16]), [HALF], bins=2, most=SCALE).solve(
+    rows, _ = RepackModel(np.array([2, 4]), np.array([8, 16]), APART, [HALF], bins=2, most=SCALE).solve(
         time_limit_s=5.0, seed=0
     )
     assert rows is not None
@@ -29,7 +30,7 @@ def test_the_model_packs_what_fits() -> None:
 
 def test_what_cannot_fit_is_proven() -> None:
     """Three halves and three quarters don't fit into two bins, and the model says that it knows."""
-    rows, proven = RepackModel(np.array([3, 3]), np.array([8, 16]), [HALF], bins=2, most=SCALE).solve(
+    rows, proven = RepackModel(np.array([3, 3]), np.array([8, 16]), APART, [HALF], bins=2, most=SCALE).solve(
         time_limit_s=5.0, seed=0
     )
     assert rows is None
@@ -40,20 +41,30 @@ def test_slots_must_hold_the_ranks() -> None:
     """A bin with slots of rank 16 gets no adapter of rank 32."""
     small = Option(1, 16, np.array([1000, 1000]))
     large = Option(1, 32, np.array([SCALE, SCALE]))
-    rows, _ = RepackModel(np.array([4, 1]), np.array([8, 32]), [small, large], bins=2, most=SCALE).solve(
-        time_limit_s=5.0, seed=0
-    )
+    rows, _ = RepackModel(
+        np.array([4, 1]), np.array([8, 32]), APART, [small, large], bins=2, most=SCALE
+    ).solve(time_limit_s=5.0, seed=0)
     assert rows is not None
     assert sorted(row.tolist() for row in rows) == [[0, 1], [4, 0]]
 
 
 def test_a_rejected_bin_and_all_heavier_ones_are_cut() -> None:
     """After a no-good no bin holds the rejected counts or more."""
-    model = RepackModel(np.array([2, 4]), np.array([8, 16]), [HALF], bins=2, most=2 * SCALE)
+    model = RepackModel(np.array([2, 4]), np.array([8, 16]), APART, [HALF], bins=2, most=2 * SCALE)
     model.forbid(np.array([1, 2]))
     rows, _ = model.solve(time_limit_s=5.0, seed=0)
     assert rows is not None
     assert not any(row[0] >= 1 and row[1] >= 2 for row in rows)
+
+
+def test_a_cut_reaches_bins_of_heavier_adapters() -> None:
+    """If three of the lighter class are too many, so are two of them with one of the heavier class."""
+    heavier_first = np.array([[True, True], [False, True]])
+    model = RepackModel(np.array([2, 4]), np.array([8, 8]), heavier_first, [HALF], bins=3, most=2 * SCALE)
+    model.forbid(np.array([0, 3]))
+    rows, _ = model.solve(time_limit_s=5.0, seed=0)
+    assert rows is not None
+    assert all(row.sum() <= 2 for row in rows)
 
 
 def test_tasks_are_plain_data_and_solve_like_the_model() -> None:
@@ -62,6 +73,7 @@ def test_tasks_are_plain_data_and_solve_like_the_model() -> None:
     task = Task(
         demand=np.array([2, 0, 4]),
         ranks=np.array([8, 8, 16]),
+        dominates=np.eye(3, dtype=bool),
         options=(option,),
         bins=2,
         most=SCALE,
