@@ -8,31 +8,89 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.solvers.base import Problem
+from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.order import paper_order
 from packer.solvers.probe import Probe, quality
 
+_RELIEFS = 2
+
 
 def balanced(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
-    """The fleet split anew into as many bins of equal load, if that serves the worst-off one better.
+    """As many bins that serve the worst-off one better, if there are such; else the bins given.
 
-    Ranks stay together, so that few GPUs need the largest slots. The bins given are returned where the split
-    is not admissible, no better, or worse by the objective; and for several GPU types, split adapters and
-    plans that stay close to a running one.
+    First the fleet is split anew into bins of equal load, ranks staying together so that few GPUs need the
+    largest slots. Then the worst-off GPU gives adapters to the least loaded ones. Nothing changes for several
+    GPU types, split adapters and plans that stay close to a running one.
     """
     plain = len(problem.profiles) == 1 and not problem.old_bins and all(b.shares is None for b in bins)
     if len(bins) < 2 or not plain or problem.out_of_time():
         return tuple(bins)
+    even = _even(problem, len(bins))
+    chosen = even if even is not None and _better(problem, even, bins) else list(bins)
+    return tuple(_relieve(problem, chosen))
+
+
+def _even(problem: Problem, n: int) -> list[Bin] | None:
+    """The fleet in `n` bins of equal load, or None if one is not admissible."""
     probe = Probe(problem)
-    hint = int(np.median([bin_.max_loras for bin_ in bins]))
     even: list[Bin] = []
-    for part in even_parts(problem, len(bins)):
+    for part in even_parts(problem, n):
+        hint = even[-1].max_loras if even else None
         found = probe.feasible(part, hint=hint) if part else None
         if found is None:
-            return tuple(bins)
-        hint = found.max_loras
+            return None
         even.append(found)
-    even = [probe.best(bin_) for bin_ in even]
-    return tuple(even) if _better(problem, even, bins) else tuple(bins)
+    return [probe.best(bin_) for bin_ in even]
+
+
+def _relieve(problem: Problem, bins: list[Bin]) -> list[Bin]:
+    """Move adapters from the worst-off GPU to less loaded ones while that makes the worse of both better."""
+    probe = Probe(problem)
+    grades = [quality(row) for row in problem.predictor.evaluate(problem.workload, bins)]
+    tried: set[tuple[Bin, Bin]] = set()
+    for _ in range(_RELIEFS * len(bins)):
+        worst = max(range(len(bins)), key=lambda k: grades[k])
+        loads = [bin_.offered_tok_s(problem.workload) for bin_ in bins]
+        others = sorted((k for k in range(len(bins)) if k != worst), key=lambda k: (loads[k], k))
+        target = next((k for k in others if (bins[worst], bins[k]) not in tried), None)
+        if target is None or problem.out_of_time():
+            break
+        pair = _level(probe, bins[worst], bins[target], (loads[worst] - loads[target]) / 2)
+        rows = problem.predictor.evaluate(problem.workload, pair) if pair else ()
+        new = [quality(row) for row in rows]
+        if new and max(new) < grades[worst]:
+            bins[worst], bins[target] = pair
+            grades[worst], grades[target] = new
+        else:
+            tried.add((bins[worst], bins[target]))
+    return bins
+
+
+def _level(probe: Probe, source: Bin, sink: Bin, amount_tok_s: float) -> list[Bin]:
+    """Two bins with up to so much load moved from one to the other, halved until admissible; [] if never.
+
+    The smallest ranks move first, so that the slots of the sink need not grow.
+    """
+    loads, ranks = probe.problem.workload.offered_tok_s_by_adapter, probe.problem.workload.ranks
+    order = sorted(source.adapters, key=lambda i: (ranks[i], -loads[i], i))
+    for part in (1.0, 0.5, 0.25):
+        moving: list[int] = []
+        left = amount_tok_s * part
+        for i in order:
+            if loads[i] <= left and len(sink.adapters) + len(moving) < MAX_ADAPTERS_PER_GPU:
+                moving.append(i)
+                left -= float(loads[i])
+        staying = [i for i in source.adapters if i not in set(moving)]
+        if not moving or not staying:
+            continue
+        pair = [
+            probe.feasible(staying, source.profile, hint=source.max_loras),
+            probe.feasible([*sink.adapters, *moving], sink.profile, hint=sink.max_loras),
+        ]
+        found = [probe.best(bin_) for bin_ in pair if bin_ is not None]
+        if len(found) == len(pair):
+            return found
+    return []
 
 
 def even_parts(problem: Problem, n: int) -> list[list[int]]:

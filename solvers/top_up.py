@@ -34,17 +34,14 @@ def top_up(probe: Probe, bin_: Bin, queue: Sequence[int]) -> Bin:
 
 
 def _with(probe: Probe, bin_: Bin, more: Sequence[int]) -> Bin | None:
-    """The bin with more adapters and its slots, or one slot for each adapter; None if that is too much."""
+    """The bin with more adapters, and more slots only if each had its own; None if that is too much."""
     adapters = [*bin_.adapters, *more]
     if len(adapters) > MAX_ADAPTERS_PER_GPU:
         return None
     shares = None if bin_.shares is None else [*bin_.shares, *[1.0] * len(more)]
-    slots = sorted({bin_.max_loras, len(adapters)})
-    bins = [probe.make(adapters, p, bin_.profile, shares) for p in slots]
-    for candidate, admissible in zip(bins, probe.admissible(bins), strict=True):
-        if admissible:
-            return candidate
-    return None
+    slots = len(adapters) if bin_.max_loras == len(bin_.adapters) else bin_.max_loras
+    candidate = probe.make(adapters, slots, bin_.profile, shares)
+    return candidate if probe.admissible([candidate])[0] else None
 
 
 def _first_fitting(probe: Probe, bin_: Bin, rest: Sequence[int]) -> int | None:
