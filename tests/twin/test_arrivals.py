@@ -1,0 +1,194 @@
+"""Requests are drawn by the laws that the workload names, and the same for the same seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.lengths import Lengths
+from packer.twin.arrivals import draw_marks, draw_requests, draw_times
+from packer.workload import Workload
+
+KINDS = {
+    "poisson": Arrivals(),
+    "lognormal": Arrivals("lognormal", cv=2.0),
+    "unpredictable": Arrivals("unpredictable", cv=2.0, period_s=100.0),
+    "piecewise": Arrivals("piecewise", period_s=100.0, factors=(0.5, 1.5)),
+}
+FLEET = Workload(
+    [Adapter(f"a{i}", 8, rate) for i, rate in enumerate((0.2, 1.0, 3.0))],
+    Lengths.gamma(223.0, 1.1),
+    Lengths.lognormal(195.0, 1.0),
+)
+
+
+@pytest.mark.parametrize("arrivals", KINDS.values(), ids=KINDS)
+def test_same_seed_same_bytes(arrivals: Arrivals) -> None:
+    """Every column is the same for a seed, and another for another."""
+    fleet = FLEET.with_arrivals(arrivals)
+    one, two, other = (draw_requests(fleet, 500.0, seed) for seed in (7, 7, 8))
+    for column in ("time_s", "adapter", "input_tokens", "output_tokens"):
+        assert getattr(one, column).tobytes() == getattr(two, column).tobytes()
+        assert getattr(one, column).tobytes() != getattr(other, column).tobytes()
+
+
+@pytest.mark.parametrize("arrivals", KINDS.values(), ids=KINDS)
+def test_requests_are_sorted_and_in_time(arrivals: Arrivals) -> None:
+    """Times rise within [0, duration[ and every request has an adapter and at least one token each way."""
+    requests = draw_requests(FLEET.with_arrivals(arrivals), 300.0, 1)
+    assert 0 <= requests.time_s[0] < requests.time_s[-1] < 300.0
+    assert np.all(np.diff(requests.time_s) >= 0)
+    assert set(requests.adapter.tolist()) == {0, 1, 2}
+    assert min(requests.input_tokens.min(), requests.output_tokens.min()) >= 1
+
+
+@pytest.mark.parametrize("kind", ["poisson", "lognormal", "piecewise"])
+def test_mean_rates_are_kept(kind: str) -> None:
+    """Each adapter sends at its rate, within five standard deviations of the mean over twenty seeds."""
+    fleet = FLEET.with_arrivals(KINDS[kind])
+    counts = np.array([np.bincount(draw_requests(fleet, 1000.0, seed).adapter) for seed in range(20)])
+    expected = FLEET.rates * 1000.0
+    spread = 2.0 if kind == "lognormal" else 1.0  # the cv of gaps is that of counts × √n
+    assert np.all(np.abs(counts.mean(axis=0) - expected) < 5 * spread * np.sqrt(expected / 20))
+
+
+def test_unpredictable_rates_move_within_their_span() -> None:
+    """From period to period a rate doubles or halves, but stays within 1/span and span times the mean."""
+    arrivals = Arrivals("unpredictable", cv=1.0, period_s=1000.0, span=4.0)
+    fleet = Workload([Adapter("a", 8, 5.0)], arrivals=arrivals)
+    factors = []
+    for seed in range(12):
+        times = draw_requests(fleet, 10_000.0, seed).time_s
+        counts = np.histogram(times, bins=10, range=(0.0, 10_000.0))[0]
+        factors.append(counts / 5000.0)
+    table = np.array(factors)
+    assert np.all(np.abs(table[:, 0] - 1.0) < 0.15)
+    assert np.all((table > 0.25 * 0.8) & (table < 4.0 * 1.2))
+    steps = np.abs(np.log2(table[:, 1:] / table[:, :-1]))
+    assert np.all((np.abs(steps - 1.0) < 0.3) | (steps < 0.3))  # doubled or halved; clipped ones stand still
+    assert table.max() > 3.0 > 0.4 > table.min()
+
+
+def test_unpredictable_processes_alternate() -> None:
+    """Within one stream, periods of bursty log-normal gaps alternate with Poisson ones."""
+    arrivals = Arrivals("unpredictable", cv=8.0, period_s=1000.0, span=1.0)
+    times = draw_requests(Workload([Adapter("a", 8, 20.0)], arrivals=arrivals), 8000.0, 3).time_s
+    spread = []
+    for k in range(8):
+        gaps = np.diff(times[(times >= 1000 * k) & (times < 1000 * (k + 1))])
+        spread.append(float(gaps.std() / gaps.mean()))
+    bursty = [cv > 2.0 for cv in spread]
+    assert bursty in ([True, False] * 4, [False, True] * 4)
+
+
+def test_piecewise_rates_repeat() -> None:
+    """All rates follow the factors, period after period, and a factor of 0 sends nothing."""
+    fleet = FLEET.with_arrivals(Arrivals("piecewise", period_s=200.0, factors=(0.0, 2.0, 1.0)))
+    counts = np.histogram(draw_requests(fleet, 1200.0, 0).time_s, bins=6, range=(0.0, 1200.0))[0]
+    expected = FLEET.rate * 200.0 * np.array([0.0, 2.0, 1.0, 0.0, 2.0, 1.0])
+    assert counts[0] == counts[3] == 0
+    assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected) + 1e-9)
+
+
+@pytest.mark.parametrize(("cv", "seed"), [(0.5, 1), (2.0, 2)])
+def test_lognormal_gaps_have_their_law(cv: float, seed: int) -> None:
+    """The gaps' logarithms are normal with the spread that the cv asks for."""
+    fleet = Workload([Adapter("a", 8, 10.0)], arrivals=Arrivals("lognormal", cv=cv))
+    gaps = np.diff(draw_requests(fleet, 1000.0, seed).time_s)
+    sigma = np.sqrt(np.log1p(cv**2))
+    assert stats.kstest(np.log(gaps), "norm", (-np.log(10.0) - sigma**2 / 2, sigma)).pvalue > 1e-3
+
+
+def test_poisson_gaps_and_adapters_have_their_law() -> None:
+    """Gaps of the whole stream are exponential, and adapters are chosen by their rates."""
+    requests = draw_requests(FLEET, 4000.0, 11)
+    assert stats.kstest(np.diff(requests.time_s) * FLEET.rate, "expon").pvalue > 1e-3
+    counts = np.bincount(requests.adapter, minlength=3)
+    expected = len(requests) * FLEET.rates / FLEET.rate
+    assert stats.chisquare(counts, expected).pvalue > 1e-3
+
+
+def test_many_adapters_are_chosen_exactly() -> None:
+    """The table that finds adapters quickly agrees with the rates even where these differ a thousandfold."""
+    rates = np.concatenate([np.full(300, 0.003), [3.0, 1e-4], np.full(98, 0.01)])
+    fleet = Workload([Adapter(f"a{i}", 8, float(rate)) for i, rate in enumerate(rates)])
+    owner = draw_marks(fleet, None, 400_000, 5).adapter
+    counts = np.bincount(owner, minlength=400)
+    expected = 400_000 * rates / rates.sum()
+    assert np.all(np.abs(counts - expected) < 6 * np.sqrt(expected) + 5)
+
+
+def test_more_marks_do_not_change_the_first() -> None:
+    """The first marks are the same however many are drawn, so that they can be drawn as needed."""
+    few, many = draw_marks(FLEET, None, 50, 4), draw_marks(FLEET, None, 5000, 4)
+    for column in ("adapter", "input_tokens", "output_tokens"):
+        assert getattr(few, column).tolist() == getattr(many, column)[:50].tolist()
+
+
+def test_lengths_have_the_true_mean_spread_and_correlation() -> None:
+    """Drawn lengths keep mean and cv, rounding and the floor of one token aside, and correlate as asked."""
+    fleet = Workload(FLEET.adapters, FLEET.input_tokens, FLEET.output_tokens, length_correlation=-0.4)
+    marks = draw_marks(fleet, None, 400_000, 2)
+    for tokens, mean, cv in ((marks.input_tokens, 223.0, 1.1), (marks.output_tokens, 195.0, 1.0)):
+        assert tokens.mean() == pytest.approx(mean, rel=0.01)
+        assert tokens.std() / tokens.mean() == pytest.approx(cv, rel=0.02)
+    scores = [
+        stats.norm.ppf(stats.rankdata(x) / (len(x) + 1)) for x in (marks.input_tokens, marks.output_tokens)
+    ]
+    assert np.corrcoef(*scores)[0, 1] == pytest.approx(-0.4, abs=0.01)
+
+
+def test_adapters_keep_their_own_lengths() -> None:
+    """An adapter with lengths of its own draws from them, the others from the workload's."""
+    own = replace(FLEET.adapters[1], input_tokens=Lengths.constant(7.0), output_tokens=Lengths.constant(9.0))
+    fleet = Workload([FLEET.adapters[0], own, FLEET.adapters[2]], FLEET.input_tokens, FLEET.output_tokens)
+    marks = draw_marks(fleet, None, 20_000, 2)
+    mine = marks.adapter == 1
+    assert set(marks.input_tokens[mine].tolist()) == {7}
+    assert set(marks.output_tokens[mine].tolist()) == {9}
+    assert marks.input_tokens[~mine].mean() == pytest.approx(223.0, rel=0.05)
+
+
+def test_a_trace_is_replayed_and_cut() -> None:
+    """A replayed trace is what was seen, up to the duration."""
+    trace = RequestTrace(
+        np.array([0.0, 1.0, 1.0, 5.0]), np.array([2, 0, 0, 1]), np.array([5, 6, 7, 8]), np.array([1, 2, 3, 4])
+    )
+    fleet = FLEET.with_arrivals(Arrivals("trace", trace=trace))
+    requests = draw_requests(fleet, 5.0, 99)
+    assert requests.time_s.tolist() == [0.0, 1.0, 1.0]
+    assert requests.adapter.tolist() == [2, 0, 0]
+    assert requests.input_tokens.tolist() == [5, 6, 7]
+    assert requests.output_tokens.tolist() == [1, 2, 3]
+    assert draw_times(fleet, 5.1, 0)[0].tolist() == trace.time_s.tolist()
+
+
+def test_slow_streams_may_send_nothing() -> None:
+    """A rate of once a year gives an empty hour, whatever the process."""
+    for arrivals in KINDS.values():
+        fleet = Workload([Adapter("a", 8, 3e-8)], arrivals=arrivals)
+        assert len(draw_requests(fleet, 3600.0, 0)) == 0
+
+
+def test_unpredictable_mean_rate_follows_its_law() -> None:
+    """The mean over many hours is that of the walk of factors: halved or doubled, cut at the span."""
+    arrivals = Arrivals("unpredictable", cv=1.0, period_s=300.0, span=4.0)
+    fleet = Workload([Adapter("a", 8, 2.0)], arrivals=arrivals)
+    sent = [len(draw_times(fleet, 3600.0, seed)[0]) for seed in range(60)]
+    levels = 2.0 ** np.arange(-2, 3)
+    chance, means = np.array([0.0, 0.0, 1.0, 0.0, 0.0]), []
+    for _period in range(12):
+        means.append(chance @ levels)
+        moved = np.zeros(5)
+        for k in range(5):
+            moved[max(k - 1, 0)] += chance[k] / 2
+            moved[min(k + 1, 4)] += chance[k] / 2
+        chance = moved
+    expected = 7200.0 * np.mean(means)
+    assert abs(np.mean(sent) - expected) < 4 * np.std(sent) / np.sqrt(60)
+    assert np.mean(means) > 1.2  # doubling adds more than halving takes away
