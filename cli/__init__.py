@@ -16,6 +16,9 @@ LAZY = {
     "evaluate": "packer.cli.evaluate:evaluate",
     "compare": "packer.cli.compare:compare",
     "replan": "packer.cli.replan:replan",
+    "watch": "packer.cli.watch:watch",
+    "whatif": "packer.cli.whatif:whatif",
+    "memory": "packer.cli.memory:memory",
     "export": "packer.cli.export:export",
     "report": "packer.cli.report:report",
     "validate": "packer.cli.validate:validate",
@@ -26,6 +29,7 @@ LAZY = {
     "dataset": "packer.cli.dataset:dataset",
     "workload": "packer.cli.workload:workload",
     "profiles": "packer.cli.profiles:profiles",
+    "completion": "packer.cli.completion:completion",
 }
 """Command → where it lives. Order is the order of the help page."""
 
@@ -37,6 +41,9 @@ SHORT_HELP = {
     "compare": "Solvers, objectives and predictors side by side.",
     "replan": "Follow a changed workload, moving few adapters.",
     "report": "A page for people: each GPU, curves to the breaking point, bound, provenance.",
+    "watch": "Compare the traffic with the plan; advise when to plan again.",
+    "whatif": "Does the plan hold when rates grow, adapters come or go?",
+    "memory": "How many adapters fit, and what slots cost in KV cache.",
     "export": "What starts a plan: vLLM commands, Kubernetes, Helm, AIBrix, routing tables.",
     "validate": "Run a plan on real vLLM servers: predicted against measured.",
     "calibrate": "Make a profile from measurements: live servers.",
@@ -44,10 +51,19 @@ SHORT_HELP = {
     "predict": "What a predictor says of one server, and why.",
     "train": "Learn to judge servers from a dataset; rules for people.",
     "dataset": "What predictors learn from: servers judged by the twin.",
-    "workload": "Make and describe workloads: generate, from-trace, describe.",
+    "workload": "Make and describe workloads: generate, from traces, logs and metrics.",
     "profiles": "Calibrated servers: list, show, estimate.",
+    "completion": "A script for bash, zsh or fish.",
 }
 """What the help page of the group shows, so that no command must be imported for it."""
+
+
+def _set_defaults(ctx: click.Context, command: click.Command, name: str) -> None:
+    """Let packer.toml give the command's options their defaults."""
+    from packer.cli.config import defaults_for
+
+    words = (*ctx.command_path.split()[1:], name)
+    ctx.default_map = {**(ctx.default_map or {}), name: defaults_for(command, words)}
 
 
 class LazyGroup(click.Group):
@@ -67,6 +83,7 @@ class LazyGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         module, attribute = self.lazy[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), attribute)
+        _set_defaults(ctx, command, cmd_name)
         return command
 
     def resolve_command(
@@ -109,7 +126,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code: 0 ok, 1 internal, 2 input, 3 infeasible, 130 interrupted."""
+    """Run the command line; the exit code: 0 ok, 1 internal, 2 input, 3 infeasible, 130 interrupted."""
     from packer.errors import InputError, PackerError
 
     try:

@@ -1,0 +1,148 @@
+"""`packer whatif`, `memory`, `watch` and `completion` from the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from packer.cli import run
+from packer.plan import Plan
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def plan_path(toy_plan: Callable[..., Plan], tmp_path: Path) -> str:
+    """A plan file of four light adapters on two servers."""
+    path = tmp_path / "plan.json"
+    toy_plan(["a", "b", "c", "d"]).save(path)
+    return str(path)
+
+
+def test_whatif_holds_and_breaks(plan_path: str, capsys: Capture) -> None:
+    """A light plan holds at its rates and breaks at absurd ones, with exit code 3 and the GPU's number."""
+    assert run(["whatif", plan_path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["holds"] is True
+    assert run(["whatif", plan_path, "--rate-factor", "2000", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["holds"] is False
+    assert found["breaks_first"] in (0, 1)
+    assert all(gpu["starved"] for gpu in found["gpus"])
+
+
+def test_whatif_adds_and_removes(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
+    """Adapters come from a workload file and go by name; one that no slot can hold breaks the plan."""
+    add = tmp_path / "add.csv"
+    add.write_text("adapter,rank,rate\nnew,8,0.1\n")
+    assert run(["whatif", plan_path, "--add", str(add), "--remove", "a"]) == 0
+    assert "The plan holds." in capsys.readouterr().out
+    add.write_text("adapter,rank,rate\nhuge,64,0.1\n")
+    assert run(["whatif", plan_path, "--add", str(add)]) == 3
+    assert "huge" in capsys.readouterr().out
+    assert run(["whatif", plan_path, "--remove", "nobody"]) == 2
+
+
+def test_memory_table_and_plot(tmp_path: Path, capsys: Capture) -> None:
+    """The table shows where the server stops starting, and the picture is drawn."""
+    plot = tmp_path / "memory.svg"
+    assert run(["memory", "--max-loras", "1..1024", "--max-lora-rank", "8..128", "--plot", str(plot)]) == 0
+    assert "no start" in capsys.readouterr().out
+    assert "slot rank 128" in plot.read_text("utf-8")
+
+
+def test_memory_agrees_with_the_twin(capsys: Capture) -> None:
+    """Every figure is the memory model's, and the largest number of slots is really the last that starts."""
+    from packer.io.profiles import load_profile
+    from packer.twin.memory import kv_cache_tokens, memory_error
+
+    assert run(["memory", "--max-loras", "8,64", "--max-lora-rank", "16,128", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    profile = load_profile(found["profile"])
+    for row in found["rows"]:
+        tokens = kv_cache_tokens(profile, row["max_loras"], row["max_lora_rank"])
+        assert row["kv_cache_tokens"] == max(0, tokens)
+    for rank, most in found["largest_max_loras"].items():
+        assert memory_error(profile, most, int(rank)) is None
+        assert memory_error(profile, most + 1, int(rank)) is not None
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--max-loras", "0..8"),
+        ("--max-loras", "8..1"),
+        ("--max-loras", "x"),
+        ("--max-lora-rank", "12"),
+        ("--max-loras", ""),
+    ],
+)
+def test_memory_refuses_bad_ranges(option: str, value: str, capsys: Capture) -> None:
+    """A range that means nothing is a usage error that shows the right form."""
+    assert run(["memory", option, value]) == 2
+    assert "expected" in capsys.readouterr().err
+
+
+def log_line(second: float, model: str) -> str:
+    """A request of 200 + 190 tokens."""
+    return json.dumps({"time": second, "model": model, "prompt_tokens": 200, "completion_tokens": 190})
+
+
+@pytest.mark.parametrize(
+    ("rate", "extra", "advice", "code"),
+    [(1, (), "keep", 0), (1, ("new",), "watch", 0), (2000, (), "replan", 3)],
+)
+def test_watch_advises(
+    plan_path: str, tmp_path: Path, capsys: Capture, rate: int, extra: tuple[str, ...], advice: str, code: int
+) -> None:
+    """Traffic as planned is kept, new adapters are reported, and a broken server asks for a new plan."""
+    lines = []
+    window = 100 if rate == 1 else 10
+    for k, name in enumerate(["a", "b", "c", "d"]):
+        gap = 1 / ((0.1 + 0.01 * k) * rate)
+        lines += [log_line(1e9 + gap * n, name) for n in range(int(3 * window / gap))]
+    lines += [log_line(1e9 + 10 * n, name) for n in range(30) for name in extra]
+    log, seen = tmp_path / "log.jsonl", tmp_path / "seen.csv"
+    log.write_text("\n".join(lines))
+    words = ["watch", plan_path, "--log", str(log), "--window", str(window), "--json", "-o", str(seen)]
+    assert run(words) == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["advice"] == advice
+    assert found["new_adapters"] == list(extra)
+    assert seen.read_text().count("\n") >= 5
+
+
+def test_watch_needs_a_source(plan_path: str, capsys: Capture) -> None:
+    """Without a server, a saved answer or a log there is nothing to watch."""
+    assert run(["watch", plan_path]) == 2
+    assert "--url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_the_shells_own(shell: str, capsys: Capture) -> None:
+    """Each script is accepted by its shell, where that is installed."""
+    assert run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "_PACKER_COMPLETE" in script
+    binary = shutil.which(shell)
+    if binary is not None:
+        subprocess.run([binary, "-n"], input=script, text=True, check=True, timeout=20)
+
+
+def test_completion_offers_commands_and_formats(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """What the shell asks for is answered: commands, options and their values."""
+    for words, wanted in (
+        ("packer ex", "export"),
+        ("packer export --for", "--format"),
+        ("packer export --format k", "k8s"),
+    ):
+        monkeypatch.setenv("_PACKER_COMPLETE", "fish_complete")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", words.split()[-1])
+        with pytest.raises(SystemExit):
+            run([])
+        assert wanted in capsys.readouterr().out

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer.adapter import Adapter
+from packer.errors import UnknownNameError, ValidationError
+from packer.plan import Plan
+from packer.solvers.changes import changed_plan
+
+Make = Callable[..., Plan]
+
+
+def test_rates_grow_everywhere(toy_plan: Make) -> None:
+    """A factor multiplies every rate and leaves the servers as they are."""
+    plan = toy_plan(["a", "b", "c"])
+    changed = changed_plan(plan, rate_factor=2.0)
+    assert changed.workload.rates.tolist() == [2 * rate for rate in plan.workload.rates.tolist()]
+    assert changed.bins == plan.bins
+
+
+def test_an_empty_server_is_left_out(toy_plan: Make) -> None:
+    """Servers that lose their last adapter disappear; the others keep their number."""
+    changed = changed_plan(toy_plan(["a", "b"]), remove=["a"])
+    assert changed.gpus == (1,)
+    assert changed.workload.names == ("b",)
+    assert changed.bins[0].adapters == (0,)
+
+
+def test_newcomers_go_where_least_is_asked(toy_plan: Make) -> None:
+    """A new adapter goes to the least loaded server whose slots are large enough; else it stays homeless."""
+    plan = toy_plan(["a", "b", "c"])  # a and c on GPU 0, b on GPU 1
+    changed = changed_plan(plan, add=[Adapter("new", 8, 0.1), Adapter("huge", 64, 0.1)])
+    assert [changed.workload.names[i] for i in changed.bins[1].adapters] == ["b", "new"]
+    assert changed.homeless == ("huge",)
+    assert [item.max_lora_rank for item in changed.bins] == [8, 8]
+
+
+def test_shares_stay_with_their_adapters(toy_plan: Make) -> None:
+    """Removing and adding around a replicated adapter keeps its shares, and a newcomer gets a whole one."""
+    plan = toy_plan(["hot", "b", "c"], replicated=True)
+    changed = changed_plan(plan, add=[Adapter("new", 8, 0.1)], remove=["b"])
+    for before, after in zip(plan.bins, changed.bins, strict=True):
+        assert before.shares is not None
+        assert after.shares is not None
+        assert after.shares[0] == before.shares[0]
+        assert set(after.shares[1:]) <= {1.0}
+
+
+def test_wrong_names_are_refused(toy_plan: Make) -> None:
+    """What isn't there can't go, what is there can't come, and something must be left."""
+    plan = toy_plan(["a", "b"])
+    with pytest.raises(UnknownNameError, match="'a'"):
+        changed_plan(plan, remove=["aa"])
+    with pytest.raises(ValidationError, match="already"):
+        changed_plan(plan, add=[Adapter("a", 8, 1.0)])
+    with pytest.raises(ValidationError, match="at least one"):
+        changed_plan(plan, remove=["a", "b"])
+    assert changed_plan(plan, add=[Adapter("a", 8, 1.0)], remove=["a"]).workload.names == ("b", "a")
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_adapter_has_its_whole_rate(toy_plan: Make, data: st.DataObject) -> None:
+    """Whatever changes, the shares of each adapter that has a server sum to 1."""
+    count = data.draw(st.integers(2, 9))
+    plan = toy_plan([f"a{k}" for k in range(count)], gpus=2, replicated=data.draw(st.booleans()))
+    remove = data.draw(st.sets(st.sampled_from(plan.workload.names), max_size=count - 1))
+    add = [Adapter(f"n{k}", 8, 0.1) for k in range(data.draw(st.integers(0, 4)))]
+    changed = changed_plan(plan, add=add, remove=remove)
+    total = dict.fromkeys(range(len(changed.workload)), 0.0)
+    for item in changed.bins:
+        for i, share in zip(item.adapters, item.shares or (1.0,) * len(item.adapters), strict=True):
+            total[i] += share
+    for i, name in enumerate(changed.workload.names):
+        # A replica goes with the server that only it was on.
+        assert total[i] == pytest.approx(1.0) or name in changed.homeless
