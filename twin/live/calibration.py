@@ -227,7 +227,15 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
         if outcome.load is None:
             continue
         if outcome.steps is not None:
-            observations.append(fit.from_steps(outcome.steps, slots.max_loras, slots.max_lora_rank))
+            observations.append(
+                fit.from_steps(
+                    outcome.steps,
+                    slots.max_loras,
+                    slots.max_lora_rank,
+                    max_num_seqs=launch.engine.max_num_seqs,
+                    waiting=fit.waiting_at(outcome.steps, outcome.load),
+                )
+            )
             logs.append(outcome.steps)
         else:
             observations.append(from_client(outcome))
@@ -255,12 +263,13 @@ def from_client(outcome: Outcome) -> fit.Observations:
         real = [a for a in names if a.name != BASE]
         context = float((load.input_tokens[load.done] + load.output_tokens[load.done] / 2).sum())
         ranks = float(sum(a.rank for a in real))
-        rows.append((n, 0.0, len(real), ranks, context, float(np.median(load.itl_ms)), len(load.itl_ms) / n))
+        gap_ms, steps = float(np.median(load.itl_ms)), len(load.itl_ms) / n
+        rows.append((n, 0.0, len(real), ranks, context, gap_ms, steps, 0.0, 0.0))
     elif load is not None and task.key.startswith("prefill-1-"):
         real = [a for a in task.workload.adapters if a.name != BASE]
         ranks = float(sum(a.rank for a in real))
         for i in load.done:
             ttft = float((load.first_s[i] - load.sent_s[i]) * 1e3)
-            rows.append((0.0, float(load.input_tokens[i]), len(real), ranks, 0.0, ttft, 1.0))
-    columns = np.array(rows, dtype=np.float64).T if rows else [empty] * 7
+            rows.append((0.0, float(load.input_tokens[i]), len(real), ranks, 0.0, ttft, 1.0, 0.0, 0.0))
+    columns = np.array(rows, dtype=np.float64).T if rows else [empty] * 9
     return fit.Observations(slots.max_loras, slots.max_lora_rank, *columns)

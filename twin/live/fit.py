@@ -14,6 +14,7 @@ from packer.profile import LatencySpec, LoadingSpec, MemorySpec, Profile
 from packer.twin.calibrate.step_law import Equations, residuals, solve
 from packer.twin.latency import linear_features
 from packer.twin.live.launch import Launch
+from packer.twin.live.results import LoadResult
 from packer.twin.live.step_log import Steps
 
 FloatArray = npt.NDArray[np.float64]
@@ -32,6 +33,7 @@ TERMS = (
 )
 SLOT_TERMS = ("per_slot_ms", "per_slot_token_ms")
 SLOT_RANK_TERMS = ("per_slot_rank_ms", "per_slot_rank_token_ms")
+WAITING_TERMS = ("per_waiting_scanned_ms", "per_waiting_ms")
 GRAPH_TERMS = ("beyond_graph_step_ms", "per_token_beyond_graph_ms")
 MIN_EQUATIONS = 12
 OUTLIER = 6.0
@@ -43,7 +45,8 @@ FOLDS = 5
 class Observations:
     """Mean step times of one server: batch states and what a step took; `count` steps went into each row.
 
-    All float64 (n,): decodes, prefill_tokens, adapters, sum_ranks, kv_tokens, step_ms, count.
+    All float64 (n,): decodes, prefill_tokens, adapters, sum_ranks, kv_tokens, step_ms, count, waiting requests
+    and how many of them the scheduler looks at and passes over.
     """
 
     max_loras: int
@@ -55,6 +58,8 @@ class Observations:
     kv_tokens: FloatArray
     step_ms: FloatArray
     count: FloatArray
+    waiting: FloatArray
+    scanned: FloatArray
 
     def equations(self, graph_max_tokens: int) -> Equations:
         """One equation a row, weighted by the root of its steps."""
@@ -66,21 +71,44 @@ class Observations:
             slots=float(self.max_loras),
             slot_rank=float(self.max_lora_rank),
             kv_tokens=self.kv_tokens,
-            waiting_scanned=0.0,
-            waiting=0.0,
+            waiting_scanned=self.scanned,
+            waiting=self.waiting,
             graph_max_tokens=graph_max_tokens,
         )
         return Equations(features, self.step_ms, np.sqrt(self.count))
 
 
-def from_steps(steps: Steps, max_loras: int, max_lora_rank: int) -> Observations:
+def waiting_at(steps: Steps, load: LoadResult) -> FloatArray:
+    """Requests that wait in each step, (n,): sent and not finished, less those in the batch.
+
+    The client and the worker share the machine's monotonic clock; the worker itself can't see the queue.
+    """
+    now = steps.start_s - load.started_monotonic_s
+    sent = np.sort(load.sent_s[np.isfinite(load.sent_s)])
+    finished = np.sort(load.finish_s[np.isfinite(load.finish_s)])
+    outstanding = np.searchsorted(sent, now) - np.searchsorted(finished, now)
+    return np.maximum(outstanding - steps.decodes - steps.prefills, 0.0)
+
+
+def from_steps(
+    steps: Steps,
+    max_loras: int,
+    max_lora_rank: int,
+    *,
+    max_num_seqs: int = 1 << 30,
+    waiting: FloatArray | None = None,
+) -> Observations:
     """Average a step log over like states: single steps are noisy, and relative weights favour short ones.
 
     The time of a step is from its start to the next one's, less loading of adapters, which has its own law.
+    With `waiting` (n,) requests, all are passed over where the slots, not the places, are what is full.
     """
+    waiting = np.zeros(len(steps)) if waiting is None else waiting
+    full = (steps.adapters >= max_loras) & (steps.decodes + steps.prefills < max_num_seqs)
+    scanned = np.where(full, waiting, 0.0)
     periods = steps.periods_ms() - steps.host_ms - steps.disk_ms
     keep = np.isfinite(periods) & (periods > 0)
-    steps, periods = steps.where(keep), periods[keep]
+    steps, periods, waiting, scanned = steps.where(keep), periods[keep], waiting[keep], scanned[keep]
     some = (steps.adapters > 0).astype(np.int64)
     kinds = np.column_stack(
         [_level(steps.decodes), _level(steps.prefill_tokens), _level(steps.adapters), some]
@@ -109,6 +137,8 @@ def from_steps(steps: Steps, max_loras: int, max_lora_rank: int) -> Observations
         mean(steps.kv_tokens),
         mean(clipped),
         count,
+        mean(waiting),
+        mean(scanned),
     )
 
 
@@ -142,7 +172,7 @@ def fit_step_law(
     for part in parts[1:]:
         equations = equations + part
     terms = _terms(observations, graph_max_tokens)
-    coefficients = {k: v for k, v in solve(equations, terms).items() if v > 0.0}
+    coefficients = {k: v for k, v in _unbiased(equations, terms).items() if v > 0.0}
     errors = {"step_time_cross_validated_percent": _cross_validated(equations, terms)}
     weights = equations.weights**2
     own = np.abs(residuals(equations, coefficients))
@@ -157,8 +187,24 @@ def _terms(observations: Sequence[Observations], graph_max_tokens: int) -> tuple
         terms += SLOT_TERMS
     if len({o.max_lora_rank for o in observations}) > 1:
         terms += SLOT_RANK_TERMS
+    if any(o.waiting.any() for o in observations):
+        terms += WAITING_TERMS
     tokens = max((float((o.decodes + o.prefill_tokens).max(initial=0.0)) for o in observations), default=0.0)
     return terms + GRAPH_TERMS if tokens > graph_max_tokens else terms
+
+
+def _unbiased(equations: Equations, terms: Sequence[str]) -> dict[str, float]:
+    """Relative least squares in which the law's own times are the scale, in three rounds.
+
+    With the measured times as the scale, a time that is short by chance would weigh more than a long one, and
+    the law would come out too fast by about the noise's squared coefficient of variation.
+    """
+    coefficients = solve(equations, terms)
+    for _ in range(2):
+        law_ms = equations.step_ms * (1.0 + residuals(equations, coefficients))
+        weights = equations.weights * equations.step_ms / np.maximum(law_ms, 1e-6)
+        coefficients = solve(Equations(equations.features, equations.step_ms, weights), terms)
+    return coefficients
 
 
 def _cross_validated(equations: Equations, terms: Sequence[str]) -> float:
@@ -169,7 +215,7 @@ def _cross_validated(equations: Equations, terms: Sequence[str]) -> float:
         out = fold == k
         kept = Equations(equations.features[~out], equations.step_ms[~out], equations.weights[~out])
         left = Equations(equations.features[out], equations.step_ms[out], equations.weights[out])
-        errors[out] = np.abs(residuals(left, solve(kept, terms)))
+        errors[out] = np.abs(residuals(left, _unbiased(kept, terms)))
     return float(100 * np.average(errors, weights=equations.weights**2))
 
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from packer.errors import FileFormatError, LiveError
+from packer.twin.latency import coefficient_vector, linear_features
 from packer.twin.live import fit
 from packer.twin.live.launch import Emulation, Launch
+from packer.twin.live.results import LoadResult
 from packer.twin.live.step_log import Steps, read_steps
 
 LAW = {"base_ms": 1.9, "per_decode_ms": 0.05, "per_prefill_token_ms": 0.02, "first_adapter_ms": 2.5}
@@ -75,10 +77,70 @@ def test_the_law_comes_back() -> None:
     assert errors["step_time_cross_validated_percent"] < 6.0
 
 
+def test_noise_does_not_make_the_law_faster() -> None:
+    """With single steps 30 % off either way, the law's mean time is that of the steps, within 1.5 %."""
+    steps = make_steps(8, n=6000, noise=0.3)
+    latency, _ = fit.fit_step_law([fit.from_steps(steps, 8, 8)], 512)
+    periods = steps.periods_ms()[:-1] - steps.host_ms[:-1]
+    features = linear_features(
+        decodes=steps.decodes[:-1],
+        prefill_tokens=steps.prefill_tokens[:-1],
+        adapters=steps.adapters[:-1],
+        sum_ranks=steps.sum_ranks[:-1],
+        slots=8.0,
+        slot_rank=8.0,
+        kv_tokens=steps.kv_tokens[:-1],
+        waiting_scanned=0.0,
+        waiting=0.0,
+        graph_max_tokens=512,
+    )
+    law_ms = features @ coefficient_vector(latency)[: features.shape[1]]
+    assert float(law_ms.mean()) == pytest.approx(float(periods.mean()), rel=0.015)
+
+
 def test_slot_terms_need_servers_that_differ() -> None:
     """One server can't tell what its slots cost, so those terms stay out."""
     latency, _ = fit.fit_step_law([fit.from_steps(make_steps(8), 8, 8)], 512)
     assert not set(latency.coefficients) & {*fit.SLOT_TERMS, *fit.SLOT_RANK_TERMS}
+
+
+def test_requests_passed_over_cost_time() -> None:
+    """A scheduler that spends 2 µs on each waiting request that finds no slot: the term comes back."""
+    steps = make_steps(8, noise=0.02)
+    waiting = np.where(np.arange(len(steps)) % 3 == 0, 0.0, 800.0)
+    slow = np.cumsum(np.concatenate([[0.0], (0.002 * waiting * (steps.adapters >= 8))[:-1]])) / 1e3
+    late = replace(steps, start_s=steps.start_s + slow)
+    seen = fit.from_steps(late, 8, 8, max_num_seqs=1000, waiting=waiting)
+    latency, _ = fit.fit_step_law([seen], 512)
+    assert latency.coefficients["per_waiting_scanned_ms"] == pytest.approx(0.002, rel=0.2)
+
+
+def test_waiting_requests_are_known_from_the_client() -> None:
+    """Sent, not finished and not in the batch: worked by hand on the client's clock."""
+    steps = make_steps(8, n=3)
+    steps = replace(
+        steps,
+        start_s=np.array([100.5, 101.5, 102.5]),
+        decodes=np.array([1.0, 1.0, 1.0]),
+        prefills=np.zeros(3),
+    )
+    none, ints = np.zeros(3), np.zeros(3, dtype=np.int64)
+    load = LoadResult(
+        none,
+        ints,
+        ints,
+        ints,
+        np.array([0.0, 0.1, 1.0]),
+        np.full(3, np.nan),
+        np.array([2.0, np.nan, np.nan]),
+        ints,
+        ints,
+        none,
+        ints,
+        duration_s=5.0,
+        started_monotonic_s=100.0,
+    )
+    assert fit.waiting_at(steps, load).tolist() == [1.0, 2.0, 1.0]
 
 
 def test_too_few_states_are_refused() -> None:
