@@ -1,4 +1,4 @@
-"""CSV and Parquet tables, read so that every complaint names file, row and column."""
+"""Tables, read so that every complaint names file, row and column."""
 
 from __future__ import annotations
 
@@ -129,23 +129,6 @@ def frame_rows(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[list[
         Row(os.fspath(path), number, dict(zip(names, cells, strict=True)))
         for number, cells in enumerate(frame.iter_rows(), start=1)
     )
-
-
-def read_parquet(data: bytes, path: str | os.PathLike[str]) -> pl.DataFrame:
-    """The table in the bytes of a Parquet file."""
-    import polars as pl
-
-    if len(data) < 12 or data[:4] != b"PAR1" or data[-4:] != b"PAR1":
-        raise FileFormatError("the Parquet file is damaged or cut short.", path=path)
-    try:
-        return pl.read_parquet(io.BytesIO(data))
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
-        raise FileFormatError(f"the Parquet file can't be read: {first_line(error)}.", path=path) from None
-    except BaseException as error:
-        # The reader's Rust code panics on some damaged files; its exception is not an Exception.
-        if type(error).__name__ == "PanicException":
-            raise FileFormatError("the Parquet file is damaged.", path=path) from None
-        raise
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 from packer.adapter import MAX_RANK, Adapter
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.io.files import decode, read_bytes, write_bytes
-from packer.io.tables import COMMENT, Row, check_columns, csv_rows, frame_rows, read_parquet
+from packer.io.parquet import read_parquet
+from packer.io.tables import COMMENT, Row, check_columns, csv_rows, frame_rows
 from packer.lengths import Lengths
 from packer.traces.columns import looks_like_trace
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
@@ -218,9 +219,10 @@ def _csv_text(workload: Workload) -> str:
 
     columns, rows = table_of(workload)
     text = io.StringIO()
-    hashes = any(name.startswith(COMMENT) for name in workload.names)  # in quotes they are no comments
+    # In quotes a # starts no comment and a carriage return ends no line.
+    special = any(name.startswith(COMMENT) or "\r" in name for name in workload.names)
     writer = csv.writer(
-        text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if hashes else csv.QUOTE_MINIMAL
+        text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if special else csv.QUOTE_MINIMAL
     )
     writer.writerow(columns)
     writer.writerows(rows)

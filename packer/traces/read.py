@@ -17,7 +17,8 @@ from packer.adapter import MAX_NAME_LENGTH, MAX_RANK
 from packer.errors import FileFormatError, ValidationError, shown
 from packer.io.documents import parse_json
 from packer.io.files import decode, read_bytes
-from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of, read_parquet
+from packer.io.parquet import read_parquet
+from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
 from packer.traces.columns import TraceFormat, recognise
 from packer.traces.trace import Trace
 

@@ -1,0 +1,50 @@
+"""Parquet files."""
+
+from __future__ import annotations
+
+import io
+
+import polars as pl
+import pytest
+
+from packer.errors import FileFormatError
+from packer.io import parquet
+
+
+def content() -> bytes:
+    data = io.BytesIO()
+    pl.DataFrame({"adapter": ["a", "b"], "rate": [0.5, None], "rank": [8, 16]}).write_parquet(data)
+    return data.getvalue()
+
+
+def test_a_good_file_comes_back() -> None:
+    """The table arrives whole, with types and nulls."""
+    frame = parquet.read_parquet(content(), "f.parquet")
+    assert frame.to_dict(as_series=False) == {"adapter": ["a", "b"], "rate": [0.5, None], "rank": [8, 16]}
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import os; os.abort()", "the Parquet file is damaged"),
+        ("import sys; sys.exit('thrift error')", "can't be read: thrift error"),
+        ("raise SystemExit('thread panicked at x')", "the Parquet file is damaged"),
+        ("import time; time.sleep(60)", "reasonable time"),
+    ],
+)
+def test_a_decoder_that_dies_is_an_input_error(
+    monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    """Whether the decoder aborts, complains, panics or hangs, the user gets one message and we live on."""
+    monkeypatch.setattr(parquet, "_DECODE", code)
+    monkeypatch.setattr(parquet, "TIME_LIMIT_S", 2.0)
+    with pytest.raises(FileFormatError, match=message):
+        parquet.read_parquet(content(), "f.parquet")
+
+
+def test_damage_in_the_footer_is_contained() -> None:
+    """A wrong footer, which the decoder can't survive or parse, is refused."""
+    data = bytearray(content())
+    data[-40:-8] = b"\xff" * 32
+    with pytest.raises(FileFormatError, match="Parquet file"):
+        parquet.read_parquet(bytes(data), "f.parquet")
