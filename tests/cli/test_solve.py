@@ -1,0 +1,288 @@
+"""`packer solve`, `evaluate`, `replan` and `compare` from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packer.bin import Bin, Evaluations
+from packer.cli import run
+from packer.cli.compare import split_names
+from packer.cli.interrupt import interruptible
+from packer.io.plans import read_plan
+from packer.io.profiles import write_profile
+from packer.plan import Status
+from packer.profile import Profile
+from packer.solvers.judges import load_judge
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.workload import Workload
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with a wide page and a judge that takes no time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def analytic(predictor: Any, profiles: Sequence[Profile], seed: int) -> Any:
+        return AnalyticPredictor() if predictor == "twin" else load_judge(predictor, profiles, seed)
+
+    monkeypatch.setattr("packer.solvers.judges.load_judge", analytic)
+    monkeypatch.setattr("packer.solvers.evaluate.load_judge", analytic)
+    write_profile(small_profile(), "small.toml")
+    return tmp_path
+
+
+def fleet(name: str = "fleet.csv", n: int = 60, rate: float = 0.3) -> str:
+    """A workload file."""
+    rows = [f"a{i},{8 if i % 3 else 32},{rate}" for i in range(n)]
+    Path(name).write_text("\n".join(["adapter,rank,rate", *rows]) + "\n")
+    return name
+
+
+def packer(*words: str) -> int:
+    """Run the command line with the small profile, without the twin's verdict."""
+    server = [] if words[0] in ("evaluate", "replan") else ["--profile", "small.toml"]
+    quick = ["--no-verify"] if words[0] in ("solve", "replan") else []
+    return run([*words, *server, *quick])
+
+
+def test_a_plan_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has a row per GPU with slots, loads, latencies and headroom, then totals and status."""
+    assert packer("solve", fleet()) == 0
+    out = capsys.readouterr()
+    plan = read_plan("plan.json")
+    assert plan.status is not Status.INFEASIBLE
+    for words in ("max_loras", "max_lora_rank", "TTFT ms", "ITL ms", "headroom", "× r32", "lower bound"):
+        assert words in out.out
+    assert f"60 of 60 adapters on {plan.n_gpus} GPUs" in out.out
+    assert "wrote plan.json" in out.err
+    room = plan.details["headroom"]
+    assert isinstance(room, list)
+    assert len(room) == plan.n_gpus
+
+
+def test_the_second_run_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """An existing plan is not overwritten unasked: exit code 2 and the way out; --force and -o work."""
+    assert packer("solve", fleet()) == 0
+    before = Path("plan.json").read_bytes()
+    capsys.readouterr()
+    assert packer("solve", "fleet.csv") == 2
+    assert "plan.json: the file exists; --force overwrites it" in capsys.readouterr().err
+    assert Path("plan.json").read_bytes() == before
+    assert packer("solve", "fleet.csv", "--force") == 0
+    assert packer("solve", "fleet.csv", "-o", "other.json") == 0
+
+
+def test_json_goes_to_standard_output_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json the plan is printed as in its file, and no file is written unless named."""
+    assert packer("solve", fleet(), "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["n_gpus"] == len(data["gpus"])
+    assert not Path("plan.json").exists()
+
+
+def test_same_seed_same_bytes() -> None:
+    """Two runs write the same file but for the run time."""
+    for name in ("a.json", "b.json"):
+        assert packer("solve", fleet(), "-q", "-o", name) == 0
+    one, other = (json.loads(Path(name).read_text()) for name in ("a.json", "b.json"))
+    del one["runtime_s"], other["runtime_s"]
+    assert one == other
+
+
+def test_infeasible_is_exit_code_3_with_names_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """More load than --gpus allows: exit code 3, which adapters, what would help; no plan.json is left."""
+    assert packer("solve", fleet(), "--gpus", "1") == 3
+    out = capsys.readouterr().out
+    assert "infeasible" in out
+    assert "can't hold adapters 'a" in out
+    assert "What would help: --gpus" in out
+    assert not Path("plan.json").exists()
+    assert packer("solve", "fleet.csv", "--gpus", "1", "-o", "part.json") == 3
+    assert read_plan("part.json").unplaced
+
+
+def test_a_hot_adapter_is_named_and_split_if_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    """An adapter that starves an empty GPU alone is named; --max-replicas splits it."""
+    Path("hot.csv").write_text("adapter,rank,rate\nhot,8,20\ncool,8,0.1\n")
+    assert packer("solve", "hot.csv") == 3
+    assert "'hot'" in capsys.readouterr().out
+    assert packer("solve", "hot.csv", "--max-replicas", "8") == 0
+    assert "(1 shared)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--objective", "gpu"], "Did you mean 'gpus'"),
+        (["--solver", "gredy"], "Did you mean 'greedy'"),
+        (["--predictor", "twinn"], "Unknown predictor"),
+        (["--gpus", "0"], "--gpus"),
+        (["--objective", "latency"], "--gpus"),
+        (["--objective", "latency", "--gpus", "2"], "take the solver spread"),
+        (["--objective", "slo"], "at least one limit"),
+        (["--margin", "0.1", "--confidence", "0.9"], "both"),
+        (["-o", "no/such/dir/plan.json"], "no directory"),
+        (["--time-limit", "0"], "--time-limit"),
+    ],
+)
+def test_wrong_choices_are_one_line_and_exit_code_2(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong or unfit choices: exit code 2, a message with the rule, nothing written."""
+    assert packer("solve", fleet(), *words) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert "Traceback" not in err
+    assert not Path("plan.json").exists()
+
+
+class Interrupting(AnalyticPredictor):
+    """Presses Ctrl-C when first asked."""
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Judge, after SIGINT."""
+        if not PRESSED:
+            PRESSED.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().evaluate(workload, bins)
+
+
+PRESSED: list[bool] = []
+
+
+def test_ctrl_c_saves_the_best_plan_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C in the middle: a whole, valid plan is saved, and the exit code is 130."""
+    PRESSED.clear()
+    monkeypatch.setattr("packer.solvers.judges.load_judge", lambda *_: Interrupting())
+    assert packer("solve", fleet()) == 130
+    plan = read_plan("plan.json")
+    assert plan.details["interrupted"] is True
+    assert plan.unplaced == ()
+    assert plan.evaluations.feasible.all()
+    assert "best plan so far" in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_aborts() -> None:
+    """The first Ctrl-C asks, the second one raises; afterwards Ctrl-C is what it was."""
+    before = signal.getsignal(signal.SIGINT)
+    answers: list[bool] = []
+
+    def press_twice() -> None:
+        with interruptible() as stop:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                threading.Event().wait(0.2)
+                answers.append(stop())
+
+    with pytest.raises(KeyboardInterrupt):
+        press_twice()
+    assert answers == [True]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_evaluate_judges_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """At the plan's load every GPU holds; with three times the load it says which ones don't, exit code 3."""
+    assert packer("solve", fleet(), "-q") == 0
+    assert packer("evaluate", "plan.json") == 0
+    assert "serve their load" in capsys.readouterr().out
+    assert packer("evaluate", "plan.json", "--rate-factor", "3", "-o", "hot.json") == 3
+    assert "starved" in capsys.readouterr().out
+    assert read_plan("hot.json").status is Status.INFEASIBLE
+
+
+def test_evaluate_refuses_a_duration_without_the_twin(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only a simulation has a duration."""
+    assert packer("solve", fleet(), "-q") == 0
+    assert packer("evaluate", "plan.json", "--duration", "60") == 2
+    assert "needs the predictor 'twin'" in capsys.readouterr().err
+
+
+def test_replan_follows_the_new_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    """A changed fleet: who moves, who is new and who is gone is said, and the plan is written."""
+    assert packer("solve", fleet(), "-q") == 0
+    text = Path("fleet.csv").read_text().splitlines()
+    Path("new.csv").write_text("\n".join([*text[:-5], "extra,8,0.1"]) + "\n")
+    assert packer("replan", "plan.json", "new.csv") == 0
+    out = capsys.readouterr().out
+    assert "0 adapters move, 1 are new, 5 are gone" in out
+    new = read_plan("replan.json")
+    assert new.objective == "moves"
+    assert new.objective_value[1] == 0.0
+
+
+def test_compare_shows_every_outcome(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every combination has its row, failing ones with what is wrong; rows and plot are written."""
+    monkeypatch.setattr("packer.solvers.compare.TwinPredictor", lambda seed: AnalyticPredictor())
+    names = ["--solvers", "greedy,maxbase,spread", "--objectives", "gpus,latency"]
+    assert packer("compare", fleet(), *names, "-o", "rows.csv", "--plot", "plot.svg") == 0
+    out = capsys.readouterr().out
+    assert "starved" in out
+    assert "refused" in out
+    rows = list(csv.DictReader(Path("rows.csv").read_text().splitlines()))
+    outcomes = {(row["solver"], row["objective"]): row["outcome"] for row in rows}
+    assert len(outcomes) == 6
+    assert outcomes["greedy", "gpus"] == "ok"
+    assert outcomes["maxbase", "gpus"].startswith("starved on")
+    assert outcomes["greedy", "latency"].startswith("refused: ")
+    assert outcomes["spread", "latency"] == "ok"
+    assert Path("plot.svg").read_text().startswith("<?xml")
+
+
+def test_compare_sweeps_over_sizes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --sweep adapters=… there is a row for each size, and the plot has curves."""
+    monkeypatch.setattr("packer.solvers.compare.TwinPredictor", lambda seed: AnalyticPredictor())
+    sweep = ["--sweep", "adapters=20:80:20", "--solvers", "greedy,greedy-paper"]
+    assert packer("compare", fleet(), *sweep, "--json", "--plot", "plot.html") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["adapters"] for row in rows] == [n for n in (20, 40, 60, 80) for _ in range(2)]
+    gpus = {(row["solver"], row["adapters"]): row["gpus"] for row in rows}
+    assert all(gpus["greedy", n] <= gpus["greedy-paper", n] for n in (20, 40, 60, 80))
+    assert "greedy-paper" in Path("plot.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--sweep", "rates=1,2"],
+        ["--sweep", "adapters=0"],
+        ["--solvers", "greedy,nobody"],
+        ["--objectives", "gpus:x=1"],
+        ["-o", "rows.txt"],
+        ["--plot", "plot.gif"],
+        ["--judge", "vllm"],
+    ],
+)
+def test_compare_refuses_what_it_can_not_do(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong options are refused before anything runs, with exit code 2."""
+    assert packer("compare", fleet(), *words) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpus", ["gpus"]),
+        ("gpus,cost", ["gpus", "cost"]),
+        ("slo:mean_ttft_ms=5,p99_itl_ms=6,gpus", ["slo:mean_ttft_ms=5,p99_itl_ms=6", "gpus"]),
+        ("gpus,,slo:mean_itl_ms=1", ["gpus", "slo:mean_itl_ms=1"]),
+    ],
+)
+def test_parameters_stay_with_their_objective(text: str, names: list[str]) -> None:
+    """A list of objectives with parameters is split where a new name starts."""
+    assert split_names(text) == names
