@@ -23,7 +23,7 @@ from packer.traces.read import read_trace
 from packer.twin.model_config import read_model_config
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-SLOW_FUZZ = settings(FUZZ, max_examples=6)  # every Parquet file costs a process
+SLOW_FUZZ = settings(FUZZ, max_examples=4)  # every Parquet file costs a process
 
 
 def parquet(**columns: Any) -> bytes:
