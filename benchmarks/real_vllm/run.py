@@ -39,6 +39,8 @@ RESULTS = Path(__file__).parent / "results"
 GRID = Grid(((8, 16), (16, 32), (8, 64)))
 REPEATS = 2
 SOLVERS = ("greedy", "greedy-paper", "dlora", "maxbase", "random")
+SPREADING = ("dlora", "random")
+"""These spread over a given number of servers."""
 PLAN_CASE = Case("two-bins", 40, (8, 16, 32), 16, 32, 1.35)
 STARTED = time.monotonic()
 
@@ -201,7 +203,7 @@ def run_plans(launch: Launch, place: Place) -> None:
     workload = fleet(PLAN_CASE, round(PLAN_CASE.share * largest_rate(PLAN_CASE, profile), 2))
     plans = {}
     for solver in SOLVERS:
-        objective, gpus = ("latency", 2) if solver in ("dlora", "random", "maxbase") else ("gpus", None)
+        objective, gpus = ("latency", 2) if solver in SPREADING else ("gpus", None)
         try:
             plans[solver] = packer.solve(workload, profile, objective=objective, solver=solver, max_gpus=gpus)
         except packer.PackerError as error:
