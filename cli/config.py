@@ -48,14 +48,16 @@ def _read(path: Path, _changed: float) -> Mapping[str, Any]:
     from packer.io.files import read_text
 
     try:
-        data = tomllib.loads(read_text(path)) if path.stat().st_size else {}
+        empty = path.is_file() and path.stat().st_size == 0
+        data: Any = {} if empty else tomllib.loads(read_text(path))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise FileFormatError(f"not TOML: {error}.", path=path) from None
     if path.name == "pyproject.toml":
-        data = data.get("tool", {}).get("packer", {})
+        tool = data.get("tool", {})
+        data = tool.get("packer", {}) if isinstance(tool, dict) else tool
         if not isinstance(data, dict):
             raise FileFormatError("expected tool.packer to be a table.", path=path)
-    return data
+    return dict(data)
 
 
 def config() -> tuple[Path, Mapping[str, Any]] | None:
