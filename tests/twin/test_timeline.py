@@ -1,0 +1,106 @@
+"""Frames of a simulation: what each bin and each adapter saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.lengths import Lengths
+from packer.profile import LatencySpec, Profile
+from packer.twin.simulate import Simulation, simulate
+from packer.workload import Workload
+
+MakeProfile = Callable[..., Profile]
+
+
+@pytest.fixture(scope="module")
+def busy(make_profile: MakeProfile) -> Simulation:
+    """A server that queues and preempts for a hundred seconds and a half."""
+    fleet = Workload(
+        [Adapter(f"a{i}", 8, 0.5 + 0.1 * i) for i in range(6)], Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0)
+    )
+    profile = make_profile(
+        kv_budget_bytes=900.0, latency=LatencySpec("linear", {"base_ms": 20.0, "per_decode_ms": 1.0})
+    )
+    return simulate(fleet, profile, max_loras=3, duration_s=100.5, timeline_bin_s=10.0)
+
+
+def test_one_request_by_hand(make_profile: MakeProfile) -> None:
+    """A request of 40 + 101 tokens from 0.5 s fills its bins as its steps do."""
+    one = np.array([0])
+    trace = RequestTrace(np.array([0.5]), one, np.array([40]), np.array([101]))
+    workload = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
+    sim = simulate(
+        workload, make_profile(kv_budget_bytes=1600.0), max_loras=1, duration_s=2.5, timeline_bin_s=1.0
+    )
+    table = sim.timeline
+    assert table["time_s"].to_list() == [1.0, 2.0, 3.0]
+    assert table["running"].to_list() == pytest.approx([0.5, 0.51, 0.0], abs=0.011)
+    assert table["prefill_tokens"].to_list() == [40, 0, 0]
+    assert table["decode_tokens"].sum() == 100
+    assert table["decode_tokens"].to_list() == pytest.approx([49, 51, 0], abs=1)
+    # 40 to 140 tokens are 3 to 9 of the 100 blocks
+    assert sim.mean_kv_usage * 2.5 == pytest.approx(1.01 * (40 + 140) / 2 / 1600, rel=0.1)
+
+
+def test_bins_cover_the_run(busy: Simulation) -> None:
+    """There is one row for each started bin, the last one short."""
+    assert busy.timeline["time_s"].to_list() == [10.0 * (k + 1) for k in range(11)]
+
+
+def test_means_agree_with_the_timeline(busy: Simulation) -> None:
+    """Time-weighted means over the bins are those of the whole run."""
+    table = busy.timeline
+    width = np.array([10.0] * 10 + [0.5])
+    for column, mean in (("running", busy.mean_running), ("waiting", busy.mean_waiting)):
+        assert (table[column].to_numpy() * width).sum() / 100.5 == pytest.approx(mean, rel=0.01)
+    assert busy.mean_running > 1
+    assert busy.mean_waiting > 1
+
+
+def test_little_law(busy: Simulation) -> None:
+    """Requests in the server on average = those sent per second × their mean stay in it."""
+    raw = busy.raw
+    assert raw is not None
+    left = np.where(raw.finished, raw.finish_s, busy.duration_s)
+    stay_s = (left - raw.requests.time_s).sum()
+    assert busy.mean_running + busy.mean_waiting == pytest.approx(stay_s / busy.duration_s, rel=0.01)
+
+
+def test_preemptions_are_all_in_the_timeline(busy: Simulation) -> None:
+    """The timeline's preemptions add up to the simulation's."""
+    assert busy.timeline["preemptions"].sum() == busy.preemptions > 0
+
+
+def test_adapters_add_up_to_the_server(busy: Simulation) -> None:
+    """Counts and throughputs per adapter sum up to the server's, and their means weigh up to its mean."""
+    frame = busy.per_adapter
+    assert frame["adapter"].to_list() == [f"a{i}" for i in range(6)]
+    assert frame["sent"].sum() == busy.sent
+    assert frame["completed"].sum() == busy.completed
+    assert frame["total_token_throughput"].sum() == pytest.approx(busy.total_token_throughput)
+    weighted = (frame["mean_ttft_ms"] * frame["completed"]).sum() / busy.completed
+    assert weighted == pytest.approx(busy.mean_ttft_ms)
+
+
+def test_adapter_without_requests_has_no_latency(make_profile: MakeProfile) -> None:
+    """An adapter for which nothing completed has nulls, not zeros."""
+    fleet = Workload([Adapter("busy", 8, 2.0), Adapter("silent", 8, 1e-9)])
+    frame = simulate(fleet, make_profile(), max_loras=2, duration_s=60.0).per_adapter
+    assert frame["mean_ttft_ms"].is_null().to_list() == [False, True]
+    assert frame["completed"][1] == 0
+
+
+def test_refused_requests_belong_to_adapters(make_profile: MakeProfile) -> None:
+    """Refused Poisson requests are spread over the adapters by their rates, every one of them."""
+    fleet = Workload([Adapter("often", 8, 90.0), Adapter("seldom", 8, 10.0)])
+    sim = simulate(fleet, make_profile(), max_loras=2, duration_s=60.0, max_outstanding=20)
+    sent = sim.per_adapter["sent"].to_numpy()
+    assert sim.refused > 3000
+    assert sent.sum() == sim.sent
+    assert sent[0] / sent[1] == pytest.approx(9.0, rel=0.2)
+    assert sim.sent_tokens == pytest.approx(60 * fleet.offered_tok_s, rel=0.1)
