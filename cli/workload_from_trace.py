@@ -99,16 +99,19 @@ def from_trace(
 
 
 def _command(trace_path: str, output: str) -> str:
-    """The command that makes the file, with every option that isn't the default and no directories."""
+    """The command that makes the file, with every option that was given (here or in packer.toml)."""
     from pathlib import Path
+
+    from click.core import ParameterSource
 
     words = ["packer workload from-trace", Path(trace_path).name]
     context = click.get_current_context()
     for option in context.command.params:
-        value = context.params.get(option.name or "")
-        if not isinstance(option, click.Option) or option.name in ("notes", "output", "force", "quiet"):
+        name = option.name or ""
+        unasked = context.get_parameter_source(name) is ParameterSource.DEFAULT
+        if unasked or not isinstance(option, click.Option) or name in ("notes", "output", "force", "quiet"):
             continue
-        if value != option.get_default(context):
-            text = ",".join(f"{item:g}" for item in value) if isinstance(value, tuple) else str(value)
-            words.append(option.opts[-1] if option.is_flag else f"{option.opts[-1]} {text}")
+        value = context.params[name]
+        text = ",".join(f"{item:g}" for item in value) if isinstance(value, tuple) else str(value)
+        words.append(option.opts[-1] if option.is_flag else f"{option.opts[-1]} {text}")
     return " ".join([*words, "-o", Path(output).name])

@@ -44,7 +44,7 @@ FORMATS = (
         "input_length",
         "output_length",
         unit_s=1e-3,
-        ignored=("hash_ids", "session_id", "chat_id", "parent_chat_id", "type", "turn"),
+        ignored=("hash_ids",),
     ),
     # BurstGPT's Model is a base model, not an adapter.
     TraceFormat(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from packer.cli import run
-from packer.io.profiles import load_profile, parse_profile
+from packer.io.profiles import load_profile, parse_profile, write_profile
 from packer.io.workloads import read_workload
+from packer.profile import Profile
 
 Capture = pytest.CaptureFixture[str]
 
@@ -126,3 +127,20 @@ def test_an_estimate_that_would_not_start_says_so(root: Path, tmp_path: Path, ca
     words = ["profiles", "estimate", "--model", str(config), "--gpu", "l4", "-o", str(tmp_path / "l4.toml")]
     assert run(words) == 0
     assert "would not start with max_model_len 131072: set --max-model-len" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["solve --no-verify", "memory --max-loras 8 --max-lora-rank 8", "simulate --max-loras 8"]
+)
+def test_whoever_uses_an_estimate_says_so(
+    command: str, toy_profile: Profile, tmp_path: Path, capsys: Capture
+) -> None:
+    """A result that rests on an estimated profile says so, also where tables are not printed."""
+    write_profile(toy_profile, tmp_path / "toy.toml")
+    (tmp_path / "f.csv").write_text("adapter,rank,rate\na,8,0.1\n")
+    name, *options = command.split()
+    files = [] if name == "memory" else [str(tmp_path / "f.csv")]
+    assert run([name, *files, *options, "--profile", str(tmp_path / "toy.toml"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "toy (estimated, not calibrated)" in err
+    json.loads(out)
