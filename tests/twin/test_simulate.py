@@ -217,7 +217,7 @@ def test_same_seed_same_bytes(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_more_slots_never_lose_requests(make_profile: MakeProfile, seed: int) -> None:
-    """As long as slots cost nothing, more of them complete at least as many requests, but for single steps."""
+    """If slots cost nothing, more of them complete at least as many requests, but for single steps."""
     slow = make_profile(latency=LatencySpec("linear", {"base_ms": 40.0}))
     done = []
     for slots in (1, 2, 4, 8, 16):
@@ -248,7 +248,7 @@ def test_overloaded_server_starves(make_profile: MakeProfile) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_bursts_queue_longer_than_poisson(make_profile: MakeProfile, seed: int) -> None:
-    """At the same mean rates, unpredictable arrivals wait longer than Poisson ones, on a server near its limit."""
+    """On a server near its limit unpredictable arrivals wait longer than Poisson ones of the same rates."""
     law = LatencySpec("linear", {"base_ms": 10.0, "per_decode_ms": 1.0, "per_prefill_token_ms": 0.4})
     mean_ttft = {}
     for kind in ("poisson", "unpredictable"):
@@ -279,7 +279,7 @@ def test_unified_memory_trades_adapters_for_blocks(make_profile: MakeProfile) ->
 
 
 def test_memory_error_serves_nothing(make_profile: MakeProfile) -> None:
-    """A server that does not start is a result: starved, nothing sent, latencies NaN, frames empty or null."""
+    """A server that does not start is a result: starved, nothing sent, latencies NaN, no frames."""
     sim = simulate(_fleet(2, 1.0), make_profile(slot_bytes_per_rank=1e6), max_loras=2, duration_s=60.0)
     assert (sim.status, sim.starved, sim.sent, sim.completed) == ("memory_error", True, 0, 0)
     assert math.isnan(sim.mean_ttft_ms)
