@@ -85,6 +85,9 @@ def predict(
                 f"The predictor {judge.name!r} simulates: it has no rules or features to explain."
             )
         lines, facts["explanation"] = _explanation(learned, fleet, server, found)
+    if isinstance(judge, AutoPredictor):
+        lines.append(judge.summary())
+        facts |= {"questions": judge.questions, "asked_twin": judge.asked_twin}
     if as_json:
         print_json(facts)
         return

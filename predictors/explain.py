@@ -41,9 +41,10 @@ def influences(predictor: LearnedPredictor, features: FloatArray, kv_tokens: flo
     questions = np.repeat(features[None, :], len(features) + 1, axis=0)
     diagonal = np.arange(len(features))
     questions[diagonal + 1, diagonal] = typical
-    found = predictor.evaluate_features(questions, np.full(len(questions), kv_tokens))
-    chance = found.starvation_probability
-    share = found.total_token_throughput / np.maximum(found.offered_tok_s, 1e-12)
+    found = predictor.evaluate_features(
+        questions, np.full(len(questions), kv_tokens), np.ones(len(questions))
+    )
+    chance, share = found.starvation_probability, found.total_token_throughput
     rows = [
         Influence(
             feature.name,

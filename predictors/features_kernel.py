@@ -1,4 +1,4 @@
-"""Features of many bins at once, compiled by Numba; `tests/predictors/naive_features.py` is the slow oracle.
+"""Features of many bins at once, compiled by Numba; `tests/predictors/naive.py` is the slow oracle.
 
 Numba notices changes of this file only: after one of physics.py or packer.twin.kernel_law clear its cache.
 """
@@ -80,15 +80,16 @@ def group(
 @njit(**FLAGS)
 def fill(
     indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
-    kv_tokens: FloatArray, fleet: FloatArray, law: FloatArray, paper: bool, engine: FloatArray, out: FloatArray,
+    kv_tokens: FloatArray, fleet: FloatArray, law: FloatArray, paper: bool, engine: FloatArray,
+    out: FloatArray,
 ) -> None:  # fmt: skip
     """Write the features (`packer.predictors.features.FEATURES`) of each bin into `out` float64 (n, F).
 
-    Arrays: indptr int64 (n + 1,), index int64 and share float64 (nnz,): the adapters of each bin and the part
-    of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,); fleet float64 (m, 7): rank, rate,
-    and E[I], E[O], E[I²], E[O²], E[I·O] of the lengths; law: coefficients of the step law; engine float64
-    (7,): graph_max_tokens, max_num_batched_tokens, max_num_seqs, block_size, max_cpu_loras, ms to load an
-    adapter from host, from disk.
+    Arrays: indptr int64 (n + 1,), index int64 and share float64 (nnz,): the adapters of each bin and the
+    part of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,); fleet float64 (m, 7): rank,
+    rate, and E[I], E[O], E[I²], E[O²], E[I·O] of the lengths; law: coefficients of the step law; engine
+    float64 (7,): graph_max_tokens, max_num_batched_tokens, max_num_seqs, block_size, max_cpu_loras, ms to
+    load an adapter from host, from disk.
     """
     by_load = np.zeros((MAX_GROUPS, 4))
     groups = np.zeros((5, MAX_GROUPS))

@@ -24,6 +24,7 @@ DURATION_S = 3600.0
 SCREENING_S = 900.0
 MIN_REQUESTS = 1500
 MAX_REQUESTS = 300_000
+HARD_LIMIT = 3_300_000
 LONGEST_S = 1e5
 CLEARLY_SERVED = 0.93
 FEW_WAITING = 2.0
@@ -116,12 +117,13 @@ def judge(
     A short run settles servers that serve nearly everything without a queue, and hopelessly overloaded ones
     whose pace is steady; all others get the whole `DURATION_S`, and those near the edge of starvation
     `edge_seeds` runs. Servers with few requests are simulated
-    for longer, so that chance does not starve them; hopeless ones with hundreds of requests a second for less
-    (at least `SCREENING_S`). Arrivals that change over time, and replayed traces, are always simulated whole.
+    for longer, so that chance does not starve them; those with hundreds of requests a second for less, so
+    that there are at most about `MAX_REQUESTS` in `SCREENING_S` or more, and never more than `HARD_LIMIT`. Arrivals that change over time, and replayed traces, are always simulated whole.
     """
     rate, kind = workload.rate, workload.arrivals.kind
     enough_s = min(MIN_REQUESTS / rate, LONGEST_S)
     whole_s = max(SCREENING_S, min(max(DURATION_S, enough_s), MAX_REQUESTS / rate))
+    whole_s = min(whole_s, HARD_LIMIT / rate)
     if workload.arrivals.trace is not None:
         times = workload.arrivals.trace.time_s
         whole_s = min(DURATION_S, float(times[-1]) + 1.0) if len(times) else DURATION_S

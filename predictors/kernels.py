@@ -1,9 +1,9 @@
 """Walk flattened trees, and the kernel machines' sums, compiled by Numba.
 
-A tree is a run of nodes: `feature`, `threshold`, `left`; the right child follows the left one. A leaf points at
-itself and tests the column behind the last feature, which holds −∞, so that it is never left; its `threshold` is
-its value. Thus every row takes the same number of steps through a tree, without a branch.
-`tests/predictors/naive_trees.py` is the slow oracle.
+A tree is a run of nodes: `feature`, `threshold`, `left`; the right child follows the left one. A leaf points
+at itself and tests the column behind the last feature, which holds −∞, so that it is never left; its
+`threshold` is its value. Thus every row takes the same number of steps through a tree, without a branch.
+`tests/predictors/naive.py` is the slow oracle.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def walk_one(
     x: Float32Array, feature: IntArray, threshold: Float32Array, left: IntArray, roots: IntArray,
     depths: IntArray, first: int, last: int,
 ) -> float:  # fmt: skip
-    """Sum of the leaves of the trees first … last − 1 for one question x float32 (F + 1,), whose last is −∞."""
+    """Sum of the leaves of the trees first … last − 1 for one question x float32 (F + 1,), its last −∞."""
     total = 0.0
     t = first
     while t + 4 <= last:  # four at a time: their memory accesses overlap
@@ -63,13 +63,16 @@ def walk_one(
             b = left[b] + (x[feature[b]] > threshold[b])
             c = left[c] + (x[feature[c]] > threshold[c])
             d = left[d] + (x[feature[d]] > threshold[d])
-        total += float(threshold[a]) + float(threshold[b]) + float(threshold[c]) + float(threshold[d])
+        total += threshold[a]
+        total += threshold[b]
+        total += threshold[c]
+        total += threshold[d]
         t += 4
     while t < last:
         a = roots[t]
         for _ in range(depths[t]):
             a = left[a] + (x[feature[a]] > threshold[a])
-        total += float(threshold[a])
+        total += threshold[a]
         t += 1
     return total
 
@@ -89,7 +92,7 @@ def leaf_of(
 def rbf_rows(
     x: Float32Array, vectors: Float32Array, weights: Float32Array, gamma: float, out: FloatArray
 ) -> None:
-    """Add Σ weights·exp(−gamma·|x − vector|²) to `out` float64 (n,). x (n, F), vectors (m, F), weights (m,)."""
+    """Add Σ weights·exp(−gamma·|x − vector|²) to `out` (n,); x (n, F), vectors (m, F), weights (m,)."""
     for i in range(x.shape[0]):
         total = 0.0
         for j in range(vectors.shape[0]):
@@ -105,8 +108,8 @@ def rbf_rows(
 def neighbour_rows(
     x: Float32Array, points: Float32Array, values: Float32Array, k: int, out: FloatArray
 ) -> None:
-    """Write into `out` float64 (n, T) the mean of `values` (m, T) over the k nearest `points` (m, F), weighted
-    by 1 / distance.
+    """Write into `out` (n, T) the mean of `values` (m, T) over the k nearest `points` (m, F), weighted by
+    1 / distance.
     """
     best = np.empty(k)
     owner = np.empty(k, dtype=np.int64)

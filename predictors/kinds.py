@@ -39,7 +39,7 @@ class Kind(Protocol):
         ...
 
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
-        """Arrays of the fitted estimators by output; absent outputs stay empty. x: what they were fitted on."""
+        """Arrays of the fitted estimators by output, absent ones empty; x: what they were fitted on."""
         ...
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from packer.bin import Bin, Evaluations
 from packer.errors import ModelError
 from packer.predictors.families import family_of
-from packer.predictors.features import NAMES, BinTable, FeatureExtractor
+from packer.predictors.features import BinTable, FeatureExtractor
 from packer.predictors.shipped import shipped_model
 from packer.predictors.store import Model, read_model
 from packer.predictors.targets import OUTPUTS, STARVED, decoded, probability
@@ -80,22 +80,24 @@ class LearnedPredictor:
         extractor = self._extractor(workload)
         kv_tokens = extractor.kv_cache_tokens(table)
         features = extractor.matrix(table, kv_tokens)
-        return self.evaluate_features(features, kv_tokens)
+        loads = workload.offered_tok_s_by_adapter[table.index] * table.share
+        return self.evaluate_features(features, kv_tokens, np.add.reduceat(loads, table.indptr[:-1]))
 
-    def evaluate_features(self, features: FloatArray, kv_tokens: FloatArray) -> Evaluations:
-        """Judge bins by their features, float64 (n, F)."""
+    def evaluate_features(
+        self, features: FloatArray, kv_tokens: FloatArray, offered_tok_s: FloatArray
+    ) -> Evaluations:
+        """Judge bins by their features, float64 (n, F), KV capacity and offered load, (n,)."""
         outputs = self.outputs(features, OUTPUTS)
         figures = decoded(outputs, features)
         chance = probability(outputs[STARVED], *self.model.header["calibration"])
         failed = kv_tokens < self.profile.memory.min_kv_tokens
-        offered = features[:, NAMES.index("offered")].copy()
 
         def latency(name: str) -> FloatArray:
             return np.where(failed, np.nan, figures[name])
 
         return Evaluations(
-            offered_tok_s=offered,
-            total_token_throughput=np.where(failed, 0.0, figures["served_share"] * offered),
+            offered_tok_s=offered_tok_s,
+            total_token_throughput=np.where(failed, 0.0, figures["served_share"] * offered_tok_s),
             starved=failed | (chance >= 0.5),
             memory_error=failed,
             mean_ttft_ms=latency("mean_ttft_ms"),

@@ -1,7 +1,7 @@
 """Which servers a dataset asks about: the paper's grid, and what it leaves out.
 
-Every scenario is a function of (seed, index) and the profile alone, so that any part of a dataset can be built
-anywhere, in any order, again and again.
+Every scenario is a function of (seed, index) and the profile alone, so that any part of a dataset can be
+built anywhere, in any order, again and again.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _from_grid(index: int, rng: np.random.Generator) -> Scenario:
 
 
 def _space_filling(index: int, seed: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """A point of the unit cube: a Kronecker sequence (R_d, Roberts 2018) with a seeded shift, plus a redraw."""
+    """A point of the unit cube: a Kronecker sequence (R_d, Roberts 2018), shifted by the seed, with noise."""
     root = 2.0
     for _ in range(40):
         root = (1.0 + root) ** (1.0 / (_DIMENSIONS + 1))
@@ -174,7 +174,7 @@ class _Scaled:
         return float(self.extractor.matrix(table)[0, COLUMN[name]])
 
     def rate_with_slot_wait(self, full: float, wait_s: float) -> float:
-        """The rate at which adapters wait about so long for a slot, at most 1.5 times what the server can do."""
+        """The rate at which adapters wait about so long for a slot, at most 1.5 times the capacity."""
         low, high = 0.01 * full, 1.5 * full
         for _ in range(8):
             middle = (low * high) ** 0.5

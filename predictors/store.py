@@ -1,7 +1,7 @@
 """Saved predictors: a header in JSON and plain arrays, hashed. Nothing in a file is ever executed.
 
-Layout: the line `packer predictor 1`, a line with the SHA-256 of all that follows, a line of JSON, and the arrays one
-after another, compressed with LZMA.
+Layout: the line `packer predictor 1`, a line with the SHA-256 of all that follows, a line of JSON, and the
+arrays one after another, compressed with LZMA.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What predictors learn: corrections of the estimate that the step law gives, not the raw figures.
 
-A served share relative to its estimate, and latencies relative to the expected step time, vary far less between
-servers and token lengths than tokens per second do, so that what is learned carries over to lengths never seen.
+A served share relative to its estimate, and latencies relative to the expected step time, vary far less
+between servers and token lengths than tokens per second do, so that what is learned carries over to lengths
+never seen.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ MOST_RULES_STARVATION = 16
 
 
 class Tree:
-    """One tree per figure with at most 32 leaves, 16 for starvation; `packer.predictors.refine` searches them."""
+    """One tree per figure: at most 32 leaves, 16 for starvation; `packer.predictors.refine` searches them."""
 
     name = "tree"
     family = "trees"

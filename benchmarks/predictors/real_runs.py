@@ -1,0 +1,73 @@
+"""Score the shipped predictors on real one-hour runs of vLLM on an H100 (runs.csv and adapters.csv.gz)."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.lengths import Lengths
+from packer.predictors.card import macro_f1, smape
+from packer.predictors.learned import LearnedPredictor
+from packer.predictors.shipped import KINDS, shipped_model
+from packer.profile import Profile
+from packer.workload import Workload
+
+GENERATED = {"llama-3.1-8b-instruct": 0.991, "qwen-2.5-7b-instruct": 0.958}
+"""Output tokens generated / requested."""
+
+
+def score(profile: Profile, folder: Path) -> dict[str, Any]:
+    """Macro F1 of the verdict and SMAPE (0–200 form) by kind, on the runs of the profile's model."""
+    with gzip.open(folder / "adapters.csv.gz", "rt") as file:
+        rates: dict[str, list[float]] = {}
+        for row in csv.DictReader(file):
+            rates.setdefault(row["run_id"], []).append(float(row["rate"]))
+    with (folder / "runs.csv").open() as file:
+        runs = [
+            run
+            for run in csv.DictReader(file)
+            if run["status"] == "ok" and run["model"] == profile.model.name and run["run_id"] in rates
+        ]
+    asked = [(_workload(run, rates[run["run_id"]]), run) for run in runs]
+    starved = np.array([run["starved"] == "1" for run in runs])
+    measured = np.array([float(run["total_tok_s"]) for run in runs])
+    itl = np.array([float(run["itl_mean_ms"]) for run in runs])
+    result: dict[str, Any] = {"runs": len(runs)}
+    for kind in KINDS:
+        predictor = LearnedPredictor(shipped_model(kind, profile)[0], profile)
+        told = [
+            predictor.evaluate(
+                fleet,
+                [Bin(tuple(range(len(fleet))), int(run["max_loras"]), int(run["max_lora_rank"]), profile)],
+            )[0]
+            for fleet, run in asked
+        ]
+        result[kind] = {
+            "starvation_macro_f1": macro_f1(np.array([row.starved for row in told]), starved),
+            "throughput_smape": smape(np.array([row.total_token_throughput for row in told]), measured),
+            "mean_itl_smape": smape(np.array([row.mean_itl_ms for row in told]), itl),
+        }
+    return result
+
+
+def _workload(run: dict[str, str], rates: list[float]) -> Workload:
+    """What a user would know before the run; of the ranks only the counts are known."""
+    ranks = []
+    for item in run["size_counts"].split(";"):
+        rank, count = item.split(":")
+        ranks += [int(rank)] * int(count)
+    ranks = (ranks * (len(rates) // len(ranks) + 1))[: len(rates)]
+    random.Random(0).shuffle(ranks)
+    return Workload(
+        [Adapter(f"a{i}", rank, rate) for i, (rank, rate) in enumerate(zip(ranks, rates, strict=True))],
+        Lengths.gamma(float(run["pool_mean_input_tokens"]), 1.1),
+        Lengths.gamma(float(run["pool_mean_output_tokens"]) * GENERATED[run["model"]], 1.04),
+        -0.2,
+    )

@@ -1,0 +1,136 @@
+"""Features of bins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from naive_predictors import NaiveServer
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.errors import IncompatibleError
+from packer.lengths import Lengths
+from packer.predictors.features import COLUMN, FEATURES, BinTable, FeatureExtractor
+from packer.profile import Profile
+from packer.workload import Workload
+
+
+@pytest.fixture(scope="module")
+def rich(small: Profile) -> Profile:
+    """The small server with a step law that uses many terms, and loads that cost time."""
+    law = {
+        "base_ms": 6.0,
+        "per_decode_ms": 0.04,
+        "per_prefill_token_ms": 0.02,
+        "prefill_step_ms": 0.7,
+        "first_adapter_ms": 0.5,
+        "per_adapter_ms": 0.2,
+        "per_rank_ms": 0.01,
+        "per_slot_ms": 0.01,
+        "per_kv_token_ms": 1e-4,
+        "beyond_graph_step_ms": 2.0,
+        "per_waiting_scanned_ms": 1e-3,
+    }
+    return replace(
+        small,
+        latency=replace(small.latency, coefficients=law),
+        loading=replace(small.loading, host_base_ms=4.0),
+    )
+
+
+def _levels(n: int, rate: float) -> Workload:
+    """Adapters on three levels of load that fall into different groups."""
+    return Workload(
+        [Adapter(f"a{i}", (8, 16, 32)[i % 3], rate * (1.0, 0.25, 0.05)[i % 3]) for i in range(n)],
+        Lengths.gamma(200.0, 1.0),
+        Lengths.lognormal(150.0, 0.8),
+        -0.3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "rate", "slots"), [(12, 0.1, 12), (60, 0.05, 64), (90, 0.2, 8), (90, 0.02, 16), (200, 0.1, 100)]
+)
+def test_equilibrium_agrees_with_the_oracle(rich: Profile, n: int, rate: float, slots: int) -> None:
+    """Grouping adapters and the fast root search change nothing that matters."""
+    fleet = _levels(n, rate)
+    table = BinTable.of([Bin(tuple(range(n)), slots, 32, rich)])
+    row = FeatureExtractor(fleet, rich).matrix(table)[0]
+    for name, expected in NaiveServer(fleet, rich, slots, 32).features().items():
+        assert row[COLUMN[name]] == pytest.approx(expected, rel=0.03), name
+
+
+def test_papers_features_are_exact(small: Profile) -> None:
+    """Adapters, sum and spread of rates, largest, mean and spread of ranks, and slots are what they say."""
+    fleet = _levels(30, 0.1)
+    picked = (3, 7, 8, 11, 29)
+    row = FeatureExtractor(fleet, small).matrix(BinTable.of([Bin(picked, 4, 64, small)]))[0]
+    rates, ranks = fleet.rates[list(picked)], fleet.ranks[list(picked)]
+    expected = {
+        "adapters": 5,
+        "rate_sum": rates.sum(),
+        "rate_std": rates.std(),
+        "rank_max": ranks.max(),
+        "rank_mean": ranks.mean(),
+        "rank_std": ranks.std(),
+        "max_loras": 4,
+        "max_lora_rank": 64,
+        "largest_share": rates.max() / rates.sum(),
+    }
+    for name, value in expected.items():
+        assert row[COLUMN[name]] == pytest.approx(value, rel=1e-9, abs=1e-9), name
+
+
+def test_features_depend_on_content_not_on_company(small: Profile) -> None:
+    """A bin has the same features alone, in a batch, and with its adapters in another order."""
+    fleet = _levels(40, 0.1)
+    bins = [Bin(tuple(range(k, 40, 3)), 8, 32, small) for k in range(3)]
+    extractor = FeatureExtractor(fleet, small)
+    together = extractor.matrix(BinTable.of(bins))
+    for k, item in enumerate(bins):
+        turned = replace(item, adapters=item.adapters[::-1])
+        np.testing.assert_allclose(extractor.matrix(BinTable.of([turned]))[0], together[k], rtol=1e-9)
+
+
+def test_shares_scale_rates(small: Profile) -> None:
+    """An adapter of which half the traffic comes here counts as one with half the rate."""
+    fleet = _levels(20, 0.2)
+    half = Bin(tuple(range(20)), 8, 32, small, (0.5,) * 20)
+    whole = Bin(tuple(range(20)), 8, 32, small)
+    told = FeatureExtractor(fleet, small).matrix(BinTable.of([half]))
+    expected = FeatureExtractor(fleet.scaled(0.5), small).matrix(BinTable.of([whole]))
+    np.testing.assert_allclose(told, expected, rtol=1e-9)
+
+
+def test_features_are_finite_for_extreme_servers(small: Profile) -> None:
+    """Tiny and enormous loads, one adapter, and slots that don't fit give numbers all the same."""
+    for rate in (1e-7, 1e3):
+        fleet = _levels(3, rate)
+        bins = [Bin((0,), 1, 32, small), Bin((0, 1, 2), 1, 32, small), Bin((0,), 100_000, 512, small)]
+        assert np.isfinite(FeatureExtractor(fleet, small).matrix(BinTable.of(bins))).all()
+
+
+def test_load_features_rise_with_the_rate(small: Profile) -> None:
+    """The load factor and the wait for slots never fall when all rates rise: monotone models rely on it."""
+    rows = []
+    for factor in np.geomspace(0.05, 20.0, 40):
+        fleet = _levels(60, 0.1 * float(factor))
+        bins = BinTable.of([Bin(tuple(range(60)), 8, 32, small)])
+        rows.append(FeatureExtractor(fleet, small).matrix(bins)[0])
+    told = np.array(rows)
+    for name in ("load_factor", "slot_wait", "batch", "backlog"):
+        assert np.all(np.diff(told[:, COLUMN[name]]) >= -1e-2 * told[:-1, COLUMN[name]]), name
+
+
+def test_one_table_has_one_profile(small: Profile) -> None:
+    """Bins of different profiles can't share a table."""
+    other = small.with_coefficients(base_ms=9.0)
+    with pytest.raises(IncompatibleError, match="same profile"):
+        BinTable.of([Bin((0,), 1, 8, small), Bin((0,), 1, 8, other)])
+
+
+def test_every_feature_has_a_name_of_its_own() -> None:
+    """Names identify features in files."""
+    assert len(COLUMN) == len(FEATURES)

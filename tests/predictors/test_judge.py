@@ -1,0 +1,104 @@
+"""Verdicts with as little simulation as they need."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.bin import Bin
+from packer.predictors.judge import DURATION_S, judge, served_share
+from packer.predictors.twin import TwinPredictor
+from packer.profile import Profile
+from packer.testing.contracts import PredictorContract
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+
+def _fleet(rate: float, n: int = 12) -> Workload:
+    return Workload([Adapter(f"a{i}", 8, rate) for i in range(n)])
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.2, 0.33, 0.45, 0.8, 2.0])
+@pytest.mark.parametrize("slots", [4, 12])
+def test_shortcuts_keep_the_verdict(small: Profile, rate: float, slots: int) -> None:
+    """Short runs and carried-on throughputs say the same as the whole hour."""
+    fleet = _fleet(rate)
+    whole = [
+        simulate(fleet, small, max_loras=slots, max_lora_rank=8, duration_s=DURATION_S, seed=seed)
+        for seed in (11, 12)
+    ]
+    share = float(np.mean([served_share(sim) for sim in whole]))
+    found = judge(fleet, small, max_loras=slots, max_lora_rank=8)
+    if abs(share - 0.9) > 0.02:
+        assert found.evaluation.starved == (share < 0.9)
+    assert found.evaluation.served_share == pytest.approx(share, rel=0.06)
+
+
+def test_chance_does_not_starve_quiet_servers(small: Profile) -> None:
+    """A server with a request every few minutes serves it, however few the hour happened to bring."""
+    for seed in range(8):
+        found = judge(_fleet(0.003, 1), small, max_loras=1, max_lora_rank=8, seed=seed)
+        assert not found.evaluation.starved
+        assert found.evaluation.served_share > 0.97
+
+
+def test_clear_cases_are_short(small: Profile) -> None:
+    """A calm server takes one short run, one at the edge several whole ones."""
+    calm = judge(_fleet(0.1), small, max_loras=12, max_lora_rank=8)
+    assert (calm.runs, calm.duration_s < DURATION_S) == (1, True)
+
+
+def test_a_replayed_trace_is_judged_whole(small: Profile) -> None:
+    """A trace is replayed to its end, once, and its offered load is what it holds."""
+    n = 400
+    trace = RequestTrace(
+        np.linspace(0.0, 1800.0, n),
+        np.arange(n) % 2,
+        np.full(n, 100, dtype=np.int64),
+        np.full(n, 50, dtype=np.int64),
+    )
+    fleet = Workload(_fleet(0.1, 2).adapters, arrivals=Arrivals("trace", trace=trace))
+    found = judge(fleet, small, max_loras=2, max_lora_rank=8)
+    assert found.runs == 1
+    assert found.evaluation.offered_tok_s == pytest.approx(150 * n / found.duration_s, rel=0.01)
+
+
+def test_memory_errors_need_no_simulation(small: Profile) -> None:
+    """Slots that don't fit give a memory error with zero throughput and no latencies."""
+    found = judge(_fleet(0.1), small, max_loras=100_000, max_lora_rank=512).evaluation
+    assert found.memory_error
+    assert found.starved
+    assert found.total_token_throughput == 0.0
+    assert np.isnan(found.mean_itl_ms)
+
+
+def test_equal_content_is_simulated_once(small: Profile) -> None:
+    """Bins that differ in names and order only share one answer; a share of the rate makes another."""
+    fleet = _fleet(0.05)
+    twin = TwinPredictor(workers=1)
+    bins = [Bin((0, 1, 2), 3, 8, small), Bin((5, 9, 7), 3, 8, small), Bin((2, 1, 0), 3, 8, small)]
+    found = twin.evaluate(fleet, bins)
+    assert (twin.questions, twin.simulated) == (3, 1)
+    assert len(set(found.total_token_throughput.tolist())) == 1
+    twin.evaluate(fleet, [Bin((0, 1, 2), 3, 8, small, (0.5, 1.0, 1.0)), Bin((0, 1, 2), 2, 8, small)])
+    assert twin.simulated == 3
+
+
+def test_threads_change_nothing(small: Profile) -> None:
+    """One thread and four give the same answers."""
+    fleet = Workload([Adapter(f"a{i}", 8, 0.02 * (i + 1)) for i in range(8)])
+    bins = [Bin(tuple(range(k)), k, 8, small) for k in range(1, 9)]
+    one, four = TwinPredictor(workers=1).evaluate(fleet, bins), TwinPredictor(workers=4).evaluate(fleet, bins)
+    np.testing.assert_array_equal(one.total_token_throughput, four.total_token_throughput)
+    np.testing.assert_array_equal(one.mean_itl_ms, four.mean_itl_ms)
+
+
+class TestTwinKeepsTheContract(PredictorContract):
+    """The twin as any other predictor."""
+
+    @pytest.fixture
+    def predictor(self) -> TwinPredictor:
+        """The twin."""
+        return TwinPredictor()

@@ -1,0 +1,109 @@
+"""Compiled walks against slow ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from naive_predictors import walk
+
+from packer.predictors.ensemble import Ensemble, Node, float32_below, from_lightgbm, from_sklearn
+from packer.predictors.kernels import neighbour_rows, rbf_rows
+
+WIDTH = 5
+
+
+def _random_tree(rng: np.random.Generator, depth: int) -> Node:
+    if depth == 0 or rng.random() < 0.2:
+        return Node(float(np.float32(rng.normal())))
+    left, right = _random_tree(rng, depth - 1), _random_tree(rng, depth - 1)
+    return Node(0.0, int(rng.integers(WIDTH)), float(np.float32(rng.normal())), left, right)
+
+
+@pytest.fixture(scope="module")
+def grown() -> tuple[list[list[Node]], Ensemble, np.ndarray]:
+    """Three outputs of random trees, flattened, and questions."""
+    rng = np.random.default_rng(5)
+    outputs = [[_random_tree(rng, 6) for _ in range(count)] for count in (7, 1, 0)]
+    x = rng.normal(size=(300, WIDTH)).astype(np.float32)
+    return outputs, Ensemble.of(outputs, [0.5, 0.0, -1.0], WIDTH), x
+
+
+def test_batch_walk_agrees_with_the_oracle(grown: tuple[list[list[Node]], Ensemble, np.ndarray]) -> None:
+    """Every question gets the sum of the leaves that it reaches, over several blocks of rows."""
+    outputs, ensemble, x = grown
+    for k, trees in enumerate(outputs):
+        expected = [ensemble.bias[k] + sum(walk(tree, row) for tree in trees) for row in x]
+        np.testing.assert_allclose(ensemble.rows(x, k), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_single_walk_agrees_with_the_batch(grown: tuple[list[list[Node]], Ensemble, np.ndarray]) -> None:
+    """One question has the same answer alone, with the trees taken four at a time and the rest."""
+    _, ensemble, x = grown
+    wide = np.column_stack([x, np.full(len(x), -np.inf, dtype=np.float32)])
+    for k in range(3):
+        alone = [ensemble.one(row, k) for row in wide]
+        np.testing.assert_allclose(alone, ensemble.rows(x, k), rtol=1e-9, atol=1e-9)
+
+
+def test_flattening_keeps_the_tree(grown: tuple[list[list[Node]], Ensemble, np.ndarray]) -> None:
+    """A flattened tree can be read back node by node."""
+    outputs, ensemble, _ = grown
+    for number, tree in enumerate([tree for trees in outputs for tree in trees]):
+        assert ensemble.tree(number) == tree
+
+
+def test_sklearn_trees_keep_their_answers() -> None:
+    """A scikit-learn tree and its flattened copy agree on every row, also exactly at thresholds."""
+    from sklearn.tree import DecisionTreeRegressor
+
+    rng = np.random.default_rng(1)
+    x = np.round(rng.normal(size=(500, WIDTH)), 1).astype(np.float32)
+    fitted = DecisionTreeRegressor(max_leaf_nodes=40, random_state=0).fit(x, x[:, 0] * x[:, 1])
+    ensemble = Ensemble.of([[from_sklearn(fitted.tree_)]], [0.0], WIDTH)
+    np.testing.assert_allclose(ensemble.rows(x, 0), fitted.predict(x), rtol=1e-6, atol=1e-6)
+
+
+def test_lightgbm_trees_keep_their_answers() -> None:
+    """A LightGBM booster and its flattened copy agree on every row."""
+    from lightgbm import LGBMRegressor
+
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(500, WIDTH)).astype(np.float32)
+    y = np.sin(x[:, 0]) + x[:, 1]
+    fitted = LGBMRegressor(n_estimators=20, num_leaves=8, verbosity=-1, n_jobs=1).fit(x.astype(float), y)
+    ensemble = Ensemble.of([from_lightgbm(fitted.booster_)], [0.0], WIDTH)
+    expected = fitted.booster_.predict(x.astype(np.float64))
+    np.testing.assert_allclose(ensemble.rows(x, 0), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_thresholds_round_down() -> None:
+    """A threshold between two float32 numbers still separates them after rounding."""
+    low = np.float32(0.1)
+    high = np.nextafter(low, np.float32(1.0))
+    middle = (float(low) + float(high)) / 2
+    assert low <= float32_below(middle) < high
+
+
+def test_kernel_sums_agree_with_the_formula() -> None:
+    """Support vectors: Σ weights · exp(−gamma · |x − vector|²)."""
+    rng = np.random.default_rng(3)
+    x, vectors = rng.normal(size=(9, 4)).astype(np.float32), rng.normal(size=(6, 4)).astype(np.float32)
+    weights = rng.normal(size=6).astype(np.float32)
+    out = np.full(9, 0.25)
+    rbf_rows(x, vectors, weights, 0.3, out)
+    gaps = ((x[:, None, :].astype(float) - vectors[None].astype(float)) ** 2).sum(2)
+    np.testing.assert_allclose(out, 0.25 + np.exp(-0.3 * gaps) @ weights, rtol=1e-5)
+
+
+def test_neighbours_agree_with_a_sort() -> None:
+    """The k nearest points, weighted by 1 / distance."""
+    rng = np.random.default_rng(4)
+    x, points = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=(50, 3)).astype(np.float32)
+    values = rng.normal(size=(50, 2)).astype(np.float32)
+    out = np.empty((8, 2))
+    neighbour_rows(x, points, values, 5, out)
+    for i in range(8):
+        distance = np.sqrt(((x[i].astype(float) - points) ** 2).sum(1))
+        near = np.argsort(distance)[:5]
+        weight = 1 / (distance[near] + 1e-6)
+        np.testing.assert_allclose(out[i], weight @ values[near] / weight.sum(), rtol=1e-4)
