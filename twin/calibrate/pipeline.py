@@ -131,10 +131,11 @@ def calibrate(
     if len(started) < 8:
         raise ModelError(f"Expected at least 8 runs that started, got {len(started)}.")
     families = sorted({run.family for run in runs})
-    folds = len(families) if cross_validate and len(families) > 1 else 0
-    total = ROUNDS * len(started) + (
-        len(runs) * 2 + ROUNDS * min(FOLD_RUNS, len(started)) * folds if folds else 0
-    )
+    folds = cross_validate and len(families) > 1
+    total = ROUNDS * len(started)
+    if folds:
+        unseen = [sum(run.family != family for run in started) for family in families]
+        total += 2 * len(runs) + ROUNDS * sum(min(FOLD_RUNS, n) for n in unseen)
     count = [0]
 
     def step(stage: str) -> Callable[[], None]:

@@ -1,0 +1,146 @@
+"""Trials of effects: `uv run python benchmarks/fidelity/trials.py` writes benchmarks/fidelity/trials.json.
+
+Terms of the step law: the relative error of a run's mean step time, by non-negative least squares fitted on the other
+families of runs, with the term against without it. Workload and server: the twin's errors on a spread of 70 runs
+with the effect against without it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+from h100 import MAX_OUTSTANDING, MODELS, tables
+
+from packer.io.files import write_text
+from packer.io.profiles import load_profile
+from packer.lengths import Lengths
+from packer.profile import Profile
+from packer.twin.calibrate import score, step_law
+from packer.twin.calibrate.mean_state import simulated_equations, solve_robustly
+from packer.twin.calibrate.pipeline import SEED, TERMS
+from packer.twin.calibrate.runs import fleet_of, smape, stratified
+from packer.twin.calibrate.tables import Run
+from packer.twin.calibrate.targets import targets_of
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+HERE = Path(__file__).parent
+USED = {
+    "adapters cost per rank": ("per_rank_ms",),
+    "slots cost per step": ("per_slot_ms", "per_slot_token_ms"),
+    "rank of the slots costs per step": ("per_slot_rank_ms",),
+    "first adapter, LoRA cost per token": ("first_adapter_ms", "per_lora_token_ms"),
+    "prefill costs more with more adapters": ("per_adapter_prefill_token_ms",),
+    "KV tokens read": ("per_kv_token_ms",),
+    "tokens beyond the captured graphs": ("per_token_beyond_graph_ms",),
+    "every waiting request costs": ("per_waiting_ms",),
+}
+NOT_USED = {
+    "a jump beyond the captured graphs": ("beyond_graph_step_ms",),
+    "a jump of steps with a prefill": ("prefill_step_ms",),
+    "adapters cost per token of the batch": ("per_adapter_token_ms",),
+    "only requests passed over cost": ("per_waiting_scanned_ms",),
+    "rank of the slots costs per token": ("per_slot_rank_token_ms",),
+}
+
+
+def left_out_error(model: str, terms_of: Callable[[], tuple[str, ...]], cache: dict[str, tuple]) -> float:
+    """Mean relative error, %, of step times of families that the fit has not seen."""
+    if model not in cache:
+        profiling, runs = tables(model)
+        started = [run for run in runs if run.ok]
+        profile = load_profile(f"h100-64gb/{model}")
+        equations = simulated_equations(profile, targets_of(started, SEED), MAX_OUTSTANDING, 2)
+        micro = step_law.micro_equations(profiling, profile.engine, profile.latency.graph_max_tokens)
+        cache[model] = (equations, micro, np.array([run.family for run in started])[: len(equations.step_ms)])
+    equations, micro, families = cache[model]
+    errors = np.zeros(len(families))
+    for family in np.unique(families):
+        seen, left = families != family, families == family
+        part = step_law.Equations(equations.features[seen], equations.step_ms[seen], equations.weights[seen])
+        weight = np.sqrt(0.5 * seen.sum() / len(micro.step_ms))
+        found = solve_robustly(part + replace(micro, weights=micro.weights * weight), terms_of())
+        rest = step_law.Equations(equations.features[left], equations.step_ms[left], equations.weights[left])
+        errors[left] = step_law.residuals(rest, found)
+    return 100 * float(np.abs(errors).mean())
+
+
+def twin_errors(
+    runs: list[Run],
+    profile: Profile,
+    shape: Callable[[Workload], Workload] = lambda w: w,
+    ceiling: int | None = MAX_OUTSTANDING,
+) -> dict[str, float]:
+    """SMAPE of throughput, TPOT and (queueing and starved) TTFT."""
+    pairs: dict[str, list[tuple[float, float]]] = {"throughput": [], "tpot": [], "ttft": []}
+    for run in runs:
+        sim = simulate(
+            shape(fleet_of(run)), profile, max_loras=run.max_loras, max_lora_rank=run.max_lora_rank,
+            duration_s=run.duration_s, max_outstanding=ceiling,
+        )  # fmt: skip
+        for name in pairs:
+            column, attribute = score.METRICS[name]
+            value = float(getattr(sim, attribute))
+            if (name != "ttft" or run.regime != "light") and np.isfinite(value):
+                pairs[name].append((value, run.metrics[column]))
+    return {name: round(smape(values), 2) for name, values in pairs.items()}
+
+
+def _with_lengths(kind: str) -> Callable[[Workload], Workload]:
+    def shaped(workload: Workload) -> Workload:
+        mean_in, mean_out = workload.input_tokens.mean, workload.output_tokens.mean
+        lengths = {
+            "constant": (Lengths.constant(mean_in), Lengths.constant(mean_out), 0.0),
+            "log-normal": (Lengths.lognormal(mean_in, 1.1), Lengths.lognormal(mean_out, 1.04), -0.2),
+            "independent": (workload.input_tokens, workload.output_tokens, 0.0),
+        }[kind]
+        return Workload(workload.adapters, *lengths)
+
+    return shaped
+
+
+def main() -> None:
+    """Run every trial."""
+    cache: dict[str, tuple] = {}
+    found: dict[str, object] = {}
+    for model in MODELS:
+        whole = left_out_error(model, lambda: TERMS, cache)
+        terms = [
+            {"effect": effect, "used": True, "with": round(whole, 2),
+             "without": round(left_out_error(model, lambda d=dropped: tuple(t for t in TERMS if t not in d), cache), 2)}
+            for effect, dropped in USED.items()
+        ]  # fmt: skip
+        terms += [
+            {"effect": effect, "used": False, "without": round(whole, 2),
+             "with": round(left_out_error(model, lambda a=added: TERMS + a, cache), 2)}
+            for effect, added in NOT_USED.items()
+        ]  # fmt: skip
+        runs = stratified(tables(model)[1], 70, 5)
+        profile = load_profile(f"h100-64gb/{model}")
+        warm = replace(profile, loading=replace(profile.loading, cold_start=False))
+        found[model] = {
+            "terms": terms,
+            "twin": {
+                "as shipped": twin_errors(runs, profile),
+                "constant lengths": twin_errors(runs, profile, _with_lengths("constant")),
+                "log-normal lengths": twin_errors(runs, profile, _with_lengths("log-normal")),
+                "input and output lengths independent": twin_errors(
+                    runs, profile, _with_lengths("independent")
+                ),
+                "adapters in host memory at the start": twin_errors(runs, warm),
+                "no ceiling on outstanding requests": twin_errors(runs, profile, ceiling=None),
+            },
+        }
+        print(model, json.dumps(found[model], indent=1))
+    write_text(HERE / "trials.json", json.dumps(found, indent=1) + "\n", force=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The fit on the twin's own mean states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.profile import LINEAR_TERMS, LatencySpec, Profile
+from packer.twin.calibrate.mean_state import fit_mean_state, simulated_equations, wanted_step_ms
+from packer.twin.calibrate.step_law import Equations
+from packer.twin.calibrate.tables import Run
+from packer.twin.calibrate.targets import simulate_target, targets_of
+from packer.twin.latency import coefficient_vector
+
+NO_MICRO = Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
+
+
+def test_mean_state_reproduces_the_mean_step(true_profile: Profile, measured_runs: list[Run]) -> None:
+    """The law applied to the summed state, plus loading, is the summed step time."""
+    law = coefficient_vector(true_profile.latency)[: len(LINEAR_TERMS)]
+    target = targets_of(measured_runs[:1])[0]
+    warm = replace(true_profile, loading=replace(true_profile.loading, cold_start=False, host_base_ms=0.0))
+    sim = simulate_target(target, warm, None, mean_state=True)
+    assert sim.raw is not None
+    means = sim.raw.means
+    assert means[:-2] @ law / means[-1] == pytest.approx(means[-2] / means[-1])
+
+
+def test_fit_finds_the_law_that_made_the_runs(true_profile: Profile, measured_runs: list[Run]) -> None:
+    """From a start that is wrong in every term the fit comes back to the law behind the runs."""
+    true = true_profile.latency.coefficients
+    wrong = LatencySpec("linear", {term: 1.6 * value for term, value in true.items()}, 512)
+    fitted = fit_mean_state(
+        replace(true_profile, latency=wrong), targets_of(measured_runs, 1000), NO_MICRO, tuple(true)
+    )
+    found = fitted.latency.coefficients
+    assert found["base_ms"] == pytest.approx(true["base_ms"], rel=0.15)
+    assert found["per_adapter_ms"] == pytest.approx(true["per_adapter_ms"], rel=0.15)
+
+
+def test_equations_need_runs_with_a_measured_tpot(true_profile: Profile, measured_runs: list[Run]) -> None:
+    """A run without TPOT gives no equation and no error."""
+    blank = [replace(measured_runs[0], metrics={"total_tok_s": 1.0}), measured_runs[1]]
+    equations = simulated_equations(true_profile, targets_of(blank), None, 1)
+    assert len(equations.step_ms) == 1
+
+
+def test_starved_runs_read_the_step_off_the_throughput_too(
+    true_profile: Profile, measured_runs: list[Run]
+) -> None:
+    """A starved run whose simulated throughput is too high wants longer steps."""
+    run = measured_runs[0]
+    sim = simulate_target(targets_of([run])[0], true_profile, None)
+    slow = replace(run, metrics={**run.metrics, "total_tok_s": 0.5 * sim.total_token_throughput,
+                                 "tpot_mean_ms": sim.mean_tpot_ms})  # fmt: skip
+    assert slow.starved
+    wanted = wanted_step_ms(slow, sim, 10.0)
+    assert wanted is not None
+    assert wanted == pytest.approx(10.0 * 2**0.5)
