@@ -57,7 +57,7 @@ def test_the_load_is_open_loop(with_fault: Callable[..., Launch], fleet: Workloa
     """A server that never answers doesn't delay a single request; all count as unfinished."""
     with Server(with_fault("hang:0"), SLOTS, tmp_path) as server:
         assert server.start() is None
-        result = asyncio.run(run_load(job(server.url, fleet)))
+        result = asyncio.run(run_load(replace(job(server.url, fleet), duration_s=4.0)))
     assert np.all(result.state == results.UNFINISHED)
     assert np.all(np.isfinite(result.sent_s))
     assert not len(result.done)
@@ -106,7 +106,7 @@ def test_the_clients_limit_refuses(
     """Beyond max_outstanding requests are refused, not queued."""
     with Server(with_fault("hang:0"), SLOTS, tmp_path) as server:
         assert server.start() is None
-        result = asyncio.run(run_load(replace(job(server.url, fleet), max_outstanding=5)))
+        result = asyncio.run(run_load(replace(job(server.url, fleet), duration_s=4.0, max_outstanding=5)))
     assert int((result.state == results.UNFINISHED).sum()) == 5
     assert int((result.state == results.REFUSED).sum()) == len(result.state) - 5
 
