@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,6 +49,18 @@ class Judges:
     nominal: Predictor
     search: Predictor
     margin: float
+    plain: Predictor
+    wrap: Callable[[Predictor], Predictor]
+
+    @classmethod
+    def of(cls, plain: Predictor, margin: float, wrap: Callable[[Predictor], Predictor]) -> Judges:
+        """Judges around a plain predictor, each wrapped as the objective wants."""
+        raised = MarginPredictor(plain, 1.0 + margin) if margin > 0 else plain
+        return cls(wrap(plain), wrap(raised), margin, plain, wrap)
+
+    def with_margin(self, margin: float) -> Judges:
+        """The same predictor, and what it remembers, at another margin."""
+        return Judges.of(self.plain, margin, self.wrap)
 
     def report(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures at the nominal rates; a bin that starves at either load counts as starved."""
@@ -70,17 +82,15 @@ def judges(
     objective: Objective,
     *,
     seed: int = 0,
-    confidence: float | None = None,
-    margin: float | None = None,
+    margin: float = 0.0,
 ) -> Judges:
-    """The predictor wrapped for a search; see `rate_margin_for` for `confidence` and `margin`."""
-    nominal: Predictor = CachedPredictor(load_judge(predictor, profiles, seed))
-    raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
-    search: Predictor = MarginPredictor(nominal, 1.0 + raised) if raised > 0 else nominal
-    wrap = getattr(objective, "judge", None)
-    if wrap is not None:
-        nominal, search = wrap(nominal), wrap(search)
-    return Judges(nominal, search, raised)
+    """The predictor wrapped for a search at rates raised by the margin."""
+    wrap = getattr(objective, "judge", _as_it_is)
+    return Judges.of(CachedPredictor(load_judge(predictor, profiles, seed)), margin, wrap)
+
+
+def _as_it_is(predictor: Predictor) -> Predictor:
+    return predictor
 
 
 def load_judge(predictor: str | Predictor, profiles: Sequence[Profile], seed: int) -> Predictor:

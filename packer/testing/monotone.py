@@ -40,7 +40,7 @@ class MonotonePredictor:
     per_slot_rank: float = 5e-5
     swapping: float = 0.3
     memory_slots: int = 16 * 384
-    name: str = "monotone"
+    name = "monotone"
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Judge each bin; row per bin, in order."""

@@ -161,3 +161,24 @@ def test_the_twin_confirms_with_fresh_seeds(toy_profile: Profile) -> None:
     blind = plan_of(Workload([Adapter("a", 8, 900.0)]), predictor=AnalyticPredictor(1e9), verify=True)
     assert blind.verified is False
     assert any("starves in the twin" in reason for reason in blind.reasons)
+
+
+def test_a_plan_that_the_twin_refutes_is_planned_again(
+    toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the margin left to packer, it is raised until the twin confirms; a margin given is kept."""
+    verdicts: list[int] = []
+
+    def twin(workload: Workload, bins: Any, *, seed: int) -> dict[int, str]:
+        verdicts.append(len(bins))
+        return {} if len(verdicts) > 2 else {0: "GPU 0 starves"}
+
+    monkeypatch.setattr("packer.solvers.api.ask_twin", twin)
+    plan = solve(FLEET, PROFILE, predictor=AnalyticPredictor())
+    assert plan.verified is True
+    assert plan.details["margin_at_first"] == UNCALIBRATED_MARGIN
+    assert plan.details["margin"] == pytest.approx(UNCALIBRATED_MARGIN + 0.06)
+    assert len(verdicts) == 3
+    verdicts.clear()
+    assert plan_of(verify=True, margin=0.1).verified is False
+    assert len(verdicts) == 1
