@@ -36,7 +36,8 @@ def _even(problem: Problem, n: int) -> list[Bin] | None:
     even: list[Bin] = []
     for part in even_parts(problem, n):
         hint = even[-1].max_loras if even else None
-        found = probe.feasible(part, hint=hint) if part else None
+        fits = 0 < len(part) <= MAX_ADAPTERS_PER_GPU
+        found = probe.feasible(part, hint=hint) if fits else None
         if found is None:
             return None
         even.append(found)
