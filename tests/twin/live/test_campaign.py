@@ -66,7 +66,7 @@ def test_a_server_that_dies_is_reported_and_restarted(
         assert "status 3" in outcome.failure.message
         assert outcome.load.ended == "the server died" or outcome.load.errors
         assert not outcome.complete
-        assert len(outcome.load.done) >= 5
+        assert len(outcome.load.done) >= 1
     assert not (tmp_path / "s" / "one" / "done.json").exists()
 
 
