@@ -1,0 +1,131 @@
+"""`packer simulate` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from packer.cli import run
+from packer.io.profiles import load_profile
+from packer.io.workloads import read_workload
+from packer.twin.simulate import simulate
+
+SERVER = ["--max-loras", "4", "--duration", "300"]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> str:
+    """A file of six adapters."""
+    path = tmp_path / "fleet.csv"
+    rows = "".join(f"a{i},8,1,100,20\n" for i in range(6))
+    path.write_text("adapter,rank,rate,input_tokens,output_tokens\n" + rows)
+    return str(path)
+
+
+def _json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    assert run([*arguments, "--json"]) == 0
+    result: dict[str, object] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_metrics_are_those_of_the_library(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints what `packer.simulate` says for the same arguments."""
+    result = _json(["simulate", fleet, *SERVER, "--seed", "3", "--max-outstanding", "50"], capsys)
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    sim = simulate(read_workload(fleet), profile, max_loras=4, duration_s=300.0, seed=3, max_outstanding=50)
+    assert result == json.loads(json.dumps(sim.to_dict()))
+
+
+def test_table_shows_metrics_and_verdict(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has the figures that people ask for, and says whether the server keeps up."""
+    assert run(["simulate", fleet, *SERVER]) == 0
+    text = capsys.readouterr().out
+    for words in ("throughput, tok/s", "TTFT mean, ms", "TPOT p99, ms", "preemptions", "The server keeps up"):
+        assert words in text
+    assert run(["simulate", fleet, *SERVER, "--rate-factor", "40"]) == 0
+    assert "The server starves" in capsys.readouterr().out
+
+
+def test_files_are_written(fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """State over time, adapters, picture and metrics go to their files, and a second time only with --force."""
+    paths = {name: str(tmp_path / name) for name in ("t.csv", "a.parquet", "s.html", "r.json")}
+    arguments = [
+        "simulate",
+        fleet,
+        *SERVER,
+        "--timeline",
+        paths["t.csv"],
+        "--per-adapter",
+        paths["a.parquet"],
+    ]
+    arguments += ["--plot", paths["s.html"], "-o", paths["r.json"], "--quiet"]
+    assert run(arguments) == 0
+    assert capsys.readouterr().out == ""
+    assert pl.read_csv(paths["t.csv"])["running"].max() > 0  # type: ignore[operator]
+    assert pl.read_parquet(paths["a.parquet"])["adapter"].to_list() == [f"a{i}" for i in range(6)]
+    assert "KV cache" in Path(paths["s.html"]).read_text("utf-8")
+    assert json.loads(Path(paths["r.json"]).read_text("utf-8"))["status"] == "ok"
+    assert run(arguments) == 2
+    assert "--force" in capsys.readouterr().err
+    assert run([*arguments, "--force"]) == 0
+
+
+def test_seeds_give_means_and_intervals(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With several seeds each metric is a mean within its interval."""
+    result = _json(["simulate", fleet, *SERVER, "--seeds", "5"], capsys)
+    intervals = result["intervals_95"]
+    assert isinstance(intervals, dict)
+    row = intervals["mean_ttft_ms"]
+    assert row["low"] < result["mean_ttft_ms"] == row["mean"] < row["high"]
+    assert (row["runs"], result["seeds"], result["starved_share"]) == (5, 5, 0.0)
+    assert run(["simulate", fleet, *SERVER, "--seeds", "5"]) == 0
+    assert "mean of 5 seeds" in capsys.readouterr().out
+
+
+def test_memory_error_is_a_result(fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that does not start exits with 0, says why, and draws nothing."""
+    picture = tmp_path / "s.html"
+    arguments = ["simulate", fleet, "--max-loras", "2000", "--plot", str(picture)]
+    assert run(arguments) == 0
+    out = capsys.readouterr()
+    assert "memory error: the server does not start: 2000 slots of rank 8 leave no memory" in out.out
+    assert "nothing to draw" in out.err
+    assert not picture.exists()
+    result = _json(["simulate", fleet, "--max-loras", "2000", "--seeds", "2"], capsys)
+    assert (result["status"], result["starved"], result["completed"]) == ("memory_error", True, 0)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "lognormal", "unpredictable", "piecewise"])
+def test_arrivals_are_replaced(kind: str, fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--arrivals takes the place of the workload's own process."""
+    plain = _json(["simulate", fleet, *SERVER], capsys)
+    more = ["--factors", "0.5,2"] if kind == "piecewise" else ["--arrivals-cv", "3"]
+    other = _json(["simulate", fleet, *SERVER, "--arrivals", kind, "--period", "60", *more], capsys)
+    assert (other["sent"] == plain["sent"]) == (kind == "poisson")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--arrivals", "piecewise"], "--factors"),
+        (["--factors", "1,2"], "piecewise"),
+        (["--arrivals", "piecewise", "--factors", "1,x"], "'1,x'"),
+        (["--timeline", "t.txt"], ".csv, .parquet"),
+        (["--plot", "p.pdf"], ".html"),
+        (["-o", "/nowhere/r.json"], "/nowhere"),
+        (["--max-lora-rank", "12"], "max_lora_rank"),
+        (["--seeds", "0"], "0"),
+        (["--profile", "h100-64gb/llama-3.1-8b-instrukt"], "Did you mean"),
+    ],
+)
+def test_wrong_options_are_refused(
+    wrong: list[str], message: str, fleet: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong or unfit option is one message and exit code 2."""
+    assert run(["simulate", fleet, *SERVER, *wrong]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error

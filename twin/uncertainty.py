@@ -1,0 +1,91 @@
+"""How much of a simulated figure is chance: several seeds, their mean and its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from packer import checks
+from packer.profile import Profile
+from packer.twin.simulate import Simulation, simulate
+from packer.twin.timeline import SUMMARY
+from packer.workload import Workload
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MAX_SEEDS = 10_000
+
+
+def simulate_seeds(
+    workload: Workload,
+    profile: Profile,
+    *,
+    max_loras: int,
+    seeds: int,
+    seed: int = 0,
+    jobs: int = -1,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    **settings: Any,
+) -> list[Simulation]:
+    """Simulate one server with the seeds `seed`, `seed` + 1, …, in threads: the kernel releases the GIL.
+
+    Parameters
+    ----------
+    workload, profile, max_loras, settings
+        As `packer.twin.simulate.simulate` takes them.
+    seeds
+        How many.
+    seed
+        The first of them.
+    jobs
+        Threads; -1 takes all cores.
+    progress
+        Called with (what, done, total) after each run.
+    """
+    checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
+    from joblib import Parallel, delayed
+
+    parallel = Parallel(n_jobs=jobs, backend="threading", return_as="generator")
+    runs: Iterator[Simulation] = parallel(
+        delayed(simulate)(workload, profile, max_loras=max_loras, seed=seed + k, **settings)
+        for k in range(seeds)
+    )
+    done = []
+    for simulation in runs:
+        done.append(simulation)
+        progress("simulating", len(done), seeds)
+    return done
+
+
+def intervals(simulations: Sequence[Simulation], confidence: float = 0.95) -> pl.DataFrame:
+    """Mean of each metric over simulations that differ by their seeds, and the interval that it lies in.
+
+    Columns: metric; mean; low and high, Student's t interval of the mean; sd, the standard deviation between
+    runs, which says how far a single hour may lie from the mean; runs, how many had the metric. A row whose
+    metric no run has (nothing completed) holds nulls, and so do intervals of a single run.
+    """
+    import polars as pl
+    from scipy.special import stdtrit
+
+    checks.real("confidence", confidence, low=0.0, high=1.0, open_low=True)
+    rows = []
+    for metric in SUMMARY:
+        values = np.array([float(getattr(simulation, metric)) for simulation in simulations])
+        values = values[np.isfinite(values)]
+        n = len(values)
+        sd = float(values.std(ddof=1)) if n > 1 else None
+        mean = float(values.mean()) if n else None
+        half = None if sd is None else float(stdtrit(n - 1, 0.5 + confidence / 2)) * sd / math.sqrt(n)
+        low = None if mean is None or half is None else mean - half
+        high = None if mean is None or half is None else mean + half
+        rows.append((metric, mean, low, high, sd, n))
+    kinds = {
+        "metric": pl.String,
+        **dict.fromkeys(("mean", "low", "high", "sd"), pl.Float64),
+        "runs": pl.Int64,
+    }
+    return pl.DataFrame(rows, schema=kinds, orient="row")
