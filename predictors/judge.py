@@ -116,9 +116,10 @@ def judge(
 
     A short run settles servers that serve nearly everything without a queue, and hopelessly overloaded ones
     whose pace is steady; all others get the whole `DURATION_S`, and those near the edge of starvation
-    `edge_seeds` runs. Servers with few requests are simulated
-    for longer, so that chance does not starve them; those with hundreds of requests a second for less, so
-    that there are at most about `MAX_REQUESTS` in `SCREENING_S` or more, and never more than `HARD_LIMIT`. Arrivals that change over time, and replayed traces, are always simulated whole.
+    `edge_seeds` runs. Servers with few requests are simulated for longer, so that chance does not starve them;
+    those with hundreds of requests a second for less: at most `MAX_REQUESTS`, but at least `SCREENING_S`, and
+    never more than `HARD_LIMIT` requests. Arrivals that change over time, and replayed traces, are always
+    simulated whole.
     """
     rate, kind = workload.rate, workload.arrivals.kind
     enough_s = min(MIN_REQUESTS / rate, LONGEST_S)
