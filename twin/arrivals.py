@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.arrival import Arrivals, RequestTrace
+from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+MAX_REQUESTS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,19 +37,28 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
     """Arrival times in [0, duration_s[, sorted, and the adapter of each; None if independent of the time.
 
     Poisson streams are drawn as their superposition: one stream whose requests choose their adapters.
+
+    Raises
+    ------
+    ValidationError
+        There would be more requests than fit into memory.
     """
     trace, rates = workload.arrivals.trace, workload.rates
     if trace is not None:
         n = int(np.searchsorted(trace.time_s, duration_s, side="left"))
         return trace.time_s[:n], trace.adapter[:n]
+    expected = workload.rate * duration_s
+    if expected > MAX_REQUESTS:
+        raise ValidationError(
+            f"Expected at most {MAX_REQUESTS:,} requests (rate × duration), got {workload.rate:,.6g} req/s × "
+            f"{duration_s:,.6g} s: simulate a shorter time."
+        )
     rng = _generator(seed, 0)
     if workload.arrivals.kind != "poisson":
         return _by_adapter(rng, workload.arrivals, rates, duration_s)
-    total = float(rates.sum())
-    expected = total * duration_s
     time_s = rng.standard_exponential(int(expected + 6 * np.sqrt(expected) + 16))
     np.cumsum(time_s, out=time_s)
-    time_s /= total
+    time_s /= workload.rate
     return time_s[: np.searchsorted(time_s, duration_s)], None
 
 

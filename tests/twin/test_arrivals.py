@@ -10,6 +10,7 @@ from scipy import stats
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
+from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.twin.arrivals import draw_marks, draw_requests, draw_times
 from packer.workload import Workload
@@ -166,6 +167,12 @@ def test_a_trace_is_replayed_and_cut() -> None:
     assert requests.input_tokens.tolist() == [5, 6, 7]
     assert requests.output_tokens.tolist() == [1, 2, 3]
     assert draw_times(fleet, 5.1, 0)[0].tolist() == trace.time_s.tolist()
+
+
+def test_too_many_requests_are_refused() -> None:
+    """Rates that no memory holds are an error that says the number, before anything is drawn."""
+    with pytest.raises(ValidationError, match=r"1e\+06 req/s × 3,600 s"):
+        draw_requests(Workload([Adapter("a", 8, 1e6)]), 3600.0, 0)
 
 
 def test_slow_streams_may_send_nothing() -> None:
