@@ -55,11 +55,11 @@ def list_profiles(as_json: bool) -> None:
             profile.gpu.name,
             f"{profile.engine.name} {profile.engine.version}",
             number(profile.gpu.price_per_hour, 2),
-            *(number(profile.errors.get(key)) for key in ("throughput", "itl", "ttft")),
+            *(number(profile.errors.get(f"{key}_smape")) for key in ("throughput", "itl", "ttft_queued")),
         ]
         for profile in found
     ]
-    columns = ["profile", "GPU", "engine", "price/h", "error %: tok/s", "ITL", "TTFT"]
+    columns = ["profile", "GPU", "engine", "price/h", "error %: tok/s", "ITL", "TTFT (queued)"]
     show(table(None, columns, rows, left=(0, 1, 2)))
 
 
@@ -124,7 +124,7 @@ def _facts(profile: Profile) -> list[list[str]]:
         ],
         ["memory points", f"{len(memory.measured)} measured"],
         ["step law", f"{profile.latency.form}, {len(profile.latency.coefficients)} terms"],
-        *([f"error, {key}", number(value)] for key, value in profile.errors.items()),
+        *([f"error, {key}", f"{value:g}"] for key, value in profile.errors.items()),
         *([key, value] for key, value in profile.provenance.items()),
         ["fingerprint", profile.fingerprint],
     ]
