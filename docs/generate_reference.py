@@ -1,0 +1,137 @@
+"""Writes docs/reference/ from the code: commands, Python API, strategies. With --check it only compares.
+
+python docs/generate_reference.py [--check]
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+import packer
+from packer import registry
+from packer.cli import cli
+
+FOLDER = Path(__file__).resolve().parent / "reference"
+HEAD = "<!-- Written by docs/generate_reference.py; change the code, not this page. -->\n"
+
+
+def commands() -> str:
+    """Every command with its help."""
+    parts = [HEAD, "# Commands\n", *_shared(), ""]
+    for words, command in _walk(cli, ("packer",)):
+        context = click.Context(command, info_name=" ".join(words), max_content_width=100, terminal_width=100)
+        parts += [f"## {' '.join(words)}\n", "```text", command.get_help(context).rstrip(), "```\n"]
+    return "\n".join(parts)
+
+
+def _shared() -> list[str]:
+    return [
+        "Exit codes: 0 ok, 1 internal error, 2 wrong usage or input, 3 infeasible (or a plan that no longer holds),",
+        "130 interrupted. `PACKER_DEBUG=1` shows where an internal error came from; `NO_COLOR=1` switches colours off;",
+        "defaults come from [packer.toml](../how-to/configure.md).",
+    ]
+
+
+def _walk(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(command)
+    yield words, command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            if child is not None:
+                yield from _walk(child, (*words, name))
+
+
+def api() -> str:
+    """Everything that `import packer` offers."""
+    parts = [HEAD, "# Python API\n", "Everything here is an attribute of `packer`.\n"]
+    for name in packer.__all__:
+        if name.startswith("__"):
+            continue
+        value = getattr(packer, name)
+        parts += [f"## {name}\n", *_signature(name, value), _text(value), ""]
+    return "\n".join(parts)
+
+
+def _signature(name: str, value: object) -> list[str]:
+    if not callable(value) or (inspect.isclass(value) and issubclass(value, (Exception, str))):
+        return []
+    try:
+        shown = str(inspect.signature(value))
+    except ValueError:
+        return []
+    shown = re.sub(r"<factory>|<(function|object)[^>]*>( at 0x[0-9a-f]+>)?", "…", shown)
+    shown = re.sub(r"(: |-> )'([^']*)'", r"\1\2", shown)  # annotations are kept as text
+    if len(name) + len(shown) > 96:
+        shown = re.sub(r", (?=\w+:|\*)", ",\n    ", shown).replace("(", "(\n    ", 1)
+    return ["```python", f"{name}{shown}", "```\n"]
+
+
+def _text(value: object) -> str:
+    """A docstring, its numpydoc sections as lists."""
+    text = inspect.getdoc(value) or ""
+    lines = text.split("\n")
+    out, k, inside = [], 0, False
+    while k < len(lines):
+        if k + 1 < len(lines) and re.fullmatch(r"-{3,}", lines[k + 1]):
+            out += ["", f"**{lines[k]}**", ""]
+            k, inside = k + 2, True
+            continue
+        line = lines[k]
+        if inside and line and not line.startswith(" "):
+            line = f"- `{line}`:" if re.fullmatch(r"[\w, .*]+", line) else line
+        out.append(f"  {line.strip()}" if inside and line.startswith(" ") else line)
+        k += 1
+    return "\n".join(out)
+
+
+def strategies() -> str:
+    """Objectives, solvers and predictors by name."""
+    parts = [
+        HEAD,
+        "# Objectives, solvers, predictors\n",
+        "Registered under these names; see also [write your own](../write-your-own.md).\n",
+    ]
+    for kind in registry.GROUPS:
+        parts += [f"## {kind.capitalize()}s\n"]
+        for name in registry.names(kind):
+            value = registry.load(kind, name)
+            target = value if inspect.isclass(value) else inspect.getmodule(value)
+            summary = (inspect.getdoc(value) or inspect.getdoc(target) or "").split("\n\n")[0]
+            parts.append(f"- `{name}`: {' '.join(summary.split())}")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def pages() -> dict[str, str]:
+    """File name → text of every generated page."""
+    found = {"commands.md": commands(), "api.md": api(), "strategies.md": strategies()}
+    return {name: text.rstrip() + "\n" for name, text in found.items()}
+
+
+def main() -> int:
+    """Write the pages, or say which are out of date."""
+    importlib.import_module("packer.cli")
+    stale = [name for name, text in pages().items() if not _same(FOLDER / name, text)]
+    if "--check" in sys.argv:
+        for name in stale:
+            sys.stderr.write(f"docs/reference/{name} is out of date: python docs/generate_reference.py\n")
+        return 1 if stale else 0
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, "utf-8")
+    return 0
+
+
+def _same(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text("utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Every ```console block of the documents is typed as it stands, page by page, in an empty folder.
+
+A page's blocks run in order and see each other's files; `examples/` is there as in a checkout. What a block can't
+show here (a cluster, a GPU) is marked above it: `<!-- not run: the reason -->`; another exit code than 0 by
+`<!-- exit 3 -->`. Lines that don't start with `$` are output and not compared.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from packer.cli import run
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(
+    r"(?:<!-- (not run|exit|file):? ?([^>]*?) -->\n)?```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / "docs").rglob("*.md")
+    if "reference" not in path.parts and "```console" in path.read_text("utf-8")
+)
+
+
+def commands(body: str) -> list[str]:
+    """The lines after `$`, with what a backslash continues."""
+    joined = body.replace("\\\n", " ")
+    return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def type_in(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and messages of one line: packer in this process, anything else in a shell."""
+    words = shlex.split(line, comments=True)
+    if words[0] != "packer" or set(words) & {"|", "&&", ";"}:
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stdout + done.stderr
+    target = None
+    if ">" in words:
+        at = words.index(">")
+        target, words = Path(words[at + 1]), words[:at]
+    code = run(words[1:])
+    out, err = capsys.readouterr()
+    if target is not None:
+        target.write_text(out, "utf-8")
+    return code, out + err
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader who types a page from top to bottom gets what it promises."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    typed = 0
+    for mark, text, language, body in BLOCK.findall((ROOT / page).read_text("utf-8")):
+        if mark == "file":
+            (tmp_path / text.strip()).write_text(body, "utf-8")
+        if language != "console":
+            continue
+        if mark == "not run":
+            assert text.strip(), f"{page}: a block that is not run must say why"
+            continue
+        for line in commands(body):
+            wanted = int(text) if mark == "exit" else 0
+            code, messages = type_in(line, capsys)
+            assert code == wanted, f"{page}: $ {line}\n{messages}"
+            typed += 1
+    assert typed > 0, f"{page}: no block runs"
+
+
+def test_marks_are_understood() -> None:
+    """A mark above a block that nobody reads would silently run, or not run, the block."""
+    for path in (ROOT / "docs").rglob("*.md"):
+        for mark in re.findall(r"<!-- (not run.*?|exit.*?|file.*?) -->", path.read_text("utf-8")):
+            assert re.fullmatch(r"not run: .+|exit \d+|file: [\w.-]+", mark), f"{path.name}: {mark}"
+
+
+def test_reference_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference pages are what the code says today: python docs/generate_reference.py."""
+    monkeypatch.setenv("PACKER_CONFIG", "")
+    spec = importlib.util.spec_from_file_location(
+        "generate_reference", ROOT / "docs" / "generate_reference.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    stale = [
+        name for name, text in module.pages().items() if text != (module.FOLDER / name).read_text("utf-8")
+    ]
+    assert stale == []
+
+
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="promtool is not installed (Debian: prometheus)"
+)
+def test_recording_rules_are_valid(tmp_path: Path) -> None:
+    """The Prometheus rules of the documents pass Prometheus's own checker."""
+    text = (ROOT / "docs" / "how-to" / "measure-traffic.md").read_text("utf-8")
+    rules = [body for _, _, language, body in BLOCK.findall(text) if language == "yaml"]
+    assert rules
+    for number, body in enumerate(rules):
+        path = tmp_path / f"{number}.yml"
+        path.write_text(body, "utf-8")
+        subprocess.run(["promtool", "check", "rules", path], check=True, capture_output=True, timeout=30)
