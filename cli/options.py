@@ -43,9 +43,11 @@ def _complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: 
     return [name for name in profile_names() if name.startswith(incomplete)]
 
 
-def _complete_registered(
+def complete_registered(
     kind: str,
 ) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Completion of the names registered for a kind of strategy."""
+
     def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
         from packer.registry import names
 
@@ -105,7 +107,7 @@ predictor_option = click.option(
     default="twin",
     show_default=True,
     metavar="NAME|PATH",
-    shell_complete=_complete_registered("predictor"),
+    shell_complete=complete_registered("predictor"),
     help="Who judges a server: the twin, a learned predictor, or the path of a saved one.",
 )
 
@@ -115,7 +117,7 @@ objective_option = click.option(
     default="gpus",
     show_default=True,
     metavar="NAME",
-    shell_complete=_complete_registered("objective"),
+    shell_complete=complete_registered("objective"),
     help="What a good plan is: fewest GPUs, lowest latency, …",
 )
 
@@ -125,7 +127,7 @@ solver_option = click.option(
     default="greedy",
     show_default=True,
     metavar="NAME",
-    shell_complete=_complete_registered("solver"),
+    shell_complete=complete_registered("solver"),
     help="How the plan is searched.",
 )
 

@@ -11,7 +11,10 @@ from packer.cli.interrupt import interruptible
 from packer.cli.output import check_output, note, note_estimated, print_json, progress_bar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from packer.plan import Plan
+    from packer.profile import Profile
 
 DEFAULT_OUTPUT = "plan.json"
 HEADROOM_GPUS = 32
@@ -61,10 +64,23 @@ def plan_options(command: options.F) -> options.F:
 @options.workload_argument
 @options.profiles_option
 @options.objective_option
-@options.solver_option
+@click.option(
+    "--solver",
+    default=None,
+    metavar="NAME",
+    shell_complete=options.complete_registered("solver"),
+    help="How the plan is searched.  [default: greedy; on a given number of GPUs spread-refined]",
+)
 @options.predictor_option
 @options.gpus_option
 @plan_options
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="PROFILE=PRICE",
+    help="Price of a GPU per hour, for the objective cost; repeatable.  [default: the profile's]",
+)
 @options.time_limit_option
 @options.seed_option
 @options.output_option(f"Where to write the plan.  [default: {DEFAULT_OUTPUT}; with --json nowhere]")
@@ -75,13 +91,14 @@ def solve(
     workload_path: str,
     profile_names: tuple[str, ...],
     objective: str,
-    solver: str,
+    solver: str | None,
     predictor: str,
     gpus: int | None,
     max_replicas: int,
     confidence: float | None,
     margin: float | None,
     verify: bool,
+    prices: tuple[str, ...],
     time_limit_s: float | None,
     seed: int,
     output: str | None,
@@ -98,7 +115,8 @@ def solve(
     \b
     Examples:
       packer solve examples/workloads/azure-conv-2023.csv --objective gpus
-      packer solve fleet.csv --objective latency --solver spread --gpus 4
+      packer solve fleet.csv --objective latency --gpus 4
+      packer solve fleet.csv --objective cost --profile big.toml --profile small.toml --price small.toml=1.2
       packer solve fleet.csv --solver auto --predictor forest --time-limit 60 -o plan.json --force
     """
     from packer.io.profiles import load_profile
@@ -107,7 +125,8 @@ def solve(
 
     path = output if output is not None or as_json else DEFAULT_OUTPUT
     check_output(path, force=force)
-    profiles = [load_profile(name) for name in profile_names or (options.DEFAULT_PROFILE,)]
+    names = profile_names or (options.DEFAULT_PROFILE,)
+    profiles = priced({name: load_profile(name) for name in names}, prices)
     fleet = read_workload(workload_path)
     for profile in profiles:
         note_estimated(profile, quiet=quiet)
@@ -130,6 +149,26 @@ def solve(
         )
         plan = with_headroom(plan, predictor, stop=stop())
     return finish(plan, path, named=output is not None, force=force, as_json=as_json, quiet=quiet)
+
+
+def priced(profiles: dict[str, Profile], prices: Sequence[str]) -> list[Profile]:
+    """The profiles with the prices that were given for some of them, as NAME=PRICE."""
+    from dataclasses import replace
+
+    found = dict(profiles)
+    for item in prices:
+        name, _, text = item.rpartition("=")
+        try:
+            price = float(text)
+        except ValueError:
+            price = -1.0
+        if name not in found or not 0.0 <= price < 1e9:
+            known = ", ".join(found)
+            raise click.UsageError(
+                f"--price: expected PROFILE=PRICE with one of {known} and a price >= 0, got {item[:80]!r}."
+            )
+        found[name] = replace(found[name], gpu=replace(found[name].gpu, price_per_hour=price))
+    return list(found.values())
 
 
 def with_headroom(plan: Plan, predictor: str, *, stop: bool) -> Plan:

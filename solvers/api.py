@@ -28,7 +28,7 @@ def solve(
     workload: Workload,
     profile: Profile | Sequence[Profile],
     objective: str | Objective = "gpus",
-    solver: str | Solver = "greedy",
+    solver: str | Solver | None = None,
     predictor: str | Predictor = "twin",
     max_gpus: int | None = None,
     seed: int = 0,
@@ -53,7 +53,8 @@ def solve(
     objective
         Its name, with parameters where it has some ("slo:mean_ttft_ms=500"), or an `Objective`.
     solver, predictor
-        A registered name, the path of a trained predictor, or an object.
+        A registered name, the path of a trained predictor, or an object. Without a solver: greedy, and
+        spread-refined for objectives on a given number of GPUs.
     max_gpus
         Most GPUs that may be used; with an objective that spreads, their exact number.
     seed
@@ -89,6 +90,8 @@ def solve(
     """
     profiles = (profile,) if isinstance(profile, Profile) else tuple(profile)
     goal = load_objective(objective) if isinstance(objective, str) else objective
+    if solver is None:
+        solver = "spread-refined" if goal.fixed_gpus else "greedy"
     search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
     if old_plan is not None and hasattr(goal, "anchored"):
         goal = goal.anchored(_same_fleet_bins(old_plan, workload))
@@ -154,6 +157,11 @@ def _hardened(problem: Problem, search: Solver, judge: Judges, first: Plan) -> P
 
 def _check_fit(problem: Problem, solver: Solver) -> None:
     supports = getattr(problem.objective, "supports", None)
+    models = sorted({profile.model.name for profile in problem.profiles})
+    if len(models) > 1:
+        raise IncompatibleError(
+            f"Expected GPU types that serve one base model, got profiles of {', '.join(models)}."
+        )
     reason = supports(problem.profiles) if supports is not None else None
     if reason is not None:
         raise IncompatibleError(f"The objective {problem.objective.name!r} can't be used here: {reason}.")

@@ -34,7 +34,14 @@ def comparison_figure(rows: Sequence[Row], *, title: str) -> Figure:
     draw = _curves if len(sizes) > 1 else _bars
     judges = sorted({row["judge"] for row in rows if row["judge"]})
     caption = f"Throughput and latencies as judged by {', '.join(judges)}." if judges else ""
-    if len(sizes) > 1:
+    failing = [
+        f"{label}: {row['outcome'].partition(':')[0]}"
+        for label, row in zip(labels(rows), rows, strict=True)
+        if row["outcome"] != "ok"
+    ]
+    if len(sizes) == 1 and failing:
+        caption += f" ✗ {'; '.join(failing)}."
+    elif failing:
         caption += " Points called failing: starved, memory error, unplaced adapters or refused."
     return Figure([draw(rows, *panel) for panel in PANELS], title=title, caption=caption.strip())
 
@@ -52,7 +59,7 @@ def _value(row: Row, key: str) -> float:
 
 def _bars(rows: Sequence[Row], key: str, name: str, unit: str, _log: bool) -> Panel:
     marked = [
-        label if row["outcome"] == "ok" else f"{label} ✗ {row['outcome'].partition(':')[0]}"
+        label if row["outcome"] == "ok" else f"{label} ✗"
         for label, row in zip(labels(rows), rows, strict=True)
     ]
     values = [0.0 if math.isnan(value) else value for value in (_value(row, key) for row in rows)]

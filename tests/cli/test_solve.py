@@ -19,10 +19,11 @@ from packer.cli.compare import split_names
 from packer.cli.interrupt import interruptible
 from packer.io.plans import read_plan
 from packer.io.profiles import write_profile
-from packer.plan import Status
+from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.solvers.judges import load_judge
 from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.twin.live.judge import Verdict
 from packer.workload import Workload
 
 
@@ -128,7 +129,7 @@ def test_a_hot_adapter_is_named_and_split_if_allowed(capsys: pytest.CaptureFixtu
         (["--predictor", "twinn"], "Unknown predictor"),
         (["--gpus", "0"], "--gpus"),
         (["--objective", "latency"], "--gpus"),
-        (["--objective", "latency", "--gpus", "2"], "take the solver spread"),
+        (["--objective", "latency", "--gpus", "2", "--solver", "greedy"], "take the solver spread"),
         (["--objective", "slo"], "at least one limit"),
         (["--margin", "0.1", "--confidence", "0.9"], "both"),
         (["-o", "no/such/dir/plan.json"], "no directory"),
@@ -144,6 +145,28 @@ def test_wrong_choices_are_one_line_and_exit_code_2(
     assert says in err
     assert "Traceback" not in err
     assert not Path("plan.json").exists()
+
+
+def test_spreading_over_given_gpus_needs_no_solver(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--objective latency --gpus N` alone spreads over N GPUs."""
+    assert packer("solve", fleet(n=24), "--objective", "latency", "--gpus", "4") == 0
+    plan = read_plan("plan.json")
+    assert (plan.n_gpus, plan.solver) == (4, "spread-refined")
+
+
+def test_prices_choose_the_gpu_type(capsys: pytest.CaptureFixture[str]) -> None:
+    """With two GPU types of the same power the plan takes the cheaper one, by the prices given."""
+    write_profile(small_profile("second/test-model", None), "second.toml")
+    words = ["solve", fleet(), "--objective", "cost", "--profile", "second.toml"]
+    assert packer(*words) == 2
+    assert "price_per_hour" in capsys.readouterr().err
+    assert packer(*words, "--price", "second.toml=0.5") == 0
+    plan = read_plan("plan.json")
+    assert {item.profile.name for item in plan.bins} == {"second/test-model"}
+    assert plan.objective_value[0] == 0.5 * plan.n_gpus
+    for wrong in ("second.toml", "third.toml=1", "second.toml=free", "second.toml=-1"):
+        assert packer(*words, "--force", "--price", wrong) == 2
+        assert "--price: expected PROFILE=PRICE" in capsys.readouterr().err
 
 
 class Interrupting(AnalyticPredictor):
@@ -254,6 +277,26 @@ def test_compare_sweeps_over_sizes(
     gpus = {(row["solver"], row["adapters"]): row["gpus"] for row in rows}
     assert all(gpus["greedy", n] <= gpus["greedy-paper", n] for n in (20, 40, 60, 80))
     assert "greedy-paper" in Path("plot.html").read_text()
+
+
+def test_compare_by_real_servers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --judge vllm the figures and outcomes are the real servers'."""
+    monkeypatch.setattr("packer.solvers.compare.TwinPredictor", lambda seed: AnalyticPredictor())
+    monkeypatch.setattr("packer.twin.live.launch.read_launch", lambda path: path)
+
+    def measure(plans: dict[str, Plan], *_: object) -> dict[str, Verdict]:
+        fine = Verdict(1, 0, 111.0, 100.0, 110.0, 22.0, 3.0, (), (), ())
+        starved = Verdict(1, 0, 99.0, 100.0, 110.0, None, None, (0,), (), ())
+        return {name: starved if plan.solver == "maxbase" else fine for name, plan in plans.items()}
+
+    monkeypatch.setattr("packer.twin.live.judge.judge", measure)
+    names = ["--solvers", "greedy,maxbase", "--judge", "vllm", "--launch", "launch.toml"]
+    assert packer("compare", fleet(), *names, "--json") == 0
+    rows = {row["solver"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["greedy"]["judged_total_token_throughput"] == 111.0
+    assert rows["greedy"]["judge"] == "vllm"
+    assert rows["maxbase"]["outcome"] == "starved on 1"
+    assert rows["maxbase"]["judged_mean_ttft_ms"] is None
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,11 @@ def test_bins_that_starve_make_a_plan_infeasible() -> None:
         ({"objective": "gpu"}, UnknownNameError, "Did you mean 'gpus'"),
         ({"solver": "greddy"}, UnknownNameError, "Did you mean 'greedy'"),
         ({"predictor": "twinn"}, UnknownNameError, "Did you mean 'twin'"),
-        ({"objective": "latency", "max_gpus": 2}, IncompatibleError, "take the solver spread"),
+        (
+            {"objective": "latency", "max_gpus": 2, "solver": "greedy"},
+            IncompatibleError,
+            "take the solver spread",
+        ),
         ({"objective": "latency", "solver": "spread"}, ValidationError, "--gpus"),
         ({"objective": "moves"}, IncompatibleError, "packer replan"),
         ({"solver": "replan"}, IncompatibleError, "packer replan"),
