@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.io.profiles import load_profile
@@ -42,6 +42,7 @@ def test_line_by_hand(make_profile: Callable[..., Profile]) -> None:
 
 
 @given(st.integers(1, 200), st.integers(0, 50_000))
+@settings(deadline=None)
 def test_residuals_are_interpolated(loras: int, shift: int) -> None:
     """Between two measured points of a rank the residual is a straight line, and constant beyond them."""
     profile = load_profile(SHIPPED[0])
