@@ -161,20 +161,18 @@ class ExactSearch:
                 return
 
     def _prove(self, relaxation: Relaxation) -> None:
-        """Generate columns and certify, again while the certification finds better bins."""
-        done = False
-        while not done and not self.closed:
+        """Generate columns and certify, until the bound is as good as the relaxation makes it."""
+        while not self.closed:
             relaxation.run(lambda: self.closed)
-            done = relaxation.prove(len(self.bins), _JUDGED_BEYOND)
-        master = relaxation.master
-        if master is None or relaxation.bound <= self.bound.value:
-            return
-        self._raise(Bound(relaxation.bound, self._source(relaxation)), relaxation.exhaustive)
+            sound = relaxation.prove(len(self.bins), _JUDGED_BEYOND)
+            if relaxation.bound > self.bound.value:
+                self._raise(Bound(relaxation.bound, self._source(relaxation)), relaxation.exhaustive)
+            if sound and relaxation.converged:
+                return
 
     def _source(self, relaxation: Relaxation) -> str:
-        assert relaxation.master is not None
         name = self.problem.predictor.name
-        text = f"linear relaxation of the pattern model: {relaxation.master.value:.3f} bins; "
+        text = f"linear relaxation of the pattern model: {relaxation.value:.3f} bins; "
         if relaxation.exhaustive:
             return text + (
                 f"no plan with fewer GPUs passes the predictor {name!r}, if a bin that holds an infeasible "
