@@ -40,6 +40,7 @@ FIGURES = (
 @options.output_option("Write the plan with the new evaluations to this file.")
 @options.force_option
 @options.json_option
+@options.quiet_option
 def evaluate(
     plan_path: str,
     predictor: str,
@@ -49,6 +50,7 @@ def evaluate(
     output: str | None,
     force: bool,
     as_json: bool,
+    quiet: bool,
 ) -> int:
     """Judge a plan again: another predictor, seed, duration or load.
 
@@ -70,11 +72,11 @@ def evaluate(
     found = evaluate_plan(plan, predictor, seed=seed, duration_s=duration_s, rate_factor=rate_factor)
     if as_json:
         print_json(plan_to_dict(found))
-    else:
+    elif not quiet:
         show(_comparison(plan, found), *_verdict(found))
     if output is not None:
         write_plan(found, output, force=force)
-        note(f"wrote {output}")
+        note(f"wrote {output}", quiet=quiet)
     return 3 if found.status is Status.INFEASIBLE else 0
 
 
