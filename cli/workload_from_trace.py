@@ -7,11 +7,15 @@ import click
 from packer.cli.options import (
     NumberList,
     force_option,
+    json_option,
     output_option,
     quiet_option,
     rate_factor_option,
     seed_option,
 )
+
+UNRECORDED = ("notes", "output", "force", "as_json", "quiet")
+"""Options that don't change what the file says."""
 
 
 @click.command(name="from-trace")
@@ -49,6 +53,7 @@ from packer.cli.options import (
 @seed_option
 @output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
 @force_option
+@json_option
 @quiet_option
 def from_trace(
     trace_path: str,
@@ -61,6 +66,7 @@ def from_trace(
     seed: int,
     output: str,
     force: bool,
+    as_json: bool,
     quiet: bool,
 ) -> None:
     """Measure a workload from a trace of requests: rates, mean lengths, their spread and correlation.
@@ -73,8 +79,8 @@ def from_trace(
     Example:
       packer workload from-trace trace.csv.gz --adapters 200 --ranks 8,16,32 -o fleet.csv
     """
-    from packer.cli.output import check_output, note
-    from packer.cli.workload_describe import headline
+    from packer.cli.output import check_output, note, print_json
+    from packer.cli.workload_describe import headline, summarise
     from packer.io.workloads import write_workload
     from packer.traces.assign import assign_adapters, assign_ranks
     from packer.traces.measure import measure_workload, rounded
@@ -93,9 +99,12 @@ def from_trace(
     if not replay:
         fleet = rounded(fleet)
     write_workload(fleet, output, force=force, comments=[*notes, _command(trace_path, output)])
-    if trace.dropped:
+    if trace.dropped and not as_json:
         note(f"{trace.dropped} requests without tokens left out", quiet=quiet)
-    note(f"{output}: {headline(fleet)}", quiet=quiet)
+    if as_json:
+        print_json({**summarise(fleet), "output": output, "requests": len(trace), "dropped": trace.dropped})
+    else:
+        note(f"{output}: {headline(fleet)}", quiet=quiet)
 
 
 def _command(trace_path: str, output: str) -> str:
@@ -109,7 +118,7 @@ def _command(trace_path: str, output: str) -> str:
     for option in context.command.params:
         name = option.name or ""
         unasked = context.get_parameter_source(name) is ParameterSource.DEFAULT
-        if unasked or not isinstance(option, click.Option) or name in ("notes", "output", "force", "quiet"):
+        if unasked or not isinstance(option, click.Option) or name in UNRECORDED:
             continue
         value = context.params[name]
         text = ",".join(f"{item:g}" for item in value) if isinstance(value, tuple) else str(value)

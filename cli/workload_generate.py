@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from packer.cli.options import NumberList, force_option, output_option, quiet_option, seed_option
+from packer.cli.options import NumberList, force_option, json_option, output_option, quiet_option, seed_option
 
 
 @click.command()
@@ -45,6 +45,7 @@ from packer.cli.options import NumberList, force_option, output_option, quiet_op
 @seed_option
 @output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
 @force_option
+@json_option
 @quiet_option
 def generate(
     n_adapters: int,
@@ -57,6 +58,7 @@ def generate(
     seed: int,
     output: str,
     force: bool,
+    as_json: bool,
     quiet: bool,
 ) -> None:
     """Make up a workload. Lengths have the shape of ShareGPT's (gamma) unless their means are given.
@@ -66,8 +68,8 @@ def generate(
       packer workload generate --adapters 256 --rates 0.1,0.05,0.025 --ranks 8,16 -o fleet.csv
       packer workload generate --adapters 1000 --total-rate 50 --exponent 1.2 -o fleet.csv
     """
-    from packer.cli.output import check_output, note
-    from packer.cli.workload_describe import headline
+    from packer.cli.output import check_output, note, print_json
+    from packer.cli.workload_describe import headline, summarise
     from packer.errors import IncompatibleError
     from packer.io.workload_schema import checked_mean
     from packer.io.workloads import write_workload
@@ -92,4 +94,7 @@ def generate(
         seed=seed,
     )
     write_workload(fleet, output, force=force)
-    note(f"{output}: {headline(fleet)}", quiet=quiet)
+    if as_json:
+        print_json({**summarise(fleet), "output": output})
+    else:
+        note(f"{output}: {headline(fleet)}", quiet=quiet)

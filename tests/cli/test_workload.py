@@ -25,6 +25,9 @@ def test_generate_and_describe(tmp_path: Path, capsys: Capture) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     assert "12 adapters, 1.8 req/s" in err
+    assert run(["workload", "generate", "--adapters", "3", "--json", "-o", f"{path}.gz"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["adapters"], facts["output"]) == (3, f"{path}.gz")
     assert run(["workload", "describe", path, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["adapters"] == 12
@@ -76,6 +79,10 @@ def test_from_trace(tmp_path: Path, capsys: Capture) -> None:
     assert header[0] == "# Mine"
     assert header[1].startswith("# packer workload from-trace trace.csv --adapters 4 --ranks 8 ")
     assert header[1].endswith("--rate-factor 2.0 --seed 3 -o f.csv")
+    assert run([*words.split(), "--force", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["adapters"], facts["requests"], facts["dropped"]) == (4, 101, 1)
+    assert path.read_text().splitlines()[:2] == header
 
 
 def test_from_trace_replay(tmp_path: Path) -> None:
