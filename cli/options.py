@@ -121,14 +121,13 @@ objective_option = click.option(
     help="What a good plan is: fewest GPUs, lowest latency, …",
 )
 
-# solver: str
+# solver: str | None
 solver_option = click.option(
     "--solver",
-    default="greedy",
-    show_default=True,
+    default=None,
     metavar="NAME",
     shell_complete=complete_registered("solver"),
-    help="How the plan is searched.",
+    help="How the plan is searched.  [default: greedy; on a given number of GPUs spread-refined]",
 )
 
 # gpus: int | None

@@ -64,13 +64,7 @@ def plan_options(command: options.F) -> options.F:
 @options.workload_argument
 @options.profiles_option
 @options.objective_option
-@click.option(
-    "--solver",
-    default=None,
-    metavar="NAME",
-    shell_complete=options.complete_registered("solver"),
-    help="How the plan is searched.  [default: greedy; on a given number of GPUs spread-refined]",
-)
+@options.solver_option
 @options.predictor_option
 @options.gpus_option
 @plan_options

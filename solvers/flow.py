@@ -22,7 +22,7 @@ _COST_UNIT = 1e-4
 
 
 class Flow:
-    """Source → adapter (replicas that its rate needs) → GPU (cost: the load there) → sink (slots).
+    """Flow from adapters (as many units as replicas) to GPUs (cost: the load there) with free slots.
 
     Adapters enter in rounds of as many units as there are GPUs, the heaviest first, each GPU taking one a
     round; the cost of a GPU is the load that it has so far, less a bonus where the adapter already runs.

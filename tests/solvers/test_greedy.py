@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
+from packer.solvers.bounds import Bounds
 from packer.solvers.cache import CachedPredictor
+from packer.solvers.exact.solver import Exact
 from packer.solvers.greedy import Greedy
 from packer.solvers.greedy_paper import GreedyPaper
 from packer.solvers.search import largest
@@ -46,6 +48,17 @@ def test_never_more_gpus_than_the_paper(workload: Workload) -> None:
     if not paper.unplaced:
         assert found.unplaced == ()
         assert len(found.bins) <= len(paper.bins)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bound_exact_greedy_paper_stand_in_order(seed: int) -> None:
+    """A lower bound is at most the exact plan, that at most greedy's, and that at most the paper's."""
+    posed = problem(random_fleet(24, seed=seed, rates=(1.6, 0.8, 0.2)), time_limit_s=20.0)
+    bound = Bounds().solve(posed).lower_bound
+    exact, own, paper = (solver.solve(posed) for solver in (Exact(), Greedy(), GreedyPaper()))
+    assert bound is not None
+    assert bound <= len(exact.bins) <= len(own.bins)
+    assert paper.unplaced or len(own.bins) <= len(paper.bins)
 
 
 def test_fewer_gpus_where_the_paper_stops_at_testing_points() -> None:
