@@ -11,6 +11,9 @@ from packer.cli import options
 from packer.cli.output import note, print_json
 from packer.export.formats import FORMATS
 
+_STARTS = ("vllm", "compose", "k8s", "helm", "aibrix")
+"""Formats that name the base model."""
+
 
 @click.command()
 @options.plan_argument
@@ -124,6 +127,10 @@ def export(
         adapters_claim=adapters_claim,
         token_secret=token_secret,
     )
+    names = {item.profile.model.name for item in plan.bins}
+    if model is None and format_name in _STARTS and any("/" not in name for name in names):
+        listed = ", ".join(sorted(names))
+        note(f"the profile calls the base model {listed}; --model gives vLLM its repository", quiet=quiet)
     files = export_plan(plan, format_name, chosen)
     if as_json:
         print_json({"format": format_name, "files": files})

@@ -74,8 +74,14 @@ def yaml_text(documents: Iterable[object]) -> str:
     """YAML documents; texts are quoted so that YAML 1.1 and 1.2 readers agree on them."""
     import yaml
 
+    parts = list(documents)
     return yaml.dump_all(
-        documents, Dumper=_dumper(), sort_keys=False, allow_unicode=False, width=2**31, explicit_start=True
+        parts,
+        Dumper=_dumper(),
+        sort_keys=False,
+        allow_unicode=False,
+        width=2**31,
+        explicit_start=len(parts) > 1,
     )
 
 

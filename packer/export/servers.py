@@ -196,6 +196,7 @@ def _server(plan: Plan, index: int, options: Options, paths: Mapping[str, str]) 
         Module(plan.workload.names[i], paths[plan.workload.names[i]], plan.workload.adapters[i].rank, share)
         for i, share in zip(item.adapters, shares, strict=True)
     ]
+    modules.sort(key=lambda module: module.name)
     version = profile.engine.version.removeprefix("v")
     tag = f"v{version}" if _VERSION.fullmatch(version) else "latest"
     return Server(
