@@ -43,22 +43,29 @@ JUDGED_BINS = 12
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the options and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--predictor", default="boosting", help="who judges bins in the searches")
+    parser.add_argument(
+        "--predictor",
+        default="boosting",
+        help="who judges bins in the searches; in the path of a trained one, {model} stands for the model",
+    )
+    parser.add_argument("--label", help="what the results call the predictor (default: its name)")
     parser.add_argument("--time-limit", type=float, default=60.0, help="of auto, s")
     parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
     parser.add_argument("--only", default="", help="instances whose name starts like this")
     options = parser.parse_args(argv)
+    options.label = options.label or options.predictor
     done = {key(row) for row in read(options.results)}
     for instance in suite():
         if not instance.name.startswith(options.only):
             continue
         judge: Predictor | None = None
         for solver, objective in wanted(instance):
-            identity = (instance.name, solver, objective, options.predictor)
+            identity = (instance.name, solver, objective, options.label)
             if identity in done:
                 continue
             if judge is None:
-                judge = packer.load_predictor(options.predictor, packer.load_profile(instance.profile))
+                name = options.predictor.format(model=instance.profile.split("/")[1])
+                judge = packer.load_predictor(name, packer.load_profile(instance.profile))
             row = run(instance, solver, objective, judge, options)
             append(options.results, row)
             print(f"{row['instance']:36} {solver:14} {objective:8} {outcome(row)}", flush=True)
@@ -82,7 +89,7 @@ def run(
     gpus = None
     if objective == "latency":
         # Half as many GPUs again as greedy needs: room to spread, but not without limit.
-        gpus = math.ceil(1.5 * greedy_gpus(options.results, instance.name, options.predictor))
+        gpus = math.ceil(1.5 * greedy_gpus(options.results, instance.name, options.label))
     row: dict[str, Any] = {
         "instance": instance.name,
         "profile": instance.profile,
@@ -90,7 +97,7 @@ def run(
         "adapters": len(fleet),
         "solver": solver,
         "objective": objective,
-        "predictor": options.predictor,
+        "predictor": options.label,
         "machine": machine(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
