@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
 import shutil
+import socket
 import subprocess
+import threading
+import time
+import urllib.error
 import urllib.parse
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +198,77 @@ def test_litellm_lists_every_adapter(hostile_plan: Plan) -> None:
     assert set(groups) == set(want)
     for name, places in groups.items():
         assert places == pytest.approx(want[name], abs=1e-3)
+
+
+class _Echo(http.server.BaseHTTPRequestHandler):
+    """A stand-in for a server that answers with its own port."""
+
+    def do_GET(self) -> None:
+        """Say who was reached."""
+        body = str(self.server.server_address[1]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Silence."""
+
+
+@pytest.fixture
+def nginx(hostile_plan: Plan, tmp_path: Path) -> Iterator[tuple[int, list[int]]]:
+    """A real nginx with the exported file in front of three servers: its port, and theirs."""
+    binary = shutil.which("nginx")
+    if binary is None:
+        pytest.skip("nginx is not installed (Debian: nginx-light)")
+    echoes = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Echo) for _ in hostile_plan.bins]
+    ports = [echo.server_address[1] for echo in echoes]
+    for echo in echoes:
+        threading.Thread(target=echo.serve_forever, daemon=True).start()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    text = export_plan(hostile_plan, "nginx", Options(address="127.0.0.1:{port}"))["nginx.conf"]
+    for gpu, real in enumerate(ports):
+        text = text.replace(f"server 127.0.0.1:{8000 + gpu};", f"server 127.0.0.1:{real};")
+    (tmp_path / "packer.conf").write_text(text.replace("listen 8080", f"listen 127.0.0.1:{port}"))
+    folders = " ".join(
+        f"{name}_temp_path {tmp_path}/{name};"
+        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    main = tmp_path / "nginx.conf"
+    main.write_text(
+        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}}\n"
+        f"http {{ access_log off; {folders} include {tmp_path}/packer.conf; }}\n"
+    )
+    with subprocess.Popen([binary, "-c", main, "-e", tmp_path / "error.log", "-p", tmp_path]) as process:
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert time.monotonic() < deadline, (tmp_path / "error.log").read_text()
+            time.sleep(0.05)
+        yield port, ports
+        process.terminate()
+    for echo in echoes:
+        echo.shutdown()
+        echo.server_close()
+
+
+def test_real_nginx_routes_every_name(hostile_plan: Plan, nginx: tuple[int, list[int]]) -> None:
+    """A request with the name's header key reaches one of its servers; an unknown name is refused."""
+    port, servers = nginx
+
+    def reached(key: str) -> int:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions", headers={"X-Adapter": key}
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return servers.index(int(answer.read()))
+
+    for name, places in planned(hostile_plan).items():
+        assert f"gpu-{reached(quoting.header_key(name))}" in places
+    split = {reached(quoting.header_key("plain")) for _ in range(60)}
+    assert split == {0, 1, 2}
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        reached("unknown")
