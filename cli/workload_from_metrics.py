@@ -124,10 +124,9 @@ def from_metrics(
 
     \b
     Examples:
-      packer workload from-metrics --url http://prometheus:9090 --ranks ranks.csv -o fleet.csv packer
-      workload from-metrics --url http://prometheus:9090 --span 604800 --at p95 --save week.json -o
-      fleet.csv packer workload from-metrics --input week.json --by-time-of-day --loads day.csv -o fleet.csv
-      --force
+      packer workload from-metrics --url http://prometheus:9090 --ranks ranks.csv -o fleet.csv
+      packer workload from-metrics --url http://prometheus:9090 --at p95 --save week.json -o fleet.csv
+      packer workload from-metrics --input week.json --by-time-of-day --loads day.csv -o fleet.csv
     """
     from packer.cli.observed import chosen_rates, finish, metrics_workload, read_ranks
     from packer.cli.output import check_output, note

@@ -16,6 +16,7 @@ from pydantic import Field
 from packer import checks
 from packer.errors import FileFormatError, ValidationError
 from packer.io.files import read_text
+from packer.io.profiles import EngineTable, GpuTable, ModelTable
 from packer.io.schema import Table, parse
 from packer.profile import EngineSpec, GpuSpec, ModelSpec
 
@@ -113,31 +114,13 @@ class Launch:
         return self.adapter_path.format(name=name, rank=rank)
 
 
-class _Model(Table):
-    name: str
+class _Model(ModelTable):
     path: str
-    weights_bytes: float
-    kv_bytes_per_token: float
-    lora_bytes_per_rank: float
 
 
-class _Gpu(Table):
-    name: str
-    memory_bytes: float
-    price_per_hour: float | None = None
-
-
-class _Engine(Table):
+class _Engine(EngineTable):
     name: str = "vllm"
     version: str = "unknown"
-    max_model_len: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    block_size: int = 16
-    gpu_memory_utilization: float = 0.9
-    max_cpu_loras: int | None = None
-    dtype: str = "bfloat16"
-    tensor_parallel_size: int = 1
 
 
 class _Emulation(Table):
@@ -149,7 +132,7 @@ class _LaunchFile(Table):
     name: str
     adapter_path: str
     model: _Model
-    gpu: _Gpu
+    gpu: GpuTable
     engine: _Engine
     python: str = "python"
     command: list[str] = Field(default_factory=lambda: list(DEFAULT_COMMAND))
