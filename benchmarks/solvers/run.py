@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--time-limit", type=float, default=60.0, help="of auto, s")
     parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
     parser.add_argument("--only", default="", help="instances whose name starts like this")
+    parser.add_argument("--solvers", nargs="*", help="these only")
     options = parser.parse_args(argv)
     options.label = options.label or options.predictor
     done = {key(row) for row in read(options.results)}
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             continue
         judge: Predictor | None = None
         for solver, objective in wanted(instance):
+            if options.solvers and solver not in options.solvers:
+                continue
             identity = (instance.name, solver, objective, options.label)
             if identity in done:
                 continue
