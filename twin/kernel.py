@@ -24,7 +24,7 @@ from packer.twin.kernel_state import (
     ADAPTER_LOADS, BUSY_S, CONTEXT, DISK_LOADS, EXHAUSTED, FINISH, FIRST, FLAGS, GENERATED, KEY, LAST,
     LEFT_RUNNING, LEFT_WAITING, LOAD_S, NEXT, OUTPUT, OWNER, PEAK_BLOCKS, PEAK_RUNNING, PREEMPTIONS,
     PROMPT, REFUSED, SENT, SENT_AT, START, STEPS, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED,
-    T_PREFILL, T_RUNNING, T_WAITING, TAKEN, FloatArray, IntArray, count_before, count_returned,
+    T_PREFILL, T_RUNNING, T_WAITING, TAKEN, FloatArray, IntArray, count_before,
     fenwick_add, heap_pop, heap_push, heap_update, link_last, unlink,
 )  # fmt: skip
 
@@ -67,7 +67,7 @@ def run(
     size_active, size_idle = 0, 0
 
     now, step, arrived, taken = 0.0, 0, 0, 0
-    waiting, returned, decodes, running, active, active_ranks = 0, 0, 0, 0, 0, 0
+    waiting, decodes, running, active, active_ranks = 0, 0, 0, 0, 0
     used, context, front = 0, 0, 0
     partial, partial_done = -1, 0  # the one request whose prefill is cut by the budget
 
@@ -161,7 +161,6 @@ def run(
             cpu_used[a] = step
             front -= 1
             waiting += 1
-            returned += 1
             req[r, KEY] = front
             req[r, NEXT] = head[a]
             was_waiting = head[a] >= 0
@@ -197,7 +196,7 @@ def run(
         load_ms = 0.0
         scanned = 0
         if waiting > 0 and preempted == 0:
-            last_key = front - 1  # key of the last request looked at
+            last_key = -1  # key of the last request looked at
             while budget > 0 and running < max_seqs and partial < 0:
                 a = -1
                 if size_active > 0:
@@ -206,7 +205,7 @@ def run(
                     a = heap_idle[0]
                 if a < 0:
                     scanned = waiting  # all of them were looked at, none fits a slot
-                    last_key = front - 1
+                    last_key = -1
                     break
                 r = head[a]
                 last_key = req[r, KEY]
@@ -230,9 +229,7 @@ def run(
                 # admit r
                 used += blocks
                 waiting -= 1
-                if last_key < 0:
-                    returned -= 1
-                elif counting:
+                if counting and last_key >= 0:
                     fenwick_add(tree, r, -1)
                 head[a] = req[r, NEXT]
                 if head[a] >= 0:
@@ -287,13 +284,9 @@ def run(
                 else:
                     req[r, NEXT] = ended_first
                     ended_first = r
-            if counting and size_idle > 0 and active >= slots and last_key >= front:
-                if last_key >= 0:
-                    scanned = returned + count_before(tree, last_key)
-                elif returned > 0:
-                    scanned = count_returned(heap_idle, size_idle, head, req, last_key)
-            if returned == 0:
-                front = 0
+            # Preempted requests (keys < 0) are never passed over: they come first, and their slots are free.
+            if counting and last_key > 0 and size_idle > 0 and active >= slots:
+                scanned = count_before(tree, last_key)
 
         # ---- the step itself
         if paper_form:

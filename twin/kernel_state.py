@@ -185,18 +185,6 @@ def count_before(tree: IntArray, i: int) -> int:
 
 
 @njit(**FLAGS)
-def count_returned(heap: IntArray, size: int, head: IntArray, requests: IntArray, limit: int) -> int:
-    """Waiting requests of a heap's adapters that stand before the key `limit`, one by one."""
-    total = 0
-    for i in range(size):
-        r = head[heap[i]]
-        while r >= 0 and requests[r, KEY] < limit:
-            total += 1
-            r = requests[r, NEXT]
-    return total
-
-
-@njit(**FLAGS)
 def link_last(before: IntArray, after: IntArray, sentinel: int, i: int) -> None:
     """Append `i` to the doubly linked ring around `sentinel`."""
     last = before[sentinel]

@@ -237,8 +237,8 @@ def test_busy_server_is_the_oracle(policy: str, max_outstanding: int | None) -> 
     assert (naive.refused > 100) == (max_outstanding is not None)
 
 
-def test_passed_over_requests_are_counted_behind_preempted_ones() -> None:
-    """Preempted requests that find no slot when they come back count as passed over too."""
+def test_passed_over_requests_are_counted_beside_preempted_ones() -> None:
+    """The count of requests passed over is exact while preempted ones come and go at the queue's front."""
     case = _busy(per_waiting_scanned_ms=0.5)
     scanned = replace(
         case, profile=replace(case.profile, engine=replace(case.profile.engine, max_num_seqs=8)), max_loras=2

@@ -7,10 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.twin.kernel_state import (
-    KEY,
-    NEXT,
     count_before,
-    count_returned,
     fenwick_add,
     heap_pop,
     heap_push,
@@ -77,16 +74,6 @@ def test_ring_keeps_the_order_of_arrival(toggles: list[int]) -> None:
             backward.append(int(back))
             back = before[back]
         assert forward == members == backward[::-1]
-
-
-def test_returned_requests_are_counted_up_to_a_key() -> None:
-    """Of each adapter's waiting requests, sorted by key, those below the limit count."""
-    requests = np.zeros((6, 8), np.int64)
-    requests[:, KEY] = [-5, -3, 7, -4, -1, 2]
-    requests[:, NEXT] = [1, 2, -1, 4, 5, -1]
-    head, heap = np.array([3, 0]), np.array([1, 0])
-    assert [count_returned(heap, 2, head, requests, limit) for limit in (-5, -3, 0, 3)] == [0, 2, 4, 5]
-    assert count_returned(heap, 1, head, requests, 0) == 2
 
 
 def test_new_state_is_empty() -> None:
