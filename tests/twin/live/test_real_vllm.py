@@ -14,6 +14,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.lengths import Lengths
+from packer.twin.live import calibration
 from packer.twin.live.calibration import Grid, calibrate
 from packer.twin.live.environment import probe
 from packer.twin.live.launch import read_launch
@@ -34,11 +35,13 @@ def reason_to_skip() -> str:
     return found if isinstance(found, str) else ""
 
 
-def test_calibrate_and_validate_on_real_vllm(tmp_path: Path) -> None:
+def test_calibrate_and_validate_on_real_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server is calibrated, another load runs on its kind, and both ends come together in a report."""
     reason = reason_to_skip()
     if reason:
         pytest.skip(reason)
+    monkeypatch.setattr(calibration, "BURST_BATCHES", (1, 4, 16))
+    monkeypatch.setattr(calibration, "MIXED_S", 5.0)
     launch = read_launch(os.environ[VARIABLE])
     profile, outcomes, _ = calibrate(launch, tmp_path / "calibrate", grid=Grid(((4, 8),)))
     assert all(o.complete for o in outcomes), [o.failure for o in outcomes]
@@ -49,7 +52,7 @@ def test_calibrate_and_validate_on_real_vllm(tmp_path: Path) -> None:
     )
     bin_ = Bin((0, 1, 2, 3), 4, 8, profile)
     (report,) = Validation(
-        launch, fleet, [bin_], tmp_path / "validate", ValidationSpec(duration_s=20.0)
+        launch, fleet, [bin_], tmp_path / "validate", ValidationSpec(duration_s=10.0)
     ).run()
     assert report.failure is None
     assert report.memory_error == (False, False)
