@@ -67,10 +67,11 @@ def test_worked_example() -> None:
     """
     script = Scripted(lambda n, p: float(n * 10 + p) if n <= 20 else None)
     found = GreedyPaper().solve(with_script(40, script))
-    assert [(b.adapters, b.max_loras) for b in found.bins] == [
-        (tuple(range(16)), 16),
-        (tuple(range(16, 32)), 16),
-        (tuple(range(32, 40)), 8),
+    line = [i for k in range(20) for i in (k, 39 - k)]  # equal rates in zigzag: first, last, second, …
+    assert [(list(b.adapters), b.max_loras) for b in found.bins] == [
+        (line[:16], 16),
+        (line[16:32], 16),
+        (line[32:], 8),
     ]
     fill = [[(8, 8)], [(16, 8), (16, 16)], [(24, 16), (24, 32)]]
     assert script.asked[:2] == fill[:2]
@@ -91,7 +92,7 @@ def test_an_untested_rest_that_fails_is_infeasible() -> None:
     script = Scripted(lambda n, p: 1.0 if n <= 8 else None)
     found = GreedyPaper().solve(with_script(12, script, max_gpus=1))
     assert [len(b.adapters) for b in found.bins] == [8]
-    assert found.unplaced == (8, 9, 10, 11)
+    assert found.unplaced == (4, 7, 5, 6)  # the end of 0, 11, 1, 10, 2, 9, 3, 8, 4, 7, 5, 6
     assert "--gpus" in found.reasons[0]
 
 

@@ -19,6 +19,7 @@ from packer.plan import Plan
 from packer.solvers.api import solve
 from packer.solvers.balance import even_parts
 from packer.solvers.base import Problem, Solver
+from packer.solvers.cache import CachedPredictor
 from packer.solvers.dlora import DLora
 from packer.solvers.headroom import LARGEST, headroom
 from packer.solvers.replan import Replan
@@ -35,7 +36,9 @@ JUDGE = AnalyticPredictor()
 
 def latencies(posed: Problem, solver: Solver) -> tuple[bool, float, float]:
     """Feasible?, mean TTFT and mean ITL over requests of a solver's plan."""
-    bins = solver.solve(posed).bins
+    found = solver.solve(posed)
+    check(posed, found)
+    bins = found.bins
     rows = posed.predictor.evaluate(posed.workload, bins)
     weights = [b.rates(posed.workload).sum() for b in bins]
     ttft, itl = (np.average(column, weights=weights) for column in (rows.mean_ttft_ms, rows.mean_itl_ms))
@@ -43,17 +46,15 @@ def latencies(posed: Problem, solver: Solver) -> tuple[bool, float, float]:
 
 
 @given(st.integers(0, 500), st.integers(2, 5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_refined_is_no_worse_than_spread_and_dlora(seed: int, gpus: int) -> None:
     """Where plain spreading is feasible, so is the refined plan, and no slower than either rival."""
     workload = random_fleet(30, seed=seed, rates=(0.8, 0.4, 0.1), ranks=(8, 16, 64))
-    posed = problem(workload, objective=Latency(), predictor=JUDGE, max_gpus=gpus)
-    refined = SpreadRefined().solve(posed)
-    check(posed, refined)
+    posed = problem(workload, objective=Latency(), predictor=CachedPredictor(JUDGE), max_gpus=gpus)
+    mine = latencies(posed, SpreadRefined())
     for rival in (Spread(), DLora()):
         ok, ttft, itl = latencies(posed, rival)
         if ok:
-            mine = latencies(posed, SpreadRefined())
             assert mine[0]
             assert mine[1] + 195 * mine[2] <= 1.001 * (ttft + 195 * itl)
 
