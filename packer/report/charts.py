@@ -81,7 +81,7 @@ def _chart(
         series.append(Scatter([x for x, _, _ in ends], [y for _, y, _ in ends], "breaks", color=1))
         legend.append(("dot c1", "breaks"))
     broken = [factor for factor, _, _ in ends]
-    marks = [Mark(min(broken), "first one breaks")] if broken else []
+    marks = [Mark(min(broken), "" if mark is None else "first one breaks")] if broken else []
     panel = Panel(
         series,
         title=title,

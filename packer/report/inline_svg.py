@@ -166,7 +166,9 @@ def _marks(panel: Panel, x: Scale, y: Scale) -> list[Markup]:
         if item.label:
             at, anchor = (left + 4, "start") if item.axis == "x" else (left + w, "end")
             form = '<text class="note" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>'
-            parts.append(Markup(form).format(at, top + (11 if item.axis == "x" else 13), anchor, item.label))
+            parts.append(
+                Markup(form).format(at, top + (0.4 * h if item.axis == "x" else 13), anchor, item.label)
+            )
     return parts
 
 

@@ -14,6 +14,22 @@ from packer.report import charts, context
 from packer.report.curves import Curves
 from packer.report.palette import DARK, LIGHT, SERIES
 
+COMPARED = {
+    "solver": "solver",
+    "adapters": "adapters",
+    "objective": "objective",
+    "predictor": "predictor",
+    "outcome": "outcome",
+    "gpus": "GPUs",
+    "lower_bound": "lower bound",
+    "runtime_s": "search, s",
+    "judged_total_token_throughput": "tok/s",
+    "judged_mean_ttft_ms": "mean TTFT, ms",
+    "judged_mean_itl_ms": "mean ITL, ms",
+}
+"""Columns of `packer compare` that the report shows, and what it calls them."""
+_ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
+
 
 @cache
 def _template() -> Any:
@@ -50,6 +66,7 @@ def render_report(
     import markupsafe
 
     script = _read("report.js")
+    shown = _compared_keys(comparison)
     profiles = list(dict.fromkeys(item.profile for item in plan.bins))
     page: str = _template().render(
         plan=plan,
@@ -62,8 +79,8 @@ def render_report(
         curves=curves,
         growth=charts.growth_charts(curves) if curves else [],
         growth_rows=charts.growth_rows(curves) if curves else [],
-        columns=list(comparison[0]) if comparison else [],
-        comparison=[[_cell(value) for value in row.values()] for row in comparison],
+        columns=[COMPARED.get(key, key) for key in shown],
+        comparison=[[_cell(row[key]) for key in shown] for row in comparison],
         profiles=[(context.profile_facts(profile), sorted(profile.errors.items())) for profile in profiles],
         estimated=[profile.label for profile in profiles if not profile.calibrated],
         facts=context.plan_facts(plan),
@@ -75,6 +92,14 @@ def render_report(
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     return page
+
+
+def _compared_keys(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Which columns of a comparison to show: those that people ask for, or all if none is among them."""
+    keys = list(rows[0]) if rows else []
+    known = [key for key in COMPARED if key in keys]
+    varies = [key for key in known if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1]
+    return varies if known else keys
 
 
 def _cell(value: object) -> str:

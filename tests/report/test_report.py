@@ -186,3 +186,23 @@ def test_large_report_is_small(toy_plan: Callable[..., Plan], saturating: Judge)
     text = render_report(plan, curves=curves)
     assert len(text.encode()) < 5_000_000
     assert text.count("<tr>") > 1060
+
+
+def test_comparison_shows_what_differs(plan: Plan) -> None:
+    """Of a long comparison the page shows solvers, GPUs and what differs, under names for people."""
+    rows = [
+        {
+            "solver": name,
+            "objective": "gpus",
+            "gpus": count,
+            "runtime_s": 0.5,
+            "judged_mean_ttft_ms": ttft,
+            "x": 1,
+        }
+        for name, count, ttft in (("greedy", 3, 80.0), ("maxbase", 4, 50.0))
+    ]
+    page = Page(render_report(plan, comparison=rows))
+    assert "mean TTFT, ms" in page.texts
+    assert "maxbase" in page.texts
+    assert "objective" not in page.texts
+    assert "x" not in page.texts
