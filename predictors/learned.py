@@ -92,6 +92,12 @@ class LearnedPredictor:
         chance = probability(outputs[STARVED], *self.model.header["calibration"])
         failed = kv_tokens < self.profile.memory.min_kv_tokens
 
+        # Learned apart from each other, figures could contradict: a 99th percentile is the largest of its kind.
+        p99_ttft = np.maximum(figures["p99_ttft_ms"], figures["mean_ttft_ms"])
+        p99_itl = np.maximum(figures["p99_itl_ms"], figures["mean_itl_ms"])
+        figures |= {"p99_ttft_ms": p99_ttft, "p99_itl_ms": p99_itl}
+        figures["median_ttft_ms"] = np.minimum(figures["median_ttft_ms"], p99_ttft)
+
         def latency(name: str) -> FloatArray:
             return np.where(failed, np.nan, figures[name])
 

@@ -228,6 +228,18 @@ def test_auto_asks_the_twin_only_in_doubt(models: dict[str, Model], small: Profi
     assert "5 of 5 questions" in always.summary()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_latencies_do_not_contradict_each_other(
+    models: dict[str, Model], data: Dataset, small: Profile, kind: str
+) -> None:
+    """The 99th percentile is at least the mean and the median, on every scenario."""
+    ones = np.ones(len(data))
+    found = LearnedPredictor(models[kind], small).evaluate_features(data.features, 1e5 * ones, ones)
+    assert np.all(found.p99_ttft_ms >= found.mean_ttft_ms)
+    assert np.all(found.p99_ttft_ms >= found.median_ttft_ms)
+    assert np.all(found.p99_itl_ms >= found.mean_itl_ms)
+
+
 class _LearnedContract(PredictorContract):
     kind = ""
 
