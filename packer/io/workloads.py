@@ -269,4 +269,4 @@ def _replayed_trace(path: str | os.PathLike[str]) -> Workload:
             f"packer workload from-trace {path} -o workload.csv",
             path=path,
         )
-    return measure_workload(trace, replay=True)
+    return measure_workload(trace, replay=True, name=_suffix(path)[1])
