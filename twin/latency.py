@@ -52,8 +52,16 @@ def linear_features(
     b, p, a, r, s, m, k, w, v = (
         np.atleast_1d(np.asarray(x, dtype=np.float64))
         for x in (
-            decodes, prefill_tokens, adapters, sum_ranks, slots, slot_rank, kv_tokens, waiting_scanned, waiting
-        )  # fmt: skip
+            decodes,
+            prefill_tokens,
+            adapters,
+            sum_ranks,
+            slots,
+            slot_rank,
+            kv_tokens,
+            waiting_scanned,
+            waiting,
+        )
     )
     t = b + p
     some = (a > 0).astype(np.float64)

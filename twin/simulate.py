@@ -48,8 +48,8 @@ class Simulation:
     # ---- counts and throughput
     @property
     def offered_tok_s(self) -> float:
-        """Offered load, tok/s; of a replayed trace, what it really held."""
-        if self.workload.arrivals.trace is not None and self.raw is not None:
+        """Offered load, tok/s; where rates change or a trace is replayed, what was really sent."""
+        if self.workload.arrivals.kind not in ("poisson", "lognormal") and self.raw is not None:
             return self.raw.sent_tokens / self.duration_s
         return self.workload.offered_tok_s
 
