@@ -42,7 +42,7 @@ SHORT_HELP = {
     "replan": "Follow a changed workload, moving few adapters.",
     "report": "A page for people: each GPU, curves to the breaking point, bound, provenance.",
     "watch": "Compare the traffic with the plan; advise when to plan again.",
-    "whatif": "Does the plan hold when rates grow, adapters come or go?",
+    "whatif": "Whether the plan holds when rates grow, adapters come or go.",
     "memory": "How many adapters fit, and what slots cost in KV cache.",
     "export": "What starts a plan: vLLM commands, Kubernetes, Helm, AIBrix, routing tables.",
     "validate": "Run a plan on real vLLM servers: predicted against measured.",

@@ -215,7 +215,7 @@ def test_real_server_gives_the_rates(prometheus: str) -> None:
     answers_now = fetch(prometheus, SOURCES["litellm"], end_s=time.time(), span_s=6.0, window_s=3.0)
     metrics = parse(answers_now, SOURCES["litellm"])
     assert metrics.table.names == ("a", "b")
-    np.testing.assert_allclose(metrics.table.rates[-1], [20.0, 5.0], rtol=0.15)
+    np.testing.assert_allclose(metrics.table.rates[-1], [20.0, 5.0], rtol=0.3)
     np.testing.assert_allclose(metrics.mean_input, [100, 40], rtol=0.01)
     np.testing.assert_allclose(metrics.mean_output, [10, 80], rtol=0.01)
 
