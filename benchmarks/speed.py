@@ -123,6 +123,7 @@ def measure() -> dict[str, Any]:
         paper = ROOT / "examples/workloads/paper-256.csv"
         return {
             "machine": machine(),
+            "load_average": os.getloadavg()[0],
             "date": datetime.now(UTC).date().isoformat(),
             "start_up_s": start_up_s(),
             "twin_cpu_s": twin_cpu_s(),
@@ -148,7 +149,8 @@ def table(found: dict[str, Any]) -> str:
         ("1,000 adapters", _job(found["solve_1000"])),
     ]
     lines = ["| what | measured |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)]
-    return "\n".join([*lines, "", f"{found['machine']}; {found['date']}."])
+    load = f"load average {found['load_average']:.1f} before the measurement"
+    return "\n".join([*lines, "", f"{found['machine']}; {load}; {found['date']}."])
 
 
 def _job(job: dict[str, float]) -> str:
