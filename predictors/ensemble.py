@@ -13,7 +13,7 @@ from packer.predictors.kernels import leaf_of, walk_one, walk_rows
 
 Float32Array = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int32]
+IntArray = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Ensemble:
     Parameters
     ----------
     feature, threshold, left
-        int32, float32, int32 (nodes,): see `packer.predictors.kernels`; `width` features.
+        uint32, float32, uint32 (nodes,): see `packer.predictors.kernels`; `width` features.
     roots, depths
-        int32 (trees,).
+        uint32 (trees,).
     starts
-        int32 (outputs + 1,): output k is the sum over the trees starts[k] … starts[k + 1] − 1, plus bias[k].
+        uint32 (outputs + 1,): output k is the sum over the trees starts[k] … starts[k + 1] − 1, plus bias[k].
     bias
         float64 (outputs,).
     """
@@ -88,12 +88,12 @@ class Ensemble:
             starts.append(len(roots))
         return cls(
             width,
-            np.array(feature, dtype=np.int32),
+            np.array(feature, dtype=np.uint32),
             np.array(threshold, dtype=np.float32),
-            np.array(left, dtype=np.int32),
-            np.array(roots, dtype=np.int32),
-            np.array(depths, dtype=np.int32),
-            np.array(starts, dtype=np.int32),
+            np.array(left, dtype=np.uint32),
+            np.array(roots, dtype=np.uint32),
+            np.array(depths, dtype=np.uint32),
+            np.array(starts, dtype=np.uint32),
             np.array(biases, dtype=np.float64),
         )
 

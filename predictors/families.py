@@ -67,11 +67,9 @@ def family_of(model: Model) -> Family:
     """How to evaluate a model, by its header."""
     arrays = dict(model.arrays)
     if model.header["family"] == "trees":
-        return Ensemble(
-            len(model.header["features"]),
-            **{
-                name: arrays[name]
-                for name in ("feature", "threshold", "left", "roots", "depths", "starts", "bias")
-            },
-        )
+        whole = {
+            name: arrays[name].astype(np.uint32) for name in ("feature", "left", "roots", "depths", "starts")
+        }
+        width = len(model.header["features"])
+        return Ensemble(width, threshold=arrays["threshold"], bias=arrays["bias"], **whole)
     return Machine(arrays) if model.header["family"] == "machine" else Neighbours(arrays)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.lengths import Lengths
-from packer.predictors.features_kernel import fill
+from packer.predictors.features_kernel import fill, group_of
 from packer.profile import Profile
 from packer.twin.latency import coefficient_vector
 from packer.twin.memory import kv_cache_tokens_many
@@ -143,7 +143,7 @@ def _normal_grid(points: int) -> tuple[FloatArray, FloatArray]:
 
 
 def fleet_table(workload: Workload) -> FloatArray:
-    """Columns of the fleet as the kernel takes them, float64 (m, 7): see `features_kernel.fill`."""
+    """Columns of the fleet as the kernel takes them, float64 (m, 8): see `features_kernel.fill`."""
     known: dict[tuple[Lengths, Lengths], tuple[float, ...]] = {}
     rows = []
     for adapter in workload.adapters:
@@ -154,7 +154,8 @@ def fleet_table(workload: Workload) -> FloatArray:
         if pair not in known:
             (i1, i2), (o1, o2) = _moments(pair[0]), _moments(pair[1])
             known[pair] = (i1, o1, i2, o2, _product(*pair, workload.length_correlation))
-        rows.append((adapter.rank, adapter.rate, *known[pair]))
+        group = group_of(adapter.rate * known[pair][1])
+        rows.append((adapter.rank, adapter.rate, *known[pair], group))
     return np.array(rows, dtype=np.float64)
 
 

@@ -28,6 +28,13 @@ CLIENT_CEILING = 26_800.0  # requests outstanding in the runs that predictors le
 
 
 @njit(**FLAGS)
+def group_of(demand: float) -> int:
+    """Group of an adapter with this demand, output tok/s."""
+    e: int = min(max(math.frexp(demand)[1] + MIDDLE_GROUP, 0), MAX_GROUPS - 1)
+    return e
+
+
+@njit(**FLAGS)
 def group(
     share: FloatArray, start: int, end: int, index: IntArray, fleet: FloatArray, slots: float,
     by_load: FloatArray, groups: FloatArray, sums: FloatArray,
@@ -55,7 +62,7 @@ def group(
         sums[INPUT_2] += rate * fleet[i, 4]
         sums[OUTPUT_2] += rate * fleet[i, 5]
         sums[PRODUCT] += rate * fleet[i, 6]
-        e = min(max(math.frexp(demand)[1] + MIDDLE_GROUP, 0), MAX_GROUPS - 1)
+        e = int(fleet[i, 7]) if share[j] == 1.0 else group_of(demand)
         lowest, highest = min(lowest, e), max(highest, e)
         by_load[e, 0] += 1.0
         by_load[e, 1] += rate
@@ -86,8 +93,8 @@ def fill(
     """Write the features (`packer.predictors.features.FEATURES`) of each bin into `out` float64 (n, F).
 
     Arrays: indptr int64 (n + 1,), index int64 and share float64 (nnz,): the adapters of each bin and the
-    part of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,); fleet float64 (m, 7): rank,
-    rate, and E[I], E[O], E[I²], E[O²], E[I·O] of the lengths; law: coefficients of the step law; engine
+    part of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,); fleet float64 (m, 8): rank,
+    rate, E[I], E[O], E[I²], E[O²], E[I·O] of the lengths, and group; law: coefficients of the step law; engine
     float64 (7,): graph_max_tokens, max_num_batched_tokens, max_num_seqs, block_size, max_cpu_loras, ms to
     load an adapter from host, from disk.
     """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from packer.predictors.ensemble import Ensemble, from_sklearn
 from packer.predictors.kinds import Arrays, Float32Array
 from packer.predictors.targets import OUTPUTS, STARVED
@@ -54,13 +56,7 @@ class Forest:
 
 
 def packed(ensemble: Ensemble) -> Arrays:
-    """An ensemble as arrays by name."""
-    return {
-        "feature": ensemble.feature,
-        "threshold": ensemble.threshold,
-        "left": ensemble.left,
-        "roots": ensemble.roots,
-        "depths": ensemble.depths,
-        "starts": ensemble.starts,
-        "bias": ensemble.bias,
-    }
+    """An ensemble as arrays by name, as files hold them."""
+    whole = ("feature", "left", "roots", "depths", "starts")
+    arrays: Arrays = {name: getattr(ensemble, name).astype(np.int32) for name in whole}
+    return {**arrays, "threshold": ensemble.threshold, "bias": ensemble.bias}
