@@ -28,12 +28,14 @@ _SLOW_S = 0.01
 class Bound:
     """No plan has fewer than `value` GPUs; `source` is the argument in words.
 
-    `weights` (K,), where the argument is a plain sum: no feasible bin found weighs more than 1.
+    `weights` (K,), where the argument is a plain sum: no feasible bin found weighs more than 1. `certain`: the
+    argument needs no search for the heaviest bin.
     """
 
     value: int
     source: str
     weights: FloatArray | None = None
+    certain: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def quick_bound(oracle: Oracle, rng: np.random.Generator, known: IntArray | None
         Bound(
             int(np.ceil(int(demand.sum()) / MAX_ADAPTERS_PER_GPU)),
             f"a GPU holds at most {MAX_ADAPTERS_PER_GPU} adapters",
+            certain=True,
         )
     ]
     if np.all(found.load_tok_s > 0):

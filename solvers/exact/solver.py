@@ -91,7 +91,7 @@ class ExactSearch:
         relaxation = self.light_relaxation
         bound = quick_bound(relaxation.oracle, relaxation.rng, _counts(self.light, self.bins))
         if bound.weights is None or bound.value < len(self.bins):
-            self._raise(bound, False)
+            self._raise(bound, bound.certain)
             return
         total = float(bound.weights @ relaxation.demand)
         found = relaxation.certify(bound.weights, total, bound.value, _JUDGED_BEYOND)
