@@ -37,7 +37,10 @@ def config_path() -> Path | None:
     if own.is_file():
         return own
     project = Path("pyproject.toml")
-    return project if project.is_file() and b"[tool.packer" in project.read_bytes() else None
+    try:
+        return project if b"[tool.packer" in project.read_bytes() else None
+    except OSError:
+        return None
 
 
 @cache

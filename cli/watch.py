@@ -9,8 +9,9 @@ import click
 
 from packer.cli import options
 from packer.cli.observed import DEFAULT_RANK
-from packer.cli.output import check_output, number, print_json, show, table
+from packer.cli.output import check_output, note, number, print_json, show, table
 from packer.cli.workload_from_metrics import metrics_options
+from packer.errors import LiveError
 
 if TYPE_CHECKING:
     from packer.plan import Plan
@@ -99,22 +100,28 @@ def watch(
     plan = read_plan(plan_path)
     names = (requests_metric, input_tokens_metric, output_tokens_metric, label)
     while True:
-        seen = (
-            _from_log(log_path, window_s)
-            if log_path is not None
-            else _from_metrics(
-                url, export_path, gateway, names, span_s=span_s, end_s=end_s, window_s=window_s
+        try:
+            seen = (
+                _from_log(log_path, window_s)
+                if log_path is not None
+                else _from_metrics(
+                    url, export_path, gateway, names, span_s=span_s, end_s=end_s, window_s=window_s
+                )
             )
-        )
-        found = judged(plan, seen, predictor, tolerance)
-        if output is not None:
-            write_workload(rounded(with_plan_ranks(plan, seen)), output, force=True)
-        if as_json:
-            print_json(found)
-        elif not quiet:
-            show(*_lines(plan, found, output))
-        if every_s is None:
-            return 3 if found["advice"] == "replan" else 0
+        except LiveError as error:
+            if every_s is None:
+                raise
+            note(str(error))  # a server that is away now may be back at the next look
+        else:
+            found = judged(plan, seen, predictor, tolerance)
+            if output is not None:
+                write_workload(rounded(with_plan_ranks(plan, seen)), output, force=True)
+            if as_json:
+                print_json(found)
+            elif not quiet:
+                show(*_lines(plan, found, output))
+            if every_s is None:
+                return 3 if found["advice"] == "replan" else 0
         time.sleep(every_s)
 
 

@@ -146,3 +146,21 @@ def test_completion_offers_commands_and_formats(monkeypatch: pytest.MonkeyPatch,
         with pytest.raises(SystemExit):
             run([])
         assert wanted in capsys.readouterr().out
+
+
+def test_watch_goes_on_when_the_server_is_away(
+    plan_path: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking again and again survives a server that is away, and Ctrl-C ends it with exit code 130."""
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert run(["watch", plan_path, "--url", "http://127.0.0.1:9", "--every", "5"]) == 130
+    assert looks == [5.0, 5.0]
+    assert capsys.readouterr().err.count("can't be reached") == 2
+    assert run(["watch", plan_path, "--url", "http://127.0.0.1:9"]) == 1
