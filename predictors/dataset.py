@@ -180,7 +180,7 @@ def _claim(folder: Path, spec: Spec) -> None:
     folder.mkdir(exist_ok=True)
     note = folder / "spec.json"
     if not note.exists():
-        if any(folder.iterdir()):
+        if any(not item.name.startswith(".") for item in folder.iterdir()):  # dots: a killed write's rest
             raise IncompatibleError(
                 f"{folder}: expected parts of a dataset, got other files: move them away."
             )
