@@ -46,7 +46,7 @@ SHORT_HELP = {
     "memory": "How many adapters fit, and what slots cost in KV cache.",
     "export": "What starts a plan: vLLM commands, Kubernetes, Helm, AIBrix, routing tables.",
     "validate": "Run a plan on real vLLM servers: predicted against measured.",
-    "calibrate": "Make a profile from measurements: live servers.",
+    "calibrate": "Make a profile from measurements: tables, or live servers.",
     "live": "Real vLLM: what is missing, and a small one for the CPU.",
     "predict": "What a predictor says of one server, and why.",
     "train": "Learn to judge servers from a dataset; rules for people.",
