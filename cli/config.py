@@ -105,7 +105,13 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
                 column=".".join(words),
             )
     shared = {key: value for key, value in data.items() if key in known and not isinstance(value, Mapping)}
-    return {known[key]: value for key, value in {**shared, **table}.items()}
+    repeatable = {
+        param.name for param in command.params if isinstance(param, click.Option) and param.multiple
+    }
+    return {
+        known[key]: [value] if known[key] in repeatable and not isinstance(value, list) else value
+        for key, value in {**shared, **table}.items()
+    }
 
 
 def option_names(command: click.Command) -> dict[str, str]:
