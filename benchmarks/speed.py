@@ -154,7 +154,8 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _job(job: dict[str, float]) -> str:
-    return f"{job['wall_s']:.1f} s, {job['peak_mib']:.0f} MiB, {job['gpus']:.0f} GPUs"
+    gpus = f"{job['gpus']:.0f} GPU" + ("s" if job["gpus"] != 1 else "")
+    return f"{job['wall_s']:.1f} s, {job['peak_mib']:.0f} MiB, {gpus}"
 
 
 def main() -> None:
