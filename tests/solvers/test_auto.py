@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 
 from packer.objectives.latency import Latency
+from packer.solvers import auto
 from packer.solvers.auto import Auto
+from packer.solvers.base import Solution
 from packer.solvers.greedy import Greedy
+from packer.solvers.oracle import real_bins
 from packer.solvers.verify import check
+from packer.testing.monotone import MonotonePredictor
 from packer.testing.problems import problem, random_fleet
 
 
@@ -22,6 +26,23 @@ def test_auto_never_needs_more_gpus_than_greedy(n: int, rates: tuple[float, ...]
     assert not found.unplaced
     assert found.lower_bound is not None
     assert found.lower_bound <= len(found.bins) <= len(Greedy().solve(task).bins)
+
+
+class Imitator(MonotonePredictor):
+    """A judge under a learned one's name."""
+
+    name = "boosting"
+
+
+def test_the_twin_has_the_last_word_on_what_a_learned_judge_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller plan that the twin refuses is dropped for greedy's; one that it accepts is kept."""
+    fleet = random_fleet(12, seed=3, rates=(3.1, 2.3, 1.3), ranks=(8,))
+    wasteful = tuple(real_bins(problem(fleet), [(i,) for i in range(12)]))
+    monkeypatch.setattr(auto, "start", lambda _problem, *_: Solution(wasteful))
+    task = problem(fleet, predictor=Imitator(), time_limit_s=8.0)
+    for refused, kept in (({0: "starves"}, True), ({}, False)):
+        monkeypatch.setattr(auto, "ask_twin", lambda *_args, seed, answer=refused: answer)
+        assert (len(Auto().solve(task).bins) == 12) is kept
 
 
 def test_a_very_short_limit_still_gives_a_plan() -> None:
