@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from packer.cli.options import (
@@ -12,6 +14,9 @@ from packer.cli.options import (
     quiet_option,
     seed_option,
 )
+
+if TYPE_CHECKING:
+    from packer.predictors.dataset import Dataset
 
 
 @click.group()
@@ -43,6 +48,7 @@ def dataset() -> None:
 )
 @output_option("Where to write the dataset (Parquet).", required=True)
 @force_option
+@json_option
 @quiet_option
 def build(
     profile_name: str,
@@ -52,6 +58,7 @@ def build(
     backend: str,
     output: str,
     force: bool,
+    as_json: bool,
     quiet: bool,
 ) -> None:
     """Judge servers with the twin: the paper's grid, mixtures of rates, ranks and lengths, and many near the
@@ -65,9 +72,9 @@ def build(
     """
     import time
 
-    from packer.cli.output import note, note_estimated, progress_bar
+    from packer.cli.output import note, note_estimated, print_json, progress_bar
     from packer.io.profiles import load_profile
-    from packer.predictors.dataset import Backend, build_dataset
+    from packer.predictors.dataset import Backend, build_dataset, read_dataset
 
     profile = load_profile(profile_name)
     note_estimated(profile, quiet=quiet)
@@ -90,7 +97,10 @@ def build(
             force=force,
             progress=update,
         )
-    note(f"{output}: {rows} scenarios of {profile.label}", quiet=quiet)
+    if as_json:
+        print_json({**summarise(read_dataset(output)), "output": output})
+    else:
+        note(f"{output}: {rows} scenarios of {profile.label}", quiet=quiet)
 
 
 def _left(started: float, done: int, missing: int) -> str:
@@ -106,7 +116,8 @@ def _left(started: float, done: int, missing: int) -> str:
 @dataset.command()
 @click.argument("dataset_path", metavar="DATASET")
 @json_option
-def describe(dataset_path: str, as_json: bool) -> None:
+@quiet_option
+def describe(dataset_path: str, as_json: bool, quiet: bool) -> None:
     """What a dataset holds: profile, scenarios by family, how many starve.
 
     \b
@@ -117,6 +128,20 @@ def describe(dataset_path: str, as_json: bool) -> None:
     from packer.predictors.dataset import read_dataset
 
     data = read_dataset(dataset_path)
+    facts = summarise(data)
+    if as_json:
+        print_json(facts)
+    elif not quiet:
+        rows = [[name, found["scenarios"], found["starved"]] for name, found in facts["families"].items()]
+        show(
+            f"{dataset_path}: {len(data)} scenarios of {data.spec.profile}, seed {data.spec.seed}, "
+            f"{number(100 * facts['starved_share'])} % starved",
+            table(None, ["family", "scenarios", "starved"], rows),
+        )
+
+
+def summarise(data: Dataset) -> dict[str, Any]:
+    """Facts of a dataset, JSON-able."""
     families = {
         name: {
             "scenarios": int((data.family == name).sum()),
@@ -124,7 +149,7 @@ def describe(dataset_path: str, as_json: bool) -> None:
         }
         for name in sorted(set(data.family.tolist()))
     }
-    facts = {
+    return {
         "profile": data.spec.profile,
         "fingerprint": data.spec.fingerprint,
         "seed": data.spec.seed,
@@ -133,12 +158,3 @@ def describe(dataset_path: str, as_json: bool) -> None:
         "digest": data.digest,
         "families": families,
     }
-    if as_json:
-        print_json(facts)
-        return
-    rows = [[name, found["scenarios"], found["starved"]] for name, found in families.items()]
-    show(
-        f"{dataset_path}: {len(data)} scenarios of {data.spec.profile}, seed {data.spec.seed}, "
-        f"{number(100 * float(data.starved.mean()))} % starved",
-        table(None, ["family", "scenarios", "starved"], rows),
-    )

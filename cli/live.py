@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from packer.cli.options import json_option, quiet_option
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.group()
@@ -16,7 +21,8 @@ def live() -> None:
 @click.option("--python", default=None, metavar="PATH", help="Interpreter of vLLM's environment.")
 @click.option("--url", default=None, metavar="URL", help="A running server instead.")
 @json_option
-def doctor(python: str | None, url: str | None, as_json: bool) -> int:
+@quiet_option
+def doctor(python: str | None, url: str | None, as_json: bool, quiet: bool) -> int:
     """Say which vLLM there is and what is missing, with the line that mends it. Exit code 1 if anything is.
 
     \b
@@ -32,7 +38,7 @@ def doctor(python: str | None, url: str | None, as_json: bool) -> int:
     checks = diagnose(python) if url is None else diagnose_url(url.rstrip("/"))
     if as_json:
         print_json({"ok": all_ok(checks), "checks": [asdict(check) for check in checks]})
-    else:
+    elif not quiet:
         rows = [("ok" if c.ok else "MISSING", c.name, c.detail, c.fix) for c in checks]
         show(table(None, ("", "what", "found", "what mends it"), rows, left=(0, 1, 2, 3)))
     return 0 if all_ok(checks) else 1
@@ -47,8 +53,9 @@ def doctor(python: str | None, url: str | None, as_json: bool) -> int:
     metavar="DIR|URL",
     help="Where a CPU build of torch lies.  [default: that of uv or pip]",
 )
+@json_option
 @quiet_option
-def setup_cpu(folder: str, python: str | None, find_links: str | None, quiet: bool) -> None:
+def setup_cpu(folder: str, python: str | None, find_links: str | None, as_json: bool, quiet: bool) -> None:
     """Make an environment with vLLM for the CPU, a tiny model and its adapters, and FOLDER/launch.toml.
 
     \b
@@ -57,14 +64,13 @@ def setup_cpu(folder: str, python: str | None, find_links: str | None, quiet: bo
     """
     from pathlib import Path
 
-    from packer.cli.output import note, show
+    from packer.cli.output import note
     from packer.twin.live.setup_cpu import setup_cpu as make
 
     launch = make(
         Path(folder), python=python, find_links=find_links, progress=lambda what: note(what, quiet=quiet)
     )
-    if not quiet:
-        show(f"Ready: packer calibrate live --launch {launch}")
+    _ready(launch, as_json=as_json, quiet=quiet)
 
 
 @live.command("setup-gpu")
@@ -81,6 +87,7 @@ def setup_cpu(folder: str, python: str | None, find_links: str | None, quiet: bo
 @click.option("--max-model-len", type=click.IntRange(1), default=4096, show_default=True)
 @click.option("--max-num-seqs", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), default=2048, show_default=True)
+@json_option
 @quiet_option
 def setup_gpu(
     folder: str,
@@ -92,6 +99,7 @@ def setup_gpu(
     max_model_len: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    as_json: bool,
     quiet: bool,
 ) -> None:
     """Write random adapters for a model and FOLDER/launch.toml, to calibrate its server on a GPU.
@@ -103,7 +111,6 @@ def setup_gpu(
     """
     from pathlib import Path
 
-    from packer.cli.output import show
     from packer.twin.live.setup_gpu import setup_gpu as make
 
     try:
@@ -124,5 +131,14 @@ def setup_gpu(
         dummy_weights=not real_weights,
         engine=engine,
     )
-    if not quiet:
+    _ready(launch, as_json=as_json, quiet=quiet)
+
+
+def _ready(launch: Path, *, as_json: bool, quiet: bool) -> None:
+    """Say where the launch file is and what to do with it."""
+    from packer.cli.output import print_json, show
+
+    if as_json:
+        print_json({"launch": str(launch)})
+    elif not quiet:
         show(f"Ready: packer calibrate live --launch {launch}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli import LazyGroup
-from packer.cli.options import json_option
+from packer.cli.options import json_option, quiet_option
 
 if TYPE_CHECKING:
     from packer.profile import Profile
@@ -35,7 +35,8 @@ def profiles() -> None:
 
 @profiles.command(name="list")
 @json_option
-def list_profiles(as_json: bool) -> None:
+@quiet_option
+def list_profiles(as_json: bool, quiet: bool) -> None:
     """List the shipped profiles. Errors are SMAPE on runs not used for the fit (percent, 0–200).
 
     \b
@@ -48,6 +49,7 @@ def list_profiles(as_json: bool) -> None:
     found = [load_profile(name) for name in profile_names()]
     if as_json:
         print_json([summarise(profile) for profile in found])
+    if as_json or quiet:
         return
     rows = [
         [
@@ -67,7 +69,8 @@ def list_profiles(as_json: bool) -> None:
 @click.argument("profile_name", metavar="NAME|FILE.toml")
 @click.option("--toml", "as_toml", is_flag=True, help="Print the profile as its file.")
 @json_option
-def show_profile(profile_name: str, as_toml: bool, as_json: bool) -> None:
+@quiet_option
+def show_profile(profile_name: str, as_toml: bool, as_json: bool, quiet: bool) -> None:
     """Show one profile.
 
     \b
@@ -83,7 +86,7 @@ def show_profile(profile_name: str, as_toml: bool, as_json: bool) -> None:
         click.echo(format_profile(profile), nl=False)
     elif as_json:
         print_json({**profile_to_dict(profile), "label": profile.label, "fingerprint": profile.fingerprint})
-    else:
+    elif not quiet:
         show(table(profile.label, ["", ""], _facts(profile), left=(0, 1)), _capacity(profile))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.options import json_option, workload_argument
+from packer.cli.options import json_option, quiet_option, workload_argument
 
 if TYPE_CHECKING:
     from packer.workload import Workload
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @click.command()
 @workload_argument
 @json_option
-def describe(workload_path: str, as_json: bool) -> None:
+@quiet_option
+def describe(workload_path: str, as_json: bool, quiet: bool) -> None:
     """What a workload asks for: adapters by rank, rates, token lengths, offered load.
 
     \b
@@ -30,6 +31,7 @@ def describe(workload_path: str, as_json: bool) -> None:
     summary = summarise(fleet)
     if as_json:
         print_json(summary)
+    if as_json or quiet:
         return
     ranks = table(
         f"Adapters of {fleet.name} by rank",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -33,11 +34,11 @@ def test_help_has_an_example_that_names_the_command(words: str) -> None:
     assert f"packer {words}" in text.split("Example", 1)[1]
 
 
-@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words != "completion"])
 def test_results_reach_scripts(words: str) -> None:
-    """Each command prints JSON on demand, or its result is a file or a script anyway."""
+    """Each command can print JSON, and can be silent; only completion can't: its output is a shell's."""
     names = {name for param in COMMANDS[words].params for name in param.opts}
-    assert names & {"--json", "-o", "--output", "--folder"} or words == "completion" or "folder" in names
+    assert {"--json", "--quiet"} <= names
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -45,6 +46,27 @@ def test_options_are_explained(words: str, capsys: pytest.CaptureFixture[str]) -
     """The help page of every command prints, and says of which file or number an option wants."""
     assert run([*words.split(), "--help"]) == 0
     assert "Usage: packer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "profiles list",
+        "profiles show h100-64gb/qwen-2.5-7b-instruct",
+        "workload describe {fleet}",
+        "workload describe {fleet} --json",
+    ],
+)
+def test_quiet_commands_print_nothing_but_json(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --quiet the tables stay away; JSON that was asked for is still printed."""
+    fleet = tmp_path / "fleet.csv"
+    fleet.write_text("adapter,rank,rate\na,8,0.1\n", "utf-8")
+    assert run([*words.format(fleet=fleet).split(), "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert bool(out) == ("--json" in words)
+    assert err == ""
 
 
 @pytest.mark.parametrize("variable", ["NO_COLOR", None])

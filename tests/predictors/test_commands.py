@@ -84,8 +84,8 @@ def test_dataset_describes_itself(place: Path, capsys: pytest.CaptureFixture[str
     assert sum(family["scenarios"] for family in found["families"].values()) == 3
 
 
-def test_dataset_builds_from_the_command_line(place: Path) -> None:
-    """The command writes the same bytes as the library, and never over an existing file."""
+def test_dataset_builds_from_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command writes the same bytes as the library, tells scripts what, and overwrites no file."""
     command = [
         "dataset",
         "build",
@@ -96,8 +96,10 @@ def test_dataset_builds_from_the_command_line(place: Path) -> None:
         "--jobs",
         "1",
         "-q",
+        "--json",
     ]
     assert run([*command, "-o", str(place / "again.parquet")]) == 0
+    assert json.loads(capsys.readouterr().out)["scenarios"] == 3
     assert (place / "again.parquet").read_bytes() == (place / "d.parquet").read_bytes()
     assert run([*command, "-o", str(place / "again.parquet")]) == 2
 

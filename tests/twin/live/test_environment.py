@@ -58,6 +58,21 @@ def test_the_doctor_says_what_mends_it(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert checks["aiohttp"]["ok"]
 
 
+def test_setup_tells_scripts_where_the_launch_file_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """--json gives the path, --quiet nothing, neither the command that comes next."""
+    monkeypatch.setattr(setup_cpu, "setup_cpu", lambda folder, **_: folder / "launch.toml")
+    command, launch = ["setup-cpu", str(tmp_path)], str(tmp_path / "launch.toml")
+
+    def printed(*more: str) -> str:
+        return CliRunner().invoke(live, [*command, *more], standalone_mode=False).output
+
+    assert json.loads(printed("--json")) == {"launch": launch}
+    assert printed("--quiet") == ""
+    assert f"--launch {launch}" in printed()
+
+
 def test_setups_launch_file_is_valid(launch_file: Path) -> None:
     """What setup writes is read back, with paths beside the file and the emulated memory rule."""
     launch = read_launch(launch_file)
