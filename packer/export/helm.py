@@ -2,8 +2,8 @@
 
 The operator puts an adapter on the pods of its `baseModel`, which is the name of a `modelSpec`; so each
 server gets a `modelSpec` of its own. Resources: production-stack.vllm.ai/v1alpha1. The chart's router looks
-an adapter's servers up by itself and has no shares: where shares must hold, route with one of the routing
-formats.
+an adapter's servers up by itself and has no shares: the annotation `packer/share` says what was planned, and
+where shares must hold, route with one of the routing formats.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def _lora_adapter(item: Module, server: Server, options: Options) -> dict[str, A
     metadata: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/managed-by": "packer"}}
     if options.namespace:
         metadata["namespace"] = options.namespace
+    if item.share < 1.0:
+        metadata["annotations"] = {"packer/share": str(round(item.share, 6))}
     return {
         "apiVersion": "production-stack.vllm.ai/v1alpha1",
         "kind": "LoraAdapter",

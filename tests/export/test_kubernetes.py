@@ -140,3 +140,13 @@ def test_helm_values_and_adapters(hostile_plan: Plan) -> None:
     }
     assert len({each["metadata"]["name"] for each in adapters}) == len(adapters)
     assert all(DNS.fullmatch(each["metadata"]["name"]) for each in adapters)
+
+
+def test_helm_notes_the_shares_of_replicated_adapters(hostile_plan: Plan) -> None:
+    """A LoraAdapter of a replicated adapter says its planned share; these sum to 1, and others have none."""
+    shares: dict[str, list[float]] = {}
+    for each in yaml.safe_load_all(export_plan(hostile_plan, "helm", OPTIONS)["lora-adapters.yaml"]):
+        share = float(each["metadata"].get("annotations", {}).get("packer/share", 1.0))
+        shares.setdefault(each["spec"]["adapterSource"]["adapterName"], []).append(share)
+    assert any(len(parts) > 1 for parts in shares.values())
+    assert all(sum(parts) == pytest.approx(1.0) for parts in shares.values())
