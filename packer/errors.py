@@ -11,8 +11,6 @@ PackerError
 ├── MissingDependencyError (ImportError)  an optional package is absent; the message has the install line
 ├── LiveError                          a real server failed, hung or refused
 └── VerificationError                  a solver returned a plan that breaks its own rules (our fault)
-
-Warnings: PackerWarning ├── EstimatedProfileWarning └── ExtrapolationWarning
 """
 
 from __future__ import annotations
@@ -101,18 +99,6 @@ class LiveError(PackerError):
 
 class VerificationError(PackerError):
     """A solver returned a plan that breaks its own rules."""
-
-
-class PackerWarning(UserWarning):
-    """It ran, but there is something to know."""
-
-
-class EstimatedProfileWarning(PackerWarning):
-    """The profile is computed from datasheets, not calibrated on a server."""
-
-
-class ExtrapolationWarning(PackerWarning):
-    """A model is asked far outside of what it was fitted on."""
 
 
 def shown(value: object, limit: int = 80) -> str:
