@@ -19,6 +19,7 @@ from packer import registry
 from packer.cli import cli
 
 FOLDER = Path(__file__).resolve().parent / "reference"
+HELP_OPTIONS = cli.context_settings["help_option_names"]
 HEAD = "<!-- Written by docs/generate_reference.py; change the code, not this page. -->\n"
 
 
@@ -26,7 +27,13 @@ def commands() -> str:
     """Every command with its help."""
     parts = [HEAD, "# Commands\n", *_shared(), ""]
     for words, command in _walk(cli, ("packer",)):
-        context = click.Context(command, info_name=" ".join(words), max_content_width=100, terminal_width=100)
+        context = click.Context(
+            command,
+            info_name=" ".join(words),
+            max_content_width=100,
+            terminal_width=100,
+            help_option_names=HELP_OPTIONS,
+        )
         parts += [f"## {' '.join(words)}\n", "```text", command.get_help(context).rstrip(), "```\n"]
     return "\n".join(parts)
 
@@ -40,7 +47,7 @@ def _shared() -> list[str]:
 
 
 def _walk(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    context = click.Context(command)
+    context = click.Context(command, help_option_names=HELP_OPTIONS)
     yield words, command
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
