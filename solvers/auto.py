@@ -7,14 +7,11 @@ from dataclasses import asdict, replace
 from packer.solvers.base import Problem, Solution
 from packer.solvers.cpsat.solver import CpSat, refine
 from packer.solvers.exact.solver import ExactSearch
+from packer.solvers.last_word import LEARNED, confirmed
 from packer.solvers.start import counts_gpus, plain, start
-from packer.solvers.verify import ask_twin
 
 _DEFAULT_S = 60.0
 _EXACT_SHARE = 0.7
-_OTHER_SEED = 17
-LEARNED = ("auto", "boosting", "forest", "knn", "svm", "tree")
-"""Predictors that imitate the twin."""
 
 
 class Auto:
@@ -51,11 +48,10 @@ class Auto:
             search.bins, statistics = refine(timed, search.bins, enough=search.bound.value)
             details.update(asdict(statistics))
         # A search finds the bins about which a learned judge is wrong: the twin has the last word on them.
-        if len(search.bins) < len(first.bins) and timed.predictor.name in LEARNED:
-            refused = ask_twin(timed.workload, search.bins, seed=timed.seed + _OTHER_SEED)
-            if refused:
-                details["refused_by_twin"] = len(refused)
-                search.bins = first.bins
+        fewer = len(search.bins) < len(first.bins)
+        if fewer and timed.predictor.name in LEARNED and not confirmed(timed, search.bins):
+            details["refused_by_twin"] = len(search.bins)
+            search.bins = first.bins
         search.problem = problem
         found = search.solution(first)
         return replace(found, details={**found.details, **details})

@@ -13,9 +13,11 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.counts import gpus_to_use, one_type
 from packer.solvers.dlora import DLora
+from packer.solvers.last_word import LEARNED, lowest_latency
 from packer.solvers.probe import Probe
-from packer.solvers.spread import spread_parts
+from packer.solvers.spread import Spread, spread_parts
 
+RIVALS = ("spread", "dlora")
 _ROUNDS = 60
 _TARGETS = 3
 _TRIES = 4
@@ -36,7 +38,8 @@ class SpreadRefined:
 
     Starts from the best of `spread`, `dlora` and an even split that keeps ranks together, each with the slots
     that serve it best. Then the worst GPU gives an adapter to another one, or swaps one, as long as the
-    objective improves; neither mean TTFT nor mean ITL may rise above those of the start.
+    objective improves; neither mean TTFT nor mean ITL may rise above those of the start. Where a learned judge
+    led, the twin chooses among the result, the start, and the plans of `spread` and `dlora` as they come.
     """
 
     name = "spread-refined"
@@ -51,8 +54,18 @@ class SpreadRefined:
         search = _Search(problem)
         first = search.start()
         final, rounds = search.refine(first)
-        details = {"rounds": rounds, "start_key": list(first.rank[1:]), "key": list(final.rank[1:])}
-        return Solution(final.bins, details=details)
+        details: dict[str, object] = {
+            "rounds": rounds,
+            "start_key": list(first.rank[1:]),
+            "key": list(final.rank[1:]),
+        }
+        bins = final.bins
+        if problem.predictor.name in LEARNED and not problem.out_of_time():
+            plans = [final.bins, first.bins, *search.rivals()]
+            chosen = lowest_latency(problem, plans, rivals=len(plans) - 2)
+            bins = plans[chosen]
+            details["chosen_by_twin"] = ("refined", "start", *RIVALS)[chosen]
+        return Solution(bins, details=details)
 
 
 class _Search:
@@ -69,6 +82,12 @@ class _Search:
         if not rival.unplaced and all(len(b.adapters) <= MAX_ADAPTERS_PER_GPU for b in rival.bins):
             states.append(self._with_slots(rival.bins))
         return min(states, key=lambda state: state.rank)
+
+    def rivals(self) -> list[tuple[Bin, ...]]:
+        """The plans of `spread` and, where it has one, `dlora`, as they come."""
+        plans = [Spread().solve(self.problem).bins]
+        rival = DLora().solve(self.problem)
+        return plans if rival.unplaced else [*plans, rival.bins]
 
     def _with_slots(self, bins: Sequence[Bin]) -> _State:
         hint: int | None = None

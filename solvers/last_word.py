@@ -1,0 +1,56 @@
+"""The twin has the last word where a learned judge led the search: a search finds the bins a judge is wrong about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from packer.bin import Bin, Evaluations
+from packer.predictors.twin import TwinPredictor
+from packer.solvers.base import Problem
+from packer.solvers.verify import FRESH_SEED
+
+LEARNED = ("auto", "boosting", "forest", "knn", "svm", "tree")
+"""Predictors that imitate the twin."""
+
+RAISED_RATES = 1.02
+"""Two hours of one fleet differ by a percent or so: a bin that holds by less is not confirmed."""
+
+_SEED = 17
+_NO_WORSE = 1.005
+
+
+def confirmed(problem: Problem, bins: Sequence[Bin]) -> bool:
+    """Whether the twin, too, finds every bin admissible, at slightly raised rates and on an hour of its own."""
+    found = _asked(problem, bins, RAISED_RATES)
+    return bool(found.feasible.all())
+
+
+def lowest_latency(problem: Problem, plans: Sequence[tuple[Bin, ...]], rivals: int) -> int:
+    """Which of some plans the twin likes best; the last `rivals` of them are what the others must not fall behind.
+
+    A plan that is no worse than every admissible rival in mean TTFT and mean ITL over requests comes before one that
+    is; among those the objective decides, among the others how far they fall behind.
+    """
+    pairs, ranks, bad = [], [], []
+    for bins in plans:
+        found = _asked(problem, bins, 1.0)
+        weights = [bin_.rates(problem.workload).sum() for bin_ in bins]
+        latencies = (np.nan_to_num(x, nan=np.inf) for x in (found.mean_ttft_ms, found.mean_itl_ms))
+        pairs.append([float(np.average(x, weights=weights)) for x in latencies])
+        ranks.append(problem.objective.key(problem.workload, bins, found))
+        bad.append(int((~problem.objective.admissible(found)).sum()))
+    sound = [k for k in range(len(plans) - rivals, len(plans)) if bad[k] == 0]
+    behind = [_NO_WORSE] * len(plans)
+    if sound:
+        best = np.min([pairs[k] for k in sound], axis=0)
+        behind = [max(float(np.max(np.array(pair) / best)), _NO_WORSE) for pair in pairs]
+    return min(range(len(plans)), key=lambda k: (bad[k], behind[k], ranks[k]))
+
+
+def _asked(problem: Problem, bins: Sequence[Bin], factor: float) -> Evaluations:
+    workload = problem.workload
+    if factor != 1.0 and workload.arrivals.trace is None:
+        workload = workload.scaled(factor)
+    return TwinPredictor(seed=problem.seed + FRESH_SEED + _SEED).evaluate(workload, bins)
