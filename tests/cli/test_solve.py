@@ -64,7 +64,7 @@ def test_a_plan_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> No
     assert plan.status is not Status.INFEASIBLE
     for words in ("max_loras", "max_lora_rank", "TTFT ms", "ITL ms", "headroom", "× r32", "lower bound"):
         assert words in out.out
-    assert f"60 of 60 adapters on {plan.n_gpus} GPUs" in out.out
+    assert f"60 of 60 adapters on {plan.n_gpus} GPU" in out.out
     assert "wrote plan.json" in out.err
     room = plan.details["headroom"]
     assert isinstance(room, list)
