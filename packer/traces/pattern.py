@@ -18,6 +18,8 @@ from packer.traces.trace import Trace
 
 FloatArray = npt.NDArray[np.float64]
 DAY_S = 86_400.0
+WHOLE_FROM = 0.9
+"""A window at the end of a trace counts as whole if the trace covers this share of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,31 +80,77 @@ class RateTable:
 
 
 def rates_of(trace: Trace, window_s: float, *, start_s: float = 0.0) -> RateTable:
-    """The rates of a trace's adapters in windows; windows that are cut off are left out.
+    """The rates of a trace's adapters in windows: requests / the part of the window that the trace covers.
 
-    `start_s`: time of the first request, s since 1970 (UTC); windows start at its multiples of `window_s`.
+    The first and the last window are cut off by the trace's ends. One that is covered by less than
+    `WHOLE_FROM` is left out if another remains; if none is covered so far, the one covered best is kept.
+
+    Parameters
+    ----------
+    trace
+        Its requests must name their adapters. It covers half a mean gap between two requests before its
+        first and after its last one.
+    window_s
+        Length of a window, s; windows start at the multiples of it.
+    start_s
+        Time of the first request, s since 1970 (UTC).
+
+    Raises
+    ------
+    ValidationError
+        The trace has no adapters or lasts 0 s, or there are too many windows.
     """
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
-    if trace.adapter is None:
-        raise ValidationError("Expected a trace whose requests name their adapters.")
+    adapter, gap_s = _adapters(trace), _gap_s(trace)
     first = math.floor(start_s / window_s) * window_s
-    window = ((trace.time_s + start_s - first) // window_s).astype(np.int64)
+    offset = start_s - first
+    window = ((trace.time_s + offset) // window_s).astype(np.int64)
     count = int(window[-1]) + 1
     if count * len(trace.names) > 50_000_000:
         raise ValidationError(
             f"Expected fewer windows than {count:,} for {len(trace.names):,} adapters: take a longer window."
         )
-    flat = np.bincount(window * len(trace.names) + trace.adapter, minlength=count * len(trace.names))
-    rates = flat.reshape(count, len(trace.names)) / window_s
-    whole = slice(0, count)
-    if count > 2:  # the first and the last window are cut off
-        whole = slice(1, count - 1)
-    elif count == 1:
-        rates = rates * (window_s / max(trace.span_s, 1e-9)) if trace.span_s < window_s else rates
-    requests = np.bincount(trace.adapter, minlength=len(trace.names))
-    tokens = np.bincount(trace.adapter, trace.input_tokens + trace.output_tokens, minlength=len(trace.names))
-    starts = first + window_s * np.arange(count, dtype=np.float64)
-    return RateTable(trace.names, rates[whole], tokens / requests, starts[whole], window_s)
+    begins = window_s * np.arange(count, dtype=np.float64)
+    covered_s = np.minimum(begins + window_s, offset + trace.span_s + gap_s / 2)
+    covered_s -= np.maximum(begins, offset - gap_s / 2)
+    kept = covered_s >= WHOLE_FROM * window_s
+    if not kept.any():
+        kept[np.argmax(covered_s)] = True
+    flat = np.bincount(window * len(trace.names) + adapter, minlength=count * len(trace.names))
+    rates = flat.reshape(count, len(trace.names))[kept] / covered_s[kept, np.newaxis]
+    requests = np.bincount(adapter, minlength=len(trace.names))
+    tokens = np.bincount(adapter, trace.input_tokens + trace.output_tokens, minlength=len(trace.names))
+    return RateTable(trace.names, rates, tokens / requests, first + begins[kept], window_s)
+
+
+def latest_rates(trace: Trace, window_s: float) -> FloatArray:
+    """The rates of a trace's adapters in its last `window_s` seconds, float64 (adapters,), req/s.
+
+    A trace that is shorter counts for as long as it lasts.
+
+    Raises
+    ------
+    ValidationError
+        The trace has no adapters or lasts 0 s.
+    """
+    checks.real("the window (s)", window_s, low=0.0, open_low=True)
+    adapter, gap_s = _adapters(trace), _gap_s(trace)
+    recent = adapter[trace.time_s > trace.time_s[-1] - window_s]
+    rates: FloatArray = np.bincount(recent, minlength=len(trace.names)) / min(window_s, trace.span_s + gap_s)
+    return rates
+
+
+def _adapters(trace: Trace) -> npt.NDArray[np.int64]:
+    if trace.adapter is None:
+        raise ValidationError("Expected a trace whose requests name their adapters.")
+    return trace.adapter
+
+
+def _gap_s(trace: Trace) -> float:
+    """Mean time from one request to the next, s."""
+    if trace.span_s <= 0:
+        raise ValidationError("Expected a trace that lasts longer than 0 s to measure rates.")
+    return trace.span_s / (len(trace) - 1)
 
 
 def loads_text(names: Sequence[str], loads: dict[str, FloatArray]) -> str:

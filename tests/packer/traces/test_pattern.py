@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from packer.errors import ValidationError
-from packer.traces.pattern import RateTable, loads_text, rates_of
+from packer.traces.pattern import RateTable, latest_rates, loads_text, rates_of
 from packer.traces.trace import Trace
 
 
@@ -16,10 +18,10 @@ def trace(times: list[float], adapters: list[int], names: tuple[str, ...]) -> Tr
 
 
 def test_requests_are_counted_in_windows() -> None:
-    """Rates are requests / window, in whole windows only, aligned to the clock."""
+    """Rates are requests / the time that is covered, aligned to the clock, without the cut-off window at the end."""
     seen = rates_of(trace([0, 50, 60, 70, 130, 170, 190], [0, 0, 0, 1, 1, 1, 0], ("a", "b")), 60.0)
-    assert seen.start_s.tolist() == [60.0, 120.0]
-    np.testing.assert_allclose(seen.rates, [[1 / 60, 1 / 60], [0, 2 / 60]])
+    assert seen.start_s.tolist() == [0.0, 60.0, 120.0]
+    np.testing.assert_allclose(seen.rates, [[2 / 60, 0], [1 / 60, 1 / 60], [0, 2 / 60]])
     np.testing.assert_allclose(seen.tokens, [110, 110])
 
 
@@ -69,3 +71,57 @@ def test_too_many_windows_are_refused() -> None:
     """A slip in the unit of time must not eat the memory."""
     with pytest.raises(ValidationError, match="longer window"):
         rates_of(trace([0, 1e9], [0, 0], ("a",)), 1.0)
+
+
+def steady(rate: float, n: int) -> Trace:
+    """`n` requests of one adapter at a constant rate, req/s."""
+    return trace((np.arange(n) / rate).tolist(), [0] * n, ("a",))
+
+
+@given(
+    rate=st.floats(0.01, 100.0),
+    per_window=st.integers(200, 1000),
+    windows=st.floats(1.0, 4.0),
+    phase=st.floats(0.0, 1.0),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_constant_rate_is_found_whatever_the_alignment(
+    rate: float, per_window: int, windows: float, phase: float
+) -> None:
+    """However a log lies across the windows, a constant rate is the rate of every window that is kept."""
+    window_s = per_window / rate
+    log = steady(rate, round(per_window * windows))
+    seen = rates_of(log, window_s, start_s=(1000.0 + phase) * window_s)
+    np.testing.assert_allclose(seen.rates, rate, rtol=0.02)
+    assert len(seen.rates) >= int(windows - 1.0)
+    np.testing.assert_allclose(latest_rates(log, window_s), [rate], rtol=0.02)
+
+
+@pytest.mark.parametrize("minutes_before", [3, 6, 30, 54, 60])
+def test_two_cut_off_windows_do_not_dilute_the_rate(minutes_before: int) -> None:
+    """66 minutes in two windows of an hour give the rate of the time that is covered, not a tenth of it."""
+    start = 7 * 3600.0 - minutes_before * 60.0
+    seen = rates_of(steady(4.0, 66 * 60 * 4), 3600.0, start_s=start)
+    np.testing.assert_allclose(seen.rates, 4.0, rtol=0.01)
+
+
+def test_whole_windows_are_kept() -> None:
+    """A log that covers three windows from end to end gives three."""
+    seen = rates_of(steady(1.0, 180), 60.0, start_s=600.0)
+    assert seen.start_s.tolist() == [600.0, 660.0, 720.0]
+    np.testing.assert_allclose(seen.rates, 1.0, rtol=0.01)
+
+
+def test_the_latest_rates_are_those_before_the_end() -> None:
+    """Only the last seconds count, wherever the clock's windows lie; a shorter log counts for its length."""
+    slow, fast = np.arange(0, 1000, 10.0), np.arange(1000, 1090, 0.5)
+    log = trace([*slow, *fast], [0] * len(slow) + [1] * len(fast), ("slow", "fast"))
+    np.testing.assert_allclose(latest_rates(log, 60.0), [0.0, 2.0])
+    np.testing.assert_allclose(latest_rates(steady(3.0, 90), 3600.0), [3.0])
+
+
+def test_rates_need_time() -> None:
+    """Requests of a single moment have no rate: that is said instead of dividing by nothing."""
+    for measure in (rates_of, latest_rates):
+        with pytest.raises(ValidationError, match="longer than 0 s"):
+            measure(trace([5.0, 5.0], [0, 0], ("a",)), 60.0)
