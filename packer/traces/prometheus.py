@@ -10,6 +10,7 @@ queue). Such shares are estimates.
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import os
@@ -114,11 +115,9 @@ def fetch(
     ValidationError
         The URL is no HTTP address, or the span has too many windows.
     LiveError
-        The server can't be reached, or refuses a query.
+        The server can't be reached, refuses a query, or answers in something else than HTTP and JSON.
     """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValidationError(f"Expected an address like http://prometheus:9090, got {shown(url)}.")
+    check_url(url)
     checks.real("the window (s)", window_s, low=1.0)
     checks.real("the span (s)", span_s, low=window_s)
     if span_s / window_s > MAX_POINTS:
@@ -132,25 +131,49 @@ def fetch(
     return answers
 
 
+def check_url(url: str) -> None:
+    """Raise `ValidationError` unless `url` is an HTTP address."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket left open
+        good = False
+    if not good:
+        raise ValidationError(f"Expected an address like http://prometheus:9090, got {shown(url)}.")
+
+
 def _get(url: str, asked: Mapping[str, object], timeout_s: float) -> Any:
+    """The JSON of an answer to a query."""
     body = urllib.parse.urlencode({key: str(value) for key, value in asked.items()}).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=timeout_s) as answer:
-            data = answer.read(MAX_ANSWER_BYTES + 1)
-    except urllib.error.HTTPError as error:
-        with error:
-            reason = error.read(400).decode("utf-8", "replace")
-        raise LiveError(f"Prometheus refused {asked['query']!r} ({error.code}): {reason}") from None
+        status, data = _post(url, body, timeout_s)
+    except http.client.InvalidURL as error:
+        raise ValidationError(f"Expected an address like http://prometheus:9090: {error}.") from None
     except (OSError, ValueError) as error:
         raise LiveError(f"Prometheus at {url} can't be reached: {error}") from None
+    except http.client.HTTPException as error:
+        raise LiveError(f"Expected Prometheus at {url} to answer in HTTP, got {error!r}.") from None
+    if not 200 <= status < 300:
+        reason = data[:400].decode("utf-8", "replace")
+        raise LiveError(f"Prometheus refused {asked['query']!r} ({status}): {reason}")
     if len(data) > MAX_ANSWER_BYTES:
         raise LiveError(
             f"Prometheus answered with more than {MAX_ANSWER_BYTES:,} bytes: take a longer window."
         )
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise LiveError(f"Prometheus at {url} answered with something that is not JSON.") from None
+
+
+def _post(url: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+    """HTTP status and content of an answer, cut after `MAX_ANSWER_BYTES` + 1."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=timeout_s) as answer:
+            return answer.status, answer.read(MAX_ANSWER_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(400)
 
 
 def read_export(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -4,12 +4,13 @@ import http.server
 import json
 import shutil
 import socket
+import socketserver
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,64 @@ def test_bad_answers_are_refused(changes: dict[str, Any], message: str) -> None:
 
 def test_bad_addresses_are_refused() -> None:
     """Only HTTP addresses are asked, and an absent server is an error of its own."""
-    for url in ("file:///etc/passwd", "prometheus:9090", "http://"):
+    for url in (
+        "file:///etc/passwd",
+        "prometheus:9090",
+        "http://",
+        "http://localhost:abc",
+        "http://localhost:99999",
+        "http://[::1",
+        "http://localhost:9090/a b",
+    ):
         with pytest.raises(ValidationError, match="address"):
             fetch(url, CUSTOM, end_s=100, span_s=60, window_s=60)
     with pytest.raises(LiveError, match="can't be reached"):
         fetch("http://127.0.0.1:9", CUSTOM, end_s=100, span_s=60, window_s=60)
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[bytes], str]]:
+    """Starts a server that answers every request with given bytes, and gives its address."""
+    servers = []
+
+    def start(answer: bytes) -> str:
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                """Read the request to its end, then answer."""
+                length = 0
+                while line := self.rfile.readline().strip().lower():
+                    if line.startswith(b"content-length:"):
+                        length = int(line.partition(b":")[2])
+                self.rfile.read(length)
+                self.wfile.write(answer)
+
+        server = socketserver.TCPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "Expected Prometheus at .* to answer in HTTP, got BadStatusLine"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[[[", "not JSON"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope", r"refused .* \(404\): nope"),
+        (b"", "can't be reached"),
+    ],
+)
+def test_what_is_no_answer_is_a_clear_error(
+    answering: Callable[[bytes], str], answer: bytes, message: str
+) -> None:
+    """Whatever a server sends instead of an answer, the error says what, and is never a fault of ours."""
+    with pytest.raises(LiveError, match=message):
+        fetch(answering(answer), CUSTOM, end_s=100, span_s=60, window_s=60)
 
 
 def test_saved_answers_are_read_again(tmp_path: Path) -> None:
@@ -228,8 +282,9 @@ def test_command_reads_a_real_server_and_its_saved_answers(
 
     first, second, saved = (str(tmp_path / name) for name in ("a.csv", "b.csv", "saved.json"))
     loads = str(tmp_path / "loads.csv")
-    common = ["workload", "from-metrics", "--window", "3", "--span", "6", "--rank", "32", "--at", "peak"]
-    assert run([*common, "--url", prometheus, "--save", saved, "-o", first, "--loads", loads]) == 0
+    common = ["workload", "from-metrics", "--rank", "32", "--at", "peak"]
+    asked = ["--url", prometheus, "--window", "3", "--span", "6"]
+    assert run([*common, *asked, "--save", saved, "-o", first, "--loads", loads]) == 0
     assert run([*common, "--input", saved, "-o", second, "--json"]) == 0
     assert Path(first).read_text() == Path(second).read_text()
     fleet = read_workload(first)
