@@ -69,6 +69,7 @@ def read_access_log(
     keys: Mapping[str, str] | None = None,
     skip: Collection[str] = (),
     strip_prefix: str = "",
+    growing: bool = False,
 ) -> AccessLog:
     """The requests in a log of JSON lines (also .gz).
 
@@ -85,18 +86,22 @@ def read_access_log(
         Names of models that are no adapters.
     strip_prefix
         What the gateway puts before adapters' names ("hosted_vllm/").
+    growing
+        The gateway still writes to it: a last line that has no end yet is left out unless it is whole JSON.
 
     Raises
     ------
     FileFormatError
         A line isn't JSON, a value breaks a rule, or no line is a request; names the row.
     """
-    from packer.io.files import read_text
+    from packer.io.files import decode, read_bytes
 
     wanted = {name: (given,) if (given := (keys or {}).get(name)) else KEYS[name] for name in KEYS}
     columns = _Columns()
     seen: set[str] = set()
-    for row, entry in _lines(read_text(path), path):
+    data = read_bytes(path)
+    text = decode(_without_half_line(data) if growing else data, path)
+    for row, entry in _lines(text, path):
         flat = _flat(entry)
         seen.update(list(flat)[:50] if len(seen) < 200 else ())
         _add(columns, flat, wanted, path, row, skip, strip_prefix)
@@ -107,6 +112,16 @@ def read_access_log(
             path=path,
         )
     return _log(columns, os.path.basename(os.fspath(path)))
+
+
+def _without_half_line(data: bytes) -> bytes:
+    """The bytes of a log without a last line that is still being written."""
+    whole, newline, last = data.rpartition(b"\n")
+    try:
+        json.loads(last)
+    except (ValueError, RecursionError):
+        return whole + newline
+    return data
 
 
 def _lines(text: str, path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -112,3 +112,27 @@ def test_anything_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, e
     except PackerError:
         return
     assert len(log.trace) >= 1
+
+
+WHOLE = json.dumps({"time": 1, "model": "a", "prompt_tokens": 2, "completion_tokens": 3}).encode()
+
+
+@pytest.mark.parametrize("end", [b'{"time": 2, "mo', '{"model": "é'.encode()[:-1], b"{", b" ", b""])
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, end: bytes) -> None:
+    """Of a log that grows, the last line counts from its end on, and only there."""
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(WHOLE + b"\n" + WHOLE + b"\n" + end)
+    assert len(read_access_log(path, growing=True).trace) == 2
+    path.write_bytes(WHOLE + b"\n" + WHOLE)
+    assert len(read_access_log(path, growing=True).trace) == 2
+    path.write_bytes(WHOLE + b"\n" + b"{\n" + WHOLE + b"\n")
+    with pytest.raises(FileFormatError, match="row 2"):
+        read_access_log(path, growing=True)
+
+
+def test_a_finished_log_has_no_half_lines(tmp_path: Path) -> None:
+    """A log that isn't growing is damaged where its last line stops in the middle."""
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(WHOLE + b"\n" + WHOLE[:-3])
+    with pytest.raises(FileFormatError, match="row 2"):
+        read_access_log(path)
