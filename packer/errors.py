@@ -6,10 +6,10 @@ PackerError
 │   ├── FileFormatError                a file can't be read as what it should be (file, row, column)
 │   ├── UnknownNameError (LookupError) no profile, solver, … of that name
 │   ├── IncompatibleError              two choices don't fit together
+│   ├── ModelError                     a saved model or profile is damaged or doesn't match
+│   ├── LiveError                      a real server or Prometheus is away, failed, hung or refused
 │   └── OutputError (OSError)          a result can't be written where asked
-├── ModelError                         a saved model or profile is damaged or doesn't match
 ├── MissingDependencyError (ImportError)  an optional package is absent; the message has the install line
-├── LiveError                          a real server failed, hung or refused
 └── VerificationError                  a solver returned a plan that breaks its own rules (our fault)
 """
 
@@ -25,7 +25,7 @@ class PackerError(Exception):
 
 
 class InputError(PackerError, ValueError):
-    """Something that the user gave is wrong."""
+    """Something that the user gave, or named for packer to use, is wrong: exit code 2."""
 
 
 class ValidationError(InputError):
@@ -85,7 +85,7 @@ class OutputError(InputError, OSError):
     """A result can't be written where asked."""
 
 
-class ModelError(PackerError):
+class ModelError(InputError):
     """A saved model or profile is damaged, or belongs to something else."""
 
 
@@ -93,7 +93,7 @@ class MissingDependencyError(PackerError, ImportError):
     """An optional package is absent; the message has the install line."""
 
 
-class LiveError(PackerError):
+class LiveError(InputError):
     """A real server failed, hung or refused."""
 
 

@@ -13,6 +13,8 @@ def test_one_root_and_familiar_bases() -> None:
     raised = [k for k in kinds if issubclass(k, Exception) and not issubclass(k, Warning)]
     assert all(issubclass(kind, errors.PackerError) for kind in raised)
     assert issubclass(errors.InputError, ValueError)
+    assert issubclass(errors.ModelError, errors.InputError)
+    assert issubclass(errors.LiveError, errors.InputError)
     assert issubclass(errors.UnknownNameError, LookupError)
     assert issubclass(errors.OutputError, OSError)
     assert issubclass(errors.MissingDependencyError, ImportError)
