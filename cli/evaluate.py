@@ -8,6 +8,7 @@ import click
 
 from packer.cli import options
 from packer.cli.output import check_output, note, number, print_json, show, table
+from packer.cli.servers import note_estimates, servers
 
 if TYPE_CHECKING:
     from packer.plan import Plan
@@ -69,13 +70,15 @@ def evaluate(
 
     check_output(output, force=force)
     plan = read_plan(plan_path)
+    note_estimates(plan.bins, quiet=quiet)
     found = evaluate_plan(plan, predictor, seed=seed, duration_s=duration_s, rate_factor=rate_factor)
+    if output is not None:
+        write_plan(found, output, force=force)
     if as_json:
         print_json(plan_to_dict(found))
     elif not quiet:
         show(_comparison(plan, found), *_verdict(found))
     if output is not None:
-        write_plan(found, output, force=force)
         note(f"wrote {output}", quiet=quiet)
     return 3 if found.status is Status.INFEASIBLE else 0
 
@@ -98,7 +101,10 @@ def _comparison(plan: Plan, found: Plan) -> Any:
 
 def _verdict(found: Plan) -> list[str]:
     bad = int((~found.evaluations.feasible).sum())
-    lines = [f"{found.n_gpus - bad} of {found.n_gpus} GPUs serve their load (seed {found.seed})"]
+    lines = [
+        f"{found.n_gpus - bad} of {found.n_gpus} GPUs serve their load (seed {found.seed})",
+        f"Judged for {servers(found.bins)}",
+    ]
     if found.unplaced:
         lines.append(f"{len(found.unplaced)} adapters have no GPU in this plan")
     return lines

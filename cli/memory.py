@@ -137,7 +137,14 @@ def memory(
             }
             for (slots, rank), (tokens, error) in grid.items()
         ]
-        print_json({"profile": profile.name, "rows": rows, "largest_max_loras": most})
+        print_json(
+            {
+                "profile": profile.name,
+                "calibrated": profile.calibrated,
+                "rows": rows,
+                "largest_max_loras": most,
+            }
+        )
     elif not quiet:
         head = ("max_loras", *(f"rank {rank}" for rank in max_lora_rank))
         body = [

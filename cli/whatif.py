@@ -8,6 +8,7 @@ import click
 
 from packer.cli import options
 from packer.cli.output import note, number, print_json, progress_bar, show, table
+from packer.cli.servers import calibrated, note_estimates, servers
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,6 +51,7 @@ def whatif(
       packer whatif plan.json --rate-factor 1.2
       packer whatif plan.json --add new.csv --remove old-adapter
     """
+    from packer.errors import IncompatibleError
     from packer.io.plans import read_plan
     from packer.io.workloads import read_workload
     from packer.solvers.changes import changed_plan
@@ -59,6 +61,9 @@ def whatif(
     plan = read_plan(plan_path)
     add = read_workload(add_path).adapters if add_path else ()
     changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove)
+    if not changed.bins:
+        raise IncompatibleError("No GPU of the plan has an adapter then, so there is nothing to judge.")
+    note_estimates(changed.bins, quiet=quiet)
     judge = load_judge(
         predictor or plan.predictor, list(dict.fromkeys(b.profile for b in changed.bins)), seed
     )
@@ -68,11 +73,14 @@ def whatif(
         progress("headroom", 1, 2)
         room = headroom(changed.workload, changed.bins, judge)
     first = breaks_first(found, room)
-    holds = bool(found.feasible.all()) and not changed.homeless
+    broken = int((~found.feasible).sum())
+    holds = not broken and not changed.homeless
+    verdict = conclusion(broken, len(changed.gpus), len(changed.homeless))
     if as_json:
         print_json(
             {
                 "holds": holds,
+                "calibrated": calibrated(changed.bins),
                 "breaks_first": None if first is None else changed.gpus[first],
                 "homeless": list(changed.homeless),
                 "gpus": [
@@ -92,9 +100,9 @@ def whatif(
             }
         )
     elif not quiet:
-        show(*_table(plan, changed, found, room, first, holds))
+        show(*_table(plan, changed, found, room, first), verdict)
     else:
-        note("holds" if holds else "breaks", quiet=holds)
+        note(verdict, quiet=holds)
     return 0 if holds else 3
 
 
@@ -115,7 +123,6 @@ def _table(
     found: Evaluations,
     room: list[float | None],
     first: int | None,
-    holds: bool,
 ) -> list[Table | str]:
     from packer.cli.plan_table import growth
 
@@ -148,15 +155,21 @@ def _table(
         "verdict",
     )
     lines: list[Table | str] = [table(f"{plan.workload.name}, changed", columns, rows, left=())]
-    broken = int((~found.feasible).sum())
     if first is not None:
-        what = "breaks first" if broken else "would break first"
+        what = "breaks first" if not found.feasible.all() else "would break first"
         lines.append(f"GPU {changed.gpus[first]} {what}.")
     if changed.homeless:
         lines.append(f"No server has slots large enough for: {', '.join(changed.homeless[:20])}.")
-    lines.append(
-        "The plan holds."
-        if holds
-        else f"The plan breaks: {broken} of {len(changed.gpus)} GPUs. packer replan makes the next one."
-    )
+    lines.append(f"Judged for {servers(changed.bins)}.")
     return lines
+
+
+def conclusion(broken: int, gpus: int, homeless: int) -> str:
+    """Whether the plan holds, in a sentence: GPUs that break, and adapters without a place."""
+    if not broken and not homeless:
+        return "The plan holds."
+    placeless = f"{homeless} adapter{'s have' if homeless > 1 else ' has'} no place"
+    if not broken:
+        return f"The servers hold, but {placeless}. packer replan makes the next plan."
+    text = f"The plan breaks: {broken} of {gpus} GPUs"
+    return f"{text}{f', and {placeless}' if homeless else ''}. packer replan makes the next one."

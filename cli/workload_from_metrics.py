@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import click
@@ -9,9 +10,11 @@ import click
 from packer.cli.observed import observed_options
 
 if TYPE_CHECKING:
-    from packer.traces.prometheus import Metrics
+    from packer.traces.prometheus import Metrics, Source
 
 _GATEWAYS = ("litellm", "envoy-ai-gateway", "vllm", "custom")
+UNUSED_WITH_INPUT = ("url", "window_s", "span_s", "end_s")
+"""Parameters that say what to ask a server: a saved file has its own."""
 
 
 def metrics_options(command: click.decorators.FC) -> click.decorators.FC:
@@ -54,21 +57,12 @@ def metrics_options(command: click.decorators.FC) -> click.decorators.FC:
                 "--label", default=None, metavar="NAME", help="Label that holds the adapter's name."
             ),
             click.option(
-                "--span",
-                "span_s",
-                type=click.FloatRange(min=1.0, max=1e9),
-                default=86_400.0,
-                show_default=True,
-                metavar="SECONDS",
-                help="How far to look back.",
-            ),
-            click.option(
                 "--end",
                 "end_s",
                 type=click.FloatRange(min=0.0, max=1e11),
                 default=None,
                 metavar="UNIX-TIME",
-                help="Where the span ends.  [default: now]",
+                help="End of the time to look at.  [default: now]",
             ),
         )
     ):
@@ -78,6 +72,15 @@ def metrics_options(command: click.decorators.FC) -> click.decorators.FC:
 
 @click.command(name="from-metrics")
 @metrics_options
+@click.option(
+    "--span",
+    "span_s",
+    type=click.FloatRange(min=1.0, max=1e9),
+    default=86_400.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How far to look back.",
+)
 @click.option(
     "--save",
     "save_path",
@@ -134,12 +137,13 @@ def from_metrics(
 
     for path in (output, loads_path, save_path):
         check_output(path, force=force)
+    if export_path is not None:
+        refuse_unused("--input", UNUSED_WITH_INPUT)
     ranks = read_ranks(ranks_path)
     metrics = read_metrics(
         url,
         export_path,
-        gateway,
-        (requests_metric, input_tokens_metric, output_tokens_metric, label),
+        source_of(gateway, (requests_metric, input_tokens_metric, output_tokens_metric, label)),
         span_s=span_s,
         end_s=end_s,
         window_s=window_s,
@@ -156,11 +160,60 @@ def from_metrics(
     finish(fleet, table, loads, output, loads_path, source=source, force=force, as_json=as_json, quiet=quiet)
 
 
+def refuse_unused(given: str, unused: Collection[str]) -> None:
+    """Refuse options that were typed though they do nothing beside another one.
+
+    Parameters
+    ----------
+    given
+        The option that makes them do nothing, as it is typed.
+    unused
+        Their parameters' names.
+
+    Raises
+    ------
+    IncompatibleError
+        One of them stands on the command line; a default from a file is passed over.
+    """
+    from click.core import ParameterSource
+
+    from packer.errors import IncompatibleError
+
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        if name in unused and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise IncompatibleError(
+                f"{option.opts[-1]} does nothing with {given}: expected one of them, got both."
+            )
+
+
+def source_of(gateway: str, names: tuple[str | None, str | None, str | None, str | None]) -> Source:
+    """The counters of a gateway, with the names of requests, input tokens, output tokens and label given."""
+    from packer.errors import ValidationError
+    from packer.traces.prometheus import SOURCES, Source
+
+    requests, inputs, outputs, label = names
+    known = SOURCES.get(gateway)
+    if known is None:
+        if not (requests and inputs and outputs and label):
+            raise ValidationError(
+                "Expected --requests-metric, --input-tokens-metric, --output-tokens-metric and --label."
+            )
+        known = Source(requests, inputs, outputs, label)
+    return Source(
+        requests or known.requests,
+        inputs or known.input_tokens,
+        outputs or known.output_tokens,
+        label or known.label,
+        known.running,
+    )
+
+
 def read_metrics(
     url: str | None,
     export_path: str | None,
-    gateway: str,
-    names: tuple[str | None, str | None, str | None, str | None],
+    source: Source,
     *,
     span_s: float,
     end_s: float | None,
@@ -174,23 +227,8 @@ def read_metrics(
 
     from packer.errors import ValidationError
     from packer.io.files import write_text
-    from packer.traces.prometheus import SOURCES, Source, fetch, parse, read_export
+    from packer.traces.prometheus import fetch, parse, read_export
 
-    requests, inputs, outputs, label = names
-    known = SOURCES.get(gateway)
-    if known is None:
-        if not (requests and inputs and outputs and label):
-            raise ValidationError(
-                "Expected --requests-metric, --input-tokens-metric, --output-tokens-metric and --label."
-            )
-        known = Source(requests, inputs, outputs, label)
-    source = Source(
-        requests or known.requests,
-        inputs or known.input_tokens,
-        outputs or known.output_tokens,
-        label or known.label,
-        known.running,
-    )
     if (url is None) == (export_path is None):
         raise ValidationError("Expected either --url or --input.")
     if export_path is not None:

@@ -1,4 +1,4 @@
-"""`packer whatif`, `memory`, `watch` and `completion` from the command line."""
+"""`packer whatif`, `memory`, `evaluate` and `completion` from the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from packer.cli import run
+from packer.cli.whatif import conclusion
+from packer.io.profiles import write_profile
 from packer.plan import Plan
+from packer.profile import Profile
 
 Capture = pytest.CaptureFixture[str]
 
@@ -87,41 +90,6 @@ def test_memory_refuses_bad_ranges(option: str, value: str, capsys: Capture) -> 
     assert "expected" in capsys.readouterr().err
 
 
-def log_line(second: float, model: str) -> str:
-    """A request of 200 + 190 tokens."""
-    return json.dumps({"time": second, "model": model, "prompt_tokens": 200, "completion_tokens": 190})
-
-
-@pytest.mark.parametrize(
-    ("rate", "extra", "advice", "code"),
-    [(1, (), "keep", 0), (1, ("new",), "watch", 0), (2000, (), "replan", 3)],
-)
-def test_watch_advises(
-    plan_path: str, tmp_path: Path, capsys: Capture, rate: int, extra: tuple[str, ...], advice: str, code: int
-) -> None:
-    """Traffic as planned is kept, new adapters are reported, and a broken server asks for a new plan."""
-    lines = []
-    window = 100 if rate == 1 else 10
-    for k, name in enumerate(["a", "b", "c", "d"]):
-        gap = 1 / ((0.1 + 0.01 * k) * rate)
-        lines += [log_line(1e9 + gap * n, name) for n in range(int(3 * window / gap))]
-    lines += [log_line(1e9 + 10 * n, name) for n in range(30) for name in extra]
-    log, seen = tmp_path / "log.jsonl", tmp_path / "seen.csv"
-    log.write_text("\n".join(lines))
-    words = ["watch", plan_path, "--log", str(log), "--window", str(window), "--json", "-o", str(seen)]
-    assert run(words) == code
-    found = json.loads(capsys.readouterr().out)
-    assert found["advice"] == advice
-    assert found["new_adapters"] == list(extra)
-    assert seen.read_text().count("\n") >= 5
-
-
-def test_watch_needs_a_source(plan_path: str, capsys: Capture) -> None:
-    """Without a server, a saved answer or a log there is nothing to watch."""
-    assert run(["watch", plan_path]) == 2
-    assert "--url" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_are_the_shells_own(shell: str, capsys: Capture) -> None:
     """Each script is accepted by its shell, where that is installed."""
@@ -148,19 +116,48 @@ def test_completion_offers_commands_and_formats(monkeypatch: pytest.MonkeyPatch,
         assert wanted in capsys.readouterr().out
 
 
-def test_watch_goes_on_when_the_server_is_away(
-    plan_path: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_whatif_names_what_has_no_place(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
+    """Adapters without a place and GPUs that break are told apart: servers that hold are not called broken."""
+    add = tmp_path / "add.csv"
+    add.write_text("adapter,rank,rate\nhuge,64,0.1\n")
+    assert run(["whatif", plan_path, "--add", str(add)]) == 3
+    out = capsys.readouterr().out
+    assert "The servers hold, but 1 adapter has no place." in out
+    assert "breaks" not in out
+    assert conclusion(2, 4, 0).startswith("The plan breaks: 2 of 4 GPUs. ")
+    assert conclusion(2, 4, 3).startswith("The plan breaks: 2 of 4 GPUs, and 3 adapters have no place. ")
+
+
+def test_whatif_needs_a_server_that_is_used(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
+    """Where every adapter goes and none finds a place, nothing is left to judge: that is said."""
+    add = tmp_path / "add.csv"
+    add.write_text("adapter,rank,rate\nhuge,64,0.1\n")
+    words = [word for name in "abcd" for word in ("--remove", name)]
+    assert run(["whatif", plan_path, "--add", str(add), *words]) == 2
+    assert "nothing to judge" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["whatif", "evaluate"])
+def test_estimates_are_marked(command: str, plan_path: str, capsys: Capture) -> None:
+    """A verdict that rests on an estimated profile says so in each form of output; quiet says nothing."""
+    assert run([command, plan_path]) == 0
+    out, err = capsys.readouterr()
+    assert "estimated, not calibrated" in out
+    assert "estimated, not calibrated" in err
+    assert run([command, plan_path, "--json"]) == 0
+    assert '"calibrated": false' in capsys.readouterr().out
+    assert run([command, plan_path, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_memory_says_whether_the_profile_is_measured(
+    toy_profile: Profile, tmp_path: Path, capsys: Capture
 ) -> None:
-    """Looking again and again survives a server that is away, and Ctrl-C ends it with exit code 130."""
-    looks = []
-
-    def sleep(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", sleep)
-    assert run(["watch", plan_path, "--url", "http://127.0.0.1:9", "--every", "5"]) == 130
-    assert looks == [5.0, 5.0]
-    assert capsys.readouterr().err.count("can't be reached") == 2
-    assert run(["watch", plan_path, "--url", "http://127.0.0.1:9"]) == 1
+    """Scripts see whether a table of memory rests on an estimate."""
+    path = str(tmp_path / "toy.toml")
+    write_profile(toy_profile, path)
+    words = ["memory", "--max-loras", "8", "--max-lora-rank", "8", "--json"]
+    assert run([*words, "--profile", path]) == 0
+    assert json.loads(capsys.readouterr().out)["calibrated"] is False
+    assert run(words) == 0
+    assert json.loads(capsys.readouterr().out)["calibrated"] is True
