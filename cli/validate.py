@@ -8,6 +8,7 @@ import click
 
 from packer.cli.calibrate_live import Duration
 from packer.cli.options import force_option, json_option, plan_argument, quiet_option, seed_option
+from packer.cli.servers import calibrated, note_estimates, servers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,6 +87,7 @@ def validate(
     numbers = _numbers(chosen, "--bins", len(plan.bins)) or list(range(len(plan.bins)))
     bins = [plan.bins[i] for i in numbers]
     bins = bins if profile is None else [replace(b, profile=profile) for b in bins]
+    note_estimates(bins, quiet=quiet)
     fleet = plan.workload if trace is None else _replayed(plan, trace)
     spec = ValidationSpec(duration_s, repeats, parallel, seed, tuple(_numbers(gpus, "--gpus", 1 << 16)))
     with terminable(), progress_bar(quiet=quiet) as progress:
@@ -94,7 +96,7 @@ def validate(
             job.run()
         finally:
             if job.reports:
-                _write(job, plan, targets, force=force, as_json=as_json)
+                _write(job, plan, targets, force=force, as_json=as_json, quiet=quiet)
 
 
 def _numbers(text: str, option: str, below: int) -> list[int]:
@@ -120,7 +122,15 @@ def _replayed(plan: Plan, path: str) -> Any:
     return plan.workload.with_arrivals(fleet.arrivals)
 
 
-def _write(job: Validation, plan: Plan, targets: list[Path | None], *, force: bool, as_json: bool) -> None:
+def _write(
+    job: Validation,
+    plan: Plan,
+    targets: list[Path | None],
+    *,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     import json
 
     from packer.cli.output import jsonable, print_json, show
@@ -131,6 +141,7 @@ def _write(job: Validation, plan: Plan, targets: list[Path | None], *, force: bo
     data = {
         "workload": plan.workload.name,
         "launch": job.launch.name,
+        "calibrated": calibrated(job.bins),
         "duration": job.spec.duration_s,
         "repeats": job.spec.repeats,
         "seed": job.spec.seed,
@@ -140,11 +151,14 @@ def _write(job: Validation, plan: Plan, targets: list[Path | None], *, force: bo
     if targets[0] is not None:
         write_text(targets[0], json.dumps(jsonable(data), indent=2), force=force)
     if targets[1] is not None:
-        write_figure(validation_figure(job.reports, f"Validation of {plan.workload.name}"), targets[1])
+        title = f"Validation of {plan.workload.name}, predicted for {servers(job.bins)}"
+        write_figure(validation_figure(job.reports, title), targets[1])
     if as_json:
         print_json(data)
         return
-    show(*(_table(report) for report in job.reports))
+    if quiet:
+        return
+    show(*(_table(report) for report in job.reports), f"Predicted for {servers(job.bins)}")
     for report in job.reports:
         if report.failure is not None:
             tail = next((r.outcome.failure.tail for r in report.runs if r.outcome.failure), "")

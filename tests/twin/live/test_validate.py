@@ -162,7 +162,7 @@ def packer(*arguments: str | Path) -> subprocess.Popen[str]:
 def test_the_command_writes_report_and_page(
     launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
-    """`packer validate` on a plan file: JSON, HTML and a table, exit code 0."""
+    """`packer validate` on a plan file: JSON, HTML and a table, exit code 0; with --quiet nothing is printed."""
     make_plan(bins).save(tmp_path / "plan.json")
     done = packer(
         "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
@@ -176,6 +176,13 @@ def test_the_command_writes_report_and_page(
     assert data["gpus"][0]["memory_error"] == {"predicted": False, "measured": False}
     assert data["gpus"][0]["runs"][0]["failed"] == 0
     assert "<html" in (tmp_path / "out.html").read_text()[:2000].lower()
+    assert data["calibrated"] is True
+    again = packer(
+        "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
+        "--folder", tmp_path / "work", "--quiet",
+    )  # fmt: skip
+    assert again.communicate(timeout=60) == ("", "")
+    assert again.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
