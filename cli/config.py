@@ -11,6 +11,7 @@ hold for the command of that name:
     [workload.generate]
     ranks = "8,16"
 
+A key that no command has as an option, and a table that is not named after a command, are errors.
 PACKER_CONFIG names another file; if it is empty, no file is read.
 """
 
@@ -18,12 +19,16 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from packer.errors import FileFormatError
 
 VARIABLE = "PACKER_CONFIG"
 
@@ -78,32 +83,24 @@ def config() -> tuple[Path, Mapping[str, Any]] | None:
 def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, Any]:
     """The file's defaults for a command (`words`: its name, below a group with the group's name first).
 
+    Of a group, they are those of the commands that it holds itself, by name; a command that is imported when
+    it is called gets its own then.
+
     Raises
     ------
     FileFormatError
-        The file is damaged, or a key in the command's own table is no option of it.
+        The file is damaged, a key in the command's own table is no option of it, a key at the top is no
+        option of any command, or a table is not named after a command.
     """
     found = config()
-    if found is None or isinstance(command, click.Group):
+    if found is None:
         return {}
-    from packer.errors import FileFormatError
-
+    if isinstance(command, click.Group):
+        return {name: defaults_for(child, (*words, name)) for name, child in command.commands.items()}
     path, data = found
-    table: Any = data
-    for word in words:
-        table = table.get(word, {}) if isinstance(table, Mapping) else {}
-    if not isinstance(table, Mapping):
-        raise FileFormatError("expected a table.", path=path, column=".".join(words))
     known = option_names(command)
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise FileFormatError(
-                f"packer {' '.join(words)} has no option --{key[:80]}.{hint}",
-                path=path,
-                column=".".join(words),
-            )
+    _check_top(path, data, known)
+    table = _own_table(path, data, words, known)
     shared = {key: value for key, value in data.items() if key in known and not isinstance(value, Mapping)}
     repeatable = {
         param.name for param in command.params if isinstance(param, click.Option) and param.multiple
@@ -112,6 +109,90 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
         known[key]: [value] if known[key] in repeatable and not isinstance(value, list) else value
         for key, value in {**shared, **table}.items()
     }
+
+
+def _own_table(
+    path: Path, data: Mapping[str, Any], words: tuple[str, ...], known: Collection[str]
+) -> Mapping[str, Any]:
+    """The table of one command; every key in it is an option of the command."""
+    table: Any = data
+    for word in words:
+        table = table.get(word, {}) if isinstance(table, Mapping) else {}
+    if not isinstance(table, Mapping):
+        raise _wrong(path, words, "expected a table.")
+    for key in table:
+        if key not in known:
+            raise _wrong(path, (*words, key), f"packer {' '.join(words)} has no option --{key[:80]}.", known)
+    return table
+
+
+def _check_top(path: Path, data: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise `FileFormatError` where a key at the top is no option, or a table is not named after a command.
+
+    `known`: the options of the command that runs; the others are looked up only for a key that is none of it.
+    """
+    from packer.cli import LAZY
+
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            if key not in LAZY:
+                raise _wrong(path, (key,), f"packer has no command {key[:80]!r}.", LAZY)
+            _check_group(path, key, value)
+        elif key not in known and key not in _all_options():
+            if key in LAZY:
+                raise _wrong(path, (key,), "expected a table: it is named after a command.")
+            raise _wrong(path, (key,), f"no command has an option --{key[:80]}.", _all_options())
+
+
+def _check_group(path: Path, name: str, table: Mapping[str, Any]) -> None:
+    """Raise `FileFormatError` where the table of a group holds something else than tables of its commands."""
+    from packer.cli import LAZY
+
+    group = _imported(LAZY[name])
+    if not isinstance(group, click.Group):
+        return
+    known = _commands_of(group)
+    for key, value in table.items():
+        if key not in known:
+            raise _wrong(path, (name, key), f"packer {name} has no command {key[:80]!r}.", known)
+        if not isinstance(value, Mapping):
+            raise _wrong(path, (name, key), "expected a table: it is named after a command.")
+
+
+def _imported(place: str) -> click.Command:
+    module, attribute = place.split(":")
+    command: click.Command = getattr(import_module(module), attribute)
+    return command
+
+
+def _commands_of(group: click.Group) -> dict[str, click.Command]:
+    """The commands of a group by name; those that are imported when they are called are imported now."""
+    lazy: Mapping[str, str] = getattr(group, "lazy", {})
+    return {**{name: _imported(place) for name, place in lazy.items()}, **group.commands}
+
+
+@cache
+def _all_options() -> frozenset[str]:
+    """The options of all commands; imports every one."""
+    from packer.cli import cli
+
+    found: set[str] = set()
+    waiting = list(_commands_of(cli).values())
+    while waiting:
+        command = waiting.pop()
+        found.update(option_names(command))
+        if isinstance(command, click.Group):
+            waiting += _commands_of(command).values()
+    return frozenset(found)
+
+
+def _wrong(path: Path, words: Sequence[str], rule: str, known: Collection[str] = ()) -> FileFormatError:
+    """The error of a key, with the nearest of the known names if one is near."""
+    from packer.errors import FileFormatError
+
+    near = difflib.get_close_matches(words[-1], known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return FileFormatError(f"{rule}{hint}", path=path, key=".".join(words)[:120])
 
 
 def option_names(command: click.Command) -> dict[str, str]:

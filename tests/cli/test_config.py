@@ -82,6 +82,17 @@ def test_environment_names_or_silences_the_file(
         ("[memory\n", "not TOML"),
         ("memory = 3\n", "expected a table"),
         ("profile = 'nowhere'\n", "nowhere"),
+        ("time_limit = 5\n", "no command has an option --time_limit. Did you mean 'time-limit'?"),
+        ("profle = 'x'\n", "Did you mean 'profile'?"),
+        ("version = '1'\n", "no command has an option --version"),
+        ("solve = 3\n", "expected a table"),
+        ("[slove]\ntime-limit = 5\n", "packer has no command 'slove'. Did you mean 'solve'?"),
+        (
+            "[workload.generat]\nadapters = 3\n",
+            "packer workload has no command 'generat'. Did you mean 'generate'?",
+        ),
+        ("[workload]\nseed = 1\n", "packer workload has no command 'seed'"),
+        ("[live]\ndoctor = 1\n", "expected a table"),
     ],
 )
 def test_mistakes_are_named(folder: Path, capsys: Capture, text: str, message: str) -> None:
@@ -89,6 +100,26 @@ def test_mistakes_are_named(folder: Path, capsys: Capture, text: str, message: s
     (folder / "packer.toml").write_text(text)
     assert run(["memory"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_every_kind_of_group_passes_defaults_on(folder: Path, capsys: Capture) -> None:
+    """Commands get their defaults however their group holds them: from a table of their own or from the top."""
+    (folder / "packer.toml").write_text("[profiles.list]\nquiet = true\n[live.doctor]\njson = true\n")
+    assert run(["profiles", "list"]) == 0
+    assert capsys.readouterr().out == ""
+    run(["live", "doctor", "--url", "http://127.0.0.1:9"])
+    assert "checks" in json.loads(capsys.readouterr().out)
+    (folder / "packer.toml").write_text("quiet = true\n")
+    assert run(["profiles", "list"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_what_another_command_knows_is_no_mistake(folder: Path, capsys: Capture) -> None:
+    """An option of some command may stand at the top, and any command's table in the file."""
+    (folder / "packer.toml").write_text(
+        "repeats = 2\n[validate]\nduration = '1m'\n[dataset.build]\nrows = 5\n[profiles.estimate]\n"
+    )
+    assert profile_of(capsys) == LLAMA
 
 
 def test_help_works_whatever_the_file_holds(folder: Path, capsys: Capture) -> None:
