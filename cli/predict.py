@@ -73,6 +73,7 @@ def predict(
     facts: dict[str, Any] = {
         "predictor": judge.name,
         "profile": profile.name,
+        "calibrated": profile.calibrated,
         "max_loras": max_loras,
         "max_lora_rank": slot_rank,
         **asdict(found),
@@ -91,8 +92,9 @@ def predict(
     if as_json:
         print_json(facts)
         return
-    show(_table(judge.name, found))
-    show(*lines)
+    if quiet:
+        return
+    show(_table(judge.name, found), f"Server: {profile.label}", *lines)
 
 
 def _table(name: str, found: Evaluation) -> Any:

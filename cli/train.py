@@ -86,7 +86,7 @@ def train(
         draw_tree(model, STARVED, draw, force=force)
     if as_json:
         print_json(dict(model.header))
-    else:
+    elif not quiet:
         _print(model, rules=refine)
     note(
         f"{output}: {kind} for {data.spec.profile}, trained on {model.header['rows_used']} rows", quiet=quiet

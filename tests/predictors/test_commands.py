@@ -31,7 +31,7 @@ def place(small: Profile, models: dict[str, Model], tmp_path_factory: pytest.Tem
 def _predict(place: Path, predictor: str, *more: str) -> list[str]:
     profile = str(place / "profile.toml")
     fleet = str(place / "fleet.csv")
-    return ["predict", fleet, "--max-loras", "8", "--profile", profile, "--predictor", predictor, "-q", *more]
+    return ["predict", fleet, "--max-loras", "8", "--profile", profile, "--predictor", predictor, *more]
 
 
 def test_predict_speaks_json(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +64,7 @@ def test_a_damaged_predictor_is_one_line(place: Path, capsys: pytest.CaptureFixt
     """A file that was changed gives one sentence and no traceback."""
     path = place / "changed.packer"
     path.write_bytes((place / "tree.packer").read_bytes()[:-5])
-    assert run(_predict(place, str(path))) == 1
+    assert run(_predict(place, str(path), "-q")) == 2
     error = capsys.readouterr().err
     assert "does not match its hash" in error
     assert error.count("\n") == 1
@@ -74,6 +74,35 @@ def test_a_missing_predictor_file_is_an_input_error(place: Path, capsys: pytest.
     """A path that leads nowhere names the path."""
     assert run(_predict(place, str(place / "none.packer"))) == 2
     assert "none.packer" in capsys.readouterr().err
+
+
+def test_predict_marks_estimates(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A verdict for an estimated profile says so in each form of output; quiet says nothing."""
+    words = _predict(place, str(place / "tree.packer"))
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    assert "estimated, not calibrated" in out
+    assert "estimated, not calibrated" in err
+    assert run([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["calibrated"] is False
+    assert run([*words, "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_train_is_quiet_when_asked(
+    place: Path,
+    models: dict[str, Model],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Quiet training prints nothing and writes the predictor; JSON that was asked for is printed."""
+    monkeypatch.setattr("packer.predictors.train.train", lambda *_args, **_options: models["tree"])
+    words = ["train", str(place / "d.parquet"), "--kind", "tree", "-o", str(place / "q.packer"), "-q"]
+    assert run(words) == 0
+    assert capsys.readouterr() == ("", "")
+    assert (place / "q.packer").exists()
+    assert run([*words, "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "tree"
 
 
 def test_dataset_describes_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
