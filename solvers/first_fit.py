@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
-from packer.errors import VerificationError
 from packer.profile import Profile
 from packer.solvers.base import Problem
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.probe import Probe
-from packer.solvers.reasons import largest_share, too_hot
+from packer.solvers.reasons import largest_share, listed, too_hot
 from packer.solvers.search import largest
 from packer.solvers.top_up import top_up
 
 _FIRST_GUESS = 32
+_GUESS_SLACK = 1.0 + 1e-9  # equal loads stay equal, in whatever order they are summed
 
 
 class FirstFit:
@@ -62,15 +62,16 @@ class FirstFit:
         self.queue = [i for i in self.queue if i not in taken]
 
     def _open(self) -> Bin | None:
-        """The next GPU with a prefix of the queue: of the type that is cheapest for the load it takes."""
+        """The next GPU with a prefix of the queue, of the type that suits the objective best."""
         found = [self.fill(profile) for profile in self.problem.profiles]
         bins = [bin_ for bin_ in found if bin_ is not None]
-        return min(bins, key=self._cost_of_load) if bins else None
+        return min(bins, key=self._preference) if bins else None
 
-    def _cost_of_load(self, bin_: Bin) -> tuple[float, float]:
-        price = bin_.profile.gpu.price_per_hour or 1.0
-        load = float(self.loads[list(bin_.adapters)].sum())
-        return (price / load, price)
+    def _preference(self, bin_: Bin) -> tuple[float, float]:
+        """Smaller is better: price per load if the price counts, else the largest load, then the lower price."""
+        price = bin_.profile.gpu.price_per_hour or math.inf  # unknown: the last to be taken
+        load = bin_.offered_tok_s(self.problem.workload)
+        return (price / load if self.problem.objective.name == "cost" else -load, price)
 
     def fill(self, profile: Profile, seed: Sequence[tuple[int, float]] = ()) -> Bin | None:
         """The largest admissible bin of `seed` (adapter, share) and a prefix of the queue, or None."""
@@ -96,20 +97,43 @@ class FirstFit:
             return min(_FIRST_GUESS, limit), _FIRST_GUESS
         target = last.offered_tok_s(self.problem.workload)
         sums = np.cumsum(self.loads[self.queue[:limit]])
-        guess = max(1, min(limit, int(np.searchsorted(sums, target, side="right"))))
+        guess = max(1, min(limit, int(np.searchsorted(sums, target * _GUESS_SLACK, side="right"))))
         return guess, max(1, guess // 16)
 
     def _hot(self, adapter: int) -> None:
         """An adapter that an empty GPU can't serve: split it over replicas, or say what it may have."""
-        shares = [largest_share(self.probe, adapter, profile) for profile in self.problem.profiles]
-        best = int(np.argmax(shares))
-        replicas = math.ceil(1.0 / shares[best]) if shares[best] > 0 else math.inf
-        if replicas > self.problem.max_replicas:
-            self.left.append(adapter)
-            self.reasons.append(too_hot(self.probe, adapter, max(shares)))
-            return
-        for _ in range(int(replicas)):
-            opened = self.fill(self.problem.profiles[best], [(adapter, 1.0 / replicas)])
-            if opened is None:
-                raise VerificationError(f"A share of adapter {adapter} was admissible, and then it was not.")
-            self._close(opened)
+        profiles = self.problem.profiles
+        shares = [largest_share(self.probe, adapter, profile) for profile in profiles]
+        for k in sorted(range(len(profiles)), key=lambda k: -shares[k]):
+            replicas = self._replicas(adapter, profiles[k], shares[k])
+            if replicas:
+                for alone in replicas:
+                    seed = [(adapter, 1.0 / len(replicas))]
+                    self._close(self.fill(profiles[k], seed) or alone)
+                return
+        self.left.append(adapter)
+        self.reasons.append(self._why(adapter, max(shares)))
+
+    def _replicas(self, adapter: int, profile: Profile, share: float) -> list[Bin]:
+        """The adapter alone in the fewest equal parts that GPUs of that type take; [] if none are allowed.
+
+        Judges are not monotone to the last per cent: a smaller part than one they took may be refused.
+        """
+        if share <= 0.0:
+            return []
+        for n in range(math.ceil(1.0 / share), self.problem.max_replicas + 1):
+            alone = self.probe.feasible([adapter], profile, [1.0 / n], thorough=True)
+            if alone is not None:
+                return [alone] * n
+        return []
+
+    def _why(self, adapter: int, share: float) -> str:
+        """Why a hot adapter has no place; `share` is the largest part of its rate that a GPU takes."""
+        allowed = self.problem.max_replicas
+        if share <= 0.0 or math.ceil(1.0 / share) > allowed:
+            return too_hot(self.probe, adapter, share)
+        return (
+            f"{listed(self.problem.workload, [adapter])} is too much for a GPU of its own, and none of the equal "
+            f"parts that are allowed, up to {allowed}, passes. What would help: --max-replicas {allowed + 1} or "
+            "more, a lower rate, or a faster GPU"
+        )
