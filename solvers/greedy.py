@@ -2,7 +2,7 @@
 
 Against `greedy-paper` (arXiv 2602.24044, Algorithms 1 and 2): the largest admissible prefix is bisected, not
 taken at the nearest testing point; every candidate of `max_loras` is tried before a GPU is closed; a closed
-GPU is topped up with lighter adapters from further back in the queue; a set that fails goes to a fresh GPU;
+GPU is topped up with lighter adapters from further back in the queue; a last set that fails goes to a fresh GPU;
 an adapter too hot for one GPU is split over replicas where allowed, or reported with the rate it may have.
 At the end the load is evened out over the GPUs, if they bear it.
 """
@@ -13,13 +13,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from packer.bin import Bin
 from packer.solvers.balance import balanced
 from packer.solvers.base import Problem, Solution
+from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.first_fit import FirstFit
 from packer.solvers.greedy_paper import GreedyPaper
+from packer.solvers.limit import within_limit
 from packer.solvers.order import paper_order
 from packer.solvers.probe import Probe
-from packer.solvers.reasons import out_of_gpus
 
 
 class Greedy:
@@ -42,7 +44,7 @@ class Greedy:
         found = _paper(free, found) or found
         if not found.unplaced:
             found = replace(found, bins=balanced(free, found.bins))
-        return _within_limit(problem, found)
+        return within_limit(problem, found)
 
 
 def _paper(problem: Problem, found: Solution) -> Solution | None:
@@ -51,23 +53,27 @@ def _paper(problem: Problem, found: Solution) -> Solution | None:
     limit = len(problem.workload) if found.unplaced else len(found.bins) - 1
     if limit < 1 or problem.out_of_time() or solver.supports(problem) is not None:
         return None
-    plan = solver.solve(replace(problem, max_gpus=limit))
-    if plan.unplaced:
+    bins = _finished(problem, solver.solve(replace(problem, max_gpus=limit)), limit)
+    if bins is None:
         return None
     probe = Probe(problem)
-    return replace(plan, bins=tuple(probe.best(bin_) for bin_ in plan.bins))
+    return Solution(tuple(probe.best(_without_spare_slots(probe, bin_)) for bin_ in bins))
 
 
-def _within_limit(problem: Problem, found: Solution) -> Solution:
-    """At most `max_gpus` bins, those with the most load; the rest is unplaced."""
-    limit = problem.max_gpus
-    if limit is None or len(found.bins) <= limit:
-        return found
-    loads = np.array([bin_.offered_tok_s(problem.workload) for bin_ in found.bins])
-    kept = sorted(np.argsort(-loads, kind="stable")[:limit].tolist())
-    dropped = [bin_ for k, bin_ in enumerate(found.bins) if k not in set(kept)]
-    left = sorted({i for bin_ in dropped for i in bin_.adapters})
-    needed = None if found.unplaced else len(found.bins)
-    reasons = (*found.reasons, *out_of_gpus(problem, left, needed))
-    bins = tuple(found.bins[k] for k in kept)
-    return replace(found, bins=bins, unplaced=tuple(sorted({*found.unplaced, *left})), reasons=reasons)
+def _finished(problem: Problem, plan: Solution, limit: int) -> list[Bin] | None:
+    """The paper's bins, and a last set that failed its test on fresh GPUs; None if that is not the whole fleet."""
+    if not plan.unplaced:
+        return list(plan.bins)
+    if not plan.bins or len(plan.bins) >= limit or len(plan.unplaced) > MAX_ADAPTERS_PER_GPU:
+        return None
+    rest = FirstFit(problem, np.array(plan.unplaced, dtype=np.int64))
+    rest.run()
+    bins = [*plan.bins, *rest.bins]
+    return None if rest.left or len(bins) > limit else bins
+
+
+def _without_spare_slots(probe: Probe, bin_: Bin) -> Bin:
+    """The bin with no more slots than adapters, which would only take memory, if the judge bears that."""
+    if bin_.max_loras <= len(bin_.adapters):
+        return bin_
+    return probe.feasible(bin_.adapters, bin_.profile, hint=len(bin_.adapters), thorough=True) or bin_

@@ -5,9 +5,13 @@ How its open points are read:
 - A GPU that failed its test is closed and not offered again; what is rolled back keeps its place in line.
 - Before the first test no `max_loras` is set: only the first candidate is tried. At the last candidate the
   next one is the same.
-- `max_loras` never exceeds the number of adapters, where it would only waste memory.
 - A memory error counts as a throughput below any other.
-- After the last testing point nothing would be tested any more: such a GPU is closed.
+- What fails on an empty GPU would fail on every one: that ends the search.
+- After the last testing point nothing would be tested before the end: such a GPU is closed.
+
+What the paper loses stays lost here: where the queue ends between two testing points, the rest is tested once, and
+if that fails the fleet is infeasible, though a fresh GPU might hold the rest; such a GPU may have more slots than
+adapters. `packer.solvers.greedy` does better.
 """
 
 from __future__ import annotations
@@ -35,35 +39,43 @@ class GreedyPaper:
         return "it knows one GPU type only" if len(problem.profiles) > 1 else None
 
     def solve(self, problem: Problem) -> Solution:
-        """Bins in the order in which they were filled."""
+        """Bins in the order in which they were filled; a test that ends the search leaves the rest unplaced."""
         queue = paper_order(problem.workload).tolist()
         probe = Probe(problem)
         bins: list[Bin] = []
-        start = 0
+        start, failed = 0, ""
         while start < len(queue) and (problem.max_gpus is None or len(bins) < problem.max_gpus):
-            if problem.out_of_time():
+            if failed or problem.out_of_time():
                 break
             problem.progress("packing", start, len(queue))
-            filled = fill(probe, queue[start:])
-            if filled is None:  # the next GPU would fail the same test
-                break
-            bins.append(filled)
-            start += len(filled.adapters)
+            filled, failed = fill(probe, queue[start:])
+            if filled is not None:
+                bins.append(filled)
+                start += len(filled.adapters)
         left = tuple(queue[start:])
-        return Solution(tuple(bins), left, _reasons(problem, bins, left))
+        return Solution(tuple(bins), left, _reasons(problem, bins, left, failed))
 
 
-def fill(probe: Probe, queue: Sequence[int]) -> Bin | None:
-    """The bin that Algorithm 1 leaves on one GPU, the adapters being a prefix of the queue; None if none."""
+def fill(probe: Probe, queue: Sequence[int]) -> tuple[Bin | None, str]:
+    """The bin that Algorithm 1 leaves on one GPU, a prefix of the queue, and which test ended the search.
+
+    The bin is None if nothing was committed; the text is empty if the next GPU goes on.
+    """
     committed: Bin | None = None
-    for point in (*(n for n in TESTING_POINTS if n < len(queue)), len(queue)):
-        if point > TESTING_POINTS[-1]:
+    for point in TESTING_POINTS:
+        if point > len(queue):
             break
         tested = _test(probe, queue[:point], committed)
         if tested is None:
-            break
+            return committed, f"the test of {point} adapters on an empty GPU" if committed is None else ""
         committed = tested
-    return committed
+    held = 0 if committed is None else len(committed.adapters)
+    if held in (len(queue), TESTING_POINTS[-1]):
+        return committed, ""
+    tested = _test(probe, queue, committed)
+    if tested is None:
+        return committed, f"the last test, of {len(queue)} adapters on one GPU,"
+    return tested, ""
 
 
 def _test(probe: Probe, adapters: Sequence[int], committed: Bin | None) -> Bin | None:
@@ -71,21 +83,21 @@ def _test(probe: Probe, adapters: Sequence[int], committed: Bin | None) -> Bin |
     current = committed.max_loras if committed is not None else 0
     following = next((p for p in MAX_LORAS_CANDIDATES if p > current), current)
     options = [current, following] if committed is not None else [following]
-    bins = [probe.make(adapters, min(p, len(adapters))) for p in options]
+    bins = [probe.make(adapters, p) for p in options]
     found, admissible = probe.evaluate(bins)
     throughput = [-1.0 if e.memory_error else e.total_token_throughput for e in found]
     best = throughput.index(max(throughput))
     return bins[best] if admissible[best] else None
 
 
-def _reasons(problem: Problem, bins: Sequence[Bin], left: Sequence[int]) -> tuple[str, ...]:
+def _reasons(problem: Problem, bins: Sequence[Bin], left: Sequence[int], failed: str) -> tuple[str, ...]:
     if not left:
         return ()
-    if problem.out_of_time():
-        return (f"stopped before {listed(problem.workload, left)} had a place",)
+    if failed:
+        return (
+            f"{failed} failed: {listed(problem.workload, left)} without a place. "
+            "What would help: --solver greedy, which goes on from there with smaller sets",
+        )
     if problem.max_gpus is not None and len(bins) >= problem.max_gpus:
         return out_of_gpus(problem, left)
-    return (
-        f"the next test failed on an empty GPU: {listed(problem.workload, left)} without a place. "
-        "What would help: --solver greedy, which tests smaller sets",
-    )
+    return (f"stopped before {listed(problem.workload, left)} had a place",)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.adapter import Adapter
-from packer.bin import Bin
+from packer.bin import Bin, Evaluations
 from packer.solvers.base import Problem, Solution
 from packer.solvers.bounds import Bounds
 from packer.solvers.cache import CachedPredictor
@@ -73,6 +75,49 @@ def test_a_failing_rest_goes_to_a_fresh_gpu() -> None:
     posed, found = solved(workload)
     assert GreedyPaper().solve(posed).unplaced
     assert found.unplaced == ()
+
+
+class Told:
+    """Serves the sets of adapters that a function names, with more throughput the more slots there are."""
+
+    name = "told"
+
+    def __init__(self, serves: Callable[[tuple[int, ...]], bool]) -> None:
+        self.serves = serves
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """As the function says."""
+        found = AnalyticPredictor(1e9).evaluate(workload, bins)
+        return replace(
+            found,
+            total_token_throughput=np.array([float(b.max_loras) for b in bins]),
+            starved=np.array([not self.serves(b.adapters) for b in bins]),
+        )
+
+
+def test_it_goes_on_where_the_last_test_of_the_paper_fails() -> None:
+    """Of 20 adapters the paper puts 16 on a GPU and gives up; the last 4 get a fresh one, which beats five GPUs."""
+    workload = random_fleet(20, seed=0, rates=(0.1,), ranks=(8,))
+    judge = Told(lambda held: len(held) in (8, 16) or len(held) <= 4)
+    paper = GreedyPaper().solve(problem(workload, predictor=judge))
+    assert len(paper.unplaced) == 4
+    posed = problem(workload, predictor=judge)
+    found = Greedy().solve(posed)
+    check(posed, found)
+    assert [len(b.adapters) for b in found.bins] == [16, 4]
+    assert Greedy().solve(replace(posed, max_gpus=1)).unplaced == tuple(sorted(paper.unplaced))
+
+
+def test_slots_never_exceed_adapters() -> None:
+    """Where the plan of the paper wins, slots that no adapter can take are taken away."""
+    workload = random_fleet(36, seed=0, rates=(0.1,), ranks=(8,))
+    judge = Told(lambda held: len(held) in (8, 16) or len(held) <= 4 or (len(held) == 20 and 0 not in held))
+    posed = problem(workload, predictor=judge)
+    paper = GreedyPaper().solve(posed)
+    assert [(len(b.adapters), b.max_loras) for b in paper.bins] == [(16, 16), (20, 32)]
+    found = Greedy().solve(posed)
+    check(posed, found)
+    assert [(len(b.adapters), b.max_loras <= len(b.adapters)) for b in found.bins] == [(16, True), (20, True)]
 
 
 def test_a_hot_adapter_is_named_with_the_rate_it_may_have() -> None:

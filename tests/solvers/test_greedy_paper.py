@@ -59,24 +59,39 @@ def test_order_is_rank_then_zigzag_of_rates() -> None:
 
 
 def test_worked_example() -> None:
-    """40 adapters; a server holds at most 20 of them, better with 16 slots than with 8.
+    """36 adapters; a server holds at most 20 of them, the better the more slots it has.
 
     GPU 0: at 8 only p = 8 is tried: commit. At 16 p = 8 and 16 are tried, 16 is better: commit. At 32 p = 16
-    and 32 fail: roll back 16 adapters, close. GPU 1: the same from adapter 16. GPU 2: the last 8 are
-    the point 8 itself: commit with p = 8.
+    and 32 fail: roll back 16 adapters, close. GPU 1: the same from adapter 16, up to 16 adapters. The queue ends
+    with 20: p = 16 and 32 are tried, 32 is better, though there are not as many adapters.
     """
     script = Scripted(lambda n, p: float(n * 10 + p) if n <= 20 else None)
-    found = GreedyPaper().solve(with_script(40, script))
-    line = [i for k in range(20) for i in (k, 39 - k)]  # equal rates in zigzag: first, last, second, …
-    assert [(list(b.adapters), b.max_loras) for b in found.bins] == [
-        (line[:16], 16),
-        (line[16:32], 16),
-        (line[32:], 8),
+    found = GreedyPaper().solve(with_script(36, script))
+    line = [i for k in range(18) for i in (k, 35 - k)]  # equal rates in zigzag: first, last, second, …
+    assert [(list(b.adapters), b.max_loras) for b in found.bins] == [(line[:16], 16), (line[16:], 32)]
+    assert script.asked == [
+        [(8, 8)],
+        [(16, 8), (16, 16)],
+        [(32, 16), (32, 32)],
+        [(8, 8)],
+        [(16, 8), (16, 16)],
+        [(20, 16), (20, 32)],
     ]
-    fill = [[(8, 8)], [(16, 8), (16, 16)], [(24, 16), (24, 32)]]
-    assert script.asked[:2] == fill[:2]
-    assert script.asked[2] == [(32, 16), (32, 32)]
-    assert script.asked[5] == [(24, 16), (24, 24)]  # the end of the queue; slots never exceed adapters
+    assert found.unplaced == ()
+
+
+def test_fewer_adapters_than_a_testing_point_are_tested_at_the_end() -> None:
+    """Before 8 adapters nothing is tested, and at the end with the first candidate of `max_loras`."""
+    script = Scripted(lambda n, p: 1.0)
+    found = GreedyPaper().solve(with_script(5, script))
+    assert script.asked == [[(5, 8)]]
+    assert [b.max_loras for b in found.bins] == [8]
+
+
+def test_a_set_that_fails_at_a_testing_point_goes_to_the_next_gpu() -> None:
+    """Rolled back, adapters are offered to the next GPU, also where they are the last of the queue."""
+    found = GreedyPaper().solve(with_script(16, Scripted(lambda n, p: 1.0 if n <= 12 else None)))
+    assert [len(b.adapters) for b in found.bins] == [8, 8]
     assert found.unplaced == ()
 
 
@@ -87,12 +102,23 @@ def test_slots_follow_the_higher_throughput() -> None:
     assert [b.max_loras for b in found.bins] == [8]
 
 
-def test_an_untested_rest_that_fails_is_infeasible() -> None:
-    """What is provisional at the end is tested; if it fails on the last GPU its adapters stay unplaced."""
+@pytest.mark.parametrize("max_gpus", [None, 3, 1])
+def test_a_last_test_that_fails_is_infeasible(max_gpus: int | None) -> None:
+    """The rest that no testing point saw is tested at the end; if it fails, no further GPU is opened for it."""
     script = Scripted(lambda n, p: 1.0 if n <= 8 else None)
-    found = GreedyPaper().solve(with_script(12, script, max_gpus=1))
+    found = GreedyPaper().solve(with_script(12, script, max_gpus=max_gpus))
     assert [len(b.adapters) for b in found.bins] == [8]
     assert found.unplaced == (4, 7, 5, 6)  # the end of 0, 11, 1, 10, 2, 9, 3, 8, 4, 7, 5, 6
+    assert "the last test, of 12 adapters on one GPU, failed" in found.reasons[0]
+    assert "--solver greedy" in found.reasons[0]
+
+
+def test_too_few_gpus_say_so() -> None:
+    """Where GPUs run out before the queue does, what would help is more of them."""
+    script = Scripted(lambda n, p: 1.0 if n <= 8 else None)
+    found = GreedyPaper().solve(with_script(24, script, max_gpus=2))
+    assert [len(b.adapters) for b in found.bins] == [8, 8]
+    assert len(found.unplaced) == 8
     assert "--gpus" in found.reasons[0]
 
 
@@ -102,6 +128,7 @@ def test_a_first_test_that_fails_ends_the_search() -> None:
     found = GreedyPaper().solve(with_script(9, script))
     assert found.bins == ()
     assert len(found.unplaced) == 9
+    assert "8 adapters on an empty GPU failed" in found.reasons[0]
     assert "--solver greedy" in found.reasons[0]
     assert len(script.asked) == 1
 
