@@ -11,8 +11,8 @@ from packer.objectives.moves import match, moved
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.greedy import Greedy
+from packer.solvers.limit import within_limit
 from packer.solvers.probe import Probe
-from packer.solvers.reasons import listed
 
 
 class Replan:
@@ -65,16 +65,9 @@ def _aligned(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
 
 
 def _limited(problem: Problem, found: Solution) -> Solution:
-    limit = problem.max_gpus
-    if limit is None or len(found.bins) <= limit:
-        return found
-    left = sorted({*found.unplaced, *(i for bin_ in found.bins[limit:] for i in bin_.adapters)})
-    reason = (
-        f"{limit} GPUs can't hold {listed(problem.workload, left)}. What would help: --gpus {len(found.bins)}"
-    )
-    return replace(
-        found, bins=found.bins[:limit], unplaced=tuple(left), reasons=(*found.reasons, reason), details={}
-    )
+    """The plan on at most `max_gpus` GPUs; cut down, it continues no running servers any more."""
+    limited = within_limit(problem, found)
+    return limited if limited is found else replace(limited, details={})
 
 
 class _Mending:
@@ -100,13 +93,24 @@ class _Mending:
         return self.bins
 
     def _mend(self, old: Bin) -> Bin | None:
-        """The old bin without the fewest adapters, the heaviest first, that make it admissible."""
+        """The old bin without the fewest adapters, the heaviest first, that make it admissible.
+
+        Out of time, it stays as it is if that is admissible, and else loses the first number found to be enough.
+        """
+        if self.problem.out_of_time():
+            slots = min(old.max_loras, len(old.adapters))
+            as_it_is = self.probe.make(old.adapters, slots, old.profile)
+            if self.probe.admissible([as_it_is])[0]:
+                return as_it_is
         falling = sorted(old.adapters, key=lambda i: (-self.loads[i], i))
         low, high, best = 0, len(falling), None
         while low < high:  # the smallest number of evictions
+            hurry = self.problem.out_of_time()
+            if hurry and best is not None:
+                break
             middle = (low + high) // 2
             kept = sorted(falling[middle:])
-            found = self.probe.feasible(kept, old.profile, hint=old.max_loras, thorough=True)
+            found = self.probe.feasible(kept, old.profile, hint=old.max_loras, thorough=not hurry)
             if found is not None:
                 best, high = found, middle
             else:
