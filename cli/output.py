@@ -30,9 +30,14 @@ def console(*, stderr: bool = False) -> Console:
     """A rich console; colours only on a terminal and without NO_COLOR in the environment."""
     from rich.console import Console
 
+    class Patient(Console):
+        def on_broken_pipe(self) -> None:
+            """Whoever reads the output has enough: `packer.cli.run` ends the program in peace."""
+            raise BrokenPipeError
+
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    return Patient(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
 def printable(value: object) -> str:

@@ -51,7 +51,7 @@ def _gpus(plan: Plan) -> Table:
         )
         if columns[-1] == "problem":
             rows[-1].append("memory error" if row.memory_error else "starved" if row.starved else "")
-    title = f"Plan for {plan.workload.name!r}: {len(plan.workload)} adapters, {_count(plan)}"
+    title = f"Plan for {plan.workload.name!r}: {_adapters(plan)}, {_count(plan)}"
     return table(title, columns, rows, left=(1, 2) if several else (1,))
 
 
@@ -73,6 +73,11 @@ def growth(factor: float | None) -> str:
     return f"> {more}" if factor >= LARGEST else more
 
 
+def _adapters(plan: Plan) -> str:
+    n = len(plan.workload)
+    return "1 adapter" if n == 1 else f"{n:,} adapters"
+
+
 def _count(plan: Plan) -> str:
     return "1 GPU" if plan.n_gpus == 1 else f"{plan.n_gpus} GPUs"
 
@@ -87,7 +92,7 @@ def _totals(plan: Plan) -> list[str]:
     placed = len(plan.workload) - len(set(plan.unplaced))
     servers = ", ".join(sorted({item.profile.label for item in plan.bins}))
     lines = [
-        f"Total       {placed} of {len(plan.workload)} adapters on {_count(plan)}; "
+        f"Total       {placed:,} of {_adapters(plan)} on {_count(plan)}; "
         f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
         f"Status      {plan.status.value}; lower bound {bound}; verified by the twin: "
         f"{VERIFIED[plan.verified]}",

@@ -59,7 +59,10 @@ FRAMES = (".csv", ".parquet")
 @options.max_loras_option
 @options.max_lora_rank_option
 @options.rate_factor_option
-@options.duration_option
+@click.option(
+    "--duration", "duration_s", type=click.FloatRange(min=1.0, max=1e7), metavar="SECONDS",
+    help="Simulated time.  [default: 3600; whole cycles of piecewise rates; a replayed trace's own time]",
+)  # fmt: skip
 @options.seed_option
 @click.option(
     "--seeds",
@@ -81,12 +84,12 @@ FRAMES = (".csv", ".parquet")
     help="Arrival process of every adapter.  [default: the workload's own]",
 )
 @click.option(
-    "--arrivals-cv", type=click.FloatRange(min=0.0, max=100.0), default=1.0, show_default=True, metavar="CV",
-    help="Coefficient of variation of log-normal gaps (lognormal, unpredictable).",
+    "--arrivals-cv", type=click.FloatRange(min=0.0, max=100.0), metavar="CV",
+    help="Coefficient of variation of log-normal gaps (lognormal, unpredictable).  [default: 1]",
 )  # fmt: skip
 @click.option(
-    "--period", "period_s", type=click.FloatRange(min=0.0, min_open=True), default=300.0, show_default=True,
-    metavar="SECONDS", help="How long a rate holds (unpredictable, piecewise).",
+    "--period", "period_s", type=click.FloatRange(min=0.0, min_open=True), metavar="SECONDS",
+    help="How long a rate holds (unpredictable, piecewise).  [default: 300]",
 )  # fmt: skip
 @click.option(
     "--factors", type=options.NumberList(float), default=None, metavar="LIST",
@@ -105,13 +108,13 @@ def simulate(
     max_loras: int,
     max_lora_rank: int | None,
     rate_factor: float,
-    duration_s: float,
+    duration_s: float | None,
     seed: int,
     seeds: int,
     max_outstanding: int | None,
     arrivals: str | None,
-    arrivals_cv: float,
-    period_s: float,
+    arrivals_cv: float | None,
+    period_s: float | None,
     factors: tuple[float, ...] | None,
     timeline: str | None,
     per_adapter: str | None,
@@ -187,21 +190,32 @@ def _check_paths(
 
 
 def _with_arrivals(
-    workload: Workload, kind: str | None, *, cv: float, period_s: float, factors: tuple[float, ...] | None
+    workload: Workload,
+    kind: str | None,
+    *,
+    cv: float | None,
+    period_s: float | None,
+    factors: tuple[float, ...] | None,
 ) -> Workload:
     """The workload with the arrival process of the command line, if it names one."""
     from packer.arrival import Arrivals
     from packer.errors import IncompatibleError
 
-    if factors is not None and kind != "piecewise":
-        raise IncompatibleError("--factors goes with --arrivals piecewise only.")
+    for option, value, kinds in (
+        ("--factors", factors, ("piecewise",)),
+        ("--period", period_s, ("unpredictable", "piecewise")),
+        ("--arrivals-cv", cv, ("lognormal", "unpredictable")),
+    ):
+        if value is not None and kind not in kinds:
+            raise IncompatibleError(f"{option} goes with --arrivals {' or '.join(kinds)} only.")
     if kind is None:
         return workload
     if kind == "piecewise" and factors is None:
         raise IncompatibleError(
             "--arrivals piecewise needs --factors: what rates are multiplied by, e.g. 0.5,1,2."
         )
-    process = Arrivals(kind, cv=cv, period_s=period_s, factors=factors or ())  # type: ignore[arg-type]
+    given = {name: value for name, value in (("cv", cv), ("period_s", period_s)) if value is not None}
+    process = Arrivals(kind, factors=factors or (), **given)  # type: ignore[arg-type]
     return workload.with_arrivals(process)
 
 

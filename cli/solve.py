@@ -187,12 +187,14 @@ def finish(plan: Plan, path: str | None, *, named: bool, force: bool, as_json: b
     from packer.plan import Status
 
     infeasible = plan.status is Status.INFEASIBLE
+    written = path is not None and (named or not infeasible)
+    if path is not None and written:
+        write_plan(plan, path, force=force)  # first: whoever reads the output may close the pipe
     if as_json:
         print_json(plan_to_dict(plan))
     elif not quiet:
         show_plan(plan)
-    if path is not None and (named or not infeasible):
-        write_plan(plan, path, force=force)
+    if written:
         note(f"wrote {path}", quiet=quiet)
     if plan.verified is False:
         note("the twin does not confirm every GPU; a higher --confidence leaves more room", quiet=quiet)

@@ -38,7 +38,8 @@ class Adapter:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= MAX_NAME_LENGTH:
             rule = f"text of 1 to {MAX_NAME_LENGTH} characters"
             raise ValidationError(f"Expected an adapter's name to be {rule}, got {shown(self.name)}.")
-        if any("\ud800" <= c <= "\udfff" for c in self.name):  # no file or terminal could take it
+        surrogates = not self.name.isascii() and any("\ud800" <= c <= "\udfff" for c in self.name)
+        if surrogates:  # no file or terminal could take it
             raise ValidationError(f"Expected an adapter's name to be valid Unicode, got {shown(self.name)}.")
         who = f"of adapter {self.name!r}"
         object.__setattr__(self, "rank", checks.integer(f"the rank {who}", self.rank, low=1, high=MAX_RANK))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,12 +28,15 @@ class RequestTrace:
         int64 (n,), index of the adapter in the workload.
     input_tokens, output_tokens
         int64 (n,), >= 1.
+    end_s
+        When watching ended; None takes a second after the last request. A part of a trace keeps the whole's.
     """
 
     time_s: npt.NDArray[np.float64]
     adapter: npt.NDArray[np.int64]
     input_tokens: npt.NDArray[np.int64]
     output_tokens: npt.NDArray[np.int64]
+    end_s: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         n = len(self.time_s)
@@ -42,11 +46,25 @@ class RequestTrace:
             raise ValidationError("Expected the times of a request trace to be finite, >= 0 and sorted.")
         if n and min(self.adapter.min(), self.input_tokens.min() - 1, self.output_tokens.min() - 1) < 0:
             raise ValidationError("Expected a request trace to have adapters >= 0 and lengths >= 1.")
+        if self.end_s is not None and n and not self.time_s[-1] < self.end_s < math.inf:
+            raise ValidationError(f"Expected a request trace to end after its last request, got {self.end_s}.")
         for column in (self.time_s, self.adapter, self.input_tokens, self.output_tokens):
             column.setflags(write=False)
 
     def __len__(self) -> int:
         return len(self.time_s)
+
+    @property
+    def span_s(self) -> float:
+        """Time that holds all requests, s; 0 without requests."""
+        if self.end_s is not None:
+            return self.end_s
+        return float(self.time_s[-1]) + 1.0 if len(self) else 0.0
+
+    def faster(self, factor: float) -> RequestTrace:
+        """The same requests in less time: every rate times `factor`."""
+        times, end_s = self.time_s / factor, self.span_s / factor
+        return RequestTrace(times, self.adapter, self.input_tokens, self.output_tokens, end_s=end_s)
 
 
 @dataclass(frozen=True)
@@ -80,3 +98,14 @@ class Arrivals:
             raise ValidationError("Expected piecewise arrivals to have at least one factor > 0.")
         if (self.kind == "trace") != (self.trace is not None):
             raise ValidationError("Expected a trace with arrivals of kind 'trace', and only with them.")
+
+    def whole_s(self, at_least_s: float) -> float:
+        """Time after which a run has seen all there is, s: a trace's span; whole cycles of piecewise rates, at
+        least `at_least_s`; that itself for arrivals of which one hour is like another.
+        """
+        if self.trace is not None:
+            return self.trace.span_s or at_least_s
+        if self.kind == "piecewise":
+            cycle_s = self.period_s * len(self.factors)
+            return cycle_s * math.ceil(at_least_s / cycle_s)
+        return at_least_s

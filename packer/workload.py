@@ -103,12 +103,12 @@ class Workload:
     @cached_property
     def mean_input_tokens(self) -> npt.NDArray[np.float64]:
         """Mean input length of each adapter, float64 (n,), tokens."""
-        return _frozen(np.array([(a.input_tokens or self.input_tokens).mean for a in self.adapters]))
+        return _frozen(np.array([(a.input_tokens or self.input_tokens).expected for a in self.adapters]))
 
     @cached_property
     def mean_output_tokens(self) -> npt.NDArray[np.float64]:
         """Mean output length of each adapter, float64 (n,), tokens."""
-        return _frozen(np.array([(a.output_tokens or self.output_tokens).mean for a in self.adapters]))
+        return _frozen(np.array([(a.output_tokens or self.output_tokens).expected for a in self.adapters]))
 
     @cached_property
     def offered_tok_s_by_adapter(self) -> npt.NDArray[np.float64]:
@@ -139,11 +139,13 @@ class Workload:
         return replace(self, adapters=tuple(adapters), arrivals=arrivals)
 
     def scaled(self, rate_factor: float) -> Workload:
-        """The same fleet with every rate multiplied."""
+        """The same fleet with every rate multiplied; a trace is replayed in less time, or more."""
         checks.real("rate_factor", rate_factor, low=0.0, open_low=True)
-        if self.arrivals.trace is not None:
-            raise ValidationError("Rates of a replayed trace can't be scaled: use Poisson arrivals.")
-        return replace(self, adapters=tuple(replace(a, rate=a.rate * rate_factor) for a in self.adapters))
+        adapters = tuple(replace(a, rate=a.rate * rate_factor) for a in self.adapters)
+        arrivals, trace = self.arrivals, self.arrivals.trace
+        if trace is not None:
+            arrivals = replace(arrivals, trace=trace.faster(rate_factor))
+        return replace(self, adapters=adapters, arrivals=arrivals)
 
     def with_arrivals(self, arrivals: Arrivals) -> Workload:
         """The same fleet with another arrival process."""
@@ -176,6 +178,10 @@ def _subset_trace(
     return replace(
         arrivals,
         trace=RequestTrace(
-            trace.time_s[keep], local[keep], trace.input_tokens[keep], trace.output_tokens[keep]
+            trace.time_s[keep],
+            local[keep],
+            trace.input_tokens[keep],
+            trace.output_tokens[keep],
+            end_s=trace.span_s,
         ),
     )

@@ -51,5 +51,5 @@ def _trace_hash(workload: Workload) -> str:
     digest = hashlib.sha256()
     for column in (trace.time_s, trace.adapter, trace.input_tokens, trace.output_tokens):
         digest.update(column.tobytes())
-    digest.update(repr(workload.ranks.tolist()).encode())
+    digest.update(repr((trace.span_s, workload.ranks.tolist())).encode())
     return digest.hexdigest()

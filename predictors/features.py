@@ -159,8 +159,8 @@ def fleet_table(workload: Workload) -> FloatArray:
     return np.array(rows, dtype=np.float64)
 
 
-def engine_vector(profile: Profile, mean_rank: float) -> FloatArray:
-    """Engine settings as the kernel takes them, float64 (7,)."""
+def engine_vector(profile: Profile) -> FloatArray:
+    """Engine settings as the kernel takes them, float64 (9,)."""
     engine, loading = profile.engine, profile.loading
     return np.array(
         [
@@ -169,8 +169,10 @@ def engine_vector(profile: Profile, mean_rank: float) -> FloatArray:
             engine.max_num_seqs,
             engine.block_size,
             engine.max_cpu_loras if engine.max_cpu_loras is not None else 1e18,
-            loading.host_base_ms + loading.host_per_rank_ms * mean_rank,
-            loading.disk_base_ms + loading.disk_per_rank_ms * mean_rank,
+            loading.host_base_ms,
+            loading.host_per_rank_ms,
+            loading.disk_base_ms,
+            loading.disk_per_rank_ms,
         ]
     )
 
@@ -181,9 +183,9 @@ class FeatureExtractor:
     def __init__(self, workload: Workload, profile: Profile) -> None:
         self.workload, self.profile = workload, profile
         self.fleet = fleet_table(workload)
-        self._law = coefficient_vector(profile.latency)
-        self._engine = engine_vector(profile, float(workload.ranks.mean()))
-        self._paper = profile.latency.form == "paper"
+        self.law = coefficient_vector(profile.latency)
+        self.engine = engine_vector(profile)
+        self.paper = profile.latency.form == "paper"
 
     def kv_cache_tokens(self, table: BinTable) -> FloatArray:
         """KV capacity of each bin, float64 (n,), tokens."""
@@ -204,9 +206,9 @@ class FeatureExtractor:
             table.max_lora_rank,
             kv,
             self.fleet,
-            self._law,
-            self._paper,
-            self._engine,
+            self.law,
+            self.paper,
+            self.engine,
             out,
         )
         return out

@@ -1,4 +1,4 @@
-"""Features of many bins at once, compiled by Numba; `tests/predictors/naive.py` is the slow oracle.
+"""Features of many bins at once, compiled by Numba; `tests/oracles/naive_predictors.py` is the slow oracle.
 
 Numba notices changes of this file only: after one of physics.py or packer.twin.kernel_law clear its cache.
 """
@@ -95,8 +95,8 @@ def fill(
     Arrays: indptr int64 (n + 1,), index int64 and share float64 (nnz,): the adapters of each bin and the
     part of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,); fleet float64 (m, 8): rank,
     rate, E[I], E[O], E[I²], E[O²], E[I·O] of the lengths, and group; law: coefficients of the step law; engine
-    float64 (7,): graph_max_tokens, max_num_batched_tokens, max_num_seqs, block_size, max_cpu_loras, ms to
-    load an adapter from host, from disk.
+    float64 (9,): graph_max_tokens, max_num_batched_tokens, max_num_seqs, block_size, max_cpu_loras, ms to
+    load an adapter from host, and per rank, from disk, and per rank.
     """
     by_load = np.zeros((MAX_GROUPS, 4))
     groups = np.zeros((5, MAX_GROUPS))
@@ -111,9 +111,9 @@ def fill(
         output_var = max(0.0, sums[OUTPUT_2] / rate - output * output)
         offered = rate * (prompt + output)
         held = (sums[PRODUCT] + 0.5 * sums[OUTPUT_2]) / demand + 0.5 * engine[3]
-        load_ms = engine[5]
+        load_ms = engine[5] + engine[6] * sums[RANK] / n
         if n > engine[4]:
-            load_ms += engine[6] * (1.0 - engine[4] / n)
+            load_ms += (engine[7] + engine[8] * sums[RANK] / n) * (1.0 - engine[4] / n)
         server = Server(law, paper, engine[0], slots[b], slot_rank[b], load_ms)
         traffic = Traffic(n, prompt, output, held, demand, groups, k)
 

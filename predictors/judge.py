@@ -15,6 +15,7 @@ import numpy as np
 
 from packer.bin import STARVATION_THRESHOLD, Evaluation
 from packer.profile import Profile
+from packer.twin.engine import Raw
 from packer.twin.simulate import Simulation, simulate
 from packer.workload import Workload
 
@@ -32,6 +33,9 @@ CLEARLY_STARVED = 0.8
 SAME_PACE = 0.03
 NEAR_EDGE = (0.86, 0.94)
 EDGE_SEEDS = 3
+SETTLING_S = 1.0
+SLOW_TOKEN_MS = 100.0
+"""Allowance for a request that a trace's end cuts off: its prefill, and time per token where none is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,30 @@ class Judgement:
 
 
 def served_share(sim: Simulation) -> float:
-    """Tokens completed / tokens sent in one simulation, in [0, 1]; 1 when nothing was sent."""
+    """Tokens completed / tokens sent in one simulation, in [0, 1]; 1 when nothing was sent.
+
+    Of a replayed trace only requests count that could have been completed by its end.
+    """
     if sim.raw is None:
         return 0.0
+    if sim.workload.arrivals.trace is not None:
+        return _due_share(sim, sim.raw)
     return sim.total_token_throughput * sim.duration_s / sim.sent_tokens if sim.sent_tokens else 1.0
+
+
+def _due_share(sim: Simulation, raw: Raw) -> float:
+    """Tokens completed / tokens due: of requests for whose answer the time was long enough once they ran.
+
+    A trace may be short or have few requests, of which the last would always count as unserved. What a request
+    needs is taken from the run itself, without the time that it queues: a queue is no excuse.
+    """
+    asked = raw.requests
+    tokens = asked.input_tokens + asked.output_tokens
+    ms_per_token = sim.mean_tpot_ms if math.isfinite(sim.mean_tpot_ms) else SLOW_TOKEN_MS
+    needed_s = SETTLING_S + asked.output_tokens * ms_per_token * 1e-3
+    due = asked.time_s + needed_s <= sim.duration_s
+    total = float(tokens[due].sum())
+    return float(tokens[due & raw.finished].sum()) / total if total else 1.0
 
 
 def steady_share(sim: Simulation, whole_s: float) -> float | None:
@@ -118,16 +142,14 @@ def judge(
     whose pace is steady; all others get the whole `DURATION_S`, and those near the edge of starvation
     `edge_seeds` runs. Servers with few requests are simulated for longer, so that chance does not starve them;
     those with hundreds of requests a second for less: at most `MAX_REQUESTS`, but at least `SCREENING_S`, and
-    never more than `HARD_LIMIT` requests. Arrivals that change over time, and replayed traces, are always
-    simulated whole.
+    never more than `HARD_LIMIT` requests. Replayed traces are always simulated whole, and piecewise rates in
+    whole cycles.
     """
     rate, kind = workload.rate, workload.arrivals.kind
     enough_s = min(MIN_REQUESTS / rate, LONGEST_S)
     whole_s = max(SCREENING_S, min(max(DURATION_S, enough_s), MAX_REQUESTS / rate))
     whole_s = min(whole_s, HARD_LIMIT / rate)
-    if workload.arrivals.trace is not None:
-        times = workload.arrivals.trace.time_s
-        whole_s = min(DURATION_S, float(times[-1]) + 1.0) if len(times) else DURATION_S
+    whole_s = workload.arrivals.whole_s(whole_s)
 
     def run(duration_s: float, run_seed: int) -> Simulation:
         return simulate(

@@ -4,7 +4,7 @@ A tree is a run of nodes: `feature`, `threshold`, `left`; the right child follow
 at itself and tests the column behind the last feature, which holds −∞, so that it is never left; its
 `threshold` is its value. Thus every row takes the same number of steps through a tree, without a branch.
 Indices are unsigned, which spares the kernel the question whether they count from the end: half of its time.
-`tests/predictors/naive.py` is the slow oracle.
+`tests/oracles/naive_predictors.py` is the slow oracle.
 """
 
 from __future__ import annotations

@@ -54,7 +54,11 @@ def changed_plan(
     adapters = [*(fleet.adapters[i] for i in kept), *add]
     if not adapters:
         raise ValidationError("Expected at least one adapter to be left.")
-    workload = replace(fleet, adapters=tuple(adapters))
+    if fleet.arrivals.trace is not None and add:
+        raise ValidationError(
+            f"Expected no adapters to add, got {len(add)}: the plan replays a trace, which has no requests of theirs."
+        )
+    workload = replace(fleet.subset(kept) if kept else fleet, adapters=tuple(adapters))
     if rate_factor != 1.0:
         workload = workload.scaled(rate_factor)
     position = {old: new for new, old in enumerate(kept)}

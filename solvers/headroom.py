@@ -22,7 +22,7 @@ def headroom(workload: Workload, bins: Sequence[Bin], predictor: Predictor) -> l
     """Factor by which every rate of a bin may grow until it starves, in steps of 4 % up to `LARGEST`.
 
     All bins are bisected together, one batch of questions a step. Below 1 the bin starves already: then the
-    factor is None, as it is for a replayed trace, whose rates can't grow.
+    factor is None, as it is for a replayed trace.
     """
     if workload.arrivals.trace is not None or not bins:
         return [None] * len(bins)

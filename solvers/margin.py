@@ -12,10 +12,7 @@ _KEEP_FLEETS = 16
 
 
 class MarginPredictor:
-    """A predictor that sees every rate multiplied by `factor`; its figures are those at the higher load.
-
-    A replayed trace has no rates to multiply and is judged as it is.
-    """
+    """A predictor that sees every rate multiplied by `factor`; its figures are those at the higher load."""
 
     def __init__(self, predictor: Predictor, factor: float) -> None:
         self.predictor = predictor
@@ -25,10 +22,11 @@ class MarginPredictor:
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Judge each bin at the higher load; one row per bin, in order."""
-        return self.predictor.evaluate(self._workload(workload), bins)
+        return self.predictor.evaluate(self.raised(workload), bins)
 
-    def _workload(self, workload: Workload) -> Workload:
-        if workload.arrivals.trace is not None or self.factor == 1.0:
+    def raised(self, workload: Workload) -> Workload:
+        """The fleet at the higher load."""
+        if self.factor == 1.0:
             return workload
         for nominal, scaled in self._scaled:
             if nominal is workload:

@@ -90,3 +90,20 @@ def test_ci_runs_the_readme_test_command() -> None:
     lines = [line for _, body in FENCE.findall(text) for line in body.splitlines() if "pytest" in line]
     assert len(lines) == 1
     assert lines[0] in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+
+
+def test_the_readme_leads_from_a_clone_to_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed in order, the README's commands for the shipped example end in Kubernetes manifests."""
+    import yaml
+
+    from packer.cli import run
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    typed = [words for words in _commands("README.md") if words[0] in ("solve", "export")]
+    typed = [words for words in typed if "fleet.csv" not in words]
+    assert [words[0] for words in typed] == ["solve", "export", "export"]
+    for words in typed:
+        assert run(words) == 0, words
+    kinds = {document["kind"] for document in yaml.safe_load_all((tmp_path / "packer.yaml").read_text("utf-8"))}
+    assert {"Deployment", "Service"} <= kinds

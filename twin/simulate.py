@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 MAX_BINS = 1_000_000
+HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +290,7 @@ def simulate(
     *,
     max_loras: int,
     max_lora_rank: int | None = None,
-    duration_s: float = 3600.0,
+    duration_s: float | None = None,
     seed: int = 0,
     max_outstanding: int | None = None,
     timeline_bin_s: float = 10.0,
@@ -304,7 +305,8 @@ def simulate(
     max_loras, max_lora_rank
         Slots and their rank; None takes the smallest rank of vLLM's that holds every adapter.
     duration_s
-        Simulated time; requests not finished by then are unfinished.
+        Simulated time; requests not finished by then are unfinished. None takes an hour, or longer for whole
+        cycles of piecewise rates, or the span of a replayed trace.
     seed
         Of arrivals and lengths.
     max_outstanding
@@ -320,6 +322,8 @@ def simulate(
         A value out of range, or an adapter that no slot of this rank holds.
     """
     checks.integer("max_loras", max_loras, low=1, high=100_000)
+    if duration_s is None:
+        duration_s = workload.arrivals.whole_s(HOUR_S)
     checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
     checks.real("timeline_bin_s", timeline_bin_s, low=duration_s / MAX_BINS)
     checks.integer("seed", seed, low=0)

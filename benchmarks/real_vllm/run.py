@@ -1,7 +1,7 @@
 """Calibrate on real vLLM, validate the twin on other workloads, compare solvers' plans on real servers.
 
-    python benchmarks/real_vllm/run.py --launch vllm-cpu/launch.toml          # all; about 40 minutes
-    python benchmarks/real_vllm/run.py --launch vllm-cpu/launch.toml --only validate
+    python benchmarks/real_vllm/run.py --launch vllm-cpu/launch.toml          # all; about 50 minutes
+    python benchmarks/real_vllm/run.py --launch vllm-cpu/launch.toml --only plans
 
 Everything measured is kept in --work and not measured again; figures go to benchmarks/real_vllm/results/.
 """
@@ -25,7 +25,7 @@ import packer
 from packer.bin import Bin
 from packer.cli.output import jsonable
 from packer.io.profiles import format_profile, load_profile
-from packer.twin.live.calibration import Grid, calibrate, slots_for
+from packer.twin.live.calibration import Grid, calibrate, profile_of, slots_for
 from packer.twin.live.campaign import Campaign, Outcome, Session, Task
 from packer.twin.live.judge import judge
 from packer.twin.live.launch import Launch, read_launch
@@ -37,7 +37,8 @@ from workloads import CASES, SECONDS, Case, fleet, largest_rate, workload_of
 
 RESULTS = Path(__file__).parent / "results"
 GRID = Grid(((8, 16), (16, 32), (8, 64)))
-REPEATS = 2
+PASSES = 2
+"""Everything is measured once a pass, many minutes apart: machines drift, and repeats back to back don't show it."""
 SOLVERS = ("greedy", "greedy-paper", "dlora", "maxbase", "random")
 SPREADING = ("dlora", "random")
 """These spread over a given number of servers."""
@@ -71,17 +72,30 @@ def write(place: Place, name: str, data: Any) -> None:
     say(f"wrote {place.results / name}")
 
 
-def run_calibration(launch: Launch, place: Place) -> None:
-    """The profile of this machine's vLLM."""
-    profile, outcomes, _ = calibrate(launch, place.work / "calibrate", grid=GRID, progress=progress)
+def run_servers(launch: Launch, place: Place) -> None:
+    """Calibration and validation in turn; the profile is fitted to the calibrations of all passes."""
+    calibrations: list[Outcome] = []
+    validations: list[Outcome] = []
+    planned: list[tuple[Session, list[Case]]] = []
+    for k in range(PASSES):
+        say(f"-- pass {k}: calibration")
+        folder = place.work / f"calibrate-{k}"
+        first, outcomes, _ = calibrate(launch, folder, grid=GRID, seed=100 * k, progress=progress)
+        calibrations += outcomes
+        planned = planned or validation_sessions(launch, first, place.seconds)  # the same loads in all passes
+        say(f"-- pass {k}: validation")
+        campaign = Campaign(launch, place.work / f"validate-{k}", progress=progress)
+        validations += campaign.run([session for session, _ in planned])
+    profile = profile_of(launch, calibrations)
     (place.results / "profile.toml").write_text(format_profile(profile))
-    say(f"calibrated from {len(outcomes)} loads: {dict(profile.latency.coefficients)} {dict(profile.errors)}")
+    say(f"calibrated from {len(calibrations)} loads: {dict(profile.latency.coefficients)}")
+    report_validation(launch, place, profile, planned, validations)
 
 
 def validation_sessions(
     launch: Launch, profile: packer.Profile, seconds: float
 ) -> list[tuple[Session, list[Case]]]:
-    """One session a server with the repeats of all its cases: the same requests each time."""
+    """One session a server with all its cases."""
     found = []
     for server in dict.fromkeys(case.server for case in CASES):
         cases = [case for case in CASES if case.server == server]
@@ -89,22 +103,24 @@ def validation_sessions(
         for case in cases:
             workload = workload_of(case, profile)
             adapters |= {a.name: a for a in workload.adapters}
-            tasks += [Task(f"{case.name}-{k}", workload, seconds, seed=1) for k in range(REPEATS)]
+            tasks.append(Task(case.name, workload, seconds, seed=1))
         slots = slots_for(launch, list(adapters.values()), cases[0].max_loras, cases[0].max_lora_rank)
         found.append((Session(server, slots, tuple(tasks)), cases))
     return found
 
 
-def run_validation(launch: Launch, place: Place) -> None:
+def report_validation(
+    launch: Launch,
+    place: Place,
+    profile: packer.Profile,
+    planned: Sequence[tuple[Session, list[Case]]],
+    outcomes: Sequence[Outcome],
+) -> None:
     """Twin against real vLLM on every case."""
-    profile = load_profile(place.results / "profile.toml")
-    planned = validation_sessions(launch, profile, place.seconds)
-    campaign = Campaign(launch, place.work / "validate", progress=progress)
-    outcomes = campaign.run([session for session, _ in planned])
     reports = []
     for _session, cases in planned:
         for case in cases:
-            mine = [o for o in outcomes if o.task.key.rpartition("-")[0] == case.name]
+            mine = [o for o in outcomes if o.task.key == case.name]
             reports.append((case, case_report(case, mine, profile, launch)))
     rows = [row(case, report) for case, report in reports]
     write(place, "validation.json", {"machine": machine(), "bars": bars(rows), "cases": rows})
@@ -252,8 +268,7 @@ def machine() -> dict[str, Any]:
 
 PHASES = {
     "schedule": run_schedule,
-    "calibrate": run_calibration,
-    "validate": run_validation,
+    "servers": run_servers,
     "plans": run_plans,
 }
 

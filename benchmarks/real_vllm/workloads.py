@@ -8,7 +8,7 @@ import numpy as np
 
 from packer import Adapter, Lengths, Profile, Workload, simulate
 
-SECONDS = 40.0
+SECONDS = 30.0
 INPUT = Lengths.gamma(48.0, 0.8, high=150)
 OUTPUT = Lengths.gamma(32.0, 0.8, high=90)
 LONG_OUTPUT = Lengths.gamma(56.0, 0.6, high=100)

@@ -103,3 +103,19 @@ def test_nonsense_is_refused(build: object) -> None:
     """Every broken rule is a ValidationError at construction, not a surprise when sampling."""
     with pytest.raises(ValidationError):
         build()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        Lengths.lognormal(2000, 2.0, high=2048),
+        Lengths.gamma(4, 1.5),
+        Lengths.constant(100.4),
+        Lengths.gamma(300, 1, low=200),
+    ],
+)
+def test_the_expected_length_is_that_of_samples(lengths: Lengths) -> None:
+    """Clipping and rounding count in the expected length, from which offered load is computed."""
+    sample = lengths.sample(np.random.default_rng(0), 400_000)
+    assert lengths.expected == pytest.approx(sample.mean(), rel=0.01)
+    assert Lengths.gamma(223.0, 1.1).expected == 223.0

@@ -30,7 +30,7 @@ def test_offered_load_adds_up(values: list[float]) -> None:
     """The offered load is Σ rate × (mean input + mean output), and a partition keeps it."""
     whole = fleet(values)
     by_hand = sum(
-        a.rate * ((a.input_tokens or whole.input_tokens).mean + whole.output_tokens.mean)
+        a.rate * ((a.input_tokens or whole.input_tokens).expected + whole.output_tokens.expected)
         for a in whole.adapters
     )
     assert whole.offered_tok_s == pytest.approx(by_hand)
@@ -106,8 +106,20 @@ def test_a_share_of_a_trace_keeps_that_part(share: float) -> None:
 
 
 def test_a_trace_must_fit_its_fleet() -> None:
-    """A trace that names an adapter the fleet hasn't is refused; so is scaling a replayed trace."""
+    """A trace that names an adapter the fleet hasn't is refused."""
     with pytest.raises(ValidationError, match="< 2"):
         fleet([1.0, 1.0]).with_arrivals(replayed().arrivals)
-    with pytest.raises(ValidationError, match="replayed trace"):
-        replayed().scaled(2.0)
+
+
+def test_a_trace_scaled_comes_faster() -> None:
+    """At twice the rates the same requests come in half the time; a part of a trace ends when the whole does."""
+    whole = replayed()
+    before, after = whole.arrivals.trace, whole.scaled(2.0).arrivals.trace
+    assert before is not None
+    assert after is not None
+    np.testing.assert_allclose(after.time_s, before.time_s / 2)
+    assert after.span_s == before.span_s / 2
+    part = whole.subset([0]).arrivals.trace
+    assert part is not None
+    assert part.span_s == before.span_s
+    np.testing.assert_allclose(whole.scaled(2.0).rates, 2 * whole.rates)

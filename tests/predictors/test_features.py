@@ -36,7 +36,7 @@ def rich(small: Profile) -> Profile:
     return replace(
         small,
         latency=replace(small.latency, coefficients=law),
-        loading=replace(small.loading, host_base_ms=4.0),
+        loading=replace(small.loading, host_base_ms=4.0, host_per_rank_ms=0.1),
     )
 
 
@@ -48,6 +48,16 @@ def _levels(n: int, rate: float) -> Workload:
         Lengths.lognormal(150.0, 0.8),
         -0.3,
     )
+
+
+def test_a_bin_does_not_depend_on_the_rest_of_the_fleet(rich: Profile) -> None:
+    """The features of a bin are those of a fleet that consists of it, other adapters' ranks notwithstanding."""
+    whole = _levels(60, 0.3)
+    chosen = tuple(range(0, 60, 3))  # the small ranks
+    part = whole.subset(chosen)
+    inside = FeatureExtractor(whole, rich).matrix(BinTable.of([Bin(chosen, 4, 8, rich)]))
+    alone = FeatureExtractor(part, rich).matrix(BinTable.of([Bin(tuple(range(20)), 4, 8, rich)]))
+    np.testing.assert_allclose(inside, alone, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

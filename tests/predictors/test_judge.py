@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from packer.adapter import Adapter
@@ -63,6 +64,40 @@ def test_a_replayed_trace_is_judged_whole(small: Profile) -> None:
     found = judge(fleet, small, max_loras=2, max_lora_rank=8)
     assert found.runs == 1
     assert found.evaluation.offered_tok_s == pytest.approx(150 * n / found.duration_s, rel=0.01)
+
+
+def _replayed(times: npt.NDArray[np.float64], tokens: int = 50, names: int = 2) -> Workload:
+    n = len(times)
+    lengths = np.full(n, tokens, dtype=np.int64)
+    trace = RequestTrace(times, np.arange(n) % names, 2 * lengths, lengths)
+    return Workload(_fleet(0.1, names).adapters, arrivals=Arrivals("trace", trace=trace))
+
+
+def test_a_rush_after_the_first_hour_starves_a_trace(small: Profile) -> None:
+    """What a trace brings in its second hour counts as much as what it brings in its first."""
+    calm = np.linspace(0.0, 3599.0, 60)
+    rush = np.linspace(3600.0, 4500.0, 200_000)
+    fleet = _replayed(np.concatenate([calm, rush]))
+    assert not judge(_replayed(calm), small, max_loras=2, max_lora_rank=8).evaluation.starved
+    assert judge(fleet, small, max_loras=2, max_lora_rank=8).evaluation.starved
+
+
+@pytest.mark.parametrize("times", [[0.0], [0.0, 59.9], [5.0, 20.0, 40.0, 60.0]])
+def test_a_few_requests_do_not_starve_a_trace(small: Profile, times: list[float]) -> None:
+    """A request that the end of the trace cuts off says nothing about the server."""
+    found = judge(_replayed(np.array(times), tokens=200), small, max_loras=2, max_lora_rank=8)
+    assert not found.evaluation.starved
+
+
+def test_piecewise_rates_are_judged_over_whole_cycles(small: Profile) -> None:
+    """A rush in the second hour of a day is seen, and rates that only change within the hour take the hour."""
+    fleet = _fleet(0.1)
+    day = fleet.with_arrivals(Arrivals("piecewise", period_s=3600.0, factors=(0.1, 200.0)))
+    found = judge(day, small, max_loras=12, max_lora_rank=8)
+    assert found.duration_s % 7200.0 == 0.0
+    assert found.evaluation.starved
+    quick = fleet.with_arrivals(Arrivals("piecewise", period_s=300.0, factors=(0.5, 1.5)))
+    assert judge(quick, small, max_loras=12, max_lora_rank=8).duration_s % 600.0 == 0.0
 
 
 def test_memory_errors_need_no_simulation(small: Profile) -> None:

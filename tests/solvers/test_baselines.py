@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
+from packer.arrival import Arrivals
+from packer.bin import Bin
+from packer.io.profiles import load_profile
+from packer.lengths import Lengths
+from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.solvers.backbone import backbone_tok_s, load_bound, without_adapters
 from packer.solvers.base import Problem
@@ -46,6 +51,41 @@ def test_the_load_bound_is_below_any_plan() -> None:
     workload = random_fleet(300, seed=8, rates=(0.8,))
     bound = load_bound(workload, small_profile(), 0.0)
     assert 1 < bound <= len(Greedy().solve(problem(workload)).bins)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        (Lengths.gamma(200, 1.0), Lengths.gamma(3000, 0.5)),
+        (Lengths.constant(1500), Lengths.constant(8)),
+        (Lengths.gamma(64, 0.8), Lengths.gamma(500, 0.8)),
+    ],
+)
+@pytest.mark.parametrize("odd_rank", [8, 512])
+def test_no_server_of_the_twin_beats_the_load_bound(lengths: tuple[Lengths, Lengths], odd_rank: int) -> None:
+    """Where the twin says that one server is enough, so does the bound: long answers, long prompts, odd ranks."""
+    fleet = Workload([Adapter("odd", odd_rank, 0.01), *(Adapter(f"a{i}", 8, 1.0) for i in range(7))], *lengths)
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    low, high = 1e-3, 1e3
+    for _ in range(9):
+        middle = (low * high) ** 0.5
+        bins = [Bin(tuple(range(1, 8)), 7, 8, profile)]
+        enough = bool(TwinPredictor().evaluate(fleet.scaled(middle), bins).feasible[0])
+        low, high = (middle, high) if enough else (low, middle)
+    alone = fleet.scaled(low).subset(range(1, 8))
+    assert load_bound(alone, profile, 0.0) == 1
+    assert load_bound(fleet.scaled(low), profile, 0.0) <= 2
+
+
+def test_load_proves_nothing_about_arrivals_of_another_mean() -> None:
+    """A walk of rates has no bound by load; a day of rates has that of its mean."""
+    heavy = random_fleet(300, seed=8, rates=(0.8,))
+    profile = small_profile()
+    walk = heavy.with_arrivals(Arrivals("unpredictable"))
+    assert load_bound(walk, profile, 0.0) == 1
+    day = heavy.with_arrivals(Arrivals("piecewise", factors=(0.5, 1.5)))
+    assert load_bound(day, profile, 0.0) == load_bound(heavy, profile, 0.0)
+    assert load_bound(heavy.with_arrivals(Arrivals("piecewise", factors=(0.05,))), profile, 0.0) == 1
 
 
 def test_maxbase_fills_to_the_backbone_and_no_further() -> None:

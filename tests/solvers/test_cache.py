@@ -83,7 +83,9 @@ def test_adapters_of_a_trace_are_never_interchangeable() -> None:
     trace = RequestTrace(np.arange(4.0), np.arange(4), ones, ones)
     replayed = FLEET.with_arrivals(Arrivals("trace", trace=trace))
     assert content_classes(replayed).tolist() == [0, 1, 2, 3]
-    assert MarginPredictor(AnalyticPredictor(), 1.1)._workload(replayed) is replayed
+    faster = MarginPredictor(AnalyticPredictor(), 1.25).raised(replayed).arrivals.trace
+    assert faster is not None
+    np.testing.assert_allclose(faster.time_s, trace.time_s / 1.25)
 
 
 def test_margin_raises_every_rate() -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
 from packer.errors import UnknownNameError, ValidationError
 from packer.plan import Plan
 from packer.solvers.changes import changed_plan
@@ -48,6 +51,20 @@ def test_shares_stay_with_their_adapters(toy_plan: Make) -> None:
         assert after.shares is not None
         assert after.shares[0] == before.shares[0]
         assert set(after.shares[1:]) <= {1.0}
+
+
+def test_a_replayed_trace_keeps_its_requests_with_their_adapters(toy_plan: Make) -> None:
+    """Removing an adapter removes its requests; adding one to a trace, which has none of its, is refused."""
+    plan = toy_plan(["a", "b", "c"])
+    ones = np.ones(6, dtype=np.int64)
+    trace = RequestTrace(np.arange(6.0), np.arange(6) % 3, 100 * ones, np.arange(1, 7))
+    replayed = replace(plan, workload=plan.workload.with_arrivals(Arrivals("trace", trace=trace)))
+    left = changed_plan(replayed, remove=["a"]).workload.arrivals.trace
+    assert left is not None
+    assert left.adapter.tolist() == [0, 1, 0, 1]
+    assert left.output_tokens.tolist() == [2, 3, 5, 6]
+    with pytest.raises(ValidationError, match="replays a trace"):
+        changed_plan(replayed, add=[Adapter("new", 8, 0.1)], remove=["a"])
 
 
 def test_wrong_names_are_refused(toy_plan: Make) -> None:
