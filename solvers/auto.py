@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
 from packer.solvers.cpsat.solver import CpSat, refine
 from packer.solvers.exact.solver import ExactSearch
 from packer.solvers.last_word import LEARNED, confirmed
+from packer.solvers.limit import within_limit
 from packer.solvers.start import counts_gpus, plain, start
 
 _DEFAULT_S = 60.0
 _EXACT_SHARE = 0.7
+_REFINE_SHARE = 0.8
+"""Of what exact search leaves, where the twin is to have the last word in the rest."""
 
 
 class Auto:
@@ -32,29 +36,47 @@ class Auto:
             if plain(problem) is not None:
                 return start(problem, "spread-refined")
             return CpSat().solve(_limited(problem))
-        if counts_gpus(problem) is not None:
-            return replace(start(replace(problem)), details={"refined": False})
         first = start(problem)
+        if counts_gpus(problem) is not None:
+            return within_limit(problem, replace(first, details={**first.details, "refined": False}))
         if first.unplaced:
-            return first
+            return within_limit(problem, first)
         timed = _limited(replace(problem, max_gpus=None))
-        # Column generation has its share of the time; what it leaves goes to the large neighbourhoods.
-        elapsed = (timed.time_limit_s or _DEFAULT_S) - timed.remaining_s()
-        share = elapsed + _EXACT_SHARE * max(0.0, timed.remaining_s())
-        search = ExactSearch(replace(timed, time_limit_s=max(1e-3, share)), first.bins)
+        search = ExactSearch(_with_share(timed, _EXACT_SHARE), first.bins)
         search.run()
         details: dict[str, object] = {"greedy_gpus": len(first.bins)}
         if not search.closed and not timed.out_of_time():
-            search.bins, statistics = refine(timed, search.bins, enough=search.bound.value)
+            # Column generation has its share of the time; what it leaves goes to the large neighbourhoods.
+            learned = timed.predictor.name in LEARNED
+            left = _with_share(timed, _REFINE_SHARE) if learned else timed
+            search.bins, statistics = refine(left, search.bins, enough=search.bound.value)
             details.update(asdict(statistics))
-        # A search finds the bins about which a learned judge is wrong: the twin has the last word on them.
-        fewer = len(search.bins) < len(first.bins)
-        if fewer and timed.predictor.name in LEARNED and not confirmed(timed, search.bins):
-            details["refused_by_twin"] = len(search.bins)
+        refused = _refused(problem, first.bins, search.bins)
+        if refused:
+            details[refused] = len(search.bins)
             search.bins = first.bins
         search.problem = problem
         found = search.solution(first)
         return replace(found, details={**found.details, **details})
+
+
+def _refused(problem: Problem, first: tuple[Bin, ...], bins: tuple[Bin, ...]) -> str:
+    """Why a smaller plan that a learned judge led to is not taken, "" if it is.
+
+    A search finds the bins about which such a judge is wrong: the twin has the last word on them.
+    """
+    if len(bins) >= len(first) or problem.predictor.name not in LEARNED:
+        return ""
+    if problem.out_of_time():
+        return "not_asked_of_twin"
+    return "" if confirmed(problem, bins) else "refused_by_twin"
+
+
+def _with_share(problem: Problem, share: float) -> Problem:
+    """The problem with this share of the time that is left, as its limit."""
+    whole = problem.time_limit_s or _DEFAULT_S
+    left = max(0.0, problem.remaining_s())
+    return replace(problem, time_limit_s=max(1e-3, whole - (1.0 - share) * left))
 
 
 def _limited(problem: Problem) -> Problem:

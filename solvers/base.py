@@ -92,7 +92,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver found; `packer.solvers.api` verifies it and makes the `Plan`."""
+    """What a solver found; `packer.solvers.api` verifies it and makes the `Plan`.
+
+    `proven`: the lower bound is certain relative to the predictor, not what a search failed to refute. Only
+    then can a plan that meets it be called optimal.
+    """
 
     bins: tuple[Bin, ...]
     unplaced: tuple[int, ...] = ()
@@ -100,6 +104,7 @@ class Solution:
     lower_bound: float | None = None
     bound_source: str = ""
     details: Mapping[str, object] = field(default_factory=dict)
+    proven: bool = False
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ the heaviest bins (`packer.solvers.exact` proves stronger ones).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray, aggregate
 from packer.solvers.exact.pricing import fill
+from packer.solvers.limit import within_limit
 from packer.solvers.oracle import Oracle, OutOfTime
 from packer.solvers.start import counts_gpus, start
 
@@ -29,13 +30,18 @@ class Bound:
     """No plan has fewer than `value` GPUs; `source` is the argument in words.
 
     `weights` (K,), where the argument is a plain sum: no feasible bin found weighs more than 1. `certain`: the
-    argument needs no search for the heaviest bin.
+    argument holds relative to the predictor, whatever a search for the heaviest bin may have missed.
     """
 
     value: int
     source: str
     weights: FloatArray | None = None
     certain: bool = False
+
+    @property
+    def words(self) -> str:
+        """The argument, marked where it rests on a search."""
+        return self.source if self.certain else f"by search: {self.source}"
 
 
 @dataclass(frozen=True)
@@ -162,29 +168,37 @@ class Bounds:
     def solve(self, problem: Problem) -> Solution:
         """The start's bins, and the bound."""
         first = start(problem)
-        classes = aggregate(problem.workload, optimistic=True)
-        oracle = Oracle(problem, classes)
-        known = np.array([classes.counts(each.adapters) for each in first.bins], dtype=np.int64)
-        try:
-            bound = quick_bound(oracle, np.random.default_rng(problem.seed), known.reshape(-1, len(classes)))
-        except OutOfTime:
-            bound = Bound(1, "at least one GPU; the time was up before anything better was shown")
-        return limited(problem, first, bound, {"bins_asked": oracle.asked})
+        bound, details = bound_of(problem, first)
+        return limited(problem, first, bound, details)
+
+
+def bound_of(problem: Problem, first: Solution) -> tuple[Bound, dict[str, object]]:
+    """The quick bound with the bins of a plan at hand, and what it took."""
+    classes = aggregate(problem.workload, optimistic=True)
+    oracle = Oracle(problem, classes)
+    known = np.array([classes.counts(each.adapters) for each in first.bins], dtype=np.int64)
+    try:
+        bound = quick_bound(oracle, np.random.default_rng(problem.seed), known.reshape(-1, len(classes)))
+    except OutOfTime:
+        source = "at least one GPU; the time was up before anything better was shown"
+        bound = Bound(1, source, certain=True)
+    return bound, {"bins_asked": oracle.asked}
 
 
 def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, object]) -> Solution:
-    """The solution with a bound; infeasible if it needs more GPUs than there may be."""
-    limit = problem.max_gpus
-    merged = {**first.details, **details}
-    # That there is at least one GPU is no news: whoever makes the plan may know a better bound.
-    value = None if bound.value <= 1 < len(first.bins) else float(bound.value)
-    source = "" if value is None else bound.source
-    if limit is None or len(first.bins) <= limit or first.unplaced:
-        return Solution(first.bins, first.unplaced, first.reasons, value, source, merged)
-    kept, dropped = first.bins[:limit], first.bins[limit:]
-    left = tuple(i for each in dropped for i in each.adapters)
-    reason = f"The best plan found needs {len(first.bins)} GPUs, {limit} were allowed"
-    if bound.value > limit:
-        reason += f"; at least {bound.value} are necessary ({bound.source})"
-    reasons = (*first.reasons, f"{reason}. What would help: --gpus {len(first.bins)}")
-    return Solution(kept, left, reasons, value, source, merged)
+    """The solution with a bound; cut to the GPUs that there may be, and then infeasible."""
+    # That there is at least one GPU is no news, and a plan at hand refutes a search that missed a bin.
+    known = bound.value > 1 or len(first.bins) <= 1
+    known &= bound.value <= len(first.bins) or bool(first.unplaced)
+    found = replace(
+        first,
+        lower_bound=float(bound.value) if known else None,
+        bound_source=bound.words if known else "",
+        proven=known and bound.certain,
+        details={**first.details, **details},
+    )
+    cut = within_limit(problem, found)
+    if problem.max_gpus is None or cut is found or bound.value <= problem.max_gpus:
+        return cut
+    necessary = f"At least {bound.value} GPUs are necessary ({bound.words})"
+    return replace(cut, reasons=(*cut.reasons, necessary))

@@ -37,4 +37,9 @@ def counts_gpus(problem: Problem) -> str | None:
         return "it minimises the number of GPUs; for a fixed number take cpsat or spread-refined"
     if name not in COUNTING:
         return f"it minimises the number of GPUs, which the objective {name!r} does not"
+    if getattr(problem.objective, "rates", ""):
+        return (
+            "it counts adapters of equal rate as one kind, and a file of rates may tell them apart; "
+            "take the solver greedy"
+        )
     return plain(problem)

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
-from packer.solvers.bounds import Bound, Bounds, limited
+from packer.solvers.bounds import bound_of, limited
 from packer.solvers.cpsat.lns import Search, Statistics
 from packer.solvers.start import counts_gpus, plain, start
 
@@ -35,12 +35,12 @@ class CpSat:
             bins, statistics = refine(problem, first.bins)
             return replace(first, bins=bins, details={**first.details, **asdict(statistics)})
         free = replace(problem, max_gpus=None)
-        first = Bounds().solve(free)
+        first = start(free)
+        bound, details = bound_of(free, first)
         if first.unplaced:
-            return first
-        bound = Bound(int(first.lower_bound or 1), first.bound_source)
+            return limited(problem, first, bound, details)
         bins, statistics = refine(free, first.bins, enough=bound.value)
-        return limited(problem, replace(first, bins=bins), bound, asdict(statistics))
+        return limited(problem, replace(first, bins=bins), bound, {**details, **asdict(statistics)})
 
 
 def refine(problem: Problem, bins: Sequence[Bin], *, enough: int = 1) -> tuple[tuple[Bin, ...], Statistics]:

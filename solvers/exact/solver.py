@@ -15,6 +15,7 @@ from packer.solvers.classes import Classes, IntArray, aggregate
 from packer.solvers.exact.master import solve_integer
 from packer.solvers.exact.relaxation import SEARCHED_MARGIN, Relaxation
 from packer.solvers.exact.rounding import dive, realise
+from packer.solvers.limit import within_limit
 from packer.solvers.oracle import Oracle, OutOfTime
 from packer.solvers.start import counts_gpus, start
 
@@ -37,7 +38,7 @@ class Exact:
         """Greedy's bins or fewer, with the bound."""
         first = start(problem)
         if first.unplaced:
-            return first
+            return within_limit(problem, first)
         search = ExactSearch(problem, first.bins)
         search.run()
         return search.solution(first)
@@ -51,15 +52,13 @@ class ExactSearch:
     bins
         The plan at hand; always complete.
     bound
-        No plan has fewer GPUs (relative to the predictor).
-    proven
-        The bound is proven by enumeration (up to dominance), not by a search.
+        No plan has fewer GPUs (relative to the predictor). Certain if it is proven by enumeration (up to
+        dominance that no check contradicted), not by a search.
     """
 
     def __init__(self, problem: Problem, bins: Sequence[Bin]) -> None:
         self.problem, self.bins = problem, tuple(bins)
-        self.bound = Bound(1, "a fleet needs at least one GPU")
-        self.proven = True
+        self.bound = Bound(1, "a fleet needs at least one GPU", certain=True)
         self.classes = aggregate(problem.workload)
         rounded = self.classes.loss > 0.0
         self.light = aggregate(problem.workload, optimistic=True) if rounded else self.classes
@@ -91,12 +90,14 @@ class ExactSearch:
         relaxation = self.light_relaxation
         bound = quick_bound(relaxation.oracle, relaxation.rng, _counts(self.light, self.bins))
         if bound.weights is None or bound.value < len(self.bins):
-            self._raise(bound, bound.certain)
+            self._raise(bound)
             return
         total = float(bound.weights @ relaxation.demand)
         found = relaxation.certify(bound.weights, total, bound.value, _JUDGED_BEYOND)
         if found.counterexample is None:
-            self._raise(bound, found.exhaustive)
+            certain = found.exhaustive and not relaxation.oracle.violations
+            source = f"{bound.source}; every bin beyond was excluded ({found.judged:,} judged)"
+            self._raise(replace(bound, certain=True, source=source) if certain else bound)
 
     def solution(self, first: Solution) -> Solution:
         """What was found."""
@@ -107,17 +108,19 @@ class ExactSearch:
             "rounding_loss": self.classes.loss,
             "patterns": len(self.heavy_relaxation.patterns),
             "relaxation": None if master is None else master.value,
-            "bound_by_enumeration": self.proven,
+            "bound_by_enumeration": self.bound.certain,
             "bins_asked": self.heavy_relaxation.oracle.asked,
             "dominance_checks": oracle.checks,
             "dominance_violations": oracle.violations,
         }
         return limited(self.problem, replace(first, bins=self.bins), self.bound, details)
 
-    def _raise(self, bound: Bound, proven: bool) -> None:
+    def _raise(self, bound: Bound) -> None:
+        """Take the bound if it is higher, or as high and certain where the old one was not."""
         # A search that missed a bin can promise too much: a plan at hand refutes it.
-        if self.bound.value < bound.value <= len(self.bins):
-            self.bound, self.proven = bound, proven
+        better = (bound.value, bound.certain) > (self.bound.value, self.bound.certain)
+        if better and bound.value <= len(self.bins):
+            self.bound = bound
 
     def _accept(self, bins: tuple[Bin, ...] | None) -> bool:
         if bins is None or len(bins) >= len(self.bins):
@@ -142,10 +145,8 @@ class ExactSearch:
         chosen = np.repeat(rows[feasible], use, axis=0)
         self._accept(realise(self.problem, self.classes, list(chosen)))
         if optimal:
-            name = self.problem.predictor.name
-            self._raise(
-                Bound(int(use.sum()), f"every possible bin was judged by the predictor {name!r}"), True
-            )
+            source = f"every possible bin was judged by the predictor {self.problem.predictor.name!r}"
+            self._raise(Bound(int(use.sum()), source, certain=True))
         return optimal
 
     def _price(self) -> None:
@@ -165,8 +166,9 @@ class ExactSearch:
         while not self.closed:
             relaxation.run(lambda: self.closed)
             sound = relaxation.prove(len(self.bins), _JUDGED_BEYOND)
-            if relaxation.bound > self.bound.value:
-                self._raise(Bound(relaxation.bound, self._source(relaxation)), relaxation.exhaustive)
+            if relaxation.bound >= self.bound.value:
+                certain = relaxation.exhaustive and not relaxation.oracle.violations
+                self._raise(Bound(relaxation.bound, self._source(relaxation), certain=certain))
             if sound and relaxation.converged:
                 return
 
@@ -174,9 +176,12 @@ class ExactSearch:
         name = self.problem.predictor.name
         text = f"linear relaxation of the pattern model: {relaxation.value:.3f} bins; "
         if relaxation.exhaustive:
+            oracle = relaxation.oracle
+            failed = f", which {oracle.violations} of {oracle.checks} checks contradict"
             return text + (
                 f"no plan with fewer GPUs passes the predictor {name!r}, if a bin that holds an infeasible "
-                f"one is infeasible ({relaxation.judged_beyond:,} bins judged beyond it)"
+                f"one is infeasible{failed if oracle.violations else ''} "
+                f"({relaxation.judged_beyond:,} bins judged beyond it)"
             )
         return text + (
             f"no plan with fewer GPUs passes the predictor {name!r}, unless the search missed a bin worth "

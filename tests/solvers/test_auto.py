@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from packer.adapter import Adapter
+from packer.bin import Bin
 from packer.objectives.latency import Latency
+from packer.plan import Status
 from packer.solvers import auto
+from packer.solvers.api import solve
 from packer.solvers.auto import Auto
-from packer.solvers.base import Solution
+from packer.solvers.base import Problem, Solution
+from packer.solvers.cpsat.lns import Statistics
 from packer.solvers.greedy import Greedy
 from packer.solvers.oracle import real_bins
 from packer.solvers.verify import check
+from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.testing.monotone import MonotonePredictor
 from packer.testing.problems import problem, random_fleet
+from packer.workload import Workload
 
 
 @pytest.mark.parametrize(("n", "rates"), [(10, (3.0, 2.0)), (40, (1.6, 0.8, 0.4)), (200, (0.1, 0.05))])
@@ -43,6 +52,30 @@ def test_the_twin_has_the_last_word_on_what_a_learned_judge_accepts(monkeypatch:
     for answer in (True, False):
         monkeypatch.setattr(auto, "confirmed", lambda *_args, answer=answer: answer)
         assert (len(Auto().solve(task).bins) < 12) is answer
+
+
+def test_without_time_for_the_twin_greedys_plan_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the time is up nobody asks the twin, and what a learned judge led to is not taken unconfirmed."""
+    fleet = random_fleet(12, seed=3, rates=(3.1, 2.3, 1.3), ranks=(8,))
+    wasteful = tuple(
+        each for each in real_bins(problem(fleet), [(i,) for i in range(12)]) if each is not None
+    )
+    stopped: list[bool] = []
+
+    def refined(_problem: Problem, bins: Sequence[Bin], **_: int) -> tuple[tuple[Bin, ...], Statistics]:
+        stopped.append(True)
+        return tuple(bins)[:6], Statistics()
+
+    def never(*_: object) -> bool:
+        raise AssertionError("asked after the time was up")
+
+    monkeypatch.setattr(auto, "start", lambda _problem, *_: Solution(wasteful))
+    monkeypatch.setattr(auto.ExactSearch, "run", lambda _search: None)
+    monkeypatch.setattr(auto, "refine", refined)
+    monkeypatch.setattr(auto, "confirmed", never)
+    found = Auto().solve(problem(fleet, predictor=Imitator(), stop=lambda: bool(stopped)))
+    assert found.bins == wasteful
+    assert found.details["not_asked_of_twin"] == 6
 
 
 def test_a_very_short_limit_still_gives_a_plan() -> None:
@@ -75,3 +108,35 @@ def test_latency_keeps_the_number_of_gpus() -> None:
     assert not found.unplaced
     assert len(found.bins) <= 5
     assert sorted(i for each in found.bins for i in each.adapters) == list(range(30))
+
+
+COOL = [Adapter(f"a{i}", 8, 4.0) for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("adapters", "changes"),
+    [
+        *(
+            ([Adapter("hot", 8, 15.0), *COOL], {"solver": name})
+            for name in ("auto", "exact", "cpsat", "bounds")
+        ),
+        (COOL, {"solver": "auto", "objective": "cost"}),
+        (COOL, {"solver": "auto", "max_replicas": 2}),
+    ],
+)
+def test_a_limit_on_gpus_makes_a_plan_infeasible(adapters: list[Adapter], changes: dict[str, Any]) -> None:
+    """Whatever stands in the way besides, a plan has at most the GPUs allowed, and says who has no place."""
+    plan = solve(
+        Workload(adapters),
+        small_profile(),
+        predictor=AnalyticPredictor(),
+        max_gpus=1,
+        time_limit_s=5.0,
+        margin=0.0,
+        verify=False,
+        **changes,
+    )
+    assert plan.status is Status.INFEASIBLE
+    assert plan.n_gpus == 1
+    assert plan.unplaced
+    assert any("1 GPU can't hold" in reason for reason in plan.reasons)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer.solvers.bounds import Bounds, l2, limits
+from packer.solvers.bounds import Bound, Bounds, l2, limited, limits
 from packer.solvers.classes import aggregate
 from packer.solvers.oracle import Oracle
 from packer.testing.problems import problem, random_fleet
@@ -73,3 +73,18 @@ def test_too_few_gpus_are_reported_with_the_bound() -> None:
     assert len(found.bins) == 1
     assert found.unplaced
     assert any("necessary" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bound_by_search_says_so(seed: int) -> None:
+    """What rests on the search for the heaviest bins is marked and not proven."""
+    found = Bounds().solve(problem(random_fleet(48, seed=seed)))
+    assert found.proven is not found.bound_source.startswith("by search")
+
+
+def test_a_plan_at_hand_refutes_a_bound() -> None:
+    """A search that missed a bin may promise more GPUs than the plan has: that is no bound."""
+    task = problem(random_fleet(12, seed=4))
+    first = Bounds().solve(task)
+    found = limited(task, first, Bound(len(first.bins) + 1, "wrong"), {})
+    assert (found.lower_bound, found.bound_source, found.proven) == (None, "", False)

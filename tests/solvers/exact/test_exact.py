@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.adapter import Adapter
+from packer.objectives.headroom import Headroom
+from packer.plan import Status
+from packer.solvers.api import solve
 from packer.solvers.base import Problem
-from packer.solvers.bounds import Bounds
+from packer.solvers.bounds import Bound, Bounds
 from packer.solvers.classes import aggregate
 from packer.solvers.exact.master import solve_integer, solve_relaxation
 from packer.solvers.exact.proof import certify
@@ -20,6 +24,7 @@ from packer.solvers.exact.solver import Exact, ExactSearch
 from packer.solvers.greedy import Greedy
 from packer.solvers.oracle import Oracle, real_bins
 from packer.solvers.verify import check
+from packer.testing.analytic import small_profile
 from packer.testing.monotone import MonotonePredictor
 from packer.testing.problems import problem, random_fleet
 from packer.workload import Workload
@@ -49,6 +54,7 @@ def test_exact_equals_brute_force_on_tiny_fleets(seed: int) -> None:
     task = problem(fleet, predictor=MonotonePredictor(capacity_tok_s=6500.0))
     found = Exact().solve(task)
     assert not found.unplaced
+    assert found.proven
     assert len(found.bins) == found.lower_bound == brute_force(task)
 
 
@@ -188,3 +194,37 @@ def test_unfit_problems_are_refused_in_words() -> None:
     assert Exact().supports(task) is None
     assert "replica" in (Exact().supports(replace(task, max_replicas=2)) or "")
     assert "one GPU type" in (Exact().supports(replace(task, profiles=task.profiles * 2)) or "")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rates_of_other_hours_are_never_taken_for_equal(seed: int, tmp_path: Path) -> None:
+    """Adapters of one nominal rate may differ in a file of rates: `exact` says so, `auto` proves nothing wrong."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(4, 8))
+    fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(n)])
+    hours = rng.choice([0.5, 2.5, 4.5, 6.5], (n, 2)).tolist()
+    path = tmp_path / "hours.csv"
+    path.write_text(
+        "\n".join(["adapter,h1,h2", *(f"a{i},{one},{two}" for i, (one, two) in enumerate(hours))])
+    )
+    goal, judge = Headroom(1.0, str(path)), MonotonePredictor(capacity_tok_s=6500.0)
+    task = problem(fleet, objective=goal, predictor=goal.judge(judge))
+    assert "file of rates" in (Exact().supports(task) or "")
+    plan = solve(fleet, small_profile(), goal, "auto", judge, margin=0.0, verify=False)
+    fewest = brute_force(task)
+    assert plan.n_gpus >= fewest
+    assert plan.status is not Status.OPTIMAL or plan.n_gpus == fewest
+
+
+def test_only_certain_bounds_are_proven() -> None:
+    """A bound that rests on a search says so and is not proven; one as high that is certain takes its place."""
+    task = problem(random_fleet(48, seed=5, rates=(1.6, 0.8), ranks=(8, 32)))
+    first = Greedy().solve(task)
+    search = ExactSearch(task, first.bins)
+    for certain in (False, True, False):
+        search._raise(Bound(len(first.bins), "said so", certain=certain))
+        found = search.solution(first)
+        assert found.lower_bound == len(first.bins)
+        seen = search.bound.certain
+        assert (found.proven, found.bound_source) == (seen, "said so" if seen else "by search: said so")
+    assert search.bound.certain
