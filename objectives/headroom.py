@@ -61,6 +61,20 @@ class Headroom:
             return [workload.scaled(self.factor)]
         return [with_rates(workload, column * self.factor) for column in read_rates(self.rates, workload)]
 
+    def explain(self, judge: Judge, workload: Workload, bins: Sequence[Bin]) -> dict[int, str]:
+        """At which load bins fail first and how, for people: bin → words; those that hold are left out."""
+        names = read_names(self.rates) if self.rates else ["the rates"]
+        found: dict[int, str] = {}
+        for name, load in zip(names, self.loads(workload), strict=True):
+            for k, row in enumerate(judge.evaluate(load, bins)):
+                if not row.feasible:
+                    found.setdefault(k, f"{self._times(name)}, {row.served_share:.0%} of the load is served")
+        return found
+
+    def _times(self, name: str) -> str:
+        shown = repr(name) if self.rates else name
+        return f"at {shown}" if self.factor == 1.0 else f"at {self.factor:g} times {shown}"
+
 
 class LoadsJudge:
     """A judge whose verdict is the worst over the loads; its figures are those of the fleet as given."""
@@ -101,6 +115,11 @@ def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
         for adapter, rate in zip(workload.adapters, rates.tolist(), strict=True)
     ]
     return replace(workload, adapters=tuple(adapters))
+
+
+def read_names(path: str) -> list[str]:
+    """Names of the loads in a file that `read_rates` takes, in the order of its columns."""
+    return next(csv.reader(io.StringIO(read_text(path))))[1:]
 
 
 def read_rates(path: str, workload: Workload) -> list[npt.NDArray[np.float64]]:

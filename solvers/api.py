@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from packer import registry
 from packer.bin import Bin, Evaluations
@@ -114,7 +115,7 @@ def solve(
     plan = _planned(problem, search, judge)
     if not verify or plan.status is Status.INFEASIBLE:
         return plan
-    plan = verified(plan)
+    plan = verified(plan, goal)
     if plan.verified or confidence is not None or margin is not None:
         return plan
     return _hardened(problem, search, judge, plan)
@@ -140,17 +141,16 @@ def _hardened(problem: Problem, search: Solver, judge: Judges, first: Plan) -> P
         plan = _planned(replace(problem, predictor=raised.search), search, raised)
         if plan.status is Status.INFEASIBLE:
             break
-        plan = verified(plan)
+        plan = verified(plan, problem.objective)
         if plan.verified:
-            details = {**plan.details, "margin_at_first": judge.margin}
-            bound = first.lower_bound
-            proven = bound is not None and plan.objective_value[0] <= bound + 1e-9
+            bound, certain = first.lower_bound, first.details["bound_proven"] is True
+            optimal = certain and _attained(problem, plan.objective_value, bound)
             return replace(
                 plan,
                 lower_bound=bound,
                 bound_source=first.bound_source,
-                status=Status.OPTIMAL if proven else Status.FEASIBLE,
-                details=details,
+                status=Status.OPTIMAL if optimal else Status.FEASIBLE,
+                details={**plan.details, "margin_at_first": judge.margin, "bound_proven": certain},
             )
     return first
 
@@ -180,9 +180,9 @@ def assemble(problem: Problem, solution: Solution, judge: Judges, solver: str, r
     whole = not solution.unplaced and bool(problem.objective.admissible(evaluations).all())
     key = problem.objective.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
     solution = _bounded(problem, solution, judge.margin)
-    bound = solution.lower_bound
-    proven = bound is not None and bool(key) and key[0] <= _rounded(problem, bound) + 1e-9
-    status = Status.INFEASIBLE if not whole else Status.OPTIMAL if proven else Status.FEASIBLE
+    bound = None if solution.lower_bound is None else _rounded(problem, solution.lower_bound)
+    optimal = solution.proven and _attained(problem, key, bound)
+    status = Status.INFEASIBLE if not whole else Status.OPTIMAL if optimal else Status.FEASIBLE
     return Plan(
         workload=problem.workload,
         bins=solution.bins,
@@ -192,30 +192,48 @@ def assemble(problem: Problem, solution: Solution, judge: Judges, solver: str, r
         solver=solver,
         predictor=judge.nominal.name,
         objective_value=key,
-        lower_bound=None if bound is None else _rounded(problem, bound),
+        lower_bound=bound,
         bound_source=solution.bound_source,
         reasons=reasons,
         unplaced=solution.unplaced,
         runtime_s=runtime_s,
         seed=problem.seed,
         versions=versions(problem.profiles),
-        details={**solution.details, "margin": judge.margin, **_interruptions(problem)},
+        details={
+            **solution.details,
+            "margin": judge.margin,
+            "bound_proven": solution.proven and bound is not None,
+            **_interruptions(problem),
+        },
     )
+
+
+def _attained(problem: Problem, key: tuple[float, ...], bound: float | None) -> bool:
+    """Whether nothing is better than the key if the bound holds: later entries, too, are as low as can be."""
+    # Where GPUs are counted, later entries count something, too: 0 can't be beaten.
+    least = len(key) == 1 or (problem.objective.name in COUNTING and not any(key[1:]))
+    return bound is not None and bool(key) and key[0] <= bound + 1e-9 and least
 
 
 def _bounded(problem: Problem, solution: Solution, margin: float) -> Solution:
-    """The solution with a bound by load alone, if its solver gave none and the objective counts GPUs."""
+    """The solution with a bound by load alone, if its solver gave none and the objective counts GPUs.
+
+    Also where the solver's own bound meets the plan without being certain: the load may settle it.
+    """
     counts = problem.objective.name in COUNTING and len(problem.profiles) == 1
-    if solution.lower_bound is not None or not counts or not solution.bins or _replayed(problem):
+    if not counts or not solution.bins or _replayed(problem):
         return solution
-    if len(solution.bins) == 1:
-        return replace(solution, lower_bound=1.0, bound_source="at least one GPU")
+    own, gpus = solution.lower_bound, len(solution.bins)
+    if own is not None and (solution.proven or _rounded(problem, own) != gpus):
+        return solution
+    if gpus == 1:
+        return replace(solution, lower_bound=1.0, bound_source="at least one GPU", proven=True)
     bound = load_bound(problem.workload, problem.profile, margin)
-    if bound > len(solution.bins):  # the predictor is more hopeful than the twin, or adapters are unplaced
+    # Beyond the plan: the predictor is more hopeful than the twin, or adapters are unplaced.
+    if bound > gpus or (own is not None and bound < gpus):
         return solution
-    return replace(
-        solution, lower_bound=float(bound), bound_source="load on GPUs without adapters, by the twin"
-    )
+    source = "load on GPUs without adapters, by the twin"
+    return replace(solution, lower_bound=float(bound), bound_source=source, proven=True)
 
 
 def _replayed(problem: Problem) -> bool:
@@ -266,22 +284,30 @@ def _interruptions(problem: Problem) -> dict[str, bool]:
     }
 
 
-def verified(plan: Plan, seed: int | None = None) -> Plan:
-    """The plan with the twin's verdict at the nominal rates and a fresh seed."""
-    failures = ask_twin(plan.workload, plan.bins, seed=plan.seed if seed is None else seed)
+def verified(plan: Plan, objective: Objective | None = None, seed: int | None = None) -> Plan:
+    """The plan with the twin's verdict with a fresh seed: at the nominal rates, and as the objective says.
+
+    A plan in a file knows its objective by name only: without the objective, starvation and memory are checked.
+    """
+    chosen = plan.seed if seed is None else seed
+    failures = ask_twin(plan.workload, plan.bins, seed=chosen, objective=objective)
     return replace(plan, verified=not failures, reasons=(*plan.reasons, *failures.values()))
 
 
 def versions(profiles: Sequence[Profile]) -> dict[str, str]:
     """What decides a result: packer, Python, and each profile's fingerprint."""
+    prints = {f"profile {profile.name}": profile.fingerprint for profile in profiles}
+    return {"packer": _own_version(), "python": platform.python_version(), **prints}
+
+
+@lru_cache(maxsize=1)
+def _own_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        own = version("adapter-packer")
+        return version("adapter-packer")
     except PackageNotFoundError:
-        own = "0+unknown"
-    prints = {f"profile {profile.name}": profile.fingerprint for profile in profiles}
-    return {"packer": own, "python": platform.python_version(), **prints}
+        return "0+unknown"
 
 
 def _same_fleet_bins(old: Plan, workload: Workload) -> tuple[Bin, ...]:

@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from packer import registry
 from packer.bin import Bin, Evaluations
-from packer.errors import InputError
+from packer.errors import InputError, ModelError, VerificationError
 from packer.objectives.api import load_objective
 from packer.plan import Plan, Status
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.solvers.api import solve
-from packer.solvers.verify import FRESH_SEED
+from packer.solvers.verify import FRESH_SEED, failures
 from packer.twin.sweep import fleet_of
 from packer.workload import Workload
 
@@ -55,7 +55,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class Result:
-    """One combination: its plan as predicted and as judged, or why it can't be."""
+    """One combination: its plan as predicted and as judged, or why it can't be.
+
+    `refused`: the choices don't fit together; `failed`: it should have worked and did not.
+    """
 
     adapters: int
     objective: str
@@ -66,12 +69,13 @@ class Result:
     judged: Judged | None = None
     refused: str = ""
     failures: tuple[str, ...] = ()
+    failed: str = ""
 
     @property
     def outcome(self) -> str:
         """ "ok", or what is wrong, by the judge where there is one."""
         if self.plan is None:
-            return f"refused: {self.refused}"
+            return f"failed: {self.failed}" if self.failed else f"refused: {self.refused}"
         wrong = [*self.failures]
         seen = self.judged or self.predicted
         if seen is not None and seen.memory_errors:
@@ -95,7 +99,7 @@ class Result:
         }
         plan = self.plan
         row["gpus"] = plan.n_gpus if plan else None
-        row["status"] = plan.status.value if plan else "refused"
+        row["status"] = plan.status.value if plan else "failed" if self.failed else "refused"
         row["lower_bound"] = plan.lower_bound if plan else None
         row["gap"] = plan.gap if plan else None
         row["runtime_s"] = plan.runtime_s if plan else None
@@ -169,12 +173,12 @@ class Comparison:
         spreads = getattr(registry.load("solver", solver), "spreads", False)
         result = Result(len(fleet), objective, solver, predictor)
         try:
-            fixed = load_objective(objective).fixed_gpus
-            gpus = count() if self.max_gpus is None and (fixed or spreads) else self.max_gpus
+            goal = load_objective(objective)
+            gpus = count() if self.max_gpus is None and (goal.fixed_gpus or spreads) else self.max_gpus
             plan = solve(
                 fleet,
                 self.profile,
-                objective,
+                goal,
                 solver,
                 predictor,
                 gpus,
@@ -182,6 +186,9 @@ class Comparison:
                 verify=False,
                 **self.options,
             )
+        except (ModelError, VerificationError) as error:
+            # One combination must not cost all the others.
+            return replace(result, failed=str(error))
         except InputError as error:
             return replace(result, refused=str(error))
         if not plan.bins:
@@ -189,8 +196,20 @@ class Comparison:
         twin = TwinPredictor(seed=self.seed + FRESH_SEED)
         judged = Judged.of("twin", fleet, plan.bins, twin.evaluate(fleet, plan.bins))
         predicted = Judged.of(predictor, fleet, plan.bins, plan.evaluations)
-        verified = not (judged.starved or judged.memory_errors)
-        return replace(result, plan=replace(plan, verified=verified), predicted=predicted, judged=judged)
+        failing = failures(twin, fleet, plan.bins, goal)
+        return replace(
+            result,
+            plan=replace(plan, verified=not failing),
+            predicted=predicted,
+            judged=judged,
+            failures=_beyond(judged, len(failing), goal.name),
+        )
+
+
+def _beyond(judged: Judged, failing: int, objective: str) -> tuple[str, ...]:
+    """What fails though it neither starves nor lacks memory at the nominal rates."""
+    others = failing - judged.starved - judged.memory_errors
+    return (f"breaks {objective} on {others}",) if others > 0 else ()
 
 
 class _GreedyCount:

@@ -9,7 +9,8 @@ import numpy as np
 from packer.bin import Bin, Evaluations
 from packer.predictors.twin import TwinPredictor
 from packer.solvers.base import Problem
-from packer.solvers.verify import FRESH_SEED
+from packer.solvers.margin import MarginPredictor
+from packer.solvers.verify import FRESH_SEED, judge_for, keeps_limits
 
 LEARNED = ("auto", "boosting", "forest", "knn", "svm", "tree")
 """Predictors that imitate the twin."""
@@ -22,9 +23,12 @@ _NO_WORSE = 1.005
 
 
 def confirmed(problem: Problem, bins: Sequence[Bin]) -> bool:
-    """Whether the twin, too, finds every bin admissible, at slightly raised rates and on an hour of its own."""
+    """Whether the twin, too, finds every bin admissible, at slightly raised rates and on an hour of its own.
+
+    Admissible as the objective says, at its loads, with the slack for latency limits that every verdict has.
+    """
     found = _asked(problem, bins, RAISED_RATES)
-    return bool(found.feasible.all())
+    return bool(keeps_limits(problem.objective, found).all())
 
 
 def lowest_latency(problem: Problem, plans: Sequence[tuple[Bin, ...]], rivals: int) -> int:
@@ -50,7 +54,6 @@ def lowest_latency(problem: Problem, plans: Sequence[tuple[Bin, ...]], rivals: i
 
 
 def _asked(problem: Problem, bins: Sequence[Bin], factor: float) -> Evaluations:
-    workload = problem.workload
-    if factor != 1.0 and workload.arrivals.trace is None:
-        workload = workload.scaled(factor)
-    return TwinPredictor(seed=problem.seed + FRESH_SEED + _SEED).evaluate(workload, bins)
+    twin = TwinPredictor(seed=problem.seed + FRESH_SEED + _SEED)
+    judge = judge_for(problem.objective, MarginPredictor(twin, factor))
+    return judge.evaluate(problem.workload, bins)

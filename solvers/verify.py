@@ -5,13 +5,17 @@ It shares nothing with the solvers: it reads the bins, and asks the predictor an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from packer.bin import Bin
+from packer.bin import Bin, Evaluation, Evaluations
 from packer.checks import slot_rank_for
 from packer.errors import VerificationError
+from packer.objectives.base import Objective
+from packer.predictors.base import Predictor
 from packer.predictors.twin import TwinPredictor
 from packer.solvers.base import Problem, Solution
 from packer.twin.memory import memory_error
@@ -20,6 +24,9 @@ from packer.workload import Workload
 _SHARE_TOLERANCE = 1e-6
 FRESH_SEED = 1_000_003
 """Added to the plan's seed for the twin's verdict, far from the seeds that any predictor uses."""
+
+LATENCY_SLACK = 1.02
+"""Latencies differ by a percent or so from seed to seed: a limit breaks where it is exceeded by more than 2 %."""
 
 
 def check(problem: Problem, solution: Solution) -> None:
@@ -70,15 +77,73 @@ def _check_bin(problem: Problem, k: int, bin_: Bin) -> None:
         raise VerificationError(f"GPU {k} is a {bin_.profile.name!r}, which the problem does not offer.")
 
 
-def ask_twin(workload: Workload, bins: Sequence[Bin], *, seed: int) -> dict[int, str]:
-    """Why which bins fail, by the twin at the nominal rates and with a seed that no search has seen."""
-    found = TwinPredictor(seed=seed + FRESH_SEED).evaluate(workload, bins)
-    failures = {}
+def ask_twin(
+    workload: Workload, bins: Sequence[Bin], *, seed: int, objective: Objective | None = None
+) -> dict[int, str]:
+    """Why which bins fail, by the twin and with a seed that no search has seen; see `failures`."""
+    return failures(TwinPredictor(seed=seed + FRESH_SEED), workload, bins, objective)
+
+
+def failures(
+    judge: Predictor, workload: Workload, bins: Sequence[Bin], objective: Objective | None = None
+) -> dict[int, str]:
+    """Why which bins fail, by the twin: bin → one sentence, in order of the bins.
+
+    Starvation and memory at the nominal rates; then what the objective wants beyond, at its own loads: which of
+    its `limits` (name of a figure → ms) are exceeded by more than `LATENCY_SLACK`, or what its method `explain`
+    says, where it has them.
+    A plan that was read from a file knows the objective by name alone: without one only the first is checked.
+    """
+    found = judge.evaluate(workload, bins)
+    failed = {}
     for k, row in enumerate(found):
         if row.memory_error:
             why = memory_error(bins[k].profile, bins[k].max_loras, bins[k].max_lora_rank)
-            failures[k] = f"GPU {k} does not start in the twin: {why}"
+            failed[k] = f"GPU {k} does not start in the twin: {why}"
         elif row.starved:
             share = f"{row.served_share:.0%} of its load served"
-            failures[k] = f"GPU {k} starves in the twin with a fresh seed: {share}"
-    return failures
+            failed[k] = f"GPU {k} starves in the twin with a fresh seed: {share}"
+    if objective is not None:
+        failed = {**_broken_limits(judge, workload, bins, objective), **failed}
+    return dict(sorted(failed.items()))
+
+
+def _broken_limits(
+    judge: Predictor, workload: Workload, bins: Sequence[Bin], objective: Objective
+) -> dict[int, str]:
+    found = judge_for(objective, judge).evaluate(workload, bins)
+    broken = np.flatnonzero(~keeps_limits(objective, found)).tolist()
+    if not broken:
+        return {}
+    explain = getattr(objective, "explain", None)
+    known: dict[int, str] = {} if explain is None else explain(judge, workload, bins)
+    return {
+        k: f"GPU {k} breaks the objective {objective.name!r} in the twin with a fresh seed: "
+        + (known.get(k) or _exceeded(objective, found[k]) or "it is not admissible")
+        for k in broken
+    }
+
+
+def _exceeded(objective: Objective, row: Evaluation) -> str:
+    """Which latency limits of the objective a bin exceeds, with its figures."""
+    limits: Mapping[str, float] = getattr(objective, "limits", {})
+    over = {
+        key: limit
+        for key, limit in limits.items()
+        if not getattr(row, key, 0.0) <= limit * LATENCY_SLACK  # NaN, too, is beyond every limit
+    }
+    return ", ".join(f"{key} is {getattr(row, key):,.0f}, at most {over[key]:g} allowed" for key in over)
+
+
+def judge_for(objective: Objective, predictor: Predictor) -> Predictor:
+    """The predictor as the objective wants it asked, for instance at several loads."""
+    wrap = getattr(objective, "judge", None)
+    judge: Predictor = predictor if wrap is None else wrap(predictor)
+    return judge
+
+
+def keeps_limits(objective: Objective, found: Evaluations) -> npt.NDArray[np.bool_]:
+    """Which bins the objective admits when latencies may exceed its limits by the slack, bool (n,)."""
+    latencies = [item.name for item in fields(found) if item.name.endswith("_ms")]
+    eased = {name: getattr(found, name) / LATENCY_SLACK for name in latencies}
+    return objective.admissible(replace(found, **eased))

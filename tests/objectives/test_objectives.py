@@ -122,6 +122,22 @@ def test_headroom_reads_the_hours_of_a_day(tmp_path: Path) -> None:
     assert [round(load.rate, 3) for load in loads] == [0.0, 6.3]
 
 
+def test_headroom_names_the_load_that_fails(tmp_path: Path) -> None:
+    """Which load a bin fails at is said with its name and factor; bins that hold are left out."""
+    judge = AnalyticPredictor(peak_tok_s=600.0)
+    assert Headroom(factor=1.0).explain(judge, FLEET, BINS) == {}
+    found = Headroom(factor=50.0).explain(judge, FLEET, BINS)
+    assert sorted(found) == [0, 1, 2]
+    assert found[0].startswith("at 50 times the rates, ")
+    path = tmp_path / "hours.csv"
+    path.write_text(
+        "\n".join(["adapter,night,day", *(f"a{i},0.001,{9 if i == 5 else 0.001}" for i in range(6))])
+    )
+    assert {
+        k: text.split(",")[0] for k, text in Headroom(1.0, str(path)).explain(judge, FLEET, BINS).items()
+    } == {2: "at 'day'"}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

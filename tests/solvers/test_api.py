@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from packer.adapter import Adapter
+from packer.bin import Evaluations
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, VerificationError
+from packer.objectives.base import Objective
 from packer.plan import Plan, Status
 from packer.profile import Profile
-from packer.solvers.api import solve
+from packer.solvers.api import solve, verified
 from packer.solvers.base import Problem, Solution
 from packer.solvers.greedy import Greedy
 from packer.solvers.judges import DEFAULT_CONFIDENCE, UNCALIBRATED_MARGIN, rate_margin_for
@@ -173,7 +176,7 @@ def test_a_plan_that_the_twin_refutes_is_planned_again(
     """With the margin left to packer, it is raised until the twin confirms; a margin given is kept."""
     verdicts: list[int] = []
 
-    def twin(workload: Workload, bins: Any, *, seed: int) -> dict[int, str]:
+    def twin(workload: Workload, bins: Any, *, seed: int, objective: Objective) -> dict[int, str]:
         verdicts.append(len(bins))
         return {} if len(verdicts) > 2 else {0: "GPU 0 starves"}
 
@@ -186,3 +189,61 @@ def test_a_plan_that_the_twin_refutes_is_planned_again(
     verdicts.clear()
     assert plan_of(verify=True, margin=0.1).verified is False
     assert len(verdicts) == 1
+
+
+@dataclass
+class Bounded:
+    """Greedy with a lower bound that equals its plan, certain or not."""
+
+    certain: bool
+    name: str = "bounded"
+
+    def supports(self, problem: Problem) -> str | None:
+        """Everything."""
+        return None
+
+    def solve(self, problem: Problem) -> Solution:
+        """Greedy's bins, and their number as the bound."""
+        found = Greedy().solve(problem)
+        bound = float(len(found.bins))
+        return replace(found, lower_bound=bound, bound_source="said so", proven=self.certain)
+
+
+def test_optimal_needs_a_proven_bound() -> None:
+    """A plan that meets a bound is optimal if the bound is certain; else it is feasible, with gap 0."""
+    proven, searched = (plan_of(solver=Bounded(certain)) for certain in (True, False))
+    assert proven.n_gpus == searched.n_gpus > 1
+    assert (proven.status, proven.gap, proven.details["bound_proven"]) == (Status.OPTIMAL, 0.0, True)
+    assert (searched.status, searched.gap, searched.details["bound_proven"]) == (Status.FEASIBLE, 0.0, False)
+
+
+def test_optimal_means_every_entry_of_the_key() -> None:
+    """As few GPUs as possible are not optimal for "moves" if adapters had to move."""
+    fleet = random_fleet(6, seed=1, rates=(0.1,))
+    one = plan_of(fleet)
+    two = plan_of(fleet, solver="hrw", max_gpus=2)
+    assert (one.n_gpus, two.n_gpus) == (1, 2)
+    stays, moves = (plan_of(fleet, objective="moves", old_plan=old) for old in (one, two))
+    assert (stays.status, stays.objective_value) == (Status.OPTIMAL, (1.0, 0.0))
+    assert moves.objective_value[1] > 0
+    assert (moves.status, moves.gap) == (Status.FEASIBLE, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "says"),
+    [("headroom:factor=1000", "at 1000 times the rates"), ("slo:p99_ttft_ms=1e-6", "p99_ttft_ms is")],
+)
+def test_the_verdict_is_about_the_objective(objective: str, says: str, toy_profile: Profile) -> None:
+    """A plan that serves its load but breaks a limit of its objective in the twin is not verified."""
+
+    class Hopeful(AnalyticPredictor):
+        def evaluate(self, workload: Workload, bins: Any) -> Evaluations:
+            found = super().evaluate(workload, bins)
+            return replace(found, p99_ttft_ms=np.zeros(len(found)))
+
+    fleet = Workload([Adapter(f"a{i}", 8, 0.05) for i in range(6)])
+    plan = solve(fleet, toy_profile, objective, predictor=Hopeful(1e9), margin=0.0)
+    assert plan.status is not Status.INFEASIBLE
+    assert plan.verified is False
+    assert any(says in reason for reason in plan.reasons)
+    assert verified(replace(plan, reasons=())).verified is True

@@ -1,0 +1,56 @@
+"""Combinations side by side: what fails is marked and costs no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.errors import ModelError, PackerError, VerificationError
+from packer.plan import Plan
+from packer.profile import Profile
+from packer.solvers import compare
+from packer.solvers.api import solve
+from packer.solvers.compare import Comparison
+from packer.testing.analytic import AnalyticPredictor
+from packer.workload import Workload
+
+FLEET = Workload([Adapter(f"a{i}", 8, 0.05) for i in range(6)])
+
+
+@pytest.fixture(autouse=True)
+def hopeful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge for the search that believes in everything; plans are still judged by the twin."""
+
+    def judge(_predictor: Any, _profiles: Sequence[Profile], _seed: int) -> AnalyticPredictor:
+        return AnalyticPredictor(1e9)
+
+    monkeypatch.setattr("packer.solvers.judges.load_judge", judge)
+
+
+@pytest.mark.parametrize("error", [VerificationError("a rule is broken"), ModelError("a model is damaged")])
+def test_a_combination_that_fails_costs_no_other(
+    error: PackerError, toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row says what happened, and the others are there."""
+
+    def sometimes(
+        workload: Workload, profile: Profile, objective: Any, solver: str, *rest: Any, **more: Any
+    ) -> Plan:
+        if solver == "maxbase":
+            raise error
+        return solve(workload, profile, objective, solver, *rest, **more)
+
+    monkeypatch.setattr(compare, "solve", sometimes)
+    results = list(Comparison(FLEET, toy_profile, ("maxbase", "greedy")).run())
+    assert [result.outcome for result in results] == [f"failed: {error}", "ok"]
+    assert results[0].to_dict()["status"] == "failed"
+
+
+def test_plans_are_judged_by_their_objective(toy_profile: Profile) -> None:
+    """A plan that serves the nominal rates but not the loads of its objective is marked and not verified."""
+    rows = list(Comparison(FLEET, toy_profile, ("greedy",), ("gpus", "headroom:factor=1000")).run())
+    assert [row.outcome for row in rows] == ["ok", "breaks headroom on 1"]
+    assert [row.plan.verified for row in rows if row.plan is not None] == [True, False]
