@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.adapter import Adapter
@@ -26,6 +26,7 @@ def fleet(values: list[float]) -> Workload:
 
 
 @given(values=rates)
+@settings(deadline=None)
 def test_offered_load_adds_up(values: list[float]) -> None:
     """The offered load is Σ rate × (mean input + mean output), and a partition keeps it."""
     whole = fleet(values)
