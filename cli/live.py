@@ -23,7 +23,7 @@ def live() -> None:
 @json_option
 @quiet_option
 def doctor(python: str | None, url: str | None, as_json: bool, quiet: bool) -> int:
-    """Say which vLLM there is and what is missing, with the line that mends it. Exit code 1 if anything is.
+    """Say which vLLM there is and what is missing, with the line that mends it. Exit code 2 if anything is.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def doctor(python: str | None, url: str | None, as_json: bool, quiet: bool) -> i
     elif not quiet:
         rows = [("ok" if c.ok else "MISSING", c.name, c.detail, c.fix) for c in checks]
         show(table(None, ("", "what", "found", "what mends it"), rows, left=(0, 1, 2, 3)))
-    return 0 if all_ok(checks) else 1
+    return 0 if all_ok(checks) else 2
 
 
 @live.command("setup-cpu")

@@ -8,8 +8,8 @@ PackerError
 │   ├── IncompatibleError              two choices don't fit together
 │   ├── ModelError                     a saved model or profile is damaged or doesn't match
 │   ├── LiveError                      a real server or Prometheus is away, failed, hung or refused
+│   ├── MissingDependencyError (ImportError)  an optional package is absent; the message has the install line
 │   └── OutputError (OSError)          a result can't be written where asked
-├── MissingDependencyError (ImportError)  an optional package is absent; the message has the install line
 └── VerificationError                  a solver returned a plan that breaks its own rules (our fault)
 """
 
@@ -89,7 +89,7 @@ class ModelError(InputError):
     """A saved model or profile is damaged, or belongs to something else."""
 
 
-class MissingDependencyError(PackerError, ImportError):
+class MissingDependencyError(InputError, ImportError):
     """An optional package is absent; the message has the install line."""
 
 

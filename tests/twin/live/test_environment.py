@@ -51,7 +51,7 @@ def test_the_doctor_says_what_mends_it(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(live, ["doctor", "--json"], standalone_mode=False)
-    assert done.return_value == 1
+    assert done.return_value == 2
     checks = {c["name"]: c for c in json.loads(done.output)["checks"]}
     assert not checks["vLLM"]["ok"]
     assert "packer live setup-cpu" in checks["vLLM"]["fix"]
