@@ -47,7 +47,7 @@ def test_an_interpreter_with_vllm_is_found(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_doctor_says_what_mends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without vLLM the exit code is 1 and the install line is there."""
+    """Without vLLM the exit code is 2 and the install line is there."""
     monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(live, ["doctor", "--json"], standalone_mode=False)
