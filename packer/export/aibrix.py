@@ -12,7 +12,7 @@ from typing import Any
 
 from packer.export import kubernetes, quoting
 from packer.export.servers import Options, Server, routes
-from packer.export.sources import kind_of
+from packer.export.sources import kind_of, refused, without_scheme
 
 _LABEL = "model.aibrix.ai/name"
 
@@ -60,14 +60,24 @@ def _model_adapter(
                     {"key": "app.kubernetes.io/instance", "operator": "In", "values": names}
                 ],
             },
-            "artifactURL": _artifact(source),
+            "artifactURL": _artifact(name, source),
             "replicas": len(places),
         },
     }
 
 
-def _artifact(source: str) -> str:
-    """AIBrix reads huggingface://, s3://, gcs:// and absolute paths."""
-    if kind_of(source) == "huggingface" and "://" not in source:
-        return f"huggingface://{source}"
-    return source
+def _artifact(name: str, source: str) -> str:
+    """The source in AIBrix's terms (0.8: aibrix/runtime/downloaders.py): a URL or an absolute path.
+
+    Of a bucket AIBrix takes a path with a slash at its end for a folder, which an adapter is, and another one
+    for a single file. It reads https:// too, but only one file of it.
+    """
+    kind, rest = kind_of(source), without_scheme(source)
+    if kind == "huggingface":
+        return f"{kind}://{rest}"
+    if kind in ("s3", "gcs", "tos"):
+        return f"{kind}://{rest.rstrip('/')}/"
+    if kind == "path" and rest.startswith("/"):
+        return rest
+    expected = "what AIBrix loads adapters from: an absolute path, a Hugging Face repository or a bucket"
+    raise refused(name, source, expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packer.export import quoting
-from packer.export.servers import Options, Server
+from packer.export.servers import Options, Server, host_port
 
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
@@ -22,7 +22,7 @@ def _service(server: Server, devices: list[str], options: Options) -> dict[str, 
         "image": server.image,
         "entrypoint": server.command(server.port),
         "command": [],
-        "ports": [f"{options.port + server.index}:{server.port}"],
+        "ports": [f"{host_port(server.index, options)}:{server.port}"],
         "ipc": "host",
         "restart": "unless-stopped",
         "volumes": [

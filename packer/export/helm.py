@@ -11,10 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from packer.export import quoting
+from packer.export.kubernetes import adapters_mount, adapters_volume
 from packer.export.servers import Module, Options, Server
-from packer.export.sources import kind_of
+from packer.export.sources import kind_of, refused, without_scheme
 
 _RUNTIME_UPDATES = {"name": "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "value": "True"}
+_TYPES = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "http"}
+"""What a LoraAdapter calls the kinds of sources."""
 
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
@@ -51,6 +54,9 @@ def _model_spec(server: Server, options: Options) -> dict[str, Any]:
         },
         "env": [dict(_RUNTIME_UPDATES)],
     }
+    if options.adapters_claim:
+        spec["extraVolumes"] = [adapters_volume(options)]
+        spec["extraVolumeMounts"] = [adapters_mount(options)]
     if options.token_secret:
         spec["hf_token"] = {"secretName": options.token_secret, "secretKey": "token"}
     return spec
@@ -63,9 +69,7 @@ def _extra_arguments(server: Server) -> list[str]:
 
 
 def _lora_adapter(item: Module, server: Server, options: Options) -> dict[str, Any]:
-    kinds = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "http", "gcs": "http"}
-    source: dict[str, Any] = {"type": kinds[kind_of(item.source)], "adapterName": item.name}
-    source["repository" if source["type"] == "huggingface" else "adapterPath"] = item.source
+    source = _adapter_source(item)
     name = quoting.dns_name(f"{server.name}.{item.name}")
     metadata: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/managed-by": "packer"}}
     if options.namespace:
@@ -82,3 +86,15 @@ def _lora_adapter(item: Module, server: Server, options: Options) -> dict[str, A
             "loraAdapterDeploymentConfig": {"algorithm": "default", "replicas": 1},
         },
     }
+
+
+def _adapter_source(item: Module) -> dict[str, str]:
+    """Where the operator finds an adapter."""
+    kind, rest = kind_of(item.source), without_scheme(item.source)
+    if kind not in _TYPES:
+        expected = "a path, a Hugging Face repository, s3:// or https:// (a LoraAdapter takes nothing else)"
+        raise refused(item.name, item.source, expected)
+    source = {"type": _TYPES[kind], "adapterName": item.name}
+    if kind == "huggingface":
+        return {**source, "repository": rest}
+    return {**source, "adapterPath": rest if kind == "path" else item.source}

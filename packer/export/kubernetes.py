@@ -70,6 +70,8 @@ def deployment(
     """One pod of vLLM that reads `config`."""
     pod_labels = labels(server) | (extra_labels or {})
     digest = hashlib.sha256(config["data"]["vllm.yaml"].encode()).hexdigest()[:16]
+    about = metadata(server.name, server, options)
+    about["annotations"] = {"packer/profile": server.bin.profile.label}
     pod = {
         "metadata": {"labels": pod_labels, "annotations": {"packer/config": digest}},
         "spec": {"containers": [container(server, options)], "volumes": _volumes(server, options)},
@@ -77,7 +79,7 @@ def deployment(
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(server.name, server, options),
+        "metadata": about,
         "spec": {
             "replicas": 1,
             # One GPU can't hold the old and the new server at once.
@@ -95,7 +97,7 @@ def container(server: Server, options: Options) -> dict[str, Any]:
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
     if options.adapters_claim:
-        mounts.append({"name": "adapters", "mountPath": options.adapters_dir, "readOnly": True})
+        mounts.append(adapters_mount(options))
     probe = {"httpGet": {"path": "/health", "port": "http"}}
     found: dict[str, Any] = {
         "name": "vllm",
@@ -121,13 +123,19 @@ def _volumes(server: Server, options: Options) -> list[dict[str, Any]]:
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
     if options.adapters_claim:
-        volumes.append(
-            {
-                "name": "adapters",
-                "persistentVolumeClaim": {"claimName": options.adapters_claim, "readOnly": True},
-            }
-        )
+        volumes.append(adapters_volume(options))
     return volumes
+
+
+def adapters_volume(options: Options) -> dict[str, Any]:
+    """The volume of the claim with the adapters."""
+    claim = {"claimName": options.adapters_claim, "readOnly": True}
+    return {"name": "adapters", "persistentVolumeClaim": claim}
+
+
+def adapters_mount(options: Options) -> dict[str, Any]:
+    """Where a container finds that volume."""
+    return {"name": "adapters", "mountPath": options.adapters_dir, "readOnly": True}
 
 
 def service(server: Server, options: Options) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.export import quoting
+from packer.export.sources import vllm_path
 from packer.plan import Plan
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 _VERSION = re.compile(r"\d+\.\d+(\.\d+)?", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:\d{1,5}", re.ASCII)
 _DEFAULT_BLOCK = 16
+_LAST_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Options:
     image
         Container image; None takes vLLM's of the profile's version.
     prefix
-        Start of every server's name: `gpu` gives gpu-0, gpu-1, ….
+        Start of every server's name, a DNS label that starts with a letter: `gpu` gives gpu-0, gpu-1, ….
     namespace
         Kubernetes namespace; None leaves it to the cluster's default.
     port
@@ -59,7 +61,7 @@ class Options:
     token_secret: str | None = None
 
     def __post_init__(self) -> None:
-        checks.integer("the port", self.port, low=1, high=65_535)
+        checks.integer("the port", self.port, low=1, high=_LAST_PORT)
         for what, name in (
             ("the prefix", self.prefix),
             ("the namespace", self.namespace),
@@ -70,6 +72,10 @@ class Options:
                 raise ValidationError(
                     f"Expected {what} to be up to 40 small letters, digits and '-', got {shown(name)}."
                 )
+        if not self.prefix[0].isalpha():  # RFC 1035, which Kubernetes asks of the names of Services
+            raise ValidationError(
+                f"Expected the prefix to start with a small letter, got {shown(self.prefix)}."
+            )
         if self.image is not None and not _IMAGE.fullmatch(self.image):
             raise ValidationError(
                 f"Expected a container image like vllm/vllm-openai:v0.10.0, got {shown(self.image)}."
@@ -140,8 +146,17 @@ class Server:
         return words
 
     def lora_modules(self) -> list[str]:
-        """Values of --lora-modules: JSON, because the older `name=path` can't hold every name."""
-        return [quoting.json_text({"name": item.name, "path": item.source}) for item in self.modules]
+        """Values of --lora-modules: JSON, because the older `name=path` can't hold every name.
+
+        Raises
+        ------
+        IncompatibleError
+            vLLM can't read the source of an adapter.
+        """
+        return [
+            quoting.json_text({"name": item.name, "path": vllm_path(item.name, item.source)})
+            for item in self.modules
+        ]
 
     def command(self, port: int) -> list[str]:
         """The whole command line."""
@@ -160,7 +175,8 @@ def servers(plan: Plan, options: Options) -> tuple[Server, ...]:
     IncompatibleError
         The plan is infeasible: it has adapters without a server, or none at all.
     ValidationError
-        An adapter has no source though a table was given, or the model can't be named on a command line.
+        An adapter has no source though a table was given, the model can't be named on a command line, or an
+        address is none.
     """
     if not plan.bins or plan.unplaced:
         why = f" {plan.reasons[0]}" if plan.reasons else ""
@@ -211,15 +227,23 @@ def _server(plan: Plan, index: int, options: Options, paths: Mapping[str, str]) 
     )
 
 
+def host_port(index: int, options: Options) -> int:
+    """Port of a server on a host that it shares with the others: the first one's plus its index."""
+    port = options.port + index
+    if port > _LAST_PORT:
+        raise ValidationError(
+            f"Expected the port of every server, the first one's plus its index, to be at most {_LAST_PORT}, "
+            f"got {options.port} + {index}: give a smaller port."
+        )
+    return port
+
+
 def _address(index: int, options: Options) -> str:
     address = options.address if options.address is not None else f"{{name}}:{options.port}"
-    for mark, value in (
-        ("{name}", f"{options.prefix}-{index}"),
-        ("{index}", str(index)),
-        ("{port}", str(options.port + index)),
-    ):
-        address = address.replace(mark, value)
-    if not _ADDRESS.fullmatch(address):
+    if "{port}" in address:
+        address = address.replace("{port}", str(host_port(index, options)))
+    address = address.replace("{name}", f"{options.prefix}-{index}").replace("{index}", str(index))
+    if not _ADDRESS.fullmatch(address) or not 1 <= int(address.rpartition(":")[2]) <= _LAST_PORT:
         raise ValidationError(
             f"Expected an address like {{name}}:8000 or 127.0.0.1:{{port}}, got {shown(options.address)}."
         )

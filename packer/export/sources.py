@@ -1,4 +1,4 @@
-"""Where adapters lie: a table name → path or repository, from CSV, JSON or YAML."""
+"""Where adapters lie: a table name → path or repository, from CSV, JSON or YAML; and what vLLM reads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from packer.errors import FileFormatError, shown
+from packer.errors import FileFormatError, IncompatibleError, shown
 
 _COLUMNS = ("adapter", "source")
 
@@ -120,19 +121,67 @@ def _source(name: str, source: object, path: str | os.PathLike[str], row: int | 
     return source.strip()
 
 
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.ASCII | re.DOTALL)
+_KINDS = {
+    "file": "path",
+    "hf": "huggingface",
+    "huggingface": "huggingface",
+    "s3": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "tos": "tos",
+    "http": "http",
+    "https": "http",
+}
+_REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+_ELSEWHERE = {
+    "s3": ", or use --format aibrix or --format helm",
+    "gcs": ", or use --format aibrix",
+    "tos": ", or use --format aibrix",
+    "http": ", or use --format helm",
+}
+"""Formats that read what others can't."""
+
+
 def kind_of(source: str) -> str:
-    """What a source is: "path", "huggingface", "s3", "gcs" or "http"."""
-    scheme, separator, _ = source.partition("://")
-    known = {
-        "s3": "s3",
-        "gs": "gcs",
-        "gcs": "gcs",
-        "http": "http",
-        "https": "http",
-        "huggingface": "huggingface",
-    }
-    if separator:
-        return {**known, "hf": "huggingface", "file": "path"}.get(scheme.lower(), "path")
+    """What a source is: "path", "huggingface", "s3", "gcs", "tos", "http"; "unknown": no format reads it."""
+    address = _SCHEME.fullmatch(source)
+    if address:
+        scheme, rest = address[1].lower(), address[2]
+        complete = rest.startswith("/") if scheme == "file" else bool(rest)
+        return _KINDS.get(scheme, "unknown") if complete else "unknown"
     parts = source.split("/")
     is_repository = len(parts) == 2 and all(parts) and not source.startswith((".", "~", "/"))
     return "huggingface" if is_repository else "path"
+
+
+def without_scheme(source: str) -> str:
+    """What follows `file://`, `hf://`, `s3://`, …; a source without a scheme as it is."""
+    address = _SCHEME.fullmatch(source)
+    return address[2] if address else source
+
+
+def vllm_path(name: str, source: str) -> str:
+    """A source as vLLM's --lora-modules takes it: a path on the server, or a Hugging Face repository's id.
+
+    vLLM takes what is neither an absolute path nor a file that is there for a repository's id
+    (vllm/lora/utils.py, get_adapter_absolute_path), so an address of another scheme would fail only when the
+    server starts.
+
+    Raises
+    ------
+    IncompatibleError
+        It is neither.
+    """
+    kind, rest = kind_of(source), without_scheme(source)
+    if kind == "path" or (kind == "huggingface" and (rest == source or _REPOSITORY.fullmatch(rest))):
+        return rest
+    raise refused(name, source, "a path on the server or a Hugging Face repository (vLLM reads nothing else)")
+
+
+def refused(name: str, source: str, expected: str) -> IncompatibleError:
+    """The error for an adapter whose source a format can't read, with what would help."""
+    return IncompatibleError(
+        f"Expected the source of adapter {shown(name)} to be {expected}, got {shown(source)}. Give a path "
+        f"on the servers or the id of a repository{_ELSEWHERE.get(kind_of(source), '')}."
+    )

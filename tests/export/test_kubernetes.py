@@ -150,3 +150,22 @@ def test_helm_notes_the_shares_of_replicated_adapters(hostile_plan: Plan) -> Non
         shares.setdefault(each["spec"]["adapterSource"]["adapterName"], []).append(share)
     assert any(len(parts) > 1 for parts in shares.values())
     assert all(sum(parts) == pytest.approx(1.0) for parts in shares.values())
+
+
+def test_helm_mounts_the_claim(hostile_plan: Plan) -> None:
+    """The production stack's pods see the adapters' volume where the plan says that adapters lie."""
+    options = Options(adapters_claim="loras", adapters_dir="/mnt/loras")
+    specs = yaml.safe_load(export_plan(hostile_plan, "helm", options)["values.yaml"])
+    for spec in specs["servingEngineSpec"]["modelSpec"]:
+        (volume,), (mount,) = spec["extraVolumes"], spec["extraVolumeMounts"]
+        assert volume["persistentVolumeClaim"] == {"claimName": "loras", "readOnly": True}
+        assert mount == {"name": volume["name"], "mountPath": "/mnt/loras", "readOnly": True}
+    without = yaml.safe_load(export_plan(hostile_plan, "helm")["values.yaml"])
+    assert all("extraVolumes" not in spec for spec in without["servingEngineSpec"]["modelSpec"])
+
+
+@pytest.mark.parametrize("bad", ["0gpu", "1"])
+def test_prefixes_start_with_a_letter(bad: str) -> None:
+    """Names of Services are DNS labels of RFC 1035: a digit in front is refused by the cluster, so here too."""
+    with pytest.raises(ValidationError, match=f"start with a small letter, got '{bad}'"):
+        Options(prefix=bad)

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def test_addresses_follow_the_template(hostile_plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["x;y:80", "{name}", "a b:80", "$host:80", "http://x:80", "{name.bin}:80"]
+    "address",
+    ["x;y:80", "{name}", "{name}:0", "{name}:65536", "a b:80", "$host:80", "http://x:80", "{name.bin}:80"],
 )
 def test_bad_addresses_are_refused(hostile_plan: Plan, address: str) -> None:
     """An address is a host and a port, nothing else."""
@@ -272,3 +274,16 @@ def test_real_nginx_routes_every_name(hostile_plan: Plan, nginx: tuple[int, list
     assert split == {0, 1, 2}
     with pytest.raises(urllib.error.HTTPError, match="404"):
         reached("unknown")
+
+
+def test_ports_of_a_shared_host_end_at_the_last_one(hostile_plan: Plan) -> None:
+    """The last of n servers on one host listens at the first port + n - 1, which must be a port too."""
+    for name, options in (
+        ("vllm", Options(port=65_534)),
+        ("compose", Options(port=65_534)),
+        ("routing", Options(port=65_534, address="127.0.0.1:{port}")),
+    ):
+        with pytest.raises(ValidationError, match=r"at most 65535, got 65534 \+ 2"):
+            export_plan(hostile_plan, name, options)
+        assert "65535" in "".join(export_plan(hostile_plan, name, replace(options, port=65_533)).values())
+    assert export_plan(hostile_plan, "k8s", Options(port=65_535))
