@@ -3,33 +3,93 @@
 from __future__ import annotations
 
 from packer.export import quoting
-from packer.export.servers import Options, Server
+from packer.export.servers import Options, Server, host_port
 
 _HEAD = """#!/bin/sh
 # Starts the servers of a plan, one vLLM each.
 #   sh start.sh GPU     one server, in the foreground
 #   sh start.sh all     all of them on this host, until interrupted
+# With all, a server that ends is named and the others run on. The script ends when none is left, with the
+# largest of their exit statuses, or by a signal, after stopping them all.
 set -eu
 
 server() {
 case "$1" in
 """
-_TAIL = """*)
+_CASE = """{index})
+  export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES:-{devices}}}"
+  exec {words}
+  ;;
+"""
+_WRONG = """*)
   echo "start.sh: expected one of the servers 0 to {last}, or all" >&2
   exit 2
   ;;
 esac
 }}
 
-if [ "${{1:-}}" = all ]; then
-  unset CUDA_VISIBLE_DEVICES
-  trap 'kill 0' INT TERM
-  for gpu in {numbers}; do
-    server "$gpu" &
+servers="{numbers}"
+"""
+_TAIL = """
+# Stops the servers and ends with status $1; while they are being started, only notes it.
+stop() {
+  asked=$1
+  if [ "$started" = yes ]; then
+    trap - HUP INT TERM
+    for entry in $running; do
+      kill "${entry#*:}" 2>/dev/null || :
+    done
+    wait
+    exit "$asked"
+  fi
+}
+
+# Waits until no server is left, and says which one ended.
+watch() {
+  worst=0
+  while [ -n "$running" ]; do
+    sleep 1 &
+    wait "$!" || :  # unlike a sleep in the foreground, a signal ends it
+    left=
+    for entry in $running; do
+      pid="${entry#*:}"
+      if kill -0 "$pid" 2>/dev/null; then
+        left="$left $entry"
+      else
+        status=0
+        wait "$pid" || status=$?
+        echo "start.sh: server ${entry%%:*} ended with status $status" >&2
+        if [ "$status" -gt "$worst" ]; then worst=$status; fi
+      fi
+    done
+    running=$left
   done
-  wait
+  exit "$worst"
+}
+
+if [ "${1:-}" = all ]; then
+  unset CUDA_VISIBLE_DEVICES
+  started=no
+  asked=
+  running=
+  trap 'stop 129' HUP
+  trap 'stop 130' INT
+  trap 'stop 143' TERM
+  for number in $servers; do
+    server "$number" &
+    running="$running $number:$!"
+  done
+  # A server that is still a copy of this shell would lose a signal: let each become vLLM.
+  sleep 1 &
+  wait "$!" || :
+  started=yes
+  if [ -n "$asked" ]; then
+    sleep 1 || :
+    stop "$asked"
+  fi
+  watch
 else
-  server "${{1:-}}"
+  server "${1:-}"
 fi
 """
 
@@ -39,21 +99,23 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     first_gpu = 0
     cases, arguments = [], []
     for server in servers:
-        port = options.port + server.index
+        port = host_port(server.index, options)
         devices = ",".join(str(first_gpu + k) for k in range(server.gpus))
         first_gpu += server.gpus
-        words = quoting.shell_words(server.command(port))
+        command = server.command(port)
         # exec: vLLM takes the shell's place, so that a signal reaches it.
-        export = f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES:-{devices}}}"'
-        cases.append(f"{server.index})\n  {export}\n  exec {words}\n  ;;\n")
+        words = quoting.shell_words(command)
+        cases.append(_CASE.format(index=server.index, devices=devices, words=words))
         arguments.append(
             {
                 "server": server.name,
+                "profile": server.bin.profile.label,
                 "port": port,
                 "env": {"CUDA_VISIBLE_DEVICES": devices},
-                "command": server.command(port),
+                "command": command,
             }
         )
     numbers = " ".join(str(server.index) for server in servers)
-    script = _HEAD + "".join(cases) + _TAIL.format(last=len(servers) - 1, numbers=numbers)
+    wrong = _WRONG.format(last=len(servers) - 1, numbers=numbers)
+    script = "".join([_HEAD, *cases, wrong, _TAIL])
     return {"start.sh": script, "args.json": quoting.json_text(arguments, indent=2) + "\n"}
