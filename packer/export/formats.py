@@ -38,21 +38,22 @@ FORMATS = {
 
 
 def export_plan(plan: Plan, format_name: str, options: Options | None = None) -> dict[str, str]:
-    """Files of a format, by name; the first one is the main one.
+    """Files of a format, by name; the first one is the main one. Those made with an estimate say so.
 
     Raises
     ------
     UnknownNameError
         No format has that name.
     IncompatibleError
-        The plan is infeasible.
+        The plan is infeasible, or the format can't read the source of an adapter.
     ValidationError
-        An adapter has no source though a table was given.
+        An adapter has no source though a table was given, or a server gets no valid port or address.
     """
+    from packer.export.provenance import marked
     from packer.export.servers import Options, servers
 
     if format_name not in FORMATS:
         raise UnknownNameError("export format", format_name, FORMATS)
     chosen = options or Options()
     render: Render = import_module(FORMATS[format_name].module).render
-    return render(servers(plan, chosen), chosen)
+    return marked(render(servers(plan, chosen), chosen), plan)

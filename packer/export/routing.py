@@ -14,6 +14,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     document = {
         "version": VERSION,
         "servers": {server.name: f"http://{server.address}" for server in servers},
+        "profiles": {server.name: server.bin.profile.label for server in servers},
         "adapters": {
             name: [{"server": server.name, "share": round(share, 9)} for server, share in places]
             for name, places in table.items()
