@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import yaml
 
 from packer.cli import run
 from packer.plan import Plan, Status
+
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def plan_path(toy_plan: Callable[..., Plan], tmp_path: Path) -> str:
     return str(path)
 
 
-def test_main_file_goes_to_standard_output(plan_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_file_goes_to_standard_output(plan_path: str, capsys: Capture) -> None:
     """Without --output a shell can take the start script from a pipe."""
     assert run(["export", plan_path, "--format", "vllm"]) == 0
     out, err = capsys.readouterr()
@@ -48,16 +51,14 @@ def test_path_with_the_suffix_takes_one_file(plan_path: str, tmp_path: Path) -> 
     assert kinds == ["ConfigMap", "Deployment", "Service"] * 2
 
 
-def test_json_holds_the_files(plan_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_the_files(plan_path: str, capsys: Capture) -> None:
     """With --json a script gets every file."""
     assert run(["export", plan_path, "--format", "helm", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert set(document["files"]) == {"values.yaml", "lora-adapters.yaml"}
 
 
-def test_sources_reach_the_command(
-    plan_path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sources_reach_the_command(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
     """A table of sources replaces the default folder, and must be complete."""
     sources = tmp_path / "sources.json"
     table = {name: f"acme/{k}" for k, name in enumerate(["a", "b", "c; rm -rf /", "d"])}
@@ -70,7 +71,7 @@ def test_sources_reach_the_command(
 
 
 def test_infeasible_plan_is_exit_code_3(
-    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
 ) -> None:
     """Nothing is written for a plan that can't run."""
     path = tmp_path / "plan.json"
@@ -79,3 +80,113 @@ def test_infeasible_plan_is_exit_code_3(
     dataclasses.replace(plan, bins=bins).save(path)
     assert run(["export", str(path)]) == 3
     assert capsys.readouterr().out == ""
+
+
+def test_yml_is_yaml(plan_path: str, tmp_path: Path) -> None:
+    """Compose's customary name with `.yml` is a file, not a folder."""
+    path = tmp_path / "docker-compose.yml"
+    assert run(["export", plan_path, "--format", "compose", "-o", str(path)]) == 0
+    assert len(yaml.safe_load(path.read_text())["services"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("format_name", "name", "ending"),
+    [
+        ("compose", "compose.txt", ".yaml"),
+        ("vllm", "start.bash", ".json, .sh"),
+        ("nginx", "routing.json", ".conf"),
+        ("k8s", "plan.JSON", ".yaml"),
+    ],
+)
+def test_files_of_another_kind_are_refused(
+    plan_path: str, tmp_path: Path, capsys: Capture, format_name: str, name: str, ending: str
+) -> None:
+    """An output that ends like a file of another kind is an error with the right endings, not a folder."""
+    before = sorted(tmp_path.rglob("*"))
+    assert run(["export", plan_path, "--format", format_name, "-o", str(tmp_path / name)]) == 2
+    assert f"ends in {ending}, got the ending {Path(name).suffix.lower()!r}" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["release.prod/", "conf.d", "v1.2", "out.yaml/"])
+def test_folders_may_have_dots(plan_path: str, tmp_path: Path, name: str) -> None:
+    """A slash at the end makes any name a folder, and endings that no file has need none."""
+    assert run(["export", plan_path, "--format", "vllm", "-o", f"{tmp_path}/{name}"]) == 0
+    assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["args.json", "start.sh"]
+
+
+@pytest.mark.parametrize(
+    ("format_name", "name", "kind", "left_out"),
+    [
+        ("helm", "mine.yaml", "servingEngineSpec", "lora-adapters.yaml"),
+        ("helm", "lora-adapters.yaml", "LoraAdapter", "values.yaml"),
+        ("aibrix", "servers.yaml", "Deployment", "model-adapters.yaml"),
+        ("vllm", "mine.json", "CUDA_VISIBLE_DEVICES", "start.sh"),
+    ],
+)
+def test_files_left_out_are_named(
+    plan_path: str, tmp_path: Path, capsys: Capture, format_name: str, name: str, kind: str, left_out: str
+) -> None:
+    """One file of a format with several holds what its name or ending says, and the others are named."""
+    assert run(["export", plan_path, "--format", format_name, "-o", str(tmp_path / name)]) == 0
+    assert kind in (tmp_path / name).read_text()
+    assert f"-o FOLDER also writes {left_out}" in capsys.readouterr().err
+
+
+def test_nothing_is_made_unless_all_can_be_written(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
+    """A file in the way of one output stops the export before a folder or another file is made."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "args.json").mkdir()
+    (tmp_path / "file").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    for output in (folder, tmp_path / "file", tmp_path / "file" / "a" / "b", tmp_path / ("x" * 300)):
+        assert run(["export", plan_path, "--format", "vllm", "--json", "-o", str(output)]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert str(output) in err
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_estimates_are_announced(toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture) -> None:
+    """As when it was planned, an uncalibrated profile is a note on standard error, and a calibrated one is none."""
+    path = tmp_path / "plan.json"
+    plan = toy_plan(["a", "b"])
+    plan.save(path)
+    assert run(["export", str(path)]) == 0
+    assert "toy (estimated, not calibrated)" in capsys.readouterr().err
+    assert run(["export", str(path), "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    bins = [
+        dataclasses.replace(item, profile=dataclasses.replace(item.profile, calibrated=True))
+        for item in plan.bins
+    ]
+    dataclasses.replace(plan, bins=tuple(bins)).save(path)
+    assert run(["export", str(path)]) == 0
+    assert "estimated" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "65535"], "at most 65535, got 65535 + 1"),
+        (["--prefix", "0gpu"], "start with a small letter, got '0gpu'"),
+        (["--sources", "s3.yaml"], "the source of adapter 'b'.*got 's3://loras/b'.*--format aibrix"),
+    ],
+)
+def test_what_could_not_run_is_refused(
+    plan_path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    words: list[str],
+    message: str,
+) -> None:
+    """Options that would only fail on the servers are an input error here, in one line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s3.yaml").write_text("a: /a\nb: s3://loras/b\n'c; rm -rf /': /c\nd: /d\n")
+    assert run(["export", plan_path, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search(message.replace("+", "[+]"), err)
+    assert err.count("\n") == 1
