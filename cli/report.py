@@ -65,7 +65,7 @@ def report(
     \b
     Examples:
       packer report plan.json -o report.html
-      packer compare fleet.csv --solver greedy,maxbase --json > compared.json
+      packer compare fleet.csv --solvers greedy,maxbase --json > compared.json
       packer report plan.json --comparison compared.json --curves 60 -o report.html --force
     """
     from packer.io.files import write_text
@@ -107,7 +107,7 @@ def read_comparison(path: str) -> Sequence[Mapping[str, object]]:
     """Rows of a comparison: a JSON list of flat objects with the same keys, or such a list under `rows`."""
     import json
 
-    from packer.errors import FileFormatError
+    from packer.errors import FileFormatError, shown
     from packer.io.files import read_text
 
     try:
@@ -117,11 +117,25 @@ def read_comparison(path: str) -> Sequence[Mapping[str, object]]:
     except (RecursionError, ValueError) as error:
         raise FileFormatError(f"not JSON of this kind: {error}.", path=path) from None
     rows = data.get("rows") if isinstance(data, dict) else data
-    plain = (str, int, float, bool, type(None))
     if (
         not isinstance(rows, list)
         or not all(isinstance(row, dict) for row in rows)
-        or any(list(row) != list(rows[0]) for row in rows)
+        or any(row.keys() != rows[0].keys() for row in rows)
     ):
-        raise FileFormatError("expected a list of rows with the same keys.", path=path)
-    return [{key: value for key, value in row.items() if isinstance(value, plain)} for row in rows]
+        raise FileFormatError(f"expected a list of rows with the same keys, got {shown(data)}.", path=path)
+    for number, row in enumerate(rows, start=1):
+        _check_cells(row, number, path)
+    return rows
+
+
+def _check_cells(row: Mapping[str, object], number: int, path: str) -> None:
+    """Raise `FileFormatError` if a cell of the row holds cells itself."""
+    from packer.errors import FileFormatError, shown
+
+    for key, value in row.items():
+        if not isinstance(value, str | int | float | None):
+            raise FileFormatError(
+                f"expected text, a number, true, false or null in each cell, got {shown(value)} as "
+                f"{shown(key)} of entry {number}.",
+                path=path,
+            )

@@ -13,6 +13,8 @@ from packer.profile import Profile
 from packer.report.curves import Curves
 
 GIB = 2.0**30
+LARGEST_HEADROOM = 4.0
+"""Largest factor that a plan's headroom is searched up to (`packer.solvers.headroom.LARGEST`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +103,28 @@ def growth_texts(plan: Plan, curves: Curves | None) -> list[str]:
         for row, gpu in enumerate(curves.gpus):
             factor = curves.holding_factor(row)
             if factor is not None:
-                more = "> " if curves.breaking_factor(row) is None else ""
-                found[gpu] = f"{more}+{100 * (factor - 1):.0f} %"
+                found[gpu] = _growth(factor, is_limit=curves.breaking_factor(row) is None)
     known = plan.details.get("headroom")
     if isinstance(known, (list, tuple)) and len(known) == len(found):
         for gpu, factor in enumerate(known):
             if isinstance(factor, float):
-                found[gpu] = f"+{100 * (factor - 1):.0f} %"
+                found[gpu] = _growth(factor, is_limit=factor >= LARGEST_HEADROOM)
     return found
+
+
+def _growth(factor: float, *, is_limit: bool) -> str:
+    """A factor in percent, "+23 %"; with "> " where no larger one was tried."""
+    return f"{'> ' if is_limit else ''}+{100 * (factor - 1):.0f} %"
+
+
+def counted(count: int, name: str) -> str:
+    """A number of things: "1 GPU", "2 GPUs"."""
+    return f"{number(count)} {plural(count, name)}"
+
+
+def plural(count: int, name: str) -> str:
+    """The name of one thing or of several."""
+    return name if count == 1 else f"{name}s"
 
 
 def gpu_cards(plan: Plan, curves: Curves | None = None) -> tuple[GpuCard, ...]:
@@ -201,10 +217,12 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
     offered = sum(row.offered_tok_s for row in rows)
     worst_ttft = max((row.mean_ttft_ms for row in rows if math.isfinite(row.mean_ttft_ms)), default=math.nan)
     worst_itl = max((row.mean_itl_ms for row in rows if math.isfinite(row.mean_itl_ms)), default=math.nan)
+    placed = len(fleet) - len(plan.unplaced)
     bound = "no bound" if plan.lower_bound is None else f"at least {plan.lower_bound:,.6g} needed"
+    goal = bound if plan.objective == "gpus" else plan.objective
     found = [
-        (number(plan.n_gpus), "GPUs", bound if plan.objective == "gpus" else plan.objective),
-        (number(len(fleet) - len(plan.unplaced)), "adapters placed", f"of {len(fleet):,}"),
+        (number(plan.n_gpus), plural(plan.n_gpus, "GPU"), goal),
+        (number(placed), f"{plural(placed, 'adapter')} placed", f"of {len(fleet):,}"),
         (number(offered), "tok/s offered", f"{fleet.rate:,.1f} requests/s"),
         (
             f"{100 * served / offered:.1f} %" if offered else "–",

@@ -206,3 +206,25 @@ def test_comparison_shows_what_differs(plan: Plan) -> None:
     assert "maxbase" in page.texts
     assert "objective" not in page.texts
     assert "x" not in page.texts
+
+
+def test_growth_that_was_not_searched_beyond_says_so(plan: Plan) -> None:
+    """At the largest factor that the headroom tries, more may be possible: the page says so, as the terminal does."""
+    from packer.cli.plan_table import growth
+    from packer.solvers.headroom import LARGEST
+
+    known = [1.23, LARGEST, None, LARGEST / 1.04]
+    texts = context.growth_texts(dataclasses.replace(plan, details={"headroom": known}), None)
+    assert texts == ["+23 %", "> +300 %", "–", "+285 %"]
+    assert [text.replace(" ", "") for text in texts] == [growth(each).replace(" ", "") for each in known]
+
+
+def test_one_thing_is_singular(toy_plan: Callable[..., Plan]) -> None:
+    """One GPU is not called GPUs, nor one adapter adapters."""
+    plan = toy_plan(["a"], gpus=1)
+    assert [tile[:2] for tile in context.headline(plan)[:2]] == [("1", "GPU"), ("1", "adapter placed")]
+    text = render_report(plan)
+    assert "GPU 0: 1 adapter <" in text
+    assert "1 GPUs" not in text
+    assert "1 adapters" not in text
+    assert "GPU 1: 2 adapters <" in render_report(toy_plan(["a", "b", "c", "d"]))

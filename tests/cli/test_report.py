@@ -1,0 +1,71 @@
+"""`packer report` from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packer.cli import run
+from packer.plan import Plan
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def report(toy_plan: Callable[..., Plan], tmp_path: Path) -> Callable[[object], int]:
+    """Reports on a small plan with a comparison as its text or as data; the exit code."""
+    toy_plan(["a", "b"]).save(tmp_path / "plan.json")
+
+    def make(comparison: object) -> int:
+        path = tmp_path / "compared.json"
+        path.write_text(comparison if isinstance(comparison, str) else json.dumps(comparison))
+        page = str(tmp_path / "report.html")
+        words = ["report", str(tmp_path / "plan.json"), "--comparison", str(path), "--curves", "0"]
+        return run([*words, "-o", page])
+
+    return make
+
+
+@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"rows": rows}])
+def test_comparisons_are_shown(report: Callable[[object], int], tmp_path: Path, wrap: Any) -> None:
+    """What packer compare prints is on the page, whatever order the keys of a row have."""
+    rows = [
+        {"solver": "greedy", "gpus": 3, "runtime_s": 0.5},
+        {"gpus": None, "solver": "other\ud800", "runtime_s": float("nan")},
+    ]
+    assert report(wrap(rows)) == 0
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "greedy" in page
+    assert r"other\ud800" in page
+
+
+@pytest.mark.parametrize(
+    ("comparison", "message"),
+    [
+        ([{"solver": "a"}, {"solver": ["b"]}], "got ['b'] as 'solver' of entry 2"),
+        ([{"solver": {"x": 1}}], "got {'x': 1} as 'solver' of entry 1"),
+        ([{"solver": "a"}, {"gpus": 1}], "rows with the same keys, got [{"),
+        ([1], "rows with the same keys, got [1]"),
+        ({"row": []}, "rows with the same keys, got {'row': []}"),
+        ("{", "row 1: not JSON"),
+    ],
+)
+def test_bad_comparisons_are_refused(
+    report: Callable[[object], int], tmp_path: Path, capsys: Capture, comparison: object, message: str
+) -> None:
+    """A comparison that is no table of plain cells is an input error that shows where, and no page is made."""
+    assert report(comparison) == 2
+    err = capsys.readouterr().err
+    assert "compared.json" in err
+    assert message in err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_odd_columns_are_text(report: Callable[[object], int], tmp_path: Path) -> None:
+    """A column may be called anything that JSON can say, half of a character included."""
+    assert report([{"x\ud800": 1}]) == 0
+    assert r"x\ud800" in (tmp_path / "report.html").read_text("utf-8")
