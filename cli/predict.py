@@ -9,8 +9,9 @@ import click
 from packer.cli import options
 
 if TYPE_CHECKING:
-    from packer.bin import Evaluation
+    from packer.bin import Bin, Evaluation
     from packer.predictors.learned import LearnedPredictor
+    from packer.workload import Workload
 
 MOST_INFLUENCES = 8
 
@@ -79,13 +80,16 @@ def predict(
         **asdict(found),
     }
     lines: list[str] = []
+    learned = judge.learned if isinstance(judge, AutoPredictor) else judge
     if explain:
-        learned = judge.learned if isinstance(judge, AutoPredictor) else judge
         if not isinstance(learned, LearnedPredictor):
             raise IncompatibleError(
                 f"The predictor {judge.name!r} simulates: it has no rules or features to explain."
             )
         lines, facts["explanation"] = _explanation(learned, fleet, server, found)
+    if isinstance(learned, LearnedPredictor):
+        facts["outside"] = beyond = _outside(learned, fleet, server)
+        lines += [f"Outside what {learned.name!r} learned from: {', '.join(beyond)}"] if beyond else []
     if isinstance(judge, AutoPredictor):
         lines.append(judge.summary())
         facts |= {"questions": judge.questions, "asked_twin": judge.asked_twin}
@@ -95,6 +99,19 @@ def predict(
     if quiet:
         return
     show(_table(judge.name, found), f"Server: {profile.label}", *lines)
+
+
+def _outside(judge: LearnedPredictor, fleet: Workload, server: Bin) -> list[str]:
+    """Features of the server that lie outside what the predictor learned from, in words."""
+    from packer.predictors.features import FEATURES
+
+    features = judge.features(fleet, [server])
+    beyond = judge.outside(features)[0]
+    return [
+        f"{each.text} {value:.4g}{' ' + each.unit if each.unit else ''}"
+        for each, value, far in zip(FEATURES, features[0], beyond, strict=True)
+        if far
+    ]
 
 
 def _table(name: str, found: Evaluation) -> Any:

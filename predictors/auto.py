@@ -1,4 +1,4 @@
-"""The learned judge everywhere, the twin where it hesitates."""
+"""The learned judge everywhere, the twin where it hesitates or has no experience."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import fields
 import numpy as np
 
 from packer.bin import Bin, Evaluations
-from packer.predictors.base import Predictor
-from packer.predictors.learned import BoostingPredictor
+from packer.predictors.learned import BoostingPredictor, LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.workload import Workload
@@ -20,7 +19,8 @@ HESITANT = (0.05, 0.95)
 class AutoPredictor:
     """Asks `learned` about every bin, and `twin` where the probability of starvation is in ]low, high[.
 
-    Arrivals other than Poisson are what the learned judge was not trained on: there the twin is always asked.
+    The twin is also asked about servers outside the range of what the learned judge was trained on, and always
+    about arrivals other than Poisson, which it was not trained on at all.
 
     Parameters
     ----------
@@ -33,7 +33,12 @@ class AutoPredictor:
     name = "auto"
 
     def __init__(
-        self, learned: Predictor, twin: TwinPredictor, *, low: float = HESITANT[0], high: float = HESITANT[1]
+        self,
+        learned: LearnedPredictor,
+        twin: TwinPredictor,
+        *,
+        low: float = HESITANT[0],
+        high: float = HESITANT[1],
     ) -> None:
         self.learned, self.twin = learned, twin
         self.low, self.high = low, high
@@ -55,7 +60,9 @@ class AutoPredictor:
             return self.twin.evaluate(workload, bins)
         found = self.learned.evaluate(workload, bins)
         chance = found.starvation_probability
-        unsure = np.flatnonzero((chance > self.low) & (chance < self.high) & ~found.memory_error).tolist()
+        strange = self.learned.extrapolates(workload, bins)
+        hesitant = (chance > self.low) & (chance < self.high)
+        unsure = np.flatnonzero((hesitant | strange) & ~found.memory_error).tolist()
         if not unsure:
             return found
         self.asked_twin += len(unsure)

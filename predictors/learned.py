@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin, Evaluations
-from packer.errors import ModelError
+from packer.errors import IncompatibleError, ModelError
 from packer.predictors.families import family_of
 from packer.predictors.features import BinTable, FeatureExtractor
 from packer.predictors.shipped import shipped_model
@@ -44,7 +44,10 @@ class LearnedPredictor:
         model.check_profile(profile, where)
         self.model, self.profile = model, profile
         self.name = model.kind
-        self._family = family_of(model)
+        self.family = family_of(model)
+        slack = 1e-6  # rounding is not another kind of server
+        low, high = np.array(model.header["ranges"])
+        self._ranges = (low - slack * np.abs(low), high + slack * np.abs(high))
         self._fleets: list[tuple[Workload, FeatureExtractor]] = []
         self._others: dict[str, LearnedPredictor] = {}
 
@@ -61,23 +64,27 @@ class LearnedPredictor:
         return cls(read_model(path), profile, where=os.fspath(path))
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; one row per bin, in order."""
+        """Judge each bin; one row per bin, in order. Raises `IncompatibleError` for other arrivals than Poisson."""
         if not bins:
             return Evaluations.of([])
-        profiles = {item.profile.fingerprint: item.profile for item in bins}
-        if profiles.keys() == {self.profile.fingerprint}:
-            return self.evaluate_table(workload, BinTable.of(bins))
+        if workload.arrivals.kind != "poisson":
+            raise IncompatibleError(
+                f"The predictor {self.name!r} was trained on Poisson arrivals, got {workload.arrivals.kind!r}: "
+                "take the predictor auto or twin."
+            )
+        parts = self._by_judge(bins)
+        if len(parts) == 1:
+            return parts[0][0].evaluate_table(workload, BinTable.of(bins))
         rows = [None] * len(bins)
-        for fingerprint, profile in profiles.items():
-            where = [i for i, item in enumerate(bins) if item.profile.fingerprint == fingerprint]
-            found = self._judge_of(profile).evaluate(workload, [bins[i] for i in where])
+        for judge, where in parts:
+            found = judge.evaluate(workload, [bins[i] for i in where])
             for i, row in zip(where, found, strict=True):
                 rows[i] = row  # type: ignore[call-overload]
         return Evaluations.of(rows)  # type: ignore[arg-type]
 
     def evaluate_table(self, workload: Workload, table: BinTable) -> Evaluations:
         """Judge bins given as arrays: for those who ask thousands of times."""
-        extractor = self._extractor(workload)
+        extractor = self.extractor(workload)
         kv_tokens = extractor.kv_cache_tokens(table)
         features = extractor.matrix(table, kv_tokens)
         loads = workload.offered_tok_s_by_adapter[table.index] * table.share
@@ -122,7 +129,7 @@ class LearnedPredictor:
         parts = np.array_split(x, min(os.cpu_count() or 1, max(1, len(x) // _ROWS_PER_THREAD)))
 
         def one(part: npt.NDArray[np.float32]) -> list[FloatArray]:
-            return [self._family.rows(part, OUTPUTS.index(name)) for name in names]
+            return [self.family.rows(part, OUTPUTS.index(name)) for name in names]
 
         if len(parts) == 1:
             return dict(zip(names, one(x), strict=True))
@@ -132,15 +139,41 @@ class LearnedPredictor:
 
     def features(self, workload: Workload, bins: Sequence[Bin]) -> FloatArray:
         """What the model sees of these bins, float64 (n, F)."""
-        return self._extractor(workload).matrix(BinTable.of(bins))
+        return self.extractor(workload).matrix(BinTable.of(bins))
 
-    def _extractor(self, workload: Workload) -> FeatureExtractor:
+    def extrapolates(self, workload: Workload, bins: Sequence[Bin]) -> npt.NDArray[np.bool_]:
+        """Which bins have a feature outside what the model learned from, bool (n,)."""
+        found = np.zeros(len(bins), dtype=bool)
+        for judge, where in self._by_judge(bins):
+            features = judge.features(workload, [bins[i] for i in where])
+            found[where] = judge.outside(features).any(axis=1)
+        return found
+
+    def outside(self, features: FloatArray) -> npt.NDArray[np.bool_]:
+        """Which features lie outside what the model learned from, bool (n, F), for float64 (n, F).
+
+        There it answers as at the edge: trees are flat beyond their last threshold.
+        """
+        low, high = self._ranges
+        found: npt.NDArray[np.bool_] = (features < low) | (features > high)
+        return found
+
+    def extractor(self, workload: Workload) -> FeatureExtractor:
+        """Features of the fleet's bins; kept for the last fleets asked about."""
         for known, extractor in self._fleets:
             if known is workload:
                 return extractor
         extractor = FeatureExtractor(workload, self.profile)
         self._fleets = [*self._fleets[-_KEEP_FLEETS + 1 :], (workload, extractor)]
         return extractor
+
+    def _by_judge(self, bins: Sequence[Bin]) -> list[tuple[LearnedPredictor, list[int]]]:
+        """Who judges which of the bins."""
+        profiles = {item.profile.fingerprint: item.profile for item in bins}
+        return [
+            (self._judge_of(profile), [i for i, b in enumerate(bins) if b.profile.fingerprint == fingerprint])
+            for fingerprint, profile in profiles.items()
+        ]
 
     def _judge_of(self, profile: Profile) -> LearnedPredictor:
         if profile.fingerprint == self.profile.fingerprint:

@@ -23,6 +23,9 @@ from packer.predictors.features import NAMES
 from packer.profile import Profile
 
 MAGIC = b"packer predictor 1"
+NEEDED = ("kind", "profile", "fingerprint", "calibration", "ranges", "medians")
+"""Entries of the header without which a predictor can't be used."""
+
 _TYPES = ("<f4", "<f8", "<i4", "<i8")
 
 
@@ -94,11 +97,11 @@ def from_bytes(data: bytes, where: str) -> Model:
         header = json.loads(text)
         arrays = _arrays(header.pop("arrays"), lzma.decompress(packed))
         features = tuple(header["features"])
-        known = {"kind", "profile", "fingerprint"} <= header.keys()
+        known = set(NEEDED) <= header.keys()
     except (ValueError, KeyError, TypeError, AttributeError, lzma.LZMAError) as error:
         raise ModelError(f"{where}: the predictor can't be read: {error}.") from None
     if not known:
-        raise ModelError(f"{where}: the header lacks the kind, the profile or its fingerprint.")
+        raise ModelError(f"{where}: the header lacks one of {', '.join(NEEDED)}: train it again.")
     if features != NAMES:
         unknown = sorted(set(features) - set(NAMES)) or "none"
         missing = sorted(set(NAMES) - set(features)) or "none"

@@ -209,6 +209,7 @@ def _header(
         "rows_used": min(len(data), kind.max_rows or len(data)),
         "features": list(NAMES),
         "outputs": list(OUTPUTS),
+        "ranges": [[float(x) for x in edge] for edge in (data.features.min(0), data.features.max(0))],
         "medians": [float(x) for x in np.median(data.features, axis=0)],
         "calibration": list(calibration),
         "params": {name: dict(value) for name, value in params.items()} if not refine else "refined",

@@ -11,6 +11,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError, UnknownNameError, ValidationError
+from packer.lengths import Lengths
 from packer.predictors.api import load_predictor
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.dataset import Dataset
@@ -226,6 +227,23 @@ def test_auto_asks_the_twin_only_in_doubt(models: dict[str, Model], small: Profi
     np.testing.assert_array_equal(found.total_token_throughput, expected.total_token_throughput)
     assert (always.questions, always.asked_twin) == (5, 5)
     assert "5 of 5 questions" in always.summary()
+
+
+def test_what_was_never_learned_is_known_and_goes_to_the_twin(
+    models: dict[str, Model], small: Profile
+) -> None:
+    """No row of the dataset is outside its range; a server with far longer prompts is, and `auto` asks the twin."""
+    learned = LearnedPredictor(models["boosting"], small)
+    low, high = np.array(learned.model.header["ranges"])
+    assert not learned.outside(np.stack([low, high])).any()
+    strange = Workload([Adapter("a", 8, 0.01)], Lengths.constant(30_000), Lengths.constant(5))
+    server = [Bin((0,), 1, 8, small)]
+    beyond = learned.outside(learned.features(strange, server))[0]
+    assert beyond[COLUMN["input_mean"]]
+    assert learned.extrapolates(strange, server).tolist() == [True]
+    judge = AutoPredictor(learned, TwinPredictor(), low=0.5, high=0.5)
+    judge.evaluate(strange, server)
+    assert judge.asked_twin == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
