@@ -47,7 +47,9 @@ class RequestTrace:
         if n and min(self.adapter.min(), self.input_tokens.min() - 1, self.output_tokens.min() - 1) < 0:
             raise ValidationError("Expected a request trace to have adapters >= 0 and lengths >= 1.")
         if self.end_s is not None and n and not self.time_s[-1] < self.end_s < math.inf:
-            raise ValidationError(f"Expected a request trace to end after its last request, got {self.end_s}.")
+            raise ValidationError(
+                f"Expected a request trace to end after its last request, got {self.end_s}."
+            )
         for column in (self.time_s, self.adapter, self.input_tokens, self.output_tokens):
             column.setflags(write=False)
 

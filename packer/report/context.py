@@ -246,9 +246,11 @@ def bound_text(plan: Plan) -> str:
     if plan.lower_bound is None:
         return f"No lower bound was computed: a better plan may exist. The plan is judged {relative}."
     source = f" ({plan.bound_source})" if plan.bound_source else ""
-    if plan.status is Status.OPTIMAL or plan.gap == 0:
-        best = f"{plan.lower_bound:,.6g}{source}"
+    best = f"{plan.lower_bound:,.6g}{source}"
+    if plan.status is Status.OPTIMAL:
         return f"This plan is optimal: none does better than {best}, as judged {relative}."
+    if plan.gap == 0:
+        return f"No better plan is known, and none was found possible: the bound is {best}, as judged {relative}."
     return (
         f"Every plan needs at least {plan.lower_bound:,.6g}{source}, as judged {relative}. "
         f"This plan is within {100 * (plan.gap or 0.0):.1f} % of that bound; the best lies between the two."

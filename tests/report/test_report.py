@@ -108,7 +108,8 @@ def test_memory_bar_fills_the_gpu(plan: Plan) -> None:
     ("changes", "words"),
     [
         ({"lower_bound": None}, "No lower bound was computed"),
-        ({"lower_bound": 4.0}, "This plan is optimal"),
+        ({"lower_bound": 4.0, "status": Status.OPTIMAL}, "This plan is optimal"),
+        ({"lower_bound": 4.0, "status": Status.FEASIBLE}, "No better plan is known"),
         ({"lower_bound": 3.0}, "within 25.0 % of that bound"),
         ({"status": Status.INFEASIBLE, "unplaced": (0,), "reasons": ("Too hot.",)}, "No plan was found"),
     ],

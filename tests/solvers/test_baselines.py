@@ -64,7 +64,9 @@ def test_the_load_bound_is_below_any_plan() -> None:
 @pytest.mark.parametrize("odd_rank", [8, 512])
 def test_no_server_of_the_twin_beats_the_load_bound(lengths: tuple[Lengths, Lengths], odd_rank: int) -> None:
     """Where the twin says that one server is enough, so does the bound: long answers, long prompts, odd ranks."""
-    fleet = Workload([Adapter("odd", odd_rank, 0.01), *(Adapter(f"a{i}", 8, 1.0) for i in range(7))], *lengths)
+    fleet = Workload(
+        [Adapter("odd", odd_rank, 0.01), *(Adapter(f"a{i}", 8, 1.0) for i in range(7))], *lengths
+    )
     profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
     low, high = 1e-3, 1e3
     for _ in range(9):
