@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -135,6 +136,7 @@ def judge(
     seed: int = 0,
     max_outstanding: int | None = None,
     edge_seeds: int = EDGE_SEEDS,
+    workers: int = 1,
 ) -> Judgement:
     """Simulate one server until its verdict is clear.
 
@@ -142,7 +144,7 @@ def judge(
     whose pace is steady; all others get the whole `DURATION_S`, and those near the edge of starvation
     `edge_seeds` runs. Servers with few requests are simulated for longer, so that chance does not starve them;
     those with hundreds of requests a second for less: at most `MAX_REQUESTS`, but at least `SCREENING_S`, and
-    never more than `HARD_LIMIT` requests. Replayed traces are always simulated whole, and piecewise rates in
+    never more than `HARD_LIMIT` requests; the further runs take `workers` threads. Replayed traces are always simulated whole, and piecewise rates in
     whole cycles.
     """
     rate, kind = workload.rate, workload.arrivals.kind
@@ -178,7 +180,8 @@ def judge(
     simulations = [run(whole_s, seed)]
     near = NEAR_EDGE[0] <= served_share(simulations[0]) <= NEAR_EDGE[1]
     if near and workload.arrivals.trace is None:
-        simulations += [run(whole_s, seed + 7919 * k) for k in range(1, edge_seeds)]
+        with ThreadPoolExecutor(workers) as pool:
+            simulations += pool.map(lambda k: run(whole_s, seed + 7919 * k), range(1, edge_seeds))
     found = evaluation_of(simulations)
     if len(simulations) > 1:
         starved = np.mean([served_share(sim) < STARVATION_THRESHOLD for sim in simulations])

@@ -53,18 +53,19 @@ class TwinPredictor:
             with ThreadPoolExecutor(self.workers) as pool:
                 found = list(pool.map(lambda item: self._simulate(workload, item), missing.values()))
         else:
-            found = [self._simulate(workload, item) for item in missing.values()]
+            found = [self._simulate(workload, item, self.workers) for item in missing.values()]
         self._answers.update(zip(missing, found, strict=True))
         rows = [self._answers[key] for key, _ in keyed]
         while len(self._answers) > MAX_CACHED:
             self._answers.popitem(last=False)
         return Evaluations.of(rows)
 
-    def _simulate(self, workload: Workload, item: Bin) -> Evaluation:
+    def _simulate(self, workload: Workload, item: Bin, workers: int = 1) -> Evaluation:
         return judge(
             item.workload(workload),
             item.profile,
             max_loras=item.max_loras,
             max_lora_rank=item.max_lora_rank,
             seed=self.seed,
+            workers=workers,
         ).evaluation
