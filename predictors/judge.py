@@ -144,8 +144,8 @@ def judge(
     whose pace is steady; all others get the whole `DURATION_S`, and those near the edge of starvation
     `edge_seeds` runs. Servers with few requests are simulated for longer, so that chance does not starve them;
     those with hundreds of requests a second for less: at most `MAX_REQUESTS`, but at least `SCREENING_S`, and
-    never more than `HARD_LIMIT` requests; the further runs take `workers` threads. Replayed traces are always simulated whole, and piecewise rates in
-    whole cycles.
+    never more than `HARD_LIMIT` requests; the further runs take `workers` threads. Replayed traces are always
+    simulated whole, and piecewise rates in whole cycles.
     """
     rate, kind = workload.rate, workload.arrivals.kind
     enough_s = min(MIN_REQUESTS / rate, LONGEST_S)
