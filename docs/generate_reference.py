@@ -5,6 +5,7 @@ python docs/generate_reference.py [--check]
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import re
@@ -26,7 +27,9 @@ HEAD = "<!-- Written by docs/generate_reference.py; change the code, not this pa
 def commands() -> str:
     """Every command with its help."""
     parts = [HEAD, "# Commands\n", *_shared(), ""]
-    for words, command in _walk(cli, ("packer",)):
+    for words, found in _walk(cli, ("packer",)):
+        command = copy.copy(found)
+        command._help_option = None  # noqa: SLF001 - click keeps the one of the first context that the command ever had
         context = click.Context(
             command,
             info_name=" ".join(words),

@@ -18,7 +18,7 @@ PENALTY = 0.003
 """What a rule must be worth: the error may grow by so much (relative) for each rule that is saved."""
 FOLDS = 3
 MIN_LEAVES = (5, 20)
-TEACHERS = 20
+TEACHERS = 40
 MOST_ROWS = 3000  # of the search; the chosen tree is fitted to all
 
 
