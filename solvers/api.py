@@ -221,23 +221,19 @@ def _bounded(problem: Problem, solution: Solution, margin: float) -> Solution:
     Also where the solver's own bound meets the plan without being certain: the load may settle it.
     """
     counts = problem.objective.name in COUNTING and len(problem.profiles) == 1
-    if not counts or not solution.bins or _replayed(problem):
+    if not counts or not solution.bins:
         return solution
     own, gpus = solution.lower_bound, len(solution.bins)
     if own is not None and (solution.proven or _rounded(problem, own) != gpus):
         return solution
     if gpus == 1:
-        return replace(solution, lower_bound=1.0, bound_source="at least one GPU", proven=True)
+        return replace(solution, lower_bound=1.0, bound_source=ONE_GPU, proven=True)
     bound = load_bound(problem.workload, problem.profile, margin)
     # Beyond the plan: the predictor is more hopeful than the twin, or adapters are unplaced.
     if bound > gpus or (own is not None and bound < gpus):
         return solution
-    source = "load on GPUs without adapters, by the twin"
+    source = "load on GPUs without adapters, by the twin" if bound > 1 else ONE_GPU
     return replace(solution, lower_bound=float(bound), bound_source=source, proven=True)
-
-
-def _replayed(problem: Problem) -> bool:
-    return problem.workload.arrivals.trace is not None
 
 
 def _rounded(problem: Problem, bound: float) -> float:
@@ -249,6 +245,8 @@ def _rounded(problem: Problem, bound: float) -> float:
 HARDENING_STEP = 0.03
 HARDENING_STEPS = 3
 """By how much the margin is raised, and how often, until the twin confirms the plan."""
+
+ONE_GPU = "at least one GPU"
 
 COUNTING = ("gpus", "slo", "headroom", "moves")
 """Objectives whose key starts with the number of GPUs."""

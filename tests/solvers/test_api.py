@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
 from packer.bin import Evaluations
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, VerificationError
 from packer.objectives.base import Objective
@@ -215,6 +216,14 @@ def test_optimal_needs_a_proven_bound() -> None:
     assert proven.n_gpus == searched.n_gpus > 1
     assert (proven.status, proven.gap, proven.details["bound_proven"]) == (Status.OPTIMAL, 0.0, True)
     assert (searched.status, searched.gap, searched.details["bound_proven"]) == (Status.FEASIBLE, 0.0, False)
+
+
+def test_one_gpu_is_optimal_whatever_arrives() -> None:
+    """A replayed trace has no bound by load, but no plan has fewer than one GPU."""
+    ones = np.ones(4, dtype=np.int64)
+    trace = RequestTrace(np.arange(4.0), np.arange(4), 50 * ones, 20 * ones)
+    plan = plan_of(random_fleet(4, seed=1, rates=(0.1,)).with_arrivals(Arrivals("trace", trace=trace)))
+    assert (plan.n_gpus, plan.lower_bound, plan.status) == (1, 1.0, Status.OPTIMAL)
 
 
 def test_optimal_means_every_entry_of_the_key() -> None:
