@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from packer.cli.output import number, show, table
+from packer.cli.servers import servers
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,7 +91,6 @@ def _totals(plan: Plan) -> list[str]:
         gap = f", gap {plan.gap:.1%}" if plan.gap is not None else ""
         bound = f"{plan.lower_bound:g}{gap}" + (f" ({plan.bound_source})" if plan.bound_source else "")
     placed = len(plan.workload) - len(set(plan.unplaced))
-    servers = ", ".join(sorted({item.profile.label for item in plan.bins}))
     lines = [
         f"Total       {placed:,} of {_adapters(plan)} on {_count(plan)}; "
         f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
@@ -99,8 +99,8 @@ def _totals(plan: Plan) -> list[str]:
         f"Found by    {plan.solver} for {plan.objective}, judged by {plan.predictor}{_margin(plan)}, "
         f"in {plan.runtime_s:.2f} s, seed {plan.seed}",
     ]
-    if servers:
-        lines.append(f"Server      {servers}")
+    if plan.bins:
+        lines.append(f"Server      {servers(plan.bins)}")
     return lines
 
 

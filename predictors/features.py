@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.lengths import Lengths
+from packer.lengths import Lengths, length_moments, normal_grid
 from packer.predictors.features_kernel import fill, group_of
 from packer.profile import Profile
 from packer.twin.latency import coefficient_vector
@@ -119,27 +119,11 @@ class BinTable:
 
 
 @lru_cache(maxsize=4096)
-def _moments(length: Lengths) -> tuple[float, float]:
-    """E[L] and E[L²] of a length as it is drawn, by quadrature over its quantiles."""
-    z, weight = _normal_grid(801)
-    tokens = length.at_normal(z).astype(np.float64)
-    mean = float(weight @ tokens)
-    return mean, float(weight @ tokens**2)
-
-
-@lru_cache(maxsize=4096)
 def _product(first: Lengths, second: Lengths, correlation: float) -> float:
     """E[I·O] with this correlation of the normal scores."""
-    z, weight = _normal_grid(81)
+    z, weight = normal_grid(81)
     mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
     return float((weight * first.at_normal(z)) @ second.at_normal(mixed) @ weight)
-
-
-@lru_cache(maxsize=8)
-def _normal_grid(points: int) -> tuple[FloatArray, FloatArray]:
-    z = np.linspace(-5.0, 5.0, points)
-    weight = np.exp(-0.5 * z * z)
-    return z, weight / weight.sum()
 
 
 def fleet_table(workload: Workload) -> FloatArray:
@@ -152,7 +136,7 @@ def fleet_table(workload: Workload) -> FloatArray:
             adapter.output_tokens or workload.output_tokens,
         )
         if pair not in known:
-            (i1, i2), (o1, o2) = _moments(pair[0]), _moments(pair[1])
+            (i1, i2), (o1, o2) = length_moments(pair[0]), length_moments(pair[1])
             known[pair] = (i1, o1, i2, o2, _product(*pair, workload.length_correlation))
         group = group_of(adapter.rate * known[pair][1])
         rows.append((adapter.rank, adapter.rate, *known[pair], group))

@@ -20,6 +20,7 @@ from packer.profile import Profile
 from packer.solvers.backbone import load_bound
 from packer.solvers.base import Problem, Solution, Solver
 from packer.solvers.judges import Judges, judges, rate_margin_for
+from packer.solvers.start import COUNTING
 from packer.solvers.verify import ask_twin, check
 from packer.twin.memory import memory_error
 from packer.workload import Workload
@@ -247,9 +248,6 @@ HARDENING_STEPS = 3
 """By how much the margin is raised, and how often, until the twin confirms the plan."""
 
 ONE_GPU = "at least one GPU"
-
-COUNTING = ("gpus", "slo", "headroom", "moves")
-"""Objectives whose key starts with the number of GPUs."""
 
 
 def _inadmissible(problem: Problem, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[str, ...]:

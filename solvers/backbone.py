@@ -106,8 +106,8 @@ def engine_load(workload: Workload, profile: Profile) -> float:
     KV capacity.
     """
     _rank, rate, prompt, output, _i2, output_2, product, _group = fleet_table(workload).T
-    law = without_adapters(profile).latency.coefficients
-    kv_tokens = kv_cache_tokens(without_adapters(profile), 1, 8)
+    bare = without_adapters(profile)
+    law, kv_tokens = bare.latency.coefficients, kv_cache_tokens(bare, 1, 8)
     decodes = float(rate @ np.maximum(output - 1.0, 0.0))
     held = float(rate @ np.maximum(product + 0.5 * output_2 - prompt - output, 0.0))
     steps = max(decodes / profile.engine.max_num_seqs, held / max(kv_tokens, 1))
