@@ -65,8 +65,8 @@ def evaluate(
       packer evaluate plan.json --predictor forest --json
     """
     from packer.io.plans import plan_to_dict, read_plan, write_plan
+    from packer.operate.evaluate import evaluate_plan
     from packer.plan import Status
-    from packer.solvers.evaluate import evaluate_plan
 
     check_output(output, force=force)
     plan = read_plan(plan_path)

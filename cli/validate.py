@@ -136,7 +136,7 @@ def _write(
     from packer.cli.output import jsonable, print_json, show
     from packer.io.files import write_text
     from packer.report.figures import write_figure
-    from packer.twin.live.page import validation_figure
+    from packer.report.validation import validation_figure
 
     data = {
         "workload": plan.workload.name,

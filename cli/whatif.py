@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from packer.bin import Evaluations
+    from packer.operate.changes import Changed
     from packer.plan import Plan
-    from packer.solvers.changes import Changed
 
 
 @click.command()
@@ -54,7 +54,7 @@ def whatif(
     from packer.errors import IncompatibleError
     from packer.io.plans import read_plan
     from packer.io.workloads import read_workload
-    from packer.solvers.changes import changed_plan
+    from packer.operate.changes import changed_plan
     from packer.solvers.headroom import headroom
     from packer.solvers.judges import load_judge
 

@@ -20,7 +20,9 @@ FOLDERS = {
     "packer": "packer",
     "packer.cli": "cli",
     "packer.objectives": "objectives",
+    "packer.operate": "operate",
     "packer.predictors": "predictors",
+    "packer.report": "report",
     "packer.solvers": "solvers",
     "packer.twin": "twin",
 }

@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return AnalyticPredictor() if predictor == "twin" else load_judge(predictor, profiles, seed)
 
     monkeypatch.setattr("packer.solvers.judges.load_judge", analytic)
-    monkeypatch.setattr("packer.solvers.evaluate.load_judge", analytic)
+    monkeypatch.setattr("packer.operate.evaluate.load_judge", analytic)
     write_profile(small_profile(), "small.toml")
     return tmp_path
 

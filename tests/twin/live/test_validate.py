@@ -20,9 +20,9 @@ from packer.bin import Bin, Evaluations
 from packer.plan import Plan, Status
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.report.validation import validation_figure
 from packer.twin.live.judge import distinct_bins, judge
 from packer.twin.live.launch import Launch
-from packer.twin.live.page import validation_figure
 from packer.twin.live.validate import COMPARED, Validation, ValidationSpec, smape
 from packer.workload import Workload
 

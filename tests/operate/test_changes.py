@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import UnknownNameError, ValidationError
+from packer.operate.changes import changed_plan
 from packer.plan import Plan
-from packer.solvers.changes import changed_plan
 
 Make = Callable[..., Plan]
 

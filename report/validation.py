@@ -1,4 +1,4 @@
-"""The page of `packer validate`: measured and predicted over each other."""
+"""The picture of a validation on real servers: measured and predicted over each other."""
 
 from __future__ import annotations
 
