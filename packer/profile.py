@@ -14,6 +14,7 @@ from typing import Literal
 
 from packer import checks
 from packer.errors import ValidationError, shown
+from packer.fingerprint import fingerprint
 
 
 def _real(spec: object, key: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
@@ -209,19 +210,15 @@ class Profile:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of everything that changes the twin's answer: 16 hex digits."""
-        import hashlib
-
-        parts = (
-            self.model,
-            self.engine,
-            self.memory,
-            self.latency.form,
-            sorted(self.latency.coefficients.items()),
-            self.latency.graph_max_tokens,
-            self.loading,
+        """Hash of everything that changes the twin's result: 16 hex digits; see `packer.fingerprint`."""
+        terms = {key: value for key, value in self.latency.coefficients.items() if value != 0.0}
+        return fingerprint(
+            model=self.model,
+            engine=self.engine,
+            memory=self.memory,
+            latency=replace(self.latency, coefficients=terms),
+            loading=self.loading,
         )
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)

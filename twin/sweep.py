@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -13,6 +12,7 @@ import numpy as np
 from packer import checks
 from packer.adapter import MAX_NAME_LENGTH, Adapter
 from packer.errors import ValidationError
+from packer.fingerprint import fingerprint
 from packer.profile import Profile
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -103,23 +103,17 @@ class Sweep:
     @property
     def fingerprint(self) -> str:
         """Hash of what every row depends on besides its point: rows of different ones don't mix."""
-        parts = (
-            self.workload.adapters,
-            self.workload.input_tokens,
-            self.workload.output_tokens,
-            self.workload.length_correlation,
-            self.workload.arrivals,
-            self.profile.fingerprint,
-            self.max_lora_rank,
-            self.duration_s,
-            self.seed,
+        return fingerprint(
+            adapters=self.workload.adapters,
+            input_tokens=self.workload.input_tokens,
+            output_tokens=self.workload.output_tokens,
+            length_correlation=self.workload.length_correlation,
+            arrivals=self.workload.arrivals,
+            profile=self.profile.fingerprint,
+            max_lora_rank=self.max_lora_rank,
+            duration_s=self.duration_s,
+            seed=self.seed,
         )
-        digest = hashlib.sha256(repr(parts).encode())
-        trace = self.workload.arrivals.trace
-        if trace is not None:
-            for column in (trace.time_s, trace.adapter, trace.input_tokens, trace.output_tokens):
-                digest.update(np.ascontiguousarray(column).tobytes())
-        return digest.hexdigest()[:16]
 
     def row(self, point: Point) -> dict[str, Any]:
         """Result at one point; latencies are NaN where the server does not start."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, field, make_dataclass, replace
 
 import numpy as np
 import pytest
 
 from packer.errors import ValidationError
+from packer.io.profiles import load_profile
 from packer.profile import EngineSpec, LatencySpec, MemorySpec, Profile
 
 
@@ -18,6 +19,35 @@ def test_what_the_twin_sees_decides_the_fingerprint(toy_profile: Profile) -> Non
     assert noted.fingerprint == toy_profile.fingerprint
     assert noted != toy_profile
     assert hash(noted) == hash(toy_profile)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("h100-64gb/llama-3.1-8b-instruct", "7fa12ee9d2b606c9"),
+        ("h100-64gb/qwen-2.5-7b-instruct", "d7aa8d17f4adf0f0"),
+    ],
+)
+def test_fingerprints_of_the_shipped_profiles_are_pinned(name: str, expected: str) -> None:
+    """Models, data sets and results carry these: a change of code alone must not change them."""
+    assert load_profile(name).fingerprint == expected
+
+
+def test_a_new_field_with_a_default_keeps_the_fingerprint(toy_profile: Profile) -> None:
+    """A later version adds fields to a part of the profile: at its default a field is not hashed."""
+    later = make_dataclass(
+        "Later", [("answer_ms", float, field(default=0.0))], bases=(EngineSpec,), frozen=True
+    )
+    engine = later(**asdict(toy_profile.engine))
+    assert replace(toy_profile, engine=engine).fingerprint == toy_profile.fingerprint
+    changed = later(**asdict(toy_profile.engine), answer_ms=5.0)
+    assert replace(toy_profile, engine=changed).fingerprint != toy_profile.fingerprint
+
+
+def test_a_coefficient_of_zero_is_no_coefficient(toy_profile: Profile) -> None:
+    """A term of the step law that is absent and one that is 0 are the same law."""
+    assert "per_waiting_ms" not in toy_profile.latency.coefficients
+    assert toy_profile.with_coefficients(per_waiting_ms=0.0).fingerprint == toy_profile.fingerprint
 
 
 def test_number_types_and_order_do_not_matter(toy_profile: Profile) -> None:
