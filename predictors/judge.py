@@ -16,7 +16,6 @@ import numpy as np
 
 from packer.bin import STARVATION_THRESHOLD, Evaluation
 from packer.profile import Profile
-from packer.twin.engine import Raw
 from packer.twin.simulate import Simulation, simulate
 from packer.workload import Workload
 
@@ -34,9 +33,6 @@ CLEARLY_STARVED = 0.8
 SAME_PACE = 0.03
 NEAR_EDGE = (0.86, 0.94)
 EDGE_SEEDS = 3
-SETTLING_S = 1.0
-SLOW_TOKEN_MS = 100.0
-"""Allowance for a request that a trace's end cuts off: its prefill, and time per token where none is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +46,6 @@ class Judgement:
     duration_s: float
     runs: int
     extrapolated: bool = False
-
-
-def served_share(sim: Simulation) -> float:
-    """Tokens completed / tokens sent in one simulation, in [0, 1]; 1 when nothing was sent.
-
-    Of a replayed trace only requests count that could have been completed by its end.
-    """
-    if sim.raw is None:
-        return 0.0
-    if sim.workload.arrivals.trace is not None:
-        return _due_share(sim, sim.raw)
-    return sim.total_token_throughput * sim.duration_s / sim.sent_tokens if sim.sent_tokens else 1.0
-
-
-def _due_share(sim: Simulation, raw: Raw) -> float:
-    """Tokens completed / tokens due: of requests for whose answer the time was long enough once they ran.
-
-    A trace may be short or have few requests, of which the last would always count as unserved. What a request
-    needs is taken from the run itself, without the time that it queues: a queue is no excuse.
-    """
-    asked = raw.requests
-    tokens = asked.input_tokens + asked.output_tokens
-    ms_per_token = sim.mean_tpot_ms if math.isfinite(sim.mean_tpot_ms) else SLOW_TOKEN_MS
-    needed_s = SETTLING_S + asked.output_tokens * ms_per_token * 1e-3
-    due = asked.time_s + needed_s <= sim.duration_s
-    total = float(tokens[due].sum())
-    return float(tokens[due & raw.finished].sum()) / total if total else 1.0
 
 
 def steady_share(sim: Simulation, whole_s: float) -> float | None:
@@ -103,7 +72,7 @@ def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
     first = simulations[0]
     offered = first.offered_tok_s
     failed = first.status == "memory_error"
-    share = float(np.mean([served_share(sim) for sim in simulations]))
+    share = float(np.mean([sim.served_share for sim in simulations]))
     starved = failed or share < STARVATION_THRESHOLD
 
     def mean(name: str) -> float:
@@ -168,7 +137,7 @@ def judge(
     short_s = max(SCREENING_S, enough_s)
     if kind == "poisson" and short_s < 0.5 * whole_s:
         sim = run(short_s, seed)
-        share = served_share(sim)
+        share = sim.served_share
         calm = share >= CLEARLY_SERVED and sim.mean_waiting <= FEW_WAITING
         if sim.status == "memory_error" or calm:
             return Judgement(evaluation_of([sim]), short_s, 1)
@@ -178,12 +147,12 @@ def judge(
             found = replace(found, total_token_throughput=steady * found.offered_tok_s)
             return Judgement(found, short_s, 1, extrapolated=True)
     simulations = [run(whole_s, seed)]
-    near = NEAR_EDGE[0] <= served_share(simulations[0]) <= NEAR_EDGE[1]
+    near = NEAR_EDGE[0] <= simulations[0].served_share <= NEAR_EDGE[1]
     if near and workload.arrivals.trace is None:
         with ThreadPoolExecutor(workers) as pool:
             simulations += pool.map(lambda k: run(whole_s, seed + 7919 * k), range(1, edge_seeds))
     found = evaluation_of(simulations)
     if len(simulations) > 1:
-        starved = np.mean([served_share(sim) < STARVATION_THRESHOLD for sim in simulations])
+        starved = np.mean([sim.served_share < STARVATION_THRESHOLD for sim in simulations])
         found = replace(found, starvation_probability=float(starved))
     return Judgement(found, whole_s, len(simulations))

@@ -17,6 +17,7 @@ from packer.profile import Profile
 from packer.twin import kernel_state as rows
 from packer.twin.engine import Raw, Server
 from packer.twin.memory import kv_cache_tokens, memory_error
+from packer.twin.served import served_share
 from packer.workload import Workload
 
 if TYPE_CHECKING:
@@ -98,10 +99,15 @@ class Simulation:
         """Input + output tokens of completed requests / duration, tok/s."""
         return self.input_throughput + self.output_throughput
 
+    @cached_property
+    def served_share(self) -> float:
+        """Tokens completed / tokens sent, in [0, 1]; see `packer.twin.served`."""
+        return served_share(self)
+
     @property
     def starved(self) -> bool:
-        """Throughput below 0.9 of the offered load; a server that does not start starves."""
-        return self.total_token_throughput < STARVATION_THRESHOLD * self.offered_tok_s
+        """Completed less than 0.9 of the tokens sent; a server that does not start is starved."""
+        return self.served_share < STARVATION_THRESHOLD
 
     @property
     def preemptions(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.bin import Bin
-from packer.predictors.judge import DURATION_S, judge, served_share
+from packer.predictors.judge import DURATION_S, judge
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.testing.contracts import PredictorContract
@@ -30,7 +30,7 @@ def test_shortcuts_keep_the_verdict(small: Profile, rate: float, slots: int) -> 
         simulate(fleet, small, max_loras=slots, max_lora_rank=8, duration_s=DURATION_S, seed=seed)
         for seed in (11, 12)
     ]
-    share = float(np.mean([served_share(sim) for sim in whole]))
+    share = float(np.mean([sim.served_share for sim in whole]))
     found = judge(fleet, small, max_loras=slots, max_lora_rank=8)
     if abs(share - 0.9) > 0.02:
         assert found.evaluation.starved == (share < 0.9)

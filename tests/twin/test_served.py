@@ -1,0 +1,37 @@
+"""Whether a server is starved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.predictors.judge import evaluation_of
+from packer.profile import Profile
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+
+def test_an_idle_server_is_never_starved(toy_profile: Profile) -> None:
+    """Few requests vary in number and length: that says nothing about a server that is busy 1 % of the time."""
+    fleet = Workload([Adapter("a", 8, 0.005)])
+    for seed in range(20):
+        run = simulate(fleet, toy_profile, max_loras=1, seed=seed)
+        assert run.busy_share < 0.05
+        assert not run.starved
+
+
+@pytest.mark.parametrize("rate", [0.005, 40.0])
+def test_simulation_and_predictor_agree(toy_profile: Profile, rate: float) -> None:
+    """`Simulation.starved` and the evaluation made of the same run are one definition."""
+    run = simulate(Workload([Adapter("a", 8, rate)]), toy_profile, max_loras=1, duration_s=600, seed=3)
+    assert evaluation_of([run]).starved == run.starved
+    assert evaluation_of([run]).total_token_throughput == pytest.approx(run.served_share * run.offered_tok_s)
+
+
+def test_a_server_that_does_not_start_is_starved(toy_profile: Profile) -> None:
+    """Nothing is served, so the share is 0."""
+    memory = replace(toy_profile.memory, kv_budget_bytes=0.0)
+    run = simulate(Workload([Adapter("a", 8, 1.0)]), replace(toy_profile, memory=memory), max_loras=1)
+    assert (run.served_share, run.starved) == (0.0, True)

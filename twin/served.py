@@ -1,0 +1,43 @@
+"""How much of what was sent to a server it completed: the one definition behind "starved"."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packer.twin.engine import Raw
+    from packer.twin.simulate import Simulation
+
+SETTLING_S = 1.0
+SLOW_TOKEN_MS = 100.0
+"""Allowance for a request that a trace's end cuts off: its prefill, and time per token where none is known."""
+
+
+def served_share(sim: Simulation) -> float:
+    """Tokens completed / tokens sent in one simulation, in [0, 1]; 1 when nothing was sent.
+
+    The requests that one run happens to draw vary by several percent in number and length, which says nothing
+    about the server: so the share is of what was sent, not of the nominal load. Of a replayed trace only
+    requests count that could have been completed by its end.
+    """
+    if sim.raw is None:
+        return 0.0
+    if sim.workload.arrivals.trace is not None:
+        return _due_share(sim, sim.raw)
+    return sim.total_token_throughput * sim.duration_s / sim.sent_tokens if sim.sent_tokens else 1.0
+
+
+def _due_share(sim: Simulation, raw: Raw) -> float:
+    """Tokens completed / tokens due: of requests that had enough time for their output once they ran.
+
+    A trace may be short or have few requests, of which the last would always count as unserved. What a request
+    needs is taken from the run itself, without the time in the queue.
+    """
+    requests = raw.requests
+    tokens = requests.input_tokens + requests.output_tokens
+    ms_per_token = sim.mean_tpot_ms if math.isfinite(sim.mean_tpot_ms) else SLOW_TOKEN_MS
+    needed_s = SETTLING_S + requests.output_tokens * ms_per_token * 1e-3
+    due = requests.time_s + needed_s <= sim.duration_s
+    total = float(tokens[due].sum())
+    return float(tokens[due & raw.finished].sum()) / total if total else 1.0
