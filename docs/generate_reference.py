@@ -103,10 +103,10 @@ def _text(value: object) -> str:
 
 
 def strategies() -> str:
-    """Objectives, solvers and predictors by name."""
+    """Objectives, predictors, routers and solvers by name."""
     parts = [
         HEAD,
-        "# Objectives, solvers, predictors\n",
+        "# Objectives, predictors, routers, solvers\n",
         "Registered under these names; see also [write your own](../write-your-own.md).\n",
     ]
     for kind in registry.GROUPS:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-from typing import Any
-
 from packer import registry
-from packer.errors import ValidationError, shown
 from packer.objectives.base import Objective
 
 
@@ -20,26 +16,5 @@ def load_objective(spec: str) -> Objective:
     ValidationError
         It has no such parameter, or the value breaks a rule.
     """
-    name, colon, text = spec.partition(":")
-    kind = registry.load("objective", name)
-    known = {item.name for item in fields(kind) if item.init} if is_dataclass(kind) else set()
-    given: dict[str, Any] = {}
-    for part in text.split(",") if colon else ():
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ValidationError(f"Expected parameters as {name}:key=value,…, got {shown(part)}.")
-        if key not in known:
-            listed = ", ".join(sorted(known)) or "none"
-            raise ValidationError(f"The objective {name!r} has no parameter {shown(key)}; it has: {listed}.")
-        given[key] = _value(value)
-    objective: Objective = kind(**given)
+    objective: Objective = registry.make("objective", spec)
     return objective
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

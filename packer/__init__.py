@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from packer.bin import Bin as Bin
     from packer.bin import Evaluation as Evaluation
     from packer.bin import Evaluations as Evaluations
+    from packer.cluster import Cluster as Cluster
     from packer.errors import PackerError as PackerError
+    from packer.io.clusters import read_cluster as read_cluster
     from packer.io.plans import read_plan as load_plan
     from packer.io.profiles import load_profile as load_profile
     from packer.io.workloads import read_workload as read_workload
@@ -39,6 +41,7 @@ _HOME = {
     "Adapter": "packer.adapter:Adapter",
     "Arrivals": "packer.arrival:Arrivals",
     "Bin": "packer.bin:Bin",
+    "Cluster": "packer.cluster:Cluster",
     "Evaluation": "packer.bin:Evaluation",
     "Evaluations": "packer.bin:Evaluations",
     "Lengths": "packer.lengths:Lengths",
@@ -52,6 +55,7 @@ _HOME = {
     "load_plan": "packer.io.plans:read_plan",
     "load_predictor": "packer.predictors.api:load_predictor",
     "load_profile": "packer.io.profiles:load_profile",
+    "read_cluster": "packer.io.clusters:read_cluster",
     "read_workload": "packer.io.workloads:read_workload",
     "simulate": "packer.twin.simulate:simulate",
     "solve": "packer.solvers.api:solve",
@@ -61,6 +65,7 @@ __all__ = [
     "Adapter",
     "Arrivals",
     "Bin",
+    "Cluster",
     "Evaluation",
     "Evaluations",
     "Lengths",
@@ -75,6 +80,7 @@ __all__ = [
     "load_plan",
     "load_predictor",
     "load_profile",
+    "read_cluster",
     "read_workload",
     "simulate",
     "solve",

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from packer.bin import Bin, Evaluations
+from packer.cluster import Cluster, ServerKind
+from packer.profile import Profile
 from packer.workload import Workload
 
 
@@ -90,6 +92,26 @@ class Plan:
             return None
         value = self.objective_value[0]
         return max(0.0, (value - self.lower_bound) / value) if value > 0 else 0.0
+
+    def cluster(self) -> Cluster:
+        """The plan's servers as a cluster; its router `plan` routes as the plan does."""
+        kinds: dict[tuple[Profile, int, int], ServerKind] = {}
+        for item in self.bins:
+            key = (item.profile, item.max_loras, item.max_lora_rank)
+            name = f"{item.profile.name}, {item.max_loras} slots of rank {item.max_lora_rank}"
+            while any(kind.name == name for other, kind in kinds.items() if other != key):
+                name += "'"
+            kinds.setdefault(key, ServerKind(name, *key))
+        names = self.workload.names
+        placement = tuple(
+            {
+                names[i]: share
+                for i, share in zip(item.adapters, item.shares or (1.0,) * len(item.adapters), strict=True)
+            }
+            for item in self.bins
+        )
+        servers = tuple(kinds[item.profile, item.max_loras, item.max_lora_rank].name for item in self.bins)
+        return Cluster(tuple(kinds.values()), servers, placement)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = True) -> None:
         """Write the plan as JSON, atomically; with `force` False an existing file is an error."""

@@ -1,4 +1,4 @@
-"""Objectives, predictors and solvers by name: built-ins and plug-ins come in by the same door.
+"""Objectives, predictors, routers and solvers by name: built-ins and plug-ins come in by the same door.
 
 A third-party package registers a class in its own pyproject.toml, as this one does:
 
@@ -8,13 +8,25 @@ A third-party package registers a class in its own pyproject.toml, as this one d
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from packer.errors import IncompatibleError, MissingDependencyError, UnknownNameError
+from packer.errors import (
+    IncompatibleError,
+    MissingDependencyError,
+    UnknownNameError,
+    ValidationError,
+    shown,
+)
 
-GROUPS = {"objective": "packer.objectives", "predictor": "packer.predictors", "solver": "packer.solvers"}
+GROUPS = {
+    "objective": "packer.objectives",
+    "predictor": "packer.predictors",
+    "router": "packer.routers",
+    "solver": "packer.solvers",
+}
 
 
 @cache
@@ -32,7 +44,7 @@ def _entries(kind: str) -> dict[str, EntryPoint]:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Names of every registered strategy of a kind ("objective", "predictor", "solver"), sorted."""
+    """Names of every registered strategy of a kind (a key of `GROUPS`), sorted."""
     return tuple(sorted(_entries(kind)))
 
 
@@ -55,3 +67,39 @@ def load(kind: str, name: str) -> Any:
         raise MissingDependencyError(
             f"The {kind} {name!r} ({entries[name].value}) can't be loaded: {error}."
         ) from error
+
+
+def make(kind: str, spec: str) -> Any:
+    """The strategy that a text names: "gpus", or with parameters "slo:mean_ttft_ms=500,p99_itl_ms=60".
+
+    Parameters are the fields of its dataclass.
+
+    Raises
+    ------
+    UnknownNameError
+        Nothing of that kind has that name.
+    ValidationError
+        It has no such parameter, or the value breaks a rule.
+    """
+    name, colon, text = spec.partition(":")
+    made = load(kind, name)
+    known = {item.name for item in fields(made) if item.init} if is_dataclass(made) else set()
+    given: dict[str, Any] = {}
+    for part in text.split(",") if colon else ():
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ValidationError(f"Expected parameters as {name}:key=value,…, got {shown(part)}.")
+        if key not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise ValidationError(f"The {kind} {name!r} has no parameter {shown(key)}; it has: {listed}.")
+        given[key] = _value(value)
+    return made(**given)
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -156,7 +156,7 @@ def _load_shipped(name: str) -> Profile:
 
 def parse_profile(text: str, path: str | os.PathLike[str]) -> Profile:
     """The profile in a TOML text; `path` is named in errors."""
-    return profile_from_dict(_toml(text, path), path)
+    return profile_from_dict(parse_toml(text, path), path)
 
 
 def profile_from_dict(data: Any, path: str | os.PathLike[str]) -> Profile:
@@ -215,7 +215,8 @@ def format_profile(profile: Profile) -> str:
     return tomlkit.dumps(document)
 
 
-def _toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+def parse_toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The tables of a TOML text; `path` is named in errors."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 
@@ -59,7 +59,11 @@ def _known_keys(kind: type[pydantic.BaseModel], loc: Iterable[str | int]) -> str
     *tables, wrong = loc
     current: Any = kind
     for name in tables:
+        if isinstance(name, int):  # the place in a list
+            continue
         found = {f.alias or key: f.annotation for key, f in current.model_fields.items()}.get(str(name))
+        if get_origin(found) is list:
+            (found,) = get_args(found)
         if not (isinstance(found, type) and issubclass(found, pydantic.BaseModel)):
             return "."
         current = found

@@ -1,0 +1,104 @@
+"""Many servers behind one router: which kinds there are, how many, and which adapters each may serve.
+
+Files are read by `packer.io.clusters`; `packer.twin.cluster` simulates them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from packer import checks
+from packer.errors import UnknownNameError, ValidationError, shown
+from packer.profile import Profile
+
+SLO_LIMITS = ("ttft_ms", "tpot_ms", "normalised_ms", "latency_ms")
+"""What a service-level objective may limit, each per request; "normalised" is latency / output tokens."""
+
+
+@dataclass(frozen=True)
+class ServerKind:
+    """One way to run a server.
+
+    `max_lora_rank` None: the smallest rank of vLLM's that holds every adapter of the fleet.
+    """
+
+    name: str
+    profile: Profile
+    max_loras: int
+    max_lora_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.integer("max_loras", self.max_loras, low=1, high=100_000)
+        if self.max_lora_rank is not None:
+            checks.slot_rank("max_lora_rank", self.max_lora_rank)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Servers in a fixed order; a router sends each request to one of them.
+
+    Parameters
+    ----------
+    kinds
+        The kinds of server, with unique names.
+    servers
+        The kind of each server, by name.
+    placement
+        Which adapters each server may serve, with the share of their requests that the router `plan` sends
+        there, in ]0, 1]; None: every server may serve every adapter.
+    slo
+        Default limits of a request, ms, among `SLO_LIMITS`.
+    """
+
+    kinds: tuple[ServerKind, ...]
+    servers: tuple[str, ...]
+    placement: tuple[Mapping[str, float], ...] | None = None
+    slo: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [kind.name for kind in self.kinds]
+        if len(set(names)) != len(names):
+            repeated = Counter(names).most_common(1)[0][0]
+            raise ValidationError(f"Expected kinds of server with unique names, got {shown(repeated)} twice.")
+        for name in self.servers:
+            if name not in names:
+                raise UnknownNameError("kind of server", name, names)
+        if not self.servers:
+            raise ValidationError("Expected a cluster to have at least one server, got 0.")
+        if self.placement is not None and len(self.placement) != len(self.servers):
+            raise ValidationError(
+                f"Expected one placement per server ({len(self.servers)}), got {len(self.placement)}."
+            )
+        for placed in self.placement or ():
+            for name, share in placed.items():
+                checks.real(f"the share of {shown(name)}", share, low=0.0, high=1.0, open_low=True)
+        object.__setattr__(self, "slo", check_slo(self.slo))
+
+    def __len__(self) -> int:
+        return len(self.servers)
+
+    @classmethod
+    def of(cls, profile: Profile, n: int, *, max_loras: int, max_lora_rank: int | None = None) -> Cluster:
+        """`n` equal servers, each of which may serve every adapter."""
+        checks.integer("the number of servers", n, low=1, high=1_000_000)
+        return cls((ServerKind(profile.name, profile, max_loras, max_lora_rank),), (profile.name,) * n)
+
+    def kind(self, server: int) -> ServerKind:
+        """The kind of a server."""
+        return next(kind for kind in self.kinds if kind.name == self.servers[server])
+
+
+def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
+    """The limits as floats.
+
+    Raises
+    ------
+    ValidationError
+        An unknown limit, or one that is not a number > 0.
+    """
+    for name in slo:
+        if name not in SLO_LIMITS:
+            raise UnknownNameError("limit of an SLO", str(name), SLO_LIMITS)
+    return {name: checks.real(name, value, low=0.0, open_low=True) for name, value in slo.items()}

@@ -1,0 +1,84 @@
+"""Clusters as TOML files.
+
+schema = 1
+[[kinds]]
+name = "h100"
+profile = "h100-64gb/llama-3.1-8b-instruct"    # a shipped profile, or a .toml file beside this one
+max_loras = 32
+max_lora_rank = 16                             # may be left out
+[[nodes]]
+count = 4
+servers = ["h100"]
+[slo]                                          # may be left out
+ttft_ms = 2000
+tpot_ms = 100
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from packer.cluster import Cluster, ServerKind
+from packer.errors import FileFormatError, InputError
+from packer.io.files import read_text
+from packer.io.profiles import load_profile, parse_toml
+from packer.io.schema import Table, parse
+
+
+class KindTable(Table):
+    """`[[kinds]]`."""
+
+    name: str
+    profile: str
+    max_loras: int
+    max_lora_rank: int | None = None
+
+
+class NodeTable(Table):
+    """`[[nodes]]`: `count` machines with these servers each."""
+
+    servers: Annotated[list[str], Field(min_length=1)]
+    count: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+
+
+class ClusterFile(Table):
+    """The whole file."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    kinds: Annotated[list[KindTable], Field(min_length=1)]
+    nodes: Annotated[list[NodeTable], Field(min_length=1)]
+    slo: dict[str, float] = Field(default_factory=dict)
+
+
+def read_cluster(path: str | os.PathLike[str]) -> Cluster:
+    """The cluster in a TOML file.
+
+    Raises
+    ------
+    FileFormatError
+        The file can't be read, or a value in it breaks a rule; names the key.
+    """
+    file = parse(ClusterFile, parse_toml(read_text(path), path), path)
+    kinds = tuple(_kind(k, table, path) for k, table in enumerate(file.kinds))
+    servers = tuple(name for node in file.nodes for _ in range(node.count) for name in node.servers)
+    try:
+        return Cluster(kinds, servers, slo=file.slo)
+    except InputError as error:
+        raise FileFormatError(str(error), path=path) from None
+
+
+def _kind(k: int, table: KindTable, path: str | os.PathLike[str]) -> ServerKind:
+    """A profile's path is relative to the cluster's file."""
+    name = table.profile
+    beside = Path(path).parent / name
+    try:
+        profile = load_profile(beside if name.endswith(".toml") else name)
+        return ServerKind(table.name, profile, table.max_loras, table.max_lora_rank)
+    except FileFormatError:
+        raise
+    except InputError as error:
+        raise FileFormatError(str(error), path=path, key=f"kinds.{k}") from None

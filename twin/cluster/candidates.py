@@ -1,0 +1,80 @@
+"""Which servers may serve which adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.cluster import Cluster
+from packer.errors import ValidationError, shown
+from packer.workload import Workload
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Adapters with the same servers form a group: a fleet of equal servers has one.
+
+    group int64 (m,): group of each adapter. start int64 (g + 1,): the servers of group k are
+    `server[start[k]:start[k + 1]]`, in increasing order, int64. share float64, beside `server`: share of the
+    adapter's requests by the placement; 1 without one.
+    """
+
+    group: IntArray
+    start: IntArray
+    server: IntArray
+    share: FloatArray
+
+    def of(self, adapter: int) -> IntArray:
+        """Servers that may serve an adapter, int64."""
+        k = int(self.group[adapter])
+        return self.server[self.start[k] : self.start[k + 1]]
+
+
+def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int]) -> Candidates:
+    """The groups of a cluster; `slot_ranks`: the largest rank that each server holds.
+
+    Raises
+    ------
+    ValidationError
+        No server may serve an adapter, or the placement names an adapter that the workload lacks.
+    """
+    ranks = np.asarray(slot_ranks, dtype=np.int64)
+    if cluster.placement is None:
+        steps = np.unique(ranks)  # an adapter's group is the least slot rank that holds it
+        groups = [[(int(s), 1.0) for s in np.flatnonzero(ranks >= step)] for step in steps]
+        return _grouped(workload, np.searchsorted(steps, workload.ranks), [*groups, []])
+    number = {name: i for i, name in enumerate(workload.names)}
+    placed: list[list[tuple[int, float]]] = [[] for _ in number]
+    for server, adapters in enumerate(cluster.placement):
+        for name, share in adapters.items():
+            if name not in number:
+                raise ValidationError(f"Expected to place adapters of the workload, got {shown(name)}.")
+            if workload.ranks[number[name]] <= ranks[server]:
+                placed[number[name]].append((server, share))
+    order = {key: k for k, key in enumerate(dict.fromkeys(map(tuple, placed)))}
+    group = np.array([order[tuple(item)] for item in placed], dtype=np.int64)
+    return _grouped(workload, group, list(map(list, order)))
+
+
+def _grouped(workload: Workload, group: IntArray, groups: Sequence[list[tuple[int, float]]]) -> Candidates:
+    sizes = np.array([len(item) for item in groups], dtype=np.int64)
+    without = np.flatnonzero(sizes[group] == 0)
+    if len(without):
+        i = int(without[0])
+        raise ValidationError(
+            f"Expected a server for every adapter, but none may serve {shown(workload.names[i])} "
+            f"(rank {workload.ranks[i]})."
+        )
+    server, share = zip(*(pair for item in groups for pair in item), strict=True)
+    return Candidates(
+        group.astype(np.int64),
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        np.array(server, dtype=np.int64),
+        np.array(share, dtype=np.float64),
+    )
