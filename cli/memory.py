@@ -106,7 +106,7 @@ def memory(
     """
     from packer.checks import slot_rank_for
     from packer.io.profiles import load_profile
-    from packer.twin.memory import kv_cache_tokens, memory_error
+    from packer.twin.memory.policy import kv_cache_tokens, memory_error
 
     if plot_path is not None:
         from packer.report.figures import check_suffix
@@ -116,9 +116,10 @@ def memory(
     profile = load_profile(profile_name)
     note_estimated(profile, quiet=quiet)
     grid = {
-        (slots, rank): (kv_cache_tokens(profile, slots, rank), memory_error(profile, slots, rank))
+        (slots, rank): (kv_cache_tokens(profile, settings), memory_error(profile, settings))
         for slots in max_loras
         for rank in max_lora_rank
+        for settings in (profile.settings(slots, rank),)
     }
     most = {rank: largest_max_loras(profile, rank) for rank in max_lora_rank}
     needed = slot_rank_for(rank_needed) if rank_needed else max_lora_rank[0]
@@ -171,27 +172,30 @@ def memory(
 
 def largest_max_loras(profile: Profile, rank: int) -> int:
     """Largest max_loras with which the server starts (at most 100,000); 0 if it never does."""
-    from packer.twin.memory import memory_error
+    from packer.twin.memory.policy import memory_error
 
     low, high = 0, _MAX_LORAS + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if memory_error(profile, middle, rank) is None else (low, middle)
+        low, high = (
+            (middle, high) if memory_error(profile, profile.settings(middle, rank)) is None else (low, middle)
+        )
     return low
 
 
 def _costs(
     profile: Profile, ranks: tuple[int, ...], most: dict[int, int], needed: int
 ) -> list[tuple[object, ...]]:
-    def per_slot(rank: int) -> float:
-        spec = profile.memory
-        return (spec.slot_bytes + rank * spec.slot_bytes_per_rank) / profile.model.kv_bytes_per_token
+    from packer.twin.memory.policy import memory_policy
 
-    unified = profile.memory.policy == "unified"
+    def per_slot(rank: int) -> float:
+        reserved = memory_policy(profile).reserved_bytes(profile, profile.settings(1, rank))
+        return reserved / profile.model.kv_bytes_per_token
+
     rows: list[tuple[object, ...]] = []
     for rank in ranks:
-        cost = 0.0 if unified else per_slot(rank)
-        extra = 0.0 if unified else cost - per_slot(needed)
+        cost = per_slot(rank)
+        extra = cost - per_slot(needed)
         limit = f"> {_MAX_LORAS:,}" if most[rank] >= _MAX_LORAS else f"{most[rank]:,}"
         rows.append((rank, limit, number(cost, 0), f"+{extra:,.0f} each" if extra > 0 else "–"))
     return rows
@@ -200,14 +204,20 @@ def _costs(
 def figure(profile: Profile, ranks: tuple[int, ...], most: dict[int, int]) -> Figure:
     """KV tokens over the number of slots, a curve for each slot rank, to where the server stops starting."""
     from packer.report.figures import Figure, Line, Mark, Panel
-    from packer.twin.memory import kv_cache_tokens
+    from packer.twin.memory.policy import kv_cache_tokens
 
     end = min(1024, max(1, *most.values()))
     series = []
     for rank in ranks:
         last = min(end, most[rank])
         slots = sorted({1 + round(k * (last - 1) / 96) for k in range(97)}) if last else []
-        series.append(Line(slots, [kv_cache_tokens(profile, n, rank) for n in slots], f"slot rank {rank}"))
+        series.append(
+            Line(
+                slots,
+                [kv_cache_tokens(profile, profile.settings(n, rank)) for n in slots],
+                f"slot rank {rank}",
+            )
+        )
     limit = profile.memory.min_kv_tokens
     panel = Panel(
         series,

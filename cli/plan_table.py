@@ -59,7 +59,7 @@ def _gpus(plan: Plan) -> Table:
 def by_rank(plan: Plan, item: Bin) -> str:
     """Adapters of a GPU counted by rank, the largest rank first: "12 × r32, 84 × r8"."""
     counts = Counter(plan.workload.ranks[list(item.adapters)].tolist())
-    split = 0 if item.shares is None else sum(share < 1.0 for share in item.shares)
+    split = sum(share < 1.0 for share in item.shares)
     text = ", ".join(f"{counts[rank]} × r{rank}" for rank in sorted(counts, reverse=True))
     return f"{text} ({split} shared)" if split else text
 

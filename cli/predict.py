@@ -69,7 +69,7 @@ def predict(
         raise IncompatibleError(
             f"--max-lora-rank {slot_rank} is smaller than the largest rank, {int(fleet.ranks.max())}."
         )
-    server = Bin(tuple(range(len(fleet))), max_loras, slot_rank, profile)
+    server = Bin(tuple(range(len(fleet))), profile.settings(max_loras, slot_rank), profile)
     found = judge.evaluate(fleet, [server])[0]
     facts: dict[str, Any] = {
         "predictor": judge.name,

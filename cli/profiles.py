@@ -136,18 +136,13 @@ def _facts(profile: Profile) -> list[list[str]]:
 def _capacity(profile: Profile) -> Any:
     """KV cache tokens over slots and slot rank; "–" where the server does not start."""
     from packer.cli.output import table
-    from packer.twin.memory import kv_cache_tokens, memory_error
+    from packer.twin.memory.policy import kv_cache_tokens, memory_error
+
+    def tokens(slots: int, rank: int) -> str:
+        settings = profile.settings(slots, rank)
+        return "–" if memory_error(profile, settings) else f"{kv_cache_tokens(profile, settings):,}"
 
     ranks = (8, 16, 32, 64)
-    rows = [
-        [
-            slots,
-            *(
-                "–" if memory_error(profile, slots, rank) else f"{kv_cache_tokens(profile, slots, rank):,}"
-                for rank in ranks
-            ),
-        ]
-        for slots in (8, 16, 32, 64, 128, 256, 384)
-    ]
+    rows = [[slots, *(tokens(slots, rank) for rank in ranks)] for slots in (8, 16, 32, 64, 128, 256, 384)]
     columns = ["max_loras", *(f"max_lora_rank {rank}" for rank in ranks)]
     return table("KV cache tokens (–: the server does not start)", columns, rows, left=())

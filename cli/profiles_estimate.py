@@ -84,7 +84,7 @@ def estimate(
     from packer.errors import IncompatibleError
     from packer.io.profiles import write_profile
     from packer.twin.estimate import estimate_profile
-    from packer.twin.memory import kv_cache_tokens
+    from packer.twin.memory.policy import kv_cache_tokens
     from packer.twin.model_config import read_model_config
 
     if not output.endswith(".toml"):
@@ -101,7 +101,7 @@ def estimate(
         name=name,
     )
     write_profile(profile, output, force=force)
-    tokens = kv_cache_tokens(profile, 1, 8)
+    tokens = kv_cache_tokens(profile, profile.settings(1, 8))
     if as_json:
         print_json(
             {**summarise(profile), "output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}

@@ -80,14 +80,14 @@ def changed_plan(
 
 def _without(item: Bin, position: dict[int, int]) -> Bin | None:
     """The bin with its adapters under their new indices; None if none is left."""
-    shares = item.shares or (1.0,) * len(item.adapters)
-    left = [(position[i], share) for i, share in zip(item.adapters, shares, strict=True) if i in position]
+    left = [
+        (position[i], share) for i, share in zip(item.adapters, item.shares, strict=True) if i in position
+    ]
     if not left:
         return None
-    parts = tuple(share for _, share in left) if item.shares is not None else None
-    return replace(item, adapters=tuple(i for i, _ in left), shares=parts)
+    adapters, shares = zip(*left, strict=True)
+    return replace(item, adapters=adapters, shares=shares)
 
 
 def _with(item: Bin, adapter: int) -> Bin:
-    shares = None if item.shares is None else (*item.shares, 1.0)
-    return replace(item, adapters=(*item.adapters, adapter), shares=shares)
+    return replace(item, adapters=(*item.adapters, adapter), shares=(*item.shares, 1.0))

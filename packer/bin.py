@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.errors import ValidationError
+from packer.errors import ValidationError, shown
 from packer.profile import Profile
+from packer.settings import Settings
 from packer.workload import Workload
 
 STARVATION_THRESHOLD = 0.9
@@ -26,42 +27,62 @@ class Bin:
     ----------
     adapters
         Indices into the workload, unique.
-    max_loras
-        Slots for adapters resident at once (the paper's A_max).
-    max_lora_rank
-        Rank of every slot (S_max), one of vLLM's values.
+    settings
+        How the server is started, of the kind that the profile takes: `profile.settings(max_loras,
+        max_lora_rank)`.
     profile
         What the server is.
     shares
-        For replicated adapters: the part of each adapter's rate that comes here, in ]0, 1]; None means all.
+        Part of each adapter's rate that comes here, in ]0, 1]; 1 unless the adapter is replicated. Left out, all
+        are 1.
     """
 
     adapters: tuple[int, ...]
-    max_loras: int
-    max_lora_rank: int
+    settings: Settings
     profile: Profile
-    shares: tuple[float, ...] | None = None
+    shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.adapters or len(set(self.adapters)) != len(self.adapters) or min(self.adapters) < 0:
             raise ValidationError("Expected a bin to hold at least one adapter, each once.")
-        checks.integer("max_loras", self.max_loras, low=1, high=100_000)
-        checks.slot_rank("max_lora_rank", self.max_lora_rank)
-        if self.shares is not None:
+        kind = self.profile.memory.settings_kind
+        if type(self.settings) is not kind:
+            raise ValidationError(
+                f"Expected the settings of {self.profile.name} to be {kind.__name__}, "
+                f"got {shown(self.settings)}."
+            )
+        if not self.shares:
+            object.__setattr__(self, "shares", (1.0,) * len(self.adapters))
+        elif self.is_split:
             if len(self.shares) != len(self.adapters):
                 raise ValidationError("Expected one share for each adapter of the bin.")
             for share in self.shares:
                 checks.real("a share", share, low=0.0, high=1.0, open_low=True)
 
+    @property
+    def max_loras(self) -> int:
+        """Adapters on the GPU at once."""
+        return self.settings.max_loras
+
+    @property
+    def max_lora_rank(self) -> int:
+        """Largest rank that the server takes; the rank of every slot."""
+        return self.settings.max_lora_rank
+
+    @property
+    def is_split(self) -> bool:
+        """True if some adapter has only part of its rate here."""
+        return self.shares != (1.0,) * len(self.adapters)
+
     def workload(self, fleet: Workload) -> Workload:
         """What this server gets of the fleet's traffic."""
-        whole = self.shares is None and self.adapters == tuple(range(len(fleet)))
+        whole = not self.is_split and self.adapters == tuple(range(len(fleet)))
         return fleet if whole else fleet.subset(self.adapters, self.shares)
 
     def rates(self, fleet: Workload) -> npt.NDArray[np.float64]:
         """Rate of each adapter here, float64 (n,), req/s."""
         rates = fleet.rates[list(self.adapters)]
-        return rates if self.shares is None else rates * np.array(self.shares)
+        return rates * np.array(self.shares) if self.is_split else rates
 
     def offered_tok_s(self, fleet: Workload) -> float:
         """Offered load of this server, tok/s."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from packer import checks
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
+from packer.settings import Pool, Settings, Slots
 
 
 def _real(spec: object, key: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
@@ -83,6 +84,10 @@ class EngineSpec:
             _integer(self, "engine.max_cpu_loras", low=1)
 
 
+SETTINGS_KINDS: Mapping[str, type[Settings]] = {"reserved": Slots, "unified": Pool}
+"""Kind of settings by memory policy."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
     """KV cache capacity as a function of the slots.
@@ -105,10 +110,9 @@ class MemorySpec:
         _real(self, "memory.slot_bytes", low=0)
         _real(self, "memory.slot_bytes_per_rank", low=0)
         _integer(self, "memory.min_kv_tokens", low=1)
-        if self.policy not in ("reserved", "unified"):
-            raise ValidationError(
-                f"Expected memory.policy to be 'reserved' or 'unified', got {shown(self.policy)}."
-            )
+        if self.policy not in SETTINGS_KINDS:
+            known = " or ".join(map(repr, SETTINGS_KINDS))
+            raise ValidationError(f"Expected memory.policy to be {known}, got {shown(self.policy)}.")
         points = tuple(
             (
                 checks.integer("memory.measured max_loras", loras, low=0),
@@ -118,6 +122,11 @@ class MemorySpec:
             for loras, rank, tokens in self.measured
         )
         object.__setattr__(self, "measured", points)
+
+    @property
+    def settings_kind(self) -> type[Settings]:
+        """Kind of settings with which a server of this memory policy is started."""
+        return SETTINGS_KINDS[self.policy]
 
 
 LINEAR_TERMS = (
@@ -242,7 +251,17 @@ class Profile:
         """Name for people; an estimate says so."""
         return self.name if self.calibrated else f"{self.name} (estimated, not calibrated)"
 
+    def settings(self, max_loras: int, max_lora_rank: int) -> Settings:
+        """How a server of this profile is started with so many adapters on the GPU, of at most this rank."""
+        return _settings(self.memory.policy, max_loras, max_lora_rank)
+
     def with_coefficients(self, **coefficients: float) -> Profile:
         """The same profile with some latency coefficients replaced."""
         merged = {**self.latency.coefficients, **coefficients}
         return replace(self, latency=replace(self.latency, coefficients=merged))
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _settings(policy: str, max_loras: int, max_lora_rank: int) -> Settings:
+    """Settings that are checked once: a search makes the same ones for very many bins."""
+    return SETTINGS_KINDS[policy](max_loras, max_lora_rank)

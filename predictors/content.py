@@ -14,9 +14,9 @@ def canonical(workload: Workload, item: Bin) -> tuple[tuple[object, ...], Bin]:
     Two bins have the same key if their adapters agree in rank, rate here and lengths, and their servers in
     slots and profile. A replayed trace makes each adapter unique, so that there the indices are the key.
     """
-    shares = item.shares or (1.0,) * len(item.adapters)
+    shares = item.shares
     trace = workload.arrivals.trace
-    server = (item.profile.fingerprint, item.max_loras, item.max_lora_rank)
+    server = (item.profile.fingerprint, item.settings)
     if trace is not None:
         order = sorted(range(len(item.adapters)), key=lambda k: item.adapters[k])
         held: tuple[object, ...] = tuple((item.adapters[k], shares[k]) for k in order)
@@ -37,10 +37,9 @@ def canonical(workload: Workload, item: Bin) -> tuple[tuple[object, ...], Bin]:
         )
     ordered = Bin(
         tuple(item.adapters[k] for k in order),
-        item.max_loras,
-        item.max_lora_rank,
+        item.settings,
         item.profile,
-        None if item.shares is None else tuple(shares[k] for k in order),
+        tuple(shares[k] for k in order),
     )
     return (server, held, traffic), ordered
 

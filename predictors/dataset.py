@@ -97,8 +97,7 @@ def row_of(index: int, profile: Profile, seed: int) -> dict[str, Any]:
     found = judge(
         case.workload,
         profile,
-        max_loras=case.max_loras,
-        max_lora_rank=case.max_lora_rank,
+        case.settings,
         seed=(seed * 1_000_003 + index) % 2**31,
         max_outstanding=MAX_OUTSTANDING,
         edge_seeds=1,

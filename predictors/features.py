@@ -16,7 +16,7 @@ from packer.lengths import Lengths, length_moments, normal_grid
 from packer.predictors.features_kernel import fill, group_of
 from packer.profile import Profile
 from packer.twin.latency import coefficient_vector
-from packer.twin.memory import kv_cache_tokens_many
+from packer.twin.memory.policy import kv_cache_tokens_many
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -107,7 +107,7 @@ class BinTable:
         index = np.fromiter(chain.from_iterable(item.adapters for item in bins), np.int64, int(indptr[-1]))
         share = np.ones(len(index))
         for start, item in zip(indptr.tolist(), bins, strict=False):
-            if item.shares is not None:
+            if item.is_split:
                 share[start : start + len(item.shares)] = item.shares
         return cls(
             indptr,

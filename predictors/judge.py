@@ -16,6 +16,7 @@ import numpy as np
 
 from packer.bin import STARVATION_THRESHOLD, Evaluation
 from packer.profile import Profile
+from packer.settings import Settings
 from packer.twin.simulate import Simulation, simulate
 from packer.workload import Workload
 
@@ -99,9 +100,8 @@ def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
 def judge(
     workload: Workload,
     profile: Profile,
+    settings: Settings,
     *,
-    max_loras: int,
-    max_lora_rank: int,
     seed: int = 0,
     max_outstanding: int | None = None,
     edge_seeds: int = EDGE_SEEDS,
@@ -126,8 +126,8 @@ def judge(
         return simulate(
             workload,
             profile,
-            max_loras=max_loras,
-            max_lora_rank=max_lora_rank,
+            max_loras=settings.max_loras,
+            max_lora_rank=settings.max_lora_rank,
             duration_s=duration_s,
             seed=run_seed,
             max_outstanding=max_outstanding,

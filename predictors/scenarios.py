@@ -17,7 +17,8 @@ from packer.bin import Bin
 from packer.lengths import Lengths
 from packer.predictors.features import COLUMN, BinTable, FeatureExtractor
 from packer.profile import Profile
-from packer.twin.memory import memory_error
+from packer.settings import Settings
+from packer.twin.memory.policy import memory_error
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 SIZES = (8, 16, 32)
@@ -40,12 +41,11 @@ class Scenario:
     family: str
     group: str
     workload: Workload
-    max_loras: int
-    max_lora_rank: int
+    settings: Settings
 
     def bin(self, profile: Profile) -> Bin:
         """The whole workload on one server."""
-        return Bin(tuple(range(len(self.workload))), self.max_loras, self.max_lora_rank, profile)
+        return Bin(tuple(range(len(self.workload))), self.settings, profile)
 
     def features(self, profile: Profile) -> npt.NDArray[np.float64]:
         """Its features, float64 (F,)."""
@@ -60,17 +60,17 @@ def scenario(index: int, profile: Profile, seed: int) -> Scenario:
     family = FAMILIES[int(np.searchsorted(np.cumsum(SHARES), rng.random(), side="right"))]
     for _ in range(_TRIES):
         if family == "grid":
-            found = _from_grid(index, rng)
+            found = _from_grid(index, rng, profile)
         else:
             found = _mixed(index, family, rng, profile, _space_filling(index, seed, rng))
-        if memory_error(profile, found.max_loras, found.max_lora_rank) is not None:
+        if memory_error(profile, found.settings) is not None:
             continue
         if found.features(profile)[COLUMN["load_factor"]] <= MOST_OVERLOADED:
             return found
     return _mixed(index, family, rng, profile, np.full(_DIMENSIONS, 0.1))  # a small server: starts on any GPU
 
 
-def _from_grid(index: int, rng: np.random.Generator) -> Scenario:
+def _from_grid(index: int, rng: np.random.Generator, profile: Profile) -> Scenario:
     sizes = sorted(rng.choice(SIZES, 3).tolist())
     rates = sorted(rng.choice(len(RATES), 3).tolist())
     n, slots = (int(x) for x in rng.choice(COUNTS, 2))
@@ -90,7 +90,8 @@ def _from_grid(index: int, rng: np.random.Generator) -> Scenario:
         SHAREGPT_CORRELATION,
     )
     group = "grid " + " ".join(map(str, rates)) + " / " + " ".join(map(str, sizes))
-    return Scenario(index, "grid", group, workload, slots, checks.slot_rank_for(int(ranks.max())))
+    settings = profile.settings(slots, checks.slot_rank_for(int(ranks.max())))
+    return Scenario(index, "grid", group, workload, settings)
 
 
 def _space_filling(index: int, seed: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -147,11 +148,11 @@ def _mixed(
             for i in range(n)
         ]
         workload = Workload(adapters, *lengths, correlation)
-        slot_rank = checks.slot_rank_for(int(ranks.max()))
-        return Scenario(index, family, f"{family} {index}", workload, slots, slot_rank)
+        settings = profile.settings(slots, checks.slot_rank_for(int(ranks.max())))
+        return Scenario(index, family, f"{family} {index}", workload, settings)
 
     one = build(1.0)
-    if memory_error(profile, one.max_loras, one.max_lora_rank) is not None:
+    if memory_error(profile, one.settings) is not None:
         return one
     scaled = _Scaled(one, profile)
     full = 1.0 / scaled.feature(1.0, "load_factor")

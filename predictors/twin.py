@@ -64,8 +64,7 @@ class TwinPredictor:
         return judge(
             item.workload(workload),
             item.profile,
-            max_loras=item.max_loras,
-            max_lora_rank=item.max_lora_rank,
+            item.settings,
             seed=self.seed,
             workers=workers,
         ).evaluation

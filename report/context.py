@@ -11,6 +11,7 @@ from packer.bin import Bin, Evaluation
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.report.curves import Curves
+from packer.twin.memory.policy import memory_policy
 
 GIB = 2.0**30
 LARGEST_HEADROOM = 4.0
@@ -172,9 +173,8 @@ def _card(plan: Plan, index: int, evaluation: Evaluation, most: float, room: str
 
 def _adapter_rows(plan: Plan, item: Bin) -> tuple[AdapterRow, ...]:
     fleet = plan.workload
-    shares = item.shares or (1.0,) * len(item.adapters)
     order = sorted(
-        zip(item.adapters, shares, strict=True),
+        zip(item.adapters, item.shares, strict=True),
         key=lambda pair: -float(fleet.offered_tok_s_by_adapter[pair[0]]) * pair[1],
     )
     return tuple(
@@ -190,23 +190,24 @@ def _adapter_rows(plan: Plan, item: Bin) -> tuple[AdapterRow, ...]:
 
 
 def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
-    """The GPU's memory: weights, adapter slots, KV cache, the rest; GiB and percent of the GPU."""
+    """The GPU's memory: weights, what is reserved for adapters, KV cache, the rest; GiB and percent of the GPU."""
     profile = item.profile
+    policy = memory_policy(profile)
     total = profile.gpu.memory_bytes * profile.engine.tensor_parallel_size
-    slots = item.max_loras * (
-        profile.memory.slot_bytes + item.max_lora_rank * profile.memory.slot_bytes_per_rank
-    )
+    reserved = policy.reserved_bytes(profile, item.settings)
     kv = evaluation.kv_cache_tokens * profile.model.kv_bytes_per_token
     parts = [
         ("weights", profile.model.weights_bytes, "weights"),
-        ("slots", slots, f"{item.max_loras} slots of rank {item.max_lora_rank}"),
-        ("kv", kv if math.isfinite(kv) else 0.0, "KV cache"),
+        ("slots", reserved, policy.taken_by(item.settings)),
+        ("kv", kv if math.isfinite(kv) else 0.0, policy.kv_label),
     ]
     used = sum(size for _, size, _ in parts)
     parts.append(("rest", max(0.0, total - used), "activations, graphs, unused"))
     whole = max(total, used)
     return tuple(
-        Bar(round(100 * size / whole, 2), kind, f"{text}: {size / GIB:.1f} GiB") for kind, size, text in parts
+        Bar(round(100 * size / whole, 2), kind, f"{text}: {size / GIB:.1f} GiB")
+        for kind, size, text in parts
+        if size or kind != "slots"
     )
 
 

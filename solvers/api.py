@@ -22,7 +22,7 @@ from packer.solvers.base import Problem, Solution, Solver
 from packer.solvers.judges import Judges, judges, rate_margin_for
 from packer.solvers.start import COUNTING
 from packer.solvers.verify import ask_twin, check
-from packer.twin.memory import memory_error
+from packer.twin.memory.policy import memory_error
 from packer.workload import Workload
 
 
@@ -257,7 +257,7 @@ def _inadmissible(problem: Problem, bins: Sequence[Bin], evaluations: Evaluation
         if ok:
             continue
         if row.memory_error:
-            why = memory_error(bin_.profile, bin_.max_loras, bin_.max_lora_rank) or "memory error"
+            why = memory_error(bin_.profile, bin_.settings) or "memory error"
             reasons.append(f"GPU {k} does not start: {why}")
         elif row.starved:
             reasons.append(
@@ -311,11 +311,11 @@ def _same_fleet_bins(old: Plan, workload: Workload) -> tuple[Bin, ...]:
     number = {name: i for i, name in enumerate(workload.names)}
     bins = []
     for bin_ in old.bins:
-        shares = bin_.shares or (1.0,) * len(bin_.adapters)
         names = [old.workload.names[i] for i in bin_.adapters]
-        kept = [(number[name], share) for name, share in zip(names, shares, strict=True) if name in number]
+        kept = [
+            (number[name], share) for name, share in zip(names, bin_.shares, strict=True) if name in number
+        ]
         if kept:
             adapters, parts = zip(*kept, strict=True)
-            split = None if bin_.shares is None else tuple(parts)
-            bins.append(Bin(tuple(adapters), bin_.max_loras, bin_.max_lora_rank, bin_.profile, split))
+            bins.append(replace(bin_, adapters=adapters, shares=parts))
     return tuple(bins)

@@ -12,7 +12,7 @@ from packer.arrival import Arrivals
 from packer.bin import STARVATION_THRESHOLD
 from packer.predictors.features import fleet_table
 from packer.profile import LoadingSpec, Profile
-from packer.twin.memory import kv_cache_tokens
+from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.simulate import Simulation, simulate
 from packer.workload import Workload
 
@@ -107,7 +107,7 @@ def engine_load(workload: Workload, profile: Profile) -> float:
     """
     _rank, rate, prompt, output, _i2, output_2, product, _group = fleet_table(workload).T
     bare = without_adapters(profile)
-    law, kv_tokens = bare.latency.coefficients, kv_cache_tokens(bare, 1, 8)
+    law, kv_tokens = bare.latency.coefficients, kv_cache_tokens(bare, bare.settings(1, 8))
     decodes = float(rate @ np.maximum(output - 1.0, 0.0))
     held = float(rate @ np.maximum(product + 0.5 * output_2 - prompt - output, 0.0))
     steps = max(decodes / profile.engine.max_num_seqs, held / max(kv_tokens, 1))

@@ -22,7 +22,7 @@ def balanced(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
     largest slots. Then the worst-off GPU gives adapters to the least loaded ones. Nothing changes for several
     GPU types, split adapters and plans that stay close to a running one.
     """
-    plain = len(problem.profiles) == 1 and not problem.old_bins and all(b.shares is None for b in bins)
+    plain = len(problem.profiles) == 1 and not problem.old_bins and not any(b.is_split for b in bins)
     if len(bins) < 2 or not plain or problem.out_of_time():
         return tuple(bins)
     even = _even(problem, len(bins))

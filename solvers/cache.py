@@ -64,17 +64,17 @@ class _Fleet:
     def canonical(self, item: Bin) -> tuple[object, Bin]:
         """Key of a bin's content, and the bin of the same content that is asked for all of its kind."""
         here = self.classes[list(item.adapters)]
-        shares: tuple[float, ...] | None = None
-        if item.shares is None:
-            here = np.sort(here)
-        else:
-            order = np.lexsort((np.array(item.shares), here))
+        shares = item.shares
+        if item.is_split:
+            order = np.lexsort((np.array(shares), here))
             here = here[order]
-            shares = tuple(item.shares[k] for k in order)
-        key = (here.tobytes(), shares, item.max_loras, item.max_lora_rank, item.profile)
+            shares = tuple(shares[k] for k in order)
+        else:
+            here = np.sort(here)
+        key = (here.tobytes(), shares, item.settings, item.profile)
         run = np.arange(len(here)) - np.searchsorted(here, here)  # 0, 1, … within a class
         adapters = tuple(self.members[self.start[here] + run].tolist())
-        return key, Bin(adapters, item.max_loras, item.max_lora_rank, item.profile, shares)
+        return key, Bin(adapters, item.settings, item.profile, shares)
 
 
 class CachedPredictor:

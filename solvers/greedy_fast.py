@@ -31,7 +31,7 @@ from packer.solvers.margin import MarginPredictor
 from packer.solvers.order import paper_order
 from packer.solvers.probe import Probe
 from packer.solvers.reasons import largest_share, too_hot
-from packer.twin.memory import kv_cache_tokens_many
+from packer.twin.memory.policy import kv_cache_tokens_many
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -164,7 +164,8 @@ def _packed(judge: Judge, problem: Problem, workload: Workload) -> tuple[list[Bi
     tops = np.maximum.reduceat(judge.slot[placed[:done]], np.r_[0, ends[: count - 1]]) if count else ()
     bins, start = [], 0
     for end, chosen, top in zip(ends[:count].tolist(), slots.tolist(), tops, strict=False):
-        bins.append(Bin(tuple(placed[start:end].tolist()), chosen, SLOT_RANKS[top], problem.profile))
+        settings = problem.profile.settings(chosen, SLOT_RANKS[top])
+        bins.append(Bin(tuple(placed[start:end].tolist()), settings, problem.profile))
         start = end
     return bins, left[:n_left].tolist()
 

@@ -47,10 +47,9 @@ def _scaled(workload: Workload, bins: Sequence[Bin], factors: Sequence[float]) -
     moved: list[Bin] = []
     for k, (item, factor) in enumerate(zip(bins, factors, strict=True)):
         first = len(adapters)
-        shares = item.shares or (1.0,) * len(item.adapters)
-        for i, share in zip(item.adapters, shares, strict=True):
+        for i, share in zip(item.adapters, item.shares, strict=True):
             own = workload.adapters[i]
             adapters.append(replace(own, name=f"{k}.{i}", rate=own.rate * share * factor))
-        moved.append(replace(item, adapters=tuple(range(first, len(adapters))), shares=None))
+        moved.append(replace(item, adapters=tuple(range(first, len(adapters))), shares=()))
     fleet = replace(workload, adapters=tuple(adapters))
     return fleet, moved

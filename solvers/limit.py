@@ -63,11 +63,8 @@ def _stripped(workload: Workload, bin_: Bin, gone: Container[int]) -> Bin | None
         return None
     adapters = tuple(bin_.adapters[k] for k in places)
     spare = bin_.max_loras > len(bin_.adapters)
-    shares = None if bin_.shares is None else tuple(bin_.shares[k] for k in places)
-    return Bin(
-        adapters,
+    settings = bin_.profile.settings(
         bin_.max_loras if spare else min(bin_.max_loras, len(adapters)),
         slot_rank_for(int(workload.ranks[list(adapters)].max())),
-        bin_.profile,
-        None if shares is None or all(share == 1.0 for share in shares) else shares,
     )
+    return Bin(adapters, settings, bin_.profile, tuple(bin_.shares[k] for k in places))

@@ -128,10 +128,11 @@ class Oracle:
             candidates = sorted(closeness, key=closeness.__getitem__)
             open_rows.append((key, self.classes.representatives(row), rank, candidates))
         # The most promising candidate of every row, then all the others of the rows that failed.
+        profile = self.problem.profile
         for part in (slice(0, 1), slice(1, None)):
             self._ask(
                 [
-                    (key, Bin(members, p, rank, self.problem.profile))
+                    (key, Bin(members, profile.settings(p, rank), profile))
                     for key, members, rank, candidates in open_rows
                     if key not in self._known
                     for p in candidates[part]

@@ -26,13 +26,12 @@ class Probe:
         adapters: Sequence[int],
         max_loras: int,
         profile: Profile | None = None,
-        shares: Sequence[float] | None = None,
+        shares: Sequence[float] = (),
     ) -> Bin:
-        """A bin whose slots hold its largest adapter; shares that are all 1 are left out."""
+        """A bin whose slots hold its largest adapter; without shares every adapter is whole."""
         rank = slot_rank_for(int(self._ranks[list(adapters)].max()))
-        split = shares is not None and any(share != 1.0 for share in shares)
-        kept = tuple(shares) if split and shares is not None else None
-        return Bin(tuple(adapters), max_loras, rank, profile or self.problem.profile, kept)
+        profile = profile or self.problem.profile
+        return Bin(tuple(adapters), profile.settings(max_loras, rank), profile, tuple(shares))
 
     def evaluate(self, bins: Sequence[Bin]) -> tuple[Evaluations, npt.NDArray[np.bool_]]:
         """Evaluations, and which of the bins are admissible, bool (n,)."""
@@ -48,7 +47,7 @@ class Probe:
         self,
         adapters: Sequence[int],
         profile: Profile | None = None,
-        shares: Sequence[float] | None = None,
+        shares: Sequence[float] = (),
         hint: int | None = None,
         *,
         thorough: bool = False,

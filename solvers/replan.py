@@ -33,7 +33,7 @@ class Replan:
             return "it needs a running plan: packer replan OLD-PLAN WORKLOAD"
         if any(bin_.profile not in problem.profiles for bin_ in problem.old_bins):
             return "the running plan has GPUs of another type"
-        split = any(share < 1.0 for bin_ in problem.old_bins for share in bin_.shares or ())
+        split = any(bin_.is_split for bin_ in problem.old_bins)
         return "it does not know adapters that are split over several GPUs" if split else None
 
     def solve(self, problem: Problem) -> Solution:

@@ -159,9 +159,8 @@ class _Search:
 
     def _single(self, bin_: Bin) -> list[int]:
         """Positions of a bin's adapters that are whole here, one for each load, at most a few."""
-        shares = bin_.shares or (1.0,) * len(bin_.adapters)
         seen: dict[tuple[int, float], int] = {}
-        for position, (i, share) in enumerate(zip(bin_.adapters, shares, strict=True)):
+        for position, (i, share) in enumerate(zip(bin_.adapters, bin_.shares, strict=True)):
             if share == 1.0:
                 seen.setdefault((int(self.problem.workload.ranks[i]), float(self.loads[i])), position)
         kinds = sorted(seen, reverse=True)
@@ -198,7 +197,7 @@ class _Search:
 
     def _without(self, bin_: Bin, position: int, *, keep_slots: bool = False) -> Bin:
         adapters = [i for k, i in enumerate(bin_.adapters) if k != position]
-        shares = None if bin_.shares is None else [s for k, s in enumerate(bin_.shares) if k != position]
+        shares = [s for k, s in enumerate(bin_.shares) if k != position]
         if not adapters:  # only on the way to a swap, which adds one again
             return bin_
         slots = bin_.max_loras if keep_slots else min(bin_.max_loras, len(adapters))
@@ -206,7 +205,7 @@ class _Search:
 
     def _plus(self, bin_: Bin, adapter: int) -> Bin:
         adapters = [*bin_.adapters, adapter]
-        shares = None if bin_.shares is None else [*bin_.shares, 1.0]
+        shares = [*bin_.shares, 1.0]
         every = bin_.max_loras == len(bin_.adapters)
         return self.probe.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)
 

@@ -38,7 +38,7 @@ def _with(probe: Probe, bin_: Bin, more: Sequence[int]) -> Bin | None:
     adapters = [*bin_.adapters, *more]
     if len(adapters) > MAX_ADAPTERS_PER_GPU:
         return None
-    shares = None if bin_.shares is None else [*bin_.shares, *[1.0] * len(more)]
+    shares = [*bin_.shares, *[1.0] * len(more)]
     slots = len(adapters) if bin_.max_loras == len(bin_.adapters) else bin_.max_loras
     candidate = probe.make(adapters, slots, bin_.profile, shares)
     return candidate if probe.admissible([candidate])[0] else None

@@ -18,7 +18,7 @@ from packer.objectives.base import Objective
 from packer.predictors.base import Predictor
 from packer.predictors.twin import TwinPredictor
 from packer.solvers.base import Problem, Solution
-from packer.twin.memory import memory_error
+from packer.twin.memory.policy import memory_error
 from packer.workload import Workload
 
 _SHARE_TOLERANCE = 1e-6
@@ -46,7 +46,7 @@ def check(problem: Problem, solution: Solution) -> None:
     for k, bin_ in enumerate(solution.bins):
         _check_bin(problem, k, bin_)
         index = list(bin_.adapters)
-        placed[index] += 1.0 if bin_.shares is None else np.array(bin_.shares)
+        placed[index] += np.array(bin_.shares)
         copies[index] += 1
     expected = np.ones(len(workload))
     if not all(0 <= i < len(workload) for i in solution.unplaced):
@@ -98,7 +98,7 @@ def failures(
     failed = {}
     for k, row in enumerate(found):
         if row.memory_error:
-            why = memory_error(bins[k].profile, bins[k].max_loras, bins[k].max_lora_rank)
+            why = memory_error(bins[k].profile, bins[k].settings)
             failed[k] = f"GPU {k} does not start in the twin: {why}"
         elif row.starved:
             share = f"{row.served_share:.0%} of its load served"

@@ -13,6 +13,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin, Evaluation, Evaluations
 from packer.plan import Plan, Status
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.settings import Slots
 from packer.workload import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,8 +103,8 @@ def toy_plan(toy_profile: Profile) -> Callable[..., Plan]:
         bins = []
         for gpu in range(gpus):
             own = tuple(i for i in range(len(names)) if i % gpus == gpu or (replicated and i == 0))
-            shares = tuple((gpu + 1) / total if i == 0 else 1.0 for i in own) if replicated else None
-            bins.append(Bin(own, min(8, len(own)), max(8, rank), toy_profile, shares))
+            shares = tuple((gpu + 1) / total if i == 0 else 1.0 for i in own) if replicated else ()
+            bins.append(Bin(own, Slots(min(8, len(own)), max(8, rank)), toy_profile, shares))
         rows = []
         for each in bins:
             load = each.offered_tok_s(workload)

@@ -10,7 +10,7 @@ import pytest
 
 CORE = {
     "adapter", "arrival", "bin", "checks", "cluster", "errors", "fingerprint", "lengths", "plan", "profile",
-    "registry", "workload",
+    "registry", "settings", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

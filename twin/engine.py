@@ -11,10 +11,12 @@ import numpy.typing as npt
 
 from packer.arrival import RequestTrace
 from packer.profile import Profile
+from packer.settings import Settings
 from packer.twin import kernel
 from packer.twin import kernel_state as rows
 from packer.twin.arrivals import Marks, draw_marks, draw_times
 from packer.twin.latency import coefficient_vector
+from packer.twin.memory.policy import memory_policy
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -53,8 +55,7 @@ class Server:
 
     workload: Workload
     profile: Profile
-    max_loras: int
-    max_lora_rank: int
+    settings: Settings
     kv_cache_tokens: int
     max_outstanding: int | None
     mean_state: bool = False
@@ -65,13 +66,8 @@ class Server:
         return self.kv_cache_tokens // self.profile.engine.block_size
 
     def adapter_blocks(self) -> IntArray:
-        """KV blocks that each adapter takes while it is resident, int64 (m,): 0 unless memory is unified."""
-        if self.profile.memory.policy != "unified":
-            return np.zeros(len(self.workload), dtype=np.int64)
-        block_bytes = self.profile.engine.block_size * self.profile.model.kv_bytes_per_token
-        exact = self.workload.ranks * self.profile.model.lora_bytes_per_rank / block_bytes
-        blocks: IntArray = np.ceil(exact).astype(np.int64)
-        return blocks
+        """KV blocks that each adapter takes while it is on the GPU, int64 (m,)."""
+        return memory_policy(self.profile).adapter_blocks(self.profile, self.workload.ranks)
 
     def longest_request(self) -> int:
         """Input + output tokens of the longest request that the server takes."""
@@ -137,8 +133,8 @@ class Server:
                 ]
             ),
             duration_s,
-            self.max_loras,
-            self.max_lora_rank,
+            self.settings.max_loras,
+            self.settings.max_lora_rank,
             self.kv_blocks,
             engine.block_size,
             engine.max_num_batched_tokens,

@@ -14,9 +14,10 @@ from packer import checks
 from packer.bin import STARVATION_THRESHOLD
 from packer.errors import ValidationError
 from packer.profile import Profile
+from packer.settings import Settings
 from packer.twin import kernel_state as rows
 from packer.twin.engine import Raw, Server
-from packer.twin.memory import kv_cache_tokens, memory_error
+from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.served import served_share
 from packer.workload import Workload
 
@@ -39,13 +40,22 @@ class Simulation:
     status_reason: str
     workload: Workload = field(repr=False)
     profile: Profile = field(repr=False)
-    max_loras: int
-    max_lora_rank: int
+    settings: Settings
     duration_s: float
     seed: int
     kv_cache_tokens: int
     raw: Raw | None = field(repr=False)
     timeline_bin_s: float = 10.0
+
+    @property
+    def max_loras(self) -> int:
+        """Adapters on the GPU at once."""
+        return self.settings.max_loras
+
+    @property
+    def max_lora_rank(self) -> int:
+        """Largest rank that the server takes."""
+        return self.settings.max_lora_rank
 
     # ---- counts and throughput
     @property
@@ -327,27 +337,23 @@ def simulate(
     ValidationError
         A value out of range, or an adapter that no slot of this rank holds.
     """
-    checks.integer("max_loras", max_loras, low=1, high=100_000)
     if duration_s is None:
         duration_s = workload.arrivals.whole_s(HOUR_S)
     checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
     checks.real("timeline_bin_s", timeline_bin_s, low=duration_s / MAX_BINS)
     checks.integer("seed", seed, low=0)
     largest = int(workload.ranks.max())
-    slot_rank = (
-        checks.slot_rank_for(largest)
-        if max_lora_rank is None
-        else checks.slot_rank("max_lora_rank", max_lora_rank)
-    )
+    slot_rank = checks.slot_rank_for(largest) if max_lora_rank is None else max_lora_rank
+    settings = profile.settings(max_loras, slot_rank)
     if largest > slot_rank:
         raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {slot_rank}.")
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
-    kv_tokens = kv_cache_tokens(profile, max_loras, slot_rank)
-    reason = memory_error(profile, max_loras, slot_rank)
+    kv_tokens = kv_cache_tokens(profile, settings)
+    reason = memory_error(profile, settings)
     raw = None
     if reason is None:
-        server = Server(workload, profile, int(max_loras), slot_rank, kv_tokens, max_outstanding, mean_state)
+        server = Server(workload, profile, settings, kv_tokens, max_outstanding, mean_state)
         if server.longest_request() >= 2:
             raw = server.run(float(duration_s), seed, float(timeline_bin_s))
         else:
@@ -357,8 +363,7 @@ def simulate(
         reason or "",
         workload,
         profile,
-        int(max_loras),
-        slot_rank,
+        settings,
         float(duration_s),
         seed,
         kv_tokens,

@@ -82,7 +82,11 @@ def questions(profile: Profile, seed: int) -> tuple[Workload, BinTable]:
     for _ in range(QUESTIONS):
         n = int(rng.integers(8, 256))
         bins.append(
-            Bin(tuple(rng.permutation(384)[:n].tolist()), int(rng.choice((16, 64, 128))), 32, profile)
+            Bin(
+                tuple(rng.permutation(384)[:n].tolist()),
+                profile.settings(int(rng.choice((16, 64, 128))), 32),
+                profile,
+            )
         )
     return fleet, BinTable.of(bins)
 
@@ -122,7 +126,7 @@ def speed(profile: Profile) -> dict[str, Any]:
         row["all_figures_with_features_us"] = median_us(
             lambda p=predictor: p.evaluate_table(fleet, table), QUESTIONS
         )
-        bins = [Bin(tuple(range(100)), 32, 32, profile)]
+        bins = [Bin(tuple(range(100)), profile.settings(32, 32), profile)]
         row["evaluate_one_bin_us"] = median_us(
             lambda p=predictor, b=bins: [p.evaluate(fleet, b) for _ in range(50)], 50
         )
@@ -145,11 +149,11 @@ def unseen_lengths(profile: Profile, per_pair: int) -> dict[str, Any]:
             fleet = Workload(
                 case.workload.adapters, Lengths.gamma(prompt, 0.8), Lengths.gamma(output, 0.8), 0.0
             )
-            server = Bin(tuple(range(len(fleet))), case.max_loras, case.max_lora_rank, profile)
+            server = Bin(tuple(range(len(fleet))), case.settings, profile)
             use = FeatureExtractor(fleet, profile).matrix(BinTable.of([server]))[0, 20]
             fleet = fleet.scaled(float(np.exp(rng.uniform(np.log(0.3), np.log(3.0))) / use))
             found = judge(
-                fleet, profile, max_loras=case.max_loras, max_lora_rank=case.max_lora_rank,
+                fleet, profile, case.settings,
                 max_outstanding=MAX_OUTSTANDING,
             )  # fmt: skip
             cases.append((fleet, server))

@@ -45,7 +45,13 @@ def score(profile: Profile, folder: Path) -> dict[str, Any]:
         told = [
             predictor.evaluate(
                 fleet,
-                [Bin(tuple(range(len(fleet))), int(run["max_loras"]), int(run["max_lora_rank"]), profile)],
+                [
+                    Bin(
+                        tuple(range(len(fleet))),
+                        profile.settings(int(run["max_loras"]), int(run["max_lora_rank"])),
+                        profile,
+                    )
+                ],
             )[0]
             for fleet, run in asked
         ]

@@ -131,7 +131,7 @@ def case_report(
     case: Case, outcomes: Sequence[Outcome], profile: packer.Profile, launch: Launch
 ) -> BinReport:
     """Predicted against measured for one case."""
-    bin_ = Bin(tuple(range(case.adapters)), case.max_loras, case.max_lora_rank, profile)
+    bin_ = Bin(tuple(range(case.adapters)), profile.settings(case.max_loras, case.max_lora_rank), profile)
     return report_of(0, bin_, outcomes, launch)
 
 

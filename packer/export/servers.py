@@ -207,10 +207,9 @@ def _server(plan: Plan, index: int, options: Options, paths: Mapping[str, str]) 
     model = options.model if options.model is not None else profile.model.name
     if not model.strip() or model.startswith("-") or not model.isprintable():
         raise ValidationError(f"Expected the base model to be a path or repository, got {shown(model)}.")
-    shares = item.shares if item.shares is not None else (1.0,) * len(item.adapters)
     modules = [
         Module(plan.workload.names[i], paths[plan.workload.names[i]], plan.workload.adapters[i].rank, share)
-        for i, share in zip(item.adapters, shares, strict=True)
+        for i, share in zip(item.adapters, item.shares, strict=True)
     ]
     modules.sort(key=lambda module: module.name)
     version = profile.engine.version.removeprefix("v")

@@ -57,7 +57,7 @@ class GpuTable(Table):
     max_loras: int
     max_lora_rank: int
     adapters: list[str]
-    shares: list[float] | None = None
+    shares: list[float] = Field(default_factory=list)
     evaluation: EvaluationTable
 
 
@@ -138,7 +138,7 @@ def _gpu_to_dict(k: int, item: Bin, row: Evaluation, label: str, names: Sequence
         "max_lora_rank": item.max_lora_rank,
         "adapters": [names[i] for i in item.adapters],
     }
-    if item.shares is not None:
+    if item.is_split:
         data["shares"] = list(item.shares)
     data["evaluation"] = {name: _or_none(getattr(row, name)) for name in _FIGURES}
     return data
@@ -207,9 +207,10 @@ def _bin(
     if gpu.profile not in profiles:
         raise FileFormatError(f"there is no profile {gpu.profile!r}.", path=path, key=f"gpus.{k}.profile")
     adapters = _numbers(gpu.adapters, number, f"gpus.{k}.adapters", path)
-    shares = None if gpu.shares is None else tuple(gpu.shares)
+    profile = profiles[gpu.profile]
     try:
-        return Bin(adapters, gpu.max_loras, gpu.max_lora_rank, profiles[gpu.profile], shares)
+        settings = profile.settings(gpu.max_loras, gpu.max_lora_rank)
+        return Bin(adapters, settings, profile, tuple(gpu.shares))
     except ValidationError as error:
         raise FileFormatError(str(error), path=path, key=f"gpus.{k}") from None
 
@@ -229,7 +230,7 @@ def _check_placed(
     """Each adapter once, or in shares that sum to 1: a plan edited by hand may break it."""
     placed = dict.fromkeys(range(len(workload)), 0.0)
     for item in bins:
-        for i, share in zip(item.adapters, item.shares or (1.0,) * len(item.adapters), strict=True):
+        for i, share in zip(item.adapters, item.shares, strict=True):
             placed[i] += share
     for i in unplaced:
         placed[i] += 1.0

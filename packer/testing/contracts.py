@@ -47,7 +47,7 @@ class ObjectiveContract:
         fleet = random_fleet(24, seed=1, rates=(0.2, 0.1))
         profile = small_profile()
         parts = [tuple(range(k, 24, 4)) for k in range(4)]
-        bins = [Bin(part, len(part), 32, profile) for part in parts]
+        bins = [Bin(part, profile.settings(len(part), 32), profile) for part in parts]
         found = AnalyticPredictor().evaluate(fleet, bins)
         starved, failed = np.array([0, 0, 1, 1], dtype=bool), np.array([0, 0, 0, 1], dtype=bool)
         return fleet, bins, replace(found, starved=starved, memory_error=failed)
@@ -100,9 +100,9 @@ class PredictorContract:
     def bins(self, fleet: Workload, profile: Profile) -> list[Bin]:
         """A few bins of different sizes and slots."""
         return [
-            Bin((0,), 1, 16, profile),
-            Bin(tuple(range(8)), 4, 16, profile),
-            Bin(tuple(range(8, 24)), 16, 16, profile),
+            Bin((0,), profile.settings(1, 16), profile),
+            Bin(tuple(range(8)), profile.settings(4, 16), profile),
+            Bin(tuple(range(8, 24)), profile.settings(16, 16), profile),
         ]
 
     def test_one_row_per_bin(self, predictor: Predictor, fleet: Workload, bins: list[Bin]) -> None:
@@ -133,11 +133,15 @@ class PredictorContract:
     def test_hopeless_bins_starve(self, predictor: Predictor, fleet: Workload, profile: Profile) -> None:
         """A server offered thousands of times what any GPU serves is starved."""
         hopeless = fleet.scaled(1e4)
-        assert not predictor.evaluate(hopeless, [Bin(tuple(range(24)), 24, 16, profile)])[0].feasible
+        assert not predictor.evaluate(hopeless, [Bin(tuple(range(24)), profile.settings(24, 16), profile)])[
+            0
+        ].feasible
 
     def test_slots_beyond_memory_fail(self, predictor: Predictor, fleet: Workload, profile: Profile) -> None:
         """Slots that leave no room for the KV cache are infeasible."""
-        assert not predictor.evaluate(fleet, [Bin((0, 1), 100_000, 512, profile)])[0].feasible
+        assert not predictor.evaluate(fleet, [Bin((0, 1), profile.settings(100_000, 512), profile)])[
+            0
+        ].feasible
 
 
 class SolverContract:

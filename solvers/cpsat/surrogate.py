@@ -53,6 +53,7 @@ def sample(
     The cost is the first entry of the objective's key for a plan of that bin alone.
     """
     fleet, ranks, demand = classes.fleet, classes.ranks, classes.demand
+    profile = problem.profile
     bins: list[Bin] = []
     rows: list[IntArray] = []
     while len(bins) < n:
@@ -66,7 +67,7 @@ def sample(
             held = int(row.sum())
         for p in _near(held, rng):
             slot = slot_rank_for(int(ranks[row > 0].max()))
-            bins.append(Bin(classes.representatives(row), p, slot, problem.profile))
+            bins.append(Bin(classes.representatives(row), profile.settings(p, slot), profile))
             rows.append(row)
     found = problem.predictor.evaluate(fleet, bins)
     admissible = problem.objective.admissible(found)

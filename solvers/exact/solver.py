@@ -212,5 +212,5 @@ class ExactSearch:
 
 
 def _counts(classes: Classes, bins: Sequence[Bin]) -> IntArray:
-    rows = [classes.counts(each.adapters) for each in bins if each.shares is None]
+    rows = [classes.counts(each.adapters) for each in bins if not each.is_split]
     return np.array(rows, dtype=np.int64).reshape(-1, len(classes))

@@ -76,7 +76,7 @@ def test_infeasible_plan_is_exit_code_3(
     """Nothing is written for a plan that can't run."""
     path = tmp_path / "plan.json"
     plan = dataclasses.replace(toy_plan(["a", "b", "c"], gpus=1), status=Status.INFEASIBLE, unplaced=(2,))
-    bins = (dataclasses.replace(plan.bins[0], adapters=(0, 1)),)
+    bins = (dataclasses.replace(plan.bins[0], adapters=(0, 1), shares=()),)
     dataclasses.replace(plan, bins=bins).save(path)
     assert run(["export", str(path)]) == 3
     assert capsys.readouterr().out == ""

@@ -61,17 +61,17 @@ def test_memory_table_and_plot(tmp_path: Path, capsys: Capture) -> None:
 def test_memory_agrees_with_the_twin(capsys: Capture) -> None:
     """Every figure is the memory model's, and the largest number of slots is really the last that starts."""
     from packer.io.profiles import load_profile
-    from packer.twin.memory import kv_cache_tokens, memory_error
+    from packer.twin.memory.policy import kv_cache_tokens, memory_error
 
     assert run(["memory", "--max-loras", "8,64", "--max-lora-rank", "16,128", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     profile = load_profile(found["profile"])
     for row in found["rows"]:
-        tokens = kv_cache_tokens(profile, row["max_loras"], row["max_lora_rank"])
+        tokens = kv_cache_tokens(profile, profile.settings(row["max_loras"], row["max_lora_rank"]))
         assert row["kv_cache_tokens"] == max(0, tokens)
     for rank, most in found["largest_max_loras"].items():
-        assert memory_error(profile, most, int(rank)) is None
-        assert memory_error(profile, most + 1, int(rank)) is not None
+        assert memory_error(profile, profile.settings(most, int(rank))) is None
+        assert memory_error(profile, profile.settings(most + 1, int(rank))) is not None
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,7 @@ def planned(plan: Plan) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     for gpu, item in enumerate(plan.bins):
         for k, i in enumerate(item.adapters):
-            share = 1.0 if item.shares is None else item.shares[k]
-            table.setdefault(plan.workload.names[i], {})[f"gpu-{gpu}"] = share
+            table.setdefault(plan.workload.names[i], {})[f"gpu-{gpu}"] = item.shares[k]
     return table
 
 

@@ -12,7 +12,7 @@ from packer.predictors.features_kernel import CLIENT_CEILING, HORIZON_S
 from packer.predictors.physics import GRID, LONGEST_WAIT_S
 from packer.profile import Profile
 from packer.twin.latency import coefficient_vector, linear_features
-from packer.twin.memory import kv_cache_tokens
+from packer.twin.memory.policy import kv_cache_tokens
 from packer.workload import Workload
 
 
@@ -40,7 +40,7 @@ class NaiveServer:
         self.rates, self.ranks = fleet.rates, fleet.ranks
         self.demand = float(self.rates.sum() * self.output)
         self.law = coefficient_vector(profile.latency)
-        self.kv = kv_cache_tokens(profile, max_loras, slot_rank)
+        self.kv = kv_cache_tokens(profile, profile.settings(max_loras, slot_rank))
 
     def law_ms(self, batch: float, prefill: float, adapters: float, ranks: float, scanned: float) -> float:
         """One step by the regression's features, which are written independently of the kernel."""

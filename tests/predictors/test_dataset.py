@@ -42,7 +42,7 @@ def test_grid_scenarios_are_the_papers(small: Profile) -> None:
     for case in cases:
         assert set(case.workload.rates.tolist()) <= set(RATES)
         assert set(case.workload.ranks.tolist()) <= set(SIZES)
-        assert case.max_loras <= len(case.workload)
+        assert case.settings.max_loras <= len(case.workload)
 
 
 def test_every_scenario_starts(data: Dataset) -> None:

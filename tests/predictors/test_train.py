@@ -28,6 +28,7 @@ from packer.predictors.train import train
 from packer.predictors.tree import MOST_RULES, MOST_RULES_STARVATION
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.settings import Slots
 from packer.testing.contracts import PredictorContract
 from packer.workload import Workload
 
@@ -119,9 +120,9 @@ def test_another_profile_is_refused(models: dict[str, Model], small: Profile, tm
     with pytest.raises(ModelError, match="trained for the profile"):
         load_predictor(str(path), small.with_coefficients(base_ms=7.0))
     mine = LearnedPredictor(models["tree"], small)
-    other = Bin((0,), 1, 16, small.with_coefficients(base_ms=7.0))
+    other = Bin((0,), Slots(1, 16), small.with_coefficients(base_ms=7.0))
     with pytest.raises(ModelError, match="trained for"):
-        mine.evaluate(_fleet(), [Bin((0,), 1, 16, small), other])
+        mine.evaluate(_fleet(), [Bin((0,), Slots(1, 16), small), other])
 
 
 def test_a_profile_without_predictor_says_how_to_get_one(small: Profile) -> None:
@@ -170,10 +171,10 @@ def test_refined_trees_are_small_and_readable(data: Dataset, small: Profile, tmp
     rules = [str(rule) for rule in rules_of(model, STARVED)]
     assert len(rules) == trees[STARVED].leaves
     predictor = LearnedPredictor(model, small)
-    features = predictor.features(_fleet(), [Bin(tuple(range(24)), 8, 16, small)])[0]
+    features = predictor.features(_fleet(), [Bin(tuple(range(24)), Slots(8, 16), small)])[0]
     fired = rules_fired(predictor, features)
     assert str(fired[STARVED]) in rules
-    evaluation = predictor.evaluate(_fleet(), [Bin(tuple(range(24)), 8, 16, small)])[0]
+    evaluation = predictor.evaluate(_fleet(), [Bin(tuple(range(24)), Slots(8, 16), small)])[0]
     assert fired[STARVED].says.startswith("starves" if evaluation.starved else "does not starve")
     path = tmp_path / "tree.svg"
     draw_tree(model, STARVED, path)
@@ -192,7 +193,7 @@ def test_ensembles_have_no_rules(models: dict[str, Model]) -> None:
 def test_starvation_never_becomes_unlikelier_with_the_rate(models: dict[str, Model], small: Profile) -> None:
     """The boosted trees are monotone when all rates rise."""
     predictor = LearnedPredictor(models["boosting"], small)
-    server = [Bin(tuple(range(24)), 24, 16, small)]
+    server = [Bin(tuple(range(24)), Slots(24, 16), small)]
     chances = [
         predictor.evaluate(_fleet().scaled(float(factor)), server).starvation_probability[0]
         for factor in np.geomspace(0.05, 20, 25)
@@ -205,7 +206,7 @@ def test_starvation_never_becomes_unlikelier_with_the_rate(models: dict[str, Mod
 def test_influences_name_what_mattered(models: dict[str, Model], small: Profile) -> None:
     """On an overloaded server the strongest feature changes the verdict a lot; every feature is listed."""
     predictor = LearnedPredictor(models["boosting"], small)
-    features = predictor.features(_fleet(2.0), [Bin(tuple(range(24)), 24, 16, small)])[0]
+    features = predictor.features(_fleet(2.0), [Bin(tuple(range(24)), Slots(24, 16), small)])[0]
     rows = influences(predictor, features, 1e5)
     assert len(rows) == len(COLUMN)
     assert rows[0].weight >= rows[-1].weight
@@ -216,7 +217,7 @@ def test_auto_asks_the_twin_only_in_doubt(models: dict[str, Model], small: Profi
     """Clear bins never reach the twin, doubtful ones do and get its answer, and it is counted."""
     learned = LearnedPredictor(models["boosting"], small)
     fleet = _fleet()
-    bins = [Bin(tuple(range(24)), k, 16, small) for k in (1, 2, 4, 8, 24)]
+    bins = [Bin(tuple(range(24)), Slots(k, 16), small) for k in (1, 2, 4, 8, 24)]
     chance = learned.evaluate(fleet, bins).starvation_probability
     never = AutoPredictor(learned, TwinPredictor(), low=0.5, high=0.5)
     assert never.evaluate(fleet, bins).starvation_probability.tolist() == chance.tolist()
@@ -237,7 +238,7 @@ def test_what_was_never_learned_is_known_and_goes_to_the_twin(
     low, high = np.array(learned.model.header["ranges"])
     assert not learned.outside(np.stack([low, high])).any()
     strange = Workload([Adapter("a", 8, 0.01)], Lengths.constant(30_000), Lengths.constant(5))
-    server = [Bin((0,), 1, 8, small)]
+    server = [Bin((0,), Slots(1, 8), small)]
     beyond = learned.outside(learned.features(strange, server))[0]
     assert beyond[COLUMN["input_mean"]]
     assert learned.extrapolates(strange, server).tolist() == [True]

@@ -104,6 +104,18 @@ def test_memory_bar_fills_the_gpu(plan: Plan) -> None:
         assert parts[0].text == "weights: 14.9 GiB"
 
 
+def test_a_pool_reserves_no_slots(plan: Plan) -> None:
+    """With unified memory adapters are in the KV cache's pool: no bar shows slots that do not exist."""
+    for item, evaluation in zip(plan.bins, plan.evaluations, strict=True):
+        memory = dataclasses.replace(item.profile.memory, policy="unified")
+        profile = dataclasses.replace(item.profile, memory=memory)
+        pool = dataclasses.replace(item, settings=profile.settings(384, 32), profile=profile)
+        parts = context.memory_bars(pool, evaluation)
+        assert [part.kind for part in parts] == ["weights", "kv", "rest"]
+        assert parts[1].text.startswith("KV cache and adapters: ")
+        assert sum(part.percent for part in parts) == pytest.approx(100, abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -14,6 +14,7 @@ from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.settings import Slots
 from packer.solvers.backbone import backbone_tok_s, load_bound, without_adapters
 from packer.solvers.base import Problem
 from packer.solvers.flow import Flow
@@ -25,7 +26,7 @@ from packer.solvers.spread import Spread
 from packer.solvers.verify import check
 from packer.testing.analytic import small_profile
 from packer.testing.problems import problem, random_fleet
-from packer.twin.memory import kv_cache_tokens
+from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -40,7 +41,7 @@ def on(n: int | None, workload: Workload = FLEET, **changes: object) -> Problem:
 def test_the_backbone_has_no_cost_of_adapters(toy_profile: Profile) -> None:
     """Without adapters slots take no memory, and the server does at least as much as with them."""
     bare = without_adapters(toy_profile)
-    assert kv_cache_tokens(bare, 500, 512) == kv_cache_tokens(bare, 1, 8)
+    assert kv_cache_tokens(bare, bare.settings(500, 512)) == kv_cache_tokens(bare, bare.settings(1, 8))
     most = backbone_tok_s(FLEET, toy_profile)
     busy = simulate(FLEET.scaled(most * 2 / FLEET.offered_tok_s), toy_profile, max_loras=16, duration_s=300.0)
     assert 0 < busy.total_token_throughput <= most
@@ -71,7 +72,7 @@ def test_no_server_of_the_twin_beats_the_load_bound(lengths: tuple[Lengths, Leng
     low, high = 1e-3, 1e3
     for _ in range(9):
         middle = (low * high) ** 0.5
-        bins = [Bin(tuple(range(1, 8)), 7, 8, profile)]
+        bins = [Bin(tuple(range(1, 8)), Slots(7, 8), profile)]
         enough = bool(TwinPredictor().evaluate(fleet.scaled(middle), bins).feasible[0])
         low, high = (middle, high) if enough else (low, middle)
     alone = fleet.scaled(low).subset(range(1, 8))

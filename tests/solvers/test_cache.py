@@ -10,6 +10,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.bin import Bin, Evaluations
 from packer.lengths import Lengths
+from packer.settings import Slots
 from packer.solvers.cache import CachedPredictor, content_classes
 from packer.solvers.margin import MarginPredictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -44,8 +45,8 @@ def test_equal_contents_are_asked_once() -> None:
     """Bins of interchangeable adapters get one question and equal answers."""
     ASKED.clear()
     cached = CachedPredictor(Counting())
-    found = cached.evaluate(FLEET, [Bin((0, 1), 2, 16, PROFILE), Bin((1, 2), 2, 16, PROFILE)])
-    again = cached.evaluate(FLEET, [Bin((2, 1), 2, 16, PROFILE)])
+    found = cached.evaluate(FLEET, [Bin((0, 1), Slots(2, 16), PROFILE), Bin((1, 2), Slots(2, 16), PROFILE)])
+    again = cached.evaluate(FLEET, [Bin((2, 1), Slots(2, 16), PROFILE)])
     assert len(ASKED) == cached.asked == 1
     assert cached.questions == 3
     assert found[0] == found[1] == again[0]
@@ -56,12 +57,12 @@ def test_different_contents_are_told_apart() -> None:
     ASKED.clear()
     cached = CachedPredictor(Counting())
     bins = [
-        Bin((0,), 1, 8, PROFILE),
-        Bin((3,), 1, 8, PROFILE),
-        Bin((0,), 2, 8, PROFILE),
-        Bin((0,), 1, 16, PROFILE),
-        Bin((0,), 1, 8, PROFILE, (0.5,)),
-        Bin((0,), 1, 8, small_profile("other/model")),
+        Bin((0,), Slots(1, 8), PROFILE),
+        Bin((3,), Slots(1, 8), PROFILE),
+        Bin((0,), Slots(2, 8), PROFILE),
+        Bin((0,), Slots(1, 16), PROFILE),
+        Bin((0,), Slots(1, 8), PROFILE, (0.5,)),
+        Bin((0,), Slots(1, 8), small_profile("other/model")),
     ]
     found = cached.evaluate(FLEET, bins)
     assert len(ASKED) == len(bins)
@@ -73,7 +74,7 @@ def test_different_contents_are_told_apart() -> None:
 def test_shares_stay_with_their_adapters() -> None:
     """A reordered bin with shares is judged with each share at its own adapter."""
     cached = CachedPredictor(AnalyticPredictor())
-    item = Bin((3, 0), 2, 8, PROFILE, (0.25, 1.0))
+    item = Bin((3, 0), Slots(2, 8), PROFILE, (0.25, 1.0))
     assert cached.evaluate(FLEET, [item])[0].offered_tok_s == item.offered_tok_s(FLEET)
 
 
@@ -90,7 +91,7 @@ def test_adapters_of_a_trace_are_never_interchangeable() -> None:
 
 def test_margin_raises_every_rate() -> None:
     """With a margin of 10 % a bin is judged at 1.1 times its load."""
-    bins = [Bin((0, 1, 2), 3, 16, PROFILE)]
+    bins = [Bin((0, 1, 2), Slots(3, 16), PROFILE)]
     raised = MarginPredictor(AnalyticPredictor(), 1.1).evaluate(FLEET, bins)
     plain = AnalyticPredictor().evaluate(FLEET.scaled(1.1), bins)
     np.testing.assert_allclose(raised.offered_tok_s, 1.1 * bins[0].offered_tok_s(FLEET))

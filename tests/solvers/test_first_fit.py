@@ -42,7 +42,7 @@ class Fussy(AnalyticPredictor):
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Judge each bin; one row per bin, in order."""
         found = super().evaluate(workload, bins)
-        third = [any(abs(share - 1 / 3) < 1e-9 for share in bin_.shares or ()) for bin_ in bins]
+        third = [any(abs(share - 1 / 3) < 1e-9 for share in bin_.shares) for bin_ in bins]
         return replace(found, starved=found.starved | np.array(third))
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from packer.adapter import Adapter
 from packer.bin import Bin, Evaluations
+from packer.settings import Slots
 from packer.solvers.base import Problem, Solution
 from packer.solvers.bounds import Bounds
 from packer.solvers.cache import CachedPredictor
@@ -127,7 +128,7 @@ def test_a_hot_adapter_is_named_with_the_rate_it_may_have() -> None:
     assert [workload.adapters[i].name for i in found.unplaced] == ["hot"]
     assert "'hot'" in found.reasons[0]
     rate = float(found.reasons[0].partition("about ")[2].partition(" req/s")[0])
-    alone = [Bin((0,), 1, 8, PROFILE, (rate * factor / 30.0,)) for factor in (0.99, 1.02)]
+    alone = [Bin((0,), Slots(1, 8), PROFILE, (rate * factor / 30.0,)) for factor in (0.99, 1.02)]
     assert posed.predictor.evaluate(workload, alone).feasible.tolist() == [True, False]
     assert "--max-replicas" in found.reasons[0]
 
@@ -138,9 +139,7 @@ def test_a_hot_adapter_is_split_where_allowed() -> None:
     needed = int(solved(workload)[1].reasons[0].partition("--max-replicas ")[2].partition(",")[0])
     _, found = solved(workload, max_replicas=needed)
     assert found.unplaced == ()
-    shares = [
-        share for b in found.bins for i, share in zip(b.adapters, b.shares or (), strict=False) if i == 0
-    ]
+    shares = [share for b in found.bins for i, share in zip(b.adapters, b.shares, strict=True) if i == 0]
     assert shares == [pytest.approx(1 / needed)] * needed
     assert solved(workload, max_replicas=needed - 1)[1].unplaced == (0,)
 
@@ -204,7 +203,7 @@ def test_search_finds_the_largest(true_size: int, guess: int, limit: int, step: 
 
     def feasible(n: int, thorough: bool) -> Bin | None:
         asked.append((n, thorough))
-        return Bin(tuple(range(n)), 1, 8, PROFILE) if n <= true_size else None
+        return Bin(tuple(range(n)), Slots(1, 8), PROFILE) if n <= true_size else None
 
     best = largest(feasible, guess, limit, lambda: False, step)
     expected = min(true_size, limit)

@@ -13,6 +13,7 @@ from packer.objectives.headroom import Headroom
 from packer.objectives.latency import Latency
 from packer.objectives.slo import Slo
 from packer.predictors.twin import TwinPredictor
+from packer.settings import Slots
 from packer.solvers.base import Problem
 from packer.solvers.last_word import confirmed, lowest_latency
 from packer.workload import Workload
@@ -26,7 +27,7 @@ def _problem(objective: Objective, gpus: int | None) -> Problem:
 
 
 def _bins(*parts: range, slots: int) -> tuple[Bin, ...]:
-    return tuple(Bin(tuple(part), min(slots, len(part)), 8, PROFILE) for part in parts)
+    return tuple(Bin(tuple(part), Slots(min(slots, len(part)), 8), PROFILE) for part in parts)
 
 
 @pytest.mark.parametrize(("parts", "holds"), [((range(32),), False), ((range(16), range(16, 32)), True)])

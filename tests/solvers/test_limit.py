@@ -9,6 +9,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.plan import Status
+from packer.settings import Slots
 from packer.solvers.api import solve
 from packer.solvers.base import Problem, Solution
 from packer.solvers.limit import within_limit, without
@@ -49,7 +50,7 @@ def test_half_of_a_hot_adapter_is_not_a_plan(rate: float, others: tuple[float, .
     )
     assert plan.status is Status.INFEASIBLE
     assert 0 in plan.unplaced
-    assert all(0 not in bin_.adapters and bin_.shares is None for bin_ in plan.bins)
+    assert all(0 not in bin_.adapters and not bin_.is_split for bin_ in plan.bins)
     assert len(plan.bins) == (1 if others else 0)
     assert "'a0'" in plan.reasons[0]
     assert "--gpus" in plan.reasons[0]
@@ -57,7 +58,7 @@ def test_half_of_a_hot_adapter_is_not_a_plan(rate: float, others: tuple[float, .
 
 def test_the_heaviest_gpus_stay_in_their_order() -> None:
     """Without split adapters, those with the most load stay as they are and the others' adapters are left."""
-    bins = tuple(Bin((i,), 1, 8, PROFILE) for i in range(4))
+    bins = tuple(Bin((i,), Slots(1, 8), PROFILE) for i in range(4))
     posed, found = cut(fleet(1.0, 3.0, 2.0, 4.0), bins, 2)
     assert found.bins == (bins[1], bins[3])
     assert found.unplaced == (0, 2)
@@ -67,8 +68,8 @@ def test_the_heaviest_gpus_stay_in_their_order() -> None:
 
 def test_a_split_adapter_that_is_given_up_makes_room_for_others() -> None:
     """GPUs that only an unplaced adapter used go to those that were to be dropped."""
-    halves = tuple(Bin((0,), 1, 8, PROFILE, (0.5,)) for _ in range(2))
-    bins = (*halves, Bin((1,), 1, 8, PROFILE), Bin((2,), 1, 8, PROFILE))
+    halves = tuple(Bin((0,), Slots(1, 8), PROFILE, (0.5,)) for _ in range(2))
+    bins = (*halves, Bin((1,), Slots(1, 8), PROFILE), Bin((2,), Slots(1, 8), PROFILE))
     _, found = cut(fleet(16.0, 3.0, 2.0), bins, 3)
     assert found.bins == (*halves, bins[2])
     assert found.unplaced == (2,)
@@ -80,13 +81,13 @@ def test_a_split_adapter_that_is_given_up_makes_room_for_others() -> None:
 def test_what_is_left_of_a_gpu_has_slots_for_what_it_holds() -> None:
     """Without its largest adapter a server has smaller slots and no more than adapters, unless it had more."""
     workload = fleet(1.0, 1.0, 1.0, ranks=(64, 8, 16))
-    full = Bin((0, 1, 2), 3, 64, PROFILE, (0.5, 1.0, 1.0))
-    few, spare = replace(full, max_loras=1), replace(full, max_loras=8)
+    full = Bin((0, 1, 2), Slots(3, 64), PROFILE, (0.5, 1.0, 1.0))
+    few, spare = replace(full, settings=Slots(1, 64)), replace(full, settings=Slots(8, 64))
     assert without(workload, (full, few, spare), {0}) == (
-        Bin((1, 2), 2, 16, PROFILE),
-        Bin((1, 2), 1, 16, PROFILE),
-        Bin((1, 2), 8, 16, PROFILE),
+        Bin((1, 2), Slots(2, 16), PROFILE),
+        Bin((1, 2), Slots(1, 16), PROFILE),
+        Bin((1, 2), Slots(8, 16), PROFILE),
     )
-    assert without(workload, (full,), {1}) == (Bin((0, 2), 2, 64, PROFILE, (0.5, 1.0)),)
+    assert without(workload, (full,), {1}) == (Bin((0, 2), Slots(2, 64), PROFILE, (0.5, 1.0)),)
     assert without(workload, (full,), {0, 1, 2}) == ()
     assert without(workload, (full,), {7}) == (full,)

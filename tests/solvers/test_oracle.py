@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from packer.bin import Bin, Evaluations
+from packer.settings import Slots
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.classes import aggregate
 from packer.solvers.oracle import Oracle, OutOfTime, real_bins
@@ -52,8 +53,11 @@ def test_feasible_means_some_candidate_works() -> None:
     for row, answer in zip(rows, answers.tolist(), strict=True):
         members = classes.representatives(row)
         if members:
-            bins = [Bin(members, p, 32, task.profile) for p in max_loras_candidates(len(members))]
-            slots = [replace(each, max_lora_rank=int(fleet.ranks[list(members)].max())) for each in bins]
+            bins = [Bin(members, Slots(p, 32), task.profile) for p in max_loras_candidates(len(members))]
+            slots = [
+                replace(each, settings=Slots(each.max_loras, int(fleet.ranks[list(members)].max())))
+                for each in bins
+            ]
             assert answer == predictor.evaluate(fleet, slots).feasible.any()
 
 

@@ -16,6 +16,7 @@ from packer.bin import Bin
 from packer.objectives.latency import Latency
 from packer.objectives.moves import Moves, moved
 from packer.plan import Plan
+from packer.settings import Slots
 from packer.solvers.api import solve
 from packer.solvers.balance import even_parts
 from packer.solvers.base import Problem, Solver
@@ -85,8 +86,8 @@ def test_headroom_is_where_the_predictor_says_starved() -> None:
     """At the factor a server still holds; at the next step it starves."""
     workload = random_fleet(24, seed=3, rates=(0.3,))
     bins = [
-        Bin(tuple(range(0, 24, 2)), 12, 32, PROFILE),
-        Bin(tuple(range(1, 24, 2)), 6, 32, PROFILE, (0.5,) * 12),
+        Bin(tuple(range(0, 24, 2)), Slots(12, 32), PROFILE),
+        Bin(tuple(range(1, 24, 2)), Slots(6, 32), PROFILE, (0.5,) * 12),
     ]
     for k, factor in enumerate(headroom(workload, bins, JUDGE)):
         assert factor is not None
@@ -97,11 +98,11 @@ def test_headroom_is_where_the_predictor_says_starved() -> None:
 def test_no_headroom_where_none_is_left_or_none_is_defined() -> None:
     """A starved server and a replayed trace have no headroom."""
     heavy = random_fleet(4, seed=3, rates=(50.0,))
-    assert headroom(heavy, [Bin((0, 1), 2, 32, PROFILE)], JUDGE) == [None]
+    assert headroom(heavy, [Bin((0, 1), Slots(2, 32), PROFILE)], JUDGE) == [None]
     ones = np.ones(1, dtype=np.int64)
     trace = RequestTrace(np.zeros(1), ones - 1, ones, ones)
     replayed = heavy.with_arrivals(Arrivals("trace", trace=trace))
-    assert headroom(replayed, [Bin((0,), 1, 32, PROFILE)], JUDGE) == [None]
+    assert headroom(replayed, [Bin((0,), Slots(1, 32), PROFILE)], JUDGE) == [None]
 
 
 def plan_of(workload: Workload) -> Plan:
@@ -165,10 +166,10 @@ def test_a_limit_on_gpus_is_reported() -> None:
     assert f"--gpus {old.n_gpus}" in new.reasons[0]
 
 
-@pytest.mark.parametrize("shares", [(0.5, 1.0), None])
-def test_split_adapters_are_refused(shares: tuple[float, ...] | None) -> None:
+@pytest.mark.parametrize("shares", [(0.5, 1.0), ()])
+def test_split_adapters_are_refused(shares: tuple[float, ...]) -> None:
     """Replanning does not pretend to know adapters that are split over servers."""
-    old = (Bin((0, 1), 2, 32, PROFILE, shares),)
+    old = (Bin((0, 1), Slots(2, 32), PROFILE, shares),)
     posed = replace(problem(random_fleet(2, seed=0)), objective=Moves(old), old_bins=old)
     reason = Replan().supports(posed)
-    assert (reason is None) == (shares is None)
+    assert (reason is None) == (not shares)

@@ -11,6 +11,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin, Evaluations
 from packer.objectives.moves import Moves
 from packer.predictors.base import Predictor
+from packer.settings import Slots
 from packer.solvers.base import Problem
 from packer.solvers.replan import Replan
 from packer.solvers.verify import check
@@ -43,7 +44,7 @@ def running(workload: Workload, old: tuple[Bin, ...], judge: Predictor) -> Probl
 def two_servers(rate: float) -> tuple[Workload, tuple[Bin, ...]]:
     """90 adapters of this rate, every other one on the second server."""
     workload = random_fleet(90, seed=4, rates=(rate,))
-    return workload, tuple(Bin(tuple(range(k, 90, 2)), 45, 32, PROFILE) for k in range(2))
+    return workload, tuple(Bin(tuple(range(k, 90, 2)), Slots(45, 32), PROFILE) for k in range(2))
 
 
 def test_out_of_time_a_server_that_holds_stays_as_it_is() -> None:
@@ -83,7 +84,7 @@ def test_out_of_time_slots_grow_with_their_adapters() -> None:
 def test_a_limit_never_leaves_half_an_adapter(max_gpus: int) -> None:
     """On too few GPUs a split adapter is unplaced as a whole; with enough it has all of its shares."""
     workload = Workload([Adapter("hot", 8, 15.0), *(Adapter(f"a{i}", 8, 0.5) for i in range(6))])
-    old = (Bin(tuple(range(1, 7)), 6, 8, PROFILE),)
+    old = (Bin(tuple(range(1, 7)), Slots(6, 8), PROFILE),)
     posed = replace(running(workload, old, AnalyticPredictor()), max_gpus=max_gpus, max_replicas=4)
     found = Replan().solve(posed)
     check(posed, found)

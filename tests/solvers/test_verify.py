@@ -15,6 +15,7 @@ from packer.objectives.gpus import Gpus
 from packer.objectives.headroom import Headroom
 from packer.objectives.slo import Slo
 from packer.predictors.twin import TwinPredictor
+from packer.settings import Slots
 from packer.solvers.base import Solution
 from packer.solvers.verify import FRESH_SEED, ask_twin, check
 from packer.testing.analytic import small_profile
@@ -28,22 +29,22 @@ POSED = replace(problem(FLEET, max_gpus=2), max_replicas=2)
 
 def test_a_sound_solution_passes() -> None:
     """Shares that sum to 1, unplaced adapters and bins within the limits are fine."""
-    bins = (Bin((0, 1), 2, 16, PROFILE, (0.5, 1.0)), Bin((0,), 1, 8, PROFILE, (0.5,)))
+    bins = (Bin((0, 1), Slots(2, 16), PROFILE, (0.5, 1.0)), Bin((0,), Slots(1, 8), PROFILE, (0.5,)))
     check(POSED, Solution(bins, unplaced=(2,)))
 
 
 @pytest.mark.parametrize(
     ("bins", "unplaced", "says"),
     [
-        ((Bin((0, 1), 2, 16, PROFILE),), (), "'c' is to be placed once"),
-        ((Bin((0, 1, 2), 3, 16, PROFILE), Bin((2,), 1, 8, PROFILE)), (), "'c'.*sum to 2"),
-        ((Bin((0, 1, 2), 3, 16, PROFILE),), (2,), "'c' is to be unplaced"),
-        ((Bin((0, 1, 2), 3, 8, PROFILE),), (), "GPU 0 has slots of rank 8"),
-        ((Bin((0, 1, 2), 3, 16, PROFILE, (0.9, 1.0, 1.0)),), (), "sum to 0.9"),
-        ((Bin((0, 1, 7), 3, 16, PROFILE),), (2,), "does not exist"),
-        ((Bin((0, 1, 2), 3, 16, small_profile("x/y")),), (), "does not offer"),
-        ((Bin((0, 1, 2), 3, 16, PROFILE),), (9,), "unplaced adapter"),
-        (tuple(Bin((i,), 1, 16, PROFILE) for i in range(3)), (), "3 GPUs, more than 2"),
+        ((Bin((0, 1), Slots(2, 16), PROFILE),), (), "'c' is to be placed once"),
+        ((Bin((0, 1, 2), Slots(3, 16), PROFILE), Bin((2,), Slots(1, 8), PROFILE)), (), "'c'.*sum to 2"),
+        ((Bin((0, 1, 2), Slots(3, 16), PROFILE),), (2,), "'c' is to be unplaced"),
+        ((Bin((0, 1, 2), Slots(3, 8), PROFILE),), (), "GPU 0 has slots of rank 8"),
+        ((Bin((0, 1, 2), Slots(3, 16), PROFILE, (0.9, 1.0, 1.0)),), (), "sum to 0.9"),
+        ((Bin((0, 1, 7), Slots(3, 16), PROFILE),), (2,), "does not exist"),
+        ((Bin((0, 1, 2), Slots(3, 16), small_profile("x/y")),), (), "does not offer"),
+        ((Bin((0, 1, 2), Slots(3, 16), PROFILE),), (9,), "unplaced adapter"),
+        (tuple(Bin((i,), Slots(1, 16), PROFILE) for i in range(3)), (), "3 GPUs, more than 2"),
     ],
 )
 def test_every_rule_is_checked(bins: tuple[Bin, ...], unplaced: tuple[int, ...], says: str) -> None:
@@ -54,7 +55,7 @@ def test_every_rule_is_checked(bins: tuple[Bin, ...], unplaced: tuple[int, ...],
 
 def test_replicas_are_limited() -> None:
     """An adapter on more GPUs than allowed is refused."""
-    bins = (Bin((0, 1, 2), 3, 16, PROFILE, (0.5, 1.0, 1.0)), Bin((0,), 1, 8, PROFILE, (0.5,)))
+    bins = (Bin((0, 1, 2), Slots(3, 16), PROFILE, (0.5, 1.0, 1.0)), Bin((0,), Slots(1, 8), PROFILE, (0.5,)))
     with pytest.raises(VerificationError, match="on 2 GPUs, more than the 1"):
         check(replace(POSED, max_replicas=1), Solution(bins))
 
@@ -62,14 +63,18 @@ def test_replicas_are_limited() -> None:
 def test_the_twin_names_what_fails() -> None:
     """Servers that starve or do not start in the twin are named with the reason; sound ones are not."""
     heavy = Workload([Adapter("a", 8, 0.05), Adapter("b", 8, 400.0), Adapter("c", 8, 0.05)])
-    bins = [Bin((0,), 1, 8, PROFILE), Bin((1,), 1, 8, PROFILE), Bin((2,), 2000, 512, PROFILE)]
+    bins = [
+        Bin((0,), Slots(1, 8), PROFILE),
+        Bin((1,), Slots(1, 8), PROFILE),
+        Bin((2,), Slots(2000, 512), PROFILE),
+    ]
     failures = ask_twin(heavy, bins, seed=0)
     assert sorted(failures) == [1, 2]
     assert "GPU 1 starves" in failures[1]
     assert "GPU 2 does not start" in failures[2]
 
 
-LIGHT = [Bin((0, 2), 2, 8, PROFILE), Bin((1,), 1, 16, PROFILE)]
+LIGHT = [Bin((0, 2), Slots(2, 8), PROFILE), Bin((1,), Slots(1, 16), PROFILE)]
 
 
 def test_latency_limits_are_asked_of_the_twin_with_a_little_slack() -> None:
@@ -95,7 +100,7 @@ def test_loads_of_the_objective_are_asked_of_the_twin(tmp_path: Path) -> None:
 def test_plain_reasons_come_first() -> None:
     """A server that starves at the nominal rates is told as such, whatever the objective."""
     heavy = Workload([Adapter("a", 8, 0.05), Adapter("b", 8, 400.0)])
-    bins = [Bin((0,), 1, 8, PROFILE), Bin((1,), 1, 8, PROFILE)]
+    bins = [Bin((0,), Slots(1, 8), PROFILE), Bin((1,), Slots(1, 8), PROFILE)]
     for objective in (None, Gpus(), Headroom(1.1), Slo(mean_ttft_ms=1e9)):
         failures = ask_twin(heavy, bins, seed=0, objective=objective)
         assert sorted(failures) == [1]

@@ -13,7 +13,7 @@ from packer.io.profiles import format_profile, load_profile, parse_profile
 from packer.profile import LINEAR_TERMS, Profile
 from packer.twin.datasheets import GPUS
 from packer.twin.estimate import BOUND_OF_TERM, estimate_profile
-from packer.twin.memory import kv_cache_tokens, memory_error
+from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.model_config import ModelDimensions, read_model_config
 
 LLAMA, QWEN = "llama-3.1-8b", "qwen-2.5-7b"
@@ -52,7 +52,9 @@ def test_kv_capacity_is_near_the_measured_one(root: Path, model: str, name: str)
     estimate = estimate_profile(dimensions(root, model), "h100-64gb", max_num_seqs=known.engine.max_num_seqs)
     assert len(known.memory.measured) > 20
     for max_loras, rank, tokens in known.memory.measured:
-        assert kv_cache_tokens(estimate, max_loras, rank) == pytest.approx(tokens, rel=0.10)
+        assert kv_cache_tokens(estimate, estimate.settings(max_loras, rank)) == pytest.approx(
+            tokens, rel=0.10
+        )
 
 
 def step_ms(profile: Profile, decodes: int, adapters: int, rank: int, context: int) -> float:
@@ -84,7 +86,7 @@ def test_every_gpu_gives_a_sound_profile(root: Path, gpu: str) -> None:
     assert profile.label.endswith("(estimated, not calibrated)")
     assert profile.name == f"{gpu}/llama-3.1-8b-instruct"
     assert parse_profile(format_profile(profile), "p.toml") == profile
-    assert memory_error(profile, 1, 8) is None
+    assert memory_error(profile, profile.settings(1, 8)) is None
     assert (
         profile.latency.coefficients["base_ms"]
         > 1e3 * profile.model.weights_bytes / GPUS[gpu].bandwidth_bytes_s
@@ -96,9 +98,9 @@ def test_a_faster_gpu_is_faster_and_a_larger_one_holds_more(root: Path) -> None:
     model = dimensions(root, LLAMA)
     small, large = estimate_profile(model, "l40s"), estimate_profile(model, "h200-141gb")
     assert step_ms(large, 64, 8, 16, 400) < step_ms(small, 64, 8, 16, 400)
-    assert kv_cache_tokens(large, 8, 16) > kv_cache_tokens(small, 8, 16)
+    assert kv_cache_tokens(large, large.settings(8, 16)) > kv_cache_tokens(small, small.settings(8, 16))
     many = estimate_profile(model, "l40s", max_num_seqs=1024)
-    assert kv_cache_tokens(many, 8, 16) < kv_cache_tokens(small, 8, 16)
+    assert kv_cache_tokens(many, many.settings(8, 16)) < kv_cache_tokens(small, small.settings(8, 16))
 
 
 def test_every_term_of_the_step_law_has_a_bound() -> None:

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from packer.io.profiles import load_profile
 from packer.profile import Profile
-from packer.twin.memory import analytic_kv_tokens, kv_cache_tokens, kv_cache_tokens_many, memory_error
+from packer.twin.memory.policy import (
+    kv_cache_tokens,
+    kv_cache_tokens_many,
+    memory_error,
+    memory_policy,
+)
+from packer.twin.memory.slots import analytic_kv_tokens
 
 SHIPPED = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
 
@@ -23,7 +29,7 @@ def test_measured_points_are_exact(name: str) -> None:
     profile = load_profile(name)
     assert len(profile.memory.measured) > 20
     for max_loras, rank, tokens in profile.memory.measured:
-        assert kv_cache_tokens(profile, max_loras, rank) == tokens
+        assert kv_cache_tokens(profile, profile.settings(max_loras, rank)) == tokens
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -37,8 +43,8 @@ def test_more_slots_leave_less(name: str, rank: int) -> None:
 def test_line_by_hand(make_profile: Callable[..., Profile]) -> None:
     """Budget less slots × (bytes per slot + rank × bytes per rank), in whole tokens."""
     profile = make_profile(kv_budget_bytes=10_000.5, slot_bytes=100.0, slot_bytes_per_rank=10.0)
-    assert kv_cache_tokens(profile, 5, 16) == 10_000 - 5 * (100 + 160)
-    assert kv_cache_tokens(profile, 100, 16) == 10_000 - 26_000
+    assert kv_cache_tokens(profile, profile.settings(5, 16)) == 10_000 - 5 * (100 + 160)
+    assert kv_cache_tokens(profile, profile.settings(100, 16)) == 10_000 - 26_000
 
 
 @given(st.integers(1, 200), st.integers(0, 50_000))
@@ -51,8 +57,10 @@ def test_residuals_are_interpolated(loras: int, shift: int) -> None:
     line = analytic_kv_tokens(profile, np.array([10, loras, 110]), 16)
     ends = 300_000 + shift - line[0], 200_000 - line[2]
     expected = line[1] + np.interp(loras, [10, 110], ends)
-    assert kv_cache_tokens(profile, loras, 16) == pytest.approx(expected, abs=1.001)
-    assert kv_cache_tokens(profile, loras, 32) == int(np.floor(analytic_kv_tokens(profile, loras, 32)))
+    assert kv_cache_tokens(profile, profile.settings(loras, 16)) == pytest.approx(expected, abs=1.001)
+    assert kv_cache_tokens(profile, profile.settings(loras, 32)) == int(
+        np.floor(analytic_kv_tokens(profile, loras, 32))
+    )
 
 
 def test_unified_memory_reserves_nothing(make_profile: Callable[..., Profile]) -> None:
@@ -60,12 +68,17 @@ def test_unified_memory_reserves_nothing(make_profile: Callable[..., Profile]) -
     profile = make_profile(
         policy="unified", kv_budget_bytes=5000.0, slot_bytes=100.0, slot_bytes_per_rank=10.0
     )
-    assert kv_cache_tokens(profile, 1, 8) == kv_cache_tokens(profile, 400, 512) == 5000
+    assert (
+        kv_cache_tokens(profile, profile.settings(1, 8))
+        == kv_cache_tokens(profile, profile.settings(400, 512))
+        == 5000
+    )
+    assert memory_policy(profile).reserved_bytes(profile, profile.settings(400, 512)) == 0.0
 
 
 def test_memory_error_says_why(make_profile: Callable[..., Profile]) -> None:
     """A server whose slots leave nothing, or too little, does not start, and the reason names the slots."""
     profile = make_profile(kv_budget_bytes=10_000.0, slot_bytes_per_rank=100.0, min_kv_tokens=2000)
-    assert memory_error(profile, 10, 8) is None
-    assert "11 slots of rank 8 leave 1200 KV tokens" in str(memory_error(profile, 11, 8))
-    assert "13 slots of rank 8 leave no memory" in str(memory_error(profile, 13, 8))
+    assert memory_error(profile, profile.settings(10, 8)) is None
+    assert "11 slots of rank 8 leave 1200 KV tokens" in str(memory_error(profile, profile.settings(11, 8)))
+    assert "13 slots of rank 8 leave no memory" in str(memory_error(profile, profile.settings(13, 8)))

@@ -13,7 +13,7 @@ from packer.profile import Profile
 from packer.twin.calibrate.runs import fleet_of, macro_f1, smape
 from packer.twin.calibrate.tables import Run
 from packer.twin.margin import QUANTILES, error_key
-from packer.twin.memory import memory_error
+from packer.twin.memory.policy import memory_error
 from packer.twin.simulate import simulate
 
 METRICS = {
@@ -49,10 +49,10 @@ def judge(
     """Simulate each run from its rates and length statistics."""
 
     def one(run: Run) -> Judged:
-        if memory_error(profile, run.max_loras, run.max_lora_rank) is not None or not run.ok:
-            wrong = memory_error(profile, run.max_loras, run.max_lora_rank) is not None
+        refused = memory_error(profile, profile.settings(run.max_loras, run.max_lora_rank)) is not None
+        if refused or not run.ok:
             done()
-            return Judged(run, wrong, False, {})
+            return Judged(run, refused, False, {})
         sim = simulate(
             fleet_of(run),
             profile,

@@ -64,7 +64,7 @@ def distinct_bins(plans: Mapping[str, Plan]) -> tuple[list[Bin], dict[str, list[
     for name, plan in plans.items():
         places[name] = []
         for bin_ in plan.bins:
-            content = (frozenset(_shares(bin_)), bin_.max_loras, bin_.max_lora_rank, bin_.profile.fingerprint)
+            content = (frozenset(_shares(bin_)), bin_.settings, bin_.profile.fingerprint)
             if content not in known:
                 known[content] = len(bins)
                 bins.append(bin_)
@@ -73,8 +73,7 @@ def distinct_bins(plans: Mapping[str, Plan]) -> tuple[list[Bin], dict[str, list[
 
 
 def _shares(bin_: Bin) -> list[tuple[int, float]]:
-    shares = bin_.shares if bin_.shares is not None else (1.0,) * len(bin_.adapters)
-    return list(zip(bin_.adapters, shares, strict=True))
+    return list(zip(bin_.adapters, bin_.shares, strict=True))
 
 
 def _key(fleet: Workload, bin_: Bin) -> str:

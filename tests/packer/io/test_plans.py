@@ -59,8 +59,8 @@ def test_a_plan_comes_back_as_it_was(plan: Plan, tmp_path: Path) -> None:
 def test_unplaced_adapters_come_back_by_name(plan: Plan, tmp_path: Path) -> None:
     """An infeasible plan keeps what it holds and names what it does not."""
     kept = plan.bins[:1]
-    placed = {i for i, share in zip(kept[0].adapters, kept[0].shares or (1,) * 9, strict=False) if share == 1}
-    whole = replace(kept[0], adapters=tuple(sorted(placed)), shares=None)
+    placed = {i for i, share in zip(kept[0].adapters, kept[0].shares, strict=True) if share == 1}
+    whole = replace(kept[0], adapters=tuple(sorted(placed)), shares=())
     left = tuple(sorted(set(range(6)) - placed))
     partial = replace(
         plan,

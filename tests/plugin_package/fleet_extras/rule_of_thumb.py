@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from packer.bin import STARVATION_THRESHOLD, Bin, Evaluation, Evaluations
 from packer.profile import Profile
-from packer.twin.memory import memory_error
+from packer.twin.memory.policy import memory_error
 from packer.workload import Workload
 
 
@@ -29,7 +29,7 @@ class RuleOfThumb:
 
     def _judge(self, workload: Workload, bin_: Bin) -> Evaluation:
         offered = bin_.offered_tok_s(workload)
-        failed = memory_error(bin_.profile, bin_.max_loras, bin_.max_lora_rank) is not None
+        failed = memory_error(bin_.profile, bin_.settings) is not None
         capacity = 0.0 if failed else self.tok_s * max(0.1, 1.0 - 0.001 * len(bin_.adapters))
         throughput = min(offered, capacity)
         starved = throughput < STARVATION_THRESHOLD * offered

@@ -14,6 +14,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.lengths import Lengths
+from packer.settings import Slots
 from packer.twin.live import calibration
 from packer.twin.live.calibration import Grid, calibrate
 from packer.twin.live.environment import probe
@@ -50,7 +51,7 @@ def test_calibrate_and_validate_on_real_vllm(tmp_path: Path, monkeypatch: pytest
     fleet = Workload(
         [Adapter(f"a{i}", 8, 0.5) for i in range(4)], Lengths.constant(20), Lengths.constant(10), 0.0
     )
-    bin_ = Bin((0, 1, 2, 3), 4, 8, profile)
+    bin_ = Bin((0, 1, 2, 3), Slots(4, 8), profile)
     (report,) = Validation(
         launch, fleet, [bin_], tmp_path / "validate", ValidationSpec(duration_s=10.0)
     ).run()

@@ -21,6 +21,7 @@ from packer.plan import Plan, Status
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.report.validation import validation_figure
+from packer.settings import Slots
 from packer.twin.live.judge import distinct_bins, judge
 from packer.twin.live.launch import Launch
 from packer.twin.live.validate import COMPARED, Validation, ValidationSpec, smape
@@ -30,7 +31,7 @@ from packer.workload import Workload
 @pytest.fixture
 def bins(profile: Profile) -> list[Bin]:
     """Two servers with two adapters each."""
-    return [Bin((0, 1), 8, 8, profile), Bin((2, 3), 8, 8, profile)]
+    return [Bin((0, 1), Slots(8, 8), profile), Bin((2, 3), Slots(8, 8), profile)]
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_equal_bins_of_several_plans_are_measured_once(
     launch: Launch, fleet: Workload, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
     """Two plans share a bin; the judge measures three, and each plan gets the sum of its own."""
-    whole = Bin((0, 1, 2, 3), 8, 8, bins[0].profile)
+    whole = Bin((0, 1, 2, 3), Slots(8, 8), bins[0].profile)
     plans = {"two": make_plan(bins), "half": make_plan(bins[:1]), "one": make_plan([whole])}
     distinct, places = distinct_bins(plans)
     assert len(distinct) == 3

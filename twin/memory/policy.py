@@ -1,0 +1,80 @@
+"""What a server's GPU memory holds: one policy for vLLM's slots, one for S-LoRA's pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.profile import Profile
+from packer.settings import Pool, Settings, Slots
+from packer.twin.memory.pool import PoolMemory
+from packer.twin.memory.slots import SlotMemory
+
+
+class MemoryPolicy(Protocol):
+    """How a server divides its GPU's memory between the KV cache and adapters."""
+
+    kv_label: str
+    """What the memory of the KV cache holds, in words."""
+
+    def kv_tokens(
+        self,
+        profile: Profile,
+        max_loras: npt.NDArray[np.float64],
+        max_lora_rank: npt.NDArray[np.float64],
+    ) -> npt.NDArray[np.float64]:
+        """KV cache capacity, tokens, of servers with these settings: any common shape, may be < 0."""
+        ...
+
+    def adapter_blocks(self, profile: Profile, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """KV blocks that an adapter of each rank takes while it is on the GPU, int64 (n,)."""
+        ...
+
+    def reserved_bytes(self, profile: Profile, settings: Settings) -> float:
+        """Bytes that are reserved for adapters when the server starts."""
+        ...
+
+    def taken_by(self, settings: Settings) -> str:
+        """What takes memory from the KV cache, in words (plural)."""
+        ...
+
+
+_POLICIES: Mapping[type[Settings], MemoryPolicy] = {Slots: SlotMemory(), Pool: PoolMemory()}
+
+
+def memory_policy(profile: Profile) -> MemoryPolicy:
+    """The policy of a profile's servers."""
+    return _POLICIES[profile.memory.settings_kind]
+
+
+def kv_cache_tokens_many(
+    profile: Profile, max_loras: npt.ArrayLike, max_lora_rank: npt.ArrayLike
+) -> npt.NDArray[np.float64]:
+    """KV tokens of many servers, float64, broadcast shape; negative where adapters alone don't fit."""
+    loras, rank = np.broadcast_arrays(
+        np.asarray(max_loras, dtype=np.float64), np.asarray(max_lora_rank, dtype=np.float64)
+    )
+    return np.floor(memory_policy(profile).kv_tokens(profile, loras, rank))
+
+
+def kv_cache_tokens(profile: Profile, settings: Settings) -> int:
+    """KV cache capacity in tokens; negative where adapters alone don't fit."""
+    return int(kv_cache_tokens_many(profile, settings.max_loras, settings.max_lora_rank))
+
+
+def memory_error(profile: Profile, settings: Settings) -> str | None:
+    """Why the server does not start, for people, or None if it does.
+
+    vLLM refuses to start when the KV cache can't hold one request of `max_model_len`
+    (vllm/v1/core/kv_cache_utils.py, `check_enough_kv_cache_memory`).
+    """
+    tokens, needed = kv_cache_tokens(profile, settings), profile.memory.min_kv_tokens
+    if tokens >= needed:
+        return None
+    taken = memory_policy(profile).taken_by(settings)
+    if tokens <= 0:
+        return f"{taken} leave no memory for the KV cache of {profile.name}"
+    return f"{taken} leave {tokens} KV tokens on {profile.name}, fewer than the {needed} it needs"
