@@ -50,16 +50,12 @@ def config_path() -> Path | None:
 
 @cache
 def _read(path: Path, _changed: float) -> Mapping[str, Any]:
-    import tomllib
-
     from packer.errors import FileFormatError
+    from packer.io.documents import parse_toml
     from packer.io.files import read_text
 
-    try:
-        empty = path.is_file() and path.stat().st_size == 0
-        data: Any = {} if empty else tomllib.loads(read_text(path))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise FileFormatError(f"not TOML: {error}.", path=path) from None
+    empty = path.is_file() and path.stat().st_size == 0
+    data: Any = {} if empty else parse_toml(read_text(path), path)
     if path.name == "pyproject.toml":
         tool = data.get("tool", {})
         data = tool.get("packer", {}) if isinstance(tool, dict) else tool

@@ -105,17 +105,11 @@ def draw_curves(plan: Plan, predictor: str | None, limit: int, *, seed: int, qui
 
 def read_comparison(path: str) -> Sequence[Mapping[str, object]]:
     """Rows of a comparison: a JSON list of flat objects with the same keys, or such a list under `rows`."""
-    import json
-
     from packer.errors import FileFormatError, shown
+    from packer.io.documents import parse_json
     from packer.io.files import read_text
 
-    try:
-        data = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise FileFormatError(f"not JSON: {error.msg}.", path=path, row=error.lineno) from None
-    except (RecursionError, ValueError) as error:
-        raise FileFormatError(f"not JSON of this kind: {error}.", path=path) from None
+    data = parse_json(read_text(path), path)
     rows = data.get("rows") if isinstance(data, dict) else data
     if (
         not isinstance(rows, list)

@@ -263,15 +263,10 @@ def _print(simulations: list[Simulation], result: dict[str, Any]) -> None:
 
 
 def _write_frame(path: str | None, frame: pl.DataFrame | None) -> None:
-    from packer.io.files import atomic_path
+    from packer.io.parquet import write_frame
 
-    if path is None or frame is None:
-        return
-    with atomic_path(path) as temporary:
-        if Path(path).suffix.lower() == ".csv":
-            frame.write_csv(temporary)
-        else:
-            frame.write_parquet(temporary)
+    if path is not None and frame is not None:
+        write_frame(frame, path)
 
 
 def _write_json(result: dict[str, Any], path: str) -> None:

@@ -161,6 +161,7 @@ def _check_paths(output: str | None, plot: str | None, *, resume: bool, force: b
 
 def _simulate(plan: Sweep, output: str | None, *, resume: bool, jobs: int, quiet: bool) -> pl.DataFrame:
     """All rows; what is there when somebody interrupts is written, so that --resume can go on."""
+    from packer.io.parquet import write_frame
     from packer.twin.sweep import sweep_frame
 
     rows = _old_rows(plan, output) if resume and output is not None and Path(output).exists() else []
@@ -171,12 +172,12 @@ def _simulate(plan: Sweep, output: str | None, *, resume: bool, jobs: int, quiet
                 rows.append(row)
     except KeyboardInterrupt:
         if output is not None and rows:
-            _write(sweep_frame(rows), output)
+            write_frame(sweep_frame(rows), output)
             note(f"{len(rows)} of {len(plan.grid)} points are in {output}; --resume goes on from there.")
         raise
     frame = sweep_frame(rows)
     if output is not None:
-        _write(frame, output)
+        write_frame(frame, output)
     return frame
 
 
@@ -185,13 +186,16 @@ def _old_rows(plan: Sweep, path: str) -> list[dict[str, Any]]:
     import polars as pl
 
     from packer.errors import FileFormatError, IncompatibleError
+    from packer.io.files import read_bytes
+    from packer.io.parquet import read_parquet
     from packer.twin.sweep import sweep_frame
 
     schema = sweep_frame([]).schema
+    data = read_bytes(path)
     try:
         csv = Path(path).suffix.lower() == ".csv"
-        frame = pl.read_csv(path, schema=schema) if csv else pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
+        frame = pl.read_csv(data, schema=schema) if csv else read_parquet(data, path)
+    except pl.exceptions.PolarsError as error:
         reason = str(error).partition("\n")[0]
         raise FileFormatError(f"expected the rows of a sweep: {reason}", path=path) from None
     if frame.schema != schema:
@@ -202,16 +206,6 @@ def _old_rows(plan: Sweep, path: str) -> list[dict[str, Any]]:
             "Choose another file, or drop --resume and overwrite it with --force."
         )
     return frame.unique(["adapters", "rate_factor", "max_loras"], maintain_order=True).to_dicts()
-
-
-def _write(frame: pl.DataFrame, path: str) -> None:
-    from packer.io.files import atomic_path
-
-    with atomic_path(path) as temporary:
-        if Path(path).suffix.lower() == ".csv":
-            frame.write_csv(temporary)
-        else:
-            frame.write_parquet(temporary)
 
 
 def _draw(plan: Sweep, frame: pl.DataFrame, packs: pl.DataFrame, path: str) -> None:

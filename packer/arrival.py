@@ -11,9 +11,12 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.errors import ValidationError, shown
+from packer.lengths import MAX_TOKENS
 
 Kind = Literal["poisson", "lognormal", "unpredictable", "piecewise", "trace"]
 KINDS: tuple[Kind, ...] = ("poisson", "lognormal", "unpredictable", "piecewise", "trace")
+MIN_PERIOD_S = 1.0
+"""Shortest period of arrivals that change with time: each period of a simulation costs memory and time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,8 @@ class RequestTrace:
             raise ValidationError("Expected the times of a request trace to be finite, >= 0 and sorted.")
         if n and min(self.adapter.min(), self.input_tokens.min() - 1, self.output_tokens.min() - 1) < 0:
             raise ValidationError("Expected a request trace to have adapters >= 0 and lengths >= 1.")
+        if n and max(self.input_tokens.max(), self.output_tokens.max()) > MAX_TOKENS:
+            raise ValidationError(f"Expected the lengths of a request trace to be <= {MAX_TOKENS:,} tokens.")
         if self.end_s is not None and n and not self.time_s[-1] < self.end_s < math.inf:
             raise ValidationError(
                 f"Expected a request trace to end after its last request, got {self.end_s}."
@@ -92,7 +97,7 @@ class Arrivals:
                 f"Expected arrivals to be one of {', '.join(KINDS)}, got {shown(self.kind)}."
             )
         checks.real("cv of gaps", self.cv, low=0.0, high=100.0)
-        checks.real("period_s", self.period_s, low=0.0, open_low=True)
+        checks.real("period_s", self.period_s, low=MIN_PERIOD_S, high=1e9)
         checks.real("span", self.span, low=1.0, high=1e3)
         for factor in self.factors:
             checks.real("a rate factor", factor, low=0.0, high=1e3)

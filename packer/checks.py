@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import math
 import numbers
+import unicodedata
 
 from packer.errors import ValidationError, shown
 
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as `max_lora_rank` (vllm/config/lora.py, `MaxLoRARanks`)."""
+
+
+LONGEST_NAME = 256
+
+
+def name(what: str, value: object) -> str:
+    """`value`, if it is text of 1 to 256 characters that any file, terminal and command line can hold."""
+    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_NAME:
+        raise ValidationError(
+            f"Expected {what} to be text of 1 to {LONGEST_NAME} characters, got {shown(value)}."
+        )
+    if not value.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
+        raise ValidationError(
+            f"Expected {what} without control characters and surrogates, got {shown(value)}."
+        )
+    return value
 
 
 def integer(name: str, value: object, *, low: int, high: int | None = None) -> int:

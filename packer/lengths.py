@@ -18,6 +18,11 @@ KINDS: tuple[Kind, ...] = ("constant", "lognormal", "gamma", "empirical")
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
+MAX_TOKENS = 10**9
+"""Largest length of a request, in tokens, that is accepted anywhere."""
+MIN_CV = 1e-4
+"""Smallest cv other than 0: below it a gamma quantile can't be computed."""
+
 _SMALL_SHIFT = 0.002
 _Z_MAX = 6.0
 _Z_GRID = np.linspace(-_Z_MAX, _Z_MAX, 4097)
@@ -54,11 +59,13 @@ class Lengths:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValidationError(f"Expected kind to be one of {', '.join(KINDS)}, got {shown(self.kind)}.")
-        checks.real("mean length", self.mean, low=0.0, high=1e9, open_low=True)
+        checks.real("mean length", self.mean, low=0.0, high=MAX_TOKENS, open_low=True)
         checks.real("cv of lengths", self.cv, low=0.0, high=100.0)
-        checks.integer("low", self.low, low=1)
+        if self.kind in ("gamma", "lognormal") and 0.0 < self.cv < MIN_CV:
+            raise ValidationError(f"Expected cv of lengths to be 0 or >= {MIN_CV:g}, got {self.cv:g}.")
+        checks.integer("low", self.low, low=1, high=MAX_TOKENS)
         if self.high is not None:
-            checks.integer("high", self.high, low=self.low)
+            checks.integer("high", self.high, low=self.low, high=MAX_TOKENS)
         if self.kind == "empirical" and not self.values:
             raise ValidationError("Expected an empirical distribution of lengths to have values, got none.")
 
@@ -81,8 +88,8 @@ class Lengths:
     def empirical(cls, sample: npt.ArrayLike, *, low: int = 1, high: int | None = None) -> Lengths:
         """Quantiles of a measured sample, linearly interpolated."""
         values = np.sort(np.asarray(sample, dtype=np.float64).ravel())
-        if values.size == 0 or not np.all(np.isfinite(values)) or values[0] <= 0:
-            raise ValidationError("Expected a sample of finite lengths > 0.")
+        if values.size == 0 or not np.all((values > 0) & (values <= MAX_TOKENS)):
+            raise ValidationError(f"Expected a sample of lengths > 0 and <= {MAX_TOKENS:,} tokens.")
         mean = float(values.mean())
         return cls("empirical", mean, float(values.std() / mean), low, high, tuple(values.tolist()))
 

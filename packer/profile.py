@@ -17,6 +17,10 @@ from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
 from packer.settings import Pool, Settings, Slots
 
+_MOST_BYTES = 1e15
+_MOST_MS = 1e9
+_MOST_COUNT = 10**8
+
 
 def _real(spec: object, key: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
     """Check a field and store it as a plain float: equal numbers must give equal fingerprints."""
@@ -25,10 +29,10 @@ def _real(spec: object, key: str, *, low: float, high: float = math.inf, open_lo
     object.__setattr__(spec, field_name, value)
 
 
-def _integer(spec: object, key: str, *, low: int) -> None:
+def _integer(spec: object, key: str, *, low: int, high: int = _MOST_COUNT) -> None:
     """Check a field and store it as a plain int."""
     field_name = key.rpartition(".")[2]
-    object.__setattr__(spec, field_name, checks.integer(key, getattr(spec, field_name), low=low))
+    object.__setattr__(spec, field_name, checks.integer(key, getattr(spec, field_name), low=low, high=high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,9 @@ class ModelSpec:
     lora_bytes_per_rank: float
 
     def __post_init__(self) -> None:
-        _real(self, "model.weights_bytes", low=0)
-        _real(self, "model.kv_bytes_per_token", low=0, open_low=True)
-        _real(self, "model.lora_bytes_per_rank", low=0)
+        _real(self, "model.weights_bytes", low=0, high=_MOST_BYTES)
+        _real(self, "model.kv_bytes_per_token", low=1, high=_MOST_BYTES)
+        _real(self, "model.lora_bytes_per_rank", low=0, high=_MOST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,9 @@ class GpuSpec:
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        _real(self, "gpu.memory_bytes", low=0, open_low=True)
+        _real(self, "gpu.memory_bytes", low=0, high=_MOST_BYTES, open_low=True)
         if self.price_per_hour is not None:
-            _real(self, "gpu.price_per_hour", low=0)
+            _real(self, "gpu.price_per_hour", low=0, high=1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +110,18 @@ class MemorySpec:
     measured: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        _real(self, "memory.kv_budget_bytes", low=-1e15)
-        _real(self, "memory.slot_bytes", low=0)
-        _real(self, "memory.slot_bytes_per_rank", low=0)
+        _real(self, "memory.kv_budget_bytes", low=-_MOST_BYTES, high=_MOST_BYTES)
+        _real(self, "memory.slot_bytes", low=0, high=_MOST_BYTES)
+        _real(self, "memory.slot_bytes_per_rank", low=0, high=_MOST_BYTES)
         _integer(self, "memory.min_kv_tokens", low=1)
         if self.policy not in SETTINGS_KINDS:
             known = " or ".join(map(repr, SETTINGS_KINDS))
             raise ValidationError(f"Expected memory.policy to be {known}, got {shown(self.policy)}.")
         points = tuple(
             (
-                checks.integer("memory.measured max_loras", loras, low=0),
-                checks.integer("memory.measured max_lora_rank", rank, low=0),
-                checks.integer("memory.measured tokens", tokens, low=0),
+                checks.integer("memory.measured max_loras", loras, low=0, high=_MOST_COUNT),
+                checks.integer("memory.measured max_lora_rank", rank, low=0, high=_MOST_COUNT),
+                checks.integer("memory.measured tokens", tokens, low=0, high=10**15),
             )
             for loras, rank, tokens in self.measured
         )
@@ -174,7 +178,7 @@ class LatencySpec:
                 raise ValidationError(
                     f"Expected latency coefficients among {', '.join(known)}, got {shown(key)}."
                 )
-            checked[key] = checks.real(f"latency.coefficients.{key}", value, low=0.0)
+            checked[key] = checks.real(f"latency.coefficients.{key}", value, low=0.0, high=_MOST_MS)
         object.__setattr__(self, "coefficients", checked)
         _integer(self, "latency.graph_max_tokens", low=0)
 
@@ -195,7 +199,7 @@ class LoadingSpec:
 
     def __post_init__(self) -> None:
         for item in fields(self)[:4]:
-            _real(self, f"loading.{item.name}", low=0.0)
+            _real(self, f"loading.{item.name}", low=0.0, high=_MOST_MS)
 
 
 @dataclass(frozen=True)

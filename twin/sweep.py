@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from packer import checks
-from packer.adapter import MAX_NAME_LENGTH, Adapter
+from packer.adapter import Adapter
 from packer.errors import ValidationError
 from packer.fingerprint import fingerprint
 from packer.profile import Profile
@@ -212,7 +212,7 @@ def fleet_of(workload: Workload, n: int, seed: int) -> Workload:
 def _copy(adapter: Adapter, k: int, taken: set[str]) -> Adapter:
     """The same adapter under a name that is not taken yet."""
     ending = f"~{k}"
-    while (name := adapter.name[: MAX_NAME_LENGTH - len(ending)] + ending) in taken:
+    while (name := adapter.name[: checks.LONGEST_NAME - len(ending)] + ending) in taken:
         ending += "~"
     taken.add(name)
     return replace(adapter, name=name)

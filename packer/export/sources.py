@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from packer.errors import FileFormatError, IncompatibleError, shown
+from packer.io.documents import parse_json, parse_yaml
+from packer.io.files import read_text
+from packer.io.tables import check_columns, csv_rows
 
 _COLUMNS = ("adapter", "source")
 
@@ -22,93 +20,32 @@ def read_sources(path: str | os.PathLike[str]) -> dict[str, str]:
     Raises
     ------
     FileFormatError
-        It is not such a table; a name stands twice; a source is empty or holds control characters.
+        It is not such a table; a name appears twice; a source is empty or has control characters.
     """
-    from packer.io.files import read_text
-
     suffix = Path(path).suffix.lower()
     text = read_text(path)
     if suffix == ".csv":
         return _from_csv(text, path)
-    if suffix == ".json":
-        return _checked(_parse_json(text, path), path)
-    if suffix in (".yaml", ".yml"):
-        return _checked(_parse_yaml(text, path), path)
+    if suffix in (".json", ".yaml", ".yml"):
+        table = (parse_json if suffix == ".json" else parse_yaml)(text, path)
+        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table):
+            raise FileFormatError(
+                "expected a mapping from adapter names to paths or repositories.", path=path
+            )
+        return {name: _source(name, source, path, None) for name, source in table.items()}
     raise FileFormatError("expected adapter sources in a .csv, .json, .yaml or .yml file.", path=path)
 
 
 def _from_csv(text: str, path: str | os.PathLike[str]) -> dict[str, str]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    names, rows = csv_rows(text, path)
+    check_columns(names, _COLUMNS, (), path)
     table: dict[str, str] = {}
-    try:
-        header = next(reader)
-        if tuple(name.strip() for name in header) != _COLUMNS:
-            raise FileFormatError(
-                f"expected the columns {', '.join(_COLUMNS)}, got {shown(', '.join(header))}.",
-                path=path,
-                row=1,
-            )
-        for cells in reader:
-            row = reader.line_num
-            if not cells:
-                continue
-            if len(cells) != len(_COLUMNS):
-                raise FileFormatError(f"expected 2 cells, got {len(cells)}.", path=path, row=row)
-            name, source = cells
-            if name in table:
-                raise FileFormatError(f"the adapter {shown(name)} stands here twice.", path=path, row=row)
-            table[name] = _source(name, source, path, row)
-    except csv.Error as error:
-        raise FileFormatError(f"not a CSV file: {error}.", path=path, row=reader.line_num) from None
+    for row in rows:
+        name = row.name("adapter")
+        if name in table:
+            row.fail("adapter", f"expected each adapter once, got {shown(name)} twice.")
+        table[name] = _source(name, row.cells["source"], path, row.number)
     return table
-
-
-def _parse_json(text: str, path: str | os.PathLike[str]) -> object:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) != len(pairs):
-            raise FileFormatError("expected each adapter once, one stands here twice.", path=path)
-        return table
-
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        raise FileFormatError(f"not JSON: {error.msg}.", path=path, row=error.lineno) from None
-    except (RecursionError, ValueError) as error:
-        raise FileFormatError(f"not JSON of this kind: {error}.", path=path) from None
-
-
-def _parse_yaml(text: str, path: str | os.PathLike[str]) -> object:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Refuses a key that stands twice, which YAML's own loader lets pass."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            try:
-                table: dict[Any, Any] = super().construct_mapping(node, deep)
-            except TypeError as error:
-                raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
-            if len(table) != len(node.value):
-                line = node.start_mark.line + 1
-                raise FileFormatError(
-                    "expected each adapter once, one stands here twice.", path=path, row=line
-                )
-            return table
-
-    try:
-        return yaml.load(text, Loader=Loader)
-    except yaml.MarkedYAMLError as error:
-        row = error.problem_mark.line + 1 if error.problem_mark else None
-        raise FileFormatError(f"not YAML: {error.problem or error}.", path=path, row=row) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise FileFormatError(f"not YAML: {str(error).splitlines()[0]}.", path=path) from None
-
-
-def _checked(table: object, path: str | os.PathLike[str]) -> dict[str, str]:
-    if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table):
-        raise FileFormatError("expected a mapping from adapter names to paths or repositories.", path=path)
-    return {name: _source(name, source, path, None) for name, source in table.items()}
 
 
 def _source(name: str, source: object, path: str | os.PathLike[str], row: int | None) -> str:

@@ -24,8 +24,9 @@ from pydantic import Field
 
 from packer.cluster import Cluster, ServerKind
 from packer.errors import FileFormatError, InputError
+from packer.io.documents import parse_toml
 from packer.io.files import read_text
-from packer.io.profiles import load_profile, parse_toml
+from packer.io.profiles import load_profile
 from packer.io.schema import Table, parse
 
 

@@ -1,64 +1,159 @@
-"""JSON and YAML texts as nested lists and dicts, without their traps."""
+"""JSON, YAML and TOML texts as nested lists and dicts: keys are unique, nesting and types are bounded."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 from packer.errors import FileFormatError
 from packer.io.tables import first_line
 
-_FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+MAX_DEPTH = 64
+"""Levels of lists and objects inside one another; packer's own files have fewer than ten."""
 
 
-def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
-    """The data in a JSON text; a key given twice is an error."""
+def parse_json(text: str, path: str | os.PathLike[str], *, row: int | None = None) -> Any:
+    """The data in a JSON text; `row`: its line in the file, for a file with a JSON text per line.
+
+    Raises
+    ------
+    FileFormatError
+        It is not JSON, has a key twice in an object, a number that is not finite, or is nested too deeply.
+    """
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise FileFormatError(
-            f"expected JSON: {error.msg} (character {error.colno} of the row).", path=path, row=error.lineno
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"expected JSON: {first_line(error)}.", path=path) from None
+        where = f"{error.msg} (character {error.colno} of the row)"
+        raise FileFormatError(f"expected JSON: {where}.", path=path, row=row or error.lineno) from None
+    except RecursionError:
+        raise FileFormatError(_too_deep("JSON"), path=path, row=row) from None
+    except ValueError as error:
+        raise FileFormatError(f"expected JSON: {first_line(error)}.", path=path, row=row) from None
+    return _bounded(data, "JSON", path, row)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice[:80]!r} appears twice in one object")
+        raise ValueError(_twice([key for key, _ in pairs]))
     return data
 
 
+def _twice(keys: list[Any]) -> str:
+    twice = next(key for key in keys if keys.count(key) > 1)
+    return f"the key {str(twice)[:80]!r} appears twice in one object"
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"expected a finite number, got {name}")
+
+
+def _too_deep(language: str) -> str:
+    return f"expected {language}: at most {MAX_DEPTH} lists and objects inside one another, got more."
+
+
+def _bounded(data: Any, language: str, path: str | os.PathLike[str], row: int | None = None) -> Any:
+    """`data` itself, unless it is nested deeper than `MAX_DEPTH`."""
+    level: list[Any] = [[data]]
+    for _ in range(MAX_DEPTH + 2):
+        level = [
+            item
+            for each in level
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return data
+    raise FileFormatError(_too_deep(language), path=path, row=row)
+
+
+def parse_toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The data in a TOML text.
+
+    Raises
+    ------
+    FileFormatError
+        It is not TOML, or is nested too deeply.
+    """
+    import tomllib
+
+    try:
+        data = tomllib.loads(text)
+    except RecursionError:
+        raise FileFormatError(_too_deep("TOML"), path=path) from None
+    except ValueError as error:
+        raise FileFormatError(f"expected TOML: {first_line(error)}.", path=path) from None
+    checked: dict[str, Any] = _bounded(data, "TOML", path)
+    return checked
+
+
 def parse_yaml(text: str, path: str | os.PathLike[str]) -> Any:
-    """The data in a YAML text. Aliases are refused: a few of them can unfold into gigabytes."""
+    """The data in a YAML text, read by the core schema of YAML 1.2 without octal and hexadecimal numbers.
+
+    What YAML 1.1 and 1.2 read differently (`on`, `010`, `1:30`, `2024-05-01`) stays text. Aliases are refused,
+    because a few of them can unfold into gigabytes, and so are tags.
+
+    Raises
+    ------
+    FileFormatError
+        It is not YAML, has a key twice in an object, an alias or a tag, or is nested too deeply.
+    """
+    import yaml
+
+    loader = _yaml_loader()
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            row = _row(event.start_mark)
+            if isinstance(event, yaml.AliasEvent):
+                message = f"YAML aliases (*{str(event.anchor)[:80]}) are not read: write the value out."
+                raise FileFormatError(message, path=path, row=row)
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                raise FileFormatError(f"expected YAML without tags, got {tag[:80]!r}.", path=path, row=row)
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise FileFormatError(_too_deep("YAML"), path=path, row=row)
+        return yaml.load(text, Loader=loader)
+    except FileFormatError:
+        raise
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or first_line(error)
+        where = _row(getattr(error, "problem_mark", None))
+        raise FileFormatError(f"expected YAML: {str(problem)[:200]}.", path=path, row=where) from None
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"expected YAML: {first_line(error)}.", path=path) from None
+
+
+@cache
+def _yaml_loader() -> Any:
     import yaml
 
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc, valid-type]
-        pass
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
-    # PyYAML takes 1e-3 for text; YAML 1.2 and people take it for a number.
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
-    try:
-        for event in yaml.parse(text, Loader=base):
-            if isinstance(event, yaml.AliasEvent):
-                message = f"YAML aliases (*{event.anchor}) are not read: write the value out."
-                raise FileFormatError(message, path=path, row=_row(event.start_mark))
-        return yaml.load(text, Loader=Loader)
-    except FileFormatError:
-        raise
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or first_line(error)
-        row = _row(getattr(error, "problem_mark", None))
-        raise FileFormatError(f"expected YAML: {str(problem)[:200]}.", path=path, row=row) from None
-    except (ValueError, OverflowError, RecursionError, TypeError, AttributeError, KeyError) as error:
-        raise FileFormatError(f"expected YAML: {first_line(error)}.", path=path) from None
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            data: dict[Any, Any] = super().construct_mapping(node, deep)
+            if len(data) < len(node.value):
+                keys = [self.construct_object(key) for key, _ in node.value]
+                raise yaml.constructor.ConstructorError(None, None, _twice(keys), node.start_mark)
+            return data
+
+    for name, pattern, first in (
+        ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+        ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+        ("int", r"[-+]?(?:0|[1-9][0-9]*)", list("-+0123456789")),
+        ("float", r"[-+]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+|0|[1-9][0-9]*)(?:[eE][-+]?[0-9]+)?",
+         list("-+.0123456789")),
+    ):  # fmt: skip
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"(?:{pattern})$"), first)
+    return Loader
 
 
 def _row(mark: Any) -> int | None:

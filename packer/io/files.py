@@ -1,8 +1,9 @@
-"""Opening what users name, and writing results without ever leaving half a file."""
+"""Reading what users name, within bounds of size and kind, and writing results atomically."""
 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,38 +11,69 @@ from pathlib import Path
 
 from packer.errors import FileFormatError, OutputError
 
+MAX_BYTES = 2**31
+"""Largest file that is read, and largest content of a compressed one."""
+MAX_RATIO = 200
+"""Content above 64 MiB may be at most this many times as large as its compressed form."""
+_FREE_BYTES = 2**26
+_CHUNK_BYTES = 2**24
+
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Content of a file, unpacked if it is gzip.
+    """Content of a regular file, unpacked if it is gzip.
 
     Raises
     ------
     FileFormatError
-        It is missing, a directory, unreadable, empty or a damaged gzip file.
+        It is missing, no regular file (a directory, pipe or device), unreadable, empty, too large, or a
+        damaged gzip file.
     """
     try:
-        data = Path(path).read_bytes()
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise FileFormatError("expected a regular file, got a pipe or a device.", path=path)
+            data = file.read(MAX_BYTES + 1)
+    except FileFormatError:
+        raise
     except FileNotFoundError:
         raise FileFormatError("there is no such file.", path=path) from None
     except IsADirectoryError:
         raise FileFormatError("expected a file, got a directory.", path=path) from None
     except (OSError, ValueError) as error:
         raise FileFormatError(f"the file can't be read: {error}.", path=path) from None
+    if len(data) > MAX_BYTES:
+        raise FileFormatError(f"expected at most {MAX_BYTES:,} bytes, got more.", path=path)
     if data[:2] == b"\x1f\x8b":
         data = _gunzip(data, path)
-    if not data.strip():
+    if not data or data.isspace():
         raise FileFormatError("the file is empty.", path=path)
     return data
 
 
 def _gunzip(data: bytes, path: str | os.PathLike[str]) -> bytes:
-    import gzip
     import zlib
 
+    most = min(MAX_BYTES, max(_FREE_BYTES, MAX_RATIO * len(data)))
+    parts: list[bytes] = []
+    size = 0
     try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
+        while data:  # a gzip file may have several members
+            member = zlib.decompressobj(wbits=31)
+            while not member.eof:
+                part = member.decompress(data, min(_CHUNK_BYTES, most - size + 1))
+                data = member.unconsumed_tail
+                if not part and not data and not member.eof:
+                    raise EOFError("it ends within its data")
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    rule = f"expected a gzip file that unpacks to at most {most:,} bytes, got more."
+                    raise FileFormatError(rule, path=path)
+            data = member.unused_data.lstrip(b"\0")  # padding is allowed
+    except (EOFError, zlib.error) as error:
         raise FileFormatError(f"the gzip file is damaged or cut short: {error}.", path=path) from None
+    return b"".join(parts)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -63,9 +95,13 @@ def decode(data: bytes, path: str | os.PathLike[str]) -> str:
 
 
 def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
-    """Raise `OutputError` now, before long work, if `path` could not be written later."""
+    """Raise `OutputError` now, before long work, if `path` could not be written later.
+
+    Returns the file that would be written: that at the end of `path` if it is a symbolic link.
+    """
     target = Path(path)
     try:
+        target = Path(os.path.realpath(target)) if target.is_symlink() else target
         if target.is_dir():
             raise OutputError(f"{target}: expected a file to write, got a directory.")
         if target.exists() and not target.is_file():  # replacing a device would break the machine

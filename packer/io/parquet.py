@@ -1,47 +1,81 @@
-"""Parquet files, decoded in a process of their own: a damaged one can abort the decoder, not only raise."""
+"""Parquet files, decoded in a separate process: a damaged file can abort the decoder or exhaust memory."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from packer.errors import FileFormatError
+from packer.io.files import write_bytes
 
 if TYPE_CHECKING:
     import polars as pl
 
 TIME_LIMIT_S = 600.0
+MAX_CELLS = 200_000_000
+MAX_TABLE_BYTES = 2**31
 
 _DECODE = """
-import io, sys
-import polars
+import io, json, sys
 try:
-    frame = polars.read_parquet(io.BytesIO(sys.stdin.buffer.read()))
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+except (ImportError, ValueError, OSError):
+    pass
+import polars
+source = sys.stdin.buffer
+try:
+    frames = []
+    cells = 0
+    for size in json.loads(source.readline()):
+        data = source.read(size)
+        rows = polars.scan_parquet(io.BytesIO(data)).select(polars.len()).collect().item()
+        cells += rows * len(polars.read_parquet_schema(io.BytesIO(data)))
+        if cells > MAX_CELLS:
+            sys.exit(f'it has more than {MAX_CELLS:,} cells')
+        frames.append(polars.read_parquet(io.BytesIO(data)))
+    frame = polars.concat(frames)
+    if frame.estimated_size() > MAX_TABLE_BYTES:
+        sys.exit(f'its table needs more than {MAX_TABLE_BYTES:,} bytes of memory')
+    notes = polars.read_parquet_metadata(io.BytesIO(data))
+    sys.stdout.buffer.write(json.dumps({k: v for k, v in notes.items() if k != 'ARROW:schema'}).encode())
+    sys.stdout.buffer.write(bytes([10]))
     frame.write_ipc(sys.stdout.buffer)
+except MemoryError:
+    sys.exit('its table does not fit into memory')
 except Exception as error:
     sys.exit(str(error).partition(chr(10))[0][:200] or type(error).__name__)
 """
 
 
 def read_parquet(data: bytes, path: str | os.PathLike[str]) -> pl.DataFrame:
-    """The table in the bytes of a Parquet file.
+    """The table in the content of a Parquet file; raises what `decoded` raises."""
+    return decoded([data], path)[0]
+
+
+def decoded(files: Sequence[bytes], path: str | os.PathLike[str]) -> tuple[pl.DataFrame, Mapping[str, str]]:
+    """The rows of Parquet files with the same columns, one below the other, and the metadata of the last.
 
     Raises
     ------
     FileFormatError
-        It is damaged, cut short or not Parquet.
+        One is damaged, cut short, too large or not Parquet, or their columns differ.
     """
     import polars as pl
 
-    if len(data) < 12 or data[:4] != b"PAR1" or data[-4:] != b"PAR1":
-        raise FileFormatError("the Parquet file is damaged or cut short.", path=path)
+    for data in files:
+        if len(data) < 12 or data[:4] != b"PAR1" or data[-4:] != b"PAR1":
+            raise FileFormatError("the Parquet file is damaged or cut short.", path=path)
+    limits = f"MAX_CELLS, MAX_TABLE_BYTES = {MAX_CELLS}, {MAX_TABLE_BYTES}\n"
     try:
         child = subprocess.run(
-            [sys.executable, "-P", "-c", _DECODE],
-            input=data,
+            [sys.executable, "-P", "-c", limits + _DECODE],
+            input=json.dumps([len(data) for data in files]).encode() + b"\n" + b"".join(files),
             capture_output=True,
             timeout=TIME_LIMIT_S,
             env={**os.environ, "RUST_BACKTRACE": "0"},
@@ -53,4 +87,29 @@ def read_parquet(data: bytes, path: str | os.PathLike[str]) -> pl.DataFrame:
         raise FileFormatError(f"the Parquet file can't be read: {reason[:200]}.", path=path)
     if child.returncode != 0:
         raise FileFormatError("the Parquet file is damaged.", path=path)
-    return pl.read_ipc(io.BytesIO(child.stdout))
+    notes, _, table = child.stdout.partition(b"\n")
+    return pl.read_ipc(io.BytesIO(table)), json.loads(notes)
+
+
+def check_plain(frame: pl.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Raise `FileFormatError` unless every column holds text, numbers, truth values or times."""
+    import polars as pl
+
+    for name, kind in frame.schema.items():
+        if kind.is_nested() or kind in (pl.Binary, pl.Object):
+            raise FileFormatError(
+                f"expected text, numbers or times, got a column of {kind}.", path=path, column=name[:80]
+            )
+
+
+def parquet_bytes(frame: pl.DataFrame, metadata: Mapping[str, str] | None = None) -> bytes:
+    """A table as the content of a Parquet file."""
+    data = io.BytesIO()
+    frame.write_parquet(data, metadata=dict(metadata or {}))
+    return data.getvalue()
+
+
+def write_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Write a table as CSV if `path` ends in .csv, else as Parquet, atomically."""
+    csv = os.fspath(path).lower().endswith(".csv")
+    write_bytes(path, frame.write_csv().encode() if csv else parquet_bytes(frame))

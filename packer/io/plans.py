@@ -13,6 +13,7 @@ from pydantic import Field
 
 from packer.bin import Bin, Evaluation, Evaluations
 from packer.errors import FileFormatError, ValidationError
+from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.io.profiles import profile_from_dict, profile_to_dict
 from packer.io.schema import Table, parse
@@ -158,10 +159,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     FileFormatError
         The file can't be read, is damaged or is not a plan; names the key.
     """
-    try:
-        data = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"expected the JSON of a plan: {str(error)[:200]}.", path=path) from None
+    data = parse_json(read_text(path), path)
     if not isinstance(data, dict) or "gpus" not in data:
         raise FileFormatError("expected a plan (an object with a list 'gpus').", path=path)
     return plan_from_dict(data, path)

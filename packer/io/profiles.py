@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from packer.errors import FileFormatError, UnknownNameError, ValidationError
+from packer.io.documents import parse_toml
 from packer.io.files import read_text, write_text
 from packer.io.schema import Table, parse
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
@@ -213,12 +213,3 @@ def format_profile(profile: Profile) -> str:
         if value != {} or key == "latency":
             document.add(key, tomlkit.item(value))
     return tomlkit.dumps(document)
-
-
-def parse_toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The tables of a TOML text; `path` is named in errors."""
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)[:200]
-        raise FileFormatError(f"expected TOML: {reason}.", path=path) from None

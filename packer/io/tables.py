@@ -1,4 +1,4 @@
-"""Tables, read so that every complaint names file, row and column."""
+"""Tables of text: every error names file, row and column."""
 
 from __future__ import annotations
 
@@ -40,7 +40,17 @@ class Row:
         """The cell as text, without surrounding blanks; numbers are taken as they are written."""
         if self.is_blank(column):
             self.fail(column, "expected text, got an empty cell.")
-        return str(self.cells[column]).strip()
+        cell = self.cells[column]
+        if not isinstance(cell, (str, int, float)) or isinstance(cell, bool):
+            self.fail(column, f"expected text, got {shown(cell)}.")
+        return str(cell).strip()
+
+    def name(self, column: str) -> str:
+        """The cell as the name of an adapter."""
+        try:
+            return checks.name("a name", self.text(column))
+        except ValidationError as error:
+            self.fail(column, str(error))
 
     def real(self, column: str, *, low: float, high: float, open_low: bool = False) -> float:
         """The cell as a finite number in [low, high] or ]low, high]."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packer.adapter import MAX_RANK, Adapter
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
+from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import decode, read_bytes, write_bytes
-from packer.io.parquet import read_parquet
+from packer.io.parquet import check_plain, parquet_bytes, read_parquet
 from packer.io.tables import COMMENT, Row, check_columns, csv_rows, frame_rows
 from packer.lengths import Lengths
 from packer.traces.columns import looks_like_trace
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
+
+if TYPE_CHECKING:
+    import polars as pl
 
 REQUIRED = ("adapter", "rank", "rate")
 OPTIONAL = ("input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation")
@@ -40,17 +44,19 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
         raise FileFormatError(
             f"expected a name that ends in {', '.join(FORMATS)} (or that and .gz), got {suffix!r}.", path=path
         )
+    content = read_parquet(data, path) if suffix == ".parquet" else decode(data, path)
     if suffix in (".json", ".yaml", ".yml"):
         from packer.io.workload_schema import workload_from_dict
 
-        return workload_from_dict(_document(data, suffix, path), path, name=name)
+        parse = parse_json if suffix == ".json" else parse_yaml
+        return workload_from_dict(parse(str(content), path), path, name=name)
     if suffix == ".jsonl":
-        return _replayed_trace(path)
-    names, rows = (
-        csv_rows(decode(data, path), path) if suffix == ".csv" else frame_rows(read_parquet(data, path), path)
-    )
+        return _replayed_trace(content, path, name)
+    names, rows = csv_rows(content, path) if isinstance(content, str) else frame_rows(content, path)
     if looks_like_trace(names):
-        return _replayed_trace(path)
+        return _replayed_trace(content, path, name)
+    if not isinstance(content, str):
+        check_plain(content, path)
     check_columns(names, REQUIRED, OPTIONAL, path)
     return workload_from_rows(rows, path, name)
 
@@ -88,7 +94,7 @@ def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: 
 
 
 def _adapter(row: Row) -> Adapter:
-    name = row.text("adapter")
+    name = row.name("adapter")
     rank = row.integer("rank", low=1, high=MAX_RANK)
     rate = row.real("rate", low=0.0, high=1e6, open_low=True)
     inputs = _mean_and_cv(row, "input_tokens", "input_cv", SHAREGPT_INPUT)
@@ -146,7 +152,11 @@ def write_workload(
     elif suffix == ".csv":
         data = (_comment_lines(comments) + _csv_text(workload)).encode()
     elif suffix == ".parquet":
-        data = _parquet_bytes(workload)
+        import polars as pl
+
+        columns, rows = table_of(workload)
+        frame = pl.DataFrame(rows, schema=columns, orient="row", infer_schema_length=None)
+        data = parquet_bytes(frame)
     else:
         raise IncompatibleError(
             f"Expected the output's name to end in {', '.join(FORMATS)} (or that and .gz), got {suffix!r}."
@@ -229,39 +239,21 @@ def _csv_text(workload: Workload) -> str:
     return text.getvalue()
 
 
-def _parquet_bytes(workload: Workload) -> bytes:
-    import io
-
-    import polars as pl
-
-    columns, rows = table_of(workload)
-    frame = pl.DataFrame(rows, schema=columns, orient="row", infer_schema_length=None)
-    data = io.BytesIO()
-    frame.write_parquet(data)
-    return data.getvalue()
-
-
 def _suffix(path: str | os.PathLike[str]) -> tuple[str, str]:
     """Ending that tells the format, lower case and without .gz; and the name without it."""
-    base = Path(path).name
+    base = os.fsencode(Path(path).name).decode("utf-8", "replace")
     if base.lower().endswith(".gz"):
         base = base[:-3]
     stem, dot, ending = base.rpartition(".")
     return (f".{ending.lower()}", stem) if dot and stem else ("", base)
 
 
-def _document(data: bytes, suffix: str, path: str | os.PathLike[str]) -> Any:
-    from packer.io.documents import parse_json, parse_yaml
-
-    return (parse_json if suffix == ".json" else parse_yaml)(decode(data, path), path)
-
-
-def _replayed_trace(path: str | os.PathLike[str]) -> Workload:
+def _replayed_trace(content: str | pl.DataFrame, path: str | os.PathLike[str], name: str) -> Workload:
     """The workload that replays a trace whose requests name their adapter and its rank."""
     from packer.traces.measure import measure_workload
-    from packer.traces.read import read_trace
+    from packer.traces.read import trace_of
 
-    trace = read_trace(path)
+    trace = trace_of(content, path)
     if trace.adapter is None or trace.ranks is None:
         lacks = "no adapters" if trace.adapter is None else "no ranks"
         raise FileFormatError(
@@ -269,4 +261,7 @@ def _replayed_trace(path: str | os.PathLike[str]) -> Workload:
             f"packer workload from-trace {path} -o workload.csv",
             path=path,
         )
-    return measure_workload(trace, replay=True, name=_suffix(path)[1])
+    try:
+        return measure_workload(trace, replay=True, name=name)
+    except ValidationError as error:
+        raise FileFormatError(str(error), path=path) from None

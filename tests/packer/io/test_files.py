@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from packer.errors import FileFormatError, OutputError
+from packer.io import files
 from packer.io.files import atomic_path, check_writable, read_bytes, read_text, write_text
 
 
@@ -104,3 +105,42 @@ def test_unwritable_places_are_found_before_long_work(tmp_path: Path) -> None:
     ):
         with pytest.raises(OutputError):
             check_writable(path, force=True)
+
+
+def test_pipes_and_devices_are_refused_at_once(tmp_path: Path) -> None:
+    """Reading a pipe could wait for ever, and /dev/zero has no end."""
+    os.mkfifo(tmp_path / "pipe.csv")
+    for path in (tmp_path / "pipe.csv", "/dev/zero", "/dev/null"):
+        with pytest.raises(FileFormatError, match="expected a regular file"):
+            read_bytes(path)
+
+
+def test_unpacking_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes of gzip that unpack to gigabytes are refused before memory is spent."""
+    monkeypatch.setattr(files, "_FREE_BYTES", 2**20)
+    path = tmp_path / "a.csv"
+    path.write_bytes(gzip.compress(bytes(2**23)))
+    with pytest.raises(FileFormatError, match=r"unpacks to at most 1,6\d\d,\d{3} bytes"):
+        read_bytes(path)
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    path.write_bytes(b"x" * 1001)
+    with pytest.raises(FileFormatError, match="at most 1,000 bytes"):
+        read_bytes(path)
+
+
+def test_gzip_members_are_joined(tmp_path: Path) -> None:
+    """Logs are appended to as further gzip members; zeros after the last one are padding."""
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n") + bytes(100))
+    assert read_bytes(path) == b"one\ntwo\n"
+
+
+def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
+    """Writing through a link changes the file that it points at, as a shell's redirection does."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "real")
+    write_text(tmp_path / "link", "one", force=False)
+    with pytest.raises(OutputError, match="the file exists"):
+        write_text(tmp_path / "link", "two", force=False)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "folder" / "real").read_text() == "one"

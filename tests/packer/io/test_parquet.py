@@ -48,3 +48,22 @@ def test_damage_in_the_footer_is_contained() -> None:
     data[-40:-8] = b"\xff" * 32
     with pytest.raises(FileFormatError, match="Parquet file"):
         parquet.read_parquet(bytes(data), "f.parquet")
+
+
+@pytest.mark.parametrize("cell", [["a", "b"], b"a", {"x": 1}])
+def test_a_name_is_text(cell: object) -> None:
+    """A list or bytes must not become an adapter called after their notation."""
+    frame = pl.DataFrame({"adapter": [cell], "rank": [8]})
+    with pytest.raises(FileFormatError, match="column 'adapter': expected text"):
+        parquet.check_plain(frame, "f.parquet")
+
+
+def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a few bytes may describe a table that fills the memory."""
+    monkeypatch.setattr(parquet, "MAX_CELLS", 5)
+    with pytest.raises(FileFormatError, match="more than 5 cells"):
+        parquet.read_parquet(content(), "f.parquet")
+    monkeypatch.setattr(parquet, "MAX_CELLS", 6)
+    monkeypatch.setattr(parquet, "MAX_TABLE_BYTES", 10)
+    with pytest.raises(FileFormatError, match="more than 10 bytes"):
+        parquet.read_parquet(content(), "f.parquet")

@@ -115,7 +115,7 @@ def damaged(data: dict[str, Any], change: str) -> str:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("cut", "expected the JSON of a plan"),
+        ("cut", "expected JSON"),
         ("list", "expected a plan"),
         ("schema", "schema"),
         ("unknown key", "unknown key"),

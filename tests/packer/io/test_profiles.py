@@ -32,8 +32,8 @@ from packer.profile import (
     Profile,
 )
 
-numbers = st.floats(0.0, 1e12)
-positive = st.floats(1e-6, 1e12)
+numbers = st.floats(0.0, 1e9)
+positive = st.floats(1.0, 1e12)
 counts = st.integers(1, 10**6)
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 

@@ -25,14 +25,18 @@ from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 TABLES = (".csv", ".csv.gz", ".parquet", ".parquet.gz")
 DOCUMENTS = (".json", ".json.gz", ".yaml", ".yml")
 
-names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
 means = st.floats(1.0, 1e6)
 gamma = st.builds(Lengths.gamma, means, st.floats(0.01, 10.0))
 any_lengths = st.one_of(
     gamma,
     st.builds(Lengths.constant, means),
     st.builds(
-        Lengths.lognormal, means, st.floats(0.0, 10.0), low=st.integers(1, 9), high=st.none() | st.just(99)
+        Lengths.lognormal,
+        means,
+        st.just(0.0) | st.floats(1e-4, 10.0),
+        low=st.integers(1, 9),
+        high=st.none() | st.just(99),
     ),
     st.lists(st.floats(1.0, 1e5), min_size=1, max_size=5).map(Lengths.empirical),
 )
@@ -106,7 +110,7 @@ def test_tables_hold_rates_ranks_and_lengths(
 def test_every_format_round_trips(tmp_path: Path, ending: str) -> None:
     """Each ending writes a file that reads back the same, named after the file."""
     fleet = Workload(
-        [Adapter('#1, "x"\ny', 8, 0.1), Adapter("b", 16, 1 / 3, Lengths.gamma(10.0, 0.7))],
+        [Adapter('#1, "x"\u2028y', 8, 0.1), Adapter("b", 16, 1 / 3, Lengths.gamma(10.0, 0.7))],
         length_correlation=0.25,
         name="f",
     )
@@ -159,11 +163,11 @@ def test_comments_blanks_and_case_of_the_header() -> None:
         ("a,8", "row 2: expected 3 cells as in the header, got 2"),
         ("a,8,1,2", "row 2: expected 3 cells as in the header, got 4"),
         ("a,8,1\n# c\n\na,8,1", "row 5, column 'adapter': expected unique names, got 'a' as in row 2"),
-        ('"a\nb",8,1\nc,8,x', "row 4, column 'rate'"),
+        ('"a\nb",8,1', "row 3, column 'adapter': .*control"),
         ('"a,8,1', "row 2: expected CSV: unexpected end of data"),
         ('"a"b,8,1', "row 2: expected CSV"),
         ("a" * 10**6 + ",8,1", "row 2: expected CSV: field larger than field limit"),
-        ("a" * 10**5 + ",8,1", "row 2, column 'adapter': Expected an adapter's name"),
+        ("a" * 10**5 + ",8,1", "row 2, column 'adapter': Expected a name"),
         ("", "expected at least one adapter, got 0"),
     ],
 )

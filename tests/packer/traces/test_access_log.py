@@ -69,7 +69,7 @@ def test_own_keys_and_gzip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "row 1: not a line of JSON"),
+        ("{", "row 1: expected JSON"),
         ("[1]", "expected a JSON object"),
         ('{"a": 1}', "name the right ones with --key"),
         ('{"time": 1, "model": 5, "prompt_tokens": 1, "completion_tokens": 1}', "column 'model'"),
@@ -79,9 +79,12 @@ def test_own_keys_and_gzip(tmp_path: Path) -> None:
         ),
         ('{"time": 1, "model": "a", "prompt_tokens": true, "completion_tokens": 1}', "number of tokens"),
         ('{"time": "soon", "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
-        ('{"time": NaN, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
+        ('{"time": NaN, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "got NaN"),
+        ('{"time": "nan", "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
+        ('{"time": 1e11, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "1970 to 2199"),
+        ('{"time": 1, "model": "a\\u0000", "prompt_tokens": 1, "completion_tokens": 1}', "control"),
         ('{"time": 1e300, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
-        ("[" * 100_000, "not a line of JSON"),
+        ("[" * 100_000, "row 1: expected JSON: at most 64"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:

@@ -59,7 +59,7 @@ def test_loads_file_is_what_headroom_reads(tmp_path) -> None:  # type: ignore[no
     from packer.objectives.headroom import Headroom
     from packer.workload import Workload
 
-    names = ("a", 'b,"c"', "d\ne")
+    names = ("a", 'b,"c"', "d e")
     path = tmp_path / "loads.csv"
     path.write_text(loads_text(names, {"mean": np.array([1.0, 2.0, 0.0]), "peak": np.array([2.0, 4.0, 1.0])}))
     fleet = Workload([Adapter(name, 8, 1.0) for name in names])
@@ -71,6 +71,8 @@ def test_too_many_windows_are_refused() -> None:
     """A slip in the unit of time must not eat the memory."""
     with pytest.raises(ValidationError, match="longer window"):
         rates_of(trace([0, 1e9], [0, 0], ("a",)), 1.0)
+    with pytest.raises(ValidationError, match="longer window"):
+        rates_of(trace([0, 7e9], [0, 0], ("a",)), 3600.0)
 
 
 def steady(rate: float, n: int) -> Trace:

@@ -96,6 +96,8 @@ def test_vllm_shares_come_from_who_runs() -> None:
         ({"requests": matrix({"idle": [(60, 0)]})}, "no request of a named adapter"),
         ({"input_tokens": matrix({})}, "no input tokens"),
         ({"requests": None}, "matrix"),
+        ({"requests": matrix({"a": [(float("nan"), 5)]})}, "matrix"),
+        ({"requests": matrix({"a": [(float("inf"), 5)]})}, "matrix"),
         ({"output_tokens": {"data": {"resultType": "matrix", "result": [{"metric": 1}]}}}, "matrix"),
     ],
 )
