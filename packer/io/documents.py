@@ -58,7 +58,7 @@ def _too_deep(language: str) -> str:
 def _bounded(data: Any, language: str, path: str | os.PathLike[str], row: int | None = None) -> Any:
     """`data` itself, unless it is nested deeper than `MAX_DEPTH`."""
     level: list[Any] = [[data]]
-    for _ in range(MAX_DEPTH + 2):
+    for _ in range(MAX_DEPTH + 1):
         level = [
             item
             for each in level
