@@ -121,39 +121,40 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: our errors become one line and an exit code, never a traceback."""
-    sys.exit(run(sys.argv[1:]))
+    """Entry point: errors become one line and an exit code, never a traceback."""
+    from packer.cli.streams import flush, prepare
+
+    prepare()
+    sys.exit(flush(run(sys.argv[1:])))
 
 
 def run(arguments: list[str]) -> int:
     """Run the command line; the exit code: 0 ok, 1 internal, 2 input, 3 infeasible, 130 interrupted."""
+    from functools import partial
+
+    from packer.cli.streams import fail
     from packer.errors import InputError, PackerError
 
+    failed = partial(fail, as_json="--json" in arguments)
     try:
         result = cli.main(arguments, prog_name="packer", standalone_mode=False)
-    except click.exceptions.Abort:
-        return _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    except click.ClickException as error:
-        error.show()
-        return 2
+    except (click.exceptions.Abort, KeyboardInterrupt) as error:
+        return failed(error, 130, message="interrupted")
     except click.exceptions.Exit as error:
         return error.exit_code
-    except InputError as error:
-        return _fail(str(error), 2)
+    except (click.ClickException, InputError) as error:
+        return failed(error, 2)
     except PackerError as error:
-        return _fail(str(error), 1)
+        return failed(error, 1)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk or stream, a missing permission
+        return failed(error, 2)
+    except MemoryError as error:
+        return failed(error, 2, message="not enough memory")
     except Exception as error:
         if os.environ.get("PACKER_DEBUG"):
             raise
-        return _fail(f"internal error: {type(error).__name__}: {error} (PACKER_DEBUG=1 shows where)", 1)
+        kind = type(error).__name__
+        return failed(error, 1, message=f"internal error: {kind}: {error} (PACKER_DEBUG=1 shows where)")
     return result if isinstance(result, int) else 0
-
-
-def _fail(message: str, code: int) -> int:
-    click.echo(f"packer: {message}", err=True)
-    return code

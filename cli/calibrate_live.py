@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from packer.cli.interrupt import terminable
 from packer.cli.options import force_option, json_option, output_option, quiet_option, seed_option
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def live(
         raise click.UsageError("Give either --launch or --url.")
     check_output(output, force=force)
     place = Path(folder)
-    with terminable(), progress_bar(quiet=quiet) as progress:
+    with progress_bar(quiet=quiet) as progress:
         if launch_path is not None:
             grid = Grid(servers) if servers else None
             launch = read_launch(launch_path)

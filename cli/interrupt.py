@@ -30,20 +30,3 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield asked.is_set
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM in this block interrupts as Ctrl-C does, so that what was started is stopped."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handler(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

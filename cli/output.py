@@ -7,7 +7,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ def console(*, stderr: bool = False) -> Console:
 
     class Patient(Console):
         def on_broken_pipe(self) -> None:
-            """Whoever reads the output has enough: `packer.cli.run` ends the program in peace."""
+            """The reader of the output has closed it: `packer.cli.run` ends the program without an error."""
             raise BrokenPipeError
 
     stream = sys.stderr if stderr else sys.stdout
@@ -86,9 +86,10 @@ def show(*parts: Table | str) -> None:
 
 
 def note(message: str, *, quiet: bool = False) -> None:
-    """One line to standard error, unless quiet."""
+    """One line to standard error, unless quiet; a standard error that is full does not stop the command."""
     if not quiet:
-        click.echo(f"packer: {printable(message)}", err=True)
+        with suppress(OSError):
+            click.echo(f"packer: {printable(message)}", err=True)
 
 
 def note_estimated(profile: Profile, *, quiet: bool = False) -> None:
@@ -123,7 +124,8 @@ def print_json(data: Any) -> None:
     """Print data as JSON to standard output."""
     import json
 
-    click.echo(json.dumps(jsonable(data), indent=2, ensure_ascii=False, allow_nan=False))
+    utf_8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    click.echo(json.dumps(jsonable(data), indent=2, ensure_ascii=not utf_8, allow_nan=False))
 
 
 def check_output(path: str | None, *, force: bool) -> Path | None:

@@ -74,7 +74,6 @@ def validate(
     from dataclasses import replace
     from pathlib import Path
 
-    from packer.cli.interrupt import terminable
     from packer.cli.output import check_output, progress_bar
     from packer.io.plans import read_plan
     from packer.io.profiles import load_profile
@@ -90,7 +89,7 @@ def validate(
     note_estimates(bins, quiet=quiet)
     fleet = plan.workload if trace is None else _replayed(plan, trace)
     spec = ValidationSpec(duration_s, repeats, parallel, seed, tuple(_numbers(gpus, "--gpus", 1 << 16)))
-    with terminable(), progress_bar(quiet=quiet) as progress:
+    with progress_bar(quiet=quiet) as progress:
         job = Validation(launch, fleet, bins, Path(folder), spec, progress)
         try:
             job.run()

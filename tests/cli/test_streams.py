@@ -1,0 +1,111 @@
+"""Whatever the standard streams are, a command ends with a known exit code and without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from packer.cli import run
+
+PACKER = "import sys; from packer.cli import main; sys.argv[0] = 'packer'; main()"
+
+
+def shell(line: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A line of shell in which `packer` is the program of this checkout."""
+    program = f'packer() {{ "{sys.executable}" -c "{PACKER}" "$@"; }}\n'
+    return subprocess.run(
+        ["sh", "-c", program + line],
+        cwd=cwd,
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, "PACKER_CONFIG": "", **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("packer profiles list >&-", 0, b""),
+        ("packer profiles list >&- 2>&-", 0, b""),
+        ("packer profiles list --json >/dev/full", 2, b"No space left"),
+        ("packer --version >/dev/full", 2, b"No space left"),
+        ("packer profiles show none 2>/dev/full", 2, b""),
+        ("packer profiles show none 2>&-", 2, b""),
+        ("packer profiles list | true", 0, b""),
+        ("packer solve \"$(printf 'f\\377.csv')\"", 2, b"f\\udcff.csv: there is no such file"),
+    ],
+)
+def test_closed_and_full_streams(tmp_path: Path, line: str, code: int, says: bytes) -> None:
+    """A closed stream is silence; one that takes nothing is an error; a name of bytes is shown escaped."""
+    done = shell(line, tmp_path)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_terminals_without_utf_8(tmp_path: Path, encoding: str) -> None:
+    """What the encoding lacks is escaped; JSON stays JSON with the same content."""
+    (tmp_path / "f.csv").write_text("adapter,rank,rate\n名前é\U0001f984,8,0.1\n", "utf-8")
+    done = shell("packer workload describe f.csv && packer memory --max-loras 8 --max-lora-rank 8",
+                 tmp_path, PYTHONIOENCODING=encoding)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    done = shell("packer workload describe f.csv --json", tmp_path, PYTHONIOENCODING=encoding)
+    plain = shell("packer workload describe f.csv --json", tmp_path, PYTHONIOENCODING="utf-8")
+    assert json.loads(done.stdout.decode(encoding)) == json.loads(plain.stdout.decode("utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        ("profiles show none --json", {"type": "UnknownNameError"}),
+        ("workload describe f.csv --json", {"type": "FileFormatError", "row": 2, "column": "rank"}),
+        ("workload describe --json", {"type": "MissingParameter"}),
+    ],
+)
+def test_errors_are_json_where_results_are(
+    words: str, about: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A script that reads JSON from standard output finds the error there, with its place."""
+    monkeypatch.chdir(tmp_path)
+    Path("f.csv").write_text("adapter,rank,rate\na,x,1\n")
+    assert run(words.split()) == 2
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert error["message"].strip() in err
+    assert error["exit_code"] == 2
+    assert about.items() <= error.items()
+
+
+def test_sigterm_leaves_no_temporary_file(tmp_path: Path) -> None:
+    """A command that is ended while it writes removes what it had begun, and the old result stays."""
+    (tmp_path / "out").write_text("old")
+    code = (
+        "import os, sys, click, packer.cli as c\n"
+        "from packer.io.files import atomic_path\n"
+        "@c.cli.command()\n"
+        "def write():\n"
+        "    with atomic_path('out') as path:\n"
+        "        path.write_text('half'); print('ready', flush=True); __import__('time').sleep(60)\n"
+        "sys.argv = ['packer', 'write']; c.main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    assert len(list(tmp_path.iterdir())) == 2
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.strip() == b"packer: interrupted"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out").read_text() == "old"
