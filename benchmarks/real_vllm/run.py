@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -33,6 +31,7 @@ from packer.twin.live.validate import COMPARED, BinReport, ValidationSpec, repor
 
 sys.path.insert(0, str(Path(__file__).parent))
 from load_generator import measure_schedule
+from machine import machine
 from workloads import CASES, SECONDS, Case, fleet, largest_rate, workload_of
 
 RESULTS = Path(__file__).parent / "results"
@@ -246,24 +245,6 @@ def run_plans(launch: Launch, place: Place) -> None:
 def run_schedule(_launch: Launch, place: Place) -> None:
     """How well the load generator keeps its schedule."""
     write(place, "load_generator.json", {"machine": machine(), **measure_schedule(place.work / "schedule")})
-
-
-def machine() -> dict[str, Any]:
-    """Where the figures come from."""
-    model = next(
-        (
-            x.partition(":")[2].strip()
-            for x in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in x
-        ),
-        platform.processor(),
-    )
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "load": os.getloadavg()[0],
-    }
 
 
 PHASES = {
