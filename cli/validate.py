@@ -159,6 +159,8 @@ def _write(
         return
     show(*(_table(report) for report in job.reports), f"Predicted for {servers(job.bins)}")
     for report in job.reports:
+        for message, count in report.failed_requests.items():
+            show(f"GPU {report.index}: {count} requests failed: {message}")
         if report.failure is not None:
             tail = next((r.outcome.failure.tail for r in report.runs if r.outcome.failure), "")
             show(f"GPU {report.index}: {report.failure}", *([tail] if tail else []))
@@ -181,6 +183,7 @@ def _table(report: BinReport) -> Any:
     words = {True: "yes", False: "no", None: "–"}
     for name, pair in (("starved", report.starved), ("memory error", report.memory_error)):
         rows.append((name, words[pair[0]], words[pair[1]], "", ""))
+    rows.append(("failed requests", "", str(sum(report.failed_requests.values())), "", ""))
     partial = ", partial" if report.interrupted else ""
     title = (
         f"GPU {report.index}: {len(report.bin.adapters)} adapters, max_loras {report.bin.max_loras}{partial}"

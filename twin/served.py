@@ -6,7 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from packer.twin.engine import Raw
+    import numpy as np
+    import numpy.typing as npt
+
+    from packer.arrival import RequestTrace
     from packer.twin.simulate import Simulation
 
 SETTLING_S = 1.0
@@ -24,20 +27,29 @@ def served_share(sim: Simulation) -> float:
     if sim.raw is None:
         return 0.0
     if sim.workload.arrivals.trace is not None:
-        return _due_share(sim, sim.raw)
+        requests = sim.raw.requests
+        return due_share(requests, sim.raw.finished, sim.duration_s, sim.mean_tpot_ms)
     return sim.total_token_throughput * sim.duration_s / sim.sent_tokens if sim.sent_tokens else 1.0
 
 
-def _due_share(sim: Simulation, raw: Raw) -> float:
+def due_share(
+    requests: RequestTrace, finished: npt.NDArray[np.bool_], duration_s: float, mean_tpot_ms: float
+) -> float:
     """Tokens completed / tokens due: of requests that had enough time for their output once they ran.
 
     A trace may be short or have few requests, of which the last would always count as unserved. What a request
     needs is taken from the run itself, without the time in the queue.
+
+    Parameters
+    ----------
+    requests, finished
+        n requests, and bool (n,) whether each completed within `duration_s`.
+    mean_tpot_ms
+        NaN where no request of the run tells it.
     """
-    requests = raw.requests
     tokens = requests.input_tokens + requests.output_tokens
-    ms_per_token = sim.mean_tpot_ms if math.isfinite(sim.mean_tpot_ms) else SLOW_TOKEN_MS
+    ms_per_token = mean_tpot_ms if math.isfinite(mean_tpot_ms) else SLOW_TOKEN_MS
     needed_s = SETTLING_S + requests.output_tokens * ms_per_token * 1e-3
-    due = requests.time_s + needed_s <= sim.duration_s
+    due = requests.time_s + needed_s <= duration_s
     total = float(tokens[due].sum())
-    return float(tokens[due & raw.finished].sum()) / total if total else 1.0
+    return float(tokens[due & finished].sum()) / total if total else 1.0

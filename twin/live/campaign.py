@@ -76,8 +76,8 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """Whether the load ran to its end."""
-        return self.load is not None and self.load.complete and self.failure is None
+        """Whether the load ran to its end on a server that served it."""
+        return self.load is not None and self.load.fault is None and self.failure is None
 
 
 def cut_to_model(requests: RequestTrace, max_model_len: int) -> RequestTrace:
@@ -244,7 +244,7 @@ class Campaign:
             start = result.started_monotonic_s
             _copy_rows(log, place / "steps.csv", start, start + result.duration_s)
         failure = endpoint.failure()
-        if failure is None and result.complete:
+        if failure is None and result.fault is None:
             write_text(place / "done.json", json.dumps(result.summary(), indent=2))
         outcome = self._read(session, task)
         return replace(outcome, failure=failure, load=result)

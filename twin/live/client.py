@@ -32,6 +32,8 @@ from packer.twin.live.results import LoadResult
 
 ERROR_TEXT = 160
 """Characters of a server's error message that are kept."""
+SILENT_SHARE = 0.5
+"""A run that ends after so much of it without a token, with requests outstanding, has met a server that hangs."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,11 @@ async def _drive(run: _Run, session: Any, stop: asyncio.Event) -> float:
             await asyncio.wait(tasks, timeout=job.drain_s)
             finished = run.finish[np.isfinite(run.finish)]
             duration = max(duration, float(finished.max(initial=0.0))) if not tasks else run.now()
+        silence_s = run.now() - run.heard
+        if run.outstanding and silence_s > SILENT_SHARE * duration:
+            run.end(
+                f"the server hangs: {run.outstanding} requests outstanding, no token for {silence_s:.3g} s"
+            )
         return duration
     finally:
         for task in (*tasks, *watchers):
@@ -273,35 +280,50 @@ async def _request(run: _Run, session: Any, i: int) -> None:
 
 async def _stream(run: _Run, response: Any, i: int) -> None:
     """Read one answer: server-sent events, one a token (more where the server lags behind)."""
-    last, tokens = math.nan, 0
+    last, chunks = math.nan, 0
+    usage: dict[str, Any] = {}
     async for line in response.content:
         if not line.startswith(b"data:"):
             continue
         now = run.now()
         if line.startswith(b"data: [DONE]"):
             break
-        if b'"choices":[]' in line:  # the last event: usage
+        if b'"choices":[]' in line:  # the last event
             usage = json.loads(line[5:]).get("usage") or {}
-            tokens = int(usage.get("completion_tokens", tokens))
             continue
         if line.startswith(b'data: {"error"'):
             _failed(run, i, line[6 : 6 + ERROR_TEXT].decode(errors="replace").strip())
             return
         run.heard = now
-        tokens += 1
+        chunks += 1
         if math.isnan(last):
             run.first[i] = now
         else:
             run.gaps.append(now - last)
             run.owners.append(i)
         last = now
-    run.received[i] = tokens
-    if math.isnan(last) or tokens < run.job.requests.output_tokens[i]:
-        _failed(run, i, "the answer ended before its last token")
+    run.received[i] = usage.get("completion_tokens", chunks)
+    fault = _count_fault(run, i, chunks, usage)
+    if fault:
+        _failed(run, i, fault)
         return
     run.finish[i] = last
     run.state[i] = results.COMPLETED
     run.failures_in_row = 0
+
+
+def _count_fault(run: _Run, i: int, chunks: int, usage: dict[str, Any]) -> str:
+    """What is wrong with the token counts of an answer that has ended; "" if they are those that were requested."""
+    prompt, output = int(run.job.requests.input_tokens[i]), int(run.job.requests.output_tokens[i])
+    if chunks == 0 or run.received[i] < output:
+        return "the answer ended before its last token"
+    if run.received[i] > output:
+        return f"the answer has more tokens than max_tokens: {run.received[i]} instead of {output}"
+    if chunks > run.received[i]:
+        return f"usage counts {run.received[i]} completion tokens, {chunks} were streamed"
+    if usage.get("prompt_tokens", prompt) != prompt:
+        return f"usage counts {usage['prompt_tokens']} prompt tokens, {prompt} were sent"
+    return ""
 
 
 def _failed(run: _Run, i: int, message: str) -> None:
@@ -317,7 +339,7 @@ async def _watch(run: _Run, stop: asyncio.Event) -> None:
         await asyncio.sleep(0.25)
         if run.outstanding and run.now() - run.heard > run.job.stall_s:
             held = f"{run.outstanding} requests outstanding"
-            run.end(f"the server hangs: no token for {run.job.stall_s:g} s, {held}")
+            run.end(f"the server hangs: {held}, no token for {run.job.stall_s:g} s")
         if run.failures_in_row >= run.job.failures_to_stop:
             worst = run.errors.most_common(1)[0][0]
             run.end(f"the server fails: {run.failures_in_row} requests in a row, mostly {worst}")

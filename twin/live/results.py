@@ -16,14 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrival import RequestTrace
 from packer.errors import FileFormatError
 from packer.io.files import atomic_path, read_bytes
+from packer.twin.served import due_share
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 NOT_SENT, UNFINISHED, COMPLETED, FAILED, REFUSED = range(5)
 """States of a request; refused: by the client, because too many were outstanding."""
+FAULTY_SHARE = 0.05
+"""A server that fails a larger share of the requests sent isn't evaluated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +80,26 @@ class LoadResult:
     def complete(self) -> bool:
         """Whether the run went to its planned end."""
         return self.ended == "complete"
+
+    @property
+    def fault(self) -> str | None:
+        """Why the figures say nothing of what the server can serve: cut short, or too many failures; else None."""
+        sent, failed = int(np.isfinite(self.sent_s).sum()), int((self.state == FAILED).sum())
+        if not self.complete:
+            return self.ended
+        if failed <= FAULTY_SHARE * sent:
+            return None
+        most = max(self.errors, key=lambda message: self.errors[message], default="no message")
+        return f"{failed} of {sent} requests failed, mostly: {most}"
+
+    @property
+    def served_share(self) -> float:
+        """Tokens completed / tokens due, as `Simulation.served_share` of the same trace; failed requests left out."""
+        kept = self.state != FAILED
+        columns = (self.scheduled_s, self.adapter, self.input_tokens, self.output_tokens)
+        tpot_ms = float(self.tpot_ms.mean()) if len(self.tpot_ms) else float("nan")
+        finished = (self.state == COMPLETED)[kept]
+        return due_share(RequestTrace(*(c[kept] for c in columns)), finished, self.duration_s, tpot_ms)
 
     @cached_property
     def done(self) -> npt.NDArray[np.intp]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -64,7 +65,7 @@ class Run:
         load = self.outcome.load
         if load is None or not self.outcome.complete:
             return None
-        return load.total_token_throughput < STARVATION_THRESHOLD * load.offered_tok_s
+        return load.served_share < STARVATION_THRESHOLD
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +84,15 @@ class BinReport:
         for run in self.runs:
             if run.outcome.failure is not None:
                 return run.outcome.failure.message
-            if run.outcome.load is not None and not run.outcome.load.complete:
-                return run.outcome.load.ended
+            if run.outcome.load is not None and run.outcome.load.fault is not None:
+                return run.outcome.load.fault
         return None
+
+    @property
+    def failed_requests(self) -> dict[str, int]:
+        """Failed requests of all repeats by message, the most frequent first."""
+        loads = [run.outcome.load for run in self.runs if run.outcome.load is not None]
+        return dict(sum((Counter(load.errors) for load in loads), Counter()).most_common())
 
     @property
     def memory_error(self) -> tuple[bool, bool]:

@@ -6,6 +6,7 @@ It ignores vLLM's flags that it doesn't know. Environment: FAKE_FAULT, one of
     hang:N       stop answering (streams stall) after N answered requests
     http500      every completion answers 500
     refuse:NAME  completions of that adapter answer 404
+    usage:KEY    the usage counts one token more than there are in prompt_tokens or completion_tokens
     no-metrics   /metrics answers 404
     renamed      /metrics has other names
     memory       print vLLM's out-of-memory message and exit at start
@@ -92,6 +93,8 @@ class Fake:
                 self.tokens += 1
                 await self._send(response, {"choices": [{"text": "w", "index": 0}]})
             usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": n}
+            if self.fault == "usage":
+                usage[self.detail] += 1
             await response.write(
                 b"data: "
                 + json.dumps({"choices": [], "usage": usage}, separators=(",", ":")).encode()

@@ -100,6 +100,38 @@ def test_one_refused_adapter_fails_alone(
     assert failed.any()
 
 
+@pytest.mark.parametrize("key", ["prompt_tokens", "completion_tokens"])
+def test_wrong_usage_counts_fail_the_request(
+    key: str, with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
+) -> None:
+    """An answer whose usage differs from what was sent or requested isn't completed, and the message says both."""
+    with Server(with_fault(f"usage:{key}"), SLOTS, tmp_path) as server:
+        assert server.start() is None
+        n = np.ones(3, dtype=np.int64)
+        trace = RequestTrace(0.01 * np.arange(3), 0 * n, 5 * n, 2 * n)
+        job = LoadJob(server.url, ("a0",), trace, 1.0, drain_s=5.0, token_ids=(4, 100))
+        result = asyncio.run(run_load(job))
+    assert np.all(result.state == results.FAILED)
+    expected = {
+        "prompt_tokens": "usage counts 6 prompt tokens, 5 were sent",
+        "completion_tokens": "the answer has more tokens than max_tokens: 3 instead of 2",
+    }
+    assert result.errors == {expected[key]: 3}
+    assert result.fault == f"3 of 3 requests failed, mostly: {expected[key]}"
+
+
+def test_a_server_that_stops_answering_hangs_however_short_the_run(
+    with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
+) -> None:
+    """A run shorter than the stall limit that ends in silence is not complete: the server hangs."""
+    with Server(with_fault("hang:5"), SLOTS, tmp_path) as server:
+        assert server.start() is None
+        result = asyncio.run(run_load(job(server.url, fleet, 3.0)))
+    assert result.duration_s == 3.0
+    assert "hangs" in result.ended
+    assert result.fault == result.ended
+
+
 def test_the_clients_limit_refuses(
     with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
 ) -> None:
@@ -204,6 +236,25 @@ def test_a_damaged_result_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "r.npz").write_bytes(b"PK\x03\x04 half")
     with pytest.raises(FileFormatError, match=r"r\.npz"):
         read_result(tmp_path / "r.npz")
+
+
+def test_few_failures_do_not_hide_what_was_served(result: LoadResult) -> None:
+    """Up to 5 % of failed requests leave a run that counts; they are left out of the share that was served."""
+    n = 40
+    many = replace(
+        result,
+        **{
+            name: np.resize(getattr(result, name)[:1], n)
+            for name in ("scheduled_s", "adapter", "input_tokens", "output_tokens", "sent_s", "first_s",
+                         "finish_s", "received_tokens", "state")
+        },
+    )  # fmt: skip
+    failed = np.arange(n) < 2
+    few = replace(many, state=np.where(failed, results.FAILED, results.COMPLETED), errors={"x": 2})
+    assert few.fault is None
+    assert few.served_share == 1.0
+    more = replace(many, state=np.where(np.arange(n) < 3, results.FAILED, results.COMPLETED), errors={"x": 3})
+    assert more.fault == "3 of 40 requests failed, mostly: x"
 
 
 def test_an_empty_run_has_a_summary() -> None:

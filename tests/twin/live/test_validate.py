@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +110,26 @@ def test_a_dead_server_leaves_a_partial_report(
     assert report.to_dict()["runs"][0]["completed"] >= 1
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"), [("hang:0", "hangs"), ("http500", "requests failed, mostly: HTTP 500")]
+)
+def test_a_server_that_serves_nothing_has_failed(
+    fault: str,
+    words: str,
+    with_fault: Callable[..., Launch],
+    fleet: Workload,
+    bins: list[Bin],
+    tmp_path: Path,
+) -> None:
+    """A server without an answer is a failure in words, not a starved server, and it is measured again next time."""
+    validation = Validation(with_fault(fault), fleet, bins[:1], tmp_path, ValidationSpec(duration_s=1.5))
+    (report,) = validation.run()
+    assert report.failure is not None
+    assert words in report.failure
+    assert report.starved[1] is None
+    assert not list(tmp_path.rglob("done.json"))
+
+
 def test_one_failing_bin_stops_no_other(
     with_fault: Callable[..., Launch], fleet: Workload, bins: list[Bin], tmp_path: Path
 ) -> None:
@@ -184,6 +205,22 @@ def test_the_command_writes_report_and_page(
     )  # fmt: skip
     assert again.communicate(timeout=60) == ("", "")
     assert again.returncode == 0
+
+
+def test_failed_requests_are_shown_in_the_table(
+    launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
+) -> None:
+    """Requests that one adapter's refusal failed are counted in the table and named below it."""
+    make_plan(bins).save(tmp_path / "plan.json")
+    with launch_file.open("a") as file:
+        file.write('[environment]\nFAKE_FAULT = "refuse:a1"\n')
+    text, errors = packer(
+        "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
+        "--folder", tmp_path / "work",
+    ).communicate(timeout=60)  # fmt: skip
+    named = re.search(r"GPU 0: (\d+) requests failed: HTTP 404: .*no model a1", text)
+    assert named, text + errors
+    assert re.search(rf"failed requests\W+{named[1]}\b", text), text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
