@@ -28,14 +28,12 @@ def show_plan(plan: Plan) -> None:
 
 def _gpus(plan: Plan) -> Table:
     several = len({item.profile for item in plan.bins}) > 1
-    room = plan.details.get("headroom")
     columns = ["GPU", *(["server"] if several else []), "adapters by rank", "max_loras", "max_lora_rank"]
     columns += ["offered tok/s", "throughput", "TTFT ms", "ITL ms", "headroom"]
     columns += ["problem"] if not plan.evaluations.feasible.all() else []
     rows = []
     for k, item in enumerate(plan.bins):
         row = plan.evaluations[k]
-        grows = room[k] if isinstance(room, list) and k < len(room) else None
         rows.append(
             [
                 k,
@@ -47,7 +45,7 @@ def _gpus(plan: Plan) -> Table:
                 number(row.total_token_throughput, 0),
                 number(row.mean_ttft_ms, 0),
                 number(row.mean_itl_ms, 1),
-                growth(grows),
+                growth(plan.headroom[k] if plan.headroom else None),
             ]
         )
         if columns[-1] == "problem":
@@ -105,5 +103,4 @@ def _totals(plan: Plan) -> list[str]:
 
 
 def _margin(plan: Plan) -> str:
-    margin = plan.details.get("margin")
-    return f" with rates raised by {margin:.1%}" if isinstance(margin, float) and margin > 0 else ""
+    return f" with rates raised by {plan.margin:.1%}" if plan.margin else ""

@@ -93,9 +93,8 @@ def replan(
 def _changes(old: Plan, plan: Plan) -> list[str]:
     """What the operator has to do."""
     before, now = set(old.workload.names), set(plan.workload.names)
-    moved, servers = plan.details.get("moved", []), plan.details.get("servers", [])
-    assert isinstance(moved, list)
-    assert isinstance(servers, list)
+    moved = [plan.workload.names[i] for i in plan.moves.adapters] if plan.moves else []
+    servers = plan.moves.servers if plan.moves else ()
     kept = [server for server in servers if server is not None]
     lines = [
         f"Changes     {len(moved)} adapters move, {len(now - before)} are new, {len(before - now)} are gone; "

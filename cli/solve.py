@@ -166,7 +166,7 @@ def priced(profiles: dict[str, Profile], prices: Sequence[str]) -> list[Profile]
 
 
 def with_headroom(plan: Plan, predictor: str, *, stop: bool) -> Plan:
-    """The plan with `details["headroom"]`: the factor by which each server's rates may grow."""
+    """The plan with its headroom: the factor by which each server's rates may grow."""
     from dataclasses import replace
 
     from packer.solvers.headroom import headroom
@@ -177,7 +177,7 @@ def with_headroom(plan: Plan, predictor: str, *, stop: bool) -> Plan:
     profiles = list(dict.fromkeys(item.profile for item in plan.bins))
     judge = load_judge(predictor, profiles, plan.seed)
     room = headroom(plan.workload, plan.bins, judge)
-    return replace(plan, details={**plan.details, "headroom": room})
+    return replace(plan, headroom=tuple(room))
 
 
 def finish(plan: Plan, path: str | None, *, named: bool, force: bool, as_json: bool, quiet: bool) -> int:
@@ -198,7 +198,7 @@ def finish(plan: Plan, path: str | None, *, named: bool, force: bool, as_json: b
         note(f"wrote {path}", quiet=quiet)
     if plan.verified is False:
         note("the twin does not confirm every GPU; a higher --confidence leaves more room", quiet=quiet)
-    if plan.details.get("interrupted"):
+    if plan.interrupted:
         note("interrupted: this is the best plan so far", quiet=quiet)
         return 130
     return 3 if infeasible else 0

@@ -24,6 +24,22 @@ class Status(StrEnum):
     INFEASIBLE = "infeasible"
 
 
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What a plan changes on the running servers that it continues.
+
+    Parameters
+    ----------
+    adapters
+        Indices of the adapters that leave the server where they run.
+    servers
+        For each bin the number of the running server that it continues; None for a new one.
+    """
+
+    adapters: tuple[int, ...]
+    servers: tuple[int | None, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Bins with their evaluations, status, bound and provenance. Never changes.
@@ -44,8 +60,20 @@ class Plan:
         What was minimised, as the objective's key: lexicographic, smaller is better.
     lower_bound
         No plan has a smaller first entry of the key (relative to the predictor); None if unknown.
+    bound_proven
+        True if the bound is certain relative to the predictor, not what a search failed to refute.
     bound_source
         Which argument gave the bound, in words.
+    margin
+        By how much every rate was raised in the search, 0.05 for 5 %; None if the plan was not searched for with
+        a margin.
+    headroom
+        Factor by which each bin's rates may grow before it fails, None where it was not found; empty if it was
+        not computed.
+    moves
+        What changes on running servers; None unless the plan continues some.
+    interrupted, time_limit_reached
+        Why the search ended early: the user, or the clock.
     reasons
         Why it is infeasible and what would help, for people; also notes on a feasible plan.
     unplaced
@@ -59,7 +87,7 @@ class Plan:
     versions
         Versions of packer and what decides the result.
     details
-        Solver statistics, JSON-able.
+        Statistics of the solver, JSON-able.
     """
 
     workload: Workload
@@ -71,7 +99,13 @@ class Plan:
     predictor: str
     objective_value: tuple[float, ...] = ()
     lower_bound: float | None = None
+    bound_proven: bool = False
     bound_source: str = ""
+    margin: float | None = None
+    headroom: tuple[float | None, ...] = ()
+    moves: Moves | None = None
+    interrupted: bool = False
+    time_limit_reached: bool = False
     reasons: tuple[str, ...] = ()
     unplaced: tuple[int, ...] = ()
     verified: bool | None = None
@@ -104,10 +138,7 @@ class Plan:
             kinds.setdefault(key, ServerKind(name, *key))
         names = self.workload.names
         placement = tuple(
-            {
-                names[i]: share
-                for i, share in zip(item.adapters, item.shares or (1.0,) * len(item.adapters), strict=True)
-            }
+            {names[i]: share for i, share in zip(item.adapters, item.shares, strict=True)}
             for item in self.bins
         )
         servers = tuple(kinds[item.profile, item.max_loras, item.max_lora_rank].name for item in self.bins)

@@ -105,11 +105,9 @@ def growth_texts(plan: Plan, curves: Curves | None) -> list[str]:
             factor = curves.holding_factor(row)
             if factor is not None:
                 found[gpu] = _growth(factor, is_limit=curves.breaking_factor(row) is None)
-    known = plan.details.get("headroom")
-    if isinstance(known, (list, tuple)) and len(known) == len(found):
-        for gpu, factor in enumerate(known):
-            if isinstance(factor, float):
-                found[gpu] = _growth(factor, is_limit=factor >= LARGEST_HEADROOM)
+    for gpu, factor in enumerate(plan.headroom):
+        if factor is not None:
+            found[gpu] = _growth(factor, is_limit=factor >= LARGEST_HEADROOM)
     return found
 
 

@@ -144,14 +144,15 @@ def _hardened(problem: Problem, search: Solver, judge: Judges, first: Plan) -> P
             break
         plan = verified(plan, problem.objective)
         if plan.verified:
-            bound, certain = first.lower_bound, first.details["bound_proven"] is True
+            bound, certain = first.lower_bound, first.bound_proven
             optimal = certain and _attained(problem, plan.objective_value, bound)
             return replace(
                 plan,
                 lower_bound=bound,
+                bound_proven=certain,
                 bound_source=first.bound_source,
                 status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-                details={**plan.details, "margin_at_first": judge.margin, "bound_proven": certain},
+                details={**plan.details, "margin_at_first": judge.margin},
             )
     return first
 
@@ -194,18 +195,18 @@ def assemble(problem: Problem, solution: Solution, judge: Judges, solver: str, r
         predictor=judge.nominal.name,
         objective_value=key,
         lower_bound=bound,
+        bound_proven=solution.proven and bound is not None,
         bound_source=solution.bound_source,
+        margin=judge.margin,
+        moves=solution.moves,
+        interrupted=problem.stop(),
+        time_limit_reached=problem.remaining_s() <= 0,
         reasons=reasons,
         unplaced=solution.unplaced,
         runtime_s=runtime_s,
         seed=problem.seed,
         versions=versions(problem.profiles),
-        details={
-            **solution.details,
-            "margin": judge.margin,
-            "bound_proven": solution.proven and bound is not None,
-            **_interruptions(problem),
-        },
+        details=solution.details,
     )
 
 
@@ -267,17 +268,6 @@ def _inadmissible(problem: Problem, bins: Sequence[Bin], evaluations: Evaluation
         else:
             reasons.append(f"GPU {k} breaks a limit of the objective {problem.objective.name!r}")
     return tuple(reasons)
-
-
-def _interruptions(problem: Problem) -> dict[str, bool]:
-    return {
-        name: True
-        for name, happened in (
-            ("interrupted", problem.stop()),
-            ("time_limit_reached", problem.remaining_s() <= 0),
-        )
-        if happened
-    }
 
 
 def verified(plan: Plan, objective: Objective | None = None, seed: int | None = None) -> Plan:

@@ -11,6 +11,7 @@ from packer import checks
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.objectives.base import Objective
+from packer.plan import Moves
 from packer.predictors.base import Predictor
 from packer.profile import Profile
 from packer.workload import Workload
@@ -105,6 +106,7 @@ class Solution:
     bound_source: str = ""
     details: Mapping[str, object] = field(default_factory=dict)
     proven: bool = False
+    moves: Moves | None = None
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from dataclasses import replace
 from packer.bin import Bin
 from packer.objectives.gpus import Gpus
 from packer.objectives.moves import match, moved
+from packer.plan import Moves
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.greedy import Greedy
@@ -47,8 +48,8 @@ class Replan:
             return _limited(problem, fresh)
         best = min(options, key=lambda bins: (len(bins), len(moved(problem.old_bins, bins))))
         gone = moved(problem.old_bins, best)
-        details = {"moved": [problem.workload.names[i] for i in gone], "servers": _servers(problem, best)}
-        return _limited(problem, Solution(tuple(best), details=details))
+        moves = Moves(tuple(gone), tuple(_servers(problem, best)))
+        return _limited(problem, Solution(tuple(best), moves=moves))
 
 
 def _servers(problem: Problem, bins: Sequence[Bin]) -> list[int | None]:
@@ -67,7 +68,7 @@ def _aligned(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
 def _limited(problem: Problem, found: Solution) -> Solution:
     """The plan on at most `max_gpus` GPUs; cut down, it continues no running servers any more."""
     limited = within_limit(problem, found)
-    return limited if limited is found else replace(limited, details={})
+    return limited if limited is found else replace(limited, moves=None)
 
 
 class _Mending:

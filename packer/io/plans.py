@@ -16,38 +16,16 @@ from packer.errors import FileFormatError, ValidationError
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.io.profiles import profile_from_dict, profile_to_dict
-from packer.io.schema import Table, parse
+from packer.io.schema import Table, check_version, parse
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
-from packer.plan import Plan, Status
+from packer.plan import Moves, Plan, Status
 from packer.profile import Profile
 from packer.workload import Workload
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the file format."""
 
 _FIGURES = tuple(item.name for item in fields(Evaluation))
-
-
-class EvaluationTable(Table):
-    """What the predictor says of a GPU; null where there is no figure."""
-
-    offered_tok_s: float
-    total_token_throughput: float
-    starved: bool
-    memory_error: bool
-    mean_ttft_ms: float | None
-    median_ttft_ms: float | None
-    p99_ttft_ms: float | None
-    mean_tpot_ms: float | None
-    mean_itl_ms: float | None
-    p99_itl_ms: float | None
-    kv_cache_tokens: float | None
-    starvation_probability: float | None
-
-    def evaluation(self) -> Evaluation:
-        """The row."""
-        figures: dict[str, Any] = {name: _or_nan(getattr(self, name)) for name in _FIGURES}
-        return Evaluation(**figures)
 
 
 class GpuTable(Table):
@@ -59,13 +37,19 @@ class GpuTable(Table):
     max_lora_rank: int
     adapters: list[str]
     shares: list[float] = Field(default_factory=list)
-    evaluation: EvaluationTable
+    evaluation: dict[str, float | bool | None]
+
+
+class MovesTable(Table):
+    """Adapters that move, by name, and the running server that each GPU continues."""
+
+    adapters: list[str]
+    servers: list[int | None]
 
 
 class PlanFile(Table):
-    """The whole file."""
+    """The whole file, without the version of its format."""
 
-    schema_version: Literal[1] = Field(alias="schema")
     status: Literal["optimal", "feasible", "infeasible"]
     n_gpus: int
     objective: str
@@ -73,8 +57,14 @@ class PlanFile(Table):
     predictor: str
     objective_value: list[float]
     lower_bound: float | None = None
-    gap: float | None = None
+    bound_proven: bool = False
     bound_source: str = ""
+    gap: float | None = None
+    margin: float | None = None
+    headroom: list[float | None] = Field(default_factory=list)
+    moves: MovesTable | None = None
+    interrupted: bool = False
+    time_limit_reached: bool = False
     reasons: list[str] = Field(default_factory=list)
     unplaced: list[str] = Field(default_factory=list)
     verified: bool | None = None
@@ -100,8 +90,14 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "predictor": plan.predictor,
         "objective_value": [float(value) for value in plan.objective_value],
         "lower_bound": plan.lower_bound,
-        "gap": plan.gap,
+        "bound_proven": plan.bound_proven,
         "bound_source": plan.bound_source,
+        "gap": plan.gap,
+        "margin": plan.margin,
+        "headroom": list(plan.headroom),
+        "moves": _moves_to_dict(plan),
+        "interrupted": plan.interrupted,
+        "time_limit_reached": plan.time_limit_reached,
         "reasons": list(plan.reasons),
         "unplaced": [names[i] for i in plan.unplaced],
         "verified": plan.verified,
@@ -129,6 +125,13 @@ def _labels(bins: Sequence[Bin]) -> dict[Profile, str]:
                 label, k = f"{name} ({k})", k + 1
             labels[item.profile] = label
     return labels
+
+
+def _moves_to_dict(plan: Plan) -> dict[str, Any] | None:
+    if plan.moves is None:
+        return None
+    adapters = [plan.workload.names[i] for i in plan.moves.adapters]
+    return {"adapters": adapters, "servers": list(plan.moves.servers)}
 
 
 def _gpu_to_dict(k: int, item: Bin, row: Evaluation, label: str, names: Sequence[str]) -> dict[str, Any]:
@@ -167,24 +170,34 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
 def plan_from_dict(data: Any, path: str | os.PathLike[str]) -> Plan:
     """The plan in nested dicts; `path` is named in errors."""
-    file = parse(PlanFile, data, path)
+    file = parse(PlanFile, check_version(data, SCHEMA, path), path)
     workload = workload_from_dict(file.workload, path)
     profiles = {label: profile_from_dict(each, path) for label, each in file.profiles.items()}
     number = {name: i for i, name in enumerate(workload.names)}
     bins = tuple(_bin(k, gpu, number, profiles, path) for k, gpu in enumerate(file.gpus))
     unplaced = _numbers(file.unplaced, number, "unplaced", path)
     _check_placed(bins, unplaced, workload, path)
+    moves = None
+    if file.moves is not None:
+        moved = _numbers(file.moves.adapters, number, "moves.adapters", path)
+        moves = Moves(moved, tuple(file.moves.servers))
     return Plan(
         workload=workload,
         bins=bins,
-        evaluations=Evaluations.of([gpu.evaluation.evaluation() for gpu in file.gpus]),
+        evaluations=Evaluations.of([_evaluation(k, gpu, path) for k, gpu in enumerate(file.gpus)]),
         status=Status(file.status),
         objective=file.objective,
         solver=file.solver,
         predictor=file.predictor,
         objective_value=tuple(file.objective_value),
         lower_bound=file.lower_bound,
+        bound_proven=file.bound_proven,
         bound_source=file.bound_source,
+        margin=file.margin,
+        headroom=tuple(file.headroom),
+        moves=moves,
+        interrupted=file.interrupted,
+        time_limit_reached=file.time_limit_reached,
         reasons=tuple(file.reasons),
         unplaced=unplaced,
         verified=file.verified,
@@ -211,6 +224,12 @@ def _bin(
         return Bin(adapters, settings, profile, tuple(gpu.shares))
     except ValidationError as error:
         raise FileFormatError(str(error), path=path, key=f"gpus.{k}") from None
+
+
+def _evaluation(k: int, gpu: GpuTable, path: str | os.PathLike[str]) -> Evaluation:
+    """What the predictor says of a GPU; null where there is no figure."""
+    figures = {name: _or_nan(value) for name, value in gpu.evaluation.items()}
+    return parse(Evaluation, figures, path, f"gpus.{k}.evaluation")
 
 
 def _numbers(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterable
-from typing import Any, TypeVar, get_args, get_origin
+from collections.abc import Hashable, Iterable
+from dataclasses import is_dataclass
+from functools import cache
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import pydantic
 
@@ -19,11 +22,17 @@ class Table(pydantic.BaseModel):
 
 
 _UNION_MEMBER = re.compile(r"[A-Z]\w*Table$|float$|int$|str$|list\[|dict\[")
-T = TypeVar("T", bound=pydantic.BaseModel)
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+T = TypeVar("T")
 
 
-def parse(kind: type[T], data: Any, path: str | os.PathLike[str]) -> T:
-    """`data` as a `kind`.
+@cache
+def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(kind)
+
+
+def parse(kind: type[T], data: Any, path: str | os.PathLike[str], key: str = "") -> T:
+    """`data` as a `Table` or as one of our dataclasses, whose rules are then kept; `key`: where it stands.
 
     Raises
     ------
@@ -31,20 +40,41 @@ def parse(kind: type[T], data: Any, path: str | os.PathLike[str]) -> T:
         A key is missing, unknown or has a wrong value; names the key, as in `engine.max_num_seqs`.
     """
     try:
-        return kind.model_validate(data)
+        if issubclass(kind, pydantic.BaseModel):
+            return kind.model_validate(data)
+        # As JSON: pydantic's strict mode takes a list for a tuple and a dict for a dataclass only there.
+        text = json.dumps(data, default=str)
+        value: T = _adapter(cast("Hashable", kind)).validate_json(text, strict=True, extra="forbid")
+        return value
     except pydantic.ValidationError as error:
         # A misspelt key is both unknown and missing: what was written says more than what was not.
         found = error.errors(include_url=False, include_context=False)
-        first = min(found, key=lambda item: item["type"] != "extra_forbidden")
+        first = min(found, key=lambda item: item["type"] not in _UNKNOWN_KEY)
     # In a union pydantic adds the member's name, which is none of the file's.
-    where = ".".join(_part(part) for part in first["loc"] if not _UNION_MEMBER.match(str(part))) or None
-    if first["type"] == "extra_forbidden":
+    parts = [_part(part) for part in first["loc"] if not _UNION_MEMBER.match(str(part))]
+    where = ".".join([*([key] if key else []), *parts]) or None
+    if first["type"] in _UNKNOWN_KEY:
         raise FileFormatError(f"unknown key{_known_keys(kind, first['loc'])}", path=path, key=where)
     if first["type"] == "missing":
         raise FileFormatError("this key is missing.", path=path, key=where)
-    rule = first["msg"].replace("Input should be", "expected").removeprefix("Value error, ")
-    rule = re.sub(r"a valid dictionary or (instance|object).*", "a table", rule)
+    if first["type"] == "value_error":  # of our own constructors: it says what was received
+        raise FileFormatError(first["msg"].removeprefix("Value error, "), path=path, key=where)
+    rule = first["msg"].replace("Input should be", "expected")
+    rule = re.sub(r"a valid dictionary or (instance|object).*|an object$", "a table", rule)
     raise FileFormatError(f"{rule}, got {shown(first['input'])}.", path=path, key=where)
+
+
+def check_version(data: Any, version: int, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The table without its key `schema`, if that is the version of the format which this packer reads."""
+    if not isinstance(data, dict):
+        raise FileFormatError(f"expected a table, got {shown(data)}.", path=path)
+    if "schema" not in data:
+        raise FileFormatError("this key is missing.", path=path, key="schema")
+    given = data["schema"]
+    if given != version or isinstance(given, bool):
+        rule = f"expected {version}, got {shown(given)}: the file is of another version of packer; make it again."
+        raise FileFormatError(rule, path=path, key="schema")
+    return {key: value for key, value in data.items() if key != "schema"}
 
 
 def _part(part: str | int) -> str:
@@ -52,21 +82,27 @@ def _part(part: str | int) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def _known_keys(kind: type[pydantic.BaseModel], loc: Iterable[str | int]) -> str:
+def _known_keys(kind: Any, loc: Iterable[str | int]) -> str:
     """The keys that are known where an unknown one was found, if that table is easy to find."""
     import difflib
 
     *tables, wrong = loc
-    current: Any = kind
+    current = _keys(kind)
     for name in tables:
-        if isinstance(name, int):  # the place in a list
-            continue
-        found = {f.alias or key: f.annotation for key, f in current.model_fields.items()}.get(str(name))
-        if get_origin(found) is list:
-            (found,) = get_args(found)
-        if not (isinstance(found, type) and issubclass(found, pydantic.BaseModel)):
-            return "."
-        current = found
-    known = [f.alias or key for key, f in current.model_fields.items()]
-    near = difflib.get_close_matches(str(wrong)[:80], known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}."
+        if isinstance(name, str):  # a number is a place in a list
+            current = _keys(current.get(name))
+    if not current:
+        return "."
+    near = difflib.get_close_matches(str(wrong)[:80], current, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(current)}."
+
+
+def _keys(kind: Any) -> dict[str, Any]:
+    """Keys of a table or dataclass, or of those in a list, with their types; {} of anything else."""
+    while get_args(kind):
+        kind = get_args(kind)[0]
+    if not isinstance(kind, type):
+        return {}
+    if issubclass(kind, pydantic.BaseModel):
+        return {item.alias or name: item.annotation for name, item in kind.model_fields.items()}
+    return get_type_hints(kind) if is_dataclass(kind) else {}

@@ -66,8 +66,7 @@ def test_a_plan_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> No
         assert words in out.out
     assert f"60 of 60 adapters on {plan.n_gpus} GPU" in out.out
     assert "wrote plan.json" in out.err
-    room = plan.details["headroom"]
-    assert isinstance(room, list)
+    room = plan.headroom
     assert len(room) == plan.n_gpus
 
 
@@ -191,7 +190,7 @@ def test_ctrl_c_saves_the_best_plan_so_far(
     monkeypatch.setattr("packer.solvers.judges.load_judge", lambda *_: Interrupting())
     assert packer("solve", fleet()) == 130
     plan = read_plan("plan.json")
-    assert plan.details["interrupted"] is True
+    assert plan.interrupted
     assert plan.unplaced == ()
     assert plan.evaluations.feasible.all()
     assert "best plan so far" in capsys.readouterr().err

@@ -227,7 +227,7 @@ def test_growth_that_was_not_searched_beyond_says_so(plan: Plan) -> None:
     from packer.solvers.headroom import LARGEST
 
     known = [1.23, LARGEST, None, LARGEST / 1.04]
-    texts = context.growth_texts(dataclasses.replace(plan, details={"headroom": known}), None)
+    texts = context.growth_texts(dataclasses.replace(plan, headroom=known), None)
     assert texts == ["+23 %", "> +300 %", "–", "+285 %"]
     assert [text.replace(" ", "") for text in texts] == [growth(each).replace(" ", "") for each in known]
 

@@ -64,7 +64,7 @@ def test_a_margin_leaves_room_and_reports_nominal_figures() -> None:
     raised = AnalyticPredictor().evaluate(FLEET.scaled(1.8), careful.bins)
     assert raised.feasible.all()
     assert careful.evaluations.offered_tok_s.sum() == pytest.approx(FLEET.offered_tok_s)
-    assert careful.details["margin"] == 0.8
+    assert careful.margin == 0.8
 
 
 def test_the_margin_comes_from_the_profile_unless_given() -> None:
@@ -159,7 +159,7 @@ def test_stopping_gives_a_whole_plan() -> None:
     """Ctrl-C from the start still gives a plan with every adapter, marked as interrupted."""
     plan = plan_of(stop=lambda: True)
     assert plan.status is not Status.INFEASIBLE
-    assert plan.details["interrupted"] is True
+    assert plan.interrupted
 
 
 def test_the_twin_confirms_with_fresh_seeds(toy_profile: Profile) -> None:
@@ -185,7 +185,7 @@ def test_a_plan_that_the_twin_refutes_is_planned_again(
     plan = solve(FLEET, PROFILE, predictor=AnalyticPredictor())
     assert plan.verified is True
     assert plan.details["margin_at_first"] == UNCALIBRATED_MARGIN
-    assert plan.details["margin"] == pytest.approx(UNCALIBRATED_MARGIN + 0.06)
+    assert plan.margin == pytest.approx(UNCALIBRATED_MARGIN + 0.06)
     assert len(verdicts) == 3
     verdicts.clear()
     assert plan_of(verify=True, margin=0.1).verified is False
@@ -214,8 +214,8 @@ def test_optimal_needs_a_proven_bound() -> None:
     """A plan that meets a bound is optimal if the bound is certain; else it is feasible, with gap 0."""
     proven, searched = (plan_of(solver=Bounded(certain)) for certain in (True, False))
     assert proven.n_gpus == searched.n_gpus > 1
-    assert (proven.status, proven.gap, proven.details["bound_proven"]) == (Status.OPTIMAL, 0.0, True)
-    assert (searched.status, searched.gap, searched.details["bound_proven"]) == (Status.FEASIBLE, 0.0, False)
+    assert (proven.status, proven.gap, proven.bound_proven) == (Status.OPTIMAL, 0.0, True)
+    assert (searched.status, searched.gap, searched.bound_proven) == (Status.FEASIBLE, 0.0, False)
 
 
 def test_one_gpu_is_optimal_whatever_arrives() -> None:

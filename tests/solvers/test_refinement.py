@@ -124,7 +124,8 @@ def test_an_unchanged_fleet_moves_nothing() -> None:
     new = replanned(old, workload)
     assert old.n_gpus > 1
     assert new.objective_value == (float(old.n_gpus), 0.0)
-    assert new.details["servers"] == list(range(old.n_gpus))
+    assert new.moves is not None
+    assert new.moves.servers == tuple(range(old.n_gpus))
 
 
 def test_newcomers_move_nobody_while_there_is_room() -> None:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-
-from pydantic import Field
 
 from packer import checks
 from packer.errors import FileFormatError, ValidationError
 from packer.io.documents import parse_toml
 from packer.io.files import read_text
-from packer.io.profiles import EngineTable, GpuTable, ModelTable
-from packer.io.schema import Table, parse
+from packer.io.schema import parse
 from packer.profile import EngineSpec, GpuSpec, ModelSpec
 
 DEFAULT_COMMAND = ("{python}", "-m", "vllm.entrypoints.openai.api_server")
@@ -114,40 +111,6 @@ class Launch:
         return self.adapter_path.format(name=name, rank=rank)
 
 
-class _Model(ModelTable):
-    path: str
-
-
-class _Engine(EngineTable):
-    name: str = "vllm"
-    version: str = "unknown"
-
-
-class _Emulation(Table):
-    kv_budget_bytes: float
-    slot_bytes_per_rank: float
-
-
-class _LaunchFile(Table):
-    name: str
-    adapter_path: str
-    model: _Model
-    gpu: GpuTable
-    engine: _Engine
-    python: str = "python"
-    command: list[str] = Field(default_factory=lambda: list(DEFAULT_COMMAND))
-    arguments: list[str] = Field(default_factory=list)
-    environment: dict[str, str] = Field(default_factory=dict)
-    emulation: _Emulation | None = None
-    step_log: bool = True
-    server_cores: list[int] = Field(default_factory=list)
-    client_cores: list[int] = Field(default_factory=list)
-    api_cores: list[int] = Field(default_factory=list)
-    token_ids: list[int] = Field(default_factory=lambda: [1000, 9000], min_length=2, max_length=2)
-    startup_timeout_s: float = 600.0
-    stall_timeout_s: float = 60.0
-
-
 def read_launch(path: str | os.PathLike[str]) -> Launch:
     """Read a launch file.
 
@@ -156,31 +119,25 @@ def read_launch(path: str | os.PathLike[str]) -> Launch:
     FileFormatError
         Not TOML, a key is unknown, missing or out of range.
     """
-    file = parse(_LaunchFile, parse_toml(read_text(path), path), path)
+    data = parse_toml(read_text(path), path)
+    model, engine = (data[key] if isinstance(data.get(key), dict) else {} for key in ("model", "engine"))
+    if "model_spec" in data:
+        raise FileFormatError("unknown key.", path=path, key="model_spec")
+    spec = parse(ModelSpec, {key: value for key, value in model.items() if key != "path"}, path, "model")
+    data = {
+        **data,
+        "model": parse(str, model.get("path"), path, "model.path"),
+        "model_spec": asdict(spec),
+        "engine": {"name": "vllm", "version": "unknown", **engine},
+    }
+    launch = parse(Launch, data, path)
     base = Path(path).resolve().parent
-    try:
-        return Launch(
-            name=file.name,
-            model=_beside(base, file.model.path),
-            adapter_path=_beside(base, file.adapter_path, always=True),
-            engine=EngineSpec(**file.engine.model_dump()),
-            model_spec=ModelSpec(**file.model.model_dump(exclude={"path"})),
-            gpu=GpuSpec(**file.gpu.model_dump()),
-            python=_beside(base, file.python),
-            command=tuple(file.command),
-            arguments=tuple(file.arguments),
-            environment=file.environment,
-            emulation=Emulation(**file.emulation.model_dump()) if file.emulation else None,
-            step_log=file.step_log,
-            server_cores=tuple(file.server_cores),
-            client_cores=tuple(file.client_cores),
-            api_cores=tuple(file.api_cores),
-            token_ids=(file.token_ids[0], file.token_ids[1]),
-            startup_timeout_s=file.startup_timeout_s,
-            stall_timeout_s=file.stall_timeout_s,
-        )
-    except ValidationError as error:
-        raise FileFormatError(str(error), path=path) from None
+    return replace(
+        launch,
+        model=_beside(base, launch.model),
+        adapter_path=_beside(base, launch.adapter_path, always=True),
+        python=_beside(base, launch.python),
+    )
 
 
 def _beside(base: Path, name: str, *, always: bool = False) -> str:

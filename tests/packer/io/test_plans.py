@@ -15,7 +15,7 @@ import pytest
 from packer.bin import Evaluations
 from packer.errors import FileFormatError, OutputError
 from packer.io.plans import plan_to_dict, read_plan, write_plan
-from packer.plan import Plan, Status
+from packer.plan import Moves, Plan, Status
 
 
 @pytest.fixture
@@ -31,7 +31,13 @@ def plan(toy_plan: Callable[..., Plan]) -> Plan:
         lower_bound=1.0,
         bound_source="by hand",
         verified=True,
-        details={"margin": 0.05, "headroom": [1.2, None]},
+        bound_proven=True,
+        margin=0.05,
+        headroom=(1.2, None),
+        moves=Moves((2,), (1, None)),
+        interrupted=True,
+        time_limit_reached=True,
+        details={"patterns": 7},
     )
 
 
@@ -117,7 +123,7 @@ def damaged(data: dict[str, Any], change: str) -> str:
     [
         ("cut", "expected JSON"),
         ("list", "expected a plan"),
-        ("schema", "schema"),
+        ("schema", "expected 2, got 99"),
         ("unknown key", "unknown key"),
         ("missing key", "status"),
         ("adapter", "no adapter 'nobody'"),

@@ -113,7 +113,7 @@ def test_a_killed_packer_leaves_no_server(
         "from packer.twin.live.server import Server, Slots\n"
         "from packer.twin.live import server as module\n"
         "from packer.twin.live.launch import Launch\n"
-        "from packer.profile import *\n"
+        "from packer.profile import EngineSpec, GpuSpec, ModelSpec\n"
         f"launch = Launch('x', 'm', 'x', EngineSpec('vllm', '0', 256, 512, 64), ModelSpec('m', 1, 1, 1),"
         f" GpuSpec('g', 1), python=sys.executable, command={launch.command!r}, step_log=False)\n"
         f"server = Server(launch, Slots((), 1, 8), pathlib.Path({str(tmp_path)!r}))\n"
