@@ -52,7 +52,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
         f"the busiest 20 % {summary['share_of_top_20_percent']:.0%}.",
         f"Tokens per request: {inputs['mean']:,.0f} in (cv {inputs['cv']:.2f}), {outputs['mean']:,.0f} out "
         f"(cv {outputs['cv']:.2f}), correlation {summary['length_correlation']:+.2f}.",
-        f"Arrivals: {summary['arrivals']}.",
+        f"Arrivals: {summary['arrivals_description']}.",
     ]
 
 
@@ -93,6 +93,7 @@ def summarise(fleet: Workload) -> dict[str, Any]:
         "output_tokens": _mixture(fleet, "output_tokens"),
         "length_correlation": fleet.length_correlation,
         "arrivals": fleet.arrivals.kind,
+        "arrivals_description": fleet.arrivals.description,
     }
 
 

@@ -62,7 +62,6 @@ def from_access_log(
     from packer.traces.access_log import read_access_log
     from packer.traces.measure import measure_workload
     from packer.traces.pattern import rates_of
-    from packer.workload import Workload
 
     for path in (output, loads_path):
         check_output(path, force=force)
@@ -77,7 +76,7 @@ def from_access_log(
     if at != "mean":
         rates = next(iter(loads.values()))
         adapters = [replace(a, rate=new) for a, new in zip(fleet.adapters, rates, strict=True) if new > 0]
-        fleet = Workload(adapters, length_correlation=fleet.length_correlation, name=fleet.name)
+        fleet = replace(fleet, adapters=tuple(adapters))
     if trace.dropped or log.other:
         note(f"left out {trace.dropped} requests without tokens and {log.other} other lines", quiet=quiet)
     note_ranks(len(set(trace.names) - set(ranks)), rank, quiet=quiet)

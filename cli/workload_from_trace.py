@@ -42,6 +42,9 @@ UNRECORDED = ("notes", "output", "force", "as_json", "quiet")
     help="Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.",
 )
 @rate_factor_option
+@click.option(
+    "--poisson", is_flag=True, help="Poisson arrivals, however bursty the trace is.  [default: as measured]"
+)
 @click.option("--replay", is_flag=True, help="Keep every request as it was (needs .json or .yaml).")
 @click.option(
     "--note",
@@ -61,6 +64,7 @@ def from_trace(
     ranks: tuple[int, ...] | None,
     exponent: float,
     rate_factor: float,
+    poisson: bool,
     replay: bool,
     notes: tuple[str, ...],
     seed: int,
@@ -69,7 +73,7 @@ def from_trace(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Measure a workload from a trace of requests: rates, mean lengths, their spread and correlation.
+    """Measure a workload from a trace of requests: rates, bursts, lengths, their spread and correlation.
 
     TRACE is CSV, JSONL or Parquet (also .gz) with the columns timestamp, input_tokens, output_tokens and
     perhaps adapter and rank, or those of the Azure, Mooncake or BurstGPT traces. Where it names no adapters,
@@ -79,6 +83,7 @@ def from_trace(
     Example:
       packer workload from-trace trace.csv.gz --adapters 200 --ranks 8,16,32 -o fleet.csv
     """
+    from packer.arrival import Arrivals
     from packer.cli.output import check_output, note, print_json
     from packer.cli.workload_describe import headline, summarise
     from packer.io.workloads import write_workload
@@ -96,6 +101,8 @@ def from_trace(
     fleet = measure_workload(trace, replay=replay)
     if rate_factor != 1.0:
         fleet = fleet.scaled(rate_factor)
+    if poisson and not replay:
+        fleet = fleet.with_arrivals(Arrivals())
     if not replay:
         fleet = rounded(fleet)
     write_workload(fleet, output, force=force, comments=[*notes, _command(trace_path, output)])
@@ -104,7 +111,7 @@ def from_trace(
     if as_json:
         print_json({**summarise(fleet), "output": output, "requests": len(trace), "dropped": trace.dropped})
     else:
-        note(f"{output}: {headline(fleet)}", quiet=quiet)
+        note(f"{output}: {headline(fleet)}; arrivals {fleet.arrivals.description}", quiet=quiet)
 
 
 def _command(trace_path: str, output: str) -> str:

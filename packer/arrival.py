@@ -13,8 +13,8 @@ from packer import checks
 from packer.errors import ValidationError, shown
 from packer.lengths import MAX_TOKENS
 
-Kind = Literal["poisson", "lognormal", "unpredictable", "piecewise", "trace"]
-KINDS: tuple[Kind, ...] = ("poisson", "lognormal", "unpredictable", "piecewise", "trace")
+Kind = Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"]
+KINDS: tuple[Kind, ...] = ("poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace")
 MIN_PERIOD_S = 1.0
 """Shortest period of arrivals that change with time: each period of a simulation costs memory and time."""
 
@@ -74,14 +74,44 @@ class RequestTrace:
         return RequestTrace(times, self.adapter, self.input_tokens, self.output_tokens, end_s=end_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """A random factor on a request rate: stationary, with mean 1 and gamma-distributed values.
+
+    Parameters
+    ----------
+    cv
+        Coefficient of variation of the factor, > 0.
+    scales
+        Pairs (time scale in s, weight), at least one; the weights are > 0 and sum to 1. The factor is the
+        gamma quantile of a Gaussian process whose autocorrelation at lag t is Σ weight × exp(−t / time scale).
+    """
+
+    cv: float
+    scales: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        checks.real("cv of bursts", self.cv, low=1e-3, high=100.0)
+        if not self.scales:
+            raise ValidationError("Expected bursts to have at least one time scale, got 0.")
+        for time_s, weight in self.scales:
+            checks.real("a time scale of bursts (s)", time_s, low=1e-3, high=1e7)
+            checks.real("a weight of bursts", weight, low=0.0, high=1.0, open_low=True)
+        total = math.fsum(weight for _, weight in self.scales)
+        if abs(total - 1.0) > 0.01:
+            raise ValidationError(f"Expected the weights of bursts to sum to 1, got {total:.6g}.")
+
+
 @dataclass(frozen=True)
 class Arrivals:
-    """An arrival process, independent for each adapter.
+    """An arrival process, independent for each adapter unless it has common bursts.
 
     Kinds: "poisson" (exponential gaps); "lognormal" (log-normal gaps with `cv`); "unpredictable" (every
     `period_s` each adapter switches between Poisson and log-normal gaps and halves or doubles its rate,
     clipped to [1/`span`, `span`] times the mean; the paper's unpredictable scenario); "piecewise" (all rates
-    times `factors[k]` in the k-th period, repeating); "trace" (requests replayed as they were).
+    times `factors[k]` in the k-th period, repeating); "bursty" (Poisson streams whose rates are multiplied by
+    the factor `common`, the same for all adapters, and by a factor `own`, independent for each adapter;
+    rates are the means over the run); "trace" (requests replayed as they were).
     """
 
     kind: Kind = "poisson"
@@ -90,6 +120,8 @@ class Arrivals:
     span: float = 4.0
     factors: tuple[float, ...] = ()
     trace: RequestTrace | None = field(default=None, repr=False)
+    common: Bursts | None = None
+    own: Bursts | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -103,8 +135,21 @@ class Arrivals:
             checks.real("a rate factor", factor, low=0.0, high=1e3)
         if self.kind == "piecewise" and not any(self.factors):
             raise ValidationError("Expected piecewise arrivals to have at least one factor > 0.")
+        if (self.kind == "bursty") != (self.common is not None or self.own is not None):
+            raise ValidationError("Expected bursts with arrivals of kind 'bursty', and only with them.")
         if (self.kind == "trace") != (self.trace is not None):
             raise ValidationError("Expected a trace with arrivals of kind 'trace', and only with them.")
+
+    @property
+    def description(self) -> str:
+        """The process in words."""
+        parts = [
+            f"{whose} factor of cv {bursts.cv:.2g} over "
+            + ", ".join(f"{time_s:g} s ({weight:.0%})" for time_s, weight in bursts.scales)
+            for whose, bursts in (("common", self.common), ("own", self.own))
+            if bursts is not None
+        ]
+        return f"bursty: {'; '.join(parts)}" if parts else self.kind
 
     def whole_s(self, at_least_s: float) -> float:
         """Time after which a run has seen all there is, s: a trace's span; whole cycles of piecewise rates, at

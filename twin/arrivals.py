@@ -10,6 +10,7 @@ import numpy.typing as npt
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths
+from packer.twin.bursts import in_bursts, own_streams
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -53,13 +54,18 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
             f"Expected at most {MAX_REQUESTS:,} requests (rate × duration), got {workload.rate:,.6g} req/s × "
             f"{duration_s:,.6g} s: simulate a shorter time."
         )
-    rng = _generator(seed, 0)
-    if workload.arrivals.kind != "poisson":
-        return _by_adapter(rng, workload.arrivals, rates, duration_s)
+    rng, arrivals = _generator(seed, 0), workload.arrivals
+    if arrivals.own is not None:
+        return own_streams(rng, _generator(seed, 4), arrivals, rates, duration_s)
+    if arrivals.kind not in ("poisson", "bursty"):
+        return _by_adapter(rng, arrivals, rates, duration_s)
     time_s = rng.standard_exponential(int(expected + 6 * np.sqrt(expected) + 16))
     np.cumsum(time_s, out=time_s)
     time_s /= workload.rate
-    return time_s[: np.searchsorted(time_s, duration_s)], None
+    time_s = time_s[: np.searchsorted(time_s, duration_s)]
+    if arrivals.common is not None:
+        time_s = in_bursts(_generator(seed, 4), arrivals.common, time_s, duration_s)
+    return time_s, None
 
 
 def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) -> Marks:

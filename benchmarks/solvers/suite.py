@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import packer
+from packer.arrival import Arrivals
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA, QWEN = "h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct"
@@ -42,7 +43,10 @@ class Instance:
         """The fleet; the same every time."""
         if self.source is not None:
             file, factor = self.source
-            fleet = packer.read_workload(ROOT / "examples" / "workloads" / f"{file}.csv")
+            # Poisson arrivals, as in the drawn fleets: learned predictors know no others.
+            fleet = packer.read_workload(ROOT / "examples" / "workloads" / f"{file}.csv").with_arrivals(
+                Arrivals()
+            )
             return fleet if factor == 1.0 else _several(fleet, factor)
         rng = np.random.default_rng(self.seed)
         rates, ranks = RATES[self.rates], RANKS[self.ranks]

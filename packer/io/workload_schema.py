@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AliasChoices, Field
 
 from packer.adapter import Adapter
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import FileFormatError, ValidationError
 from packer.io.schema import Table, parse
 from packer.lengths import Lengths
@@ -44,14 +44,27 @@ class LengthsTable(Table):
         return Lengths(self.kind, self.mean, self.cv or 0.0, self.low, self.high)
 
 
+class BurstsTable(Table):
+    """A random factor on rates; `scales` are pairs of a time scale in s and its weight."""
+
+    cv: float
+    scales: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
+
+    def bursts(self) -> Bursts:
+        """The factor."""
+        return Bursts(self.cv, tuple((time_s, weight) for time_s, weight in self.scales))
+
+
 class ArrivalsTable(Table):
     """An arrival process; the last four are the columns of a replayed trace."""
 
-    kind: Literal["poisson", "lognormal", "unpredictable", "piecewise", "trace"] = "poisson"
+    kind: Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"] = "poisson"
     cv: float = 1.0
     period_s: float = 300.0
     span: float = 4.0
     factors: list[float] = Field(default_factory=list)
+    common: BurstsTable | None = None
+    own: BurstsTable | None = None
     time_s: list[float] | None = None
     adapter: list[int] | None = None
     input_tokens: list[int] | None = None
@@ -66,7 +79,16 @@ class ArrivalsTable(Table):
             trace = RequestTrace(np.array(self.time_s, dtype=np.float64), adapter, inputs, outputs)
         elif self.time_s is not None or any(column is not None for column in columns):
             raise ValidationError("Expected a trace to have time_s, adapter, input_tokens and output_tokens.")
-        return Arrivals(self.kind, self.cv, self.period_s, self.span, tuple(self.factors), trace)
+        return Arrivals(
+            self.kind,
+            self.cv,
+            self.period_s,
+            self.span,
+            tuple(self.factors),
+            trace,
+            None if self.common is None else self.common.bursts(),
+            None if self.own is None else self.own.bursts(),
+        )
 
 
 class AdapterTable(Table):
@@ -157,6 +179,10 @@ def _arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
         "span": arrivals.span,
         "factors": list(arrivals.factors),
     }
+    for key in ("common", "own"):
+        bursts: Bursts | None = getattr(arrivals, key)
+        if bursts is not None:
+            data[key] = {"cv": bursts.cv, "scales": [list(pair) for pair in bursts.scales]}
     if arrivals.trace is not None:
         for key in ("time_s", "adapter", "input_tokens", "output_tokens"):
             data[key] = getattr(arrivals.trace, key).tolist()

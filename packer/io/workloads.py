@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packer.adapter import MAX_RANK, Adapter
+from packer.arrival import Arrivals, Bursts, Kind
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import decode, read_bytes, write_bytes
@@ -21,7 +22,15 @@ if TYPE_CHECKING:
     import polars as pl
 
 REQUIRED = ("adapter", "rank", "rate")
-OPTIONAL = ("input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation")
+OPTIONAL = (
+    "input_tokens",
+    "output_tokens",
+    "input_cv",
+    "output_cv",
+    "length_correlation",
+    "bursts",
+    "own_bursts",
+)
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 
 
@@ -29,8 +38,9 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
     """A workload from a file.
 
     The format is told by the ending: .csv, .parquet (columns `adapter,rank,rate` and perhaps `input_tokens,
-    output_tokens` (means), `input_cv, output_cv, length_correlation`), .json, .yaml; also with .gz. A trace
-    of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is read as a workload that replays
+    output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts`), .json, .yaml; also
+    with .gz. A trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is read as a
+    workload that replays
     it.
 
     Raises
@@ -65,7 +75,7 @@ def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: 
     """The workload in the rows of a table; `path` is named in errors."""
     adapters: list[Adapter] = []
     seen: dict[str, int] = {}
-    correlation: tuple[float, int] | None = None
+    whole = _WholeFile()
     for row in rows:
         adapter = _adapter(row)
         if adapter.name in seen:
@@ -75,22 +85,67 @@ def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: 
             )
         seen[adapter.name] = row.number
         adapters.append(adapter)
-        if not row.is_blank("length_correlation"):
-            value = row.real("length_correlation", low=-1.0, high=1.0)
-            if correlation is not None and correlation[0] != value:
-                row.fail(
-                    "length_correlation",
-                    f"expected the same value in every row, got {value:g} after {correlation[0]:g} "
-                    f"in row {correlation[1]}.",
-                )
-            correlation = (value, row.number)
+        whole.read(row)
     if not adapters:
         raise FileFormatError("expected at least one adapter, got 0 rows.", path=path)
     return Workload(
         adapters,
-        length_correlation=SHAREGPT_CORRELATION if correlation is None else correlation[0],
+        length_correlation=whole.values.get("length_correlation", SHAREGPT_CORRELATION),
+        arrivals=_bursty(whole.values.get("bursts"), whole.values.get("own_bursts")),
         name=name,
     )
+
+
+class _WholeFile:
+    """Columns that say something of the whole file: the same value in every row that has one."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._rows: dict[str, int] = {}
+
+    def read(self, row: Row) -> None:
+        """Take the values of a row; raises `FileFormatError` where one differs from an earlier row's."""
+        for column in ("length_correlation", "bursts", "own_bursts"):
+            if row.is_blank(column):
+                continue
+            if column == "length_correlation":
+                value: Any = row.real(column, low=-1.0, high=1.0)
+            else:
+                try:
+                    value = _bursts(row.text(column))
+                except ValidationError as error:
+                    row.fail(column, str(error))
+            if self.values.setdefault(column, value) != value:
+                row.fail(
+                    column,
+                    f"expected the same value in every row, got {shown(row.text(column))} after another "
+                    f"in row {self._rows[column]}.",
+                )
+            self._rows.setdefault(column, row.number)
+
+
+def _bursty(common: Bursts | None, own: Bursts | None) -> Arrivals:
+    kind: Kind = "poisson" if common is None and own is None else "bursty"
+    return Arrivals(kind, common=common, own=own)
+
+
+def _bursts(text: str) -> Bursts:
+    """Bursts as a cell: cv;time scale in s:weight;…"""
+    cv, *parts = text.split(";")
+    try:
+        scales = [tuple(float(number) for number in part.split(":")) for part in parts]
+        return Bursts(float(cv), tuple((time_s, weight) for time_s, weight in scales))
+    except ValueError:
+        raise ValidationError(
+            f"Expected cv;time scale:weight;… such as 2.1;8:0.8;24:0.2, got {shown(text)}."
+        ) from None
+
+
+def _bursts_cell(bursts: Bursts | None) -> str | None:
+    """What `_bursts` reads."""
+    if bursts is None:
+        return None
+    return ";".join([repr(bursts.cv), *(f"{time_s!r}:{weight!r}" for time_s, weight in bursts.scales)])
 
 
 def _adapter(row: Row) -> Adapter:
@@ -176,7 +231,7 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
     IncompatibleError
         A table can't hold its lengths or arrivals.
     """
-    if workload.arrivals.kind != "poisson":
+    if workload.arrivals.kind not in ("poisson", "bursty"):
         raise IncompatibleError(
             f"A table can't hold {workload.arrivals.kind} arrivals: write .json or .yaml instead."
         )
@@ -197,6 +252,8 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "input_cv": [cv for _, cv in inputs],
         "output_cv": [cv for _, cv in outputs],
         "length_correlation": [None if correlation == SHAREGPT_CORRELATION else correlation] * len(workload),
+        "bursts": [_bursts_cell(workload.arrivals.common)] * len(workload),
+        "own_bursts": [_bursts_cell(workload.arrivals.own)] * len(workload),
     }
     kept = [name for name, cells in columns.items() if any(cell is not None for cell in cells)]
     return kept, [list(row) for row in zip(*(columns[name] for name in kept), strict=True)]

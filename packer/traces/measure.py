@@ -12,6 +12,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.errors import ValidationError
 from packer.lengths import Lengths
+from packer.traces.bursts import measure_arrivals
 from packer.traces.trace import Trace
 from packer.workload import Workload
 
@@ -27,15 +28,15 @@ def measure_workload(
     """The workload that a trace shows.
 
     Each adapter's rate is its requests / span and its mean lengths are those of its requests, so the offered
-    load is the trace's. Lengths are gamma. The correlation is that of the normal scores of length / the
-    adapter's mean length.
+    load is the trace's. Arrivals are bursty where the trace's are. Lengths are gamma. The correlation is that
+    of the normal scores of length / the adapter's mean length.
 
     Parameters
     ----------
     trace
         Its requests must have adapters, and the adapters ranks.
     replay
-        Keep the requests as they were instead of Poisson arrivals.
+        Keep the requests as they were instead of random arrivals.
     span_s
         How long the trace was recorded, s; None takes the time from the first request to the last.
     name
@@ -57,7 +58,7 @@ def measure_workload(
     return Workload(
         adapters,
         length_correlation=_correlation(trace, trace.adapter, counts),
-        arrivals=Arrivals("trace", trace=trace.requests()) if replay else Arrivals(),
+        arrivals=Arrivals("trace", trace=trace.requests()) if replay else measure_arrivals(trace),
         name=name or trace.source,
     )
 

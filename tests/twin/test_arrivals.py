@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from packer.adapter import Adapter
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.twin.arrivals import draw_marks, draw_requests, draw_times
@@ -20,6 +20,8 @@ KINDS = {
     "lognormal": Arrivals("lognormal", cv=2.0),
     "unpredictable": Arrivals("unpredictable", cv=2.0, period_s=100.0),
     "piecewise": Arrivals("piecewise", period_s=100.0, factors=(0.5, 1.5)),
+    "bursty": Arrivals("bursty", common=Bursts(1.0, ((5.0, 0.5), (50.0, 0.5)))),
+    "own bursts": Arrivals("bursty", common=Bursts(0.5, ((5.0, 1.0),)), own=Bursts(1.0, ((60.0, 1.0),))),
 }
 FLEET = Workload(
     [Adapter(f"a{i}", 8, rate) for i, rate in enumerate((0.2, 1.0, 3.0))],

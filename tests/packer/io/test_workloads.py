@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.adapter import Adapter
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import FileFormatError, IncompatibleError, OutputError
 from packer.io.tables import csv_rows
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
@@ -123,6 +123,24 @@ def test_every_format_round_trips(tmp_path: Path, ending: str) -> None:
     assert path.read_bytes() == first
     with pytest.raises(OutputError, match="--force"):
         write_workload(fleet, path)
+
+
+@pytest.mark.parametrize("ending", [*TABLES, *DOCUMENTS])
+def test_bursts_round_trip(tmp_path: Path, ending: str) -> None:
+    """Common and own bursts come back exactly from every format."""
+    bursts = Bursts(2.141, ((0.1, 0.056), (8.1, 0.944))), Bursts(1 / 3, ((60.0, 1.0),))
+    for common, own in (bursts, (bursts[0], None), (None, bursts[1])):
+        arrivals = Arrivals("bursty", common=common, own=own)
+        fleet = Workload([Adapter("a", 8, 0.1), Adapter("b", 8, 0.1)], arrivals=arrivals, name="f")
+        write_workload(fleet, tmp_path / f"f{ending}", force=True)
+        assert read_workload(tmp_path / f"f{ending}").arrivals == arrivals
+
+
+@pytest.mark.parametrize("cell", ["2", "2;8", "x;8:1", "2;8:0.5", "2;-1:1", "2;8:1:1", "nan;8:1", "2;8:nan"])
+def test_wrong_bursts_are_named(cell: str) -> None:
+    """A malformed cell is refused with its row and column."""
+    with pytest.raises(FileFormatError, match="row 2, column 'bursts'"):
+        read_csv(f"adapter,rank,rate,bursts\na,8,1,{cell}\n")
 
 
 def read_csv(text: str) -> Workload:

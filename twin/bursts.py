@@ -1,0 +1,97 @@
+"""Arrivals whose rates vary at random: a Cox process with a gamma-distributed factor.
+
+A Poisson process of constant rate becomes one of varying rate by a change of time: its points are mapped
+through the inverse of the integrated factor. The factor is the gamma quantile of a Gaussian process that sums
+Ornstein–Uhlenbeck processes, one for each time scale. It is divided by its mean over the run, so that the rates
+of a workload are the mean rates of each run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.arrival import Arrivals, Bursts
+
+FloatArray = npt.NDArray[np.float64]
+CELLS_PER_SCALE = 4.0
+"""Cells of the time grid in the shortest time scale."""
+MAX_CELLS = 4_000_000
+MAX_OWN_CELLS = 20_000_000
+_SCORES = np.linspace(-6.0, 6.0, 2001)
+
+
+def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: int) -> FloatArray:
+    """The factor in `cells` steps of `step_s` seconds, float64 (cells,), with mean 1."""
+    from scipy.signal import lfilter
+    from scipy.special import gammaincinv, ndtr
+
+    score = np.zeros(cells)
+    for time_s, weight in bursts.scales:
+        keep = float(np.exp(-step_s / time_s))
+        shocks = rng.standard_normal(cells)
+        shocks[1:] *= np.sqrt(1.0 - keep * keep)
+        score += np.sqrt(weight) * lfilter([1.0], [1.0, -keep], shocks)
+    shape = bursts.cv**-2.0
+    factor = np.interp(score, _SCORES, gammaincinv(shape, ndtr(_SCORES)) / shape)
+    # The floor keeps the integral increasing where the factor is 0 for a while.
+    factor = np.maximum(factor, 1e-9)
+    mean_one: FloatArray = factor / factor.mean()
+    return mean_one
+
+
+def in_bursts(rng: np.random.Generator, bursts: Bursts, time_s: FloatArray, duration_s: float) -> FloatArray:
+    """Times of a Poisson process in [0, duration_s[ moved so that they come in bursts, float64 (n,), sorted."""
+    edges, reached = _integrated(rng, bursts, duration_s, MAX_CELLS)
+    return _below(np.interp(time_s, reached, edges), duration_s)
+
+
+def own_streams(
+    rng: np.random.Generator,
+    shocks: np.random.Generator,
+    arrivals: Arrivals,
+    rates: FloatArray,
+    duration_s: float,
+) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+    """Times and adapters where each adapter has bursts of its own, beside the common ones if there are any.
+
+    An adapter's own factor multiplies the common one: its time is changed twice.
+    """
+    own = arrivals.own
+    assert own is not None
+    edges = reached = None
+    if arrivals.common is not None:
+        edges, reached = _integrated(shocks, arrivals.common, duration_s, MAX_CELLS)
+    counts = rng.poisson(rates * duration_s)
+    times = []
+    for count in counts.tolist():
+        points = np.sort(rng.uniform(0.0, duration_s, count))
+        own_edges, own_reached = _integrated(shocks, own, duration_s, max(64, MAX_OWN_CELLS // len(rates)))
+        if edges is not None and reached is not None:
+            # The own factor runs in real time and weighs the cells of the common one.
+            weighed = np.diff(np.interp(edges, own_edges, own_reached)) * np.diff(reached) / np.diff(edges)
+            total = np.concatenate(([0.0], np.cumsum(weighed)))
+            points = np.interp(points, total * (duration_s / total[-1]), edges)
+        else:
+            points = np.interp(points, own_reached, own_edges)
+        times.append(points)
+    time_s = np.concatenate(times)
+    adapter = np.repeat(np.arange(len(rates)), counts)
+    order = np.argsort(time_s, kind="stable")
+    return _below(time_s[order], duration_s), adapter[order]
+
+
+def _integrated(
+    rng: np.random.Generator, bursts: Bursts, duration_s: float, most: int
+) -> tuple[FloatArray, FloatArray]:
+    """Edges of the time grid and the integral of the factor up to each, float64 (cells + 1,), s."""
+    shortest = min(time_s for time_s, _ in bursts.scales)
+    cells = int(min(max(np.ceil(duration_s * CELLS_PER_SCALE / shortest), 64), most))
+    edges = np.linspace(0.0, duration_s, cells + 1)
+    reached = np.concatenate(([0.0], np.cumsum(factor_path(rng, bursts, duration_s / cells, cells))))
+    return edges, reached * (duration_s / reached[-1])
+
+
+def _below(time_s: FloatArray, duration_s: float) -> FloatArray:
+    """Rounding can put a time on the end of the run."""
+    return np.minimum(time_s, np.nextafter(duration_s, 0.0))
