@@ -189,7 +189,7 @@ def _real(
     """The results judged by real servers; equal bins are measured once."""
     from dataclasses import replace
 
-    from packer.solvers.compare import Judged
+    from packer.solvers.compare import PlanFigures
     from packer.twin.live.judge import judge
     from packer.twin.live.launch import read_launch
     from packer.twin.live.validate import ValidationSpec
@@ -212,7 +212,7 @@ def _real(
     return [
         replace(
             result,
-            judged=Judged(
+            reference=PlanFigures(
                 "vllm",
                 measured[k].total_token_throughput,
                 nan if measured[k].mean_ttft_ms is None else measured[k].mean_ttft_ms,
@@ -263,7 +263,7 @@ def _print(results: list[Result], title: str) -> None:
     columns = ["solver", *several, "GPUs", "bound", "gap", "tok/s", "TTFT ms", "ITL ms", "time s", "outcome"]
     rows = []
     for result in results:
-        plan, judged = result.plan, result.judged
+        plan, reference = result.plan, result.reference
         rows.append(
             [
                 result.solver,
@@ -271,13 +271,15 @@ def _print(results: list[Result], title: str) -> None:
                 plan.n_gpus if plan else "–",
                 f"{plan.lower_bound:g}" if plan and plan.lower_bound is not None else "–",
                 f"{plan.gap:.0%}" if plan and plan.gap is not None else "–",
-                number(judged.total_token_throughput if judged else None, 0),
-                number(judged.mean_ttft_ms if judged else None, 0),
-                number(judged.mean_itl_ms if judged else None, 1),
+                number(reference.total_token_throughput if reference else None, 0),
+                number(reference.mean_ttft_ms if reference else None, 0),
+                number(reference.mean_itl_ms if reference else None, 1),
                 number(plan.runtime_s if plan else None, 2),
                 result.outcome,
             ]
         )
-    judges = sorted({r.judged.judge for r in results if r.judged})
-    caption = f"tok/s, TTFT, ITL and outcome as judged by {', '.join(judges)}" if judges else None
+    sources = sorted({r.reference.source for r in results if r.reference})
+    caption = (
+        f"tok/s, TTFT, ITL and outcome as simulated or measured by {', '.join(sources)}" if sources else None
+    )
     show(table(title, columns, rows, left=(0, len(columns) - 1), caption=caption))

@@ -92,7 +92,7 @@ def predict(
         lines += [f"Outside what {learned.name!r} learned from: {', '.join(beyond)}"] if beyond else []
     if isinstance(judge, AutoPredictor):
         lines.append(judge.summary())
-        facts |= {"questions": judge.questions, "asked_twin": judge.asked_twin}
+        facts |= {"questions": judge.requested, "asked_twin": judge.left_to_twin}
     if as_json:
         print_json(facts)
         return

@@ -9,7 +9,7 @@ import click
 from packer.cli import options
 from packer.cli.interrupt import interruptible
 from packer.cli.output import check_output, note_estimated, progress_bar, show
-from packer.cli.solve import finish, plan_options, with_headroom
+from packer.cli.solve import finish, plan_options
 
 if TYPE_CHECKING:
     from packer.plan import Plan
@@ -70,20 +70,19 @@ def replan(
             fleet,
             profiles,
             "moves",
-            "replan",
-            predictor,
-            gpus,
-            seed,
-            time_limit_s,
-            max_replicas,
-            confidence,
+            solver="replan",
+            predictor=predictor,
+            max_gpus=gpus,
+            seed=seed,
+            time_limit_s=time_limit_s,
+            max_replicas=max_replicas,
+            confidence=confidence,
             margin=margin,
             old_plan=old,
             verify=verify,
             progress=progress,
             stop=stop,
         )
-        plan = with_headroom(plan, predictor, stop=stop())
     code = finish(plan, path, named=output is not None, force=force, as_json=as_json, quiet=quiet)
     if not as_json and not quiet:
         show(*_changes(old, plan))

@@ -90,12 +90,12 @@ def report(
 def draw_curves(plan: Plan, predictor: str | None, limit: int, *, seed: int, quiet: bool) -> Curves | None:
     """The plan's GPUs at growing rates, as its own predictor or another one judges them."""
     from packer.report.curves import growth_curves
-    from packer.solvers.judges import load_judge
+    from packer.solvers.evaluator import Evaluator
 
     if not plan.bins:
         return None
     name = predictor or plan.predictor
-    judge = load_judge(name, list(dict.fromkeys(item.profile for item in plan.bins)), seed)
+    judge = Evaluator.load(name, list(dict.fromkeys(item.profile for item in plan.bins)), seed=seed)
     today = plan.evaluations if name == plan.predictor else None
     with progress_bar(quiet=quiet) as progress:
         return growth_curves(

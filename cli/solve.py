@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from packer.profile import Profile
 
 DEFAULT_OUTPUT = "plan.json"
-HEADROOM_GPUS = 32
-"""Headroom is shown for plans of up to so many GPUs: it takes several simulations for each."""
 
 
 def plan_options(command: options.F) -> options.F:
@@ -129,19 +127,18 @@ def solve(
             fleet,
             profiles,
             objective,
-            solver,
-            predictor,
-            gpus,
-            seed,
-            time_limit_s,
-            max_replicas,
-            confidence,
+            solver=solver,
+            predictor=predictor,
+            max_gpus=gpus,
+            seed=seed,
+            time_limit_s=time_limit_s,
+            max_replicas=max_replicas,
+            confidence=confidence,
             margin=margin,
             verify=verify,
             progress=progress,
             stop=stop,
         )
-        plan = with_headroom(plan, predictor, stop=stop())
     return finish(plan, path, named=output is not None, force=force, as_json=as_json, quiet=quiet)
 
 
@@ -163,21 +160,6 @@ def priced(profiles: dict[str, Profile], prices: Sequence[str]) -> list[Profile]
             )
         found[name] = replace(found[name], gpu=replace(found[name].gpu, price_per_hour=price))
     return list(found.values())
-
-
-def with_headroom(plan: Plan, predictor: str, *, stop: bool) -> Plan:
-    """The plan with its headroom: the factor by which each server's rates may grow."""
-    from dataclasses import replace
-
-    from packer.solvers.headroom import headroom
-    from packer.solvers.judges import load_judge
-
-    if stop or not 0 < plan.n_gpus <= HEADROOM_GPUS:
-        return plan
-    profiles = list(dict.fromkeys(item.profile for item in plan.bins))
-    judge = load_judge(predictor, profiles, plan.seed)
-    room = headroom(plan.workload, plan.bins, judge)
-    return replace(plan, headroom=tuple(room))
 
 
 def finish(plan: Plan, path: str | None, *, named: bool, force: bool, as_json: bool, quiet: bool) -> int:

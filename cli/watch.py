@@ -195,13 +195,13 @@ def with_plan_ranks(plan: Plan, seen: Workload) -> Workload:
 
 def judged(plan: Plan, seen: Workload, predictor: str | None, tolerance: float) -> dict[str, Any]:
     """What changed, and whether the running servers stand it; new adapters have no server."""
-    from packer.solvers.judges import load_judge
+    from packer.solvers.evaluator import Evaluator
 
     measured = {adapter.name: adapter for adapter in seen.adapters}
     known = set(plan.workload.names)
     fleet = planned_fleet_now(plan.workload, measured)
-    judge = load_judge(
-        predictor or plan.predictor, list(dict.fromkeys(b.profile for b in plan.bins)), plan.seed
+    judge = Evaluator.load(
+        predictor or plan.predictor, list(dict.fromkeys(b.profile for b in plan.bins)), seed=plan.seed
     )
     evaluations = judge.evaluate(fleet, plan.bins)
     drifted = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -55,8 +56,8 @@ def whatif(
     from packer.io.plans import read_plan
     from packer.io.workloads import read_workload
     from packer.operate.changes import changed_plan
+    from packer.solvers.evaluator import Evaluator
     from packer.solvers.headroom import headroom
-    from packer.solvers.judges import load_judge
 
     plan = read_plan(plan_path)
     add = read_workload(add_path).adapters if add_path else ()
@@ -64,8 +65,8 @@ def whatif(
     if not changed.bins:
         raise IncompatibleError("No GPU of the plan has an adapter then, so there is nothing to judge.")
     note_estimates(changed.bins, quiet=quiet)
-    judge = load_judge(
-        predictor or plan.predictor, list(dict.fromkeys(b.profile for b in changed.bins)), seed
+    judge = Evaluator.load(
+        predictor or plan.predictor, list(dict.fromkeys(b.profile for b in changed.bins)), seed=seed
     )
     with progress_bar(quiet=quiet) as progress:
         progress("servers", 0, 2)
@@ -106,7 +107,7 @@ def whatif(
     return 0 if holds else 3
 
 
-def breaks_first(found: Evaluations, room: list[float | None]) -> int | None:
+def breaks_first(found: Evaluations, room: Sequence[float | None]) -> int | None:
     """The GPU with the least room: a broken one that serves least, else the lowest factor."""
     if len(found) == 0:
         return None
@@ -121,7 +122,7 @@ def _table(
     plan: Plan,
     changed: Changed,
     found: Evaluations,
-    room: list[float | None],
+    room: Sequence[float | None],
     first: int | None,
 ) -> list[Table | str]:
     from packer.cli.plan_table import growth

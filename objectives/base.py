@@ -2,49 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin, Evaluations
+from packer.errors import IncompatibleError
+from packer.profile import Profile
 from packer.workload import Workload
 
 
-class Judge(Protocol):
-    """Whoever judges bins, as an objective sees it (a predictor)."""
+@dataclass(frozen=True)
+class Scenario:
+    """A load at which the bins of a plan must hold: a fleet, with every rate times `factor`.
 
-    name: str
-
-    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin of the fleet `workload`; one row per bin, in order."""
-        ...
-
-
-@runtime_checkable
-class Objective(Protocol):
-    """What a plan is good for.
-
-    `name` is what the command line calls it. `fixed_gpus` True: the number of GPUs is given (`max_gpus`) and
-    the solver spreads over all of them; False: the solver chooses how many to use, at most `max_gpus`.
-
-    Parameters of an objective are the fields of its dataclass, so that `slo:mean_ttft_ms=500` works on the
-    command line. Two more methods are used where an objective has them:
-
-    `judge(predictor) -> predictor`
-        Through whom every bin is judged instead, for instance at several loads.
-    `supports(profiles) -> str | None`
-        Why it can't be used with these GPU types, for people, or None if it can.
+    `name` completes "it starves …" in messages: "at 1.25 times the rates".
     """
 
-    name: str
-    fixed_gpus: bool
+    workload: Workload
+    factor: float = 1.0
+    name: str = "at the rates as given"
+
+
+class Objective:
+    """What a plan is good for; the parameters of an objective are the fields of its dataclass.
+
+    Inherit from it and override what differs from "fewest GPUs, none of them starved or failing".
+
+    Attributes
+    ----------
+    name
+        What the command line calls it.
+    minimises
+        What the first entry of `key` is: "gpus", "price" (per hour) or "latency" (ms); solvers that count GPUs
+        or weigh prices look at it. Any other word names something that no solver knows.
+    fixed_gpus
+        True: the number of GPUs is given (`max_gpus`) and the solver spreads over all of them; False: the
+        solver chooses how many to use, at most `max_gpus`.
+    """
+
+    name: ClassVar[str] = ""
+    minimises: ClassVar[str] = "gpus"
+    fixed_gpus: ClassVar[bool] = False
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """Largest value of figures of `Evaluations` (name → ms) that a bin may have."""
+        return {}
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether adapters of equal rank, rate and lengths can be exchanged for each other."""
+        return True
+
+    def supports(self, profiles: Sequence[Profile]) -> str | None:
+        """Why it can't be used with these GPU types, for people, or None if it can."""
+        del profiles
+        return None
+
+    def scenarios(self, workload: Workload) -> Sequence[Scenario]:
+        """Loads at which every bin must hold, at least one; figures are those of the first."""
+        return (Scenario(workload),)
+
+    def anchored(self, old: Sequence[Bin]) -> Self:
+        """The objective for a fleet that runs on these bins (in indices of its workload)."""
+        del old
+        return self
 
     def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
-        """Which bins a plan may contain, bool (n,): at least neither starved nor a memory error."""
-        ...
+        """Which bins a plan may contain, bool (n,): not starved, no memory error, and within the limits.
+
+        Raises
+        ------
+        IncompatibleError
+            The predictor gives no figure for one of the limits.
+        """
+        ok = feasible = evaluations.feasible
+        for key, limit in self.limits.items():
+            figures = getattr(evaluations, key)
+            if feasible.any() and np.isnan(figures[feasible]).all():
+                raise IncompatibleError(f"The predictor gives no {key}; take one that does (twin).")
+            ok = ok & (np.nan_to_num(figures, nan=np.inf) <= limit)
+        return ok
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
-        """What is minimised, lexicographically, of a complete plan."""
-        ...
+        """What is minimised, lexicographically, of a complete plan: here the number of GPUs."""
+        del workload, evaluations
+        return (float(len(bins)),)
+
+    def attained(self, key: tuple[float, ...], bound: float) -> bool:
+        """Whether no key can be smaller if none has a first entry below `bound`."""
+        return len(key) == 1 and key[0] <= bound + 1e-9

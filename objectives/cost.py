@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from packer.bin import Bin, Evaluations
+from packer.objectives.base import Objective
 from packer.profile import Profile
 from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Objective):
     """Minimise the price of all GPUs per hour, then their number."""
 
     name = "cost"
-    fixed_gpus = False
+    minimises = "price"
 
     def supports(self, profiles: Sequence[Profile]) -> str | None:
         """Every GPU type needs a price."""
@@ -26,10 +24,6 @@ class Cost:
         if free:
             return f"it needs gpu.price_per_hour in the profile of {', '.join(map(repr, free))}"
         return None
-
-    def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
-        """Neither starved nor a memory error."""
-        return evaluations.feasible
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(price per hour, GPUs)."""

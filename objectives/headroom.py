@@ -11,18 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.bin import Bin, Evaluations
 from packer.errors import FileFormatError, ValidationError
 from packer.io.files import read_text
-from packer.objectives.base import Judge
+from packer.objectives.base import Objective, Scenario
 from packer.workload import Workload
 
 _SMALLEST_RATE = 1e-6
-_KEEP_FLEETS = 8
 
 
 @dataclass(frozen=True)
-class Headroom:
+class Headroom(Objective):
     """Minimise the number of GPUs such that none starves in any of the loads.
 
     Parameters
@@ -38,74 +36,31 @@ class Headroom:
     rates: str = ""
 
     name = "headroom"
-    fixed_gpus = False
 
     def __post_init__(self) -> None:
         checks.real("factor", self.factor, low=0.0, high=1e3, open_low=True)
 
-    def judge(self, predictor: Judge) -> Judge:
-        """The predictor at every load; a bin fails if it fails at one."""
-        return LoadsJudge(predictor, self)
+    @property
+    def symmetric(self) -> bool:
+        """Whether no file of rates may tell equal adapters apart."""
+        return not self.rates
 
-    def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
-        """Neither starved nor a memory error, at any load."""
-        return evaluations.feasible
-
-    def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
-        """(GPUs,)."""
-        return (float(len(bins)),)
-
-    def loads(self, workload: Workload) -> list[Workload]:
-        """The fleet at each load."""
+    def scenarios(self, workload: Workload) -> Sequence[Scenario]:
+        """The fleet as it is, and at each load."""
+        nominal = Scenario(workload)
         if not self.rates:
-            return [workload.scaled(self.factor)]
-        return [with_rates(workload, column * self.factor) for column in read_rates(self.rates, workload)]
+            return (nominal, Scenario(workload, self.factor, self._times("the rates")))
+        loads = zip(read_names(self.rates), read_rates(self.rates, workload), strict=True)
+        return (
+            nominal,
+            *(
+                Scenario(with_rates(workload, rates), self.factor, self._times(repr(name)))
+                for name, rates in loads
+            ),
+        )
 
-    def explain(self, judge: Judge, workload: Workload, bins: Sequence[Bin]) -> dict[int, str]:
-        """At which load bins fail first and how, for people: bin → words; those that hold are left out."""
-        names = read_names(self.rates) if self.rates else ["the rates"]
-        found: dict[int, str] = {}
-        for name, load in zip(names, self.loads(workload), strict=True):
-            for k, row in enumerate(judge.evaluate(load, bins)):
-                if not row.feasible:
-                    found.setdefault(k, f"{self._times(name)}, {row.served_share:.0%} of the load is served")
-        return found
-
-    def _times(self, name: str) -> str:
-        shown = repr(name) if self.rates else name
-        return f"at {shown}" if self.factor == 1.0 else f"at {self.factor:g} times {shown}"
-
-
-class LoadsJudge:
-    """A judge whose verdict is the worst over the loads; its figures are those of the fleet as given."""
-
-    def __init__(self, predictor: Judge, objective: Headroom) -> None:
-        self.predictor, self.objective = predictor, objective
-        self.name = predictor.name
-        self._loads: list[tuple[Workload, list[Workload]]] = []
-
-    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; one row per bin, in order."""
-        figures = self.predictor.evaluate(workload, bins)
-        for load in self._loads_of(workload):
-            found = self.predictor.evaluate(load, bins)
-            figures = replace(
-                figures,
-                starved=figures.starved | found.starved,
-                memory_error=figures.memory_error | found.memory_error,
-                starvation_probability=np.maximum(
-                    figures.starvation_probability, found.starvation_probability
-                ),
-            )
-        return figures
-
-    def _loads_of(self, workload: Workload) -> list[Workload]:
-        for known, loads in self._loads:
-            if known is workload:
-                return loads
-        loads = self.objective.loads(workload)
-        self._loads = [*self._loads[-_KEEP_FLEETS + 1 :], (workload, loads)]
-        return loads
+    def _times(self, load: str) -> str:
+        return f"at {load}" if self.factor == 1.0 else f"at {self.factor:g} times {load}"
 
 
 def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from packer.bin import Bin, Evaluations
 from packer.errors import ValidationError, shown
+from packer.objectives.base import Objective
 from packer.workload import Workload
 
 METRICS = ("request", "ttft", "itl")
@@ -17,7 +18,7 @@ STATISTICS = ("mean", "worst")
 
 
 @dataclass(frozen=True)
-class Latency:
+class Latency(Objective):
     """Minimise TTFT, ITL, or the time of a whole request over the GPUs given.
 
     Parameters
@@ -32,6 +33,7 @@ class Latency:
     statistic: str = "mean"
 
     name = "latency"
+    minimises = "latency"
     fixed_gpus = True
 
     def __post_init__(self) -> None:
@@ -41,10 +43,6 @@ class Latency:
         ):
             if value not in known:
                 raise ValidationError(f"Expected {what} to be one of {', '.join(known)}, got {shown(value)}.")
-
-    def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
-        """Neither starved nor a memory error."""
-        return evaluations.feasible
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(chosen statistic, the other one) of the chosen latency, ms; infinite where nothing starts."""

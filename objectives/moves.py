@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from packer.bin import Bin, Evaluations
+from packer.objectives.base import Objective
 from packer.profile import Profile
 from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Moves:
+class Moves(Objective):
     """Minimise the number of GPUs, then the adapters that must move.
 
     Parameters
@@ -26,7 +26,6 @@ class Moves:
     old: tuple[Bin, ...] = field(default=(), repr=False)
 
     name = "moves"
-    fixed_gpus = False
 
     def anchored(self, old: Sequence[Bin]) -> Moves:
         """The same objective, staying close to these bins."""
@@ -36,13 +35,13 @@ class Moves:
         """It needs a running plan."""
         return None if self.old else "it needs a running plan: packer replan OLD-PLAN WORKLOAD"
 
-    def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
-        """Neither starved nor a memory error."""
-        return evaluations.feasible
-
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(GPUs, adapters moved)."""
         return (float(len(bins)), float(len(moved(self.old, bins))))
+
+    def attained(self, key: tuple[float, ...], bound: float) -> bool:
+        """Whether there are as few GPUs as possible and nothing moves."""
+        return key[0] <= bound + 1e-9 and not any(key[1:])
 
 
 def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-import numpy as np
-import numpy.typing as npt
-
 from packer import checks
-from packer.bin import Bin, Evaluations
-from packer.errors import IncompatibleError, ValidationError
-from packer.workload import Workload
+from packer.errors import ValidationError
+from packer.objectives.base import Objective
 
 
 @dataclass(frozen=True)
-class Slo:
+class Slo(Objective):
     """Minimise the number of GPUs such that each keeps the limits that are given, all in ms."""
 
     mean_ttft_ms: float | None = None
@@ -26,7 +21,6 @@ class Slo:
     p99_itl_ms: float | None = None
 
     name = "slo"
-    fixed_gpus = False
 
     def __post_init__(self) -> None:
         if not self.limits:
@@ -42,23 +36,3 @@ class Slo:
         """The limits that are given."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {key: value for key, value in values.items() if value is not None}
-
-    def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
-        """Not starved, no memory error, and within every limit.
-
-        Raises
-        ------
-        IncompatibleError
-            The predictor gives no figure for one of the limits.
-        """
-        ok = evaluations.feasible
-        for key, limit in self.limits.items():
-            figures = getattr(evaluations, key)
-            if ok.any() and np.isnan(figures[evaluations.feasible]).all():
-                raise IncompatibleError(f"The predictor gives no {key}; take one that does (twin).")
-            ok = ok & (np.nan_to_num(figures, nan=np.inf) <= limit)
-        return ok
-
-    def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
-        """(GPUs,)."""
-        return (float(len(bins)),)

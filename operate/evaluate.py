@@ -8,11 +8,11 @@ from dataclasses import replace
 from packer.bin import Bin, Evaluations
 from packer.errors import IncompatibleError
 from packer.plan import Plan, Status
-from packer.predictors.base import Predictor
-from packer.predictors.judge import evaluation_of
-from packer.solvers.judges import load_judge
+from packer.solvers.evaluator import Evaluator
 from packer.solvers.verify import FRESH_SEED
+from packer.strategies import Predictor
 from packer.twin.simulate import simulate
+from packer.twin.until_clear import evaluation_of
 from packer.workload import Workload
 
 
@@ -49,7 +49,7 @@ def evaluate_plan(
     workload = plan.workload if rate_factor == 1.0 else plan.workload.scaled(rate_factor)
     used = plan.seed + FRESH_SEED if seed is None else seed
     profiles = list(dict.fromkeys(item.profile for item in plan.bins))
-    judge = load_judge(predictor, profiles, used)
+    judge = Evaluator.load(predictor, profiles, seed=used)
     if duration_s is None:
         found = judge.evaluate(workload, plan.bins)
     elif judge.name == "twin":

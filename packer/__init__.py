@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from packer.lengths import Lengths as Lengths
     from packer.plan import Plan as Plan
     from packer.plan import Status as Status
+    from packer.predictors.api import evaluate_server as evaluate_server
     from packer.predictors.api import load_predictor as load_predictor
     from packer.profile import Profile as Profile
     from packer.solvers.api import solve as solve
@@ -52,6 +53,7 @@ _HOME = {
     "Simulation": "packer.twin.simulate:Simulation",
     "Status": "packer.plan:Status",
     "Workload": "packer.workload:Workload",
+    "evaluate_server": "packer.predictors.api:evaluate_server",
     "load_plan": "packer.io.plans:read_plan",
     "load_predictor": "packer.predictors.api:load_predictor",
     "load_profile": "packer.io.profiles:load_profile",
@@ -77,6 +79,7 @@ __all__ = [
     "Status",
     "Workload",
     "__version__",
+    "evaluate_server",
     "load_plan",
     "load_predictor",
     "load_profile",

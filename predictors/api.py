@@ -6,12 +6,16 @@ import os
 from pathlib import Path
 
 from packer import registry
-from packer.predictors.base import Predictor
+from packer.bin import Bin, Evaluation
+from packer.checks import slot_rank_for
+from packer.errors import IncompatibleError
 from packer.profile import Profile
+from packer.strategies import Predictor
+from packer.workload import Workload
 
 
 def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int = 0) -> Predictor:
-    """The judge of that name ("twin", "forest", …), or the trained one in a file, for this profile.
+    """The predictor of that name ("twin", "forest", …), or the trained one in a file, for this profile.
 
     Parameters
     ----------
@@ -19,7 +23,7 @@ def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int 
         A registered predictor, or the path of a file written by `packer train` (it ends in `.packer`, or
         contains a directory).
     profile
-        The server that will be judged; a trained predictor for another one is refused.
+        The server that will be evaluated; a trained predictor for another one is refused.
     seed
         Of whatever the predictor draws at random.
 
@@ -41,6 +45,49 @@ def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int 
     has_factory = hasattr(kind, "for_profile")
     predictor: Predictor = kind.for_profile(profile, seed=seed) if has_factory else kind()
     return predictor
+
+
+def evaluate_server(
+    workload: Workload,
+    server: Profile,
+    *,
+    max_loras: int,
+    max_lora_rank: int | None = None,
+    predictor: str | os.PathLike[str] | Predictor = "auto",
+    seed: int = 0,
+) -> Evaluation:
+    """What a predictor says of one server that serves the whole fleet.
+
+    Parameters
+    ----------
+    workload
+        The fleet.
+    server
+        The server's profile.
+    max_loras
+        Adapters on the GPU at once.
+    max_lora_rank
+        Rank of every slot, one of vLLM's values; None: the smallest that holds every adapter.
+    predictor
+        A registered name, the path of a trained predictor, or an object.
+    seed
+        Of whatever the predictor draws at random.
+
+    Raises
+    ------
+    IncompatibleError
+        An adapter's rank exceeds `max_lora_rank`.
+    UnknownNameError, ModelError, ValidationError
+        As from `load_predictor` and `Bin`.
+    """
+    largest = int(workload.ranks.max())
+    slot_rank = slot_rank_for(largest) if max_lora_rank is None else max_lora_rank
+    if largest > slot_rank:
+        raise IncompatibleError(f"Expected max_lora_rank >= {largest}, the largest rank, got {slot_rank}.")
+    if isinstance(predictor, str | os.PathLike):
+        predictor = load_predictor(predictor, server, seed=seed)
+    item = Bin(tuple(range(len(workload))), server.settings(max_loras, slot_rank), server)
+    return predictor.evaluate(workload, [item])[0]
 
 
 def is_path(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The learned judge everywhere, the twin where it hesitates or has no experience."""
+"""Trained trees where they are sure, the twin elsewhere."""
 
 from __future__ import annotations
 
@@ -8,65 +8,67 @@ from dataclasses import fields
 import numpy as np
 
 from packer.bin import Bin, Evaluations
+from packer.predictors.content import Factors
 from packer.predictors.learned import BoostingPredictor, LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.workload import Workload
 
-HESITANT = (0.05, 0.95)
+UNCERTAIN = (0.05, 0.95)
 
 
 class AutoPredictor:
-    """Asks `learned` about every bin, and `twin` where the probability of starvation is in ]low, high[.
+    """Evaluates with `learned`, and with `twin` where the probability of starvation is in ]low, high[.
 
-    The twin is also asked about servers outside the range of what the learned judge was trained on, and always
-    about arrivals other than Poisson, which it was not trained on at all.
+    The twin also evaluates servers outside the range of what `learned` was trained on, and all servers where
+    arrivals are other than Poisson, on which it was not trained at all.
 
     Parameters
     ----------
     learned, twin
-        The judges; the twin remembers its answers by content.
+        The predictors.
     low, high
-        Between which probabilities the learned one hesitates.
+        Between which probabilities the learned one is uncertain.
     """
 
     name = "auto"
+    imitates_twin = True
 
     def __init__(
         self,
         learned: LearnedPredictor,
         twin: TwinPredictor,
         *,
-        low: float = HESITANT[0],
-        high: float = HESITANT[1],
+        low: float = UNCERTAIN[0],
+        high: float = UNCERTAIN[1],
     ) -> None:
         self.learned, self.twin = learned, twin
         self.low, self.high = low, high
-        self.questions = 0
-        """Bins that it was asked about."""
-        self.asked_twin = 0
-        """Of these, how many it passed on to the twin."""
+        self.requested = 0
+        """Bins that it was asked to evaluate."""
+        self.left_to_twin = 0
+        """Of these, how many the twin evaluated."""
 
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> AutoPredictor:
         """The shipped boosted trees and the twin."""
         return cls(BoostingPredictor.for_profile(profile), TwinPredictor(seed=seed))
 
-    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; one row per bin, in order."""
-        self.questions += len(bins)
+    def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
+        """Figures of each bin at its rates times its factor; one row per bin, in order."""
+        self.requested += len(bins)
         if workload.arrivals.kind != "poisson":
-            self.asked_twin += len(bins)
-            return self.twin.evaluate(workload, bins)
-        found = self.learned.evaluate(workload, bins)
+            self.left_to_twin += len(bins)
+            return self.twin.evaluate(workload, bins, factors)
+        found, outside = self.learned.evaluate_checked(workload, bins, factors)
         chance = found.starvation_probability
-        strange = self.learned.extrapolates(workload, bins)
-        hesitant = (chance > self.low) & (chance < self.high)
-        unsure = np.flatnonzero((hesitant | strange) & ~found.memory_error).tolist()
-        if not unsure:
+        uncertain = (chance > self.low) & (chance < self.high)
+        unsure = np.flatnonzero((uncertain | outside) & ~found.memory_error)
+        if not unsure.size:
             return found
-        self.asked_twin += len(unsure)
-        better = self.twin.evaluate(workload, [bins[i] for i in unsure])
+        self.left_to_twin += len(unsure)
+        scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))[unsure]
+        better = self.twin.evaluate(workload, [bins[i] for i in unsure.tolist()], scale)
         columns = {}
         for field in fields(Evaluations):
             columns[field.name] = getattr(found, field.name).copy()
@@ -74,8 +76,8 @@ class AutoPredictor:
         return Evaluations(**columns)
 
     def summary(self) -> str:
-        """How often the twin was asked, in words."""
+        """How often the twin was needed, in words."""
         return (
-            f"{self.asked_twin} of {self.questions} questions went to the twin, which simulated "
-            f"{self.twin.simulated} servers"
+            f"the twin evaluated {self.left_to_twin} of {self.requested} servers and simulated "
+            f"{self.twin.simulated} of them"
         )

@@ -1,54 +1,129 @@
-"""What a bin holds, apart from names and order: equal content gets equal answers."""
+"""Evaluations stored by what a bin holds: adapters of equal rank, rate and lengths are interchangeable."""
 
 from __future__ import annotations
 
-import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from packer.bin import Bin
+import numpy as np
+import numpy.typing as npt
+
+from packer.bin import Bin, Evaluation, Evaluations
 from packer.workload import Workload
 
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Factors = FloatArray | float
 
-def canonical(workload: Workload, item: Bin) -> tuple[tuple[object, ...], Bin]:
-    """A hashable key of the bin's content, and the same bin with its adapters in an order of their own.
+MAX_STORED = 200_000
+_KEEP_FLEETS = 16
 
-    Two bins have the same key if their adapters agree in rank, rate here and lengths, and their servers in
-    slots and profile. A replayed trace makes each adapter unique, so that there the indices are the key.
+
+def content_classes(workload: Workload) -> IntArray:
+    """Class of each adapter, int64 (n,): equal where rank, rate and lengths are, numbered by falling rank
+    and rate. Adapters of a replayed trace are each their own class.
     """
-    shares = item.shares
-    trace = workload.arrivals.trace
-    server = (item.profile.fingerprint, item.settings)
-    if trace is not None:
-        order = sorted(range(len(item.adapters)), key=lambda k: item.adapters[k])
-        held: tuple[object, ...] = tuple((item.adapters[k], shares[k]) for k in order)
-        traffic: tuple[object, ...] = (_trace_hash(workload),)
-    else:
-        who = [workload.adapters[i] for i in item.adapters]
-        keys = [
-            (a.rank, a.rate * share, repr(a.input_tokens), repr(a.output_tokens))
-            for a, share in zip(who, shares, strict=True)
-        ]
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        held = tuple(keys[k] for k in order)
-        traffic = (
-            workload.input_tokens,
-            workload.output_tokens,
-            workload.length_correlation,
-            workload.arrivals,
-        )
-    ordered = Bin(
-        tuple(item.adapters[k] for k in order),
-        item.settings,
-        item.profile,
-        tuple(shares[k] for k in order),
+    if workload.arrivals.trace is not None:
+        return np.arange(len(workload), dtype=np.int64)
+    ids: dict[object, int] = {}
+    raw = np.array(
+        [
+            ids.setdefault((a.rank, a.rate, a.input_tokens, a.output_tokens), len(ids))
+            for a in workload.adapters
+        ],
+        dtype=np.int64,
     )
-    return (server, held, traffic), ordered
+    first = np.unique(raw, return_index=True)[1]
+    order = np.lexsort(
+        (
+            workload.mean_output_tokens[first],
+            workload.mean_input_tokens[first],
+            -workload.rates[first],
+            -workload.ranks[first],
+        )
+    )
+    number = np.empty(len(first), dtype=np.int64)
+    number[order] = np.arange(len(first))
+    return number[raw]
 
 
-def _trace_hash(workload: Workload) -> str:
-    trace = workload.arrivals.trace
-    assert trace is not None
-    digest = hashlib.sha256()
-    for column in (trace.time_s, trace.adapter, trace.input_tokens, trace.output_tokens):
-        digest.update(column.tobytes())
-    digest.update(repr((trace.span_s, workload.ranks.tolist())).encode())
-    return digest.hexdigest()
+@dataclass(frozen=True)
+class _Fleet:
+    """A workload with its classes; adapters sorted by class, and where each class starts there."""
+
+    workload: Workload
+    classes: IntArray
+    members: IntArray
+    start: IntArray
+
+    @classmethod
+    def of(cls, workload: Workload) -> _Fleet:
+        classes = content_classes(workload)
+        start = np.concatenate([[0], np.cumsum(np.bincount(classes))[:-1]])
+        return cls(workload, classes, np.argsort(classes, kind="stable"), start)
+
+    def canonical(self, item: Bin) -> tuple[tuple[object, ...], Bin]:
+        """Key of a bin's content, and the bin of that content that is evaluated for all of them."""
+        here = self.classes[list(item.adapters)]
+        shares: tuple[float, ...] = ()
+        if item.is_split:
+            order = np.lexsort((np.array(item.shares), here))
+            here = here[order]
+            shares = tuple(item.shares[k] for k in order)
+        else:
+            here = np.sort(here)
+        key = (here.tobytes(), shares, item.settings, item.profile)
+        run = np.arange(len(here)) - np.searchsorted(here, here)  # 0, 1, … within a class
+        adapters = tuple(self.members[self.start[here] + run].tolist())
+        return key, replace(item, adapters=adapters, shares=shares)
+
+
+class ContentCache:
+    """A function that evaluates bins, called once for each content of a bin and factor of its rates.
+
+    Equal bins get equal figures, whatever their adapters are called. `requested` counts the bins that were
+    asked for, `evaluated` those that reached the function.
+
+    Parameters
+    ----------
+    evaluate
+        (workload, bins, factors float64 (n,)) → evaluations.
+    """
+
+    def __init__(self, evaluate: Callable[[Workload, Sequence[Bin], FloatArray], Evaluations]) -> None:
+        self._evaluate = evaluate
+        self.requested = 0
+        self.evaluated = 0
+        self._fleets: list[_Fleet] = []
+        self._stored: OrderedDict[tuple[object, ...], Evaluation] = OrderedDict()
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
+        """Figures of each bin at its rates times its factor; one row per bin, in order."""
+        fleet = self._fleet(workload)
+        scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins)).tolist()
+        keyed = []
+        for item, factor in zip(bins, scale, strict=True):
+            content, canonical = fleet.canonical(item)
+            keyed.append(((id(fleet), factor, *content), canonical, factor))
+        missing = {key: (item, factor) for key, item, factor in keyed if key not in self._stored}
+        if missing:
+            new = [item for item, _ in missing.values()]
+            found = self._evaluate(workload, new, np.array([factor for _, factor in missing.values()]))
+            self._stored.update(zip(missing, found, strict=True))
+        self.requested += len(bins)
+        self.evaluated += len(missing)
+        rows = [self._stored[key] for key, _, _ in keyed]
+        while len(self._stored) > MAX_STORED:
+            self._stored.popitem(last=False)
+        return Evaluations.of(rows)
+
+    def _fleet(self, workload: Workload) -> _Fleet:
+        for fleet in self._fleets:
+            if fleet.workload is workload:
+                return fleet
+        if len(self._fleets) == _KEEP_FLEETS:
+            gone = id(self._fleets.pop(0))
+            self._stored = OrderedDict((k, row) for k, row in self._stored.items() if k[0] != gone)
+        self._fleets.append(_Fleet.of(workload))
+        return self._fleets[-1]

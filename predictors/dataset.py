@@ -17,9 +17,9 @@ import numpy.typing as npt
 from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError
 from packer.io.files import atomic_path, check_writable, write_text
 from packer.predictors.features import NAMES
-from packer.predictors.judge import judge
 from packer.predictors.scenarios import scenario
 from packer.profile import Profile
+from packer.twin.until_clear import evaluate_until_clear
 
 if TYPE_CHECKING:
     import polars as pl
@@ -94,7 +94,7 @@ class Dataset:
 def row_of(index: int, profile: Profile, seed: int) -> dict[str, Any]:
     """One scenario, judged."""
     case = scenario(index, profile, seed)
-    found = judge(
+    found = evaluate_until_clear(
         case.workload,
         profile,
         case.settings,

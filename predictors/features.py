@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
+from packer.checks import SLOT_RANKS
 from packer.errors import IncompatibleError
 from packer.lengths import Lengths, length_moments, normal_grid
 from packer.predictors.features_kernel import fill, group_of
+from packer.predictors.trees_kernel import FleetArrays
 from packer.profile import Profile
 from packer.twin.latency import coefficient_vector
 from packer.twin.memory.policy import kv_cache_tokens_many
@@ -69,6 +71,7 @@ FEATURES = (
 
 NAMES = tuple(feature.name for feature in FEATURES)
 COLUMN = {name: i for i, name in enumerate(NAMES)}
+TABULATED_SLOTS = 513
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +100,10 @@ class BinTable:
         return len(self.max_loras)
 
     @classmethod
-    def of(cls, bins: Sequence[Bin]) -> BinTable:
-        """From bins, of which none may be of another profile than the first."""
-        if any(item.profile is not bins[0].profile and item.profile != bins[0].profile for item in bins):
+    def of(cls, bins: Sequence[Bin], factors: FloatArray | float = 1.0) -> BinTable:
+        """From bins of one profile, with every rate of bin k times `factors[k]`."""
+        first = bins[0].profile
+        if any(item.profile is not first and item.profile != first for item in bins):
             raise IncompatibleError("Expected the bins of one table to have the same profile.")
         sizes = np.fromiter((len(item.adapters) for item in bins), np.int64, len(bins))
         indptr = np.zeros(len(bins) + 1, dtype=np.int64)
@@ -109,6 +113,10 @@ class BinTable:
         for start, item in zip(indptr.tolist(), bins, strict=False):
             if item.is_split:
                 share[start : start + len(item.shares)] = item.shares
+        if isinstance(factors, np.ndarray):
+            share *= np.repeat(factors, sizes)
+        elif factors != 1.0:
+            share *= factors
         return cls(
             indptr,
             index,
@@ -116,6 +124,13 @@ class BinTable:
             np.fromiter((item.max_loras for item in bins), np.float64, len(bins)),
             np.fromiter((item.max_lora_rank for item in bins), np.float64, len(bins)),
         )
+
+
+@lru_cache(maxsize=64)
+def _kv_tokens(profile: Profile) -> FloatArray:
+    """KV capacity by slot rank and number of slots, float64 (r, TABULATED_SLOTS), tokens."""
+    slots = np.arange(TABULATED_SLOTS)
+    return kv_cache_tokens_many(profile, np.maximum(slots, 1)[None, :], np.array(SLOT_RANKS)[:, None])
 
 
 @lru_cache(maxsize=4096)
@@ -170,13 +185,15 @@ class FeatureExtractor:
         self.law = coefficient_vector(profile.latency)
         self.engine = engine_vector(profile)
         self.paper = profile.latency.form == "paper"
+        load = workload.offered_tok_s_by_adapter
+        self.arrays = FleetArrays(self.fleet, self.law, self.paper, self.engine, load)
 
     def kv_cache_tokens(self, table: BinTable) -> FloatArray:
         """KV capacity of each bin, float64 (n,), tokens."""
-        pairs = table.max_loras * 1024 + table.max_lora_rank
-        distinct, back = np.unique(pairs, return_inverse=True)
-        tokens = kv_cache_tokens_many(self.profile, distinct // 1024, distinct % 1024)
-        return tokens[back]
+        if table.max_loras.max() < TABULATED_SLOTS:
+            ranks = np.searchsorted(SLOT_RANKS, table.max_lora_rank)
+            return _kv_tokens(self.profile)[ranks, table.max_loras.astype(np.int64)]
+        return kv_cache_tokens_many(self.profile, table.max_loras, table.max_lora_rank)
 
     def matrix(self, table: BinTable, kv_tokens: FloatArray | None = None) -> FloatArray:
         """Features, float64 (n, len(FEATURES))."""

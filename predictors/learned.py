@@ -1,33 +1,38 @@
-"""A trained predictor as a judge of bins."""
+"""A trained predictor."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin, Evaluations
 from packer.errors import IncompatibleError, ModelError
+from packer.predictors.content import Factors
+from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
-from packer.predictors.features import BinTable, FeatureExtractor
+from packer.predictors.features import COLUMN, BinTable, FeatureExtractor
 from packer.predictors.shipped import shipped_model
 from packer.predictors.store import Model, read_model
-from packer.predictors.targets import OUTPUTS, STARVED, decoded, probability
+from packer.predictors.targets import LARGEST_CORRECTION, OUTPUTS, STARVED, TARGETS, decoded, probability
+from packer.predictors.trees_kernel import N_FIGURES, TreeModel, evaluate
 from packer.profile import Profile
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 _KEEP_FLEETS = 16
 _ROWS_PER_THREAD = 2048
 
 
 class LearnedPredictor:
-    """Judges bins with a trained model; memory errors come from the memory model, they are not learned.
+    """Evaluates bins with a trained model; memory errors come from the memory model, they are not learned.
 
-    Bins of other profiles are judged by the shipped predictor of the same kind for that profile, if there is
+    Bins of other profiles are evaluated by the shipped predictor of the same kind for that profile, if there is
     one.
 
     Parameters
@@ -39,6 +44,7 @@ class LearnedPredictor:
     """
 
     kind = ""
+    imitates_twin = True
 
     def __init__(self, model: Model, profile: Profile, *, where: str = "the predictor") -> None:
         model.check_profile(profile, where)
@@ -48,6 +54,8 @@ class LearnedPredictor:
         slack = 1e-6  # rounding is not another kind of server
         low, high = np.array(model.header["ranges"])
         self._ranges = (low - slack * np.abs(low), high + slack * np.abs(high))
+        trees = self.family if isinstance(self.family, Ensemble) else None
+        self._trees = None if trees is None else _tree_model(model, trees, profile, self._ranges)
         self._fleets: list[tuple[Workload, FeatureExtractor]] = []
         self._others: dict[str, LearnedPredictor] = {}
 
@@ -63,37 +71,67 @@ class LearnedPredictor:
         """The one in a file; raises `ModelError` if it is damaged or belongs to another profile."""
         return cls(read_model(path), profile, where=os.fspath(path))
 
-    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; one row per bin, in order. Raises `IncompatibleError` for other arrivals than Poisson."""
+    def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
+        """Figures of each bin at its rates times its factor; one row per bin, in order.
+
+        Raises `IncompatibleError` for other arrivals than Poisson.
+        """
+        return self.evaluate_checked(workload, bins, factors)[0]
+
+    def evaluate_checked(
+        self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0
+    ) -> tuple[Evaluations, BoolArray]:
+        """As `evaluate`, and which bins have a feature outside what the model learned from, bool (n,)."""
         if not bins:
-            return Evaluations.of([])
+            return Evaluations.of([]), np.zeros(0, dtype=bool)
         if workload.arrivals.kind != "poisson":
             raise IncompatibleError(
                 f"The predictor {self.name!r} was trained on Poisson arrivals, got {workload.arrivals.kind!r}: "
                 "take the predictor auto or twin."
             )
-        parts = self._by_judge(bins)
-        if len(parts) == 1:
-            return parts[0][0].evaluate_table(workload, BinTable.of(bins))
-        rows = [None] * len(bins)
-        for judge, where in parts:
-            found = judge.evaluate(workload, [bins[i] for i in where])
-            for i, row in zip(where, found, strict=True):
-                rows[i] = row  # type: ignore[call-overload]
-        return Evaluations.of(rows)  # type: ignore[arg-type]
+        first = bins[0].profile
+        if all(item.profile is first for item in bins):
+            return self._of_profile(first).evaluate_table(workload, BinTable.of(bins, factors))
+        scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
+        rows: list[Any] = [None] * len(bins)
+        outside = np.zeros(len(bins), dtype=bool)
+        for profile in dict.fromkeys(item.profile for item in bins):
+            where = [k for k, item in enumerate(bins) if item.profile == profile]
+            table = BinTable.of([bins[k] for k in where], scale[where])
+            found, outside[where] = self._of_profile(profile).evaluate_table(workload, table)
+            for k, row in zip(where, found, strict=True):
+                rows[k] = row
+        return Evaluations.of(rows), outside
 
-    def evaluate_table(self, workload: Workload, table: BinTable) -> Evaluations:
-        """Judge bins given as arrays: for those who ask thousands of times."""
+    def evaluate_table(self, workload: Workload, table: BinTable) -> tuple[Evaluations, BoolArray]:
+        """As `evaluate_checked`, for bins of its own profile that are given as arrays."""
         extractor = self.extractor(workload)
         kv_tokens = extractor.kv_cache_tokens(table)
-        features = extractor.matrix(table, kv_tokens)
-        loads = workload.offered_tok_s_by_adapter[table.index] * table.share
-        return self.evaluate_features(features, kv_tokens, np.add.reduceat(loads, table.indptr[:-1]))
+        if self._trees is None:
+            features = extractor.matrix(table, kv_tokens)
+            offered = np.add.reduceat(extractor.arrays.load[table.index] * table.share, table.indptr[:-1])
+            found = self.evaluate_features(features, kv_tokens, offered)
+            return found, np.any(self.outside(features), axis=1)
+        n = len(table)
+        figures, flags = np.empty((N_FIGURES, n)), np.empty((3, n), dtype=bool)
+        evaluate(
+            table.indptr,
+            table.index,
+            table.share,
+            table.max_loras,
+            table.max_lora_rank,
+            kv_tokens,
+            extractor.arrays,
+            self._trees,
+            figures,
+            flags,
+        )
+        return Evaluations(figures[0], figures[1], flags[0], flags[1], *figures[2:]), flags[2]
 
     def evaluate_features(
         self, features: FloatArray, kv_tokens: FloatArray, offered_tok_s: FloatArray
     ) -> Evaluations:
-        """Judge bins by their features, float64 (n, F), KV capacity and offered load, (n,)."""
+        """Evaluate bins by their features, float64 (n, F), KV capacity and offered load, (n,)."""
         outputs = self.outputs(features, OUTPUTS)
         figures = decoded(outputs, features)
         chance = probability(outputs[STARVED], *self.model.header["calibration"])
@@ -141,25 +179,17 @@ class LearnedPredictor:
         """What the model sees of these bins, float64 (n, F)."""
         return self.extractor(workload).matrix(BinTable.of(bins))
 
-    def extrapolates(self, workload: Workload, bins: Sequence[Bin]) -> npt.NDArray[np.bool_]:
-        """Which bins have a feature outside what the model learned from, bool (n,)."""
-        found = np.zeros(len(bins), dtype=bool)
-        for judge, where in self._by_judge(bins):
-            features = judge.features(workload, [bins[i] for i in where])
-            found[where] = judge.outside(features).any(axis=1)
-        return found
-
     def outside(self, features: FloatArray) -> npt.NDArray[np.bool_]:
         """Which features lie outside what the model learned from, bool (n, F), for float64 (n, F).
 
-        There it answers as at the edge: trees are flat beyond their last threshold.
+        There its figures are those at the edge: trees are flat beyond their last threshold.
         """
         low, high = self._ranges
         found: npt.NDArray[np.bool_] = (features < low) | (features > high)
         return found
 
     def extractor(self, workload: Workload) -> FeatureExtractor:
-        """Features of the fleet's bins; kept for the last fleets asked about."""
+        """Features of the fleet's bins; kept for the last fleets."""
         for known, extractor in self._fleets:
             if known is workload:
                 return extractor
@@ -167,16 +197,9 @@ class LearnedPredictor:
         self._fleets = [*self._fleets[-_KEEP_FLEETS + 1 :], (workload, extractor)]
         return extractor
 
-    def _by_judge(self, bins: Sequence[Bin]) -> list[tuple[LearnedPredictor, list[int]]]:
-        """Who judges which of the bins."""
-        profiles = {item.profile.fingerprint: item.profile for item in bins}
-        return [
-            (self._judge_of(profile), [i for i, b in enumerate(bins) if b.profile.fingerprint == fingerprint])
-            for fingerprint, profile in profiles.items()
-        ]
-
-    def _judge_of(self, profile: Profile) -> LearnedPredictor:
-        if profile.fingerprint == self.profile.fingerprint:
+    def _of_profile(self, profile: Profile) -> LearnedPredictor:
+        """Itself, or the shipped predictor of the same kind for another profile."""
+        if profile is self.profile or profile.fingerprint == self.profile.fingerprint:
             return self
         if profile.fingerprint not in self._others:
             if not self.kind:
@@ -186,6 +209,28 @@ class LearnedPredictor:
                 )
             self._others[profile.fingerprint] = type(self).for_profile(profile)
         return self._others[profile.fingerprint]
+
+
+def _tree_model(
+    model: Model, trees: Ensemble, profile: Profile, ranges: tuple[FloatArray, FloatArray]
+) -> TreeModel:
+    slope, offset = model.header["calibration"]
+    bases = [0, *(COLUMN[target.base] for target in TARGETS)]
+    return TreeModel(
+        trees.feature,
+        trees.threshold,
+        trees.left,
+        trees.roots,
+        trees.depths,
+        trees.starts,
+        trees.bias,
+        np.array(bases, dtype=np.int64),
+        float(slope),
+        float(offset),
+        LARGEST_CORRECTION,
+        *ranges,
+        float(profile.memory.min_kv_tokens),
+    )
 
 
 class ForestPredictor(LearnedPredictor):

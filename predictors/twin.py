@@ -1,68 +1,73 @@
-"""The twin as a judge: it simulates each bin."""
+"""The twin as a predictor: it simulates each bin."""
 
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from packer.bin import Bin, Evaluation, Evaluations
-from packer.predictors.content import canonical
-from packer.predictors.judge import judge
+from packer.predictors.content import ContentCache, Factors, FloatArray
 from packer.profile import Profile
+from packer.twin.until_clear import evaluate_until_clear
 from packer.workload import Workload
-
-MAX_CACHED = 200_000
 
 
 class TwinPredictor:
-    """Simulates each bin until its verdict is clear (`packer.predictors.judge`), once per content.
+    """Simulates each bin until the result is clear (`packer.twin.until_clear`), once per content.
 
     Parameters
     ----------
     seed
-        Of arrivals and lengths; the same seed gives the same answers, whatever was asked before.
+        Of arrivals and lengths; the same seed gives the same figures, whatever was evaluated before.
     workers
-        Threads for batches; None takes one per core. The answers don't depend on it.
+        Threads for batches; None takes one per core. The figures don't depend on it.
     """
 
     name = "twin"
+    imitates_twin = False
 
     def __init__(self, *, seed: int = 0, workers: int | None = None) -> None:
         self.seed = seed
         self.workers = workers or os.cpu_count() or 1
-        self.questions = 0
-        """Bins that it was asked about."""
-        self.simulated = 0
-        """Bins that were not in the cache."""
-        self._answers: OrderedDict[tuple[object, ...], Evaluation] = OrderedDict()
+        self._cache = ContentCache(self._simulated)
 
     @classmethod
     def for_profile(cls, _profile: Profile, *, seed: int = 0) -> TwinPredictor:
         """The twin; it needs no preparation, bins bring their own profile."""
         return cls(seed=seed)
 
-    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; one row per bin, in order."""
-        keyed = [canonical(workload, item) for item in bins]
-        missing = {key: item for key, item in keyed if key not in self._answers}
-        self.questions += len(bins)
-        self.simulated += len(missing)
-        if len(missing) > 1 and self.workers > 1:
-            with ThreadPoolExecutor(self.workers) as pool:
-                found = list(pool.map(lambda item: self._simulate(workload, item), missing.values()))
-        else:
-            found = [self._simulate(workload, item, self.workers) for item in missing.values()]
-        self._answers.update(zip(missing, found, strict=True))
-        rows = [self._answers[key] for key, _ in keyed]
-        while len(self._answers) > MAX_CACHED:
-            self._answers.popitem(last=False)
-        return Evaluations.of(rows)
+    @property
+    def requested(self) -> int:
+        """Bins that it was asked to evaluate."""
+        return self._cache.requested
 
-    def _simulate(self, workload: Workload, item: Bin, workers: int = 1) -> Evaluation:
-        return judge(
-            item.workload(workload),
+    @property
+    def simulated(self) -> int:
+        """Bins that it had to simulate for that."""
+        return self._cache.evaluated
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
+        """Figures of each bin at its rates times its factor; one row per bin, in order."""
+        return self._cache.evaluate(workload, bins, factors)
+
+    def _simulated(self, workload: Workload, bins: Sequence[Bin], factors: FloatArray) -> Evaluations:
+        if len(bins) == 1 or self.workers == 1:
+            pairs = zip(bins, factors.tolist(), strict=True)
+            return Evaluations.of([self._one(workload, item, factor, self.workers) for item, factor in pairs])
+        with ThreadPoolExecutor(self.workers) as pool:
+            return Evaluations.of(
+                list(
+                    pool.map(
+                        lambda pair: self._one(workload, *pair), zip(bins, factors.tolist(), strict=True)
+                    )
+                )
+            )
+
+    def _one(self, workload: Workload, item: Bin, factor: float, workers: int = 1) -> Evaluation:
+        own = item.workload(workload)
+        return evaluate_until_clear(
+            own if factor == 1.0 else own.scaled(factor),
             item.profile,
             item.settings,
             seed=self.seed,

@@ -11,9 +11,9 @@ from packer.report.palette import SERIES
 
 PANELS = (
     ("gpus", "GPUs", "GPUs", False),
-    ("judged_total_token_throughput", "Throughput", "tok/s", False),
-    ("judged_mean_ttft_ms", "Mean TTFT", "ms", True),
-    ("judged_mean_itl_ms", "Mean ITL", "ms", False),
+    ("reference_total_token_throughput", "Throughput", "tok/s", False),
+    ("reference_mean_ttft_ms", "Mean TTFT", "ms", True),
+    ("reference_mean_itl_ms", "Mean ITL", "ms", False),
     ("runtime_s", "Time to plan", "s", True),
 )
 
@@ -32,8 +32,8 @@ def comparison_figure(rows: Sequence[Row], *, title: str) -> Figure:
     """
     sizes = sorted({row["adapters"] for row in rows})
     draw = _curves if len(sizes) > 1 else _bars
-    judges = sorted({row["judge"] for row in rows if row["judge"]})
-    caption = f"Throughput and latencies as judged by {', '.join(judges)}." if judges else ""
+    sources = sorted({row["reference"] for row in rows if row["reference"]})
+    caption = f"Throughput and latencies as simulated or measured by {', '.join(sources)}." if sources else ""
     failing = [
         f"{label}: {row['outcome'].partition(':')[0]}"
         for label, row in zip(labels(rows), rows, strict=True)

@@ -23,9 +23,9 @@ COMPARED = {
     "gpus": "GPUs",
     "lower_bound": "lower bound",
     "runtime_s": "search, s",
-    "judged_total_token_throughput": "tok/s",
-    "judged_mean_ttft_ms": "mean TTFT, ms",
-    "judged_mean_itl_ms": "mean ITL, ms",
+    "reference_total_token_throughput": "tok/s",
+    "reference_mean_ttft_ms": "mean TTFT, ms",
+    "reference_mean_itl_ms": "mean ITL, ms",
 }
 """Columns of `packer compare` that the report shows, and what it calls them."""
 _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")

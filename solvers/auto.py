@@ -8,14 +8,15 @@ from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
 from packer.solvers.cpsat.solver import CpSat, refine
 from packer.solvers.exact.solver import ExactSearch
-from packer.solvers.last_word import LEARNED, confirmed
 from packer.solvers.limit import within_limit
-from packer.solvers.start import counts_gpus, plain, start
+from packer.solvers.start import start
+from packer.solvers.support import counts_gpus, plain
+from packer.solvers.verify import confirmed
 
 _DEFAULT_S = 60.0
 _EXACT_SHARE = 0.7
 _REFINE_SHARE = 0.8
-"""Of what exact search leaves, where the twin is to have the last word in the rest."""
+"""Of what exact search leaves, where the rest is for the twin to confirm the plan."""
 
 
 class Auto:
@@ -47,7 +48,7 @@ class Auto:
         details: dict[str, object] = {"greedy_gpus": len(first.bins)}
         if not search.closed and not timed.out_of_time():
             # Column generation has its share of the time; what it leaves goes to the large neighbourhoods.
-            learned = timed.predictor.name in LEARNED
+            learned = timed.evaluator.imitates_twin
             left = _with_share(timed, _REFINE_SHARE) if learned else timed
             search.bins, statistics = refine(left, search.bins, enough=search.bound.value)
             details.update(asdict(statistics))
@@ -61,14 +62,14 @@ class Auto:
 
 
 def _refused(problem: Problem, first: tuple[Bin, ...], bins: tuple[Bin, ...]) -> str:
-    """Why a smaller plan that a learned judge led to is not taken, "" if it is.
+    """Why a smaller plan is not taken, "" if it is.
 
-    A search finds the bins about which such a judge is wrong: the twin has the last word on them.
+    A search finds the bins about which a trained predictor is wrong, so the twin has to confirm them.
     """
-    if len(bins) >= len(first) or problem.predictor.name not in LEARNED:
+    if len(bins) >= len(first) or not problem.evaluator.imitates_twin:
         return ""
     if problem.out_of_time():
-        return "not_asked_of_twin"
+        return "not_confirmed_in_time"
     return "" if confirmed(problem, bins) else "refused_by_twin"
 
 

@@ -93,13 +93,13 @@ def _answer_s(found: Simulation) -> float:
 
 def _second_half_tok_s(found: Simulation) -> float:
     assert found.raw is not None, "a server without adapters starts"
-    asked, half_s = found.raw.requests, found.duration_s / 2
+    sent, half_s = found.raw.requests, found.duration_s / 2
     late = found.raw.finished & (found.raw.finish_s >= half_s)
-    return float((asked.input_tokens[late] + asked.output_tokens[late]).sum()) / half_s
+    return float((sent.input_tokens[late] + sent.output_tokens[late]).sum()) / half_s
 
 
 def engine_load(workload: Workload, profile: Profile) -> float:
-    """Seconds of engine time that a second's requests take at the least, without adapters; GPUs, so to speak.
+    """Seconds of engine time that a second's requests take at the least, without adapters; in GPUs.
 
     Sums over requests, hence the same however adapters are placed. Of the step law only what every step pays is
     shared: there are at least as many steps as decodes / `max_num_seqs`, and as KV tokens held over all steps /

@@ -12,8 +12,8 @@ from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.objectives.base import Objective
 from packer.plan import Moves
-from packer.predictors.base import Predictor
 from packer.profile import Profile
+from packer.solvers.evaluator import Evaluator
 from packer.workload import Workload
 
 MAX_LORAS_CANDIDATES = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
@@ -30,8 +30,10 @@ class Problem:
         The fleet.
     profiles
         GPU types to choose from, the first one is the default; only some objectives take more than one.
-    objective, predictor
-        What is good, and who judges.
+    objective
+        What is minimised, and what a plan may contain.
+    evaluator
+        Evaluates bins, at the objective's loads and with the margin.
     max_gpus
         Limit on the bins, None for no limit; with a `fixed_gpus` objective, their number.
     max_replicas
@@ -47,13 +49,13 @@ class Problem:
     progress
         Called with (what, done, total) now and then; total 0 means unknown.
     stop
-        Asked between steps: True means return the best plan so far (Ctrl-C).
+        Called between steps: True means return the best plan so far (Ctrl-C).
     """
 
     workload: Workload
     profiles: tuple[Profile, ...]
     objective: Objective
-    predictor: Predictor
+    evaluator: Evaluator
     max_gpus: int | None = None
     max_replicas: int = 1
     seed: int = 0
@@ -87,7 +89,7 @@ class Problem:
         return self.time_limit_s - (time.monotonic() - self.started)
 
     def out_of_time(self) -> bool:
-        """Whether to return the best plan so far: the limit has passed or somebody asked to stop."""
+        """Whether to return the best plan so far: the limit has passed, or `stop` says so."""
         return self.stop() or self.remaining_s() <= 0
 
 
@@ -124,4 +126,8 @@ class Solver(Protocol):
         ...
 
 
-__all__ = ["MAX_LORAS_CANDIDATES", "Problem", "Solution", "Solver"]
+@runtime_checkable
+class Spreading(Protocol):
+    """A solver that spreads over all the GPUs that are given, whatever is minimised."""
+
+    spreads: bool

@@ -1,8 +1,8 @@
 """Lower bounds on the number of GPUs, each a weighing of the adapters that no feasible bin exceeds.
 
 If every feasible bin weighs at most 1, a plan has at least as many bins as all adapters weigh. What a
-feasible bin may carry is asked of the predictor: every bound here is relative to it, and to the search for
-the heaviest bins (`packer.solvers.exact` proves stronger ones).
+feasible bin may carry is found by a search with the predictor: every bound here is relative to both
+(`packer.solvers.exact` proves stronger ones).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray, aggregate
 from packer.solvers.exact.pricing import fill
+from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.limit import within_limit
-from packer.solvers.oracle import Oracle, OutOfTime
-from packer.solvers.start import counts_gpus, start
+from packer.solvers.start import start
+from packer.solvers.support import counts_gpus
 
 _ROUNDING = 1e-6
 _ORDERS = 6
@@ -53,7 +54,7 @@ class Limits:
     bins: IntArray
 
 
-def limits(oracle: Oracle, rng: np.random.Generator, known: IntArray | None = None) -> Limits:
+def limits(feasibility: Feasibility, rng: np.random.Generator, known: IntArray | None = None) -> Limits:
     """Search for the heaviest and the fullest feasible bins of each slot rank, `known` bins included.
 
     Raises
@@ -61,14 +62,14 @@ def limits(oracle: Oracle, rng: np.random.Generator, known: IntArray | None = No
     OutOfTime
         The problem's time is up.
     """
-    classes = oracle.classes
+    classes = feasibility.classes
     slots = np.array([slot_rank_for(rank) for rank in classes.ranks.tolist()])
     loads, demand = classes.loads, classes.demand
     heaviest = float((known @ loads).max(initial=0.0)) if known is not None else 0.0
     sizes = loads / max(heaviest, float(loads.max()), 1e-12)
     if known is not None:
-        known = known[oracle.feasible(known)]
-    n_orders = _ORDERS if oracle.seconds_per_bin < _SLOW_S else 1
+        known = known[feasibility.feasible(known)]
+    n_orders = _ORDERS if feasibility.seconds_per_bin < _SLOW_S else 1
     bases, orders = [], []
     for slot in np.unique(slots).tolist():
         lightest = min(np.flatnonzero(slots == slot).tolist(), key=lambda k: (loads[k], k))
@@ -80,11 +81,13 @@ def limits(oracle: Oracle, rng: np.random.Generator, known: IntArray | None = No
             base[lightest] = 1
             bases.append(base)
             orders.append(smaller[np.argsort(keys, kind="stable")])
-    feasible = oracle.feasible(np.array(bases))
+    feasible = feasibility.feasible(np.array(bases))
     kept = [i for i in range(len(bases)) if feasible[i]]
     found = np.zeros((0, len(classes)), dtype=np.int64)
     if kept:
-        found = fill(oracle, np.array([bases[i] for i in kept]), [orders[i] for i in kept], demand, sizes)
+        found = fill(
+            feasibility, np.array([bases[i] for i in kept]), [orders[i] for i in kept], demand, sizes
+        )
     if known is not None and len(known):
         found = np.concatenate([found, known])
     slot_of = np.array([slots[row > 0].max(initial=0) for row in found], dtype=np.int64)
@@ -111,7 +114,7 @@ def l2(sizes: FloatArray, demand: IntArray) -> int:
     return best
 
 
-def quick_bound(oracle: Oracle, rng: np.random.Generator, known: IntArray | None = None) -> Bound:
+def quick_bound(feasibility: Feasibility, rng: np.random.Generator, known: IntArray | None = None) -> Bound:
     """The best of the bounds on load and on slots, in words.
 
     Raises
@@ -119,9 +122,9 @@ def quick_bound(oracle: Oracle, rng: np.random.Generator, known: IntArray | None
     OutOfTime
         The problem's time is up.
     """
-    classes, name = oracle.classes, oracle.problem.predictor.name
+    classes, name = feasibility.classes, feasibility.problem.evaluator.name
     demand = classes.demand
-    found = limits(oracle, rng, known)
+    found = limits(feasibility, rng, known)
     options = [
         Bound(
             int(np.ceil(int(demand.sum()) / MAX_ADAPTERS_PER_GPU)),
@@ -175,14 +178,14 @@ class Bounds:
 def bound_of(problem: Problem, first: Solution) -> tuple[Bound, dict[str, object]]:
     """The quick bound with the bins of a plan at hand, and what it took."""
     classes = aggregate(problem.workload, optimistic=True)
-    oracle = Oracle(problem, classes)
+    feasibility = Feasibility(problem, classes)
     known = np.array([classes.counts(each.adapters) for each in first.bins], dtype=np.int64)
     try:
-        bound = quick_bound(oracle, np.random.default_rng(problem.seed), known.reshape(-1, len(classes)))
+        bound = quick_bound(feasibility, np.random.default_rng(problem.seed), known.reshape(-1, len(classes)))
     except OutOfTime:
         source = "at least one GPU; the time was up before anything better was shown"
         bound = Bound(1, source, certain=True)
-    return bound, {"bins_asked": oracle.asked}
+    return bound, {"bins_evaluated": feasibility.evaluated}
 
 
 def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, object]) -> Solution:

@@ -1,4 +1,4 @@
-"""Solvers, objectives and predictors side by side on one workload, judged by an impartial third."""
+"""Solvers, objectives and predictors side by side on one workload, all simulated by the twin."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from packer.plan import Plan, Status
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.solvers.api import solve
-from packer.solvers.verify import FRESH_SEED, failures
+from packer.solvers.base import Spreading
+from packer.solvers.verify import FRESH_SEED, twin_failures
 from packer.twin.sweep import fleet_of
 from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What a judge says of a whole plan; latencies are means over requests (GPUs weigh as their rates)."""
+class PlanFigures:
+    """Figures of a whole plan from one source ("twin", "vllm", a predictor); latencies are means over requests."""
 
-    judge: str
+    source: str
     total_token_throughput: float
     mean_ttft_ms: float
     mean_itl_ms: float
@@ -34,7 +35,7 @@ class Judged:
     memory_errors: int
 
     @classmethod
-    def of(cls, judge: str, workload: Workload, bins: Sequence[Bin], found: Evaluations) -> Judged:
+    def of(cls, source: str, workload: Workload, bins: Sequence[Bin], found: Evaluations) -> PlanFigures:
         """The sums and means of a plan's evaluations."""
         starts = ~found.memory_error
         rates = np.array([item.rates(workload).sum() for item in bins])
@@ -44,7 +45,7 @@ class Judged:
             return float(np.average(values[known], weights=rates[known])) if known.any() else float("nan")
 
         return cls(
-            judge,
+            source,
             float(found.total_token_throughput.sum()),
             mean(found.mean_ttft_ms),
             mean(found.mean_itl_ms),
@@ -55,7 +56,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Result:
-    """One combination: its plan as predicted and as judged, or why it can't be.
+    """One combination: its plan as predicted and by the reference, or why it can't be.
 
     `refused`: the choices don't fit together; `failed`: it should have worked and did not.
     """
@@ -65,19 +66,19 @@ class Result:
     solver: str
     predictor: str
     plan: Plan | None = None
-    predicted: Judged | None = None
-    judged: Judged | None = None
+    predicted: PlanFigures | None = None
+    reference: PlanFigures | None = None
     refused: str = ""
     failures: tuple[str, ...] = ()
     failed: str = ""
 
     @property
     def outcome(self) -> str:
-        """ "ok", or what is wrong, by the judge where there is one."""
+        """ "ok", or what is wrong, by the reference where there is one."""
         if self.plan is None:
             return f"failed: {self.failed}" if self.failed else f"refused: {self.refused}"
         wrong = [*self.failures]
-        seen = self.judged or self.predicted
+        seen = self.reference or self.predicted
         if seen is not None and seen.memory_errors:
             wrong.append(f"memory error on {seen.memory_errors}")
         if seen is not None and seen.starved:
@@ -103,10 +104,10 @@ class Result:
         row["lower_bound"] = plan.lower_bound if plan else None
         row["gap"] = plan.gap if plan else None
         row["runtime_s"] = plan.runtime_s if plan else None
-        for name, figures in (("predicted", self.predicted), ("judged", self.judged)):
+        for name, figures in (("predicted", self.predicted), ("reference", self.reference)):
             for key in ("total_token_throughput", "mean_ttft_ms", "mean_itl_ms", "starved", "memory_errors"):
                 row[f"{name}_{key}"] = getattr(figures, key) if figures else None
-        row["judge"] = self.judged.judge if self.judged else None
+        row["reference"] = self.reference.source if self.reference else None
         return row
 
 
@@ -156,7 +157,7 @@ class Comparison:
             yield fleet_of(self.workload, n, self.seed)
 
     def run(self, progress: Callable[[str, int, int], None] = lambda *_: None) -> Iterator[Result]:
-        """Results one by one, judged by the twin with a fresh seed."""
+        """Results one by one, reference by the twin with a fresh seed."""
         done = 0
         for fleet in self.fleets():
             for predictor in self.predictors:
@@ -170,7 +171,7 @@ class Comparison:
     def _one(
         self, fleet: Workload, objective: str, solver: str, predictor: str, count: _GreedyCount
     ) -> Result:
-        spreads = getattr(registry.load("solver", solver), "spreads", False)
+        spreads = isinstance(registry.load("solver", solver), Spreading)
         result = Result(len(fleet), objective, solver, predictor)
         try:
             goal = load_objective(objective)
@@ -179,10 +180,10 @@ class Comparison:
                 fleet,
                 self.profile,
                 goal,
-                solver,
-                predictor,
-                gpus,
-                self.seed,
+                solver=solver,
+                predictor=predictor,
+                max_gpus=gpus,
+                seed=self.seed,
                 verify=False,
                 **self.options,
             )
@@ -194,21 +195,21 @@ class Comparison:
         if not plan.bins:
             return replace(result, plan=plan)
         twin = TwinPredictor(seed=self.seed + FRESH_SEED)
-        judged = Judged.of("twin", fleet, plan.bins, twin.evaluate(fleet, plan.bins))
-        predicted = Judged.of(predictor, fleet, plan.bins, plan.evaluations)
-        failing = failures(twin, fleet, plan.bins, goal)
+        reference = PlanFigures.of("twin", fleet, plan.bins, twin.evaluate(fleet, plan.bins))
+        predicted = PlanFigures.of(predictor, fleet, plan.bins, plan.evaluations)
+        failing = twin_failures(fleet, plan.bins, seed=self.seed, objective=goal)
         return replace(
             result,
             plan=replace(plan, verified=not failing),
             predicted=predicted,
-            judged=judged,
-            failures=_beyond(judged, len(failing), goal.name),
+            reference=reference,
+            failures=_beyond(reference, len(failing), goal.name),
         )
 
 
-def _beyond(judged: Judged, failing: int, objective: str) -> tuple[str, ...]:
+def _beyond(reference: PlanFigures, failing: int, objective: str) -> tuple[str, ...]:
     """What fails though it neither starves nor lacks memory at the nominal rates."""
-    others = failing - judged.starved - judged.memory_errors
+    others = failing - reference.starved - reference.memory_errors
     return (f"breaks {objective} on {others}",) if others > 0 else ()
 
 
@@ -224,9 +225,8 @@ class _GreedyCount:
             plan = solve(
                 self.fleet,
                 self.comparison.profile,
-                "gpus",
-                "greedy",
-                self.predictor,
+                solver="greedy",
+                predictor=self.predictor,
                 seed=self.comparison.seed,
                 verify=False,
                 **self.comparison.options,

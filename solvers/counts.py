@@ -16,8 +16,3 @@ def gpus_to_use(problem: Problem) -> int:
         return min(problem.max_gpus, n)
     by_load = problem.workload.offered_tok_s / backbone_tok_s(problem.workload, problem.profile)
     return max(1, min(n, math.ceil(max(by_load, n / MAX_ADAPTERS_PER_GPU))))
-
-
-def one_type(problem: Problem) -> str | None:
-    """Why a solver that knows one GPU type can't take the problem, or None."""
-    return "it knows one GPU type only" if len(problem.profiles) > 1 else None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from packer.checks import slot_rank_for
 from packer.profile import Profile
 from packer.solvers.base import Problem
-from packer.solvers.probe import Probe
+from packer.solvers.slots import SlotSearch
 from packer.workload import Workload
 
 _SHOWN = 5
@@ -38,9 +38,9 @@ def out_of_gpus(problem: Problem, left: Sequence[int], needed: int | None = None
     )
 
 
-def too_hot(probe: Probe, adapter: int, share: float) -> str:
+def too_hot(slots: SlotSearch, adapter: int, share: float) -> str:
     """Why an adapter can't even have its own GPU; `share` is the part of its rate that would be served."""
-    problem = probe.problem
+    problem = slots.problem
     item = problem.workload.adapters[adapter]
     who = f"adapter {item.name!r} (rank {item.rank}, {item.rate:g} req/s)"
     if share > 0.0:
@@ -48,8 +48,8 @@ def too_hot(probe: Probe, adapter: int, share: float) -> str:
             f"{who} is too much for a GPU of its own; alone it may have about {item.rate * share:.3g} req/s. "
             f"What would help: --max-replicas {math.ceil(1.0 / share)}, a lower rate, or a faster GPU"
         )
-    alone = [probe.make([adapter], 1, profile) for profile in problem.profiles]
-    if problem.predictor.evaluate(problem.workload, alone).memory_error.all():
+    alone = [slots.make([adapter], 1, profile) for profile in problem.profiles]
+    if problem.evaluator.evaluate(problem.workload, alone).memory_error.all():
         return (
             f"{who} does not fit an empty GPU: a slot of rank {slot_rank_for(item.rank)} leaves too little "
             "KV cache. What would help: a GPU with more memory, or a lower rank"
@@ -60,11 +60,11 @@ def too_hot(probe: Probe, adapter: int, share: float) -> str:
     )
 
 
-def largest_share(probe: Probe, adapter: int, profile: Profile) -> float:
+def largest_share(slots: SlotSearch, adapter: int, profile: Profile) -> float:
     """Largest part of an adapter's rate that a GPU of its own serves, within 1/256; 0 if not even 1 %."""
 
     def ok(share: float) -> bool:
-        return probe.admissible([probe.make([adapter], 1, profile, [share])])[0]
+        return slots.admissible([slots.make([adapter], 1, profile, [share])])[0]
 
     if ok(1.0):
         return 1.0

@@ -11,9 +11,9 @@ from packer.objectives.moves import match, moved
 from packer.plan import Moves
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
-from packer.solvers.greedy import Greedy
+from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
-from packer.solvers.probe import Probe
+from packer.solvers.slots import SlotSearch
 
 
 class Replan:
@@ -73,7 +73,7 @@ def _limited(problem: Problem, found: Solution) -> Solution:
 
 class _Mending:
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.probe = problem, Probe(problem)
+        self.problem, self.slots = problem, SlotSearch(problem)
         self.loads = problem.workload.offered_tok_s_by_adapter
         self.bins: list[Bin] = []
 
@@ -100,18 +100,18 @@ class _Mending:
         """
         if self.problem.out_of_time():
             slots = min(old.max_loras, len(old.adapters))
-            as_it_is = self.probe.make(old.adapters, slots, old.profile)
-            if self.probe.admissible([as_it_is])[0]:
+            as_it_is = self.slots.make(old.adapters, slots, old.profile)
+            if self.slots.admissible([as_it_is])[0]:
                 return as_it_is
         falling = sorted(old.adapters, key=lambda i: (-self.loads[i], i))
         low, high, best = 0, len(falling), None
         while low < high:  # the smallest number of evictions
-            hurry = self.problem.out_of_time()
-            if hurry and best is not None:
+            out_of_time = self.problem.out_of_time()
+            if out_of_time and best is not None:
                 break
             middle = (low + high) // 2
             kept = sorted(falling[middle:])
-            found = self.probe.feasible(kept, old.profile, hint=old.max_loras, thorough=not hurry)
+            found = self.slots.feasible(kept, old.profile, hint=old.max_loras, thorough=not out_of_time)
             if found is not None:
                 best, high = found, middle
             else:
@@ -125,7 +125,7 @@ class _Mending:
             bin_ = self.bins[k]
             if len(bin_.adapters) >= MAX_ADAPTERS_PER_GPU:
                 continue
-            grown = self.probe.feasible([*bin_.adapters, adapter], bin_.profile, hint=bin_.max_loras)
+            grown = self.slots.feasible([*bin_.adapters, adapter], bin_.profile, hint=bin_.max_loras)
             if grown is not None:
                 self.bins[k] = grown
                 return True
@@ -133,7 +133,7 @@ class _Mending:
 
     def _open(self, adapter: int) -> bool:
         for profile in self.problem.profiles:
-            alone = self.probe.feasible([adapter], profile)
+            alone = self.slots.feasible([adapter], profile)
             if alone is not None:
                 self.bins.append(alone)
                 return True

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer.bin import Bin, Evaluation, Evaluations
-from packer.solvers.balance import even_parts
 from packer.solvers.base import Problem, Solution
+from packer.solvers.baselines.dlora import DLora
+from packer.solvers.baselines.spread import spread_parts
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
-from packer.solvers.counts import gpus_to_use, one_type
-from packer.solvers.dlora import DLora
-from packer.solvers.last_word import LEARNED, lowest_latency
-from packer.solvers.probe import Probe
-from packer.solvers.spread import Spread, spread_parts
+from packer.solvers.counts import gpus_to_use
+from packer.solvers.greedy.balance import even_parts
+from packer.solvers.slots import SlotSearch
+from packer.solvers.support import one_type
 
-RIVALS = ("spread", "dlora")
 _ROUNDS = 60
 _TARGETS = 3
 _TRIES = 4
@@ -30,7 +29,6 @@ class _State:
     bins: tuple[Bin, ...]
     rows: tuple[Evaluation, ...]
     rank: tuple[float, ...]
-    pair: tuple[float, float]  # mean TTFT and mean ITL over requests
 
 
 class SpreadRefined:
@@ -38,8 +36,7 @@ class SpreadRefined:
 
     Starts from the best of `spread`, `dlora` and an even split that keeps ranks together, each with the slots
     that serve it best. Then the worst GPU gives an adapter to another one, or swaps one, as long as the
-    objective improves; neither mean TTFT nor mean ITL may rise above those of the start. Where a learned judge
-    led, the twin chooses among the result, the start, and the plans of `spread` and `dlora` as they come.
+    objective improves.
     """
 
     name = "spread-refined"
@@ -59,48 +56,36 @@ class SpreadRefined:
             "start_key": list(first.rank[1:]),
             "key": list(final.rank[1:]),
         }
-        bins = final.bins
-        if problem.predictor.name in LEARNED and not problem.out_of_time():
-            plans = [final.bins, first.bins, *search.rivals()]
-            chosen = lowest_latency(problem, plans, rivals=len(plans) - 2)
-            bins = plans[chosen]
-            details["chosen_by_twin"] = ("refined", "start", *RIVALS)[chosen]
-        return Solution(bins, details=details)
+        return Solution(final.bins, details=details)
 
 
 class _Search:
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.probe = problem, Probe(problem)
+        self.problem, self.slots = problem, SlotSearch(problem)
         self.loads = problem.workload.offered_tok_s_by_adapter
 
     def start(self) -> _State:
         """The best start, with the best slots."""
         n = gpus_to_use(self.problem)
         parts = [spread_parts(self.problem), [p for p in even_parts(self.problem, n) if p]]
-        states = [self._with_slots([self.probe.make(p, len(p)) for p in part]) for part in parts]
-        rival = DLora().solve(self.problem)
-        if not rival.unplaced and all(len(b.adapters) <= MAX_ADAPTERS_PER_GPU for b in rival.bins):
-            states.append(self._with_slots(rival.bins))
+        states = [self._with_slots([self.slots.make(p, len(p)) for p in part]) for part in parts]
+        other = DLora().solve(self.problem)
+        if not other.unplaced and all(len(b.adapters) <= MAX_ADAPTERS_PER_GPU for b in other.bins):
+            states.append(self._with_slots(other.bins))
         return min(states, key=lambda state: state.rank)
-
-    def rivals(self) -> list[tuple[Bin, ...]]:
-        """The plans of `spread` and, where it has one, `dlora`, as they come."""
-        plans = [Spread().solve(self.problem).bins]
-        rival = DLora().solve(self.problem)
-        return plans if rival.unplaced else [*plans, rival.bins]
 
     def _with_slots(self, bins: Sequence[Bin]) -> _State:
         hint: int | None = None
         chosen = []
         for bin_ in bins:
-            found = self.probe.feasible(bin_.adapters, bin_.profile, bin_.shares, hint)
-            chosen.append(self.probe.best(found) if found is not None else bin_)
+            found = self.slots.feasible(bin_.adapters, bin_.profile, bin_.shares, hint)
+            chosen.append(self.slots.best(found) if found is not None else bin_)
             hint = chosen[-1].max_loras
         return self.state(chosen)
 
     def state(self, bins: Sequence[Bin]) -> _State:
-        """Bins judged."""
-        found, admissible = self.probe.evaluate(bins)
+        """Bins with their evaluations."""
+        found, admissible = self.slots.evaluate(bins)
         return self._rated(tuple(bins), tuple(found), int((~admissible).sum()))
 
     def _rated(self, bins: tuple[Bin, ...], rows: tuple[Evaluation, ...], bad: int) -> _State:
@@ -109,22 +94,21 @@ class _Search:
         weights = [bin_.rates(workload).sum() for bin_ in bins]
         ttft = [np.nan_to_num(row.mean_ttft_ms, nan=np.inf) for row in rows]
         itl = [np.nan_to_num(row.mean_itl_ms, nan=np.inf) for row in rows]
-        pair = (float(np.average(ttft, weights=weights)), float(np.average(itl, weights=weights)))
         # Objectives that count GPUs say nothing here: the time of a request decides then.
-        return _State(bins, rows, (float(bad), *key, pair[0] + 100.0 * pair[1]), pair)
+        request_ms = np.average(ttft, weights=weights) + 100.0 * np.average(itl, weights=weights)
+        return _State(bins, rows, (float(bad), *key, float(request_ms)))
 
     def refine(self, state: _State) -> tuple[_State, int]:
         """Improve until nothing helps; also the number of improvements."""
-        limit = state.pair
         for done in range(_ROUNDS):
             self.problem.progress("refining", done, _ROUNDS)
-            better = None if self.problem.out_of_time() else self._improve(state, limit)
+            better = None if self.problem.out_of_time() else self._improve(state)
             if better is None:
                 return state, done
             state = better
         return state, _ROUNDS
 
-    def _improve(self, state: _State, limit: tuple[float, float]) -> _State | None:
+    def _improve(self, state: _State) -> _State | None:
         """The best neighbour that is better, among moves from the worst GPU and swaps with it."""
         order = sorted(range(len(state.bins)), key=lambda k: self._badness(state, k))
         worst, targets = order[-1], order[:-1][:_TARGETS]
@@ -136,7 +120,7 @@ class _Search:
         if not options:
             return None
         pairs = [pair for _, _, pair in options]
-        found, admissible = self.probe.evaluate([bin_ for pair in pairs for bin_ in pair])
+        found, admissible = self.slots.evaluate([bin_ for pair in pairs for bin_ in pair])
         neighbours = []
         for k, (one, other, pair) in enumerate(options):
             bins, rows = list(state.bins), list(state.rows)
@@ -145,7 +129,7 @@ class _Search:
             rest = [row for j, row in enumerate(state.rows) if j not in (one, other)]
             bad = sum(bool(x) for x in ~admissible[2 * k : 2 * k + 2]) + self._bad(rest)
             rated = self._rated(tuple(bins), tuple(rows), bad)
-            if rated.rank < state.rank and (state.rank[0] > 0 or _within(rated.pair, limit)):
+            if rated.rank < state.rank:
                 neighbours.append(rated)
         return min(neighbours, key=lambda other: other.rank, default=None)
 
@@ -201,14 +185,10 @@ class _Search:
         if not adapters:  # only on the way to a swap, which adds one again
             return bin_
         slots = bin_.max_loras if keep_slots else min(bin_.max_loras, len(adapters))
-        return self.probe.make(adapters, slots, bin_.profile, shares)
+        return self.slots.make(adapters, slots, bin_.profile, shares)
 
     def _plus(self, bin_: Bin, adapter: int) -> Bin:
         adapters = [*bin_.adapters, adapter]
         shares = [*bin_.shares, 1.0]
         every = bin_.max_loras == len(bin_.adapters)
-        return self.probe.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)
-
-
-def _within(pair: tuple[float, float], limit: tuple[float, float]) -> bool:
-    return pair[0] <= limit[0] and pair[1] <= limit[1]
+        return self.slots.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)

@@ -1,11 +1,11 @@
 """The independent checker: no plan leaves `packer.solvers.api` unseen, whoever made it.
 
-It shares nothing with the solvers: it reads the bins, and asks the predictor and the twin itself.
+It shares nothing with the solvers but the evaluator: it reads the bins and has the twin simulate them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -15,16 +15,20 @@ from packer.bin import Bin, Evaluation, Evaluations
 from packer.checks import slot_rank_for
 from packer.errors import VerificationError
 from packer.objectives.base import Objective
-from packer.predictors.base import Predictor
 from packer.predictors.twin import TwinPredictor
 from packer.solvers.base import Problem, Solution
+from packer.solvers.evaluator import Evaluator
 from packer.twin.memory.policy import memory_error
 from packer.workload import Workload
 
 _SHARE_TOLERANCE = 1e-6
 FRESH_SEED = 1_000_003
-"""Added to the plan's seed for the twin's verdict, far from the seeds that any predictor uses."""
+"""Added to the plan's seed for the twin's confirmation, far from the seeds that any predictor uses."""
 
+RAISED = 1.02
+"""Two hours of one fleet differ by a percent or so: a bin that holds by less is not confirmed."""
+
+_CONFIRMING_SEED = 17
 LATENCY_SLACK = 1.02
 """Latencies differ by a percent or so from seed to seed: a limit breaks where it is exceeded by more than 2 %."""
 
@@ -77,69 +81,58 @@ def _check_bin(problem: Problem, k: int, bin_: Bin) -> None:
         raise VerificationError(f"GPU {k} is a {bin_.profile.name!r}, which the problem does not offer.")
 
 
-def ask_twin(
+def twin_failures(
     workload: Workload, bins: Sequence[Bin], *, seed: int, objective: Objective | None = None
 ) -> dict[int, str]:
-    """Why which bins fail, by the twin and with a seed that no search has seen; see `failures`."""
-    return failures(TwinPredictor(seed=seed + FRESH_SEED), workload, bins, objective)
+    """Why which bins fail, by the twin and with a seed that no search has used: bin → one sentence.
 
-
-def failures(
-    judge: Predictor, workload: Workload, bins: Sequence[Bin], objective: Objective | None = None
-) -> dict[int, str]:
-    """Why which bins fail, by the twin: bin → one sentence, in order of the bins.
-
-    Starvation and memory at the nominal rates; then what the objective wants beyond, at its own loads: which of
-    its `limits` (name of a figure → ms) are exceeded by more than `LATENCY_SLACK`, or what its method `explain`
-    says, where it has them.
-    A plan that was read from a file knows the objective by name alone: without one only the first is checked.
+    Every scenario of the objective is simulated, the rates as given first, without a margin; limits may be exceeded
+    by `LATENCY_SLACK`. A plan that was read from a file knows its objective by name alone: without an objective
+    starvation and memory are checked at the rates as given.
     """
-    found = judge.evaluate(workload, bins)
-    failed = {}
-    for k, row in enumerate(found):
-        if row.memory_error:
-            why = memory_error(bins[k].profile, bins[k].settings)
-            failed[k] = f"GPU {k} does not start in the twin: {why}"
-        elif row.starved:
-            share = f"{row.served_share:.0%} of its load served"
-            failed[k] = f"GPU {k} starves in the twin with a fresh seed: {share}"
+    twin = Evaluator(TwinPredictor(seed=seed + FRESH_SEED), objective)
+    found = twin.scaled(workload, bins)
+    failed = {k: _broken(k, bins[k], row) for k, row in enumerate(found) if not row.feasible}
     if objective is not None:
-        failed = {**_broken_limits(judge, workload, bins, objective), **failed}
+        for scenario in twin.scenarios(workload):
+            rows = twin.scaled(scenario.workload, bins, scenario.factor)
+            for k in np.flatnonzero(~rows.feasible).tolist():
+                share = f"{scenario.name}, {rows[k].served_share:.0%} of the load is served"
+                failed.setdefault(k, _breaks(k, objective, share))
+        whole = twin.evaluate(workload, bins)
+        for k in np.flatnonzero(~keeps_limits(objective, whole)).tolist():
+            failed.setdefault(
+                k, _breaks(k, objective, _exceeded(objective, whole[k]) or "it is not admissible")
+            )
     return dict(sorted(failed.items()))
 
 
-def _broken_limits(
-    judge: Predictor, workload: Workload, bins: Sequence[Bin], objective: Objective
-) -> dict[int, str]:
-    found = judge_for(objective, judge).evaluate(workload, bins)
-    broken = np.flatnonzero(~keeps_limits(objective, found)).tolist()
-    if not broken:
-        return {}
-    explain = getattr(objective, "explain", None)
-    known: dict[int, str] = {} if explain is None else explain(judge, workload, bins)
-    return {
-        k: f"GPU {k} breaks the objective {objective.name!r} in the twin with a fresh seed: "
-        + (known.get(k) or _exceeded(objective, found[k]) or "it is not admissible")
-        for k in broken
-    }
+def confirmed(problem: Problem, bins: Sequence[Bin]) -> bool:
+    """Whether the twin admits every bin, at slightly raised rates and in an hour of its own."""
+    twin = TwinPredictor(seed=problem.seed + FRESH_SEED + _CONFIRMING_SEED)
+    found = Evaluator(twin, problem.objective, RAISED - 1.0).evaluate(problem.workload, bins)
+    return bool(keeps_limits(problem.objective, found).all())
+
+
+def _broken(gpu: int, bin_: Bin, row: Evaluation) -> str:
+    if row.memory_error:
+        why = memory_error(bin_.profile, bin_.settings)
+        return f"GPU {gpu} does not start in the twin: {why}"
+    return f"GPU {gpu} starves in the twin with a fresh seed: {row.served_share:.0%} of its load served"
+
+
+def _breaks(gpu: int, objective: Objective, why: str) -> str:
+    return f"GPU {gpu} breaks the objective {objective.name!r} in the twin with a fresh seed: {why}"
 
 
 def _exceeded(objective: Objective, row: Evaluation) -> str:
     """Which latency limits of the objective a bin exceeds, with its figures."""
-    limits: Mapping[str, float] = getattr(objective, "limits", {})
     over = {
         key: limit
-        for key, limit in limits.items()
-        if not getattr(row, key, 0.0) <= limit * LATENCY_SLACK  # NaN, too, is beyond every limit
+        for key, limit in objective.limits.items()
+        if not getattr(row, key) <= limit * LATENCY_SLACK  # NaN, too, is beyond every limit
     }
     return ", ".join(f"{key} is {getattr(row, key):,.0f}, at most {over[key]:g} allowed" for key in over)
-
-
-def judge_for(objective: Objective, predictor: Predictor) -> Predictor:
-    """The predictor as the objective wants it asked, for instance at several loads."""
-    wrap = getattr(objective, "judge", None)
-    judge: Predictor = predictor if wrap is None else wrap(predictor)
-    return judge
 
 
 def keeps_limits(objective: Objective, found: Evaluations) -> npt.NDArray[np.bool_]:

@@ -31,7 +31,6 @@ from packer.predictors.dataset import MAX_OUTSTANDING
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
 from packer.predictors.features import BinTable, FeatureExtractor
-from packer.predictors.judge import judge
 from packer.predictors.kernels import walk_one
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.scenarios import scenario
@@ -39,6 +38,7 @@ from packer.predictors.shipped import KINDS, shipped_model
 from packer.predictors.targets import OUTPUTS
 from packer.profile import Profile
 from packer.twin.kernel_state import FLAGS
+from packer.twin.until_clear import evaluate_until_clear
 from packer.workload import Workload
 
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
@@ -124,7 +124,7 @@ def speed(profile: Profile) -> dict[str, Any]:
             lambda e=ensemble: [e.rows(x, output) for output in (starved, share)], QUESTIONS
         )
         row["all_figures_with_features_us"] = median_us(
-            lambda p=predictor: p.evaluate_table(fleet, table), QUESTIONS
+            lambda p=predictor: p.evaluate_table(fleet, table)[0], QUESTIONS
         )
         bins = [Bin(tuple(range(100)), profile.settings(32, 32), profile)]
         row["evaluate_one_bin_us"] = median_us(
@@ -152,7 +152,7 @@ def unseen_lengths(profile: Profile, per_pair: int) -> dict[str, Any]:
             server = Bin(tuple(range(len(fleet))), case.settings, profile)
             use = FeatureExtractor(fleet, profile).matrix(BinTable.of([server]))[0, 20]
             fleet = fleet.scaled(float(np.exp(rng.uniform(np.log(0.3), np.log(3.0))) / use))
-            found = judge(
+            found = evaluate_until_clear(
                 fleet, profile, case.settings,
                 max_outstanding=MAX_OUTSTANDING,
             )  # fmt: skip
@@ -188,8 +188,8 @@ def asked(profile: Profile) -> dict[str, Any]:
         wrong_learned += bool(auto.learned.evaluate(case.workload, server).starved[0]) != twin
         wrong_auto += bool(auto.evaluate(case.workload, server).starved[0]) != twin
     return {
-        "questions": auto.questions,
-        "asked_twin": auto.asked_twin,
+        "requested": auto.requested,
+        "left_to_twin": auto.left_to_twin,
         "wrong_verdicts_learned": wrong_learned,
         "wrong_verdicts_auto": wrong_auto,
     }

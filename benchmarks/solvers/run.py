@@ -27,9 +27,9 @@ from suite import Instance, suite
 import packer
 from packer.bin import Evaluations
 from packer.errors import PackerError
-from packer.predictors.base import Predictor
 from packer.solvers.api import solve
 from packer.solvers.verify import FRESH_SEED
+from packer.strategies import Predictor
 
 HERE = Path(__file__).resolve().parent
 COUNTING = ("greedy-paper", "maxbase", "greedy", "auto")

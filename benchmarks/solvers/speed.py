@@ -17,11 +17,8 @@ from suite import LLAMA
 
 import packer
 from packer.io.files import write_text
-from packer.objectives.gpus import Gpus
-from packer.predictors.base import Predictor
 from packer.solvers.api import solve
-from packer.solvers.base import Problem
-from packer.solvers.greedy_fast import GreedyFast
+from packer.strategies import Predictor
 
 PAPER_RATES, PAPER_RANKS = (0.4, 0.2, 0.1), (8, 16)
 
@@ -50,12 +47,6 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 0.01 else f"{seconds * 1e3:.1f} ms"
 
 
-def in_solver(workload: packer.Workload, judge: Predictor) -> float:
-    """Time of `greedy-fast` itself, without the plan's check and its evaluation, s."""
-    problem = Problem(workload, (packer.load_profile(LLAMA),), Gpus(), judge)
-    return best_of(50, lambda: GreedyFast().solve(problem))
-
-
 def cases() -> list[dict[str, str]]:
     """Each case with its limit and what it took."""
     profile = packer.load_profile(LLAMA)
@@ -69,15 +60,14 @@ def cases() -> list[dict[str, str]]:
         shown = milliseconds(seconds) if seconds < 1.0 else f"{seconds:.2f} s"
         found.append({"case": f"{name} ({plans[-1].n_gpus} GPUs)", "limit": limit, "taken": shown})
 
-    def greedy(workload: packer.Workload, judge: object, solver: str = "greedy") -> Callable[[], packer.Plan]:
-        return lambda: solve(workload, profile, solver=solver, predictor=judge, verify=False)  # type: ignore[arg-type]
+    def greedy(workload: packer.Workload, predictor: Predictor) -> Callable[[], packer.Plan]:
+        return lambda: solve(workload, profile, predictor=predictor, verify=False)
 
     case("greedy, 384 adapters, forest", "50 ms", 5, greedy(four, forest))
-    case("greedy, 384 adapters, tree", "1 ms", 20, greedy(four, tree))
-    case("greedy-fast, 384 adapters, tree", "1 ms", 20, greedy(four, tree, "greedy-fast"))
-    found.append(
-        {"case": "… of it, the solver", "limit": "1 ms", "taken": milliseconds(in_solver(four, tree))}
-    )
+    case("greedy, 384 adapters, tree", "5 ms", 20, greedy(four, tree))
+    case("greedy, 4,096 adapters, tree", "0.3 s", 3, greedy(fleet(4096), tree))
+    case("greedy, 20,000 adapters, tree", "3 s", 1, greedy(fleet(20_000), tree))
+    case("greedy, 100,000 adapters, tree", "6 s", 1, greedy(fleet(100_000), tree))
     case("greedy, 4,096 adapters, forest", "5 s", 2, greedy(fleet(4096), forest))
     case("greedy, 20,000 adapters, forest", "60 s", 1, greedy(fleet(20_000), forest))
     case(

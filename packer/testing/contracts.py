@@ -21,11 +21,11 @@ from packer.bin import Bin, Evaluations
 from packer.objectives.base import Objective
 from packer.objectives.gpus import Gpus
 from packer.objectives.latency import Latency
-from packer.predictors.base import Predictor
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution, Solver
-from packer.solvers.cache import CachedPredictor
+from packer.solvers.evaluator import Evaluator
 from packer.solvers.verify import check
+from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.testing.problems import random_fleet
 from packer.workload import Workload
@@ -53,10 +53,10 @@ class ObjectiveContract:
         return fleet, bins, replace(found, starved=starved, memory_error=failed)
 
     def test_is_an_objective(self, objective: Objective) -> None:
-        """It has a name, says whether the number of GPUs is given, and has the two methods."""
+        """It inherits from `Objective`, has a name and says what it minimises."""
         assert isinstance(objective, Objective)
         assert objective.name
-        assert isinstance(objective.fixed_gpus, bool)
+        assert objective.minimises
 
     def test_refuses_starved_and_failing_bins(
         self, objective: Objective, judged: tuple[Workload, list[Bin], Evaluations]
@@ -161,7 +161,7 @@ class SolverContract:
             fleet,
             (small_profile(),),
             objective,
-            CachedPredictor(AnalyticPredictor()),
+            Evaluator(AnalyticPredictor(), objective),
             max_gpus=3 if fixed else None,
         )
         return replace(known, **changes)  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ class SolverContract:
         problem = self.problem(40)
         found = self.solved(solver, problem)
         if found.lower_bound is not None and not found.unplaced:
-            rows = problem.predictor.evaluate(problem.workload, found.bins)
+            rows = problem.evaluator.evaluate(problem.workload, found.bins)
             assert found.lower_bound <= problem.objective.key(problem.workload, found.bins, rows)[0] + 1e-9
 
     @pytest.mark.parametrize("fixed", [False, True])

@@ -9,8 +9,9 @@ import numpy as np
 from packer.adapter import Adapter
 from packer.objectives.base import Objective
 from packer.objectives.gpus import Gpus
-from packer.predictors.base import Predictor
 from packer.solvers.base import Problem
+from packer.solvers.evaluator import Evaluator
+from packer.strategies import Predictor
 from packer.testing.analytic import small_profile
 from packer.testing.monotone import MonotonePredictor
 from packer.workload import Workload
@@ -37,11 +38,12 @@ def problem(
     stop: Callable[[], bool] = lambda: False,
 ) -> Problem:
     """A problem over the monotone predictor and the small profile, objective "gpus" unless given."""
+    goal = objective if objective is not None else Gpus()
     return Problem(
         workload,
         (small_profile(),),
-        objective if objective is not None else Gpus(),
-        predictor if predictor is not None else MonotonePredictor(),
+        goal,
+        Evaluator(predictor if predictor is not None else MonotonePredictor(), goal),
         max_gpus=max_gpus,
         time_limit_s=time_limit_s,
         seed=seed,

@@ -52,7 +52,7 @@ def no_good(
     dominates: npt.NDArray[np.bool_],
     label: str,
 ) -> None:
-    """No bin is at least as heavy as one that was judged infeasible with every `max_loras`.
+    """No bin is at least as heavy as one that is known to be infeasible with every `max_loras`.
 
     A bin is as heavy if each rejected adapter has a partner of its own in it that is no lighter
     (`dominates`[i, j]: class i is no lighter than class j). Where the rejected classes form a chain, that is:

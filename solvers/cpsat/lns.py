@@ -13,7 +13,7 @@ from packer.solvers.base import Problem
 from packer.solvers.classes import Classes, FloatArray, IntArray, aggregate
 from packer.solvers.cpsat.model import Task, solve_task
 from packer.solvers.cpsat.surrogate import SCALE, Option, fit_costs, fit_limits, sample
-from packer.solvers.oracle import real_bins
+from packer.solvers.feasibility import real_bins
 
 _TOLERANCE = 0.03
 _SAMPLES = 120
@@ -38,7 +38,7 @@ class Search:
     Parameters
     ----------
     problem
-        What is minimised, who judges, the clock.
+        What is minimised, the evaluator, the clock.
     bins
         A complete plan without replicas; never made worse.
     pool
@@ -136,7 +136,7 @@ class Search:
         return np.array([each.offered_tok_s(self.problem.workload) for each in self.bins])
 
     def _costs(self) -> FloatArray:
-        found = self.problem.predictor.evaluate(self.problem.workload, self.bins)
+        found = self.problem.evaluator.evaluate(self.problem.workload, self.bins)
         one = type(found)
         key = self.problem.objective.key
         costs = [
@@ -163,17 +163,17 @@ class Search:
         )
 
     def _try(self, chosen: Sequence[int], rows: Sequence[IntArray]) -> list[IntArray] | None:
-        """Judge a repacking: None if it was accepted, else the bins that the predictor refuses."""
+        """Evaluate a repacking: None if it was accepted, else the bins that the predictor refuses."""
         freed = [i for position in chosen for i in self.bins[position].adapters]
         sets = self._classes.assign(rows, freed)
-        judged = real_bins(self.problem, sets)
-        refused = [row for row, each in zip(rows, judged, strict=True) if each is None]
+        made = real_bins(self.problem, sets)
+        refused = [row for row, each in zip(rows, made, strict=True) if each is None]
         self.statistics.rejected_bins += len(refused)
         self._rejected.extend(refused)
         if refused:
             return refused
         kept = [each for i, each in enumerate(self.bins) if i not in set(chosen)]
-        bins = [*kept, *(each for each in judged if each is not None)]
+        bins = [*kept, *(each for each in made if each is not None)]
         key = self._key_of(bins)
         if key >= self._key:
             return []
@@ -184,6 +184,6 @@ class Search:
     def _key_of(self, bins: Sequence[Bin]) -> tuple[float, ...]:
         """What the objective minimises, after the number of bins that a plan may not contain."""
         objective = self.problem.objective
-        found = self.problem.predictor.evaluate(self.problem.workload, bins)
+        found = self.problem.evaluator.evaluate(self.problem.workload, bins)
         refused = float((~objective.admissible(found)).sum())
         return (refused, *objective.key(self.problem.workload, bins, found))

@@ -61,7 +61,7 @@ class RepackModel:
                 self.model.add_hint(variable, value)
 
     def forbid(self, rejected: IntArray) -> None:
-        """No bin may be as heavy as what was judged infeasible."""
+        """No bin may be as heavy as what is known to be infeasible."""
         constraints.no_good(self.model, self.variables, rejected, self._dominates, f"cut{self._cuts}")
         self._cuts += 1
 

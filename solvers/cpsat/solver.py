@@ -12,7 +12,8 @@ from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
 from packer.solvers.bounds import bound_of, limited
 from packer.solvers.cpsat.lns import Search, Statistics
-from packer.solvers.start import counts_gpus, plain, start
+from packer.solvers.start import start
+from packer.solvers.support import counts_gpus, plain
 
 _PARALLEL_FROM = 10_000
 

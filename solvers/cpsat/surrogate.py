@@ -36,7 +36,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Samples:
-    """Bins judged around a plan: counts (m, K), slots (m,), admissible (m,), cost (m,; NaN where not)."""
+    """Bins evaluated around a plan: counts (m, K), slots (m,), admissible (m,), cost (m,; NaN where not)."""
 
     counts: IntArray
     max_loras: IntArray
@@ -48,7 +48,7 @@ class Samples:
 def sample(
     problem: Problem, classes: Classes, plan: Sequence[IntArray], rng: np.random.Generator, n: int
 ) -> Samples:
-    """Judge `n` bins like those of the plan: parts of two of them, a little more or less than they hold.
+    """Evaluate `n` bins like those of the plan: parts of two of them, a little more or less than they hold.
 
     The cost is the first entry of the objective's key for a plan of that bin alone.
     """
@@ -69,7 +69,7 @@ def sample(
             slot = slot_rank_for(int(ranks[row > 0].max()))
             bins.append(Bin(classes.representatives(row), profile.settings(p, slot), profile))
             rows.append(row)
-    found = problem.predictor.evaluate(fleet, bins)
+    found = problem.evaluator.evaluate(fleet, bins)
     admissible = problem.objective.admissible(found)
     cost = np.full(len(bins), np.nan)
     for i in np.flatnonzero(~found.memory_error).tolist():

@@ -8,7 +8,7 @@ import numpy as np
 
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray
-from packer.solvers.oracle import Oracle
+from packer.solvers.feasibility import Feasibility
 
 _DEPTH = 12
 _STARTS = 24
@@ -30,7 +30,7 @@ class _Search:
         none = np.zeros(m, dtype=np.int64)
         return cls(none.copy(), top + 1, np.ones(m, dtype=np.int64), none.copy(), none.copy())
 
-    def probe(self, guess: IntArray) -> IntArray:
+    def next(self, guess: IntArray) -> IntArray:
         """The next count to try, between what works and what does not."""
         gallop = np.where(self.seen_bad > 0, self.high - self.step, self.low + self.step)
         both = (self.seen_good > 0) & (self.seen_bad > 0)
@@ -38,19 +38,19 @@ class _Search:
         chosen = np.where(both, (self.low + self.high) // 2, np.where(fresh, guess, gallop))
         return np.clip(chosen, self.low + 1, np.maximum(self.low + 1, self.high - 1))
 
-    def learn(self, rows: IntArray, probed: IntArray, good: FloatArray) -> None:
-        """What the probes of these rows said."""
+    def learn(self, rows: IntArray, count: IntArray, good: FloatArray) -> None:
+        """What was found for these rows with so many."""
         works = good.astype(bool)
         yes, no = rows[works], rows[~works]
         self.step[yes] = np.where(self.seen_good[yes] > 0, self.step[yes] * 2, 1)
         self.step[no] = np.where(self.seen_bad[no] > 0, self.step[no] * 2, 1)
-        self.low[yes], self.high[no] = probed[works], probed[~works]
+        self.low[yes], self.high[no] = count[works], count[~works]
         self.seen_good[yes] += 1
         self.seen_bad[no] += 1
 
 
 def fill(
-    oracle: Oracle, bins: IntArray, orders: list[IntArray], limit: IntArray, sizes: FloatArray
+    feasibility: Feasibility, bins: IntArray, orders: list[IntArray], limit: IntArray, sizes: FloatArray
 ) -> IntArray:
     """Fill m feasible bins (m, K), each with as many as fit of the classes of its order.
 
@@ -63,7 +63,7 @@ def fill(
     OutOfTime
         The problem's time is up.
     """
-    bins, begin = _longest_start(oracle, bins, orders, limit)
+    bins, begin = _longest_start(feasibility, bins, orders, limit)
     ends = [min(len(order), start + _DEPTH) for order, start in zip(orders, begin, strict=True)]
     for depth in range(_DEPTH):
         rows = [i for i in range(len(orders)) if begin[i] + depth < ends[i]]
@@ -71,12 +71,12 @@ def fill(
             break
         active = np.array(rows, dtype=np.int64)
         added = np.array([orders[i][begin[i] + depth] for i in rows], dtype=np.int64)
-        bins[active, added] += _more(oracle, bins[active], added, limit, sizes)
+        bins[active, added] += _more(feasibility, bins[active], added, limit, sizes)
     return bins
 
 
 def _longest_start(
-    oracle: Oracle, bins: IntArray, orders: list[IntArray], limit: IntArray
+    feasibility: Feasibility, bins: IntArray, orders: list[IntArray], limit: IntArray
 ) -> tuple[IntArray, list[int]]:
     """The bins with the longest feasible start of their orders filled to the limit, and how long that is."""
     low, high = [0] * len(orders), [len(order) + 1 for order in orders]
@@ -89,13 +89,15 @@ def _longest_start(
 
     while rows := [i for i in range(len(orders)) if high[i] - low[i] > 1]:
         middle = [(low[i] + high[i]) // 2 for i in rows]
-        good = oracle.feasible(np.array([filled(i, j) for i, j in zip(rows, middle, strict=True)]))
+        good = feasibility.feasible(np.array([filled(i, j) for i, j in zip(rows, middle, strict=True)]))
         for i, j, works in zip(rows, middle, good.tolist(), strict=True):
             low[i], high[i] = (j, high[i]) if works else (low[i], j)
     return np.array([filled(i, low[i]) for i in range(len(orders))]), low
 
 
-def _more(oracle: Oracle, held: IntArray, added: IntArray, limit: IntArray, sizes: FloatArray) -> IntArray:
+def _more(
+    feasibility: Feasibility, held: IntArray, added: IntArray, limit: IntArray, sizes: FloatArray
+) -> IntArray:
     """How many adapters of class `added` (m,) each of the bins `held` (m, K) takes beyond what it holds."""
     room = MAX_ADAPTERS_PER_GPU - held.sum(axis=1)
     top = np.maximum(0, np.minimum(limit[added] - held[np.arange(len(held)), added], room))
@@ -103,16 +105,16 @@ def _more(oracle: Oracle, held: IntArray, added: IntArray, limit: IntArray, size
     guess = np.minimum(top, (free / np.maximum(sizes[added], 1e-12) + 1e-9).astype(np.int64))
     search = _Search.over(top)
     while (rows := np.flatnonzero(search.high - search.low > 1)).size:
-        probed = search.probe(guess)[rows]
-        asked = held[rows].copy()
-        asked[np.arange(len(rows)), added[rows]] += probed
-        search.learn(rows, probed, oracle.feasible(asked).astype(np.float64))
+        count = search.next(guess)[rows]
+        tried = held[rows].copy()
+        tried[np.arange(len(rows)), added[rows]] += count
+        search.learn(rows, count, feasibility.feasible(tried).astype(np.float64))
     found: IntArray = search.low
     return found
 
 
 def price(
-    oracle: Oracle,
+    feasibility: Feasibility,
     weights: FloatArray,
     limit: IntArray,
     sizes: FloatArray,
@@ -144,14 +146,14 @@ def price(
             base = np.where(taken_out, base // rng.integers(2, 4), base)
         starts.append(base)
         orders.append(order)
-    filled = np.unique(fill(oracle, np.array(starts), orders, limit, sizes), axis=0)
+    filled = np.unique(fill(feasibility, np.array(starts), orders, limit, sizes), axis=0)
     value: IntArray = filled[np.argsort(-(filled @ weights), kind="stable")]
     return value
 
 
-def singles(oracle: Oracle, limit: IntArray) -> IntArray:
+def singles(feasibility: Feasibility, limit: IntArray) -> IntArray:
     """The fullest bin of each class alone (K, K); a class that no bin takes has a row of zeros."""
-    loads = oracle.classes.loads
+    loads = feasibility.classes.loads
     empty = np.zeros((len(loads), len(loads)), dtype=np.int64)
     orders = [np.array([k]) for k in range(len(loads))]
-    return fill(oracle, empty, orders, limit, loads / max(float(loads.max()), 8.0 * float(loads.mean())))
+    return fill(feasibility, empty, orders, limit, loads / max(float(loads.max()), 8.0 * float(loads.mean())))

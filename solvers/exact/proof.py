@@ -8,7 +8,7 @@ import numpy as np
 
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray
-from packer.solvers.oracle import Oracle
+from packer.solvers.feasibility import Feasibility
 
 _WIDTH = 400_000
 """Partial vectors kept at once by the enumeration."""
@@ -18,17 +18,17 @@ _WIDTH = 400_000
 class Certificate:
     """What a search beyond a value found.
 
-    `exhaustive`: every bin beyond the value holds one that was judged infeasible. `judged`: bins looked at.
+    `exhaustive`: every bin beyond the value holds one that is known to be infeasible. `evaluated`: bins looked at.
     `counterexample`: a feasible bin beyond, int64 (K,), or None.
     """
 
     exhaustive: bool
-    judged: int
+    evaluated: int
     counterexample: IntArray | None = None
 
 
 def certify(
-    oracle: Oracle,
+    feasibility: Feasibility,
     weights: FloatArray,
     limit: IntArray,
     *,
@@ -41,8 +41,8 @@ def certify(
 
     Counts are rounded down to multiples of a step for each class, the steps chosen such that rounding loses
     at most `slack`: each such bin then holds a rounded one of value > `above`, and by dominance it is
-    enough to judge the smallest of those. If there are more than `budget`, a seeded sample of them is
-    judged instead.
+    enough to evaluate the smallest of those. If there are more than `budget`, a seeded sample of them is
+    evaluated instead.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def certify(
     rows[:, useful] = minimal
     for start in range(0, len(rows), 64):
         part = rows[start : start + 64]
-        good = np.flatnonzero(oracle.feasible(part))
+        good = np.flatnonzero(feasibility.feasible(part))
         if good.size:
             best = good[np.argmax(part[good] @ weights)]
             return Certificate(False, start + len(part), part[best])

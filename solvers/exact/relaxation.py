@@ -12,7 +12,7 @@ from packer.solvers.classes import FloatArray, IntArray
 from packer.solvers.exact.master import Master, solve_relaxation
 from packer.solvers.exact.pricing import price, singles
 from packer.solvers.exact.proof import Certificate, certify
-from packer.solvers.oracle import Oracle
+from packer.solvers.feasibility import Feasibility
 
 _NEW_COLUMNS = 12
 _SMOOTHING = 0.6
@@ -23,7 +23,7 @@ SEARCHED_MARGIN = 2.5e-3
 
 @dataclass
 class Relaxation:
-    """State of the column generation over one oracle.
+    """State of the column generation over one feasibility.
 
     Attributes
     ----------
@@ -40,11 +40,11 @@ class Relaxation:
         No plan has fewer bins.
     exhaustive
         The bound is proven by enumeration up to dominance, not by a search that found no better bin.
-    value, judged_beyond
-        The weight of all adapters behind the bound, and how many bins beyond 1 were judged to support it.
+    value, evaluated_beyond
+        The weight of all adapters behind the bound, and how many bins beyond 1 were evaluated to support it.
     """
 
-    oracle: Oracle
+    feasibility: Feasibility
     rng: np.random.Generator
     patterns: IntArray = field(init=False)
     master: Master | None = None
@@ -53,15 +53,15 @@ class Relaxation:
     bound: int = 0
     exhaustive: bool = False
     value: float = 0.0
-    judged_beyond: int = 0
+    evaluated_beyond: int = 0
 
     def __post_init__(self) -> None:
-        self.patterns = np.zeros((0, len(self.oracle.classes)), dtype=np.int64)
+        self.patterns = np.zeros((0, len(self.feasibility.classes)), dtype=np.int64)
 
     @property
     def demand(self) -> IntArray:
         """What is to be covered, int64 (K,)."""
-        return self.oracle.classes.demand
+        return self.feasibility.classes.demand
 
     def add(self, rows: IntArray) -> int:
         """Add feasible bins to the pool; returns how many were new."""
@@ -78,8 +78,8 @@ class Relaxation:
             The problem's time is up.
         """
         if len(bins):
-            self.add(bins[self.oracle.feasible(bins)])
-        alone = singles(self.oracle, self.demand)
+            self.add(bins[self.feasibility.feasible(bins)])
+        alone = singles(self.feasibility, self.demand)
         self.add(alone[alone.sum(axis=1) > 0])
         return bool(np.all(self.patterns.max(axis=0, initial=0) > 0))
 
@@ -107,7 +107,9 @@ class Relaxation:
                 return
             duals = self.master.duals
             at = share * self.weights + (1.0 - share) * duals
-            found = price(self.oracle, at, self.demand, sizes, self.rng, self.patterns[self.master.use > 0.0])
+            found = price(
+                self.feasibility, at, self.demand, sizes, self.rng, self.patterns[self.master.use > 0.0]
+            )
             self._keep(at, found)
             better = found[found @ duals > 1.0 + _EPSILON][:_NEW_COLUMNS]
             if self.add(better):
@@ -159,7 +161,7 @@ class Relaxation:
                 self.add(found.counterexample[None, :])
                 self.weights = self.weights / float(found.counterexample @ self.weights)
                 return False
-            self.judged_beyond = max(self.judged_beyond, found.judged)
+            self.evaluated_beyond = max(self.evaluated_beyond, found.evaluated)
             if found.exhaustive or bins == searched:
                 self.bound, self.exhaustive, self.value = bins, found.exhaustive, value
                 return True
@@ -177,7 +179,7 @@ class Relaxation:
             return 0
         weights = self.master.duals * np.exp(self.rng.normal(0.0, spread, len(self.master.duals)))
         bases = self.patterns[self.master.use > _EPSILON]
-        found = price(self.oracle, weights, self.demand, self._sizes(), self.rng, bases)
+        found = price(self.feasibility, weights, self.demand, self._sizes(), self.rng, bases)
         return self.add(found[found @ self.master.duals > 0.9])
 
     def certify(self, weights: FloatArray, value: float, bins: int, budget: int) -> Certificate:
@@ -199,11 +201,17 @@ class Relaxation:
         # Half of the room for bins a little heavier than the known ones, half for the rounding of counts.
         above = (1.0 + most) / 2.0
         return certify(
-            self.oracle, weights, self.demand, above=above, slack=most - above, budget=budget, rng=self.rng
+            self.feasibility,
+            weights,
+            self.demand,
+            above=above,
+            slack=most - above,
+            budget=budget,
+            rng=self.rng,
         )
 
     def _sizes(self) -> FloatArray:
         """A guess of each class's share of a bin, from the fullest bins of one class and the loads."""
-        loads = self.oracle.classes.loads
+        loads = self.feasibility.classes.loads
         carried = float((self.patterns @ loads).max(initial=0.0))
         return loads / max(carried, 1e-12) + 1e-4

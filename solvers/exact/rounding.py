@@ -11,7 +11,7 @@ from packer.solvers.base import Problem
 from packer.solvers.classes import Classes, FloatArray, IntArray
 from packer.solvers.exact.pricing import price
 from packer.solvers.exact.relaxation import Relaxation
-from packer.solvers.oracle import real_bins
+from packer.solvers.feasibility import real_bins
 
 _NOISE = 0.05
 
@@ -30,7 +30,7 @@ def trimmed(patterns: Sequence[IntArray], demand: IntArray) -> list[IntArray]:
 
 
 def realise(problem: Problem, classes: Classes, patterns: Sequence[IntArray]) -> tuple[Bin, ...] | None:
-    """Bins of the real fleet for a cover by patterns, each judged directly; None if one can't be repaired.
+    """Bins of the real fleet for a cover by patterns, each evaluated directly; None if one can't be repaired.
 
     A bin that the predictor refuses after all (it is not exactly monotone) gives adapters to the other bins.
     """
@@ -99,12 +99,12 @@ def dive(relaxation: Relaxation, below: int, shake: float) -> list[IntArray] | N
 def _best_row(relaxation: Relaxation, left: IntArray, weights: FloatArray) -> IntArray | None:
     """The feasible part of what is left that is worth most."""
     weights = np.maximum(weights, 1e-6 * float(weights.max()))
-    if relaxation.oracle.feasible(left[None, :])[0]:
+    if relaxation.feasibility.feasible(left[None, :])[0]:
         return left.copy()
     sizes = np.maximum(weights, 1e-4)
     clipped = np.minimum(relaxation.patterns, left)
     best = clipped[np.argsort(-(clipped @ weights), kind="stable")[:8]]
-    found = price(relaxation.oracle, weights, left, sizes, relaxation.rng, best)
+    found = price(relaxation.feasibility, weights, left, sizes, relaxation.rng, best)
     if not len(found) or not found[0].any():
         return None
     row: IntArray = found[0]

@@ -15,14 +15,15 @@ from packer.solvers.classes import Classes, IntArray, aggregate
 from packer.solvers.exact.master import solve_integer
 from packer.solvers.exact.relaxation import SEARCHED_MARGIN, Relaxation
 from packer.solvers.exact.rounding import dive, realise
+from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.limit import within_limit
-from packer.solvers.oracle import Oracle, OutOfTime
-from packer.solvers.start import counts_gpus, start
+from packer.solvers.start import start
+from packer.solvers.support import counts_gpus
 
 _ENUMERATED = 5000
 _ROUNDS = 12
 _INTEGER_S = 10.0
-_JUDGED_BEYOND = 20_000
+_EVALUATED_BEYOND = 20_000
 
 
 class Exact:
@@ -63,9 +64,9 @@ class ExactSearch:
         rounded = self.classes.loss > 0.0
         self.light = aggregate(problem.workload, optimistic=True) if rounded else self.classes
         rng = np.random.default_rng(problem.seed)
-        self.heavy_relaxation = Relaxation(Oracle(problem, self.classes), rng)
+        self.heavy_relaxation = Relaxation(Feasibility(problem, self.classes), rng)
         self.light_relaxation = (
-            Relaxation(Oracle(problem, self.light), rng) if rounded else self.heavy_relaxation
+            Relaxation(Feasibility(problem, self.light), rng) if rounded else self.heavy_relaxation
         )
 
     @property
@@ -88,20 +89,20 @@ class ExactSearch:
     def quick(self) -> None:
         """Bounds on load and slots; one that closes the gap is checked by enumeration. Raises `OutOfTime`."""
         relaxation = self.light_relaxation
-        bound = quick_bound(relaxation.oracle, relaxation.rng, _counts(self.light, self.bins))
+        bound = quick_bound(relaxation.feasibility, relaxation.rng, _counts(self.light, self.bins))
         if bound.weights is None or bound.value < len(self.bins):
             self._raise(bound)
             return
         total = float(bound.weights @ relaxation.demand)
-        found = relaxation.certify(bound.weights, total, bound.value, _JUDGED_BEYOND)
+        found = relaxation.certify(bound.weights, total, bound.value, _EVALUATED_BEYOND)
         if found.counterexample is None:
-            certain = found.exhaustive and not relaxation.oracle.violations
-            source = f"{bound.source}; every bin beyond was excluded ({found.judged:,} judged)"
+            certain = found.exhaustive and not relaxation.feasibility.violations
+            source = f"{bound.source}; every bin beyond was excluded ({found.evaluated:,} evaluated)"
             self._raise(replace(bound, certain=True, source=source) if certain else bound)
 
     def solution(self, first: Solution) -> Solution:
         """What was found."""
-        oracle = self.light_relaxation.oracle
+        feasibility = self.light_relaxation.feasibility
         master = self.light_relaxation.master
         details: dict[str, object] = {
             "classes": len(self.classes),
@@ -109,9 +110,9 @@ class ExactSearch:
             "patterns": len(self.heavy_relaxation.patterns),
             "relaxation": None if master is None else master.value,
             "bound_by_enumeration": self.bound.certain,
-            "bins_asked": self.heavy_relaxation.oracle.asked,
-            "dominance_checks": oracle.checks,
-            "dominance_violations": oracle.violations,
+            "bins_evaluated": self.heavy_relaxation.feasibility.evaluated,
+            "dominance_checks": feasibility.checks,
+            "dominance_violations": feasibility.violations,
         }
         return limited(self.problem, replace(first, bins=self.bins), self.bound, details)
 
@@ -130,13 +131,13 @@ class ExactSearch:
         return True
 
     def _enumerate(self) -> bool:
-        """Judge every possible bin, if there are few; True if that settled it."""
+        """Evaluate every possible bin, if there are few; True if that settled it."""
         demand = self.classes.demand
         if self.classes.loss > 0.0 or float(np.prod(demand + 1.0)) > _ENUMERATED:
             return False
         rows = np.array(list(product(*(range(d + 1) for d in demand.tolist()))), dtype=np.int64)[1:]
-        oracle = self.heavy_relaxation.oracle
-        feasible = np.array([verdict.feasible for verdict in oracle.judge(rows)])
+        feasibility = self.heavy_relaxation.feasibility
+        feasible = np.array([result.feasible for result in feasibility.evaluate(rows)])
         use, optimal = solve_integer(
             rows[feasible], demand, time_limit_s=self._seconds(_INTEGER_S * 3), exact_cover=True
         )
@@ -145,7 +146,7 @@ class ExactSearch:
         chosen = np.repeat(rows[feasible], use, axis=0)
         self._accept(realise(self.problem, self.classes, list(chosen)))
         if optimal:
-            source = f"every possible bin was judged by the predictor {self.problem.predictor.name!r}"
+            source = f"every possible bin was evaluated by the predictor {self.problem.evaluator.name!r}"
             self._raise(Bound(int(use.sum()), source, certain=True))
         return optimal
 
@@ -165,27 +166,27 @@ class ExactSearch:
         """Generate columns and certify, until the bound is as good as the relaxation makes it."""
         while not self.closed:
             relaxation.run(lambda: self.closed)
-            sound = relaxation.prove(len(self.bins), _JUDGED_BEYOND)
+            sound = relaxation.prove(len(self.bins), _EVALUATED_BEYOND)
             if relaxation.bound >= self.bound.value:
-                certain = relaxation.exhaustive and not relaxation.oracle.violations
+                certain = relaxation.exhaustive and not relaxation.feasibility.violations
                 self._raise(Bound(relaxation.bound, self._source(relaxation), certain=certain))
             if sound and relaxation.converged:
                 return
 
     def _source(self, relaxation: Relaxation) -> str:
-        name = self.problem.predictor.name
+        name = self.problem.evaluator.name
         text = f"linear relaxation of the pattern model: {relaxation.value:.3f} bins; "
         if relaxation.exhaustive:
-            oracle = relaxation.oracle
-            failed = f", which {oracle.violations} of {oracle.checks} checks contradict"
+            feasibility = relaxation.feasibility
+            failed = f", which {feasibility.violations} of {feasibility.checks} checks contradict"
             return text + (
                 f"no plan with fewer GPUs passes the predictor {name!r}, if a bin that holds an infeasible "
-                f"one is infeasible{failed if oracle.violations else ''} "
-                f"({relaxation.judged_beyond:,} bins judged beyond it)"
+                f"one is infeasible{failed if feasibility.violations else ''} "
+                f"({relaxation.evaluated_beyond:,} bins evaluated beyond it)"
             )
         return text + (
             f"no plan with fewer GPUs passes the predictor {name!r}, unless the search missed a bin worth "
-            f"{SEARCHED_MARGIN:.2%} more than the best one ({relaxation.judged_beyond:,} bins judged beyond)"
+            f"{SEARCHED_MARGIN:.2%} more than the best one ({relaxation.evaluated_beyond:,} bins evaluated beyond)"
         )
 
     def _round(self, step: int) -> bool:

@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,8 +19,9 @@ from packer.cli.interrupt import interruptible
 from packer.io.plans import read_plan
 from packer.io.profiles import write_profile
 from packer.plan import Plan, Status
+from packer.predictors.api import load_predictor
 from packer.profile import Profile
-from packer.solvers.judges import load_judge
+from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.twin.live.judge import Verdict
 from packer.workload import Workload
@@ -33,11 +33,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
 
-    def analytic(predictor: Any, profiles: Sequence[Profile], seed: int) -> Any:
-        return AnalyticPredictor() if predictor == "twin" else load_judge(predictor, profiles, seed)
+    def analytic(predictor: str, profile: Profile, *, seed: int) -> Predictor:
+        return AnalyticPredictor() if predictor == "twin" else load_predictor(predictor, profile, seed=seed)
 
-    monkeypatch.setattr("packer.solvers.judges.load_judge", analytic)
-    monkeypatch.setattr("packer.operate.evaluate.load_judge", analytic)
+    monkeypatch.setattr("packer.solvers.evaluator.load_predictor", analytic)
     write_profile(small_profile(), "small.toml")
     return tmp_path
 
@@ -187,7 +186,7 @@ def test_ctrl_c_saves_the_best_plan_so_far(
 ) -> None:
     """Ctrl-C in the middle: a whole, valid plan is saved, and the exit code is 130."""
     PRESSED.clear()
-    monkeypatch.setattr("packer.solvers.judges.load_judge", lambda *_: Interrupting())
+    monkeypatch.setattr("packer.solvers.evaluator.load_predictor", lambda *_, **__: Interrupting())
     assert packer("solve", fleet()) == 130
     plan = read_plan("plan.json")
     assert plan.interrupted
@@ -292,10 +291,10 @@ def test_compare_by_real_servers(capsys: pytest.CaptureFixture[str], monkeypatch
     names = ["--solvers", "greedy,maxbase", "--judge", "vllm", "--launch", "launch.toml"]
     assert packer("compare", fleet(), *names, "--json") == 0
     rows = {row["solver"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert rows["greedy"]["judged_total_token_throughput"] == 111.0
-    assert rows["greedy"]["judge"] == "vllm"
+    assert rows["greedy"]["reference_total_token_throughput"] == 111.0
+    assert rows["greedy"]["reference"] == "vllm"
     assert rows["maxbase"]["outcome"] == "starved on 1"
-    assert rows["maxbase"]["judged_mean_ttft_ms"] is None
+    assert rows["maxbase"]["reference_mean_ttft_ms"] is None
 
 
 @pytest.mark.parametrize(

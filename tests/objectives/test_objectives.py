@@ -18,6 +18,7 @@ from packer.objectives.latency import Latency
 from packer.objectives.moves import Moves, match, moved
 from packer.objectives.slo import Slo
 from packer.settings import Slots
+from packer.solvers.evaluator import Evaluator
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 
@@ -111,11 +112,11 @@ def test_headroom_fails_a_bin_at_its_worst_load() -> None:
     """A bin that holds as it is but not with more load is not admissible; figures stay those as given."""
     judge = AnalyticPredictor(peak_tok_s=600.0)
     plain = judge.evaluate(FLEET, BINS)
-    raised = Headroom(factor=2.0).judge(judge).evaluate(FLEET, BINS)
+    raised = Evaluator(judge, Headroom(factor=2.0)).evaluate(FLEET, BINS)
     assert plain.feasible.all()
     assert (raised.feasible == judge.evaluate(FLEET.scaled(2.0), BINS).feasible).all()
     assert not raised.feasible.all()
-    np.testing.assert_array_equal(raised.mean_itl_ms, plain.mean_itl_ms)
+    np.testing.assert_allclose(raised.mean_itl_ms, plain.mean_itl_ms)
 
 
 def test_headroom_reads_the_hours_of_a_day(tmp_path: Path) -> None:
@@ -123,24 +124,17 @@ def test_headroom_reads_the_hours_of_a_day(tmp_path: Path) -> None:
     lines = ["adapter,night,day", *(f"a{i},0,{0.3 * (i + 1)}" for i in range(6))]
     path = tmp_path / "hours.csv"
     path.write_text("\n".join(lines))
-    loads = Headroom(factor=1.0, rates=str(path)).loads(FLEET)
-    assert [round(load.rate, 3) for load in loads] == [0.0, 6.3]
+    nominal, *loads = Headroom(factor=1.0, rates=str(path)).scenarios(FLEET)
+    assert nominal.workload is FLEET
+    assert [round(load.workload.rate, 3) for load in loads] == [0.0, 6.3]
 
 
-def test_headroom_names_the_load_that_fails(tmp_path: Path) -> None:
-    """Which load a bin fails at is said with its name and factor; bins that hold are left out."""
-    judge = AnalyticPredictor(peak_tok_s=600.0)
-    assert Headroom(factor=1.0).explain(judge, FLEET, BINS) == {}
-    found = Headroom(factor=50.0).explain(judge, FLEET, BINS)
-    assert sorted(found) == [0, 1, 2]
-    assert found[0].startswith("at 50 times the rates, ")
+def test_headroom_names_its_loads(tmp_path: Path) -> None:
+    """Each load has a name for messages, with its factor unless that is 1."""
+    assert [each.name for each in Headroom(factor=50.0).scenarios(FLEET)][1:] == ["at 50 times the rates"]
     path = tmp_path / "hours.csv"
-    path.write_text(
-        "\n".join(["adapter,night,day", *(f"a{i},0.001,{9 if i == 5 else 0.001}" for i in range(6))])
-    )
-    assert {
-        k: text.split(",")[0] for k, text in Headroom(1.0, str(path)).explain(judge, FLEET, BINS).items()
-    } == {2: "at 'day'"}
+    path.write_text("\n".join(["adapter,night,day", *(f"a{i},0.001,0.001" for i in range(6))]))
+    assert [each.name for each in Headroom(1.0, str(path)).scenarios(FLEET)][1:] == ["at 'night'", "at 'day'"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +152,7 @@ def test_headroom_refuses_damaged_rates(tmp_path: Path, text: str, says: str) ->
     path = tmp_path / "hours.csv"
     path.write_text(text)
     with pytest.raises(FileFormatError, match=says):
-        Headroom(rates=str(path)).loads(FLEET)
+        Headroom(rates=str(path)).scenarios(FLEET)
 
 
 def test_moves_counts_adapters_that_change_servers() -> None:

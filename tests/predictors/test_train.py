@@ -213,7 +213,7 @@ def test_influences_name_what_mattered(models: dict[str, Model], small: Profile)
     assert rows[0].weight > 0.01
 
 
-def test_auto_asks_the_twin_only_in_doubt(models: dict[str, Model], small: Profile) -> None:
+def test_auto_leaves_only_uncertain_bins_to_the_twin(models: dict[str, Model], small: Profile) -> None:
     """Clear bins never reach the twin, doubtful ones do and get its answer, and it is counted."""
     learned = LearnedPredictor(models["boosting"], small)
     fleet = _fleet()
@@ -221,13 +221,13 @@ def test_auto_asks_the_twin_only_in_doubt(models: dict[str, Model], small: Profi
     chance = learned.evaluate(fleet, bins).starvation_probability
     never = AutoPredictor(learned, TwinPredictor(), low=0.5, high=0.5)
     assert never.evaluate(fleet, bins).starvation_probability.tolist() == chance.tolist()
-    assert never.asked_twin == 0
+    assert never.left_to_twin == 0
     always = AutoPredictor(learned, TwinPredictor(), low=-1.0, high=2.0)
     expected = TwinPredictor().evaluate(fleet, bins)
     found = always.evaluate(fleet, bins)
     np.testing.assert_array_equal(found.total_token_throughput, expected.total_token_throughput)
-    assert (always.questions, always.asked_twin) == (5, 5)
-    assert "5 of 5 questions" in always.summary()
+    assert (always.requested, always.left_to_twin) == (5, 5)
+    assert "5 of 5 servers" in always.summary()
 
 
 def test_what_was_never_learned_is_known_and_goes_to_the_twin(
@@ -241,10 +241,10 @@ def test_what_was_never_learned_is_known_and_goes_to_the_twin(
     server = [Bin((0,), Slots(1, 8), small)]
     beyond = learned.outside(learned.features(strange, server))[0]
     assert beyond[COLUMN["input_mean"]]
-    assert learned.extrapolates(strange, server).tolist() == [True]
+    assert learned.evaluate_checked(strange, server)[1].tolist() == [True]
     judge = AutoPredictor(learned, TwinPredictor(), low=0.5, high=0.5)
     judge.evaluate(strange, server)
-    assert judge.asked_twin == 1
+    assert judge.left_to_twin == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -209,7 +209,7 @@ def test_comparison_shows_what_differs(plan: Plan) -> None:
             "objective": "gpus",
             "gpus": count,
             "runtime_s": 0.5,
-            "judged_mean_ttft_ms": ttft,
+            "reference_mean_ttft_ms": ttft,
             "x": 1,
         }
         for name, count, ttft in (("greedy", 3, 80.0), ("maxbase", 4, 50.0))

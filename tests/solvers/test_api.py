@@ -17,8 +17,8 @@ from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.solvers.api import solve, verified
 from packer.solvers.base import Problem, Solution
-from packer.solvers.greedy import Greedy
-from packer.solvers.judges import DEFAULT_CONFIDENCE, UNCALIBRATED_MARGIN, rate_margin_for
+from packer.solvers.evaluator import DEFAULT_CONFIDENCE, UNCALIBRATED_MARGIN, rate_margin_for
+from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.testing.problems import random_fleet
 from packer.twin.margin import error_key, rate_margin
@@ -181,7 +181,7 @@ def test_a_plan_that_the_twin_refutes_is_planned_again(
         verdicts.append(len(bins))
         return {} if len(verdicts) > 2 else {0: "GPU 0 starves"}
 
-    monkeypatch.setattr("packer.solvers.api.ask_twin", twin)
+    monkeypatch.setattr("packer.solvers.api.twin_failures", twin)
     plan = solve(FLEET, PROFILE, predictor=AnalyticPredictor())
     assert plan.verified is True
     assert plan.details["margin_at_first"] == UNCALIBRATED_MARGIN

@@ -17,8 +17,8 @@ from packer.solvers.api import solve
 from packer.solvers.auto import Auto
 from packer.solvers.base import Problem, Solution
 from packer.solvers.cpsat.lns import Statistics
-from packer.solvers.greedy import Greedy
-from packer.solvers.oracle import real_bins
+from packer.solvers.feasibility import real_bins
+from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.testing.monotone import MonotonePredictor

@@ -17,12 +17,12 @@ from packer.profile import Profile
 from packer.settings import Slots
 from packer.solvers.backbone import backbone_tok_s, load_bound, without_adapters
 from packer.solvers.base import Problem
-from packer.solvers.flow import Flow
-from packer.solvers.greedy import Greedy
-from packer.solvers.hrw import Hrw, scores
-from packer.solvers.maxbase import MaxBase, MaxBaseHalf
-from packer.solvers.random import Random
-from packer.solvers.spread import Spread
+from packer.solvers.baselines.flow import Flow
+from packer.solvers.baselines.hrw import Hrw, scores
+from packer.solvers.baselines.maxbase import MaxBase, MaxBaseHalf
+from packer.solvers.baselines.random import Random
+from packer.solvers.baselines.spread import Spread
+from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
 from packer.testing.analytic import small_profile
 from packer.testing.problems import problem, random_fleet

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from packer.solvers.bounds import Bound, Bounds, l2, limited, limits
 from packer.solvers.classes import aggregate
-from packer.solvers.oracle import Oracle
+from packer.solvers.feasibility import Feasibility
 from packer.testing.problems import problem, random_fleet
 
 
@@ -51,10 +51,10 @@ def test_no_sampled_bin_exceeds_the_limits() -> None:
     """The search for the heaviest bins finds the heaviest that enumeration finds."""
     fleet = random_fleet(12, seed=4, rates=(2.4, 1.2), ranks=(8, 32))
     classes = aggregate(fleet)
-    oracle = Oracle(problem(fleet), classes)
-    found = limits(oracle, np.random.default_rng(0))
+    feasibility = Feasibility(problem(fleet), classes)
+    found = limits(feasibility, np.random.default_rng(0))
     rows = np.array(list(itertools.product(*(range(d + 1) for d in classes.demand.tolist()))))
-    feasible = rows[oracle.feasible(rows)]
+    feasible = rows[feasibility.feasible(rows)]
     assert found.load_tok_s.max() == pytest.approx((feasible @ classes.loads).max())
     assert found.adapters.max() == feasible.sum(axis=1).max()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,12 +21,9 @@ FLEET = Workload([Adapter(f"a{i}", 8, 0.05) for i in range(6)])
 
 @pytest.fixture(autouse=True)
 def hopeful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A judge for the search that believes in everything; plans are still judged by the twin."""
+    """A predictor for the search that finds everything feasible; plans are still simulated by the twin."""
 
-    def judge(_predictor: Any, _profiles: Sequence[Profile], _seed: int) -> AnalyticPredictor:
-        return AnalyticPredictor(1e9)
-
-    monkeypatch.setattr("packer.solvers.judges.load_judge", judge)
+    monkeypatch.setattr("packer.solvers.evaluator.load_predictor", lambda *_, **__: AnalyticPredictor(1e9))
 
 
 @pytest.mark.parametrize("error", [VerificationError("a rule is broken"), ModelError("a model is damaged")])
@@ -37,11 +33,11 @@ def test_a_combination_that_fails_costs_no_other(
     """Its row says what happened, and the others are there."""
 
     def sometimes(
-        workload: Workload, profile: Profile, objective: Any, solver: str, *rest: Any, **more: Any
+        workload: Workload, profile: Profile, objective: Any = "gpus", *, solver: str, **more: Any
     ) -> Plan:
         if solver == "maxbase":
             raise error
-        return solve(workload, profile, objective, solver, *rest, **more)
+        return solve(workload, profile, objective, solver=solver, **more)
 
     monkeypatch.setattr(compare, "solve", sometimes)
     results = list(Comparison(FLEET, toy_profile, ("maxbase", "greedy")).run())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer.solvers.dlora import DLora, Engines, place, smallest_tolerance
+from packer.solvers.baselines.dlora import DLora, Engines, place, smallest_tolerance
 from packer.solvers.verify import check
 from packer.testing.problems import problem, random_fleet
 

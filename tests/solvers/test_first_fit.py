@@ -12,7 +12,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin, Evaluations
 from packer.objectives.api import load_objective
 from packer.solvers.base import Problem, Solution
-from packer.solvers.first_fit import FirstFit
+from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.order import paper_order
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile

@@ -11,7 +11,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin, Evaluations
 from packer.solvers.base import Problem
-from packer.solvers.greedy_paper import GreedyPaper
+from packer.solvers.baselines.greedy_paper import GreedyPaper
 from packer.solvers.order import paper_order
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.testing.problems import problem
@@ -23,15 +23,15 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, verdict: Callable[[int, int], float | None]) -> None:
-        self.verdict = verdict
+    def __init__(self, says: Callable[[int, int], float | None]) -> None:
+        self.says = says
         self.asked: list[list[tuple[int, int]]] = []
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """As the function says."""
         self.asked.append([(len(b.adapters), b.max_loras) for b in bins])
         found = AnalyticPredictor(1e9).evaluate(workload, bins)
-        values = [self.verdict(len(b.adapters), b.max_loras) for b in bins]
+        values = [self.says(len(b.adapters), b.max_loras) for b in bins]
         return replace(
             found,
             total_token_throughput=np.array([value or 0.0 for value in values]),
@@ -41,12 +41,12 @@ class Scripted:
 
 
 def fleet(n: int) -> Workload:
-    """`n` equal adapters."""
-    return Workload([Adapter(f"a{i:03d}", 8, 0.1) for i in range(n)])
+    """`n` adapters whose rates differ so little that only their sets are told apart."""
+    return Workload([Adapter(f"a{i:03d}", 8, 0.1 - 1e-9 * i) for i in range(n)])
 
 
 def with_script(n: int, script: Scripted, max_gpus: int | None = None) -> Problem:
-    """A problem of `n` equal adapters judged by a script."""
+    """A problem of `n` adapters evaluated by a script."""
     return problem(fleet(n), predictor=script, max_gpus=max_gpus)
 
 

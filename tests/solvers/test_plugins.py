@@ -14,12 +14,16 @@ import pytest
 from packer import registry
 from packer.cli import run
 from packer.errors import IncompatibleError
+from packer.io.workloads import read_workload
 from packer.objectives.api import load_objective
 from packer.objectives.base import Objective
+from packer.plan import Status
 from packer.predictors.api import load_predictor
-from packer.predictors.base import Predictor
 from packer.profile import Profile
+from packer.solvers.api import solve
 from packer.solvers.base import Solver
+from packer.strategies import Predictor
+from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.testing.contracts import ObjectiveContract, PredictorContract, SolverContract
 
 PACKAGE = Path(__file__).parent.parent / "plugin_package"
@@ -95,6 +99,40 @@ def test_solve_takes_all_three(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert code == 0
     assert (plan["objective"], plan["solver"], plan["predictor"]) == ("quiet", "next-fit", "rule-of-thumb")
     assert sum(len(gpu["adapters"]) for gpu in plan["gpus"]) == 40
+
+
+COUNTS = ("auto", "bounds", "cpsat", "exact", "greedy", "greedy-paper", "maxbase", "next-fit")
+"""Solvers that choose the number of GPUs."""
+
+
+@pytest.mark.parametrize("solver", COUNTS)
+def test_every_solver_that_counts_gpus_takes_the_objective(solver: str, tmp_path: Path) -> None:
+    """An objective that says that it minimises GPUs works with each of them, and its limit is kept."""
+    settings = {"predictor": AnalyticPredictor(), "margin": 0.0, "verify": False, "time_limit_s": 5.0}
+    goal = load_objective("quiet:itl_ms=18")
+    plan = solve(read_workload(fleet(tmp_path)), small_profile(), goal, solver=solver, **settings)
+    assert (plan.objective, plan.objective_value[0]) == ("quiet", plan.n_gpus)
+    if solver not in ("maxbase", "greedy-paper"):  # blind to what a server serves, or gives up
+        assert plan.status is not Status.INFEASIBLE
+        assert plan.evaluations.mean_itl_ms.max() <= 18.0
+
+
+@pytest.mark.parametrize("solver", ["bounds", "cpsat", "exact"])
+def test_solvers_that_count_gpus_refuse_what_minimises_something_else(solver: str, tmp_path: Path) -> None:
+    """The reason names what the objective minimises."""
+
+    class Watts(Objective):
+        name = "watts"
+        minimises = "power"
+
+    with pytest.raises(IncompatibleError, match="'watts' minimises power"):
+        solve(read_workload(fleet(tmp_path)), small_profile(), Watts(), solver=solver)
+
+
+def test_an_objective_that_does_not_inherit_is_refused(tmp_path: Path) -> None:
+    """An object with the right methods alone would leave solvers to guess: the message says what to inherit from."""
+    with pytest.raises(IncompatibleError, match=r"packer\.objectives\.base\.Objective"):
+        solve(read_workload(fleet(tmp_path)), small_profile(), object())  # type: ignore[arg-type]
 
 
 def test_compare_takes_all_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.bin import Bin
+from packer.bin import Bin, Evaluations
 from packer.objectives.latency import Latency
 from packer.objectives.moves import Moves, moved
 from packer.plan import Plan
 from packer.settings import Slots
 from packer.solvers.api import solve
-from packer.solvers.balance import even_parts
 from packer.solvers.base import Problem, Solver
-from packer.solvers.cache import CachedPredictor
-from packer.solvers.dlora import DLora
+from packer.solvers.baselines.dlora import DLora
+from packer.solvers.baselines.spread import Spread
+from packer.solvers.evaluator import Evaluator
+from packer.solvers.greedy.balance import even_parts
 from packer.solvers.headroom import LARGEST, headroom
 from packer.solvers.replan import Replan
-from packer.solvers.spread import Spread
 from packer.solvers.spread_refined import SpreadRefined
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -32,7 +34,7 @@ from packer.testing.problems import problem, random_fleet
 from packer.workload import Workload
 
 PROFILE = small_profile()
-JUDGE = AnalyticPredictor()
+ANALYTIC = AnalyticPredictor()
 
 
 def latencies(posed: Problem, solver: Solver) -> tuple[bool, float, float]:
@@ -40,7 +42,7 @@ def latencies(posed: Problem, solver: Solver) -> tuple[bool, float, float]:
     found = solver.solve(posed)
     check(posed, found)
     bins = found.bins
-    rows = posed.predictor.evaluate(posed.workload, bins)
+    rows = posed.evaluator.evaluate(posed.workload, bins)
     weights = [b.rates(posed.workload).sum() for b in bins]
     ttft, itl = (np.average(column, weights=weights) for column in (rows.mean_ttft_ms, rows.mean_itl_ms))
     return bool(rows.feasible.all()), float(ttft), float(itl)
@@ -49,12 +51,12 @@ def latencies(posed: Problem, solver: Solver) -> tuple[bool, float, float]:
 @given(st.integers(0, 500), st.integers(2, 5))
 @settings(max_examples=15, deadline=None)
 def test_refined_is_no_worse_than_spread_and_dlora(seed: int, gpus: int) -> None:
-    """Where plain spreading is feasible, so is the refined plan, and no slower than either rival."""
+    """Where plain spreading is feasible, so is the refined plan, and no slower than either of them."""
     workload = random_fleet(30, seed=seed, rates=(0.8, 0.4, 0.1), ranks=(8, 16, 64))
-    posed = problem(workload, objective=Latency(), predictor=CachedPredictor(JUDGE), max_gpus=gpus)
+    posed = problem(workload, objective=Latency(), predictor=ANALYTIC, max_gpus=gpus)
     mine = latencies(posed, SpreadRefined())
-    for rival in (Spread(), DLora()):
-        ok, ttft, itl = latencies(posed, rival)
+    for other in (Spread(), DLora()):
+        ok, ttft, itl = latencies(posed, other)
         if ok:
             assert mine[0]
             assert mine[1] + 195 * mine[2] <= 1.001 * (ttft + 195 * itl)
@@ -68,7 +70,34 @@ def test_refinement_mends_what_starves() -> None:
     posed = problem(workload, objective=Latency(), predictor=AnalyticPredictor(3000.0), max_gpus=4)
     found = SpreadRefined().solve(posed)
     check(posed, found)
-    assert posed.predictor.evaluate(workload, found.bins).feasible.all()
+    assert posed.evaluator.evaluate(workload, found.bins).feasible.all()
+
+
+class Imitating(AnalyticPredictor):
+    """The same figures, from a predictor that says that it learned from the twin."""
+
+    imitates_twin = True
+
+    def evaluate(
+        self, workload: Workload, bins: Sequence[Bin], factors: npt.NDArray[np.float64] | float = 1.0
+    ) -> Evaluations:
+        """Figures of each bin, all of them at one factor."""
+        factor = float(np.max(factors))
+        return super().evaluate(workload if factor == 1.0 else workload.scaled(factor), bins)
+
+
+@pytest.mark.parametrize("objective", ["latency", "latency:metric=itl,statistic=worst"])
+def test_the_objective_alone_decides_which_plan_is_best(objective: str) -> None:
+    """Nothing but the figures of the predictor counts: no other plan is preferred because of who predicted them."""
+    workload = random_fleet(30, seed=1, rates=(0.8, 0.4, 0.1), ranks=(8, 16, 64))
+    plans = [
+        solve(workload, PROFILE, objective, predictor=predictor, max_gpus=3, margin=0.0, verify=False)
+        for predictor in (ANALYTIC, Imitating())
+    ]
+    assert plans[0].bins == plans[1].bins
+    for solver in ("spread", "dlora"):
+        other = solve(workload, PROFILE, objective, solver=solver, predictor=ANALYTIC, max_gpus=3, margin=0.0)
+        assert plans[1].objective_value <= other.objective_value
 
 
 def test_even_parts_keep_the_order_and_share_the_load() -> None:
@@ -89,31 +118,39 @@ def test_headroom_is_where_the_predictor_says_starved() -> None:
         Bin(tuple(range(0, 24, 2)), Slots(12, 32), PROFILE),
         Bin(tuple(range(1, 24, 2)), Slots(6, 32), PROFILE, (0.5,) * 12),
     ]
-    for k, factor in enumerate(headroom(workload, bins, JUDGE)):
+    for k, factor in enumerate(headroom(workload, bins, Evaluator(ANALYTIC))):
         assert factor is not None
-        assert JUDGE.evaluate(workload.scaled(factor), bins)[k].feasible
-        assert factor == LARGEST or not JUDGE.evaluate(workload.scaled(factor * 1.05), bins)[k].feasible
+        assert ANALYTIC.evaluate(workload.scaled(factor), bins)[k].feasible
+        assert factor == LARGEST or not ANALYTIC.evaluate(workload.scaled(factor * 1.05), bins)[k].feasible
 
 
 def test_no_headroom_where_none_is_left_or_none_is_defined() -> None:
     """A starved server and a replayed trace have no headroom."""
     heavy = random_fleet(4, seed=3, rates=(50.0,))
-    assert headroom(heavy, [Bin((0, 1), Slots(2, 32), PROFILE)], JUDGE) == [None]
+    assert headroom(heavy, [Bin((0, 1), Slots(2, 32), PROFILE)], Evaluator(ANALYTIC)) == (None,)
     ones = np.ones(1, dtype=np.int64)
     trace = RequestTrace(np.zeros(1), ones - 1, ones, ones)
     replayed = heavy.with_arrivals(Arrivals("trace", trace=trace))
-    assert headroom(replayed, [Bin((0,), Slots(1, 32), PROFILE)], JUDGE) == [None]
+    assert headroom(replayed, [Bin((0,), Slots(1, 32), PROFILE)], Evaluator(ANALYTIC)) == (None,)
 
 
 def plan_of(workload: Workload) -> Plan:
-    """Greedy's plan by the analytic judge."""
-    return solve(workload, PROFILE, predictor=JUDGE, verify=False, margin=0.0)
+    """Greedy's plan by the analytic predictor."""
+    return solve(workload, PROFILE, predictor=ANALYTIC, verify=False, margin=0.0)
 
 
 def replanned(old: Plan, workload: Workload, **changes: int) -> Plan:
     """The plan replanned for a new fleet."""
     return solve(
-        workload, PROFILE, "moves", "replan", JUDGE, verify=False, margin=0.0, old_plan=old, **changes
+        workload,
+        PROFILE,
+        "moves",
+        solver="replan",
+        predictor=ANALYTIC,
+        verify=False,
+        margin=0.0,
+        old_plan=old,
+        **changes,
     )
 
 

@@ -10,11 +10,11 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin, Evaluations
 from packer.objectives.moves import Moves
-from packer.predictors.base import Predictor
 from packer.settings import Slots
 from packer.solvers.base import Problem
 from packer.solvers.replan import Replan
 from packer.solvers.verify import check
+from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.testing.problems import problem, random_fleet
 from packer.workload import Workload
@@ -23,56 +23,57 @@ PROFILE = small_profile()
 
 
 class Recording:
-    """The analytic judge; `asked` has the set of adapters of every question."""
+    """The analytic predictor; `evaluated` has the adapters of every bin."""
 
     name = "recording"
 
     def __init__(self) -> None:
-        self.asked: list[frozenset[int]] = []
+        self.evaluated: list[frozenset[int]] = []
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; one row per bin, in order."""
-        self.asked.extend(frozenset(bin_.adapters) for bin_ in bins)
+        """Figures of each bin; one row per bin, in order."""
+        self.evaluated.extend(frozenset(bin_.adapters) for bin_ in bins)
         return AnalyticPredictor().evaluate(workload, bins)
 
 
-def running(workload: Workload, old: tuple[Bin, ...], judge: Predictor) -> Problem:
+def running(workload: Workload, old: tuple[Bin, ...], predictor: Predictor) -> Problem:
     """A problem with this plan running."""
-    return replace(problem(workload, objective=Moves(old), predictor=judge), old_bins=old)
+    return replace(problem(workload, objective=Moves(old), predictor=predictor), old_bins=old)
 
 
 def two_servers(rate: float) -> tuple[Workload, tuple[Bin, ...]]:
-    """90 adapters of this rate, every other one on the second server."""
-    workload = random_fleet(90, seed=4, rates=(rate,))
+    """90 adapters of about this rate, every other one on the second server."""
+    ranks = random_fleet(90, seed=4, rates=(rate,)).ranks.tolist()
+    workload = Workload([Adapter(f"a{i}", rank, rate * (1.0 + 1e-9 * i)) for i, rank in enumerate(ranks)])
     return workload, tuple(Bin(tuple(range(k, 90, 2)), Slots(45, 32), PROFILE) for k in range(2))
 
 
 def test_out_of_time_a_server_that_holds_stays_as_it_is() -> None:
-    """With no time left, each running server is asked about once, and one that is admissible is kept."""
+    """With no time left, each running server is evaluated once, and one that is admissible is kept."""
     workload, old = two_servers(0.1)
-    judge = Recording()
-    posed = replace(running(workload, old, judge), stop=lambda: True)
+    predictor = Recording()
+    posed = replace(running(workload, old, predictor), stop=lambda: True)
     found = Replan().solve(posed)
     check(posed, found)
     assert found.bins == old
     assert found.moves is not None
     assert found.moves.adapters == ()
-    assert [judge.asked.count(frozenset(bin_.adapters)) for bin_ in old] == [1, 1]
+    assert [predictor.evaluated.count(frozenset(bin_.adapters)) for bin_ in old] == [1, 1]
 
 
 def test_out_of_time_a_server_that_starves_is_still_mended() -> None:
     """With no time left, every adapter has a place on a server that holds."""
     workload, old = two_servers(0.4)
     posed = replace(running(workload, old, AnalyticPredictor()), stop=lambda: True)
-    assert not posed.predictor.evaluate(workload, old).feasible.any()
+    assert not posed.evaluator.evaluate(workload, old).feasible.any()
     found = Replan().solve(posed)
     check(posed, found)
     assert found.unplaced == ()
-    assert posed.predictor.evaluate(workload, found.bins).feasible.all()
+    assert posed.evaluator.evaluate(workload, found.bins).feasible.all()
 
 
 def test_out_of_time_slots_grow_with_their_adapters() -> None:
-    """A server whose adapter has a higher rank now gets slots that hold it, also in a hurry."""
+    """A server whose adapter has a higher rank now gets slots that hold it, also out of time."""
     workload, old = two_servers(0.1)
     taller = Workload([replace(workload.adapters[0], rank=64), *workload.adapters[1:]])
     posed = replace(running(taller, old, AnalyticPredictor()), stop=lambda: True)

@@ -17,7 +17,7 @@ from packer.objectives.slo import Slo
 from packer.predictors.twin import TwinPredictor
 from packer.settings import Slots
 from packer.solvers.base import Solution
-from packer.solvers.verify import FRESH_SEED, ask_twin, check
+from packer.solvers.verify import FRESH_SEED, check, twin_failures
 from packer.testing.analytic import small_profile
 from packer.testing.problems import problem
 from packer.workload import Workload
@@ -68,7 +68,7 @@ def test_the_twin_names_what_fails() -> None:
         Bin((1,), Slots(1, 8), PROFILE),
         Bin((2,), Slots(2000, 512), PROFILE),
     ]
-    failures = ask_twin(heavy, bins, seed=0)
+    failures = twin_failures(heavy, bins, seed=0)
     assert sorted(failures) == [1, 2]
     assert "GPU 1 starves" in failures[1]
     assert "GPU 2 does not start" in failures[2]
@@ -82,19 +82,19 @@ def test_latency_limits_are_asked_of_the_twin_with_a_little_slack() -> None:
     figures = TwinPredictor(seed=FRESH_SEED).evaluate(FLEET, LIGHT).mean_itl_ms
     slowest = int(np.argmax(figures))
     near, far = Slo(mean_itl_ms=figures.max() / 1.015), Slo(mean_itl_ms=figures.max() / 1.03)
-    assert ask_twin(FLEET, LIGHT, seed=0, objective=near) == {}
-    assert "mean_itl_ms is" in ask_twin(FLEET, LIGHT, seed=0, objective=far)[slowest]
+    assert twin_failures(FLEET, LIGHT, seed=0, objective=near) == {}
+    assert "mean_itl_ms is" in twin_failures(FLEET, LIGHT, seed=0, objective=far)[slowest]
 
 
 def test_loads_of_the_objective_are_asked_of_the_twin(tmp_path: Path) -> None:
     """A server that starves at one of the loads is named with that load; at the nominal rates none does."""
     path = tmp_path / "hours.csv"
     path.write_text("adapter,night,noon\na,0.1,0.1\nb,0.1,400\nc,0.1,0.1")
-    failures = ask_twin(FLEET, LIGHT, seed=0, objective=Headroom(1.0, str(path)))
+    failures = twin_failures(FLEET, LIGHT, seed=0, objective=Headroom(1.0, str(path)))
     assert sorted(failures) == [1]
     assert "'headroom'" in failures[1]
     assert "at 'noon'" in failures[1]
-    assert ask_twin(FLEET, LIGHT, seed=0) == {}
+    assert twin_failures(FLEET, LIGHT, seed=0) == {}
 
 
 def test_plain_reasons_come_first() -> None:
@@ -102,6 +102,6 @@ def test_plain_reasons_come_first() -> None:
     heavy = Workload([Adapter("a", 8, 0.05), Adapter("b", 8, 400.0)])
     bins = [Bin((0,), Slots(1, 8), PROFILE), Bin((1,), Slots(1, 8), PROFILE)]
     for objective in (None, Gpus(), Headroom(1.1), Slo(mean_ttft_ms=1e9)):
-        failures = ask_twin(heavy, bins, seed=0, objective=objective)
+        failures = twin_failures(heavy, bins, seed=0, objective=objective)
         assert sorted(failures) == [1]
         assert "GPU 1 starves" in failures[1]

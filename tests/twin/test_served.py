@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from packer.adapter import Adapter
-from packer.predictors.judge import evaluation_of
 from packer.profile import Profile
 from packer.twin.simulate import simulate
+from packer.twin.until_clear import evaluation_of
 from packer.workload import Workload
 
 

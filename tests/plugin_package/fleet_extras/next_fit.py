@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
-from packer.solvers.probe import Probe
+from packer.solvers.slots import SlotSearch
 
 
 class NextFit:
@@ -18,16 +18,16 @@ class NextFit:
 
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order in which they were filled."""
-        probe = Probe(problem)
+        slots = SlotSearch(problem)
         bins: list[Bin] = []
         left: list[int] = []
         for i in range(len(problem.workload)):
-            grown = probe.feasible([*bins[-1].adapters, i], hint=bins[-1].max_loras) if bins else None
+            grown = slots.feasible([*bins[-1].adapters, i], hint=bins[-1].max_loras) if bins else None
             if grown is not None:
                 bins[-1] = grown
                 continue
             full = problem.max_gpus is not None and len(bins) >= problem.max_gpus
-            alone = None if full else probe.feasible([i])
+            alone = None if full else slots.feasible([i])
             if alone is not None:
                 bins.append(alone)
             else:

@@ -1,29 +1,30 @@
-"""An objective: fewest GPUs, none of them busier than a share of what it could serve."""
+"""An objective: fewest GPUs, none of them busier than its latency allows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from packer.bin import Bin, Evaluations
+from packer.objectives.base import Objective
 from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Quiet:
-    """Minimise the GPUs, then the highest ITL; no ITL above `itl_ms`."""
+class Quiet(Objective):
+    """Minimise the GPUs, then the highest ITL; no mean ITL above `itl_ms`."""
 
     itl_ms: float = 40.0
 
     name = "quiet"
-    fixed_gpus = False
+    minimises = "gpus"
 
-    def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
-        """Neither starved nor a memory error, and within the limit."""
-        return evaluations.feasible & (np.nan_to_num(evaluations.mean_itl_ms, nan=np.inf) <= self.itl_ms)
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """The largest mean ITL."""
+        return {"mean_itl_ms": self.itl_ms}
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(GPUs, highest mean ITL)."""

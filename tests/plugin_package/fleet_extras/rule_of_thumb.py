@@ -24,10 +24,10 @@ class RuleOfThumb:
         return cls(profile.gpu.memory_bytes / 1e10 * 1000.0)
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; one row per bin, in order."""
-        return Evaluations.of([self._judge(workload, bin_) for bin_ in bins])
+        """Figures of each bin; one row per bin, in order."""
+        return Evaluations.of([self._one(workload, bin_) for bin_ in bins])
 
-    def _judge(self, workload: Workload, bin_: Bin) -> Evaluation:
+    def _one(self, workload: Workload, bin_: Bin) -> Evaluation:
         offered = bin_.offered_tok_s(workload)
         failed = memory_error(bin_.profile, bin_.settings) is not None
         capacity = 0.0 if failed else self.tok_s * max(0.1, 1.0 - 0.001 * len(bin_.adapters))

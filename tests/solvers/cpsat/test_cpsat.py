@@ -9,8 +9,8 @@ from packer.solvers.classes import aggregate
 from packer.solvers.cpsat.model import RepackModel, Task, solve_task
 from packer.solvers.cpsat.solver import CpSat, refine
 from packer.solvers.cpsat.surrogate import SCALE, Option, fit_costs, fit_limits, sample
-from packer.solvers.greedy import Greedy
-from packer.solvers.oracle import real_bins
+from packer.solvers.feasibility import real_bins
+from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
 from packer.testing.problems import problem, random_fleet
 
@@ -133,7 +133,7 @@ def test_a_wasteful_plan_loses_gpus() -> None:
     assert len(found) < len(start)
     assert statistics.improvements >= len(start) - len(found)
     assert sorted(i for each in found for i in each.adapters) == list(range(32))
-    assert task.predictor.evaluate(fleet, found).feasible.all()
+    assert task.evaluator.evaluate(fleet, found).feasible.all()
 
 
 def test_cpsat_is_never_worse_than_greedy_and_passes_the_check() -> None:
@@ -158,6 +158,6 @@ def test_latency_on_fixed_gpus_only_improves() -> None:
     assert sorted(i for each in found for i in each.adapters) == list(range(36))
 
     def key(plan: object) -> tuple[float, ...]:
-        return task.objective.key(fleet, plan, task.predictor.evaluate(fleet, plan))  # type: ignore[arg-type]
+        return task.objective.key(fleet, plan, task.evaluator.evaluate(fleet, plan))  # type: ignore[arg-type]
 
     assert key(found) <= key(start)

@@ -21,8 +21,8 @@ from packer.solvers.classes import aggregate
 from packer.solvers.exact.master import solve_integer, solve_relaxation
 from packer.solvers.exact.proof import certify
 from packer.solvers.exact.solver import Exact, ExactSearch
-from packer.solvers.greedy import Greedy
-from packer.solvers.oracle import Oracle, real_bins
+from packer.solvers.feasibility import Feasibility, real_bins
+from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
 from packer.testing.analytic import small_profile
 from packer.testing.monotone import MonotonePredictor
@@ -136,15 +136,17 @@ def test_certificates_find_what_enumeration_finds() -> None:
     fleet = random_fleet(30, seed=3, rates=(1.6, 0.8), ranks=(8, 32))
     classes = aggregate(fleet)
     task = problem(fleet)
-    oracle = Oracle(task, classes)
+    feasibility = Feasibility(task, classes)
     grids = np.meshgrid(*(np.arange(d + 1) for d in classes.demand.tolist()), indexing="ij")
     rows = np.stack([grid.ravel() for grid in grids], axis=1)
     weights = classes.loads / 1000.0
-    best = float((rows[oracle.feasible(rows)] @ weights).max())
+    best = float((rows[feasibility.feasible(rows)] @ weights).max())
     rng = np.random.default_rng(0)
-    beyond = certify(oracle, weights, classes.demand, above=best + 1e-6, slack=0.0, budget=20_000, rng=rng)
+    beyond = certify(
+        feasibility, weights, classes.demand, above=best + 1e-6, slack=0.0, budget=20_000, rng=rng
+    )
     assert beyond.exhaustive
-    below = certify(oracle, weights, classes.demand, above=best * 0.9, slack=0.0, budget=20_000, rng=rng)
+    below = certify(feasibility, weights, classes.demand, above=best * 0.9, slack=0.0, budget=20_000, rng=rng)
     assert below.counterexample is not None
     assert below.counterexample @ weights > best * 0.9
 
@@ -153,18 +155,18 @@ def test_rounded_certificates_promise_only_what_they_may() -> None:
     """With coarse steps the enumeration is smaller and still excludes every bin beyond value plus slack."""
     fleet = random_fleet(30, seed=3, rates=(1.6, 0.8), ranks=(8, 32))
     classes = aggregate(fleet)
-    oracle = Oracle(problem(fleet), classes)
+    feasibility = Feasibility(problem(fleet), classes)
     weights = classes.loads / 1000.0
     best = 0.0
     for _ in range(20):
         rng = np.random.default_rng(0)
-        found = certify(oracle, weights, classes.demand, above=best, slack=0.2, budget=20_000, rng=rng)
+        found = certify(feasibility, weights, classes.demand, above=best, slack=0.2, budget=20_000, rng=rng)
         if found.counterexample is None:
             break
         best = float(found.counterexample @ weights)
     assert found.exhaustive
     rows = np.random.default_rng(1).integers(0, classes.demand + 1, size=(2000, len(classes)))
-    feasible = rows[oracle.feasible(rows)]
+    feasible = rows[feasibility.feasible(rows)]
     assert (feasible @ weights).max() <= best + 0.2 + 1e-9
 
 
@@ -208,9 +210,9 @@ def test_rates_of_other_hours_are_never_taken_for_equal(seed: int, tmp_path: Pat
         "\n".join(["adapter,h1,h2", *(f"a{i},{one},{two}" for i, (one, two) in enumerate(hours))])
     )
     goal, judge = Headroom(1.0, str(path)), MonotonePredictor(capacity_tok_s=6500.0)
-    task = problem(fleet, objective=goal, predictor=goal.judge(judge))
-    assert "file of rates" in (Exact().supports(task) or "")
-    plan = solve(fleet, small_profile(), goal, "auto", judge, margin=0.0, verify=False)
+    task = problem(fleet, objective=goal, predictor=judge)
+    assert "tell them apart" in (Exact().supports(task) or "")
+    plan = solve(fleet, small_profile(), goal, solver="auto", predictor=judge, margin=0.0, verify=False)
     fewest = brute_force(task)
     assert plan.n_gpus >= fewest
     assert plan.status is not Status.OPTIMAL or plan.n_gpus == fewest

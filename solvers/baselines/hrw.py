@@ -10,8 +10,9 @@ import numpy.typing as npt
 from packer.solvers.backbone import backbone_tok_s
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
-from packer.solvers.counts import gpus_to_use, one_type
-from packer.solvers.probe import Probe
+from packer.solvers.counts import gpus_to_use
+from packer.solvers.slots import SlotSearch
+from packer.solvers.support import one_type
 
 
 class Hrw:
@@ -45,8 +46,8 @@ class Hrw:
             k = next(fitting, ranking[0])
             parts[k].append(i)
             used[k] += loads[i]
-        probe = Probe(problem)
-        return Solution(tuple(probe.make(part, len(part)) for part in parts if part))
+        slots = SlotSearch(problem)
+        return Solution(tuple(slots.make(part, len(part)) for part in parts if part))
 
 
 def scores(name: str, n_gpus: int) -> npt.NDArray[np.uint64]:

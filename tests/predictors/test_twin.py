@@ -9,12 +9,12 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.bin import Bin
-from packer.predictors.judge import DURATION_S, judge
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.settings import Slots
 from packer.testing.contracts import PredictorContract
 from packer.twin.simulate import simulate
+from packer.twin.until_clear import DURATION_S, evaluate_until_clear
 from packer.workload import Workload
 
 
@@ -32,7 +32,7 @@ def test_shortcuts_keep_the_verdict(small: Profile, rate: float, slots: int) -> 
         for seed in (11, 12)
     ]
     share = float(np.mean([sim.served_share for sim in whole]))
-    found = judge(fleet, small, Slots(slots, 8))
+    found = evaluate_until_clear(fleet, small, Slots(slots, 8))
     if abs(share - 0.9) > 0.02:
         assert found.evaluation.starved == (share < 0.9)
     assert found.evaluation.served_share == pytest.approx(share, rel=0.06)
@@ -41,14 +41,14 @@ def test_shortcuts_keep_the_verdict(small: Profile, rate: float, slots: int) -> 
 def test_chance_does_not_starve_quiet_servers(small: Profile) -> None:
     """A server with a request every few minutes serves it, however few the hour happened to bring."""
     for seed in range(8):
-        found = judge(_fleet(0.003, 1), small, Slots(1, 8), seed=seed)
+        found = evaluate_until_clear(_fleet(0.003, 1), small, Slots(1, 8), seed=seed)
         assert not found.evaluation.starved
         assert found.evaluation.served_share > 0.97
 
 
 def test_clear_cases_are_short(small: Profile) -> None:
     """A calm server takes one short run, one at the edge several whole ones."""
-    calm = judge(_fleet(0.1), small, Slots(12, 8))
+    calm = evaluate_until_clear(_fleet(0.1), small, Slots(12, 8))
     assert (calm.runs, calm.duration_s < DURATION_S) == (1, True)
 
 
@@ -62,7 +62,7 @@ def test_a_replayed_trace_is_judged_whole(small: Profile) -> None:
         np.full(n, 50, dtype=np.int64),
     )
     fleet = Workload(_fleet(0.1, 2).adapters, arrivals=Arrivals("trace", trace=trace))
-    found = judge(fleet, small, Slots(2, 8))
+    found = evaluate_until_clear(fleet, small, Slots(2, 8))
     assert found.runs == 1
     assert found.evaluation.offered_tok_s == pytest.approx(150 * n / found.duration_s, rel=0.01)
 
@@ -79,14 +79,14 @@ def test_a_rush_after_the_first_hour_starves_a_trace(small: Profile) -> None:
     calm = np.linspace(0.0, 3599.0, 60)
     rush = np.linspace(3600.0, 4500.0, 200_000)
     fleet = _replayed(np.concatenate([calm, rush]))
-    assert not judge(_replayed(calm), small, Slots(2, 8)).evaluation.starved
-    assert judge(fleet, small, Slots(2, 8)).evaluation.starved
+    assert not evaluate_until_clear(_replayed(calm), small, Slots(2, 8)).evaluation.starved
+    assert evaluate_until_clear(fleet, small, Slots(2, 8)).evaluation.starved
 
 
 @pytest.mark.parametrize("times", [[0.0], [0.0, 59.9], [5.0, 20.0, 40.0, 60.0]])
 def test_a_few_requests_do_not_starve_a_trace(small: Profile, times: list[float]) -> None:
     """A request that the end of the trace cuts off says nothing about the server."""
-    found = judge(_replayed(np.array(times), tokens=200), small, Slots(2, 8))
+    found = evaluate_until_clear(_replayed(np.array(times), tokens=200), small, Slots(2, 8))
     assert not found.evaluation.starved
 
 
@@ -94,16 +94,16 @@ def test_piecewise_rates_are_judged_over_whole_cycles(small: Profile) -> None:
     """A rush in the second hour of a day is seen, and rates that only change within the hour take the hour."""
     fleet = _fleet(0.1)
     day = fleet.with_arrivals(Arrivals("piecewise", period_s=3600.0, factors=(0.1, 200.0)))
-    found = judge(day, small, Slots(12, 8))
+    found = evaluate_until_clear(day, small, Slots(12, 8))
     assert found.duration_s % 7200.0 == 0.0
     assert found.evaluation.starved
     quick = fleet.with_arrivals(Arrivals("piecewise", period_s=300.0, factors=(0.5, 1.5)))
-    assert judge(quick, small, Slots(12, 8)).duration_s % 600.0 == 0.0
+    assert evaluate_until_clear(quick, small, Slots(12, 8)).duration_s % 600.0 == 0.0
 
 
 def test_memory_errors_need_no_simulation(small: Profile) -> None:
     """Slots that don't fit give a memory error with zero throughput and no latencies."""
-    found = judge(_fleet(0.1), small, Slots(100_000, 512)).evaluation
+    found = evaluate_until_clear(_fleet(0.1), small, Slots(100_000, 512)).evaluation
     assert found.memory_error
     assert found.starved
     assert found.total_token_throughput == 0.0
@@ -120,7 +120,7 @@ def test_equal_content_is_simulated_once(small: Profile) -> None:
         Bin((2, 1, 0), Slots(3, 8), small),
     ]
     found = twin.evaluate(fleet, bins)
-    assert (twin.questions, twin.simulated) == (3, 1)
+    assert (twin.requested, twin.simulated) == (3, 1)
     assert len(set(found.total_token_throughput.tolist())) == 1
     twin.evaluate(
         fleet, [Bin((0, 1, 2), Slots(3, 8), small, (0.5, 1.0, 1.0)), Bin((0, 1, 2), Slots(2, 8), small)]

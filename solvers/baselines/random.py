@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from packer.solvers.base import Problem, Solution
-from packer.solvers.counts import gpus_to_use, one_type
-from packer.solvers.probe import Probe
+from packer.solvers.counts import gpus_to_use
+from packer.solvers.slots import SlotSearch
+from packer.solvers.support import one_type
 
 
 class Random:
@@ -23,9 +24,9 @@ class Random:
         """Bins that got at least one adapter."""
         rng = np.random.default_rng(problem.seed)
         gpu = rng.integers(gpus_to_use(problem), size=len(problem.workload))
-        probe = Probe(problem)
+        slots = SlotSearch(problem)
         bins = []
         for k in np.unique(gpu).tolist():
             part = np.flatnonzero(gpu == k).tolist()
-            bins.append(probe.make(part, int(rng.integers(1, len(part) + 1))))
+            bins.append(slots.make(part, int(rng.integers(1, len(part) + 1))))
         return Solution(tuple(bins))

@@ -12,10 +12,10 @@ from packer.bin import Bin
 from packer.profile import Profile
 from packer.solvers.base import Problem
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
-from packer.solvers.probe import Probe
+from packer.solvers.greedy.largest import largest
+from packer.solvers.greedy.top_up import top_up
 from packer.solvers.reasons import largest_share, listed, too_hot
-from packer.solvers.search import largest
-from packer.solvers.top_up import top_up
+from packer.solvers.slots import SlotSearch
 
 _FIRST_GUESS = 32
 _GUESS_SLACK = 1.0 + 1e-9  # equal loads stay equal, in whatever order they are summed
@@ -26,7 +26,7 @@ class FirstFit:
 
     def __init__(self, problem: Problem, order: npt.NDArray[np.int64]) -> None:
         self.problem = problem
-        self.probe = Probe(problem)
+        self.slots = SlotSearch(problem)
         self.queue: list[int] = order.tolist()
         self.loads = problem.workload.offered_tok_s_by_adapter
         self.bins: list[Bin] = []
@@ -49,11 +49,11 @@ class FirstFit:
         """Add what still fits, choose the slots, and take the adapters out of the queue."""
         self._take(opened)
         if self.queue and not self.problem.out_of_time():
-            topped = top_up(self.probe, opened, self.queue)
+            topped = top_up(self.slots, opened, self.queue)
             self._take(topped)
             opened = topped
         if not self.problem.out_of_time():
-            opened = self.probe.best(opened)
+            opened = self.slots.best(opened)
         self._last[opened.profile] = opened
         self.bins.append(opened)
 
@@ -71,7 +71,7 @@ class FirstFit:
         """Smaller is better: price per load if the price counts, else the largest load, then the lower price."""
         price = bin_.profile.gpu.price_per_hour or math.inf  # unknown: the last to be taken
         load = bin_.offered_tok_s(self.problem.workload)
-        return (price / load if self.problem.objective.name == "cost" else -load, price)
+        return (price / load if self.problem.objective.minimises == "price" else -load, price)
 
     def fill(self, profile: Profile, seed: Sequence[tuple[int, float]] = ()) -> Bin | None:
         """The largest admissible bin of `seed` (adapter, share) and a prefix of the queue, or None."""
@@ -83,7 +83,7 @@ class FirstFit:
             nonlocal hint
             adapters = [*(i for i, _ in seed), *self.queue[:n]]
             shares = [*(share for _, share in seed), *[1.0] * n]
-            found = self.probe.feasible(adapters, profile, shares, hint, thorough=thorough)
+            found = self.slots.feasible(adapters, profile, shares, hint, thorough=thorough)
             hint = found.max_loras if found is not None else hint
             return found
 
@@ -103,7 +103,7 @@ class FirstFit:
     def _hot(self, adapter: int) -> None:
         """An adapter that an empty GPU can't serve: split it over replicas, or say what it may have."""
         profiles = self.problem.profiles
-        shares = [largest_share(self.probe, adapter, profile) for profile in profiles]
+        shares = [largest_share(self.slots, adapter, profile) for profile in profiles]
         for k in sorted(range(len(profiles)), key=lambda k: -shares[k]):
             replicas = self._replicas(adapter, profiles[k], shares[k])
             if replicas:
@@ -117,12 +117,12 @@ class FirstFit:
     def _replicas(self, adapter: int, profile: Profile, share: float) -> list[Bin]:
         """The adapter alone in the fewest equal parts that GPUs of that type take; [] if none are allowed.
 
-        Judges are not monotone to the last per cent: a smaller part than one they took may be refused.
+        Predictors are not exactly monotone: a smaller part than one that passed may fail.
         """
         if share <= 0.0:
             return []
         for n in range(math.ceil(1.0 / share), self.problem.max_replicas + 1):
-            alone = self.probe.feasible([adapter], profile, [1.0 / n], thorough=True)
+            alone = self.slots.feasible([adapter], profile, [1.0 / n], thorough=True)
             if alone is not None:
                 return [alone] * n
         return []
@@ -131,7 +131,7 @@ class FirstFit:
         """Why a hot adapter has no place; `share` is the largest part of its rate that a GPU takes."""
         allowed = self.problem.max_replicas
         if share <= 0.0 or math.ceil(1.0 / share) > allowed:
-            return too_hot(self.probe, adapter, share)
+            return too_hot(self.slots, adapter, share)
         return (
             f"{listed(self.problem.workload, [adapter])} is too much for a GPU of its own, and none of the equal "
             f"parts that are allowed, up to {allowed}, passes. What would help: --max-replicas {allowed + 1} or "

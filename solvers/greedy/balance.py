@@ -10,7 +10,7 @@ from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.order import paper_order
-from packer.solvers.probe import Probe, quality
+from packer.solvers.slots import SlotSearch, quality
 
 _RELIEFS = 2
 
@@ -32,22 +32,22 @@ def balanced(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
 
 def _even(problem: Problem, n: int) -> list[Bin] | None:
     """The fleet in `n` bins of equal load, or None if one is not admissible."""
-    probe = Probe(problem)
+    slots = SlotSearch(problem)
     even: list[Bin] = []
     for part in even_parts(problem, n):
         hint = even[-1].max_loras if even else None
         fits = 0 < len(part) <= MAX_ADAPTERS_PER_GPU
-        found = probe.feasible(part, hint=hint) if fits else None
+        found = slots.feasible(part, hint=hint) if fits else None
         if found is None:
             return None
         even.append(found)
-    return [probe.best(bin_) for bin_ in even]
+    return [slots.best(bin_) for bin_ in even]
 
 
 def _relieve(problem: Problem, bins: list[Bin]) -> list[Bin]:
     """Move adapters from the worst-off GPU to less loaded ones while that makes the worse of both better."""
-    probe = Probe(problem)
-    grades = [quality(row) for row in problem.predictor.evaluate(problem.workload, bins)]
+    slots = SlotSearch(problem)
+    grades = [quality(row) for row in problem.evaluator.evaluate(problem.workload, bins)]
     tried: set[tuple[Bin, Bin]] = set()
     for _ in range(_RELIEFS * len(bins)):
         worst = max(range(len(bins)), key=lambda k: grades[k])
@@ -56,8 +56,8 @@ def _relieve(problem: Problem, bins: list[Bin]) -> list[Bin]:
         target = next((k for k in others if (bins[worst], bins[k]) not in tried), None)
         if target is None or problem.out_of_time():
             break
-        pair = _level(probe, bins[worst], bins[target], (loads[worst] - loads[target]) / 2)
-        rows = problem.predictor.evaluate(problem.workload, pair) if pair else ()
+        pair = _level(slots, bins[worst], bins[target], (loads[worst] - loads[target]) / 2)
+        rows = problem.evaluator.evaluate(problem.workload, pair) if pair else ()
         new = [quality(row) for row in rows]
         if new and max(new) < grades[worst]:
             bins[worst], bins[target] = pair
@@ -67,12 +67,12 @@ def _relieve(problem: Problem, bins: list[Bin]) -> list[Bin]:
     return bins
 
 
-def _level(probe: Probe, source: Bin, sink: Bin, amount_tok_s: float) -> list[Bin]:
+def _level(slots: SlotSearch, source: Bin, sink: Bin, amount_tok_s: float) -> list[Bin]:
     """Two bins with up to so much load moved from one to the other, halved until admissible; [] if never.
 
     The smallest ranks move first, so that the slots of the sink need not grow.
     """
-    loads, ranks = probe.problem.workload.offered_tok_s_by_adapter, probe.problem.workload.ranks
+    loads, ranks = slots.problem.workload.offered_tok_s_by_adapter, slots.problem.workload.ranks
     order = sorted(source.adapters, key=lambda i: (ranks[i], -loads[i], i))
     for part in (1.0, 0.5, 0.25):
         moving: list[int] = []
@@ -85,10 +85,10 @@ def _level(probe: Probe, source: Bin, sink: Bin, amount_tok_s: float) -> list[Bi
         if not moving or not staying:
             continue
         pair = [
-            probe.feasible(staying, source.profile, hint=source.max_loras),
-            probe.feasible([*sink.adapters, *moving], sink.profile, hint=sink.max_loras),
+            slots.feasible(staying, source.profile, hint=source.max_loras),
+            slots.feasible([*sink.adapters, *moving], sink.profile, hint=sink.max_loras),
         ]
-        found = [probe.best(bin_) for bin_ in pair if bin_ is not None]
+        found = [slots.best(bin_) for bin_ in pair if bin_ is not None]
         if len(found) == len(pair):
             return found
     return []
@@ -104,7 +104,7 @@ def even_parts(problem: Problem, n: int) -> list[list[int]]:
 
 
 def _better(problem: Problem, new: Sequence[Bin], old: Sequence[Bin]) -> bool:
-    found = problem.predictor.evaluate(problem.workload, [*new, *old])
+    found = problem.evaluator.evaluate(problem.workload, [*new, *old])
     if not problem.objective.admissible(found)[: len(new)].all():
         return False
     rows = list(found)
@@ -112,7 +112,7 @@ def _better(problem: Problem, new: Sequence[Bin], old: Sequence[Bin]) -> bool:
     worst_old = max(quality(row) for row in rows[len(new) :])
     keys = [
         problem.objective.key(
-            problem.workload, bins, problem.predictor.evaluate(problem.workload, list(bins))
+            problem.workload, bins, problem.evaluator.evaluate(problem.workload, list(bins))
         )
         for bins in (new, old)
     ]

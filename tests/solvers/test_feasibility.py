@@ -1,4 +1,4 @@
-"""The feasibility oracle."""
+"""The feasibility feasibility."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packer.bin import Bin, Evaluations
 from packer.settings import Slots
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.classes import aggregate
-from packer.solvers.oracle import Oracle, OutOfTime, real_bins
+from packer.solvers.feasibility import Feasibility, OutOfTime, real_bins
 from packer.testing.monotone import MonotonePredictor
 from packer.testing.problems import problem, random_fleet
 from packer.workload import Workload
@@ -40,15 +40,15 @@ class Contrary(MonotonePredictor):
 
 
 def test_feasible_means_some_candidate_works() -> None:
-    """The oracle says yes exactly when the predictor accepts some candidate of max_loras."""
+    """The feasibility says yes exactly when the predictor accepts some candidate of max_loras."""
     fleet = random_fleet(16, seed=3)
     predictor = MonotonePredictor(capacity_tok_s=3000.0)
     task = problem(fleet, predictor=predictor)
     classes = aggregate(fleet)
-    oracle = Oracle(task, classes)
+    feasibility = Feasibility(task, classes)
     rng = np.random.default_rng(0)
     rows = np.array([rng.integers(0, classes.demand + 1) for _ in range(60)])
-    answers = oracle.feasible(rows)
+    answers = feasibility.feasible(rows)
     assert 0 < answers.sum() < len(rows)
     for row, answer in zip(rows, answers.tolist(), strict=True):
         members = classes.representatives(row)
@@ -61,47 +61,47 @@ def test_feasible_means_some_candidate_works() -> None:
             assert answer == predictor.evaluate(fleet, slots).feasible.any()
 
 
-def test_nothing_is_asked_twice() -> None:
-    """Equal counts are answered from memory."""
+def test_nothing_is_evaluated_twice() -> None:
+    """The result for equal counts is stored."""
     fleet = random_fleet(16, seed=3)
     classes = aggregate(fleet)
-    oracle = Oracle(problem(fleet, predictor=Counting()), classes)
+    feasibility = Feasibility(problem(fleet, predictor=Counting()), classes)
     Counting.asked = 0
     rows = np.array([classes.demand, classes.demand // 2])
-    first = oracle.feasible(rows).tolist()
+    first = feasibility.feasible(rows).tolist()
     asked = Counting.asked
-    assert oracle.feasible(rows).tolist() == first
-    assert Counting.asked == asked == oracle.asked
+    assert feasibility.feasible(rows).tolist() == first
+    assert Counting.asked == asked == feasibility.evaluated
 
 
 def test_violations_of_dominance_are_counted() -> None:
     """A predictor that is not monotone is found out by the checks of inferred answers."""
     fleet = random_fleet(60, seed=0, rates=(0.1,), ranks=(8,))
-    oracle = Oracle(problem(fleet, predictor=Contrary()), aggregate(fleet))
-    oracle.feasible(np.array([[51]]))
-    oracle.feasible(np.arange(1, 50)[:, None])
-    assert oracle.checks > 0
-    assert oracle.violations > 0
+    feasibility = Feasibility(problem(fleet, predictor=Contrary()), aggregate(fleet))
+    feasibility.feasible(np.array([[51]]))
+    feasibility.feasible(np.arange(1, 50)[:, None])
+    assert feasibility.checks > 0
+    assert feasibility.violations > 0
 
 
 def test_the_monotone_predictor_never_violates_dominance() -> None:
     """For a monotone predictor every inference is right."""
     fleet = random_fleet(40, seed=5)
     classes = aggregate(fleet)
-    oracle = Oracle(problem(fleet), classes)
+    feasibility = Feasibility(problem(fleet), classes)
     rng = np.random.default_rng(1)
     for _ in range(10):
-        oracle.feasible(np.array([rng.integers(0, classes.demand + 1) for _ in range(40)]))
-    assert oracle.checks > 0
-    assert oracle.violations == 0
+        feasibility.feasible(np.array([rng.integers(0, classes.demand + 1) for _ in range(40)]))
+    assert feasibility.checks > 0
+    assert feasibility.violations == 0
 
 
 def test_out_of_time_ends_a_search() -> None:
     """The clock is asked before the predictor is."""
     fleet = random_fleet(16, seed=3)
-    oracle = Oracle(problem(fleet, stop=lambda: True), aggregate(fleet))
+    feasibility = Feasibility(problem(fleet, stop=lambda: True), aggregate(fleet))
     with pytest.raises(OutOfTime):
-        oracle.feasible(aggregate(fleet).demand[None, :])
+        feasibility.feasible(aggregate(fleet).demand[None, :])
 
 
 def test_real_bins_are_judged_directly() -> None:
@@ -111,4 +111,4 @@ def test_real_bins_are_judged_directly() -> None:
     small, large = real_bins(task, [(0, 1, 2), tuple(range(64))])
     assert large is None
     assert small is not None
-    assert task.predictor.evaluate(fleet, [small]).feasible.all()
+    assert task.evaluator.evaluate(fleet, [small]).feasible.all()

@@ -1,4 +1,4 @@
-"""Is a bin of so many adapters of each class feasible? The predictor's answer, batched and remembered."""
+"""Is a bin of so many adapters of each class feasible? Evaluated in batches, and stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packer.checks import slot_rank_for
 from packer.solvers.base import Problem
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU, max_loras_candidates
 from packer.solvers.classes import Classes, IntArray
-from packer.solvers.probe import Probe, quality
+from packer.solvers.slots import SlotSearch, quality
 from packer.workload import Workload
 
 _BATCH = 256
@@ -22,52 +22,52 @@ _REMEMBERED = 400
 _CHECK_EVERY = 16
 
 
-class OutOfTime(Exception):  # noqa: N818  (not an error: whoever searches returns the best so far)
-    """The time limit has passed or somebody asked to stop, in the middle of a search."""
+class OutOfTime(Exception):  # noqa: N818  (not an error: a search returns the best so far)
+    """The time limit has passed, or the search was stopped, in the middle of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether some `max_loras` works, the first one that did, and what the predictor said of it."""
+class Result:
+    """Whether some `max_loras` works, the first one that did, and its evaluation."""
 
     feasible: bool
     max_loras: int = 0
     evaluation: Evaluation | None = None
 
 
-class Oracle:
+class Feasibility:
     """Feasibility of vectors of counts (over the classes), for some candidate of `max_loras`.
 
     Feasibility is not monotone in `max_loras`: all candidates are tested before a bin is called infeasible,
-    the most promising one first. Dominance saves questions: a bin that holds an infeasible one is infeasible,
+    the most promising one first. Dominance saves evaluations: a bin that holds an infeasible one is infeasible,
     a part of a feasible one is feasible. Predictors are not exactly monotone, so every 16th such inference is
-    put to the predictor all the same and counted in `checks` and, if it was wrong, in `violations`.
+    evaluated all the same and counted in `checks` and, if it was wrong, in `violations`.
 
     Parameters
     ----------
     problem
-        Gives the objective (what is admissible), the predictor, the GPU type and the clock.
+        Gives the objective (what is admissible), the evaluator, the GPU type and the clock.
     classes
         What is counted; bins are made of `classes.fleet`.
     """
 
     def __init__(self, problem: Problem, classes: Classes) -> None:
         self.problem, self.classes = problem, classes
-        self.asked = 0
-        """Bins that the predictor was asked about."""
+        self.evaluated = 0
+        """Bins evaluated."""
         self.seconds = 0.0
         self.checks = 0
         self.violations = 0
         self._inferred = 0
-        self._known: dict[bytes, Verdict] = {}
+        self._known: dict[bytes, Result] = {}
         self._preferred: dict[tuple[int, int], int] = {}
         self._good = _Recent(len(classes))
         self._bad = _Recent(len(classes))
 
     @property
     def seconds_per_bin(self) -> float:
-        """What a question costs, s."""
-        return self.seconds / max(1, self.asked)
+        """Time of an evaluation, s."""
+        return self.seconds / max(1, self.evaluated)
 
     def feasible(self, counts: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows of `counts` (m, K) are feasible bins, bool (m,); the empty bin is.
@@ -79,8 +79,8 @@ class Oracle:
         """
         counts = np.ascontiguousarray(counts, dtype=np.int64)
         answers = np.zeros(len(counts), dtype=bool)
-        asked: list[int] = []
-        believed: list[tuple[int, bool]] = []
+        open_: list[int] = []
+        checked: list[tuple[int, bool]] = []
         for i, row in enumerate(counts):
             known = self._known.get(row.tobytes())
             if known is not None:
@@ -88,17 +88,17 @@ class Oracle:
                 continue
             inferred = self._infer(row)
             if inferred is None:
-                asked.append(i)
+                open_.append(i)
                 continue
             answers[i] = inferred
             self._inferred += 1
             if self._inferred % _CHECK_EVERY == 0:
-                believed.append((i, inferred))
-        if asked or believed:
-            rows = asked + [i for i, _ in believed]
-            answers[rows] = [verdict.feasible for verdict in self.judge(counts[rows])]
-            self.checks += len(believed)
-            self.violations += sum(bool(answers[i]) is not inferred for i, inferred in believed)
+                checked.append((i, inferred))
+        if open_ or checked:
+            rows = open_ + [i for i, _ in checked]
+            answers[rows] = [result.feasible for result in self.evaluate(counts[rows])]
+            self.checks += len(checked)
+            self.violations += sum(bool(answers[i]) is not inferred for i, inferred in checked)
         return answers
 
     def _infer(self, row: IntArray) -> bool | None:
@@ -106,21 +106,21 @@ class Oracle:
             return True
         return False if self._bad.any(row, above=False) else None
 
-    def judge(self, counts: IntArray) -> list[Verdict]:
-        """`Verdict` of each row of `counts` (m, K), asked of the predictor itself; raises `OutOfTime`."""
+    def evaluate(self, counts: IntArray) -> list[Result]:
+        """`Result` of each row of `counts` (m, K), without inference; raises `OutOfTime`."""
         counts = np.ascontiguousarray(counts, dtype=np.int64)
         keys = [row.tobytes() for row in counts]
         rows = list({k: row for k, row in zip(keys, counts, strict=True) if k not in self._known}.items())
         for start in range(0, len(rows), _BATCH):
-            self._judge(rows[start : start + _BATCH])
+            self._evaluate_rows(rows[start : start + _BATCH])
         return [self._known[key] for key in keys]
 
-    def _judge(self, rows: list[tuple[bytes, IntArray]]) -> None:
+    def _evaluate_rows(self, rows: list[tuple[bytes, IntArray]]) -> None:
         open_rows: list[tuple[bytes, tuple[int, ...], int, list[int]]] = []
         for key, row in rows:
             n = int(row.sum())
             if n == 0 or n > MAX_ADAPTERS_PER_GPU:
-                self._known[key] = Verdict(n == 0)
+                self._known[key] = Result(n == 0)
                 continue
             rank = slot_rank_for(int(self.classes.ranks[row > 0].max()))
             liked = self._preferred.get((rank, n.bit_length()), n)
@@ -130,7 +130,7 @@ class Oracle:
         # The most promising candidate of every row, then all the others of the rows that failed.
         profile = self.problem.profile
         for part in (slice(0, 1), slice(1, None)):
-            self._ask(
+            self._evaluate_bins(
                 [
                     (key, Bin(members, profile.settings(p, rank), profile))
                     for key, members, rank, candidates in open_rows
@@ -139,36 +139,36 @@ class Oracle:
                 ]
             )
         for key, _members, _rank, _candidates in open_rows:
-            self._known.setdefault(key, Verdict(False))
+            self._known.setdefault(key, Result(False))
         for key, row in rows:
             (self._good if self._known[key].feasible else self._bad).add(row)
 
-    def _ask(self, asked: Sequence[tuple[bytes, Bin]]) -> None:
-        for start in range(0, len(asked), _BATCH):
+    def _evaluate_bins(self, tried: Sequence[tuple[bytes, Bin]]) -> None:
+        for start in range(0, len(tried), _BATCH):
             if self.problem.out_of_time():
                 raise OutOfTime
-            part = asked[start : start + _BATCH]
+            part = tried[start : start + _BATCH]
             bins = [each for _, each in part]
             before = time.perf_counter()
-            evaluations = self.problem.predictor.evaluate(self.classes.fleet, bins)
+            evaluations = self.problem.evaluator.evaluate(self.classes.fleet, bins)
             self.seconds += time.perf_counter() - before
-            self.asked += len(bins)
+            self.evaluated += len(bins)
             admissible = self.problem.objective.admissible(evaluations)
             for i in np.flatnonzero(admissible).tolist():
                 key, each = part[i]
                 if key not in self._known:
-                    self._known[key] = Verdict(True, each.max_loras, evaluations[i])
+                    self._known[key] = Result(True, each.max_loras, evaluations[i])
                     self._preferred[each.max_lora_rank, len(each.adapters).bit_length()] = each.max_loras
 
     def known(self) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-        """Every vector judged so far, int64 (m, K), and whether it was feasible, bool (m,)."""
+        """Every vector evaluated so far, int64 (m, K), and whether it was feasible, bool (m,)."""
         rows = np.array([np.frombuffer(key, dtype=np.int64) for key in self._known], dtype=np.int64)
-        verdicts = np.array([verdict.feasible for verdict in self._known.values()], dtype=bool)
-        return rows.reshape(-1, len(self.classes)), verdicts
+        feasible = np.array([result.feasible for result in self._known.values()], dtype=bool)
+        return rows.reshape(-1, len(self.classes)), feasible
 
 
 class _Recent:
-    """The last vectors of one verdict, for dominance."""
+    """The last vectors of one result, for dominance."""
 
     def __init__(self, width: int) -> None:
         self._rows = np.zeros((_REMEMBERED, width), dtype=np.int64)
@@ -190,13 +190,13 @@ def real_bins(problem: Problem, sets: Sequence[tuple[int, ...]]) -> list[Bin | N
 
     None where no candidate is feasible. Never raises `OutOfTime`: it ends a search.
     """
-    probe = Probe(problem)
-    bins = [probe.make(each, p) for each in sets for p in max_loras_candidates(len(each))]
+    slots = SlotSearch(problem)
+    bins = [slots.make(each, p) for each in sets for p in max_loras_candidates(len(each))]
     owners = [owner for owner, each in enumerate(sets) for _ in max_loras_candidates(len(each))]
     best: list[tuple[tuple[float, float, float], Bin] | None] = [None] * len(sets)
     if not bins:
         return []
-    evaluations, admissible = probe.evaluate(bins)
+    evaluations, admissible = slots.evaluate(bins)
     for i in np.flatnonzero(admissible).tolist():
         rank, held = quality(evaluations[i]), best[owners[i]]
         if held is None or rank < held[0]:

@@ -14,14 +14,15 @@ from dataclasses import replace
 import numpy as np
 
 from packer.bin import Bin
-from packer.solvers.balance import balanced
 from packer.solvers.base import Problem, Solution
+from packer.solvers.baselines.greedy_paper import GreedyPaper
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
-from packer.solvers.first_fit import FirstFit
-from packer.solvers.greedy_paper import GreedyPaper
+from packer.solvers.greedy.balance import balanced
+from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.limit import within_limit
 from packer.solvers.order import paper_order
-from packer.solvers.probe import Probe
+from packer.solvers.slots import SlotSearch
+from packer.solvers.support import chooses_gpus
 
 
 class Greedy:
@@ -31,9 +32,7 @@ class Greedy:
 
     def supports(self, problem: Problem) -> str | None:
         """Any objective that chooses the number of GPUs."""
-        if problem.objective.fixed_gpus:
-            return "it chooses how many GPUs to use; for a fixed number take the solver spread"
-        return None
+        return chooses_gpus(problem)
 
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order in which they were filled."""
@@ -56,8 +55,8 @@ def _paper(problem: Problem, found: Solution) -> Solution | None:
     bins = _finished(problem, solver.solve(replace(problem, max_gpus=limit)), limit)
     if bins is None:
         return None
-    probe = Probe(problem)
-    return Solution(tuple(probe.best(_without_spare_slots(probe, bin_)) for bin_ in bins))
+    slots = SlotSearch(problem)
+    return Solution(tuple(slots.best(_without_spare_slots(slots, bin_)) for bin_ in bins))
 
 
 def _finished(problem: Problem, plan: Solution, limit: int) -> list[Bin] | None:
@@ -72,8 +71,8 @@ def _finished(problem: Problem, plan: Solution, limit: int) -> list[Bin] | None:
     return None if rest.left or len(bins) > limit else bins
 
 
-def _without_spare_slots(probe: Probe, bin_: Bin) -> Bin:
-    """The bin with no more slots than adapters, which would only take memory, if the judge bears that."""
+def _without_spare_slots(slots: SlotSearch, bin_: Bin) -> Bin:
+    """The bin with no more slots than adapters, which would only take memory, if they hold as well."""
     if bin_.max_loras <= len(bin_.adapters):
         return bin_
-    return probe.feasible(bin_.adapters, bin_.profile, hint=len(bin_.adapters), thorough=True) or bin_
+    return slots.feasible(bin_.adapters, bin_.profile, hint=len(bin_.adapters), thorough=True) or bin_

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.solvers.backbone import backbone_tok_s
 from packer.solvers.base import Problem, Solution
-from packer.solvers.counts import gpus_to_use, one_type
-from packer.solvers.probe import Probe
+from packer.solvers.counts import gpus_to_use
+from packer.solvers.slots import SlotSearch
+from packer.solvers.support import one_type
 
 _STAY_BONUS = 0.05
 """What it is worth that an adapter already runs on a GPU, as a share of the backbone's throughput."""
@@ -52,10 +53,10 @@ class Flow:
             for i, k in _round(problem, units[start : start + n], used / capacity, parts):
                 parts[k].append(i)
                 used[k] += per_copy[i]
-        probe = Probe(problem)
+        slots = SlotSearch(problem)
         shares = [[1.0 / copies[i] for i in part] for part in parts]
         pairs = [(part, share) for part, share in zip(parts, shares, strict=True) if part]
-        return Solution(tuple(probe.make(part, len(part), shares=share) for part, share in pairs))
+        return Solution(tuple(slots.make(part, len(part), shares=share) for part, share in pairs))
 
 
 def _round(

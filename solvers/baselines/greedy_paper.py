@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from packer.bin import Bin
 from packer.solvers.base import MAX_LORAS_CANDIDATES, Problem, Solution
 from packer.solvers.order import paper_order
-from packer.solvers.probe import Probe
 from packer.solvers.reasons import listed, out_of_gpus
+from packer.solvers.slots import SlotSearch
+from packer.solvers.support import chooses_gpus, one_type
 
 TESTING_POINTS = MAX_LORAS_CANDIDATES
 
@@ -34,21 +35,19 @@ class GreedyPaper:
 
     def supports(self, problem: Problem) -> str | None:
         """Objectives that choose the number of GPUs, one GPU type, no replicas."""
-        if problem.objective.fixed_gpus:
-            return "it chooses how many GPUs to use; for a fixed number take the solver spread"
-        return "it knows one GPU type only" if len(problem.profiles) > 1 else None
+        return chooses_gpus(problem) or one_type(problem)
 
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order in which they were filled; a test that ends the search leaves the rest unplaced."""
         queue = paper_order(problem.workload).tolist()
-        probe = Probe(problem)
+        slots = SlotSearch(problem)
         bins: list[Bin] = []
         start, failed = 0, ""
         while start < len(queue) and (problem.max_gpus is None or len(bins) < problem.max_gpus):
             if failed or problem.out_of_time():
                 break
             problem.progress("packing", start, len(queue))
-            filled, failed = fill(probe, queue[start:])
+            filled, failed = fill(slots, queue[start:])
             if filled is not None:
                 bins.append(filled)
                 start += len(filled.adapters)
@@ -56,7 +55,7 @@ class GreedyPaper:
         return Solution(tuple(bins), left, _reasons(problem, bins, left, failed))
 
 
-def fill(probe: Probe, queue: Sequence[int]) -> tuple[Bin | None, str]:
+def fill(slots: SlotSearch, queue: Sequence[int]) -> tuple[Bin | None, str]:
     """The bin that Algorithm 1 leaves on one GPU, a prefix of the queue, and which test ended the search.
 
     The bin is None if nothing was committed; the text is empty if the next GPU goes on.
@@ -65,26 +64,26 @@ def fill(probe: Probe, queue: Sequence[int]) -> tuple[Bin | None, str]:
     for point in TESTING_POINTS:
         if point > len(queue):
             break
-        tested = _test(probe, queue[:point], committed)
+        tested = _test(slots, queue[:point], committed)
         if tested is None:
             return committed, f"the test of {point} adapters on an empty GPU" if committed is None else ""
         committed = tested
     held = 0 if committed is None else len(committed.adapters)
     if held in (len(queue), TESTING_POINTS[-1]):
         return committed, ""
-    tested = _test(probe, queue, committed)
+    tested = _test(slots, queue, committed)
     if tested is None:
         return committed, f"the last test, of {len(queue)} adapters on one GPU,"
     return tested, ""
 
 
-def _test(probe: Probe, adapters: Sequence[int], committed: Bin | None) -> Bin | None:
+def _test(slots: SlotSearch, adapters: Sequence[int], committed: Bin | None) -> Bin | None:
     """Algorithm 2: the current and the next `max_loras`, whichever promises the higher throughput."""
     current = committed.max_loras if committed is not None else 0
     following = next((p for p in MAX_LORAS_CANDIDATES if p > current), current)
     options = [current, following] if committed is not None else [following]
-    bins = [probe.make(adapters, p) for p in options]
-    found, admissible = probe.evaluate(bins)
+    bins = [slots.make(adapters, p) for p in options]
+    found, admissible = slots.evaluate(bins)
     throughput = [-1.0 if e.memory_error else e.total_token_throughput for e in found]
     best = throughput.index(max(throughput))
     return bins[best] if admissible[best] else None

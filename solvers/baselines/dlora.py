@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.solvers.base import Problem, Solution
-from packer.solvers.counts import gpus_to_use, one_type
-from packer.solvers.probe import Probe
+from packer.solvers.counts import gpus_to_use
+from packer.solvers.slots import SlotSearch
+from packer.solvers.support import one_type
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -63,12 +64,12 @@ class DLora:
         )
         holds = place(task)
         copies = holds.sum(axis=1)
-        probe = Probe(problem)
+        slots = SlotSearch(problem)
         bins = []
         for k in range(task.engines):
             part = np.flatnonzero(holds[:, k]).tolist()
             if part:
-                bins.append(probe.make(part, len(part), shares=(1.0 / copies[part]).tolist()))
+                bins.append(slots.make(part, len(part), shares=(1.0 / copies[part]).tolist()))
         left = tuple(np.flatnonzero(copies == 0).tolist())
         reasons = (f"dlora: the GPUs' memory is full; {len(left)} adapters are not placed",) if left else ()
         return Solution(tuple(bins), left, reasons)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from packer.bin import Bin
 from packer.solvers.backbone import backbone_tok_s
 from packer.solvers.base import Problem, Solution
-from packer.solvers.counts import one_type
 from packer.solvers.order import paper_order
-from packer.solvers.probe import Probe
 from packer.solvers.reasons import out_of_gpus
+from packer.solvers.slots import SlotSearch
+from packer.solvers.support import chooses_gpus, one_type
 
 
 class MaxBase:
@@ -19,9 +19,7 @@ class MaxBase:
 
     def supports(self, problem: Problem) -> str | None:
         """Objectives that choose the number of GPUs, one GPU type."""
-        if problem.objective.fixed_gpus:
-            return "it chooses how many GPUs to use; for a fixed number take the solver spread"
-        return one_type(problem)
+        return chooses_gpus(problem) or one_type(problem)
 
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order in which they were filled."""
@@ -36,14 +34,14 @@ class MaxBase:
             parts[-1].append(i)
             room -= float(loads[i])
         limit = problem.max_gpus if problem.max_gpus is not None else len(parts)
-        probe = Probe(problem)
-        bins = tuple(self._bin(probe, part) for part in parts[:limit])
+        slots = SlotSearch(problem)
+        bins = tuple(self._bin(slots, part) for part in parts[:limit])
         left = tuple(i for part in parts[limit:] for i in part)
         reasons = out_of_gpus(problem, left, len(parts)) if left else ()
         return Solution(bins, left, reasons, details={"backbone_tok_s": capacity})
 
-    def _bin(self, probe: Probe, part: list[int]) -> Bin:
-        return probe.make(part, max(1, round(len(part) * self.slots_per_adapter)))
+    def _bin(self, slots: SlotSearch, part: list[int]) -> Bin:
+        return slots.make(part, max(1, round(len(part) * self.slots_per_adapter)))
 
 
 class MaxBaseHalf(MaxBase):

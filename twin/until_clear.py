@@ -1,4 +1,4 @@
-"""The twin's verdict on one server, with as little simulation as the verdict needs.
+"""The twin's evaluation of one server, with as little simulation as a clear result needs.
 
 Requests that one run happens to draw vary by several percent in number and length, which has nothing to do
 with the server: throughput is estimated as offered load × (tokens completed / tokens sent), whose noise is
@@ -21,7 +21,7 @@ from packer.twin.simulate import Simulation, simulate
 from packer.workload import Workload
 
 DURATION_S = 3600.0
-"""Time over which a server is judged, as in the measurements that the profiles come from."""
+"""Time over which a server is evaluated, as in the measurements that the profiles come from."""
 
 SCREENING_S = 900.0
 MIN_REQUESTS = 1500
@@ -37,8 +37,8 @@ EDGE_SEEDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """A verdict and what it took: simulated seconds of the last run, and how many runs.
+class ClearEvaluation:
+    """An evaluation and what it took: simulated seconds of the last run, and how many runs.
 
     `extrapolated`: the throughput of a starved server was carried on from a shorter run at a steady pace.
     """
@@ -97,7 +97,7 @@ def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
     )
 
 
-def judge(
+def evaluate_until_clear(
     workload: Workload,
     profile: Profile,
     settings: Settings,
@@ -106,10 +106,10 @@ def judge(
     max_outstanding: int | None = None,
     edge_seeds: int = EDGE_SEEDS,
     workers: int = 1,
-) -> Judgement:
-    """Simulate one server until its verdict is clear.
+) -> ClearEvaluation:
+    """Simulate one server until it is clear whether it starves.
 
-    A short run settles servers that serve nearly everything without a queue, and hopelessly overloaded ones
+    A short run settles servers that serve nearly everything without a queue, and heavily overloaded ones
     whose pace is steady; all others get the whole `DURATION_S`, and those near the edge of starvation
     `edge_seeds` runs. Servers with few requests are simulated for longer, so that chance does not starve them;
     those with hundreds of requests a second for less: at most `MAX_REQUESTS`, but at least `SCREENING_S`, and
@@ -140,12 +140,12 @@ def judge(
         share = sim.served_share
         calm = share >= CLEARLY_SERVED and sim.mean_waiting <= FEW_WAITING
         if sim.status == "memory_error" or calm:
-            return Judgement(evaluation_of([sim]), short_s, 1)
+            return ClearEvaluation(evaluation_of([sim]), short_s, 1)
         steady = steady_share(sim, whole_s) if share < CLEARLY_STARVED else None
         if steady is not None and steady < CLEARLY_STARVED:
             found = evaluation_of([sim])
             found = replace(found, total_token_throughput=steady * found.offered_tok_s)
-            return Judgement(found, short_s, 1, extrapolated=True)
+            return ClearEvaluation(found, short_s, 1, extrapolated=True)
     simulations = [run(whole_s, seed)]
     near = NEAR_EDGE[0] <= simulations[0].served_share <= NEAR_EDGE[1]
     if near and workload.arrivals.trace is None:
@@ -155,4 +155,4 @@ def judge(
     if len(simulations) > 1:
         starved = np.mean([sim.served_share < STARVATION_THRESHOLD for sim in simulations])
         found = replace(found, starvation_probability=float(starved))
-    return Judgement(found, whole_s, len(simulations))
+    return ClearEvaluation(found, whole_s, len(simulations))

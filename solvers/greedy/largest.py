@@ -11,19 +11,19 @@ def largest(
     feasible: Callable[[int, bool], Bin | None],
     guess: int,
     limit: int,
-    hurry: Callable[[], bool],
+    out_of_time: Callable[[], bool],
     step: int = 1,
 ) -> Bin | None:
     """Bin of the largest feasible n in [1, limit], None if there is none.
 
     Doubles its steps away from the guess, then bisects: what is too large is taken to be too large with more
-    as well. `feasible` is asked about (n, thorough); before the search ends, the next larger n is asked
-    thoroughly. In a hurry it settles for the first feasible n, halving the guess.
+    as well. `feasible` is called with (n, thorough); before the search ends, the next larger n is evaluated
+    thoroughly. out of time it settles for the first feasible n, halving the guess.
     """
     low, best, high = 0, None, limit + 1
     n, bracketed = min(guess, limit), False
     while low < high - 1:
-        if hurry() and best is not None:
+        if out_of_time() and best is not None:
             break
         found = feasible(n, high - low == 2)
         if found is not None:
@@ -32,7 +32,7 @@ def largest(
         else:
             bracketed = bracketed or low > 0
             high = n
-        if hurry() and found is None:
+        if out_of_time() and found is None:
             n //= 2
         elif bracketed:
             n = (low + high) // 2

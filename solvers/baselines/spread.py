@@ -7,8 +7,9 @@ import heapq
 import numpy as np
 
 from packer.solvers.base import Problem, Solution
-from packer.solvers.counts import gpus_to_use, one_type
-from packer.solvers.probe import Probe
+from packer.solvers.counts import gpus_to_use
+from packer.solvers.slots import SlotSearch
+from packer.solvers.support import one_type
 
 
 def spread_parts(problem: Problem) -> list[list[int]]:
@@ -35,5 +36,5 @@ class Spread:
 
     def solve(self, problem: Problem) -> Solution:
         """One bin per GPU."""
-        probe = Probe(problem)
-        return Solution(tuple(probe.make(part, len(part)) for part in spread_parts(problem)))
+        slots = SlotSearch(problem)
+        return Solution(tuple(slots.make(part, len(part)) for part in spread_parts(problem)))

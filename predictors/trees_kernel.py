@@ -1,0 +1,137 @@
+"""Evaluations of a few bins by trees in one compiled call: what a search needs thousands of times.
+
+The same figures as `LearnedPredictor.evaluate_features` computes from features and `Ensemble.rows`, which is the
+slow reference. Numba notices changes of this file only: after one of features_kernel.py, kernels.py or physics.py
+clear its cache.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from packer.predictors.features_kernel import fill
+from packer.predictors.kernels import walk_one
+from packer.twin.kernel_state import FLAGS
+
+FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+NodeArray = npt.NDArray[np.uint32]
+BoolArray = npt.NDArray[np.bool_]
+
+N_FIGURES = 10
+(OFFERED, THROUGHPUT, MEAN_TTFT, MEDIAN_TTFT, P99_TTFT, MEAN_TPOT, MEAN_ITL, P99_ITL, KV, CHANCE) = range(
+    N_FIGURES
+)
+(STARVED, FAILED, OUTSIDE) = range(3)
+SMALLEST = 1e-3
+
+
+class TreeModel(NamedTuple):
+    """A trained model as arrays.
+
+    feature … bias: see `packer.predictors.ensemble.Ensemble`; bases int64 (outputs,): the feature that each output
+    corrects (the first, starvation, corrects none); slope, offset: calibration of the log odds; largest: limit of a
+    correction; low, high float64 (F,): the range that it learned from; min_kv: KV tokens that a server needs.
+    """
+
+    feature: NodeArray
+    threshold: Float32Array
+    left: NodeArray
+    roots: NodeArray
+    depths: NodeArray
+    starts: NodeArray
+    bias: FloatArray
+    bases: IntArray
+    slope: float
+    offset: float
+    largest: float
+    low: FloatArray
+    high: FloatArray
+    min_kv: float
+
+
+class FleetArrays(NamedTuple):
+    """A fleet on a profile: see `packer.predictors.features_kernel.fill`; load float64 (m,): tok/s."""
+
+    table: FloatArray
+    law: FloatArray
+    paper: bool
+    engine: FloatArray
+    load: FloatArray
+
+
+@njit(**FLAGS)
+def output(model: TreeModel, x: Float32Array, k: int) -> float:
+    """One output of the model for the features x float32 (F + 1,), its last −∞."""
+    total = walk_one(
+        x, model.feature, model.threshold, model.left, model.roots, model.depths,
+        model.starts[k], model.starts[k + 1],
+    )  # fmt: skip
+    found: float = model.bias[k] + total
+    return found
+
+
+@njit(**FLAGS)
+def figure(model: TreeModel, x: Float32Array, row: FloatArray, k: int) -> float:
+    """The figure of output k: the feature that it corrects times the correction."""
+    correction = min(max(output(model, x, k), -model.largest), model.largest)
+    found: float = max(row[model.bases[k]], SMALLEST) * math.exp(correction)
+    return found
+
+
+@njit(**FLAGS)
+def evaluate(
+    indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
+    kv_tokens: FloatArray, fleet: FleetArrays, model: TreeModel, figures: FloatArray, flags: BoolArray,
+) -> None:  # fmt: skip
+    """Write figures float64 (N_FIGURES, n) and flags bool (3, n) of n bins; latencies are NaN where one fails."""
+    n, width = slots.size, model.low.size
+    features = np.empty((n, width))
+    fill(
+        indptr,
+        index,
+        share,
+        slots,
+        slot_rank,
+        kv_tokens,
+        fleet.table,
+        fleet.law,
+        fleet.paper,
+        fleet.engine,
+        features,
+    )
+    x = np.full(width + 1, -np.inf, dtype=np.float32)
+    for b in range(n):
+        row = features[b]
+        outside = False
+        for f in range(width):
+            x[f] = row[f]
+            outside = outside or row[f] < model.low[f] or row[f] > model.high[f]
+        offered = 0.0
+        for j in range(indptr[b], indptr[b + 1]):
+            offered += fleet.load[index[j]] * share[j]
+        failed = kv_tokens[b] < model.min_kv
+        figures[OFFERED, b], figures[KV, b] = offered, kv_tokens[b]
+        flags[FAILED, b], flags[OUTSIDE, b] = failed, outside
+        if failed:
+            flags[STARVED, b] = True
+            figures[THROUGHPUT, b], figures[CHANCE, b] = 0.0, 1.0
+            figures[MEAN_TTFT : P99_ITL + 1, b] = np.nan
+            continue
+        odds = model.slope * output(model, x, 0) + model.offset
+        chance = 1.0 / (1.0 + math.exp(-min(max(odds, -50.0), 50.0)))
+        flags[STARVED, b] = chance >= 0.5
+        figures[CHANCE, b] = chance
+        figures[THROUGHPUT, b] = min(figure(model, x, row, 1), 1.0) * offered
+        mean_itl, mean_ttft = figure(model, x, row, 2), figure(model, x, row, 5)
+        p99_ttft = max(figure(model, x, row, 7), mean_ttft)  # learned apart, figures could contradict
+        figures[MEAN_ITL, b], figures[MEAN_TTFT, b], figures[P99_TTFT, b] = mean_itl, mean_ttft, p99_ttft
+        figures[P99_ITL, b] = max(figure(model, x, row, 3), mean_itl)
+        figures[MEAN_TPOT, b] = figure(model, x, row, 4)
+        figures[MEDIAN_TTFT, b] = min(figure(model, x, row, 6), p99_ttft)

@@ -1,0 +1,144 @@
+"""A plan from what a solver found: evaluated anew, with its status, bound and provenance."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from packer.bin import Bin, Evaluations
+from packer.plan import Plan, Status
+from packer.profile import Profile
+from packer.solvers.backbone import load_bound
+from packer.solvers.base import Problem, Solution
+from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.twin.memory.policy import memory_error
+
+ONE_GPU = "at least one GPU"
+MOST_ADAPTERS = f"a GPU holds at most {MAX_ADAPTERS_PER_GPU} adapters"
+
+
+def assemble(problem: Problem, solution: Solution, solver: str, runtime_s: float) -> Plan:
+    """The plan of a checked solution, evaluated anew at the rates as given."""
+    evaluator = problem.evaluator
+    evaluations = evaluator.report(problem.workload, solution.bins)
+    admissible = problem.objective.admissible(evaluations).tolist()
+    key = problem.objective.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
+    bound = None if solution.lower_bound is None else _rounded(problem, solution.lower_bound)
+    status = Status.FEASIBLE if all(admissible) and not solution.unplaced else Status.INFEASIBLE
+    return _closed(
+        problem,
+        Plan(
+            workload=problem.workload,
+            bins=solution.bins,
+            evaluations=evaluations,
+            status=status,
+            objective=problem.objective.name,
+            solver=solver,
+            predictor=evaluator.name,
+            objective_value=key,
+            lower_bound=bound,
+            bound_proven=solution.proven and bound is not None,
+            bound_source=solution.bound_source,
+            margin=evaluator.margin,
+            moves=solution.moves,
+            interrupted=problem.stop(),
+            time_limit_reached=problem.remaining_s() <= 0,
+            reasons=(*solution.reasons, *_inadmissible(problem, solution.bins, evaluations, admissible)),
+            unplaced=solution.unplaced,
+            runtime_s=runtime_s,
+            seed=problem.seed,
+            versions=versions(problem.profiles),
+            details=solution.details,
+        ),
+    )
+
+
+def _closed(problem: Problem, plan: Plan) -> Plan:
+    """The plan, "optimal" if it is feasible and attains a proven bound."""
+    if plan.status is not Status.FEASIBLE or plan.lower_bound is None or not plan.bound_proven:
+        return plan
+    optimal = problem.objective.attained(plan.objective_value, plan.lower_bound)
+    return replace(plan, status=Status.OPTIMAL) if optimal else plan
+
+
+def bounded(problem: Problem, plan: Plan) -> Plan:
+    """The plan with a bound by load alone, where its solver gave none or an unproven one that it attains.
+
+    The bound is the twin's: it holds for plans that the twin evaluated or confirmed (the latter at the rates as
+    given), for those of a predictor that imitates it it is an estimate, and it says nothing about other predictors.
+    """
+    counts = problem.objective.minimises == "gpus" and not problem.objective.fixed_gpus
+    own, gpus = plan.lower_bound, plan.n_gpus
+    if not counts or not gpus or (own is not None and (plan.bound_proven or own != gpus)):
+        return plan
+    if gpus == 1:
+        return _bounded(problem, plan, 1, ONE_GPU, proven=True)
+    bound, source, proven = _by_load(problem, plan)
+    # Beyond the plan: trained predictors can be more optimistic than the twin, or adapters are unplaced.
+    if bound > gpus or (own is not None and bound < gpus):
+        return plan
+    return _bounded(problem, plan, bound, source, proven)
+
+
+def _by_load(problem: Problem, plan: Plan) -> tuple[int, str, bool]:
+    """A bound by load or by number of adapters, why, and whether it is proven."""
+    workload, evaluator = problem.workload, problem.evaluator
+    fewest = math.ceil(len(workload) / MAX_ADAPTERS_PER_GPU)
+    if len(problem.profiles) > 1 or not evaluator.twin_based:
+        return fewest, MOST_ADAPTERS if fewest > 1 else ONE_GPU, True
+    bound = load_bound(workload, problem.profile, evaluator.margin)
+    if bound <= fewest:
+        return fewest, MOST_ADAPTERS if fewest > 1 else ONE_GPU, True
+    proven = not evaluator.imitates_twin
+    if plan.verified and not proven:  # without the margin, which the twin did not simulate
+        proven = load_bound(workload, problem.profile, 0.0) >= bound
+    return bound, "load on GPUs without adapters, by the twin", proven
+
+
+def _bounded(problem: Problem, plan: Plan, bound: int, source: str, proven: bool) -> Plan:
+    return _closed(problem, replace(plan, lower_bound=float(bound), bound_source=source, bound_proven=proven))
+
+
+def _rounded(problem: Problem, bound: float) -> float:
+    """A bound on a number of GPUs is a whole number."""
+    return float(math.ceil(bound - 1e-6)) if problem.objective.minimises == "gpus" else bound
+
+
+def _inadmissible(
+    problem: Problem, bins: Sequence[Bin], evaluations: Evaluations, admissible: Sequence[bool]
+) -> tuple[str, ...]:
+    reasons = []
+    for k, ok in enumerate(admissible):
+        if ok:
+            continue
+        row, bin_ = evaluations[k], bins[k]
+        if row.memory_error:
+            why = memory_error(bin_.profile, bin_.settings) or "memory error"
+            reasons.append(f"GPU {k} does not start: {why}")
+        elif row.starved:
+            reasons.append(
+                f"GPU {k} starves: {len(bin_.adapters)} adapters offer {row.offered_tok_s:,.0f} tok/s, "
+                f"{row.total_token_throughput:,.0f} are served. What would help: more GPUs"
+            )
+        else:
+            reasons.append(f"GPU {k} breaks a limit of the objective {problem.objective.name!r}")
+    return tuple(reasons)
+
+
+def versions(profiles: Sequence[Profile]) -> dict[str, str]:
+    """What decides a result: packer, Python, and each profile's fingerprint."""
+    prints = {f"profile {profile.name}": profile.fingerprint for profile in profiles}
+    return {"packer": _own_version(), "python": platform.python_version(), **prints}
+
+
+@lru_cache(maxsize=1)
+def _own_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("adapter-packer")
+    except PackageNotFoundError:
+        return "0+unknown"

@@ -1,0 +1,182 @@
+"""The one way in which solvers evaluate bins: at every load of the objective, with the margin, once per content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.bin import Bin, Evaluation, Evaluations
+from packer.errors import ValidationError
+from packer.objectives.base import Objective, Scenario
+from packer.predictors.api import load_predictor
+from packer.predictors.content import ContentCache, Factors, FloatArray
+from packer.profile import Profile
+from packer.strategies import Predictor, TwinBased
+from packer.twin.margin import QUANTILES, error_key, rate_margin
+from packer.workload import Workload
+
+DEFAULT_CONFIDENCE = 0.95
+UNCALIBRATED_MARGIN = 0.1
+"""Margin for profiles that don't know their own error."""
+
+_KEEP_FLEETS = 16
+
+
+class _Scaling(Protocol):
+    """Evaluates bins at their rates times a factor."""
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations: ...
+
+
+class Evaluator:
+    """Evaluates bins with a predictor, at the loads of an objective.
+
+    A bin is as good as in the scenario that is worst for it: it starves if it starves in one; its other figures
+    are those of the first scenario. The margin raises every rate of every scenario.
+
+    Parameters
+    ----------
+    predictors
+        One for all bins, or one for each profile.
+    objective
+        Gives the scenarios; None: the fleet as it is.
+    margin
+        Share by which rates are raised, >= 0.
+    """
+
+    def __init__(
+        self,
+        predictors: Predictor | Mapping[Profile, Predictor],
+        objective: Objective | None = None,
+        margin: float = 0.0,
+    ) -> None:
+        given = predictors if isinstance(predictors, Mapping) else {None: predictors}
+        first = next(iter(given.values()))
+        self.name = first.name
+        self.twin_based = isinstance(first, TwinBased)
+        self.imitates_twin = isinstance(first, TwinBased) and first.imitates_twin
+        self.objective, self.margin = objective, margin
+        self._predictors: dict[Profile | None, _Scaling] = {k: _scaling(each) for k, each in given.items()}
+        self._scenarios: list[tuple[Workload, tuple[Scenario, ...]]] = []
+
+    @classmethod
+    def load(
+        cls,
+        predictor: str | Predictor,
+        profiles: Sequence[Profile],
+        *,
+        seed: int = 0,
+        objective: Objective | None = None,
+        margin: float = 0.0,
+    ) -> Evaluator:
+        """An evaluator with the predictor of that name, one for each profile; an object is taken as it is."""
+        if not isinstance(predictor, str):
+            return cls(predictor, objective, margin)
+        loaded = {profile: load_predictor(predictor, profile, seed=seed) for profile in profiles}
+        return cls(loaded if len(loaded) > 1 else next(iter(loaded.values())), objective, margin)
+
+    def with_margin(self, margin: float) -> Evaluator:
+        """The same evaluator, and what it has stored, at another margin."""
+        other = Evaluator.__new__(Evaluator)
+        other.__dict__.update(self.__dict__)
+        other.margin = margin
+        return other
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Figures at the rates raised by the margin; one row per bin, in order."""
+        first, *others = self.scenarios(workload)
+        raised = 1.0 + self.margin
+        found = self.scaled(first.workload, bins, first.factor * raised)
+        for other in others:
+            found = _worse(found, self.scaled(other.workload, bins, other.factor * raised))
+        return found
+
+    def report(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Figures at the rates as given; a bin that starves there or in `evaluate` counts as starved."""
+        nominal = self.scaled(workload, bins)
+        plain = not self.margin and self.objective is None
+        return nominal if plain else _worse(nominal, self.evaluate(workload, bins))
+
+    def scaled(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
+        """Figures of each bin at its rates times its factor, without scenarios and margin."""
+        if len(self._predictors) == 1:
+            return next(iter(self._predictors.values())).evaluate(workload, bins, factors)
+        scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
+        rows: list[Evaluation | None] = [None] * len(bins)
+        for profile, predictor in self._predictors.items():
+            mine = [k for k, item in enumerate(bins) if item.profile == profile]
+            found = predictor.evaluate(workload, [bins[k] for k in mine], scale[mine]) if mine else ()
+            for k, row in zip(mine, found, strict=True):
+                rows[k] = row
+        return Evaluations.of([row for row in rows if row is not None])
+
+    def scenarios(self, workload: Workload) -> tuple[Scenario, ...]:
+        """The loads at which bins of this fleet must hold, without the margin."""
+        if self.objective is None:
+            return (Scenario(workload),)
+        for known, scenarios in self._scenarios:
+            if known is workload:
+                return scenarios
+        scenarios = tuple(self.objective.scenarios(workload))
+        self._scenarios[: -_KEEP_FLEETS + 1] = []
+        self._scenarios.append((workload, scenarios))
+        return scenarios
+
+    def admissible(self, workload: Workload, bins: Sequence[Bin]) -> npt.NDArray[np.bool_]:
+        """Which of the bins the objective admits, bool (n,)."""
+        found = self.evaluate(workload, bins)
+        return found.feasible if self.objective is None else self.objective.admissible(found)
+
+
+def _scaling(predictor: Predictor) -> _Scaling:
+    """The predictor itself if it scales rates and stores what it simulates, else with both around it."""
+    if isinstance(predictor, TwinBased):
+        return predictor
+
+    def evaluate(workload: Workload, bins: Sequence[Bin], factors: FloatArray) -> Evaluations:
+        rows: list[Evaluation | None] = [None] * len(bins)
+        for factor in np.unique(factors).tolist():
+            mine = np.flatnonzero(factors == factor).tolist()
+            fleet = workload if factor == 1.0 else workload.scaled(factor)
+            for k, row in zip(mine, predictor.evaluate(fleet, [bins[k] for k in mine]), strict=True):
+                rows[k] = row
+        return Evaluations.of([row for row in rows if row is not None])
+
+    return ContentCache(evaluate)
+
+
+def _worse(figures: Evaluations, other: Evaluations) -> Evaluations:
+    """The first figures, starved or failing where the others are, too."""
+    return replace(
+        figures,
+        starved=figures.starved | other.starved,
+        memory_error=figures.memory_error | other.memory_error,
+        starvation_probability=np.maximum(figures.starvation_probability, other.starvation_probability),
+    )
+
+
+def rate_margin_for(
+    profiles: Sequence[Profile], *, confidence: float | None = None, margin: float | None = None
+) -> float:
+    """Share by which rates are raised when bins are evaluated: given, or from the profiles' held-out errors.
+
+    With neither a margin nor a confidence, a calibrated profile's margin at 95 % confidence is taken, and
+    10 % for a profile that carries no errors.
+    """
+    if margin is not None:
+        if confidence is not None:
+            raise ValidationError("Expected a confidence or a margin, got both.")
+        return checks.real("the margin", margin, low=0.0, high=10.0)
+    if confidence is not None:
+        return max(rate_margin(profile, confidence) for profile in profiles)
+    return max(_default_margin(profile) for profile in profiles)
+
+
+def _default_margin(profile: Profile) -> float:
+    known = sum(error_key(q) in profile.errors for q in QUANTILES)
+    return rate_margin(profile, DEFAULT_CONFIDENCE) if known >= 2 else UNCALIBRATED_MARGIN

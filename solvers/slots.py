@@ -1,0 +1,176 @@
+"""Servers for sets of adapters: which number of slots makes a set admissible, or serves it best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.bin import Bin, Evaluation, Evaluations
+from packer.checks import slot_rank_for
+from packer.profile import Profile
+from packer.solvers.base import Problem
+from packer.solvers.candidates import max_loras_candidates
+
+
+class SlotSearch:
+    """Makes the bins of one solver run, with the right slots, and evaluates whether they are admissible."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._ranks: list[int] = problem.workload.ranks.tolist()
+
+    def make(
+        self,
+        adapters: Sequence[int],
+        max_loras: int,
+        profile: Profile | None = None,
+        shares: Sequence[float] = (),
+    ) -> Bin:
+        """A bin whose slots hold its largest adapter; without shares every adapter is whole."""
+        return self._bin(tuple(adapters), max_loras, self._slot_rank(adapters), profile, tuple(shares))
+
+    def _slot_rank(self, adapters: Sequence[int]) -> int:
+        ranks = self._ranks
+        return slot_rank_for(max([ranks[i] for i in adapters]))
+
+    def _bin(
+        self,
+        adapters: tuple[int, ...],
+        max_loras: int,
+        slot_rank: int,
+        profile: Profile | None,
+        shares: tuple[float, ...],
+    ) -> Bin:
+        profile = profile or self.problem.profile
+        return Bin(adapters, profile.settings(max_loras, slot_rank), profile, shares)
+
+    def evaluate(self, bins: Sequence[Bin]) -> tuple[Evaluations, npt.NDArray[np.bool_]]:
+        """Evaluations, and which of the bins are admissible, bool (n,)."""
+        found = self.problem.evaluator.evaluate(self.problem.workload, bins)
+        return found, self.problem.objective.admissible(found)
+
+    def admissible(self, bins: Sequence[Bin]) -> list[bool]:
+        """Which of the bins are admissible."""
+        admissible: list[bool] = self.evaluate(bins)[1].tolist()
+        return admissible
+
+    def feasible(
+        self,
+        adapters: Sequence[int],
+        profile: Profile | None = None,
+        shares: Sequence[float] = (),
+        hint: int | None = None,
+        *,
+        thorough: bool = False,
+    ) -> Bin | None:
+        """An admissible bin of these adapters, or None.
+
+        Evaluates `hint` slots first and climbs from there: the share of the load that is served rises with the
+        slots, until they take too much of the KV cache. Without a hint, or if `thorough` and the climb ended
+        below, every candidate is evaluated.
+        """
+        climb = self._climb(adapters, max_loras_candidates(len(adapters)), profile, tuple(shares))
+        if hint is not None:
+            found = climb.run(_nearest(climb.candidates, hint), until_admissible=True)
+            if found is not None or not thorough:
+                return found
+        return climb.all()
+
+    def best(self, bin_: Bin) -> Bin:
+        """The same adapters with the number of slots that serves them best, near the one they have."""
+        candidates = sorted({*max_loras_candidates(len(bin_.adapters)), bin_.max_loras})
+        climb = self._climb(bin_.adapters, candidates, bin_.profile, bin_.shares)
+        return climb.run(candidates.index(bin_.max_loras), until_admissible=False) or bin_
+
+    def _climb(
+        self,
+        adapters: Sequence[int],
+        candidates: Sequence[int],
+        profile: Profile | None,
+        shares: tuple[float, ...],
+    ) -> _Climb:
+        held, rank = tuple(adapters), self._slot_rank(adapters)
+        return _Climb(self, candidates, lambda slots: self._bin(held, slots, rank, profile, shares))
+
+
+class _Climb:
+    """Hill climbing over the slots of otherwise equal bins, evaluating both neighbours at once."""
+
+    def __init__(self, slots: SlotSearch, candidates: Sequence[int], make: Callable[[int], Bin]) -> None:
+        self.slots, self.candidates, self.make = slots, candidates, make
+        self.bins: dict[int, Bin] = {}
+        self.score: dict[int, tuple[float, ...]] = {}
+        self.admissible: set[int] = set()
+
+    def run(self, start: int, *, until_admissible: bool) -> Bin | None:
+        """The best admissible bin on the way up, the first one if that is enough; None if there is none."""
+        at = start
+        self._evaluate([at])
+        while not (until_admissible and self.admissible):
+            self._evaluate([k for k in (at - 1, at + 1) if 0 <= k < len(self.candidates)])
+            top = max(self.score, key=lambda k: (self.score[k], -abs(k - start)))
+            if top == at:
+                break
+            at = top
+        return self._best()
+
+    def all(self) -> Bin | None:
+        """The best admissible bin of all."""
+        self._evaluate(range(len(self.candidates)))
+        return self._best()
+
+    def _evaluate(self, chosen: Iterable[int]) -> None:
+        new = [k for k in chosen if k not in self.score]
+        if not new:
+            return
+        for k in new:
+            self.bins[k] = self.make(self.candidates[k])
+        found, admissible = self.slots.evaluate([self.bins[k] for k in new])
+        for k, ok, score in zip(new, admissible.tolist(), scores(found), strict=True):
+            self.score[k] = (float(ok), *score)
+            if ok:
+                self.admissible.add(k)
+
+    def _best(self) -> Bin | None:
+        top = max(self.admissible, key=lambda k: (self.score[k], -k), default=None)
+        return None if top is None else self.bins[top]
+
+
+def _nearest(candidates: Sequence[int], hint: int) -> int:
+    return min(range(len(candidates)), key=lambda k: (abs(candidates[k] - hint), k))
+
+
+def scores(found: Evaluations) -> list[tuple[float, ...]]:
+    """How well each server does, larger is better: feasible ones by `quality`, others by the share served."""
+    columns = (
+        found.feasible,
+        found.starvation_probability,
+        found.mean_ttft_ms,
+        found.mean_itl_ms,
+        found.total_token_throughput,
+        found.offered_tok_s,
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [
+        (1.0, *(-value for value in _quality(risk, ttft, itl)))
+        if feasible
+        else (0.0, served / offered if offered else 1.0)
+        for feasible, risk, ttft, itl, served, offered in rows
+    ]
+
+
+def quality(row: Evaluation) -> tuple[float, float, float]:
+    """How well a server does, smaller is better: risk of starving in steps of 5 %, time per request, TTFT."""
+    return _quality(row.starvation_probability, row.mean_ttft_ms, row.mean_itl_ms)
+
+
+def _quality(risk: float, ttft_ms: float, itl_ms: float) -> tuple[float, float, float]:
+    request_ms = ttft_ms + 100.0 * itl_ms
+    return (
+        round(risk * 20) / 20,
+        math.inf if math.isnan(request_ms) else request_ms,
+        math.inf if math.isnan(ttft_ms) else ttft_ms,
+    )

@@ -1,0 +1,64 @@
+"""The compiled evaluation of trees gives the figures of the plain one."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.io.profiles import load_profile
+from packer.lengths import Lengths
+from packer.predictors.api import load_predictor
+from packer.predictors.features import BinTable
+from packer.predictors.learned import LearnedPredictor
+from packer.profile import Profile
+from packer.workload import Workload
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    """A shipped server."""
+    return load_profile("h100-64gb/llama-3.1-8b-instruct")
+
+
+def fleet() -> Workload:
+    """Adapters of several ranks, rates and lengths."""
+    rng = np.random.default_rng(3)
+    adapters = [
+        Adapter(f"a{i}", int(rng.choice([8, 16, 32])), float(rng.choice([0.05, 0.4, 2.0]))) for i in range(60)
+    ]
+    return Workload([*adapters, Adapter("long", 8, 0.1, Lengths.constant(900))])
+
+
+@pytest.mark.parametrize("kind", ["tree", "boosting", "forest"])
+def test_the_kernel_agrees_with_features_and_walks(kind: str, profile: Profile) -> None:
+    """Feasible, starved and failing bins, with shares and scaled rates: every figure is the same."""
+    predictor = load_predictor(kind, profile)
+    assert isinstance(predictor, LearnedPredictor)
+    workload = fleet()
+    bins = [
+        Bin(tuple(range(n)), profile.settings(slots, 32), profile)
+        for n in (1, 8, 40, 61)
+        for slots in (1, 8, 300)
+    ]
+    bins.append(Bin((0, 3, 60), profile.settings(3, 32), profile, (0.5, 1.0, 0.25)))
+    bins.append(Bin((0, 1), profile.settings(5000, 512), profile))
+    factors = np.linspace(0.5, 2.5, len(bins))
+    table = BinTable.of(bins, factors)
+    extractor = predictor.extractor(workload)
+    kv_tokens = extractor.kv_cache_tokens(table)
+    features = extractor.matrix(table, kv_tokens)
+    offered = np.array([b.offered_tok_s(workload) for b in bins]) * factors
+    expected = predictor.evaluate_features(features, kv_tokens, offered)
+    found, outside = predictor.evaluate_checked(workload, bins, factors)
+    assert expected.starved.any()
+    assert not expected.starved.all()
+    assert expected.memory_error.sum() >= 1
+    for column in fields(found):
+        np.testing.assert_allclose(
+            getattr(found, column.name), getattr(expected, column.name), rtol=1e-9, err_msg=column.name
+        )
+    np.testing.assert_array_equal(outside, predictor.outside(features).any(axis=1))

@@ -1,0 +1,104 @@
+"""The evaluator: scenarios, margin and one predictor for each profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.io.profiles import load_profile
+from packer.objectives.base import Objective, Scenario
+from packer.predictors.api import load_predictor
+from packer.predictors.twin import TwinPredictor
+from packer.profile import Profile
+from packer.settings import Slots
+from packer.solvers.evaluator import Evaluator
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.workload import Workload
+
+PROFILE = small_profile()
+FLEET = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate((0.1, 0.1, 0.1, 0.2))])
+BINS = [Bin((0, 1, 2), Slots(3, 16), PROFILE), Bin((3,), Slots(1, 8), PROFILE)]
+
+
+@dataclass(frozen=True)
+class Rush(Objective):
+    """Fewest GPUs that hold when every rate is multiplied."""
+
+    factor: float = 3.0
+    name = "rush"
+
+    def scenarios(self, workload: Workload) -> Sequence[Scenario]:
+        """The rates as given, and the rush."""
+        return (Scenario(workload), Scenario(workload, self.factor, "in the rush"))
+
+
+def test_the_margin_raises_every_rate() -> None:
+    """With a margin of 10 % bins are evaluated at 1.1 times their load."""
+    raised = Evaluator(AnalyticPredictor(), margin=0.1).evaluate(FLEET, BINS)
+    plain = AnalyticPredictor().evaluate(FLEET.scaled(1.1), BINS)
+    np.testing.assert_allclose(raised.offered_tok_s, 1.1 * np.array([b.offered_tok_s(FLEET) for b in BINS]))
+    np.testing.assert_array_equal(raised.mean_itl_ms, plain.mean_itl_ms)
+
+
+def test_a_bin_is_as_good_as_in_its_worst_scenario() -> None:
+    """It starves if it starves in one scenario; its other figures are those of the first."""
+    predictor = AnalyticPredictor(300.0)
+    found = Evaluator(predictor, Rush()).evaluate(FLEET, BINS)
+    plain, rush = predictor.evaluate(FLEET, BINS), predictor.evaluate(FLEET.scaled(3.0), BINS)
+    assert plain.feasible.all()
+    assert not rush.feasible.all()
+    np.testing.assert_array_equal(found.feasible, rush.feasible)
+    np.testing.assert_array_equal(found.mean_ttft_ms, plain.mean_ttft_ms)
+
+
+def test_a_report_has_nominal_figures_and_the_worst_status() -> None:
+    """Figures are those at the rates as given; a bin that starves with the margin counts as starved."""
+    predictor = AnalyticPredictor(300.0)
+    found = Evaluator(predictor, margin=2.0).report(FLEET, BINS)
+    np.testing.assert_array_equal(found.offered_tok_s, predictor.evaluate(FLEET, BINS).offered_tok_s)
+    np.testing.assert_array_equal(found.feasible, predictor.evaluate(FLEET.scaled(3.0), BINS).feasible)
+
+
+def test_every_profile_has_its_predictor() -> None:
+    """Bins of several GPU types keep their order, each evaluated by the predictor of its own profile."""
+    other = small_profile("other/model")
+    mixed = [BINS[0], Bin((3,), Slots(1, 8), other), BINS[1]]
+    weak, strong = AnalyticPredictor(200.0), AnalyticPredictor(4000.0)
+    found = Evaluator({PROFILE: weak, other: strong}).evaluate(FLEET, mixed)
+    expected = [(strong if b.profile == other else weak).evaluate(FLEET, [b])[0] for b in mixed]
+    assert list(found) == expected
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Profile:
+    """A profile with shipped models."""
+    return load_profile("h100-64gb/llama-3.1-8b-instruct")
+
+
+@pytest.mark.parametrize("name", ["tree", "twin"])
+def test_a_factor_is_the_same_as_a_scaled_fleet(name: str, shipped: Profile) -> None:
+    """Predictors that scale rates bin by bin give the figures of the scaled fleet."""
+    predictor = load_predictor(name, shipped)
+    bins = [Bin((0, 1, 2), Slots(3, 8), shipped), Bin((3,), Slots(1, 8), shipped)]
+    found = Evaluator(predictor).scaled(FLEET, bins, np.array([2.0, 3.0]))
+    for k, factor in enumerate((2.0, 3.0)):
+        expected = predictor.evaluate(FLEET.scaled(factor), [bins[k]])[0]
+        assert found[k].total_token_throughput == pytest.approx(expected.total_token_throughput)
+        assert found[k].mean_ttft_ms == pytest.approx(expected.mean_ttft_ms)
+
+
+def test_a_margin_can_be_raised_without_new_predictors() -> None:
+    """A raised evaluator shares what was stored, and the first keeps its own margin."""
+    twin = TwinPredictor(workers=1)
+    first = Evaluator(twin)
+    raised = first.with_margin(0.5)
+    bins = [Bin((0, 1), Slots(2, 8), load_profile("h100-64gb/llama-3.1-8b-instruct"))]
+    first.evaluate(FLEET, bins)
+    raised.evaluate(FLEET, bins)
+    raised.report(FLEET, bins)
+    assert (first.margin, raised.margin, twin.simulated) == (0.0, 0.5, 2)
