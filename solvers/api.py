@@ -159,7 +159,7 @@ def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
             return replace(
                 plan,
                 lower_bound=bound,
-                bound_proven=certain,
+                bound_proven=proven,
                 bound_source=first.bound_source,
                 status=Status.OPTIMAL if optimal else Status.FEASIBLE,
                 details={**plan.details, "margin_at_first": margin},

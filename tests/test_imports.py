@@ -10,7 +10,7 @@ import pytest
 
 CORE = {
     "adapter", "arrival", "bin", "checks", "cluster", "errors", "fingerprint", "lengths", "plan", "profile",
-    "registry", "settings", "workload",
+    "registry", "settings", "strategies", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

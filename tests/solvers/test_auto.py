@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from packer.adapter import Adapter
-from packer.bin import Bin
+from packer.bin import Bin, Evaluations
 from packer.objectives.latency import Latency
 from packer.plan import Status
 from packer.solvers import auto
@@ -38,12 +40,19 @@ def test_auto_never_needs_more_gpus_than_greedy(n: int, rates: tuple[float, ...]
 
 
 class Imitator(MonotonePredictor):
-    """A judge under a learned one's name."""
+    """A predictor that says that it learned from the twin."""
 
-    name = "boosting"
+    imitates_twin = True
+
+    def evaluate(
+        self, workload: Workload, bins: Sequence[Bin], factors: npt.NDArray[np.float64] | float = 1.0
+    ) -> Evaluations:
+        """Figures of each bin, all of them at one factor."""
+        factor = float(np.max(factors))
+        return super().evaluate(workload if factor == 1.0 else workload.scaled(factor), bins)
 
 
-def test_the_twin_has_the_last_word_on_what_a_learned_judge_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_twin_confirms_smaller_plans_of_trained_predictors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A smaller plan that the twin refuses is dropped for greedy's; one that it accepts is kept."""
     fleet = random_fleet(12, seed=3, rates=(3.1, 2.3, 1.3), ranks=(8,))
     wasteful = tuple(real_bins(problem(fleet), [(i,) for i in range(12)]))
@@ -55,7 +64,7 @@ def test_the_twin_has_the_last_word_on_what_a_learned_judge_accepts(monkeypatch:
 
 
 def test_without_time_for_the_twin_greedys_plan_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the time is up nobody asks the twin, and what a learned judge led to is not taken unconfirmed."""
+    """Once the time is up nothing is simulated, and a smaller plan of a trained predictor is not taken unconfirmed."""
     fleet = random_fleet(12, seed=3, rates=(3.1, 2.3, 1.3), ranks=(8,))
     wasteful = tuple(
         each for each in real_bins(problem(fleet), [(i,) for i in range(12)]) if each is not None
@@ -67,7 +76,7 @@ def test_without_time_for_the_twin_greedys_plan_is_kept(monkeypatch: pytest.Monk
         return tuple(bins)[:6], Statistics()
 
     def never(*_: object) -> bool:
-        raise AssertionError("asked after the time was up")
+        raise AssertionError("simulated after the time was up")
 
     monkeypatch.setattr(auto, "start", lambda _problem, *_: Solution(wasteful))
     monkeypatch.setattr(auto.ExactSearch, "run", lambda _search: None)
