@@ -1,8 +1,9 @@
 """Time series and time of /metrics on real vLLM against the sets of adapters that a server has seen.
 
-    python benchmarks/real_vllm/series.py --launch vllm-cpu/launch.toml    # three servers, about 15 minutes
+    python benchmarks/real_vllm/series.py --launch vllm-cpu/launch.toml    # four servers, about 16 minutes
 
-Servers: as vLLM is; with the plug-in one_lora_series; with --disable-log-stats. Results: results/series.{json,md}.
+Servers: as vLLM is; with the plug-in one_lora_series; with --disable-log-stats; with the series of an hour of traffic at
+the start (plug-in aged_lora_series), loads with and without scrapes in turn. Results: results/series.{json,md}.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -55,13 +57,19 @@ STAGES = (
     Stage(4, 10.0, False),
     *(Stage(48, rate, scraped) for rate in (8.0, 20.0) for scraped in (False, True) for _ in range(2)),
 )
-VARIANTS = ("vllm", "one-series", "no-stats")
+VARIANTS = ("vllm", "aged", "one-series", "no-stats")
+PLUGIN = {"aged": "aged_lora_series", "one-series": "one_lora_series"}
+AGED_SERIES = 40_000
+AGED_STAGES = tuple(Stage(48, 12.0, scraped) for scraped in (False, True) * 3)
 
 
 def launch_of(launch: Launch, variant: str) -> Launch:
     """The launch file with the variant's plug-in or flag, without a step log."""
-    chosen = "one_lora_series" if variant == "one-series" else "none"
-    environment = {"PYTHONPATH": str(PLUGINS), "VLLM_PLUGINS": chosen}
+    environment = {
+        "PYTHONPATH": str(PLUGINS),
+        "VLLM_PLUGINS": PLUGIN.get(variant, "none"),
+        "PACKER_AGED_SERIES": str(AGED_SERIES),
+    }
     extra = ("--disable-log-stats",) if variant == "no-stats" else ()
     return replace(
         launch,
@@ -131,7 +139,7 @@ def measure(
         failure = server.start()
         if failure is not None:
             raise SystemExit(f"{variant}: {failure.message}\n{failure.tail}")
-        for number, stage in enumerate(STAGES):
+        for number, stage in enumerate(AGED_STAGES if variant == "aged" else STAGES):
             load, times_ms = run_stage(
                 server, launch, stage, seconds, number, work / variant / f"stage-{number}"
             )
@@ -161,19 +169,21 @@ def measure(
     return rows
 
 
-def law(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Idle scrape, ms = base_ms + series_ms·series + name_ms·names in all series, by non-negative least squares."""
-    table = np.array([[1.0, row["series"], 2.0 * row["names_in_series"]] for row in rows])
-    times = np.array([row["idle_scrape_ms"] for row in rows])
+def render_law(python: str) -> dict[str, Any]:
+    """CPU time of a page, ms = series_ms·series + character_ms·characters, by non-negative least squares."""
+    script = str(Path(__file__).with_name("render.py"))
+    rows = json.loads(subprocess.run([python, script], capture_output=True, text=True, check=True).stdout)
+    table = np.array([[row["series"], row["characters"]] for row in rows], dtype=np.float64)
+    times = np.array([row["cpu_ms"] for row in rows])
     scale = table.max(axis=0)
     found, _ = nnls(table / scale / times[:, None], np.ones(len(rows)))
-    base, series, name = (found / scale).tolist()
-    error = np.abs(table @ np.array([base, series, name]) / times - 1.0)
+    error = np.abs(table @ (found / scale) / times - 1.0)
+    series, character = (found / scale).tolist()
     return {
-        "base_ms": base,
         "series_ms": series,
-        "name_ms": name,
-        "median_relative_error": float(np.median(error)),
+        "character_ms": character,
+        "mean_relative_error": float(error.mean()),
+        "rows": rows,
     }
 
 
@@ -218,11 +228,10 @@ def main() -> None:
             kept.write_text(json.dumps(found))
         if kept.exists():
             rows += json.loads(kept.read_text())
-    unpatched = [row for row in rows if row["variant"] == "vllm"]
-    data = {"machine": machine(), "law": law(unpatched) if unpatched else None, "rows": rows}
+    data = {"machine": machine(), "render": render_law(launch.python), "rows": rows}
     (results / "series.json").write_text(json.dumps(data, indent=1) + "\n")
     (results / "series.md").write_text(markdown(rows))
-    print(data["law"], markdown(rows), sep="\n")
+    print(json.dumps(data["render"]), markdown(rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ VLLM_PLUGINS names those that are loaded:
     spare_batch        eviction spares the adapters of the batch (vllm.general_plugins)
     walk_log           one line per step to the file PACKER_WALK_LOG (vllm.general_plugins)
     one_lora_series    vllm:lora_requests_info keeps one time series (vllm.stat_logger_plugins)
+    aged_lora_series   as after hours of traffic: PACKER_AGED_SERIES series at the start (vllm.stat_logger_plugins)
 """
 
 from __future__ import annotations
@@ -118,3 +119,14 @@ class _Latest:
             self._gauge.clear()
             self._last = labels
         return self._gauge.labels(**labels)
+
+
+class AgedLoraSeries(PrometheusStatLogger):  # type: ignore[misc, unused-ignore]
+    """Starts with as many time series of vllm:lora_requests_info as PACKER_AGED_SERIES says, of 24 adapters each."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for i in range(int(os.environ["PACKER_AGED_SERIES"])):
+            names = ",".join(f"old-{(i + k) % 512}" for k in range(23)) + f",old-{i}"
+            labels = {"max_lora": 0, "waiting_lora_adapters": names, "running_lora_adapters": names}
+            self.gauge_lora_info.labels(**labels).set(0.0)
