@@ -2,8 +2,8 @@
 
     python benchmarks/real_vllm/series.py --launch vllm-cpu/launch.toml    # four servers, about 16 minutes
 
-Servers: as vLLM is; with the series of an hour of traffic at the start (plug-in aged_lora_series), loads with and without
-scrapes in turn; with the plug-in one_lora_series; with --disable-log-stats. Results: results/series.{json,md}.
+Servers: as vLLM is; with the series of an hour of traffic at the start (plug-in aged_lora_series), loads with and
+without scrapes in turn; with the plug-in one_lora_series; with --disable-log-stats. Results: results/series.{json,md}.
 """
 
 from __future__ import annotations

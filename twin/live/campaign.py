@@ -26,6 +26,8 @@ from packer.workload import Workload
 BASE = "base"
 """Name of the base model on our servers; an adapter of this name in a workload means no adapter."""
 STEP_LOG_FLUSH_S = 0.7
+METRICS_SAMPLES = 60
+"""Looks at /metrics in a run of a minute or more: each stops the server's output while the page is rendered."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -216,11 +218,10 @@ class Campaign:
                 write_text(place / "failure.json", json.dumps(asdict(failure), indent=2))
             yield Outcome(session, task, failure)
 
-    def _measure(self, endpoint: Endpoint, session: Session, task: Task) -> Outcome:
-        place = self.folder / session.key / task.key
-        place.mkdir(parents=True, exist_ok=True)
+    def job(self, endpoint: Endpoint, task: Task) -> LoadJob:
+        """What the load generator does for a task."""
         launch = self.launch
-        job = LoadJob(
+        return LoadJob(
             url=endpoint.url,
             models=tuple(endpoint.base if n == BASE else n for n in task.workload.names),
             requests=task.requests(launch.engine.max_model_len),
@@ -229,8 +230,14 @@ class Campaign:
             token_ids=launch.token_ids,
             seed=task.seed,
             stall_s=launch.stall_timeout_s,
+            metrics_interval_s=max(1.0, task.duration_s / METRICS_SAMPLES),
             cores=launch.client_cores,
         )
+
+    def _measure(self, endpoint: Endpoint, session: Session, task: Task) -> Outcome:
+        place = self.folder / session.key / task.key
+        place.mkdir(parents=True, exist_ok=True)
+        job = self.job(endpoint, task)
         result = run_job(
             job,
             place,

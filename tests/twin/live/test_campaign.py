@@ -12,7 +12,7 @@ import pytest
 
 from packer.errors import LiveError
 from packer.twin.live.calibration import Grid, calibrate, calibrate_url, in_a_row, sessions
-from packer.twin.live.campaign import Campaign, Outcome, Session, Task, check_adapters
+from packer.twin.live.campaign import Campaign, Endpoint, Outcome, Session, Task, check_adapters
 from packer.twin.live.client import LoadJob, run_load
 from packer.twin.live.environment import diagnose_url
 from packer.twin.live.launch import Emulation, Launch
@@ -135,6 +135,17 @@ def test_long_requests_are_cut_as_vllm_would(fleet: Workload) -> None:
     requests = Task("t", fleet, 5.0).requests(20)
     assert int((requests.input_tokens + requests.output_tokens).max()) <= 20
     assert int(requests.input_tokens.max()) <= 19
+
+
+@pytest.mark.parametrize(("duration_s", "interval_s"), [(5.0, 1.0), (120.0, 2.0), (3600.0, 60.0)])
+def test_long_runs_do_not_look_at_the_metrics_more_often(
+    duration_s: float, interval_s: float, launch: Launch, fleet: Workload, tmp_path: Path
+) -> None:
+    """Rendering /metrics stops a server's output: a run has 60 looks, and at most one a second."""
+    task = Task("t", fleet, duration_s)
+    job = Campaign(launch, tmp_path).job(Endpoint("http://x"), task)
+    assert job.metrics_interval_s == interval_s
+    assert np.array_equal(job.requests.time_s, task.requests(launch.engine.max_model_len).time_s)
 
 
 def test_the_twin_replays_what_was_sent(fleet: Workload) -> None:
