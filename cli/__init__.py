@@ -129,11 +129,11 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; the exit code: 0 ok, 1 internal, 2 input, 3 infeasible, 130 interrupted."""
+    """Run the command line; the exit code: 0 ok, 1 internal, 2 input, 3 could not be done, 130 interrupted."""
     from functools import partial
 
     from packer.cli.streams import fail
-    from packer.errors import InputError, PackerError
+    from packer.errors import PackerError
 
     failed = partial(fail, as_json="--json" in arguments)
     try:
@@ -142,10 +142,10 @@ def run(arguments: list[str]) -> int:
         return failed(error, 130, message="interrupted")
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (click.ClickException, InputError) as error:
+    except click.ClickException as error:
         return failed(error, 2)
     except PackerError as error:
-        return failed(error, 1)
+        return failed(error, error.exit_code)
     except BrokenPipeError:
         return 0
     except OSError as error:  # a full disk or stream, a missing permission

@@ -1,15 +1,17 @@
-"""Everything that packer raises on purpose.
+"""Everything that packer raises on purpose, with the exit code of a command that ends with it.
 
-PackerError
+PackerError                             exit code 1 unless said otherwise
 ├── InputError (ValueError)            something the user gave is wrong; exit code 2
 │   ├── ValidationError                a value breaks a rule
 │   ├── FileFormatError                a file can't be read as what it should be (file, row, column)
+│   ├── SourceError                    a service that data are read from (Prometheus) is away or refused
 │   ├── UnknownNameError (LookupError) no profile, solver, … of that name
 │   ├── IncompatibleError              two choices don't fit together
 │   ├── ModelError                     a saved model or profile is damaged or doesn't match
-│   ├── LiveError                      a real server or Prometheus is away, failed, hung or refused
 │   ├── MissingDependencyError (ImportError)  an optional package is absent; the message has the install line
+│   ├── PluginError                    a strategy that another package registered can't be loaded
 │   └── OutputError (OSError)          a result can't be written where asked
+├── LiveError                          a real server is away, failed, hung or refused; exit code 3
 └── VerificationError                  a solver returned a plan that breaks its own rules (our fault)
 """
 
@@ -23,9 +25,13 @@ from collections.abc import Iterable
 class PackerError(Exception):
     """Root of every error that packer raises on purpose."""
 
+    exit_code = 1
+
 
 class InputError(PackerError, ValueError):
-    """Something that the user gave, or named for packer to use, is wrong: exit code 2."""
+    """Something that the user gave, or named for packer to use, is wrong."""
+
+    exit_code = 2
 
 
 class ValidationError(InputError):
@@ -66,6 +72,10 @@ class FileFormatError(InputError):
         super().__init__(f"{where}: {message}")
 
 
+class SourceError(InputError):
+    """A service that data are read from, as a file would be, is away or refused."""
+
+
 class UnknownNameError(InputError, LookupError):
     """No thing of that kind has that name; lists the known ones and the nearest match."""
 
@@ -93,8 +103,14 @@ class MissingDependencyError(InputError, ImportError):
     """An optional package is absent; the message has the install line."""
 
 
-class LiveError(InputError):
-    """A real server failed, hung or refused."""
+class PluginError(InputError):
+    """A strategy that another package registered can't be loaded; its own error is the cause."""
+
+
+class LiveError(PackerError):
+    """A real server failed, hung or refused: the input may be right, and what was asked could not be done."""
+
+    exit_code = 3
 
 
 class VerificationError(PackerError):

@@ -16,6 +16,7 @@ from typing import Any
 from packer.errors import (
     IncompatibleError,
     MissingDependencyError,
+    PluginError,
     UnknownNameError,
     ValidationError,
     shown,
@@ -56,17 +57,22 @@ def load(kind: str, name: str) -> Any:
     UnknownNameError
         Nothing of that kind has that name.
     MissingDependencyError
-        Its module can't be imported because a package is absent.
+        Its module imports a package that is not installed.
+    PluginError
+        Its module is not there, lacks the class, or fails while it is imported.
     """
     entries = _entries(kind)
     if name not in entries:
         raise UnknownNameError(kind, name, entries)
+    entry = entries[name]
     try:
-        return entries[name].load()
-    except (ImportError, AttributeError) as error:
-        raise MissingDependencyError(
-            f"The {kind} {name!r} ({entries[name].value}) can't be loaded: {error}."
-        ) from error
+        return entry.load()
+    except Exception as error:
+        what = f"The {kind} {name!r} ({entry.value}) can't be loaded: {type(error).__name__}: {error}."
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None and absent.partition(".")[0] != entry.module.partition(".")[0]:
+            raise MissingDependencyError(f"{what} Install {absent.partition('.')[0]!r}.") from error
+        raise PluginError(what) from error
 
 
 def make(kind: str, spec: str) -> Any:

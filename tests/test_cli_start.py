@@ -12,7 +12,7 @@ from packer.cli import LAZY, SHORT_HELP
 
 HEAVY = {
     "jinja2", "joblib", "lightgbm", "matplotlib", "networkx", "numba", "ortools", "plotly", "polars", "pulp",
-    "scipy", "sklearn", "skops",
+    "scipy", "sklearn",
 }  # fmt: skip
 
 PROGRAM = """

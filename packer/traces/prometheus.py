@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.errors import FileFormatError, LiveError, ValidationError, shown
+from packer.errors import FileFormatError, SourceError, ValidationError, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text
 from packer.traces.pattern import RateTable
@@ -115,7 +115,7 @@ def fetch(
     ------
     ValidationError
         The URL is no HTTP address, or the span has too many windows.
-    LiveError
+    SourceError
         The server can't be reached, refuses a query, or answers in something else than HTTP and JSON.
     """
     check_url(url)
@@ -151,20 +151,20 @@ def _get(url: str, asked: Mapping[str, object], timeout_s: float) -> Any:
     except http.client.InvalidURL as error:
         raise ValidationError(f"Expected an address like http://prometheus:9090: {error}.") from None
     except (OSError, ValueError) as error:
-        raise LiveError(f"Prometheus at {url} can't be reached: {error}") from None
+        raise SourceError(f"Prometheus at {url} can't be reached: {error}") from None
     except http.client.HTTPException as error:
-        raise LiveError(f"Expected Prometheus at {url} to answer in HTTP, got {error!r}.") from None
+        raise SourceError(f"Expected Prometheus at {url} to answer in HTTP, got {error!r}.") from None
     if not 200 <= status < 300:
         reason = data[:400].decode("utf-8", "replace")
-        raise LiveError(f"Prometheus refused {asked['query']!r} ({status}): {reason}")
+        raise SourceError(f"Prometheus refused {asked['query']!r} ({status}): {reason}")
     if len(data) > MAX_ANSWER_BYTES:
-        raise LiveError(
+        raise SourceError(
             f"Prometheus answered with more than {MAX_ANSWER_BYTES:,} bytes: take a longer window."
         )
     try:
         return parse_json(data.decode(), url)
     except ValueError:
-        raise LiveError(f"Prometheus at {url} answered with something that is not JSON.") from None
+        raise SourceError(f"Prometheus at {url} answered with something that is not JSON.") from None
 
 
 def _post(url: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from packer import errors
+from packer.cli import run
 
 
 def test_one_root_and_familiar_bases() -> None:
@@ -14,10 +15,33 @@ def test_one_root_and_familiar_bases() -> None:
     assert all(issubclass(kind, errors.PackerError) for kind in raised)
     assert issubclass(errors.InputError, ValueError)
     assert issubclass(errors.ModelError, errors.InputError)
-    assert issubclass(errors.LiveError, errors.InputError)
+    assert not issubclass(errors.LiveError, errors.InputError)
     assert issubclass(errors.UnknownNameError, LookupError)
     assert issubclass(errors.OutputError, OSError)
     assert issubclass(errors.MissingDependencyError, ImportError)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ValidationError("x"), 2),
+        (errors.SourceError("x"), 2),
+        (errors.OutputError("x"), 2),
+        (errors.PluginError("x"), 2),
+        (errors.LiveError("x"), 3),
+        (errors.VerificationError("x"), 1),
+    ],
+)
+def test_a_command_ends_with_the_exit_code_of_its_error(
+    error: errors.PackerError, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that hung is not bad input: what was asked for could not be done."""
+
+    def fails(*_args: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("packer.cli.cli.main", fails)
+    assert run(["live"]) == code
 
 
 def test_a_file_error_says_where() -> None:

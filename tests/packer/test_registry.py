@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 from packer import registry
-from packer.errors import IncompatibleError, MissingDependencyError, UnknownNameError
+from packer.errors import IncompatibleError, MissingDependencyError, PluginError, UnknownNameError
 
 
 @pytest.fixture
@@ -49,9 +50,33 @@ def test_one_name_for_two_things_is_an_error(entries) -> None:
     assert registry.names("solver") == ("greedy",)
 
 
-@pytest.mark.parametrize("value", ["no_such_module_at_all:X", "packer.errors:NoSuchClass"])
-def test_a_broken_plug_in_is_named(entries, value: str) -> None:
-    """A plug-in that can't be imported is our error with its name, not a traceback."""
+PLUG_INS = {
+    "absent_import": "import no_such_package_at_all.part",
+    "bug": "1 / 0",
+    "bad_import": "from packer.errors import NoSuchClass",
+    "own_part": "import own_part.missing",
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "says"),
+    [
+        ("absent_import:X", MissingDependencyError, "Install 'no_such_package_at_all'"),
+        ("bug:X", PluginError, "ZeroDivisionError"),
+        ("bad_import:X", PluginError, "NoSuchClass"),
+        ("own_part:X", PluginError, "own_part.missing"),
+        ("no_such_module_at_all:X", PluginError, "no_such_module_at_all"),
+        ("packer.errors:NoSuchClass", PluginError, "NoSuchClass"),
+    ],
+)
+def test_a_plug_in_that_fails_to_load_is_named_with_its_fault(
+    entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, kind: type[Exception], says: str
+) -> None:
+    """Only a package that is not installed is a missing dependency; a bug is said to be one, with its cause."""
+    for name, text in PLUG_INS.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
     entries(("broken", value))
-    with pytest.raises(MissingDependencyError, match="broken"):
+    with pytest.raises(kind, match=f"'broken'.*{says}") as caught:
         registry.load("solver", "broken")
+    assert caught.value.__cause__ is not None

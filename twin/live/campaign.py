@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from packer.arrival import Arrivals, RequestTrace
-from packer.errors import FileFormatError, LiveError
+from packer.errors import FileFormatError, ValidationError
 from packer.io.files import write_text
 from packer.twin.arrivals import draw_requests
 from packer.twin.live.client import LoadJob
@@ -288,12 +288,14 @@ def usable_kv_tokens(metrics: MetricsSummary, launch: Launch) -> int | None:
 
 
 def check_adapters(slots: Slots) -> None:
-    """Raise LiveError where an adapter's folder is not there: vLLM would say so only after a minute."""
+    """Raise ValidationError where an adapter's folder is not there: vLLM would say so only after a minute."""
     absent = [(name, path) for name, path in slots.adapters if "/" in path and not Path(path).exists()]
     if absent:
         name, path = absent[0]
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-        raise LiveError(f"There is no adapter {name!r} at {path}{more}; see adapter_path in the launch file.")
+        raise ValidationError(
+            f"Expected adapter {name!r} at {path}{more}, got nothing there; see adapter_path in the launch file."
+        )
 
 
 def _copy_rows(source: Path, target: Path, start_s: float, end_s: float) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from packer.cli import run
-from packer.errors import FileFormatError, LiveError, PackerError, ValidationError
+from packer.errors import FileFormatError, PackerError, SourceError, ValidationError
 from packer.traces.prometheus import SOURCES, Source, fetch, parse, queries, read_export
 
 CUSTOM = Source("requests_total", "prompt_tokens_total", "generated_tokens_total", "adapter")
@@ -120,7 +120,7 @@ def test_bad_addresses_are_refused() -> None:
     ):
         with pytest.raises(ValidationError, match="address"):
             fetch(url, CUSTOM, end_s=100, span_s=60, window_s=60)
-    with pytest.raises(LiveError, match="can't be reached"):
+    with pytest.raises(SourceError, match="can't be reached"):
         fetch("http://127.0.0.1:9", CUSTOM, end_s=100, span_s=60, window_s=60)
 
 
@@ -165,7 +165,7 @@ def test_what_is_no_answer_is_a_clear_error(
     answering: Callable[[bytes], str], answer: bytes, message: str
 ) -> None:
     """Whatever a server sends instead of an answer, the error says what, and is never a fault of ours."""
-    with pytest.raises(LiveError, match=message):
+    with pytest.raises(SourceError, match=message):
         fetch(answering(answer), CUSTOM, end_s=100, span_s=60, window_s=60)
 
 
@@ -299,5 +299,5 @@ def test_command_reads_a_real_server_and_its_saved_answers(
 def test_refused_query_is_reported(prometheus: str) -> None:
     """What Prometheus says of a bad query reaches the user."""
     source = Source("rate(", "x", "y", "z")
-    with pytest.raises(LiveError, match="parse error"):
+    with pytest.raises(SourceError, match="parse error"):
         fetch(prometheus, source, end_s=time.time(), span_s=6.0, window_s=3.0)

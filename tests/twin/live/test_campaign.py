@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packer.errors import LiveError
+from packer.errors import LiveError, ValidationError
 from packer.twin.live.calibration import Grid, calibrate, calibrate_url, in_a_row, sessions
 from packer.twin.live.campaign import Campaign, Endpoint, Outcome, Session, Task, check_adapters
 from packer.twin.live.client import LoadJob, run_load
@@ -126,7 +126,7 @@ def test_the_budget_stops_the_plan(launch: Launch, session: Session, tmp_path: P
 
 def test_an_absent_adapter_is_found_before_the_start(tmp_path: Path) -> None:
     """vLLM would need a minute to say it."""
-    with pytest.raises(LiveError, match="no adapter 'a'"):
+    with pytest.raises(ValidationError, match="adapter 'a' at"):
         check_adapters(Slots((("a", str(tmp_path / "none")),), 1, 8))
 
 
