@@ -1,4 +1,4 @@
-"""Saved predictors: a header in JSON and plain arrays, hashed. Nothing in a file is ever executed.
+"""Saved predictors: a header in JSON and plain arrays, with a hash. Nothing in a file is executed.
 
 Layout: the line `packer predictor 1`, a line with the SHA-256 of all that follows, a line of JSON, and the
 arrays one after another, compressed with LZMA.
@@ -9,24 +9,63 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
-from packer.errors import ModelError
-from packer.io.files import read_bytes, write_bytes
+from packer.errors import FileFormatError, ModelError
+from packer.io.documents import parse_json
+from packer.io.files import decode, read_bytes, write_bytes
+from packer.io.schema import Table, parse
+from packer.io.tables import first_line
+from packer.predictors.arrays import check_arrays
 from packer.predictors.features import NAMES
+from packer.predictors.kinds import kind_of
+from packer.predictors.targets import OUTPUTS
 from packer.profile import Profile
 
 MAGIC = b"packer predictor 1"
-NEEDED = ("kind", "profile", "fingerprint", "calibration", "ranges", "medians")
-"""Entries of the header without which a predictor can't be used."""
+MAX_ARRAY_BYTES = 2**28
+"""Largest sum of the arrays of a model; those that come with packer have less than 2 MB."""
 
-_TYPES = ("<f4", "<f8", "<i4", "<i8")
+_LZMA_MEMORY_BYTES = 2**26
+
+
+class _Array(Table):
+    """Type and shape of an array."""
+
+    name: str
+    dtype: Literal["<f4", "<f8", "<i4", "<i8"]
+    shape: list[Annotated[int, Field(ge=0, le=2**31)]] = Field(max_length=2)
+
+
+class _Header(Table):
+    """The line of JSON."""
+
+    kind: str
+    family: Literal["trees", "machine", "neighbours"]
+    profile: str
+    fingerprint: str
+    dataset: str
+    rows: int
+    rows_used: int
+    features: list[str]
+    outputs: list[str]
+    ranges: list[list[float]] = Field(min_length=2, max_length=2)
+    medians: list[float]
+    calibration: list[float] = Field(min_length=2, max_length=2)
+    params: dict[str, Any] | str
+    search: bool
+    seed: int
+    versions: dict[str, str]
+    scores: dict[str, dict[str, int | float | None]]
+    arrays: list[_Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,51 +116,67 @@ def read_model(path: str | os.PathLike[str]) -> Model:
     FileFormatError
         There is no such file.
     ModelError
-        It is no predictor, was tampered with or cut short, or needs other features than this version has.
+        It is not a predictor, was changed or cut short, its arrays can't be evaluated, or it needs other features
+        than this version has.
     """
     return from_bytes(read_bytes(path), os.fspath(path))
 
 
 def from_bytes(data: bytes, where: str) -> Model:
-    """The model in a file's content; `where` names the file in messages."""
+    """The model in a file's content; `where` names the file in messages. Raises `ModelError`."""
     magic, _, rest = data.partition(b"\n")
     digest, _, body = rest.partition(b"\n")
     if magic != MAGIC:
         raise ModelError(
-            f"{where}: it is no predictor of this version of packer (expected {MAGIC.decode()!r})."
+            f"{where}: it is not a predictor of this version of packer (expected {MAGIC.decode()!r})."
         )
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise ModelError(f"{where}: the content does not match its hash: it was changed or cut short.")
     text, _, packed = body.partition(b"\n")
     try:
-        header = json.loads(text)
-        arrays = _arrays(header.pop("arrays"), lzma.decompress(packed))
-        features = tuple(header["features"])
-        known = set(NEEDED) <= header.keys()
-    except (ValueError, KeyError, TypeError, AttributeError, lzma.LZMAError) as error:
-        raise ModelError(f"{where}: the predictor can't be read: {error}.") from None
-    if not known:
-        raise ModelError(f"{where}: the header lacks one of {', '.join(NEEDED)}: train it again.")
-    if features != NAMES:
-        unknown = sorted(set(features) - set(NAMES)) or "none"
-        missing = sorted(set(NAMES) - set(features)) or "none"
-        raise ModelError(
-            f"{where}: it was trained on other features (unknown here: {unknown}; missing there: {missing}): "
-            "train it again."
-        )
-    return Model(header, arrays)
+        header = parse(_Header, parse_json(decode(text, where), where), where)
+    except FileFormatError as error:
+        raise ModelError(f"{error} The header of the predictor is damaged: train it again.") from None
+    _check_features(header, where)
+    try:
+        if kind_of(header.kind).family != header.family:
+            raise ValueError(
+                f"a predictor of the kind {header.kind!r} is not of the family {header.family!r}"
+            )
+        arrays = _arrays(header.arrays, packed)
+        check_arrays(header.family, arrays, len(NAMES), len(OUTPUTS))
+    except (ValueError, EOFError, lzma.LZMAError) as error:
+        raise ModelError(f"{where}: the predictor can't be used: {first_line(error)}.") from None
+    return Model(header.model_dump(exclude={"arrays"}), arrays)
 
 
-def _arrays(entries: list[dict[str, Any]], data: bytes) -> dict[str, npt.NDArray[Any]]:
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    at = 0
-    for entry in entries:
-        if entry["dtype"] not in _TYPES:
-            raise ValueError(f"array type {entry['dtype']!r}")
-        dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays[entry["name"]] = np.frombuffer(data, dtype, count, at).reshape(shape)
-        at += count * dtype.itemsize
-    if at != len(data):
+def _check_features(header: _Header, where: str) -> None:
+    """Raise `ModelError` unless the features and outputs are this version's, with ranges and medians."""
+    for what, known, given in (("features", NAMES, header.features), ("outputs", OUTPUTS, header.outputs)):
+        if tuple(given) != known:
+            unknown = ", ".join(sorted(set(given) - set(known)))[:200] or "none"
+            missing = ", ".join(sorted(set(known) - set(given))) or "none"
+            raise ModelError(
+                f"{where}: it was trained on other {what} (unknown here: {unknown}; missing there: {missing}): "
+                "train it again."
+            )
+    low, high = header.ranges
+    ordered = len(low) == len(high) == len(NAMES) and all(a <= b for a, b in zip(low, high, strict=True))
+    if not ordered or len(header.medians) != len(NAMES):
+        raise ModelError(f"{where}: expected a range and a median for each of {len(NAMES)} features.")
+
+
+def _arrays(entries: Sequence[_Array], packed: bytes) -> dict[str, npt.NDArray[Any]]:
+    """The arrays, unpacked no further than their shapes say."""
+    sizes = [math.prod(entry.shape) * np.dtype(entry.dtype).itemsize for entry in entries]
+    if sum(sizes) > MAX_ARRAY_BYTES:
+        raise ValueError(f"its arrays have more than {MAX_ARRAY_BYTES:,} bytes")
+    unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY_BYTES)
+    data = unpack.decompress(packed, sum(sizes) + 1)
+    if len(data) != sum(sizes) or unpack.unused_data:
         raise ValueError("the arrays don't fill the file")
-    return arrays
+    ends = np.cumsum([0, *sizes]).tolist()
+    return {
+        entry.name: np.frombuffer(data[start:end], entry.dtype).reshape(entry.shape)
+        for entry, start, end in zip(entries, ends, ends[1:], strict=False)
+    }

@@ -18,7 +18,7 @@ from packer.errors import FileFormatError, shown
 class Table(pydantic.BaseModel):
     """A table of a file: unknown keys are refused, and no value is converted silently."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 _UNION_MEMBER = re.compile(r"[A-Z]\w*Table$|float$|int$|str$|list\[|dict\[")

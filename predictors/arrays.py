@@ -1,0 +1,101 @@
+"""What the arrays of a saved model must be: the kernels that read them check no index and no shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+IntArray = npt.NDArray[np.int64]
+
+
+def check_arrays(family: str, arrays: Arrays, features: int, outputs: int) -> None:
+    """Raise `ValueError` unless the kernels of a family can evaluate these arrays.
+
+    Parameters
+    ----------
+    family
+        "trees", "machine" or "neighbours".
+    arrays
+        By name, as `packer.predictors.store` reads them.
+    features, outputs
+        How many the model has.
+    """
+    for name, array in arrays.items():
+        _require(bool(np.isfinite(array).all()), name, "finite")
+    if family == "trees":
+        _check_trees(arrays, features, outputs)
+        return
+    _shape(arrays, "center", np.float32, features)
+    _shape(arrays, "scale", np.float32, features)
+    _require(bool((arrays["scale"] > 0).all()), "scale", "> 0")
+    if family == "machine":
+        _shape(arrays, "constants", np.float64, outputs, 2)
+        _require(bool((arrays["constants"][:, 0] >= 0).all()), "constants", ">= 0")
+        for k in range(outputs):
+            _shape(arrays, f"vectors_{k}", np.float32, None, features)
+            _shape(arrays, f"weights_{k}", np.float32, len(arrays[f"vectors_{k}"]))
+    else:
+        _shape(arrays, "points", np.float32, None, features)
+        _shape(arrays, "values", np.float32, len(arrays["points"]), outputs)
+        _shape(arrays, "k", np.int64, 1)
+        _require(1 <= int(arrays["k"][0]) <= len(arrays["points"]), "k", "between 1 and the number of points")
+
+
+def _check_trees(arrays: Arrays, features: int, outputs: int) -> None:
+    """Nodes form trees (children behind their parent, each with one parent) as deep as `depths` says."""
+    _shape(arrays, "threshold", np.float32, None)
+    _shape(arrays, "bias", np.float64, outputs)
+    n = len(arrays["threshold"])
+    feature, left = (_integers(arrays, name, n) for name in ("feature", "left"))
+    roots = _integers(arrays, "roots", None)
+    depths = _integers(arrays, "depths", len(roots))
+    starts = _integers(arrays, "starts", outputs + 1)
+    _require(
+        starts[0] == 0 and starts[-1] == len(roots) and bool((np.diff(starts) >= 0).all()),
+        "starts", f"sorted from 0 to {len(roots)}",
+    )  # fmt: skip
+    node = np.arange(n)
+    inner = left != node
+    _require(
+        bool((left[inner] > node[inner]).all() and (left[inner] < n - 1).all()), "left", "behind each node"
+    )
+    _require(bool((feature[inner] < features).all()), "feature", f"< {features}")
+    _require(bool((feature[~inner] == features).all()), "feature", f"{features} in leaves")
+    _require(bool((roots < n).all()), "roots", f"< {n}")
+    parents = np.bincount(np.concatenate([roots, left[inner], left[inner] + 1]), minlength=n)
+    _require(bool((parents <= 1).all()), "left", "the children of one node each")
+    deepest = np.zeros(len(roots), dtype=np.int64)
+    tree, at = np.arange(len(roots)), roots
+    for depth in range(n):
+        deepest[tree] = depth
+        on = inner[at]
+        tree, at = np.repeat(tree[on], 2), np.repeat(left[at[on]], 2)
+        at[1::2] += 1
+        if not len(at):
+            break
+    _require(bool((deepest == depths).all()), "depths", "the depths of the trees")
+
+
+def _integers(arrays: Arrays, name: str, length: int | None) -> IntArray:
+    _shape(arrays, name, np.int32, length)
+    _require(bool((arrays[name] >= 0).all()), name, ">= 0")
+    return arrays[name].astype(np.int64)
+
+
+def _shape(arrays: Arrays, name: str, dtype: type, *shape: int | None) -> None:
+    if name not in arrays:
+        raise ValueError(f"the array {name!r} is missing")
+    array = arrays[name]
+    same = array.ndim == len(shape) and all(
+        want in (None, got) for want, got in zip(shape, array.shape, strict=True)
+    )
+    _require(array.dtype == dtype and same, name, f"{np.dtype(dtype)} of the shape {shape}")
+
+
+def _require(holds: bool, name: str, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"expected the array {name!r} to be {rule}")
