@@ -74,7 +74,8 @@ def build(
 
     from packer.cli.output import note, note_estimated, print_json, progress_bar
     from packer.io.profiles import load_profile
-    from packer.predictors.dataset import Backend, build_dataset, read_dataset
+    from packer.predictors.build import Backend, build_dataset
+    from packer.predictors.dataset import read_dataset
 
     profile = load_profile(profile_name)
     note_estimated(profile, quiet=quiet)

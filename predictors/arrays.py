@@ -31,7 +31,9 @@ def check_arrays(family: str, arrays: Arrays, features: int, outputs: int) -> No
         return
     _shape(arrays, "center", np.float32, features)
     _shape(arrays, "scale", np.float32, features)
-    _require(bool((arrays["scale"] > 0).all()), "scale", "> 0")
+    _require(bool((arrays["scale"] > 0.0009).all()), "scale", ">= 0.001, as training makes it")
+    for name, array in arrays.items():
+        _require(bool((np.abs(array) <= 1e6).all()), name, "within ±1e6, so that distances are finite")
     if family == "machine":
         _shape(arrays, "constants", np.float64, outputs, 2)
         _require(bool((arrays["constants"][:, 0] >= 0).all()), "constants", ">= 0")

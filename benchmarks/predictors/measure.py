@@ -26,8 +26,8 @@ from packer.bin import STARVATION_THRESHOLD, Bin
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.predictors.auto import AutoPredictor
+from packer.predictors.build import MAX_OUTSTANDING
 from packer.predictors.card import macro_f1, smape
-from packer.predictors.dataset import MAX_OUTSTANDING
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
 from packer.predictors.features import BinTable, FeatureExtractor

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from packer.errors import FileFormatError
 from packer.io.profiles import load_profile
-from packer.predictors.dataset import Dataset, Spec, build_dataset, read_dataset
+from packer.predictors.build import build_dataset
+from packer.predictors.dataset import Dataset, Spec, read_dataset
 from packer.predictors.shipped import KINDS, file_name
 from packer.predictors.store import write_model
 from packer.predictors.train import train

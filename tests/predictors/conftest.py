@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from packer.predictors.dataset import Dataset, build_dataset, read_dataset
+from packer.predictors.build import build_dataset
+from packer.predictors.dataset import Dataset, read_dataset
 from packer.predictors.store import Model
 from packer.predictors.train import train
 from packer.profile import Profile

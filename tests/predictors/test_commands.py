@@ -10,7 +10,7 @@ import pytest
 
 from packer.cli import run
 from packer.io.profiles import write_profile
-from packer.predictors.dataset import build_dataset
+from packer.predictors.build import build_dataset
 from packer.predictors.store import Model, write_model
 from packer.profile import Profile
 

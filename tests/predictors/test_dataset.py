@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +14,9 @@ import polars as pl
 import pytest
 
 from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError, OutputError
-from packer.predictors import dataset as module
-from packer.predictors.dataset import PART_ROWS, Dataset, build_dataset, read_dataset
+from packer.predictors import build as module
+from packer.predictors.build import PART_ROWS, build_dataset
+from packer.predictors.dataset import Dataset, Spec, read_dataset
 from packer.predictors.scenarios import FAMILIES, RATES, SIZES, scenario
 from packer.profile import Profile
 
@@ -83,9 +89,67 @@ def test_an_interrupted_build_goes_on(
 def test_parts_of_another_dataset_are_not_mixed(small: Profile, tmp_path: Path) -> None:
     """Parts that belong to another seed are refused, not overwritten."""
     path = tmp_path / "d.parquet"
-    module._claim(tmp_path / "d.parquet.parts", module.Spec(small.name, small.fingerprint, 10, 0))
-    with pytest.raises(IncompatibleError, match="another dataset"):
+    with module._claimed(tmp_path / "d.parquet.parts", Spec(small.name, small.fingerprint, 10, 0)):
+        pass
+    with pytest.raises(IncompatibleError, match="another data set"):
         build_dataset(small, path, rows=10, seed=1, jobs=1)
+
+
+def test_two_builds_into_one_file(small: Profile, tmp_path: Path) -> None:
+    """The second one is refused while the first one runs, and goes on with its parts if that was killed."""
+    path = tmp_path / "d.parquet"
+    with (
+        module._claimed(tmp_path / "d.parquet.parts", Spec(small.name, small.fingerprint, 10, 0)),
+        pytest.raises(OutputError, match="another process is building"),
+    ):
+        build_dataset(small, path, rows=10, seed=0, jobs=1)
+    assert not path.exists()
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    """Nothing goes on simulating for nobody: after kill −9 of the build its workers are gone in seconds."""
+    code = (
+        "from packer.predictors.build import build_dataset\n"
+        "from packer.testing.analytic import small_profile\n"
+        f"build_dataset(small_profile(), {str(tmp_path / 'd.parquet')!r}, rows=100_000, jobs=2)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    parts = tmp_path / "d.parquet.parts"
+    end = time.monotonic() + 120
+    while not list(parts.glob("part-*")) and time.monotonic() < end:
+        time.sleep(0.1)
+    workers = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    workers = [pid for pid in workers if b"loky" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    parent.kill()
+    parent.wait()
+    assert workers
+    end = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    assert not (tmp_path / "d.parquet").exists()
+
+
+@pytest.mark.parametrize("fits", [0, 1, 2])
+def test_a_full_disk_is_an_output_error(
+    fits: int, small: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever file is the first that does not fit: an OutputError, and nothing that looks complete."""
+    write = Path.write_bytes
+    written: list[Path] = []
+
+    def full(path: Path, data: bytes) -> int:
+        written.append(path)
+        if len(written) > fits:
+            write(path, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OutputError, match="No space left"):
+        build_dataset(small, tmp_path / "d.parquet", rows=3, jobs=1)
+    assert not (tmp_path / "d.parquet").exists()
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_an_existing_file_is_kept(built: Path, small: Profile) -> None:
@@ -102,25 +166,87 @@ def test_a_cut_file_is_refused(built: Path, tmp_path: Path) -> None:
         read_dataset(path)
 
 
-def test_missing_rows_are_refused(built: Path, tmp_path: Path) -> None:
-    """A dataset with rows taken out says so."""
-    path = tmp_path / "less.parquet"
-    note = pl.read_parquet_metadata(built)["packer"]
-    pl.read_parquet(built).head(7).write_parquet(path, metadata={"packer": note})
-    with pytest.raises(FileFormatError, match=r"expected rows 0 … 36 once each, got 7"):
+CHANGES: dict[str, tuple[Callable[[pl.DataFrame], pl.DataFrame], str]] = {
+    "rows taken out": (lambda frame: frame.head(7), r"expected rows 0 … 36 once each, got 7"),
+    "no rows": (lambda frame: frame.head(0), "got 0"),
+    "rows swapped": (lambda frame: frame.reverse(), "once each"),
+    "column gone": (lambda frame: frame.drop("capacity"), "column 'capacity': this column is missing"),
+    "column of text": (lambda frame: frame.with_columns(step=pl.lit("x")), "column 'step': expected numbers"),
+    "names of numbers": (lambda frame: frame.with_columns(group=pl.lit(1)), "column 'group': expected text"),
+    "label empty": (lambda frame: frame.with_columns(mean_itl_ms=pl.lit(None, pl.Float64)), "mean_itl_ms"),
+    "label NaN": (lambda frame: frame.with_columns(served_share=pl.lit(float("nan"))), "served_share"),
+    "label negative": (lambda frame: frame.with_columns(p99_itl_ms=pl.lit(-1.0)), "p99_itl_ms"),
+    "one TTFT NaN": (
+        lambda frame: frame.with_columns(
+            p99_ttft_ms=pl.lit(float("nan")), mean_ttft_ms=pl.lit(1.0), median_ttft_ms=pl.lit(1.0)
+        ),
+        "p99_ttft_ms",
+    ),
+    "feature infinite": (lambda frame: frame.with_columns(step=pl.lit(float("inf"))), "finite features"),
+    "label changed": (lambda frame: frame.with_columns(mean_itl_ms=pl.lit(1.0)), "does not match its hash"),
+    "group changed": (lambda frame: frame.with_columns(group=pl.lit("g")), "does not match its hash"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_tables_are_refused(built: Path, tmp_path: Path, change: str) -> None:
+    """Columns and rows that were edited are refused with the rule that they break, or by the hash."""
+    edit, says = CHANGES[change]
+    notes = pl.read_parquet_metadata(built)
+    path = tmp_path / "changed.parquet"
+    kept = {key: notes[key] for key in ("packer", "digest")}
+    edit(pl.read_parquet(built)).write_parquet(path, metadata=kept)
+    with pytest.raises(FileFormatError, match=says):
         read_dataset(path)
 
 
-def test_missing_and_unknown_features_are_named(built: Path, tmp_path: Path) -> None:
-    """A column that is gone, or a feature of another version, is named."""
-    note = pl.read_parquet_metadata(built)["packer"]
-    path = tmp_path / "column.parquet"
-    pl.read_parquet(built).drop("capacity").write_parquet(path, metadata={"packer": note})
-    with pytest.raises(FileFormatError, match="capacity"):
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("capacity", "horsepower", "unknown horsepower; missing capacity"),
+        ('"rows": 37', '"rows": 0', "rows"),
+        ('"rows": 37', '"rows": "37"', "rows"),
+        ('"seed": 4', '"seed": 5', "hash"),
+        ("packer dataset 1", "packer dataset 9", "the format"),
+        ("{", "[", "expected JSON"),
+    ],
+)
+def test_changed_metadata_is_refused(built: Path, tmp_path: Path, old: str, new: str, says: str) -> None:
+    """The specification in the file is data of a user, too."""
+    notes = pl.read_parquet_metadata(built)
+    path = tmp_path / "changed.parquet"
+    changed = {"packer": notes["packer"].replace(old, new, 1), "digest": notes["digest"]}
+    assert changed["packer"] != notes["packer"]
+    pl.read_parquet(built).write_parquet(path, metadata=changed)
+    with pytest.raises(FileFormatError, match=says):
         read_dataset(path)
-    pl.read_parquet(built).write_parquet(path, metadata={"packer": note.replace("capacity", "horsepower")})
-    with pytest.raises(FileFormatError, match="horsepower"):
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_flipped_bytes_are_refused(built: Path, tmp_path: Path, seed: int) -> None:
+    """Damage that makes the decoder panic or abort ends in words, and damage that it reads over in the hash."""
+    rng = np.random.default_rng(seed)
+    data = bytearray(built.read_bytes())
+    for at in rng.integers(4, len(data) - 8, 4 + 30 * (seed % 2)):
+        data[at] ^= int(rng.integers(1, 256))
+    path = tmp_path / "flipped.parquet"
+    path.write_bytes(bytes(data))
+    with pytest.raises(FileFormatError):
         read_dataset(path)
+
+
+def test_a_damaged_part_is_named(small: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part with flipped bytes ends the build in words that say what to do."""
+    write = module._write_part
+
+    def damaged(part: Path, rows: list[dict[str, object]]) -> None:
+        write(part, rows)
+        data = part.read_bytes()
+        part.write_bytes(data[:200] + b"x" * 40 + data[240:-9] + b"\xff" + data[-8:])
+
+    monkeypatch.setattr(module, "_write_part", damaged)
+    with pytest.raises(FileFormatError, match="Remove the folder and build again"):
+        build_dataset(small, tmp_path / "d.parquet", rows=3, seed=4, jobs=1)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+"""Builds data sets: in parts, each written whole, so that an interrupted build loses at most one part."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError, OutputError
+from packer.io.files import check_writable, read_bytes, read_text, write_bytes, write_text
+from packer.io.parquet import decoded, write_frame
+from packer.predictors.dataset import LABELS, TTFT_LABELS, Spec, dataset_bytes
+from packer.predictors.features import NAMES
+from packer.predictors.scenarios import scenario
+from packer.profile import Profile
+from packer.twin.until_clear import evaluate_until_clear
+
+PART_ROWS = 32
+_WATCH = "packer-watch-parent"
+MAX_OUTSTANDING = 26_800
+"""Largest number of outstanding requests, as the client of the measured runs had it."""
+
+Backend = Literal["processes", "ray"]
+Progress = Callable[[str, int, int], None]
+
+
+def row_of(index: int, profile: Profile, seed: int) -> dict[str, Any]:
+    """One scenario, simulated."""
+    case = scenario(index, profile, seed)
+    found = evaluate_until_clear(
+        case.workload,
+        profile,
+        case.settings,
+        seed=(seed * 1_000_003 + index) % 2**31,
+        max_outstanding=MAX_OUTSTANDING,
+        edge_seeds=1,
+    )
+    row: dict[str, Any] = {"index": index, "family": case.family, "group": case.group}
+    row |= dict(zip(NAMES, case.features(profile).tolist(), strict=True))
+    row["served_share"] = found.evaluation.served_share
+    row |= {name: float(getattr(found.evaluation, name)) for name in LABELS[1:]}
+    if found.extrapolated:
+        row |= dict.fromkeys(TTFT_LABELS, float("nan"))
+    row |= {"duration_s": found.duration_s, "runs": found.runs}
+    return row
+
+
+def part_of(number: int, spec: Spec, profile: Profile, parent: int | None = None) -> list[dict[str, Any]]:
+    """The rows of one part; a worker process ends when the process `parent`, which started it, is gone."""
+    if parent is not None and parent != os.getpid():
+        _end_with(parent)
+    start = number * PART_ROWS
+    return [row_of(i, profile, spec.seed) for i in range(start, min(start + PART_ROWS, spec.rows))]
+
+
+def build_dataset(
+    profile: Profile,
+    path: str | os.PathLike[str],
+    *,
+    rows: int,
+    seed: int = 0,
+    jobs: int = -1,
+    backend: Backend = "processes",
+    force: bool = False,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> Spec:
+    """Simulate `rows` scenarios and write them as Parquet. An interrupted build goes on where it stopped.
+
+    Parameters
+    ----------
+    profile
+        The server.
+    path
+        The Parquet file. Until it is complete, finished parts are in the directory `<path>.parts`.
+    rows, seed
+        How many scenarios, and their seed: the same give the same file.
+    jobs
+        Processes; −1 means one per core.
+    backend
+        "processes" on this machine, or "ray" on the Ray cluster that `ray.init` finds.
+    force
+        Overwrite an existing file.
+
+    Raises
+    ------
+    IncompatibleError
+        The directory of parts belongs to another data set.
+    FileFormatError
+        A part is damaged.
+    OutputError
+        The file or a part can't be written, or another process builds into the same file.
+    MissingDependencyError
+        Ray is not installed.
+    """
+    target = check_writable(path, force=force)
+    spec = Spec(profile.name, profile.fingerprint, rows, seed)
+    with _claimed(target.with_name(target.name + ".parts"), spec) as folder:
+        parts = [folder / f"part-{k:06d}.parquet" for k in range(-(-rows // PART_ROWS))]
+        missing = [k for k, part in enumerate(parts) if not part.exists()]
+        done = rows - sum(min(PART_ROWS, rows - k * PART_ROWS) for k in missing)
+        progress("scenarios", done, rows)
+        for number, found in _simulated(missing, spec, profile, jobs, backend):
+            _write_part(parts[number], found)
+            done += len(found)
+            progress("scenarios", done, rows)
+        try:
+            frame, _ = decoded([read_bytes(part) for part in parts], folder)
+            content = dataset_bytes(frame, spec, folder)
+        except FileFormatError as error:
+            raise FileFormatError(f"{error} Remove the folder and build again.", path=folder) from None
+        write_bytes(target, content, force=force)
+        shutil.rmtree(folder, ignore_errors=True)
+    return spec
+
+
+@contextmanager
+def _claimed(folder: Path, spec: Spec) -> Iterator[Path]:
+    """The directory of a data set's parts, held against other processes while the block runs."""
+    lock = _lock(folder)
+    try:
+        _check_note(folder, spec)
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """Descriptor of the locked file in the directory of parts; the lock ends with it, or with the process."""
+    import fcntl
+
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(lock), os.stat(folder / ".lock")):
+                raise BlockingIOError  # its holder has finished and removed the folder
+        except OSError:
+            os.close(lock)
+            raise
+    except (BlockingIOError, FileNotFoundError):
+        raise OutputError(f"{folder}: another process is building this data set.") from None
+    except OSError as error:
+        raise OutputError(f"{folder}: can't be written: {error}.") from None
+    return lock
+
+
+def _check_note(folder: Path, spec: Spec) -> None:
+    """Note the data set in a new directory, or check that it is that of the same data set."""
+    note = folder / "spec.json"
+    if not note.exists():
+        if any(not item.name.startswith(".") for item in folder.iterdir()):  # dots: left by a killed write
+            raise IncompatibleError(
+                f"{folder}: expected parts of a data set, got other files: move them away."
+            )
+        write_text(note, spec.text())
+    elif read_text(note) != spec.text():
+        raise IncompatibleError(
+            f"{folder} holds parts of another data set (profile, rows, seed or features differ): remove "
+            "it, or build into another file."
+        )
+
+
+def _simulated(
+    missing: list[int], spec: Spec, profile: Profile, jobs: int, backend: Backend
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Number and rows of each missing part."""
+    from joblib import Parallel, delayed, effective_n_jobs, parallel_config
+
+    if backend == "ray":
+        _register_ray()
+    parent = None if backend == "ray" else os.getpid()
+    with parallel_config(backend="ray" if backend == "ray" else "loky", n_jobs=jobs):
+        at_once = 4 * effective_n_jobs(jobs)
+        with Parallel() as pool:
+            for start in range(0, len(missing), at_once):
+                batch = missing[start : start + at_once]
+                found = pool(delayed(part_of)(k, spec, profile, parent) for k in batch)
+                yield from zip(batch, found, strict=True)
+
+
+def _register_ray() -> None:
+    try:
+        from ray.util.joblib import register_ray
+    except ImportError:
+        raise MissingDependencyError("The Ray backend needs ray: pip install 'adapter-packer[ray]'") from None
+    register_ray()
+
+
+def _end_with(parent: int) -> None:
+    """End this worker process soon after the process that started it has ended, even if that was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    if not any(thread.name == _WATCH for thread in threading.enumerate()):
+        threading.Thread(target=watch, name=_WATCH, daemon=True).start()
+
+
+def _write_part(path: Path, rows: list[dict[str, Any]]) -> None:
+    import polars as pl
+
+    write_frame(pl.DataFrame(rows), path)
