@@ -9,7 +9,8 @@ import click
 from packer.cli import options
 
 if TYPE_CHECKING:
-    from packer.bin import Bin, Evaluation
+    from packer.bin import Bin
+    from packer.evaluation import Evaluation
     from packer.predictors.learned import LearnedPredictor
     from packer.workload import Workload
 

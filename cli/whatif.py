@@ -14,7 +14,7 @@ from packer.cli.servers import calibrated, note_estimates, servers
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from packer.bin import Evaluations
+    from packer.evaluation import Evaluations
     from packer.operate.changes import Changed
     from packer.plan import Plan
 

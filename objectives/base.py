@@ -9,8 +9,9 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
 from packer.errors import IncompatibleError
+from packer.evaluation import Evaluations
 from packer.profile import Profile
 from packer.workload import Workload
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
 from packer.errors import ValidationError, shown
+from packer.evaluation import Evaluations
 from packer.objectives.base import Objective
 from packer.workload import Workload
 

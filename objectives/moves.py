@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.objectives.base import Objective
 from packer.profile import Profile
 from packer.workload import Workload

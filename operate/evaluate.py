@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
 from packer.errors import IncompatibleError
+from packer.evaluation import Evaluations
 from packer.plan import Plan, Status
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.verify import FRESH_SEED

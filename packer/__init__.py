@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from packer.arrival import Arrivals as Arrivals
     from packer.arrival import RequestTrace as RequestTrace
     from packer.bin import Bin as Bin
-    from packer.bin import Evaluation as Evaluation
-    from packer.bin import Evaluations as Evaluations
     from packer.cluster import Cluster as Cluster
     from packer.errors import PackerError as PackerError
+    from packer.evaluation import Evaluation as Evaluation
+    from packer.evaluation import Evaluations as Evaluations
     from packer.io.clusters import read_cluster as read_cluster
     from packer.io.plans import read_plan as load_plan
     from packer.io.profiles import load_profile as load_profile
@@ -43,8 +43,8 @@ _HOME = {
     "Arrivals": "packer.arrival:Arrivals",
     "Bin": "packer.bin:Bin",
     "Cluster": "packer.cluster:Cluster",
-    "Evaluation": "packer.bin:Evaluation",
-    "Evaluations": "packer.bin:Evaluations",
+    "Evaluation": "packer.evaluation:Evaluation",
+    "Evaluations": "packer.evaluation:Evaluations",
     "Lengths": "packer.lengths:Lengths",
     "PackerError": "packer.errors:PackerError",
     "Plan": "packer.plan:Plan",

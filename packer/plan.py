@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
+from packer.evaluation import Evaluations
 from packer.profile import Profile
 from packer.workload import Workload
 

@@ -8,7 +8,8 @@ from typing import Protocol, runtime_checkable
 import numpy.typing as npt
 from numpy import float64
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.workload import Workload
 
 

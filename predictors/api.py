@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 from packer import registry
-from packer.bin import Bin, Evaluation
+from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
+from packer.evaluation import Evaluation
 from packer.profile import Profile
 from packer.strategies import Predictor
 from packer.workload import Workload

@@ -7,7 +7,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.predictors.content import Factors
 from packer.predictors.learned import BoostingPredictor, LearnedPredictor
 from packer.predictors.twin import TwinPredictor

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import STARVATION_THRESHOLD
+from packer.evaluation import STARVATION_THRESHOLD
 from packer.predictors.dataset import Dataset
 from packer.predictors.families import family_of
 from packer.predictors.store import Model

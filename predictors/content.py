@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin, Evaluation, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluation, Evaluations
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]

@@ -92,7 +92,7 @@ class Dataset:
     @property
     def starved(self) -> npt.NDArray[np.bool_]:
         """Served share below the threshold, bool (n,)."""
-        from packer.bin import STARVATION_THRESHOLD
+        from packer.evaluation import STARVATION_THRESHOLD
 
         return self.labels["served_share"] < STARVATION_THRESHOLD
 

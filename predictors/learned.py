@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
+from packer.evaluation import Evaluations
 from packer.predictors.content import Factors
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of

@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from packer.bin import Bin, Evaluation, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluation, Evaluations
 from packer.predictors.content import ContentCache, Factors, FloatArray
 from packer.profile import Profile
 from packer.twin.until_clear import evaluate_until_clear

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from packer.bin import STARVATION_THRESHOLD
+from packer.evaluation import STARVATION_THRESHOLD
 from packer.report.context import milliseconds
 from packer.report.curves import Curves
 from packer.report.figures import Line, Mark, Panel, Scatter

@@ -7,7 +7,8 @@ import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 
-from packer.bin import Bin, Evaluation
+from packer.bin import Bin
+from packer.evaluation import Evaluation
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.report.curves import Curves

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from packer.evaluation import FIGURES
 from packer.report.figures import Figure, Line, Mark, Panel, Scatter, Series
 from packer.report.palette import SERIES
 
@@ -12,11 +13,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 AXIS_LABELS = {"adapters": "adapters", "rate_factor": "rate factor", "max_loras": "max_loras"}
-PANELS = (
-    ("total_token_throughput", "Throughput", "tok/s", False),
-    ("mean_ttft_ms", "Mean TTFT", "ms", True),
-    ("mean_itl_ms", "Mean ITL", "ms", False),
-)
+PANELS = {"total_token_throughput": False, "mean_ttft_ms": True, "mean_itl_ms": False}
+"""Figures over an axis, and whether on a logarithmic scale."""
 
 
 def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title: str) -> Figure:
@@ -42,7 +40,7 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
     }
     x_label = AXIS_LABELS[x_axis]
     panels = []
-    for metric, name, unit, log in PANELS:
+    for metric, log in PANELS.items():
         series: list[Series] = [
             Line(
                 part[x_axis].to_list(),
@@ -61,7 +59,8 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
                 series.append(_packs(packs, x_axis))
                 best = packs.sort("offered_tok_s").row(-1, named=True)
                 marks.append(Mark(float(best[x_axis]), f"Max_pack {best[x_axis]:g}"))
-        panels.append(Panel(series, title=name, x_label=x_label, y_label=unit, y_log=log, marks=marks))
+        label = FIGURES[metric]
+        panels.append(Panel(series, label.title, x_label=x_label, y_label=label.unit, y_log=log, marks=marks))
     return Figure(panels, title=title, columns=3)
 
 

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from packer.evaluation import FIGURES
 from packer.report.figures import Bars, Figure, Line, Panel
 from packer.twin.live.validate import SMAPE_OF, BinReport, gauges
 
 GAUGES = (("running", "requests running"), ("waiting", "requests waiting"), ("kv_usage", "KV cache used"))
-TITLES = {
-    "total_token_throughput": "Throughput",
-    "mean_ttft_ms": "Mean TTFT",
-    "median_ttft_ms": "Median TTFT",
-    "mean_tpot_ms": "Mean TPOT",
-    "mean_itl_ms": "Mean ITL",
-}
 LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms")
 
 
 def validation_figure(reports: Sequence[BinReport], title: str) -> Figure:
     """Bars of throughput and latencies per bin, then each bin's gauges over time, twin over server."""
     names = [f"GPU {report.index}" for report in reports]
-    panels = [_bars(reports, names, "total_token_throughput", "tok/s")]
-    panels += [_bars(reports, names, name, "ms") for name in LATENCIES]
+    panels = [_bars(reports, names, name) for name in ("total_token_throughput", *LATENCIES)]
     panels.append(
         Panel(
-            [Bars(names, [_number(r.errors.get(name)) for r in reports], TITLES[name]) for name in SMAPE_OF],
+            [
+                Bars(names, [_number(r.errors.get(name)) for r in reports], FIGURES[name].title)
+                for name in SMAPE_OF
+            ],
             title="Error (SMAPE, 0–200 form)",
             y_label="%",
         )
@@ -35,12 +31,12 @@ def validation_figure(reports: Sequence[BinReport], title: str) -> Figure:
     return Figure(panels, title=title)
 
 
-def _bars(reports: Sequence[BinReport], names: Sequence[str], figure: str, unit: str) -> Panel:
+def _bars(reports: Sequence[BinReport], names: Sequence[str], figure: str) -> Panel:
     series = [
         Bars(names, [_number(report.mean(side, figure)) for report in reports], side)
         for side in ("measured", "predicted")
     ]
-    return Panel(series, title=TITLES[figure], y_label=unit)
+    return Panel(series, title=FIGURES[figure].title, y_label=FIGURES[figure].unit)
 
 
 def _overlays(report: BinReport) -> list[Panel]:

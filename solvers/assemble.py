@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.solvers.backbone import load_bound

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from packer.arrival import Arrivals
-from packer.bin import STARVATION_THRESHOLD
+from packer.evaluation import STARVATION_THRESHOLD
 from packer.predictors.features import fleet_table
 from packer.profile import LoadingSpec, Profile
 from packer.twin.memory.policy import kv_cache_tokens

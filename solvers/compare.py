@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import registry
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
 from packer.errors import InputError, ModelError, VerificationError
+from packer.evaluation import Evaluations
 from packer.objectives.api import load_objective
 from packer.plan import Plan, Status
 from packer.predictors.twin import TwinPredictor

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.bin import Bin, Evaluation, Evaluations
+from packer.bin import Bin
 from packer.errors import ValidationError
+from packer.evaluation import Evaluation, Evaluations
 from packer.objectives.base import Objective, Scenario
 from packer.predictors.api import load_predictor
 from packer.predictors.content import ContentCache, Factors, FloatArray

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin, Evaluation
+from packer.bin import Bin
 from packer.checks import slot_rank_for
+from packer.evaluation import Evaluation
 from packer.solvers.base import Problem
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU, max_loras_candidates
 from packer.solvers.classes import Classes, IntArray

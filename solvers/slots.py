@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin, Evaluation, Evaluations
+from packer.bin import Bin
 from packer.checks import slot_rank_for
+from packer.evaluation import Evaluation, Evaluations
 from packer.profile import Profile
 from packer.solvers.base import Problem
 from packer.solvers.candidates import max_loras_candidates

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.bin import Bin, Evaluation, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluation, Evaluations
 from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.dlora import DLora
 from packer.solvers.baselines.spread import spread_parts

@@ -11,9 +11,10 @@ from dataclasses import fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin, Evaluation, Evaluations
+from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import VerificationError
+from packer.evaluation import Evaluation, Evaluations
 from packer.objectives.base import Objective
 from packer.predictors.twin import TwinPredictor
 from packer.solvers.base import Problem, Solution

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from packer.adapter import Adapter
-from packer.bin import Bin, Evaluation, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluation, Evaluations
 from packer.plan import Plan, Status
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.settings import Slots

@@ -28,6 +28,7 @@ PUBLIC = [
     "Status",
     "Workload",
     "__version__",
+    "evaluate_server",
     "load_plan",
     "load_predictor",
     "load_profile",

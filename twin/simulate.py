@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.bin import STARVATION_THRESHOLD
 from packer.errors import ValidationError
+from packer.evaluation import STARVATION_THRESHOLD
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin import kernel_state as rows

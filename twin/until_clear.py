@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from packer.bin import STARVATION_THRESHOLD, Evaluation
+from packer.evaluation import STARVATION_THRESHOLD, Evaluation
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin.simulate import Simulation, simulate

@@ -22,7 +22,8 @@ from numba import njit
 from real_runs import score
 
 from packer.adapter import Adapter
-from packer.bin import STARVATION_THRESHOLD, Bin
+from packer.bin import Bin
+from packer.evaluation import STARVATION_THRESHOLD
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.predictors.auto import AutoPredictor

@@ -25,8 +25,8 @@ import numpy as np
 from suite import Instance, suite
 
 import packer
-from packer.bin import Evaluations
 from packer.errors import PackerError
+from packer.evaluation import Evaluations
 from packer.solvers.api import solve
 from packer.solvers.verify import FRESH_SEED
 from packer.strategies import Predictor

@@ -6,13 +6,13 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any, Literal
 
 from pydantic import Field
 
-from packer.bin import Bin, Evaluation, Evaluations
+from packer.bin import Bin
 from packer.errors import FileFormatError, ValidationError
+from packer.evaluation import FIGURES, Evaluation, Evaluations
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.io.profiles import profile_from_dict, profile_to_dict
@@ -24,8 +24,6 @@ from packer.workload import Workload
 
 SCHEMA = 2
 """Version of the file format."""
-
-_FIGURES = tuple(item.name for item in fields(Evaluation))
 
 
 class GpuTable(Table):
@@ -144,7 +142,7 @@ def _gpu_to_dict(k: int, item: Bin, row: Evaluation, label: str, names: Sequence
     }
     if item.is_split:
         data["shares"] = list(item.shares)
-    data["evaluation"] = {name: _or_none(getattr(row, name)) for name in _FIGURES}
+    data["evaluation"] = {name: _or_none(getattr(row, name)) for name in FIGURES}
     return data
 
 

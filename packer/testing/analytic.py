@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from packer.bin import STARVATION_THRESHOLD, Bin, Evaluation, Evaluations
+from packer.bin import Bin
+from packer.evaluation import STARVATION_THRESHOLD, Evaluation, Evaluations
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.workload import Workload
 

@@ -17,7 +17,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.objectives.base import Objective
 from packer.objectives.gpus import Gpus
 from packer.objectives.latency import Latency

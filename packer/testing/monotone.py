@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.bin import STARVATION_THRESHOLD, Bin, Evaluation, Evaluations
+from packer.bin import Bin
+from packer.evaluation import STARVATION_THRESHOLD, Evaluation, Evaluations
 from packer.workload import Workload
 
 

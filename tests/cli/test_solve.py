@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
 from packer.cli import run
 from packer.cli.compare import split_names
 from packer.cli.interrupt import interruptible
+from packer.evaluation import Evaluations
 from packer.io.plans import read_plan
 from packer.io.profiles import write_profile
 from packer.plan import Plan, Status

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
+from packer.evaluation import Evaluations
 from packer.objectives.api import load_objective
 from packer.objectives.cost import Cost
 from packer.objectives.headroom import Headroom

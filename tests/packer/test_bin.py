@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 
-import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.bin import Bin, Evaluation, Evaluations
+from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.profile import Profile
 from packer.settings import Pool, Slots
 from packer.workload import Workload
 
 FLEET = Workload([Adapter(f"a{k}", 8, 0.1 * (k + 1)) for k in range(4)])
-
-
-def row(**changes: object) -> Evaluation:
-    figures = {item.name: 1.0 for item in fields(Evaluation)} | {"starved": False, "memory_error": False}
-    return Evaluation(**(figures | changes))  # type: ignore[arg-type]
 
 
 def test_a_bin_carries_its_part_of_the_load(toy_profile: Profile) -> None:
@@ -56,21 +49,3 @@ def test_nonsense_is_refused(toy_profile: Profile, options: dict[str, object]) -
     good = {"adapters": (0,), "settings": Slots(1, 8), "profile": toy_profile}
     with pytest.raises(ValidationError):
         Bin(**(good | options))  # type: ignore[arg-type]
-
-
-def test_columns_and_rows_say_the_same() -> None:
-    """Evaluations made of rows give the same rows back, with Python bools and floats."""
-    rows = [row(), row(starved=True, mean_itl_ms=math.inf), row(memory_error=True)]
-    columns = Evaluations.of(rows)
-    assert list(columns) == rows
-    assert len(columns) == 3
-    assert columns.feasible.tolist() == [True, False, False] == [item.feasible for item in rows]
-    assert type(columns[1].starved) is bool
-    assert type(columns[1].mean_itl_ms) is float
-
-
-def test_served_share() -> None:
-    """The served share is throughput / offered load, and 1 where nothing is offered."""
-    assert row(offered_tok_s=10.0, total_token_throughput=9.0).served_share == pytest.approx(0.9)
-    assert row(offered_tok_s=0.0, total_token_throughput=0.0).served_share == 1.0
-    assert np.isclose(Evaluations.of([]).offered_tok_s.size, 0)

@@ -10,7 +10,8 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.lengths import Lengths
 from packer.predictors.content import ContentCache, content_classes
 from packer.settings import Slots

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from packer.bin import Bin, Evaluation, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluation, Evaluations
 from packer.workload import Workload
 
 FLAGS = (

@@ -135,7 +135,7 @@ def test_bound_is_put_into_words(plan: Plan, changes: dict[str, object], words: 
 
 def test_infeasible_plan_without_servers_has_a_page(plan: Plan) -> None:
     """Even nothing can be reported, with its reasons."""
-    from packer.bin import Evaluations
+    from packer.evaluation import Evaluations
 
     empty = dataclasses.replace(
         plan, bins=(), evaluations=Evaluations.of([]), status=Status.INFEASIBLE, reasons=("All too hot.",)
@@ -185,7 +185,7 @@ def test_limited_curves_show_the_slowest(plan: Plan) -> None:
     rows = [
         dataclasses.replace(row, mean_ttft_ms=float(k % 7)) for k, row in enumerate([*plan.evaluations] * 5)
     ]
-    from packer.bin import Evaluations
+    from packer.evaluation import Evaluations
 
     chosen = choose_gpus(Evaluations.of(rows), 4)
     assert len(chosen) == 4

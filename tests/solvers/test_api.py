@@ -10,8 +10,8 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.bin import Evaluations
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, VerificationError
+from packer.evaluation import Evaluations
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
 from packer.profile import Profile

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from packer.adapter import Adapter
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.objectives.latency import Latency
 from packer.plan import Status
 from packer.solvers import auto

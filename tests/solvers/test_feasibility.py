@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.settings import Slots
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.classes import aggregate

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.objectives.api import load_objective
 from packer.solvers.base import Problem, Solution
 from packer.solvers.greedy.first_fit import FirstFit

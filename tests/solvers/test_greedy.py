@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.adapter import Adapter
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.settings import Slots
 from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.greedy_paper import GreedyPaper

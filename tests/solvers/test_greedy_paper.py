@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.solvers.base import Problem
 from packer.solvers.baselines.greedy_paper import GreedyPaper
 from packer.solvers.order import paper_order

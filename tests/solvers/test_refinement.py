@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.objectives.latency import Latency
 from packer.objectives.moves import Moves, moved
 from packer.plan import Plan

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from packer.adapter import Adapter
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.objectives.moves import Moves
 from packer.settings import Slots
 from packer.solvers.base import Problem

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from packer.bin import STARVATION_THRESHOLD, Bin
+from packer.bin import Bin
+from packer.evaluation import STARVATION_THRESHOLD
 from packer.twin.live.calibration import slots_for
 from packer.twin.live.campaign import Campaign, Outcome, Progress, Session, Task
 from packer.twin.live.launch import Launch

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packer.bin import Evaluations
 from packer.errors import FileFormatError, OutputError
+from packer.evaluation import Evaluations
 from packer.io.plans import plan_to_dict, read_plan, write_plan
 from packer.plan import Moves, Plan, Status
 

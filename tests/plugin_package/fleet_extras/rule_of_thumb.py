@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packer.bin import STARVATION_THRESHOLD, Bin, Evaluation, Evaluations
+from packer.bin import Bin
+from packer.evaluation import STARVATION_THRESHOLD, Evaluation, Evaluations
 from packer.profile import Profile
 from packer.twin.memory.policy import memory_error
 from packer.workload import Workload

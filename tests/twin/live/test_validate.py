@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packer.bin import Bin, Evaluations
+from packer.bin import Bin
+from packer.evaluation import Evaluations
 from packer.plan import Plan, Status
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile

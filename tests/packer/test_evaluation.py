@@ -1,0 +1,48 @@
+"""Figures of servers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from packer.evaluation import FIGURES, FLAGS, Evaluation, Evaluations
+
+
+def row(**changes: object) -> Evaluation:
+    figures = {item.name: 1.0 for item in fields(Evaluation)} | {"starved": False, "memory_error": False}
+    return Evaluation(**(figures | changes))  # type: ignore[arg-type]
+
+
+def test_every_figure_is_declared_once() -> None:
+    """Rows, columns and the table of names have the same figures in the same order."""
+    assert [item.name for item in fields(Evaluation)] == [item.name for item in fields(Evaluations)]
+    assert list(FIGURES) == [item.name for item in fields(Evaluation)]
+    assert set(FLAGS) < set(FIGURES)
+
+
+def test_units_are_those_of_the_names() -> None:
+    """A figure whose name ends in a unit is shown in that unit."""
+    for suffix, unit in (("_ms", "ms"), ("_tok_s", "tok/s"), ("_tokens", "tokens")):
+        assert {FIGURES[name].unit for name in FIGURES if name.endswith(suffix)} == {unit}
+    assert FIGURES["mean_ttft_ms"].title == "Mean TTFT"
+
+
+def test_columns_and_rows_say_the_same() -> None:
+    """Evaluations made of rows give the same rows back, with Python bools and floats."""
+    rows = [row(), row(starved=True, mean_itl_ms=math.inf), row(memory_error=True)]
+    columns = Evaluations.of(rows)
+    assert list(columns) == rows
+    assert len(columns) == 3
+    assert columns.feasible.tolist() == [True, False, False] == [item.feasible for item in rows]
+    assert type(columns[1].starved) is bool
+    assert type(columns[1].mean_itl_ms) is float
+
+
+def test_served_share() -> None:
+    """The served share is throughput / offered load, and 1 where nothing is offered."""
+    assert row(offered_tok_s=10.0, total_token_throughput=9.0).served_share == pytest.approx(0.9)
+    assert row(offered_tok_s=0.0, total_token_throughput=0.0).served_share == 1.0
+    assert np.isclose(Evaluations.of([]).offered_tok_s.size, 0)
