@@ -7,25 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli import options
-from packer.cli.output import (
-    check_output,
-    note,
-    note_estimated,
-    number,
-    print_json,
-    progress_bar,
-    show,
-    table,
+from packer.cli.declare import bundle, command, option
+from packer.cli.options import (
+    FleetFile,
+    OneProfile,
+    Writing,
+    gpus_option,
+    output_option,
+    plot_option,
+    seed_option,
+    time_limit_option,
 )
-from packer.cli.sweep import numbers
+from packer.cli.output import jsonable, number, table, write_json
+from packer.cli.ranges import numbers
 
 if TYPE_CHECKING:
-    from packer.profile import Profile
-    from packer.solvers.compare import Comparison, Result
-    from packer.workload import Workload
+    from rich.table import Table
 
-SUFFIXES = (".csv", ".json")
+    from packer.solvers.compare import Comparison, Result
 
 
 def split_names(text: str) -> list[str]:
@@ -52,72 +51,56 @@ def _sweep_sizes(ctx: click.Context, param: click.Parameter, value: str | None) 
     return tuple(int(n) for n in found)
 
 
-@click.command()
-@options.workload_argument
-@options.profile_option
-@click.option("--solvers", default="greedy,greedy-paper,maxbase,random", show_default=True, metavar="NAMES")
-@click.option("--objectives", default="gpus", show_default=True, metavar="NAMES")
-@click.option("--predictors", default="twin", show_default=True, metavar="NAMES")
-@click.option(
-    "--sweep",
-    "sizes",
-    callback=_sweep_sizes,
-    metavar="adapters=LIST",
-    help="Compare at several numbers of adapters, as 32,64,128 or START:STOP:STEP; beyond the workload's "
-    "own, its mix is drawn again.",
-)
-@options.gpus_option
-@click.option("--max-replicas", type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
-@click.option("--margin", type=click.FloatRange(min=0.0, max=10.0), default=None, metavar="X")
-@click.option(
-    "--judge",
-    type=click.Choice(("twin", "vllm")),
-    default="twin",
-    show_default=True,
-    help="Who measures the finished plans: the twin with a fresh seed, or real vLLM servers.",
-)
-@click.option("--launch", metavar="FILE.toml", help="How to start the servers of --judge vllm.")
-@click.option(
-    "--judge-duration",
-    type=click.FloatRange(min=1.0),
-    default=120.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time of each real run.",
-)
-@click.option(
-    "--folder", default="compare-results", show_default=True, help="Keeps the results of --judge vllm."
-)
-@options.time_limit_option
-@options.seed_option
-@options.output_option("Write the rows to this file (.csv or .json).")
-@click.option("--plot", metavar="FILE", help="Draw the comparison (.html, .png or .svg).")
-@options.force_option
-@options.json_option
-@options.quiet_option
+@bundle
+class Compared:
+    """What is compared."""
+
+    solvers: str = option(default="greedy,greedy-paper,maxbase,random", metavar="NAMES")
+    objectives: str = option(default="gpus", metavar="NAMES")
+    predictors: str = option(default="twin", metavar="NAMES")
+    sizes: tuple[int, ...] = option(
+        "--sweep",
+        callback=_sweep_sizes,
+        metavar="adapters=LIST",
+        help="Compare at several numbers of adapters, as 32,64,128 or START:STOP:STEP; beyond the workload's "
+        "own, its mix is drawn again.",
+    )
+    gpus: int | None = gpus_option()
+    max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
+    margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
+    time_limit_s: float | None = time_limit_option()
+    seed: int = seed_option()
+
+
+@bundle
+class Referee:
+    """What measures the finished plans."""
+
+    judge: str = option(
+        type=click.Choice(("twin", "vllm")),
+        default="twin",
+        help="What measures the finished plans: the twin with a fresh seed, or real vLLM servers.",
+    )
+    launch: str | None = option(metavar="FILE.toml", help="How to start the servers of --judge vllm.")
+    judge_duration: float = option(
+        type=click.FloatRange(min=1.0), default=120.0, metavar="SECONDS", help="Time of each real run."
+    )
+    folder: str = option(default="compare-results", help="Keeps the results of --judge vllm.")
+
+
+@bundle
+class Files:
+    """What is written."""
+
+    output: str | None = output_option("Write the rows to this file (.csv or .json).")
+    plot: str | None = plot_option("Draw the comparison")
+
+
+@command
 def compare(
-    workload_path: str,
-    profile_name: str,
-    solvers: str,
-    objectives: str,
-    predictors: str,
-    sizes: tuple[int, ...],
-    gpus: int | None,
-    max_replicas: int,
-    margin: float | None,
-    judge: str,
-    launch: str | None,
-    judge_duration: float,
-    folder: str,
-    time_limit_s: float | None,
-    seed: int,
-    output: str | None,
-    plot: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
+    file: FleetFile, kind: OneProfile, compared: Compared, referee: Referee, files: Files, out: Writing
 ) -> None:
-    """Which solver or predictor to trust: every combination planned, and judged by the twin or real vLLM.
+    """Which solver or predictor to use: every combination planned, and measured by the twin or real vLLM.
 
     Outcomes that fail are shown with what is wrong: starved, memory error, unplaced adapters, refused.
     Solvers that spread over given GPUs get as many as greedy needs, unless --gpus says otherwise.
@@ -127,134 +110,86 @@ def compare(
       packer compare fleet.csv --solvers greedy,auto,maxbase,dlora --plot compare.html
       packer compare fleet.csv --sweep adapters=32:384:32 --predictors twin,forest -o rows.csv
     """
-    from packer.errors import ValidationError, shown
-    from packer.io.profiles import load_profile
-    from packer.io.workloads import read_workload
-    from packer.report.figures import check_suffix
     from packer.solvers.compare import Comparison
 
-    if output is not None and Path(output).suffix.lower() not in SUFFIXES:
-        raise ValidationError(f"Expected --output to end in {', '.join(SUFFIXES)}, got {shown(output)}.")
-    if plot is not None:
-        check_suffix(plot)
-    if (judge == "vllm") != (launch is not None):
+    out.check_tables(files.output, suffixes=(".csv", ".json"))
+    out.check_pictures(files.plot)
+    if (referee.judge == "vllm") != (referee.launch is not None):
         raise click.UsageError("--judge vllm needs --launch, and --launch needs --judge vllm.")
-    for path in (output, plot):
-        check_output(path, force=force)
-    profile = load_profile(profile_name)
-    note_estimated(profile, quiet=quiet)
+    profile = kind.profile(out)
     job = Comparison(
-        read_workload(workload_path),
+        file.fleet(),
         profile,
-        split_names(solvers),
-        split_names(objectives),
-        split_names(predictors),
-        sizes,
-        gpus,
-        seed,
-        {"time_limit_s": time_limit_s, "max_replicas": max_replicas, "margin": margin},
+        split_names(compared.solvers),
+        split_names(compared.objectives),
+        split_names(compared.predictors),
+        compared.sizes,
+        compared.gpus,
+        compared.seed,
+        {
+            "time_limit_s": compared.time_limit_s,
+            "max_replicas": compared.max_replicas,
+            "margin": compared.margin,
+        },
     )
-    results, whole = _run(job, quiet=quiet)
-    if launch is not None:
-        results = _real(job, results, launch, Path(folder), judge_duration, quiet=quiet)
+    results, whole = _run(job, out)
+    if referee.launch is not None:
+        results = _measured(job, results, referee, out)
     rows = [result.to_dict() for result in results]
-    _write(rows, output, plot, title=_title(job.workload, profile), force=force)
-    if as_json:
-        print_json({"workload": job.workload.name, "profile": profile.name, "complete": whole, "rows": rows})
-    elif not quiet:
-        _print(results, _title(job.workload, profile))
+    title = f"{job.workload.name} on {profile.label}"
+    _write(rows, files, title, out)
+    data = {"workload": job.workload.name, "profile": profile.name, "complete": whole, "rows": rows}
+    out.result(data, lambda: [_table(results, title)])
     if not whole:
         raise click.Abort
 
 
-def _title(workload: Workload, profile: Profile) -> str:
-    return f"{workload.name} on {profile.label}"
-
-
-def _run(job: Comparison, *, quiet: bool) -> tuple[list[Result], bool]:
+def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:
     """Results, and whether all are there: Ctrl-C keeps those that are done."""
     results: list[Result] = []
     try:
-        with progress_bar(quiet=quiet) as progress:
+        with out.progress() as progress:
             results.extend(job.run(progress))
     except KeyboardInterrupt:
-        note(f"interrupted: {len(results)} of {len(job)} combinations are done", quiet=quiet)
+        out.note(f"interrupted: {len(results)} of {len(job)} combinations are done")
         return results, False
     return results, True
 
 
-def _real(
-    job: Comparison, results: list[Result], launch: str, folder: Path, duration_s: float, *, quiet: bool
-) -> list[Result]:
-    """The results judged by real servers; equal bins are measured once."""
-    from dataclasses import replace
-
-    from packer.solvers.compare import PlanFigures
-    from packer.twin.live.judge import judge
+def _measured(job: Comparison, results: list[Result], referee: Referee, out: Writing) -> list[Result]:
+    from packer.operate.real import measured
     from packer.twin.live.launch import read_launch
     from packer.twin.live.validate import ValidationSpec
 
-    spec = ValidationSpec(duration_s, seed=job.seed)
-    start = read_launch(launch)
-    measured: dict[int, Any] = {}
-    with progress_bar(quiet=quiet) as progress:
-        for fleet in job.fleets():
-            plans = {
-                str(k): result.plan
-                for k, result in enumerate(results)
-                if result.adapters == len(fleet) and result.plan is not None and result.plan.bins
-            }
-            measured |= {
-                int(k): verdict
-                for k, verdict in judge(plans, fleet, start, folder / str(len(fleet)), spec, progress).items()
-            }
-    nan = float("nan")
-    return [
-        replace(
-            result,
-            reference=PlanFigures(
-                "vllm",
-                measured[k].total_token_throughput,
-                nan if measured[k].mean_ttft_ms is None else measured[k].mean_ttft_ms,
-                nan if measured[k].mean_itl_ms is None else measured[k].mean_itl_ms,
-                len(measured[k].starved),
-                len(measured[k].memory_errors),
-            ),
-            failures=measured[k].failures,
-        )
-        if k in measured
-        else result
-        for k, result in enumerate(results)
-    ]
+    spec = ValidationSpec(referee.judge_duration, seed=job.seed)
+    start = read_launch(referee.launch or "")
+    with out.progress() as progress:
+        return measured(results, list(job.fleets()), start, Path(referee.folder), spec, progress)
 
 
-def _write(
-    rows: list[dict[str, Any]], output: str | None, plot: str | None, *, title: str, force: bool
-) -> None:
+def _write(rows: list[dict[str, Any]], files: Files, title: str, out: Writing) -> None:
     import csv
     import io
-    import json
 
-    from packer.cli.output import jsonable
     from packer.io.files import write_text
+    from packer.report.comparison import comparison_figure
+    from packer.report.figures import write_figure
 
-    if output is not None and rows:
+    if not rows:
+        return
+    if files.output is not None and Path(files.output).suffix.lower() == ".csv":
         text = io.StringIO()
-        if Path(output).suffix.lower() == ".csv":
-            writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(jsonable(rows))
-        else:
-            text.write(json.dumps(jsonable(rows), indent=1, ensure_ascii=False) + "\n")
-        write_text(output, text.getvalue(), force=force)
-    if plot is not None and rows:
-        from packer.report.comparison import comparison_figure
-        from packer.report.figures import write_figure
-
-        write_figure(comparison_figure(rows, title=title), plot)
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(jsonable(rows))
+        write_text(files.output, text.getvalue(), force=out.force)
+    else:
+        write_json(rows, files.output)
+    if files.plot is not None:
+        write_figure(comparison_figure(rows, title=title), files.plot)
 
 
-def _print(results: list[Result], title: str) -> None:
+def _table(results: list[Result], title: str) -> Table:
     several = [
         name
         for name in ("adapters", "objective", "predictor")
@@ -263,7 +198,7 @@ def _print(results: list[Result], title: str) -> None:
     columns = ["solver", *several, "GPUs", "bound", "gap", "tok/s", "TTFT ms", "ITL ms", "time s", "outcome"]
     rows = []
     for result in results:
-        plan, reference = result.plan, result.reference
+        plan, found = result.plan, result.reference
         rows.append(
             [
                 result.solver,
@@ -271,15 +206,13 @@ def _print(results: list[Result], title: str) -> None:
                 plan.n_gpus if plan else "–",
                 f"{plan.lower_bound:g}" if plan and plan.lower_bound is not None else "–",
                 f"{plan.gap:.0%}" if plan and plan.gap is not None else "–",
-                number(reference.total_token_throughput if reference else None, 0),
-                number(reference.mean_ttft_ms if reference else None, 0),
-                number(reference.mean_itl_ms if reference else None, 1),
+                number(found.total_token_throughput if found else None, 0),
+                number(found.mean_ttft_ms if found else None, 0),
+                number(found.mean_itl_ms if found else None, 1),
                 number(plan.runtime_s if plan else None, 2),
                 result.outcome,
             ]
         )
-    sources = sorted({r.reference.source for r in results if r.reference})
-    caption = (
-        f"tok/s, TTFT, ITL and outcome as simulated or measured by {', '.join(sources)}" if sources else None
-    )
-    show(table(title, columns, rows, left=(0, len(columns) - 1), caption=caption))
+    sources = ", ".join(sorted({r.reference.source for r in results if r.reference}))
+    caption = f"tok/s, TTFT, ITL and outcome as simulated or measured by {sources}" if sources else None
+    return table(title, columns, rows, left=(0, len(columns) - 1), caption=caption)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import click
 
-SHELLS = ("bash", "zsh", "fish")
+from packer.cli.declare import argument, bundle, command
+
 VARIABLE = "_PACKER_COMPLETE"
 
 
-@click.command()
-@click.argument("shell", type=click.Choice(SHELLS))
-def completion(shell: str) -> None:
+@bundle
+class Shell:
+    """Which shell."""
+
+    shell: str = argument("bash|zsh|fish", type=click.Choice(("bash", "zsh", "fish")))
+
+
+@command
+def completion(given: Shell) -> None:
     """Print a script that makes the shell complete packer's commands, options and names.
 
     \b
@@ -23,7 +30,7 @@ def completion(shell: str) -> None:
 
     from packer.cli import cli
 
-    kind = get_completion_class(shell)
+    kind = get_completion_class(given.shell)
     assert kind is not None
     # The base class's: bash's own runs bash to look at its version.
     click.echo(ShellComplete.source(kind(cli, {}, "packer", VARIABLE)))

@@ -21,11 +21,12 @@ import difflib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from packer.cli.declare import imported
 
 if TYPE_CHECKING:
     from packer.errors import FileFormatError
@@ -127,24 +128,24 @@ def _check_top(path: Path, data: Mapping[str, Any], known: Collection[str]) -> N
 
     `known`: the options of the command that runs; the others are looked up only for a key that is none of it.
     """
-    from packer.cli import LAZY
+    from packer.cli import COMMANDS
 
     for key, value in data.items():
         if isinstance(value, Mapping):
-            if key not in LAZY:
-                raise _wrong(path, (key,), f"packer has no command {key[:80]!r}.", LAZY)
+            if key not in COMMANDS:
+                raise _wrong(path, (key,), f"packer has no command {key[:80]!r}.", COMMANDS)
             _check_group(path, key, value)
         elif key not in known and key not in _all_options():
-            if key in LAZY:
+            if key in COMMANDS:
                 raise _wrong(path, (key,), "expected a table: it is named after a command.")
             raise _wrong(path, (key,), f"no command has an option --{key[:80]}.", _all_options())
 
 
 def _check_group(path: Path, name: str, table: Mapping[str, Any]) -> None:
     """Raise `FileFormatError` where the table of a group holds something else than tables of its commands."""
-    from packer.cli import LAZY
+    from packer.cli import COMMANDS
 
-    group = _imported(LAZY[name])
+    group = imported(COMMANDS[name][0])
     if not isinstance(group, click.Group):
         return
     known = _commands_of(group)
@@ -155,16 +156,10 @@ def _check_group(path: Path, name: str, table: Mapping[str, Any]) -> None:
             raise _wrong(path, (name, key), "expected a table: it is named after a command.")
 
 
-def _imported(place: str) -> click.Command:
-    module, attribute = place.split(":")
-    command: click.Command = getattr(import_module(module), attribute)
-    return command
-
-
 def _commands_of(group: click.Group) -> dict[str, click.Command]:
     """The commands of a group by name; those that are imported when they are called are imported now."""
-    lazy: Mapping[str, str] = getattr(group, "lazy", {})
-    return {**{name: _imported(place) for name, place in lazy.items()}, **group.commands}
+    lazy: Mapping[str, tuple[str, str]] = getattr(group, "lazy", {})
+    return {**{name: imported(place) for name, (place, _) in lazy.items()}, **group.commands}
 
 
 @cache

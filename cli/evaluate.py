@@ -1,110 +1,292 @@
-"""`packer evaluate`: a finished plan judged again."""
+"""`packer evaluate`: does a plan hold?"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
-from packer.cli import options
-from packer.cli.output import check_output, note, number, print_json, show, table
-from packer.cli.servers import note_estimates, servers
+from packer.cli.declare import bundle, command, option
+from packer.cli.options import LENGTH, PlanFile, Writing, predictor_option, rate_factor_option, seed_option
+from packer.cli.output import note, number, table
+from packer.cli.plan_table import growth, result_of, servers
+from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.operate.drift import Drift
+    from packer.operate.evaluate import PlanEvaluation
     from packer.plan import Plan
+    from packer.workload import Workload
 
-FIGURES = (
-    ("total_token_throughput", "tok/s", 0),
-    ("mean_ttft_ms", "TTFT ms", 0),
-    ("mean_itl_ms", "ITL ms", 1),
-)
+SHOWN = 10
+_OF_METRICS = ("gateway", "requests_metric", "input_tokens_metric", "output_tokens_metric", "label", "end_s")
 
 
-@click.command()
-@options.plan_argument
-@options.predictor_option
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0, max=2**32 - 1),
-    default=None,
-    help="Seed of the judge.  [default: one that the search did not use]",
-)
-@click.option(
-    "--duration",
-    "duration_s",
-    type=click.FloatRange(min=1.0, max=1e7),
-    default=None,
-    metavar="SECONDS",
-    help="Simulated time of each server (twin only).  [default: until the verdict is clear]",
-)
-@options.rate_factor_option
-@options.output_option("Write the plan with the new evaluations to this file.")
-@options.force_option
-@options.json_option
-@options.quiet_option
+@bundle
+class Changes:
+    """The conditions of the evaluation."""
+
+    predictor: str = predictor_option()
+    rate_factor: float = rate_factor_option()
+    add_path: str | None = option("--add", metavar="WORKLOAD", help="A workload file of adapters that come.")
+    remove: tuple[str, ...] = option(
+        multiple=True, metavar="ADAPTER", help="An adapter that goes; repeatable."
+    )
+    seed: int | None = seed_option(
+        default=None, help="Seed of the evaluation.  [default: one that the search did not use]"
+    )
+    duration_s: float | None = option(
+        "--duration",
+        type=LENGTH,
+        metavar="SECONDS",
+        help="Simulated time of each server (twin only).  [default: until the result is clear]",
+    )
+    output: str | None = option(
+        "-o", "--output", metavar="FILE", help="Write the plan with the new figures to this file."
+    )
+
+
+@bundle
+class Traffic:
+    """Observed traffic to evaluate the plan with."""
+
+    log_path: str | None = option(
+        "--log", metavar="LOG.jsonl", help="An access log: evaluate at the measured rates."
+    )
+    window_s: float = option(
+        "--window",
+        type=click.FloatRange(min=1.0, max=1e8),
+        default=3600.0,
+        metavar="SECONDS",
+        help="Measured rates are those of the latest window of this length.",
+    )
+    tolerance: float = option(
+        type=click.FloatRange(min=0.0, max=100.0),
+        default=0.25,
+        metavar="X",
+        help="A measured rate that differs by more than this share counts as drifted.",
+    )
+    every_s: float | None = option(
+        "--every",
+        type=click.FloatRange(min=1.0, max=1e7),
+        metavar="SECONDS",
+        help="Repeat the measurement until interrupted.  [default: once]",
+    )
+    seen_path: str | None = option(
+        "--seen", metavar="FILE", help="Write the measured workload here each time, for packer solve --from."
+    )
+
+    def reader(self, metrics: PrometheusOptions) -> Callable[[], Workload] | None:
+        """Measures the fleet at each call; None where no traffic was given."""
+        from packer.operate.observe import latest_of_log, latest_of_metrics
+
+        path = self.log_path
+        if path is not None:
+            refuse_unused("--log", ("url", "export_path", *_OF_METRICS))
+            return lambda: latest_of_log(path, self.window_s)
+        if metrics.url is None and metrics.export_path is None:
+            return None
+        metrics.check()
+
+        def read() -> Workload:
+            found = metrics.read(span_s=self.window_s, window_s=self.window_s)
+            return latest_of_metrics(found, metrics.export_path or metrics.url or "")
+
+        return read
+
+
+@command
 def evaluate(
-    plan_path: str,
-    predictor: str,
-    seed: int | None,
-    duration_s: float | None,
-    rate_factor: float,
-    output: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
+    file: PlanFile,
+    changes: Changes,
+    traffic: Traffic,
+    metrics: PrometheusOptions,
+    ranks: RankOptions,
+    out: Writing,
 ) -> int:
-    """Judge a plan again: another predictor, seed, duration or load.
+    """Whether a plan holds: with another seed or predictor, a changed fleet, or the traffic measured.
 
-    Rates are taken as they are, without the margin that the plan was made with. Exit code 3 means that a
-    server starves or does not start.
+    Servers keep their settings; an adapter that comes goes to the least loaded server with large enough
+    slots. Rates are taken without the margin that the plan was made with. Exit code 3 means that a server
+    starves or does not start, or that an adapter has no server: packer solve --from makes the next plan.
+
+    With --log, --url or --input the rates are those measured, and the advice is "keep" (the plan holds),
+    "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server breaks, exit code 3).
 
     \b
     Examples:
-      packer evaluate plan.json --seed 7
-      packer evaluate plan.json --duration 14400 --rate-factor 1.2
-      packer evaluate plan.json --predictor forest --json
+      packer evaluate plan.json --seed 7 --duration 14400
+      packer evaluate plan.json --rate-factor 1.2 --add new.csv --remove old-adapter
+      packer evaluate plan.json --log access.jsonl --seen seen.csv
+      packer evaluate plan.json --url http://prometheus:9090 --every 300 --json
     """
-    from packer.io.plans import plan_to_dict, read_plan, write_plan
+    from packer.errors import ValidationError
+    from packer.io.workloads import read_workload
     from packer.operate.evaluate import evaluate_plan
-    from packer.plan import Status
 
-    check_output(output, force=force)
-    plan = read_plan(plan_path)
-    note_estimates(plan.bins, quiet=quiet)
-    found = evaluate_plan(plan, predictor, seed=seed, duration_s=duration_s, rate_factor=rate_factor)
-    if output is not None:
-        write_plan(found, output, force=force)
-    if as_json:
-        print_json(plan_to_dict(found))
-    elif not quiet:
-        show(_comparison(plan, found), *_verdict(found))
-    if output is not None:
-        note(f"wrote {output}", quiet=quiet)
-    return 3 if found.status is Status.INFEASIBLE else 0
+    out.check(changes.output, traffic.seen_path)
+    read = traffic.reader(metrics)
+    if read is None and (traffic.every_s is not None or traffic.seen_path is not None):
+        raise ValidationError("Expected one of --log, --url and --input with --every or --seen.")
+    plan = file.plan()
+    out.note_profiles(*(item.profile for item in plan.bins))
+    if read is not None:
+        return _follow(plan, read, changes, traffic, ranks, out)
+    with out.progress() as progress:
+        found = evaluate_plan(
+            plan,
+            changes.predictor,
+            rate_factor=changes.rate_factor,
+            add=read_workload(changes.add_path).adapters if changes.add_path else (),
+            remove=changes.remove,
+            seed=changes.seed,
+            duration_s=changes.duration_s,
+            progress=progress,
+        )
+    _write(found, changes.output, out)
+    out.result(found.to_dict, lambda: [_servers(plan, found), *_conclusion(found)])
+    return 0 if found.holds else 3
 
 
-def _comparison(plan: Plan, found: Plan) -> Any:
-    columns = ["GPU", "adapters", "offered tok/s"]
-    for _, label, _ in FIGURES:
-        columns += [label, "(plan)"]
+def _follow(
+    plan: Plan,
+    read: Callable[[], Workload],
+    changes: Changes,
+    traffic: Traffic,
+    ranks: RankOptions,
+    out: Writing,
+) -> int:
+    """Evaluate at the measured rates, once or again and again."""
+    import time
+
+    from packer.errors import IncompatibleError, InputError
+    from packer.operate.drift import drift
+
+    refuse_unused("measured traffic", ("rate_factor", "add_path", "remove", "duration_s"))
+    if not plan.bins:
+        raise IncompatibleError("The plan has no GPUs, so there is nothing to evaluate.")
+    while True:
+        try:
+            seen = read()
+        except InputError as error:
+            if traffic.every_s is None:
+                raise
+            note(str(error))  # a server that is away or a log without requests may be back the next time
+        else:
+            found = drift(
+                plan, seen, tolerance=traffic.tolerance, predictor=changes.predictor, seed=changes.seed
+            )
+            if traffic.seen_path is not None:
+                _write_seen(plan, seen, ranks, traffic.seen_path)
+            _write(found.evaluation, changes.output, out)
+            out.result(found.to_dict, partial(_drift_lines, plan, found, traffic.seen_path))
+            if traffic.every_s is None:
+                return 3 if found.advice == "replan" else 0
+        time.sleep(traffic.every_s)
+
+
+def _write(found: PlanEvaluation, path: str | None, out: Writing) -> None:
+    from packer.io.plans import write_plan
+
+    if path is not None:
+        write_plan(found.plan, path, force=True)
+        out.note(f"wrote {path}")
+
+
+def _write_seen(plan: Plan, seen: Workload, ranks: RankOptions, path: str) -> None:
+    """The measured fleet with the ranks of the plan, and those given for new adapters."""
+    from dataclasses import replace
+
+    from packer.io.workloads import write_workload
+    from packer.traces.measure import rounded
+
+    given = ranks.read()
+    known = {adapter.name: adapter.rank for adapter in plan.workload.adapters}
+    found = replace(given, table={**known, **given.table}).of(seen.names)
+    adapters = tuple(replace(a, rank=rank) for a, rank in zip(seen.adapters, found, strict=True))
+    write_workload(rounded(replace(seen, adapters=adapters)), path, force=True)
+
+
+def _servers(plan: Plan, found: PlanEvaluation) -> Table:
+    columns = ["GPU", "adapters", "offered tok/s", "(plan)", "tok/s", "(plan)", "TTFT ms", "(plan)"]
+    columns += ["ITL ms", "(plan)", "headroom", "result"]
     rows = []
-    for k, item in enumerate(found.bins):
-        new, old = found.evaluations[k], plan.evaluations[k]
-        cells: list[object] = [k, len(item.adapters), number(new.offered_tok_s, 0)]
-        for name, _, digits in FIGURES:
+    for k, gpu in enumerate(found.gpus):
+        new, old = found.plan.evaluations[k], found.before[k]
+        cells: list[object] = [gpu, len(found.plan.bins[k].adapters)]
+        for name, digits in (
+            ("offered_tok_s", 0),
+            ("total_token_throughput", 0),
+            ("mean_ttft_ms", 0),
+            ("mean_itl_ms", 1),
+        ):
             cells += [number(getattr(new, name), digits), number(getattr(old, name), digits)]
-        verdict = "memory error" if new.memory_error else "starved" if new.starved else "ok"
-        rows.append([*cells, verdict])
-    title = f"{plan.workload.name}: judged by {found.predictor}, beside the plan's figures ({plan.predictor})"
-    return table(title, [*columns, "verdict"], rows, left=())
+        rows.append([*cells, growth(found.plan.headroom[k]), result_of(new)])
+    title = f"{plan.workload.name}: by {found.plan.predictor}, beside the plan's figures ({plan.predictor})"
+    return table(title, columns, rows, left=())
 
 
-def _verdict(found: Plan) -> list[str]:
-    bad = int((~found.evaluations.feasible).sum())
-    lines = [
-        f"{found.n_gpus - bad} of {found.n_gpus} GPUs serve their load (seed {found.seed})",
-        f"Judged for {servers(found.bins)}",
-    ]
-    if found.unplaced:
-        lines.append(f"{len(found.unplaced)} adapters have no GPU in this plan")
+def _conclusion(found: PlanEvaluation) -> list[str]:
+    """Whether the plan holds, which server is the first to break, and for which servers that is."""
+    plan, lines = found.plan, []
+    if found.breaks_first is not None:
+        lines.append(_weakest(found, found.breaks_first))
+    if plan.unplaced:
+        names = ", ".join(plan.workload.names[i] for i in plan.unplaced[:SHOWN])
+        lines.append(f"No server has slots large enough for: {names}.")
+    lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
+    lines.append(conclusion(len(found.broken), len(found.gpus), len(plan.unplaced)))
     return lines
+
+
+def _weakest(found: PlanEvaluation, gpu: int) -> str:
+    if found.broken:
+        return f"GPU {gpu} breaks first."
+    return f"GPU {gpu} has the least headroom: {growth(found.plan.headroom[found.gpus.index(gpu)])}."
+
+
+def conclusion(broken: int, gpus: int, unplaced: int) -> str:
+    """Whether the plan holds, in a sentence: GPUs that break, and adapters without a server."""
+    if not broken and not unplaced:
+        return "The plan holds."
+    without = f"{unplaced} adapter{'s have' if unplaced > 1 else ' has'} no server"
+    if not broken:
+        return f"The servers hold, but {without}. packer solve --from makes the next plan."
+    text = f"The plan breaks: {broken} of {gpus} GPUs"
+    return f"{text}{f', and {without}' if unplaced else ''}. packer solve --from makes the next one."
+
+
+def _drift_lines(plan: Plan, found: Drift, seen_path: str | None) -> list[Table | str]:
+    lines: list[Table | str] = [_servers(plan, found.evaluation)]
+    if found.drifted:
+        rows = [
+            (
+                row.adapter,
+                f"{row.planned:.4g}",
+                f"{row.measured:.4g}",
+                f"{row.measured / row.planned - 1:+.0%}",
+            )
+            for row in found.drifted[:SHOWN]
+        ]
+        columns = ("adapter", "planned", "measured", "change")
+        lines.append(table("Rates that drifted most, requests/s", columns, rows))
+    lines.append(
+        f"Offered load {number(found.measured_tok_s, 0)} tok/s, planned for {number(found.planned_tok_s, 0)}; "
+        f"{len(found.drifted)} of {len(plan.workload)} rates drifted, "
+        f"{len(found.new_adapters)} new adapters, {len(found.silent_adapters)} silent."
+    )
+    if found.new_adapters:
+        lines.append(f"Without a server: {', '.join(found.new_adapters[:SHOWN])}.")
+    if plan.workload.arrivals.trace is not None:
+        lines.append("The plan replays a trace: evaluated with Poisson arrivals at the measured rates.")
+    lines += _conclusion(found.evaluation)
+    advice = {
+        "keep": "Keep the plan.",
+        "watch": "Keep the plan for now; make a new one when convenient.",
+        "replan": f"Plan again: packer solve {seen_path or 'WORKLOAD'} --from PLAN.",
+    }
+    return [*lines, advice[found.advice]]

@@ -1,4 +1,4 @@
-"""`packer memory`: what slots cost in KV cache, and where the server stops starting."""
+"""`packer memory`: what slots cost in KV cache, and where the server no longer starts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.checks import SLOT_RANKS
-from packer.cli import options
-from packer.cli.output import check_output, note, note_estimated, number, print_json, show, table
+from packer.cli.declare import bundle, command, option
+from packer.cli.options import OneProfile, Writing, plot_option
+from packer.cli.output import number, table
 
 if TYPE_CHECKING:
-    from packer.profile import Profile
-    from packer.report.figures import Figure
+    from rich.table import Table
+
+    from packer.operate.memory import MemoryTable
 
 SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 """Rows of a range of max_loras."""
-
-_MAX_LORAS = 100_000
 
 
 class Span(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
@@ -53,47 +53,32 @@ class Span(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic
         return tuple(sorted(found))
 
 
-@click.command()
-@options.profile_option
-@click.option(
-    "--max-loras",
-    type=Span(SLOT_COUNTS, _MAX_LORAS),
-    default="1..384",
-    show_default=True,
-    metavar="N..N",
-    help="Slots: a number, a list with commas, or a range.",
-)
-@click.option(
-    "--max-lora-rank",
-    type=Span(SLOT_RANKS, SLOT_RANKS[-1], only_grid=True),
-    default="8..64",
-    show_default=True,
-    metavar="R..R",
-    help="Slot ranks: a number, a list with commas, or a range.",
-)
-@click.option(
-    "--rank-needed",
-    type=click.IntRange(1, SLOT_RANKS[-1]),
-    default=None,
-    metavar="R",
-    help="Largest rank of your adapters: shows what larger slots waste.  [default: the smallest shown]",
-)
-@click.option(
-    "--plot", "plot_path", default=None, metavar="FILE", help="Draw the curves (.html, .png or .svg)."
-)
-@options.force_option
-@options.json_option
-@options.quiet_option
-def memory(
-    profile_name: str,
-    max_loras: tuple[int, ...],
-    max_lora_rank: tuple[int, ...],
-    rank_needed: int | None,
-    plot_path: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+@bundle
+class Slots:
+    """Which slots to show."""
+
+    max_loras: tuple[int, ...] = option(
+        type=Span(SLOT_COUNTS, 100_000),
+        default="1..384",
+        metavar="N..N",
+        help="Slots: a number, a list with commas, or a range.",
+    )
+    max_lora_rank: tuple[int, ...] = option(
+        type=Span(SLOT_RANKS, SLOT_RANKS[-1], only_grid=True),
+        default="8..64",
+        metavar="R..R",
+        help="Slot ranks: a number, a list with commas, or a range.",
+    )
+    rank_needed: int | None = option(
+        type=click.IntRange(1, SLOT_RANKS[-1]),
+        metavar="R",
+        help="Largest rank of your adapters: shows what larger slots waste.  [default: the smallest shown]",
+    )
+    plot: str | None = plot_option("Draw the curves")
+
+
+@command
+def memory(kind: OneProfile, slots: Slots, out: Writing) -> None:
     """How many adapters fit on the GPU, and what max_loras and max_lora_rank cost in KV cache.
 
     vLLM reserves max_loras slots of max_lora_rank at its start, whatever the adapters are; the KV cache
@@ -104,126 +89,43 @@ def memory(
       packer memory --max-loras 1..64 --max-lora-rank 8..128
       packer memory --profile h100-64gb/qwen-2.5-7b-instruct --rank-needed 8 --plot memory.html
     """
-    from packer.checks import slot_rank_for
-    from packer.io.profiles import load_profile
-    from packer.twin.memory.policy import kv_cache_tokens, memory_error
+    from packer.operate.memory import memory_table
 
-    if plot_path is not None:
-        from packer.report.figures import check_suffix
-
-        check_suffix(plot_path)
-    check_output(plot_path, force=force)
-    profile = load_profile(profile_name)
-    note_estimated(profile, quiet=quiet)
-    grid = {
-        (slots, rank): (kv_cache_tokens(profile, settings), memory_error(profile, settings))
-        for slots in max_loras
-        for rank in max_lora_rank
-        for settings in (profile.settings(slots, rank),)
-    }
-    most = {rank: largest_max_loras(profile, rank) for rank in max_lora_rank}
-    needed = slot_rank_for(rank_needed) if rank_needed else max_lora_rank[0]
-    if plot_path is not None:
+    out.check_pictures(slots.plot)
+    found = memory_table(kind.profile(out), slots.max_loras, slots.max_lora_rank)
+    if slots.plot is not None:
         from packer.report.figures import write_figure
+        from packer.report.memory import memory_figure
 
-        write_figure(figure(profile, max_lora_rank, most), plot_path, force=force)
-        note(f"wrote {plot_path}", quiet=quiet)
-    if as_json:
-        rows = [
-            {
-                "max_loras": slots,
-                "max_lora_rank": rank,
-                "kv_cache_tokens": max(0, tokens),
-                "memory_error": error,
-            }
-            for (slots, rank), (tokens, error) in grid.items()
-        ]
-        print_json(
-            {
-                "profile": profile.name,
-                "calibrated": profile.calibrated,
-                "rows": rows,
-                "largest_max_loras": most,
-            }
-        )
-    elif not quiet:
-        head = ("max_loras", *(f"rank {rank}" for rank in max_lora_rank))
-        body = [
-            (
-                slots,
-                *(
-                    "no start" if grid[slots, rank][1] else f"{grid[slots, rank][0]:,}"
-                    for rank in max_lora_rank
-                ),
-            )
-            for slots in max_loras
-        ]
-        show(
-            table(f"{profile.label}: KV cache left, tokens", head, body, left=()),
-            table(
-                "Slots",
-                ("slot rank", "most slots", "KV tokens a slot", f"beyond rank {needed}"),
-                _costs(profile, max_lora_rank, most, needed),
-                left=(),
-            ),
-        )
-    return 0
+        write_figure(memory_figure(found.profile, found.largest), slots.plot, force=out.force)
+        out.note(f"wrote {slots.plot}")
+    out.result(found.to_dict, lambda: _tables(found, slots))
 
 
-def largest_max_loras(profile: Profile, rank: int) -> int:
-    """Largest max_loras with which the server starts (at most 100,000); 0 if it never does."""
-    from packer.twin.memory.policy import memory_error
+def _tables(found: MemoryTable, slots: Slots) -> list[Table]:
+    ranks = slots.max_lora_rank
+    rows = []
+    for count in slots.max_loras:
+        cells = (found.tokens[count, rank] for rank in ranks)
+        rows.append((count, *("no start" if tokens is None else f"{tokens:,}" for tokens in cells)))
+    columns = ("max_loras", *(f"rank {rank}" for rank in ranks))
+    return [
+        table(f"{found.profile.label}: KV cache left, tokens", columns, rows, left=()),
+        _costs(found, slots),
+    ]
 
-    low, high = 0, _MAX_LORAS + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (
-            (middle, high) if memory_error(profile, profile.settings(middle, rank)) is None else (low, middle)
-        )
-    return low
 
+def _costs(found: MemoryTable, slots: Slots) -> Table:
+    from packer.checks import slot_rank_for
+    from packer.operate.memory import MOST_SLOTS, slot_cost_tokens
 
-def _costs(
-    profile: Profile, ranks: tuple[int, ...], most: dict[int, int], needed: int
-) -> list[tuple[object, ...]]:
-    from packer.twin.memory.policy import memory_policy
-
-    def per_slot(rank: int) -> float:
-        reserved = memory_policy(profile).reserved_bytes(profile, profile.settings(1, rank))
-        return reserved / profile.model.kv_bytes_per_token
-
-    rows: list[tuple[object, ...]] = []
+    ranks = slots.max_lora_rank
+    needed = slot_rank_for(slots.rank_needed) if slots.rank_needed else ranks[0]
+    rows = []
     for rank in ranks:
-        cost = per_slot(rank)
-        extra = cost - per_slot(needed)
-        limit = f"> {_MAX_LORAS:,}" if most[rank] >= _MAX_LORAS else f"{most[rank]:,}"
+        cost = slot_cost_tokens(found.profile, rank)
+        extra = cost - slot_cost_tokens(found.profile, needed)
+        limit = f"> {MOST_SLOTS:,}" if found.largest[rank] >= MOST_SLOTS else f"{found.largest[rank]:,}"
         rows.append((rank, limit, number(cost, 0), f"+{extra:,.0f} each" if extra > 0 else "–"))
-    return rows
-
-
-def figure(profile: Profile, ranks: tuple[int, ...], most: dict[int, int]) -> Figure:
-    """KV tokens over the number of slots, a curve for each slot rank, to where the server stops starting."""
-    from packer.report.figures import Figure, Line, Mark, Panel
-    from packer.twin.memory.policy import kv_cache_tokens
-
-    end = min(1024, max(1, *most.values()))
-    series = []
-    for rank in ranks:
-        last = min(end, most[rank])
-        slots = sorted({1 + round(k * (last - 1) / 96) for k in range(97)}) if last else []
-        series.append(
-            Line(
-                slots,
-                [kv_cache_tokens(profile, profile.settings(n, rank)) for n in slots],
-                f"slot rank {rank}",
-            )
-        )
-    limit = profile.memory.min_kv_tokens
-    panel = Panel(
-        series,
-        title=profile.label,
-        x_label="max_loras",
-        y_label="KV cache, tokens",
-        marks=(Mark(limit, "least to start", axis="y"),),
-    )
-    return Figure([panel], title="What adapter slots cost", columns=1, panel_size=(8.0, 4.5))
+    columns = ("slot rank", "most slots", "KV tokens a slot", f"beyond rank {needed}")
+    return table("Slots", columns, rows, left=())

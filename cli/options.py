@@ -1,16 +1,28 @@
-"""Options that several commands share, so that they are called, explained and checked alike.
-
-Each is a decorator. The value arrives under the name in the comment of its definition.
-"""
+"""Bundles of options that several commands share, so that they are typed, explained and checked alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+from packer.cli.declare import argument, bundle, flag, option
+from packer.cli.output import Progress, check_output, note, print_json, progress_bar, show
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.plan import Plan
+    from packer.profile import Profile
+    from packer.workload import Workload
+
+DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
+LENGTH = click.FloatRange(min=1.0, max=1e7)
+"""A simulated or measured time, s."""
+SEED = click.IntRange(min=0, max=2**32 - 1)
 
 
 class NumberList(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
@@ -34,18 +46,13 @@ class NumberList(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # g
             self.fail(f"Expected {kind} with commas between them, got {str(value)[:80]!r}.", param, ctx)
 
 
-DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
-
-
 def _complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     from packer.io.profiles import profile_names
 
     return [name for name in profile_names() if name.startswith(incomplete)]
 
 
-def complete_registered(
-    kind: str,
-) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+def complete_registered(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Completion of the names registered for a kind of strategy."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -56,141 +63,170 @@ def complete_registered(
     return complete
 
 
-# workload_path: str
-workload_argument = click.argument("workload_path", metavar="WORKLOAD")
+@bundle
+class Output:
+    """What a command prints: tables, JSON, or nothing."""
 
-# plan_path: str
-plan_argument = click.argument("plan_path", metavar="PLAN")
+    as_json: bool = flag("--json", help="Print JSON instead of tables.")
+    quiet: bool = flag("-q", "--quiet", help="Print nothing but errors; no progress bar.")
 
-# profile_name: str
-profile_option = click.option(
-    "--profile",
-    "profile_name",
-    default=DEFAULT_PROFILE,
-    show_default=True,
-    metavar="NAME|FILE.toml",
-    shell_complete=_complete_profile,
-    help="The server: a shipped profile (packer profiles list) or a profile file.",
-)
+    def note(self, message: str) -> None:
+        """One line to standard error, unless quiet."""
+        note(message, quiet=self.quiet)
 
-# profile_names: tuple[str, ...]; empty means the default
-profiles_option = click.option(
-    "--profile",
-    "profile_names",
-    multiple=True,
-    metavar="NAME|FILE.toml",
-    shell_complete=_complete_profile,
-    help=f"The server: a shipped profile or a profile file; repeatable.  [default: {DEFAULT_PROFILE}]",
-)
+    def note_profiles(self, *profiles: Profile) -> None:
+        """Say of each profile that is an estimate that it is one."""
+        for profile in dict.fromkeys(profiles):
+            if not profile.calibrated:
+                self.note(f"the profile {profile.label}: expect large errors until it is calibrated.")
 
-# seed: int
-seed_option = click.option(
-    "--seed",
-    type=click.IntRange(min=0, max=2**32 - 1),
-    default=0,
-    show_default=True,
-    help="Seed of everything random: the same seed gives the same output.",
-)
+    def progress(self) -> AbstractContextManager[Progress]:
+        """A progress bar on a terminal, unless quiet."""
+        return progress_bar(quiet=self.quiet)
 
-# as_json: bool
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-
-# quiet: bool
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors; no progress bar.")
-
-# force: bool
-force_option = click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
-
-# predictor: str
-predictor_option = click.option(
-    "--predictor",
-    default="twin",
-    show_default=True,
-    metavar="NAME|PATH",
-    shell_complete=complete_registered("predictor"),
-    help="Who judges a server: the twin, a learned predictor, or the path of a saved one.",
-)
-
-# objective: str
-objective_option = click.option(
-    "--objective",
-    default="gpus",
-    show_default=True,
-    metavar="NAME",
-    shell_complete=complete_registered("objective"),
-    help="What a good plan is: fewest GPUs, lowest latency, …",
-)
-
-# solver: str | None
-solver_option = click.option(
-    "--solver",
-    default=None,
-    metavar="NAME",
-    shell_complete=complete_registered("solver"),
-    help="How the plan is searched.  [default: greedy; on a given number of GPUs spread-refined]",
-)
-
-# gpus: int | None
-gpus_option = click.option(
-    "--gpus",
-    type=click.IntRange(min=1, max=1_000_000),
-    default=None,
-    metavar="N",
-    help="GPUs at hand: a limit, or with a spreading objective their exact number.",
-)
-
-# rate_factor: float
-rate_factor_option = click.option(
-    "--rate-factor",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="X",
-    help="Multiply every request rate by this.",
-)
-
-# duration_s: float
-duration_option = click.option(
-    "--duration",
-    "duration_s",
-    type=click.FloatRange(min=1.0, max=1e7),
-    default=3600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Simulated time.",
-)
-
-# max_loras: int
-max_loras_option = click.option(
-    "--max-loras",
-    type=click.IntRange(min=1, max=100_000),
-    required=True,
-    metavar="N",
-    help="Adapter slots of the server (vLLM's --max-loras).",
-)
-
-# max_lora_rank: int | None
-max_lora_rank_option = click.option(
-    "--max-lora-rank",
-    type=int,
-    default=None,
-    metavar="RANK",
-    help="Rank of every slot (vLLM's --max-lora-rank).  [default: that of the largest adapter]",
-)
-
-# time_limit_s: float | None
-time_limit_option = click.option(
-    "--time-limit",
-    "time_limit_s",
-    type=click.FloatRange(min=0.0, min_open=True),
-    default=None,
-    metavar="SECONDS",
-    help="Stop searching after this long and return the best plan so far.",
-)
+    def result(self, data: Any, parts: Callable[[], Sequence[Table | str]]) -> None:
+        """Print `data` as JSON, or `parts` for people; functions are called only where they are printed."""
+        if self.as_json:
+            print_json(data() if callable(data) else data)
+        elif not self.quiet:
+            show(*parts())
 
 
-def output_option(text: str, *, default: str | None = None, required: bool = False) -> Callable[[F], F]:
-    """`-o/--output`, arriving as `output: str` (or `str | None` without a default), explained by `text`."""
-    # A default of None would count as a value and defeat `required`.
-    given: dict[str, Any] = {} if required else {"default": default, "show_default": default is not None}
-    return click.option("-o", "--output", required=required, metavar="FILE", help=text, **given)
+@bundle
+class Writing(Output):
+    """As `Output`, for a command that writes files."""
+
+    force: bool = flag(help="Overwrite output files that exist.")
+
+    def check(self, *paths: str | None) -> None:
+        """Raise `OutputError` before long work if a result could not be written to one of the paths."""
+        for path in paths:
+            check_output(path, force=self.force)
+
+    def check_tables(self, *paths: str | None, suffixes: tuple[str, ...] = (".csv", ".parquet")) -> None:
+        """As `check`, for tables: their endings as well."""
+        from packer.errors import ValidationError, shown
+
+        for path in paths:
+            if path is not None and Path(path).suffix.lower() not in suffixes:
+                raise ValidationError(
+                    f"Expected a table's file to end in {', '.join(suffixes)}, got {shown(path)}."
+                )
+        self.check(*paths)
+
+    def check_pictures(self, *paths: str | None) -> None:
+        """As `check`, for pictures: their endings as well."""
+        from packer.report.figures import check_suffix
+
+        for path in paths:
+            if path is not None:
+                check_suffix(path)
+        self.check(*paths)
+
+
+def output_option(text: str, *, default: str | None = None, required: bool = False) -> Any:
+    """`-o/--output`, explained by `text`."""
+    given: dict[str, Any] = {"required": True} if required else {"default": default}
+    return option("-o", "--output", metavar="FILE", help=text, **given)
+
+
+def plot_option(text: str) -> Any:
+    """`--plot`, explained by `text`."""
+    return option(metavar="FILE", help=f"{text} (.html, .png or .svg).")
+
+
+@bundle
+class PlanFile:
+    """A finished plan."""
+
+    plan_path: str = argument("PLAN")
+
+    def plan(self) -> Plan:
+        """The plan in the file."""
+        from packer.io.plans import read_plan
+
+        return read_plan(self.plan_path)
+
+
+@bundle
+class FleetFile:
+    """A workload."""
+
+    workload_path: str = argument("WORKLOAD")
+
+    def fleet(self) -> Workload:
+        """The workload in the file."""
+        from packer.io.workloads import read_workload
+
+        return read_workload(self.workload_path)
+
+
+def profile_option(**attributes: Any) -> Any:
+    """`--profile`."""
+    return option(
+        "--profile",
+        metavar="NAME|FILE.toml",
+        shell_complete=_complete_profile,
+        **{"help": "The server: a shipped profile (packer profiles list) or a profile file.", **attributes},
+    )
+
+
+@bundle
+class OneProfile:
+    """The server that a command is about."""
+
+    profile_name: str = profile_option(default=DEFAULT_PROFILE)
+
+    def profile(self, out: Output) -> Profile:
+        """The profile; an estimate is announced."""
+        from packer.io.profiles import load_profile
+
+        profile = load_profile(self.profile_name)
+        out.note_profiles(profile)
+        return profile
+
+
+def predictor_option(**attributes: Any) -> Any:
+    """`--predictor`."""
+    text = "What predicts a server: the twin, a learned predictor, or the path of a saved one."
+    given: dict[str, Any] = {"default": "twin", "help": text, **attributes}
+    return option(metavar="NAME|PATH", shell_complete=complete_registered("predictor"), **given)
+
+
+def seed_option(**attributes: Any) -> Any:
+    """`--seed`."""
+    text = "Seed of everything random: the same seed gives the same output."
+    return option(type=SEED, **{"default": 0, "help": text, **attributes})
+
+
+def max_lora_rank_option() -> Any:
+    """`--max-lora-rank`."""
+    return option(
+        type=int,
+        metavar="RANK",
+        help="Rank of every slot (vLLM's --max-lora-rank).  [default: that of the largest adapter]",
+    )
+
+
+def rate_factor_option() -> Any:
+    """`--rate-factor`."""
+    return option(type=float, default=1.0, metavar="X", help="Multiply every request rate by this.")
+
+
+def time_limit_option() -> Any:
+    """`--time-limit`."""
+    return option(
+        "--time-limit",
+        type=click.FloatRange(min=0.0, min_open=True),
+        metavar="SECONDS",
+        help="Stop searching after this long and return the best plan so far.",
+    )
+
+
+def gpus_option() -> Any:
+    """`--gpus`."""
+    return option(
+        type=click.IntRange(min=1, max=1_000_000),
+        metavar="N",
+        help="GPUs at hand: a limit, or with a spreading objective their exact number.",
+    )

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    import polars as pl
     from rich.console import Console
     from rich.table import Table
-
-    from packer.profile import Profile
 
 PIPE_WIDTH = 120
 """Columns of a table that goes to a file or pipe."""
@@ -92,12 +91,6 @@ def note(message: str, *, quiet: bool = False) -> None:
             click.echo(f"packer: {printable(message)}", err=True)
 
 
-def note_estimated(profile: Profile, *, quiet: bool = False) -> None:
-    """Say that a profile is an estimate, if it is; every command that uses a profile calls this."""
-    if not profile.calibrated:
-        note(f"the profile {profile.label}: expect large errors until it is calibrated.", quiet=quiet)
-
-
 def number(value: float | None, digits: int = 1) -> str:
     """A number for people: thousands separated, "–" where there is none."""
     if value is None or math.isnan(value):
@@ -126,6 +119,25 @@ def print_json(data: Any) -> None:
 
     utf_8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     click.echo(json.dumps(jsonable(data), indent=2, ensure_ascii=not utf_8, allow_nan=False))
+
+
+def write_json(data: Any, path: str | None) -> None:
+    """Write data as a JSON file, if there is a path."""
+    import json
+
+    from packer.io.files import write_text
+
+    if path is not None:
+        text = json.dumps(jsonable(data), indent=2, ensure_ascii=False, allow_nan=False)
+        write_text(path, text + "\n")
+
+
+def write_frame(frame: pl.DataFrame | None, path: str | None) -> None:
+    """Write a table as .csv or else Parquet, if there is a path."""
+    from packer.io import parquet
+
+    if path is not None and frame is not None:
+        parquet.write_frame(frame, path)
 
 
 def check_output(path: str | None, *, force: bool) -> Path | None:

@@ -5,25 +5,43 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from packer.cli.output import number, show, table
-from packer.cli.servers import servers
+from packer.cli.output import number, table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.table import Table
 
     from packer.bin import Bin
+    from packer.evaluation import Evaluation
     from packer.plan import Plan
 
-VERIFIED = {True: "yes", False: "no", None: "not asked"}
+VERIFIED = {True: "yes", False: "no", None: "no simulation"}
 
 
-def show_plan(plan: Plan) -> None:
-    """Print the plan."""
-    if plan.bins:
-        show(_gpus(plan))
-    show(*_totals(plan))
-    for reason in plan.reasons:
-        show(f"- {reason}")
+def plan_lines(plan: Plan) -> list[Table | str]:
+    """The plan: servers, totals, reasons."""
+    gpus = [_gpus(plan)] if plan.bins else []
+    return [*gpus, *_totals(plan), *(f"- {reason}" for reason in plan.reasons)]
+
+
+def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
+    """What an operator has to do to get from a running plan to the one that follows it."""
+    before, now = set(old.workload.names), set(plan.workload.names)
+    moved = [plan.workload.names[i] for i in plan.moves.adapters] if plan.moves else []
+    numbers = plan.moves.servers if plan.moves else ()
+    kept = [number for number in numbers if number is not None]
+    lines: list[Table | str] = [
+        f"Changes     {len(moved)} adapters move, {len(now - before)} are new, {len(before - now)} are gone; "
+        f"servers: {len(kept)} stay, {len(numbers) - len(kept)} start, {old.n_gpus - len(kept)} stop"
+    ]
+    if moved:
+        more = f" and {len(moved) - 10} more" if len(moved) > 10 else ""
+        lines.append(f"Moving      {', '.join(moved[:10])}{more}")
+    renumbered = [f"{number} → {k}" for k, number in enumerate(numbers) if number not in (None, k)]
+    if renumbered:
+        lines.append(f"Renumbered  {', '.join(renumbered)}")
+    return lines
 
 
 def _gpus(plan: Plan) -> Table:
@@ -49,9 +67,19 @@ def _gpus(plan: Plan) -> Table:
             ]
         )
         if columns[-1] == "problem":
-            rows[-1].append("memory error" if row.memory_error else "starved" if row.starved else "")
+            rows[-1].append("" if row.feasible else result_of(row))
     title = f"Plan for {plan.workload.name!r}: {_adapters(plan)}, {_count(plan)}"
     return table(title, columns, rows, left=(1, 2) if several else (1,))
+
+
+def servers(bins: Iterable[Bin]) -> str:
+    """The profiles for people, each once: "toy (estimated, not calibrated)"."""
+    return ", ".join(sorted({item.profile.label for item in bins}))
+
+
+def result_of(row: Evaluation) -> str:
+    """What is wrong with a server, or "holds"."""
+    return "memory error" if row.memory_error else "starved" if row.starved else "holds"
 
 
 def by_rank(plan: Plan, item: Bin) -> str:

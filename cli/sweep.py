@@ -2,116 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli import options
-from packer.cli.output import (
-    check_output,
-    note,
-    note_estimated,
-    number,
-    print_json,
-    progress_bar,
-    show,
-    table,
+from packer.cli.declare import bundle, command, flag, option
+from packer.cli.options import (
+    LENGTH,
+    FleetFile,
+    OneProfile,
+    Writing,
+    max_lora_rank_option,
+    output_option,
+    plot_option,
+    seed_option,
 )
+from packer.cli.output import note, number, table, write_frame
+from packer.cli.ranges import numbers
 
 if TYPE_CHECKING:
     import polars as pl
+    from rich.table import Table
 
     from packer.twin.sweep import Sweep
 
 CURVE_POINTS = 12
-LONGEST_RANGE = 10_000
 MAX_LORAS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
-SUFFIXES = (".csv", ".parquet")
 
 
-def numbers(*, whole: bool) -> Callable[[click.Context, click.Parameter, Any], tuple[float, ...] | None]:
-    """Option callback: numbers separated by commas, and ranges START:STOP:STEP with both ends; sorted."""
+@bundle
+class Axes:
+    """The grid."""
 
-    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
-        if value is None:
-            return None
-        try:
-            return tuple(sorted({number for part in value.split(",") for number in _span(part, whole=whole)}))
-        except (ValueError, OverflowError):
-            kind = "whole numbers" if whole else "numbers"
-            message = f"Expected {kind} such as 8,16,32 or START:STOP:STEP, got {value[:80]!r}."
-            raise click.BadParameter(message, ctx, param) from None
+    adapters: tuple[int, ...] | None = option(
+        callback=numbers(whole=True),
+        metavar="LIST",
+        help="Numbers of adapters; beyond the workload's own, its mix is drawn again.  [default: 12 up to all]",
+    )
+    rate_factors: tuple[float, ...] = option(
+        callback=numbers(whole=False),
+        default="1",
+        metavar="LIST",
+        help="Multiply every request rate by each of these.",
+    )
+    max_loras: tuple[int, ...] | None = option(
+        callback=numbers(whole=True),
+        metavar="LIST",
+        help="Adapter slots (vLLM's --max-loras).  [default: 8 … 384, up to the largest number of adapters]",
+    )
+    max_lora_rank: int | None = max_lora_rank_option()
+    duration_s: float = option(
+        "--duration", type=LENGTH, default=3600.0, metavar="SECONDS", help="Simulated time."
+    )
+    seed: int = seed_option()
+    jobs: int | None = option(
+        type=click.IntRange(min=1, max=1024), metavar="N", help="Threads.  [default: all cores]"
+    )
 
-    return convert
+
+@bundle
+class Files:
+    """What is written."""
+
+    output: str | None = output_option("Write the rows here: .csv or .parquet.")
+    plot: str | None = plot_option("Draw the curves")
+    resume: bool = flag(help="Keep the rows that --output already holds, add what is missing.")
 
 
-def _span(text: str, *, whole: bool) -> list[float]:
-    bounds = [int(piece) if whole else float(piece) for piece in text.split(":")]
-    if len(bounds) == 1:
-        return [bounds[0]]
-    start, stop, step = bounds
-    count = int((stop - start) / step + 1e-9) + 1 if step > 0 and stop >= start else 0
-    if not 0 < count <= LONGEST_RANGE:
-        raise ValueError
-    return [start + k * step if whole else round(start + k * step, 12) for k in range(count)]
-
-
-@click.command()
-@options.workload_argument
-@options.profile_option
-@click.option(
-    "--adapters",
-    callback=numbers(whole=True),
-    metavar="LIST",
-    help="Numbers of adapters; beyond the workload's own, its mix is drawn again.  [default: 12 up to all]",
-)
-@click.option(
-    "--rate-factors",
-    callback=numbers(whole=False),
-    default="1",
-    show_default=True,
-    metavar="LIST",
-    help="Multiply every request rate by each of these.",
-)
-@click.option(
-    "--max-loras",
-    callback=numbers(whole=True),
-    metavar="LIST",
-    help="Adapter slots (vLLM's --max-loras).  [default: 8 … 384, up to the largest number of adapters]",
-)
-@options.max_lora_rank_option
-@options.duration_option
-@options.seed_option
-@click.option(
-    "--jobs", type=click.IntRange(min=1, max=1024), metavar="N", help="Threads.  [default: all cores]"
-)
-@options.output_option("Write the rows here: .csv or .parquet.")
-@click.option("--plot", metavar="FILE", help="Draw the curves here: .html, .png or .svg.")
-@click.option(
-    "--resume", is_flag=True, help="Keep the rows that --output already holds, add what is missing."
-)
-@options.json_option
-@options.quiet_option
-@options.force_option
-def sweep(
-    workload_path: str,
-    profile_name: str,
-    adapters: tuple[int, ...] | None,
-    rate_factors: tuple[float, ...],
-    max_loras: tuple[int, ...] | None,
-    max_lora_rank: int | None,
-    duration_s: float,
-    seed: int,
-    jobs: int | None,
-    output: str | None,
-    plot: str | None,
-    resume: bool,
-    as_json: bool,
-    quiet: bool,
-    force: bool,
-) -> None:
+@command
+def sweep(file: FleetFile, kind: OneProfile, axes: Axes, files: Files, out: Writing) -> None:
     """How far one server goes until it breaks: throughput, TTFT and ITL over a grid.
 
     LIST is numbers separated by commas, or START:STOP:STEP.
@@ -120,54 +80,43 @@ def sweep(
     Example:
       packer sweep fleet.csv --adapters 16:256:16 --max-loras 16,64 -o sweep.csv --plot sweep.html
     """
-    from packer.io.profiles import load_profile
-    from packer.io.workloads import read_workload
+    from dataclasses import replace
+
+    from packer.errors import IncompatibleError
     from packer.twin.sweep import Grid, Sweep, max_packs
 
-    _check_paths(output, plot, resume=resume, force=force)
-    profile = load_profile(profile_name)
-    note_estimated(profile, quiet=quiet)
-    workload = read_workload(workload_path)
-    counts = adapters or tuple(sorted({max(1, len(workload) * k // CURVE_POINTS) for k in range(1, 13)}))
-    slots = max_loras or tuple(n for n in MAX_LORAS if n <= max(counts)) or MAX_LORAS[:1]
-    plan = Sweep(workload, profile, Grid(counts, rate_factors, slots), max_lora_rank, duration_s, seed)
-    frame = _simulate(plan, output, resume=resume, jobs=jobs or -1, quiet=quiet)
+    if files.resume and files.output is None:
+        raise IncompatibleError("--resume needs --output: the file whose rows are kept.")
+    targets = replace(out, force=out.force or files.resume)
+    targets.check_tables(files.output)
+    targets.check_pictures(files.plot)
+    profile, workload = kind.profile(out), file.fleet()
+    last = range(1, CURVE_POINTS + 1)
+    counts = axes.adapters or tuple(sorted({max(1, len(workload) * k // CURVE_POINTS) for k in last}))
+    slots = axes.max_loras or tuple(n for n in MAX_LORAS if n <= max(counts)) or MAX_LORAS[:1]
+    grid = Grid(counts, axes.rate_factors, slots)
+    plan = Sweep(workload, profile, grid, axes.max_lora_rank, axes.duration_s, axes.seed)
+    frame = _simulate(plan, files, axes.jobs or -1, out)
     packs = max_packs(frame)
-    if plot is not None:
-        _draw(plan, frame, packs, plot)
-    if as_json:
-        head = {"workload": workload.name, "profile": profile.name, "calibrated": profile.calibrated}
-        print_json({**head, "seed": seed, "rows": frame.to_dicts(), "max_pack": packs.to_dicts()})
-    elif not quiet:
-        _print(frame, packs, f"{workload.name} on one {profile.label}: Max_pack of each curve")
+    if files.plot is not None:
+        _draw(plan, frame, packs, files.plot)
+    head = {"workload": workload.name, "profile": profile.name, "calibrated": profile.calibrated}
+    out.result(
+        lambda: {**head, "seed": axes.seed, "rows": frame.to_dicts(), "max_pack": packs.to_dicts()},
+        lambda: [_table(frame, packs, f"{workload.name} on one {profile.label}: Max_pack of each curve")],
+    )
 
 
-def _check_paths(output: str | None, plot: str | None, *, resume: bool, force: bool) -> None:
-    """Refuse before long work what could not be written after it."""
-    from packer.errors import IncompatibleError, ValidationError, shown
-    from packer.report.figures import check_suffix
-
-    if plot is not None:
-        check_suffix(plot)
-        check_output(plot, force=force or resume)
-    if output is None:
-        if resume:
-            raise IncompatibleError("--resume needs --output: the file whose rows are kept.")
-        return
-    if Path(output).suffix.lower() not in SUFFIXES:
-        raise ValidationError(f"Expected --output to end in {', '.join(SUFFIXES)}, got {shown(output)}.")
-    check_output(output, force=force or resume)
-
-
-def _simulate(plan: Sweep, output: str | None, *, resume: bool, jobs: int, quiet: bool) -> pl.DataFrame:
-    """All rows; what is there when somebody interrupts is written, so that --resume can go on."""
-    from packer.io.parquet import write_frame
+def _simulate(plan: Sweep, files: Files, jobs: int, out: Writing) -> pl.DataFrame:
+    """All rows; after an interruption those that are there are written, so that --resume continues."""
     from packer.twin.sweep import sweep_frame
 
-    rows = _old_rows(plan, output) if resume and output is not None and Path(output).exists() else []
+    output = files.output
+    old = files.resume and output is not None and Path(output).exists()
+    rows = _old_rows(plan, output or "") if old else []
     done = {(row["adapters"], row["rate_factor"], row["max_loras"]) for row in rows}
     try:
-        with progress_bar(quiet=quiet) as progress:
+        with out.progress() as progress:
             for row in plan.rows(done=done, jobs=jobs, progress=progress):
                 rows.append(row)
     except KeyboardInterrupt:
@@ -176,8 +125,7 @@ def _simulate(plan: Sweep, output: str | None, *, resume: bool, jobs: int, quiet
             note(f"{len(rows)} of {len(plan.grid)} points are in {output}; --resume goes on from there.")
         raise
     frame = sweep_frame(rows)
-    if output is not None:
-        write_frame(frame, output)
+    write_frame(frame, output)
     return frame
 
 
@@ -217,7 +165,7 @@ def _draw(plan: Sweep, frame: pl.DataFrame, packs: pl.DataFrame, path: str) -> N
     write_figure(sweep_figure(frame, packs, x_axis(frame), title=title), path)
 
 
-def _print(frame: pl.DataFrame, packs: pl.DataFrame, title: str) -> None:
+def _table(frame: pl.DataFrame, packs: pl.DataFrame, title: str) -> Table:
     from packer.twin.sweep import AXES, x_axis
 
     axis = x_axis(frame)
@@ -243,4 +191,4 @@ def _print(frame: pl.DataFrame, packs: pl.DataFrame, title: str) -> None:
             ]
         )
     columns = [*others, f"Max_pack ({axis})", "offered tok/s", "tok/s", "TTFT ms", "ITL ms"]
-    show(table(title, columns, cells, left=()))
+    return table(title, columns, cells, left=())

@@ -34,7 +34,7 @@ class Moves(Objective):
 
     def supports(self, _profiles: Sequence[Profile]) -> str | None:
         """It needs a running plan."""
-        return None if self.old else "it needs a running plan: packer replan OLD-PLAN WORKLOAD"
+        return None if self.old else "it needs a running plan: packer solve WORKLOAD --from PLAN"
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(GPUs, adapters moved)."""

@@ -16,14 +16,14 @@ from packer.workload import Workload
 class Changed:
     """The servers as they run, with the changed fleet.
 
-    `gpus`: the plan's index of each bin (a server without adapters is left out); `homeless`: names of added
+    `gpus`: the plan's index of each bin (a server without adapters is left out); `unplaced`: names of added
     adapters that no running server can hold.
     """
 
     workload: Workload
     bins: tuple[Bin, ...]
     gpus: tuple[int, ...]
-    homeless: tuple[str, ...]
+    unplaced: tuple[str, ...]
 
 
 def changed_plan(
@@ -65,17 +65,17 @@ def changed_plan(
     bins = [
         (gpu, left) for gpu, item in enumerate(plan.bins) if (left := _without(item, position)) is not None
     ]
-    homeless = []
+    unplaced = []
     newcomers = range(len(kept), len(adapters))
     for i in sorted(newcomers, key=lambda i: (-float(workload.offered_tok_s_by_adapter[i]), i)):
         hosts = [k for k, (_, item) in enumerate(bins) if item.max_lora_rank >= workload.adapters[i].rank]
         if not hosts:
-            homeless.append(workload.names[i])
+            unplaced.append(workload.names[i])
             continue
         best = min(hosts, key=lambda k: bins[k][1].offered_tok_s(workload))
         gpu, item = bins[best]
         bins[best] = (gpu, _with(item, i))
-    return Changed(workload, tuple(item for _, item in bins), tuple(gpu for gpu, _ in bins), tuple(homeless))
+    return Changed(workload, tuple(item for _, item in bins), tuple(gpu for gpu, _ in bins), tuple(unplaced))
 
 
 def _without(item: Bin, position: dict[int, int]) -> Bin | None:

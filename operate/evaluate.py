@@ -1,15 +1,22 @@
-"""Judging a finished plan again: another predictor, seed, duration or load."""
+"""A plan evaluated again: another predictor or seed, growing rates, adapters that come or go."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+
+from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.evaluation import Evaluations
+from packer.evaluation import Evaluation, Evaluations
+from packer.operate.changes import changed_plan
 from packer.plan import Plan, Status
+from packer.solvers.api import HEADROOM_GPUS
 from packer.solvers.evaluator import Evaluator
+from packer.solvers.headroom import headroom
 from packer.solvers.verify import FRESH_SEED
 from packer.strategies import Predictor
 from packer.twin.simulate import simulate
@@ -17,71 +24,164 @@ from packer.twin.until_clear import evaluation_of
 from packer.workload import Workload
 
 
-def evaluate_plan(
-    plan: Plan,
-    predictor: str | Predictor = "twin",
-    *,
-    seed: int | None = None,
-    duration_s: float | None = None,
-    rate_factor: float = 1.0,
-) -> Plan:
-    """The same bins with new evaluations, at the rates as given times `rate_factor`, without a margin.
+@dataclass(frozen=True, eq=False)
+class PlanEvaluation:
+    """The servers of a plan as they run, under the fleet as it is evaluated.
 
     Parameters
     ----------
     plan
-        A plan with at least one bin.
+        The plan with the new fleet and the new figures; status "infeasible" if it does not hold.
+    before
+        The figures that the plan carried, one row for each server of `plan`.
+    gpus
+        The number of each server in the original plan; servers without an adapter are left out.
+    """
+
+    plan: Plan
+    before: Evaluations
+    gpus: tuple[int, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every adapter has a server, and every server starts and serves its load."""
+        return self.plan.status is not Status.INFEASIBLE
+
+    @property
+    def broken(self) -> tuple[int, ...]:
+        """Numbers of the servers that starve or do not start."""
+        return tuple(self.gpus[k] for k in np.flatnonzero(~self.plan.evaluations.feasible).tolist())
+
+    @property
+    def breaks_first(self) -> int | None:
+        """The server with the least room: a broken one that serves least, else the lowest headroom."""
+
+        def order(k: int) -> tuple[int, float, int]:
+            row = self.plan.evaluations[k]
+            return (1, self.plan.headroom[k] or float("inf"), k) if row.feasible else (0, row.served_share, k)
+
+        known = not self.holds or any(factor is not None for factor in self.plan.headroom)
+        return self.gpus[min(range(len(self.gpus)), key=order)] if self.gpus and known else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        plan = self.plan
+        return {
+            "holds": self.holds,
+            "calibrated": all(item.profile.calibrated for item in plan.bins),
+            "predictor": plan.predictor,
+            "seed": plan.seed,
+            "breaks_first": self.breaks_first,
+            "broken_gpus": self.broken,
+            "unplaced": [plan.workload.names[i] for i in plan.unplaced],
+            "gpus": [
+                {
+                    "gpu": gpu,
+                    "adapters": len(plan.bins[k].adapters),
+                    "offered_tok_s": row.offered_tok_s,
+                    "total_token_throughput": row.total_token_throughput,
+                    "starved": row.starved,
+                    "memory_error": row.memory_error,
+                    "mean_ttft_ms": row.mean_ttft_ms,
+                    "mean_itl_ms": row.mean_itl_ms,
+                    "headroom": self.plan.headroom[k],
+                }
+                for k, (gpu, row) in enumerate(zip(self.gpus, plan.evaluations, strict=True))
+            ],
+        }
+
+
+def evaluate_plan(
+    plan: Plan,
+    predictor: str | Predictor = "twin",
+    *,
+    rate_factor: float = 1.0,
+    add: Sequence[Adapter] = (),
+    remove: Collection[str] = (),
+    seed: int | None = None,
+    duration_s: float | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+) -> PlanEvaluation:
+    """Whether a plan holds: its servers with new figures, at the rates as given, without a margin.
+
+    Parameters
+    ----------
+    plan
+        A plan with at least one server.
     predictor
-        Who judges.
+        A registered name, the path of a trained predictor, or an object.
+    rate_factor, add, remove
+        Every rate times this; adapters that come (each goes to the server with the least offered load whose
+        slots are large enough) and names of those that go.
     seed
-        Of the judge; None takes one that no search has used.
+        Of everything random; None takes one that no search has used.
     duration_s
-        Simulated time of each server, for the twin only; None: as long as a clear verdict needs.
-    rate_factor
-        Every rate times this.
+        Simulated time of each server, s, for the twin only; headroom is not computed then. None: as long as
+        a clear result needs.
 
     Raises
     ------
     IncompatibleError
-        The plan has no bins, or a duration was given for a predictor that does not simulate.
+        No server has an adapter, or a duration was given for a predictor that does not simulate.
+    UnknownNameError, ValidationError
+        An adapter to remove is not in the plan, or one to add is.
     """
-    if not plan.bins:
-        raise IncompatibleError("The plan has no GPUs, so there is nothing to evaluate.")
-    workload = plan.workload if rate_factor == 1.0 else plan.workload.scaled(rate_factor)
+    changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove)
+    if not changed.bins:
+        raise IncompatibleError("No GPU of the plan has an adapter, so there is nothing to evaluate.")
     used = plan.seed + FRESH_SEED if seed is None else seed
-    profiles = list(dict.fromkeys(item.profile for item in plan.bins))
-    judge = Evaluator.load(predictor, profiles, seed=used)
-    if duration_s is None:
-        found = judge.evaluate(workload, plan.bins)
-    elif judge.name == "twin":
-        found = _simulated(workload, plan.bins, used, duration_s)
+    profiles = list(dict.fromkeys(item.profile for item in changed.bins))
+    evaluator = Evaluator.load(predictor, profiles, seed=used)
+    if duration_s is not None and evaluator.name != "twin":
+        raise IncompatibleError(
+            f"A duration needs the predictor 'twin': {evaluator.name!r} does not simulate."
+        )
+    progress("servers", 0, 2)
+    room: tuple[float | None, ...] = (None,) * len(changed.bins)
+    if duration_s is not None:
+        found = _simulated(changed.workload, changed.bins, used, duration_s)
     else:
-        raise IncompatibleError(f"A duration needs the predictor 'twin': {judge.name!r} does not simulate.")
-    whole = not plan.unplaced and bool(found.feasible.all())
-    return replace(
+        found = evaluator.evaluate(changed.workload, changed.bins)
+        progress("headroom", 1, 2)
+        if len(room) <= HEADROOM_GPUS:
+            room = headroom(changed.workload, changed.bins, evaluator)
+    names = list(changed.workload.names)
+    unplaced = sorted({*(names.index(name) for name in changed.unplaced), *_never_placed(plan, names)})
+    whole = not unplaced and bool(found.feasible.all())
+    evaluated = replace(
         plan,
-        workload=workload,
+        workload=changed.workload,
+        bins=changed.bins,
         evaluations=found,
         status=Status.FEASIBLE if whole else Status.INFEASIBLE,
-        predictor=judge.name,
+        predictor=evaluator.name,
         objective_value=(),
         lower_bound=None,
         bound_proven=False,
         bound_source="",
         margin=None,
-        headroom=(),
+        headroom=tuple(room),
         moves=None,
         interrupted=False,
         time_limit_reached=False,
         reasons=(),
-        verified=whole if judge.name == "twin" else None,
+        unplaced=tuple(unplaced),
+        verified=whole if evaluator.name == "twin" else None,
         seed=used,
         details={"evaluated": True, "rate_factor": rate_factor, "duration_s": duration_s},
     )
+    before = Evaluations.of([plan.evaluations[gpu] for gpu in changed.gpus])
+    return PlanEvaluation(evaluated, before, changed.gpus)
+
+
+def _never_placed(plan: Plan, names: Sequence[str]) -> set[int]:
+    """Adapters of the fleet as it is now that the plan itself left without a server."""
+    left = {plan.workload.names[i] for i in plan.unplaced}
+    return {i for i, name in enumerate(names) if name in left}
 
 
 def _simulated(workload: Workload, bins: Sequence[Bin], seed: int, duration_s: float) -> Evaluations:
-    rows = []
+    rows: list[Evaluation] = []
     for item in bins:
         result = simulate(
             item.workload(workload),

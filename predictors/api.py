@@ -21,7 +21,7 @@ def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int 
     Parameters
     ----------
     name
-        A registered predictor, or the path of a file written by `packer train` (it ends in `.packer`, or
+        A registered predictor, or the path of a file written by `packer predictor train` (it ends in `.packer`, or
         contains a directory).
     profile
         The server that will be evaluated; a trained predictor for another one is refused.

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,25 @@ class Dataset:
         from packer.evaluation import STARVATION_THRESHOLD
 
         return self.labels["served_share"] < STARVATION_THRESHOLD
+
+    def summary(self) -> dict[str, Any]:
+        """What the dataset holds, JSON-able: profile, scenarios by family, how many starve."""
+        families = {
+            name: {
+                "scenarios": int((self.family == name).sum()),
+                "starved": int(self.starved[self.family == name].sum()),
+            }
+            for name in sorted(set(self.family.tolist()))
+        }
+        return {
+            "profile": self.spec.profile,
+            "fingerprint": self.spec.fingerprint,
+            "seed": self.spec.seed,
+            "scenarios": len(self),
+            "starved_share": float(self.starved.mean()),
+            "digest": self.digest,
+            "families": families,
+        }
 
 
 def dataset_of(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str]) -> Dataset:

@@ -30,7 +30,7 @@ def shipped_model(kind: str, profile: Profile) -> tuple[Model, str]:
     if not file.is_file():
         raise ModelError(
             f"There is no trained {kind!r} predictor for the profile {profile.name}: train one with "
-            f"packer dataset build --profile … and packer train --kind {kind}, or use --predictor twin."
+            f"packer predictor build --profile … and packer predictor train --kind {kind}, or use --predictor twin."
         )
     model = from_bytes(file.read_bytes(), name)
     model.check_profile(profile, name)

@@ -86,7 +86,7 @@ class Model:
             raise ModelError(
                 f"{where}: trained for the profile {self.header['profile']} "
                 f"({self.header['fingerprint']}), not for {profile.name} ({profile.fingerprint}). "
-                "Train one: packer dataset build, then packer train."
+                "Train one: packer predictor build, then packer predictor train."
             )
 
 

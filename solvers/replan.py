@@ -31,7 +31,7 @@ class Replan:
         if problem.objective.fixed_gpus:
             return "it chooses how many GPUs to use"
         if not problem.old_bins:
-            return "it needs a running plan: packer replan OLD-PLAN WORKLOAD"
+            return "it needs a running plan: packer solve WORKLOAD --from PLAN"
         if any(bin_.profile not in problem.profiles for bin_ in problem.old_bins):
             return "the running plan has GPUs of another type"
         split = any(bin_.is_split for bin_ in problem.old_bins)

@@ -37,7 +37,7 @@ def rate_margin(profile: Profile, confidence: float) -> float:
     if len(known) < 2:
         raise IncompatibleError(
             f"The profile {profile.label} has no held-out capacity errors, so no margin follows from a "
-            "confidence: calibrate it with runs (packer calibrate fit --runs), or give a margin yourself "
+            "confidence: calibrate it with runs (packer profiles fit --runs), or give a margin yourself "
             "(--margin)."
         )
     quantiles, margins = zip(*known, strict=True)

@@ -21,15 +21,15 @@ import atheris
 
 with atheris.instrument_imports(include=["packer", "yaml", "json", "csv", "tomllib", "pydantic"]):
     import packer.cli.config
-    from packer.cli.observed import read_ranks
-    from packer.cli.report import read_comparison
     from packer.errors import PackerError
     from packer.export.sources import read_sources
     from packer.io.plans import read_plan
     from packer.io.profiles import load_profile
     from packer.io.workloads import read_workload
+    from packer.report.page import read_comparison
     from packer.traces.access_log import read_access_log
     from packer.traces.prometheus import SOURCES, parse, read_export
+    from packer.traces.ranks import read_ranks
     from packer.traces.read import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]

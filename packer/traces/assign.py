@@ -43,29 +43,24 @@ def assign_adapters(
     trace: Trace,
     n_adapters: int,
     *,
-    ranks: Sequence[int] = (8, 16, 32),
+    ranks: Sequence[int] | None = None,
     exponent: float = DEFAULT_EXPONENT,
     seed: int = 0,
 ) -> Trace:
     """The trace with each request given to one of `n_adapters` at random by a power law of popularity.
 
-    Adapters that get no request are left out. `ranks` are drawn uniformly; a trace that has its own adapters
-    loses them.
+    Adapters that get no request are left out. `ranks` are drawn uniformly, without them adapters have none; a
+    trace that has its own adapters loses them.
     """
     checks.integer("the number of adapters", n_adapters, low=1, high=1_000_000)
     rng = np.random.default_rng(checks.integer("seed", seed, low=0))
     drawn = rng.choice(n_adapters, size=len(trace), p=popularity(n_adapters, exponent))
-    of_adapter = draw_ranks(n_adapters, ranks, rng)
+    of_adapter = None if ranks is None else draw_ranks(n_adapters, ranks, rng)
     used, adapter = np.unique(drawn, return_inverse=True)
     names = adapter_names(n_adapters)
     return replace(
         trace,
         adapter=adapter.astype(np.int64),
         names=tuple(names[k] for k in used),
-        ranks=tuple(of_adapter[k] for k in used),
+        ranks=None if of_adapter is None else tuple(of_adapter[k] for k in used),
     )
-
-
-def assign_ranks(trace: Trace, *, ranks: Sequence[int], seed: int = 0) -> Trace:
-    """The trace whose adapters are known, with ranks drawn uniformly from a set."""
-    return replace(trace, ranks=draw_ranks(len(trace.names), ranks, np.random.default_rng(seed)))

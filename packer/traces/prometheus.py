@@ -17,7 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,25 @@ SOURCES = {
 """Gateways whose counters are known."""
 
 Series = Mapping[str, FloatArray]
+
+
+def source_named(gateway: str, **names: str | None) -> Source:
+    """The counters of a gateway of `SOURCES`, or "custom"; `names` replaces fields of `Source`.
+
+    Raises
+    ------
+    ValidationError
+        A custom gateway lacks a name.
+    """
+    given = {key: name for key, name in names.items() if name}
+    known = SOURCES.get(gateway)
+    if known is not None:
+        return replace(known, **given)
+    if len(given) < 4:
+        raise ValidationError(
+            "Expected --requests-metric, --input-tokens-metric, --output-tokens-metric and --label."
+        )
+    return Source(**given)
 
 
 @dataclass(frozen=True, eq=False)

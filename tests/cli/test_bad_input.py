@@ -210,8 +210,14 @@ def test_bad_profiles(
         ("workload generate --adapters 3 -o o.doc", "end in .csv"),
         ("workload generate --adapters 3", "Missing option '-o'"),
         ("workload generat", "Did you mean 'generate'"),
-        ("workload from-trace trace.csv --replay -o o.csv", "can't hold trace arrivals"),
-        ("workload from-trace trace.csv --rate-factor 0 -o o.csv", "rate_factor.*got 0"),
+        (
+            "workload from-trace trace.csv --adapters 2 --rank 8 --replay -o o.csv",
+            "can't hold trace arrivals",
+        ),
+        (
+            "workload from-trace trace.csv --adapters 2 --rank 8 --rate-factor 0 -o o.csv",
+            "rate_factor.*got 0",
+        ),
         ("workload from-trace trace.csv --adapters 0 -o o.csv", "--adapters"),
         ("workload from-trace f.csv -o o.csv", "columns of a trace: .*Found: adapter, rank, rate"),
         ("profiles show nothing", "Unknown profile 'nothing'"),

@@ -117,7 +117,7 @@ def test_every_kind_of_group_passes_defaults_on(folder: Path, capsys: Capture) -
 def test_what_another_command_knows_is_no_mistake(folder: Path, capsys: Capture) -> None:
     """An option of some command may stand at the top, and any command's table in the file."""
     (folder / "packer.toml").write_text(
-        "repeats = 2\n[validate]\nduration = '1m'\n[dataset.build]\nrows = 5\n[profiles.estimate]\n"
+        "repeats = 2\n[live.validate]\nduration = '1m'\n[predictor.build]\nrows = 5\n[profiles.estimate]\n"
     )
     assert profile_of(capsys) == LLAMA
 

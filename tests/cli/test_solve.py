@@ -1,4 +1,4 @@
-"""`packer solve`, `evaluate`, `replan` and `compare` from the command line."""
+"""`packer solve`, `evaluate` and `compare` from the command line."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def fleet(name: str = "fleet.csv", n: int = 60, rate: float = 0.3) -> str:
 
 def packer(*words: str) -> int:
     """Run the command line with the small profile, without the twin's verdict."""
-    server = [] if words[0] in ("evaluate", "replan") else ["--profile", "small.toml"]
-    quick = ["--no-verify"] if words[0] in ("solve", "replan") else []
+    server = [] if words[0] == "evaluate" or "--from" in words else ["--profile", "small.toml"]
+    quick = ["--no-verify"] if words[0] == "solve" else []
     return run([*words, *server, *quick])
 
 
@@ -218,7 +218,7 @@ def test_evaluate_judges_again(capsys: pytest.CaptureFixture[str]) -> None:
     """At the plan's load every GPU holds; with three times the load it says which ones don't, exit code 3."""
     assert packer("solve", fleet(), "-q") == 0
     assert packer("evaluate", "plan.json") == 0
-    assert "serve their load" in capsys.readouterr().out
+    assert "The plan holds." in capsys.readouterr().out
     assert packer("evaluate", "plan.json", "--rate-factor", "3", "-o", "hot.json") == 3
     assert "starved" in capsys.readouterr().out
     assert read_plan("hot.json").status is Status.INFEASIBLE
@@ -231,15 +231,15 @@ def test_evaluate_refuses_a_duration_without_the_twin(capsys: pytest.CaptureFixt
     assert "needs the predictor 'twin'" in capsys.readouterr().err
 
 
-def test_replan_follows_the_new_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_follows_the_new_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     """A changed fleet: who moves, who is new and who is gone is said, and the plan is written."""
     assert packer("solve", fleet(), "-q") == 0
     text = Path("fleet.csv").read_text().splitlines()
     Path("new.csv").write_text("\n".join([*text[:-5], "extra,8,0.1"]) + "\n")
-    assert packer("replan", "plan.json", "new.csv") == 0
+    assert packer("solve", "new.csv", "--from", "plan.json", "-o", "next.json") == 0
     out = capsys.readouterr().out
     assert "0 adapters move, 1 are new, 5 are gone" in out
-    new = read_plan("replan.json")
+    new = read_plan("next.json")
     assert new.objective == "moves"
     assert new.objective_value[1] == 0.0
 

@@ -151,3 +151,27 @@ def test_whoever_uses_an_estimate_says_so(
     out, err = capsys.readouterr()
     assert "toy (estimated, not calibrated)" in err
     json.loads(out)
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [("--rank 16", [16, 16]), ("--ranks ranks.csv --rank 64", [8, 64]), ("--ranks 32", [32, 32])],
+)
+def test_ranks_are_given_and_never_assumed(
+    words: str, ranks: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """A trace, a log without ranks: an error that says how to give them, with one meaning in all commands."""
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("timestamp,adapter,input_tokens,output_tokens\n0,a,5,6\n4,b,7,8\n")
+    rows = [
+        {"time": 4 * k, "model": name, "prompt_tokens": 5, "completion_tokens": 6}
+        for k, name in enumerate("ab")
+    ]
+    Path("log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    Path("ranks.csv").write_text("adapter,rank\na,8\n")
+    for source in ("from-trace t.csv", "from-access-log log.jsonl"):
+        command = f"workload {source} -o f.csv --force"
+        assert run(command.split()) == 2
+        assert "2 of 2 have none, the first is 'a'. --ranks FILE.csv" in capsys.readouterr().err
+        assert run([*command.split(), *words.split()]) == 0
+        assert read_workload("f.csv").ranks.tolist() == ranks

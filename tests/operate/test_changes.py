@@ -34,11 +34,11 @@ def test_an_empty_server_is_left_out(toy_plan: Make) -> None:
 
 
 def test_newcomers_go_where_least_is_asked(toy_plan: Make) -> None:
-    """A new adapter goes to the least loaded server whose slots are large enough; else it stays homeless."""
+    """A new adapter goes to the least loaded server whose slots are large enough; else it stays unplaced."""
     plan = toy_plan(["a", "b", "c"])  # a and c on GPU 0, b on GPU 1
     changed = changed_plan(plan, add=[Adapter("new", 8, 0.1), Adapter("huge", 64, 0.1)])
     assert [changed.workload.names[i] for i in changed.bins[1].adapters] == ["b", "new"]
-    assert changed.homeless == ("huge",)
+    assert changed.unplaced == ("huge",)
     assert [item.max_lora_rank for item in changed.bins] == [8, 8]
 
 
@@ -92,4 +92,4 @@ def test_every_adapter_has_its_whole_rate(toy_plan: Make, data: st.DataObject) -
             total[i] += share
     for i, name in enumerate(changed.workload.names):
         # A replica goes with the server that only it was on.
-        assert total[i] == pytest.approx(1.0) or name in changed.homeless
+        assert total[i] == pytest.approx(1.0) or name in changed.unplaced

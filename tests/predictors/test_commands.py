@@ -1,4 +1,4 @@
-"""`packer dataset`, `packer train` and `packer predict` from the command line."""
+"""`packer predictor build`, `packer predictor train` and `packer simulate` from the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def place(small: Profile, models: dict[str, Model], tmp_path_factory: pytest.Tem
 def _predict(place: Path, predictor: str, *more: str) -> list[str]:
     profile = str(place / "profile.toml")
     fleet = str(place / "fleet.csv")
-    return ["predict", fleet, "--max-loras", "8", "--profile", profile, "--predictor", predictor, *more]
+    return ["simulate", fleet, "--max-loras", "8", "--profile", profile, "--predictor", predictor, *more]
 
 
 def test_predict_speaks_json(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,16 @@ def test_train_is_quiet_when_asked(
 ) -> None:
     """Quiet training prints nothing and writes the predictor; JSON that was asked for is printed."""
     monkeypatch.setattr("packer.predictors.train.train", lambda *_args, **_options: models["tree"])
-    words = ["train", str(place / "d.parquet"), "--kind", "tree", "-o", str(place / "q.packer"), "-q"]
+    words = [
+        "predictor",
+        "train",
+        str(place / "d.parquet"),
+        "--kind",
+        "tree",
+        "-o",
+        str(place / "q.packer"),
+        "-q",
+    ]
     assert run(words) == 0
     assert capsys.readouterr() == ("", "")
     assert (place / "q.packer").exists()
@@ -107,7 +116,7 @@ def test_train_is_quiet_when_asked(
 
 def test_dataset_describes_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A dataset says its profile, size and families."""
-    assert run(["dataset", "describe", str(place / "d.parquet"), "--json"]) == 0
+    assert run(["predictor", "describe", str(place / "d.parquet"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["scenarios"] == 3
     assert sum(family["scenarios"] for family in found["families"].values()) == 3
@@ -116,7 +125,7 @@ def test_dataset_describes_itself(place: Path, capsys: pytest.CaptureFixture[str
 def test_dataset_builds_from_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command writes the same bytes as the library, tells scripts what, and overwrites no file."""
     command = [
-        "dataset",
+        "predictor",
         "build",
         "--profile",
         str(place / "profile.toml"),
@@ -136,7 +145,10 @@ def test_dataset_builds_from_the_command_line(place: Path, capsys: pytest.Captur
 def test_training_needs_enough_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A dataset of three scenarios is refused before anything is written."""
     output = place / "few.packer"
-    assert run(["train", str(place / "d.parquet"), "--kind", "forest", "-o", str(output), "-q"]) == 2
+    assert (
+        run(["predictor", "train", str(place / "d.parquet"), "--kind", "forest", "-o", str(output), "-q"])
+        == 2
+    )
     assert "at least 200" in capsys.readouterr().err
     assert not output.exists()
 
@@ -144,6 +156,7 @@ def test_training_needs_enough_rows(place: Path, capsys: pytest.CaptureFixture[s
 def test_choices_that_do_not_fit_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rules are searched for trees only."""
     command = [
+        "predictor",
         "train",
         str(place / "d.parquet"),
         "--kind",
@@ -161,5 +174,5 @@ def test_a_cut_dataset_is_refused(place: Path, capsys: pytest.CaptureFixture[str
     path = place / "cut.parquet"
     shutil.copy(place / "d.parquet", path)
     path.write_bytes(path.read_bytes()[:-100])
-    assert run(["train", str(path), "--kind", "tree", "-o", str(place / "y.packer"), "-q"]) == 2
+    assert run(["predictor", "train", str(path), "--kind", "tree", "-o", str(place / "y.packer"), "-q"]) == 2
     assert "cut short" in capsys.readouterr().err

@@ -255,7 +255,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_dataset(tmp_path / "none.parquet")
     other = tmp_path / "other.parquet"
     pl.DataFrame({"a": [1]}).write_parquet(other)
-    with pytest.raises(FileFormatError, match="packer dataset build"):
+    with pytest.raises(FileFormatError, match="packer predictor build"):
         read_dataset(other)
 
 

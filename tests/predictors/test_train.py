@@ -102,7 +102,7 @@ def test_another_profile_is_refused(models: dict[str, Model], small: Profile, tm
 
 def test_a_profile_without_predictor_says_how_to_get_one(small: Profile) -> None:
     """Asking for a shipped predictor of a profile that has none names the commands that make one."""
-    with pytest.raises(ModelError, match="packer train --kind forest"):
+    with pytest.raises(ModelError, match="packer predictor train --kind forest"):
         load_predictor("forest", small)
 
 

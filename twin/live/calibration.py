@@ -1,4 +1,4 @@
-"""The measurements of `packer calibrate live`: what is run, and how outcomes become observations."""
+"""The measurements of `packer live calibrate`: what is run, and how outcomes become observations."""
 
 from __future__ import annotations
 

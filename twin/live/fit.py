@@ -275,7 +275,7 @@ def assemble(
     latency, errors = fit_step_law(observations, graph_max_tokens=512)
     steps = int(sum(o.count.sum() for o in observations))
     provenance = {
-        "source": "packer calibrate live",
+        "source": "packer live calibrate",
         "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
         "how": how,
         "steps": str(steps),

@@ -64,7 +64,7 @@ def write_tiny_model(python: str, folder: Path, model: TinyModel, ranks: tuple[i
 
 
 LAUNCH_TEMPLATE = """\
-# How to start the tiny model on the CPU: packer calibrate live --launch {file}
+# How to start the tiny model on the CPU: packer live calibrate --launch {file}
 name = "cpu/tiny-llama"
 python = {python}
 adapter_path = "adapters/rank-{{rank}}"

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from packer.errors import ValidationError
-from packer.traces.assign import assign_adapters, assign_ranks, popularity
+from packer.traces.assign import assign_adapters, popularity
 from packer.traces.measure import measure_workload, rounded
+from packer.traces.ranks import Ranks
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
 
@@ -92,7 +93,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ValidationError, match="adapters and ranks"):
         measure_workload(bare)
     with pytest.raises(ValidationError, match="longer than 0 s"):
-        measure_workload(assign_adapters(bare, 1))
+        measure_workload(assign_adapters(bare, 1, ranks=(8,)))
     with pytest.raises(ValidationError, match="span_s"):
         measure_workload(made_up(50), span_s=1.0)
 
@@ -114,21 +115,19 @@ def test_assignment_follows_the_power_law_and_the_seed() -> None:
 
 def test_adapters_without_requests_are_left_out() -> None:
     """More adapters than requests: those that got none are not in the fleet."""
-    given = assign_adapters(made_up(10), 1000, seed=0)
+    given = assign_adapters(made_up(10), 1000, ranks=(8, 16), seed=0)
     assert given.adapter is not None
     assert len(given.names) == len(set(given.adapter.tolist())) <= 10
     assert len(given.ranks or ()) == len(given.names)
 
 
-def test_known_adapters_get_ranks() -> None:
-    """A trace that names its adapters but not their ranks gets ranks alone."""
-    trace = made_up(100)
-    given = assign_ranks(trace, ranks=(64,), seed=0)
-    assert given.ranks == (64, 64, 64)
-    assert given.names == trace.names
-    for ranks in ((), (0,), (7.5,)):
+def test_ranks_come_from_the_table_and_else_from_the_set() -> None:
+    """The table decides where it names an adapter; the others are drawn; without a set that is an error."""
+    assert Ranks({"b": 8}, (64,)).of(("a", "b", "c")) == (64, 8, 64)
+    assert Ranks({"a": 8}).of(("a",)) == (8,)
+    for others in ((), (0,), (7.5,)):
         with pytest.raises(ValidationError):
-            assign_ranks(trace, ranks=ranks)  # type: ignore[arg-type]
+            Ranks(others=others).of(("a",))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["conv", "code"])

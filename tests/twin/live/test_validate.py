@@ -185,10 +185,10 @@ def packer(*arguments: str | Path) -> subprocess.Popen[str]:
 def test_the_command_writes_report_and_page(
     launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
-    """`packer validate` on a plan file: JSON, HTML and a table, exit code 0; with --quiet nothing is printed."""
+    """`packer live validate` on a plan file: JSON, HTML and a table, exit code 0; with --quiet nothing is printed."""
     make_plan(bins).save(tmp_path / "plan.json")
     done = packer(
-        "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
+        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
         "--folder", tmp_path / "work", "-o", tmp_path / "out.json", "--html", tmp_path / "out.html",
     )  # fmt: skip
     text, errors = done.communicate(timeout=60)
@@ -201,7 +201,7 @@ def test_the_command_writes_report_and_page(
     assert "<html" in (tmp_path / "out.html").read_text()[:2000].lower()
     assert data["calibrated"] is True
     again = packer(
-        "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
+        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
         "--folder", tmp_path / "work", "--quiet",
     )  # fmt: skip
     assert again.communicate(timeout=60) == ("", "")
@@ -235,7 +235,7 @@ def test_an_interrupt_keeps_what_was_measured(
     """Ctrl-C in the middle: exit code 130, a report marked as partial, and no server left."""
     make_plan(bins).save(tmp_path / "plan.json")
     process = packer(
-        "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "60s", "--bins", "0",
+        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "60s", "--bins", "0",
         "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
     )  # fmt: skip
     job = tmp_path / "work" / "gpu-0" / "repeat-0" / "load.json"

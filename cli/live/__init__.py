@@ -1,0 +1,30 @@
+"""`packer live`: real vLLM servers."""
+
+from __future__ import annotations
+
+from packer.cli.declare import group
+
+COMMANDS = {
+    "doctor": ("packer.cli.live.doctor:doctor", "Which vLLM there is, and what is missing."),
+    "setup-cpu": ("packer.cli.live.setup:setup_cpu", "A small vLLM for the CPU, with a tiny model."),
+    "setup-gpu": ("packer.cli.live.setup:setup_gpu", "Random adapters for a model, and a launch file."),
+    "calibrate": (
+        "packer.cli.live.calibrate:calibrate",
+        "Measure servers, started here or running at a URL, and fit their profile.",
+    ),
+    "validate": (
+        "packer.cli.live.validate:validate",
+        "Run a plan on real servers: predicted against measured.",
+    ),
+}
+
+
+@group(COMMANDS)
+def live() -> None:
+    """Real vLLM: set it up, calibrate a profile with it, validate a plan on it.
+
+    \b
+    Example:
+      packer live setup-cpu vllm-cpu
+      packer live calibrate --launch vllm-cpu/launch.toml --budget 10m -o tiny.toml
+    """

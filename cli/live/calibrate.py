@@ -1,0 +1,146 @@
+"""`packer live calibrate`: measure a real vLLM server and fit its profile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packer.cli.declare import bundle, command, option
+from packer.cli.options import Writing, output_option, seed_option
+from packer.cli.output import table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.profile import Profile
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or a number with s, m or h behind it."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds as a float."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        text = str(value).strip()
+        factor = _UNITS.get(text[-1:], 1.0)
+        try:
+            seconds = float(text.rstrip("smh")) * factor
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < 1e7:
+            self.fail(f"expected a duration like 90s, 10m or 1h, got {text[:40]!r}", param, ctx)
+        return seconds
+
+
+class Servers(click.ParamType[tuple[tuple[int, int], ...]]):
+    """`8x16,32x8`: max_loras and max_lora_rank of each server."""
+
+    name = "servers"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, int], ...]:
+        """Pairs (max_loras, max_lora_rank)."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            pairs = [part.lower().split("x") for part in str(value).split(",")]
+            return tuple((int(loras), int(rank)) for loras, rank in pairs)
+        except ValueError:
+            self.fail(f"expected SLOTSxRANK pairs like 8x16,32x8, got {str(value)[:40]!r}", param, ctx)
+
+
+@bundle
+class Measured:
+    """What is measured."""
+
+    launch_path: str | None = option("--launch", metavar="FILE.toml", help="How to start the servers.")
+    url: str | None = option(metavar="URL", help="A running server instead.")
+    known: str | None = option("--profile", metavar="NAME|FILE.toml", help="With --url: its settings.")
+    max_loras: int | None = option(type=click.IntRange(1), metavar="N", help="With --url: its slots.")
+    max_lora_rank: int | None = option(type=int, metavar="RANK", help="With --url: their rank.")
+    servers: tuple[tuple[int, int], ...] | None = option(
+        type=Servers(), metavar="8x16,…", help="max_loras x max_lora_rank of each."
+    )
+    budget: float | None = option(type=Duration(), metavar="10m", help="Start no measurement after this.")
+    folder: str = option(
+        default="live-results",
+        metavar="DIR",
+        help="Where measurements are kept; the same folder goes on where the last run stopped.",
+    )
+    output: str = output_option("The profile.", default="profile.toml")
+    seed: int = seed_option()
+
+
+@command
+def calibrate(given: Measured, out: Writing) -> None:
+    """Measure real vLLM servers and write the profile that the twin needs.
+
+    Servers that packer starts itself log every engine step. A running one is measured from the outside, which
+    needs a profile with its settings: an estimate (packer profiles estimate) will do.
+
+    \b
+    Examples:
+      packer live calibrate --launch vllm-cpu/launch.toml --budget 10m -o tiny.toml
+      packer live calibrate --url http://gpu-7:8000 --profile estimated.toml --max-loras 8 --max-lora-rank 16
+    """
+    from pathlib import Path
+
+    from packer.io.profiles import load_profile, profile_to_dict, write_profile
+    from packer.twin.live import calibration
+    from packer.twin.live.launch import read_launch
+
+    if (given.launch_path is None) == (given.url is None):
+        raise click.UsageError("Give either --launch or --url.")
+    if given.url is not None and None in (given.known, given.max_loras, given.max_lora_rank):
+        raise click.UsageError("--url needs --profile, --max-loras and --max-lora-rank.")
+    out.check(given.output)
+    with out.progress() as progress:
+        common: dict[str, Any] = {"budget_s": given.budget, "seed": given.seed, "progress": progress}
+        if given.launch_path is not None:
+            grid = calibration.Grid(given.servers) if given.servers else None
+            launch = read_launch(given.launch_path)
+            found = calibration.calibrate(launch, Path(given.folder), grid=grid, **common)
+        else:
+            found = calibration.calibrate_url(
+                (given.url or "").rstrip("/"),
+                load_profile(given.known or ""),
+                Path(given.folder),
+                max_loras=given.max_loras or 0,
+                max_lora_rank=given.max_lora_rank or 0,
+                **common,
+            )
+    profile, outcomes, late = found
+    write_profile(profile, given.output, force=out.force)
+    failures = {o.session.key: o.failure.message for o in outcomes if o.failure is not None}
+    data = {
+        "profile": profile_to_dict(profile),
+        "output": given.output,
+        "budget_spent": late,
+        "measurements": len(outcomes),
+        "failures": failures,
+    }
+    out.result(data, lambda: _tables(profile))
+    if out.as_json:
+        return
+    for key, message in failures.items():
+        out.note(f"{key}: {message}")
+    if late:
+        out.note("the budget ended before the measurements did; the same command goes on from here")
+    out.note(f"wrote {given.output}: {profile.name}, {len(outcomes)} measurements")
+
+
+def _tables(profile: Profile) -> list[Table]:
+    terms = sorted(profile.latency.coefficients.items(), key=lambda item: -item[1])
+    capacity = ("max_loras", "max_lora_rank", "tokens")
+    return [
+        table("Step law", ("term", "ms"), [(name, f"{value:.5g}") for name, value in terms]),
+        table("Errors", ("measure", "%"), [(k, f"{v:.2f}") for k, v in profile.errors.items()]),
+        table("KV cache capacity", capacity, profile.memory.measured, left=()),
+    ]

@@ -1,0 +1,37 @@
+"""`packer live doctor`."""
+
+from __future__ import annotations
+
+from packer.cli.declare import bundle, command, option
+from packer.cli.options import Output
+from packer.cli.output import table
+
+
+@bundle
+class Given:
+    """Where vLLM is."""
+
+    python: str | None = option(metavar="PATH", help="Interpreter of vLLM's environment.")
+    url: str | None = option(metavar="URL", help="A running server instead.")
+
+
+@command
+def doctor(given: Given, out: Output) -> int:
+    """Say which vLLM there is and what is missing, with the line that mends it. Exit code 2 if anything is.
+
+    \b
+    Examples:
+      packer live doctor
+      packer live doctor --url http://gpu-7:8000
+    """
+    from dataclasses import asdict
+
+    from packer.twin.live.environment import all_ok, diagnose, diagnose_url
+
+    checks = diagnose(given.python) if given.url is None else diagnose_url(given.url.rstrip("/"))
+    rows = [("ok" if c.ok else "MISSING", c.name, c.detail, c.fix) for c in checks]
+    out.result(
+        {"ok": all_ok(checks), "checks": [asdict(check) for check in checks]},
+        lambda: [table(None, ("", "what", "found", "what mends it"), rows, left=(0, 1, 2, 3))],
+    )
+    return 0 if all_ok(checks) else 2

@@ -1,0 +1,162 @@
+"""`packer live validate`: a plan on real servers, predicted against measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from packer.cli.declare import bundle, command, option
+from packer.cli.live.calibrate import Duration
+from packer.cli.options import PlanFile, Writing, profile_option, seed_option
+from packer.cli.output import number, table, write_json
+from packer.cli.plan_table import servers
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.plan import Plan
+    from packer.twin.live.validate import BinReport, Validation
+    from packer.workload import Workload
+
+
+@bundle
+class Runs:
+    """How the servers run."""
+
+    launch_path: str = option(
+        "--launch", required=True, metavar="FILE.toml", help="How to start the servers."
+    )
+    duration_s: float = option("--duration", type=Duration(), default="120s", metavar="2m")
+    repeats: int = option(type=click.IntRange(1, 100), default=1, help="With other seeds.")
+    parallel: int = option(type=click.IntRange(1, 64), default=1, help="Servers at once.")
+    gpus: str = option(
+        default="", show_default=False, metavar="0,1,…", help="CUDA devices to share out among the servers."
+    )
+    profile_name: str | None = profile_option(
+        default=None, help="Predict with this profile instead of the plan's."
+    )
+    bins: str = option(default="", show_default=False, metavar="0,2,…", help="Only these GPUs of the plan.")
+    trace: str | None = option(metavar="FILE", help="Replay this trace instead of Poisson arrivals.")
+    folder: str = option(default="live-results", metavar="DIR", help="Keeps results; resumes.")
+    output: str | None = option("-o", "--output", metavar="FILE.json", help="Write the report as JSON.")
+    html: str | None = option(metavar="FILE.html", help="Write a page with overlays.")
+    seed: int = seed_option()
+
+
+@command
+def validate(file: PlanFile, runs: Runs, out: Writing) -> None:
+    """Run every server of a plan for real, send its traffic and compare with the twin.
+
+    A server that doesn't start is a result. Servers are always stopped, also on Ctrl-C; what was measured
+    until then is reported and marked as partial, and the same command goes on from there.
+
+    \b
+    Example:
+      packer live validate plan.json --launch vllm-cpu/launch.toml --duration 2m --html validation.html
+    """
+    from dataclasses import replace
+
+    from packer.io.profiles import load_profile
+    from packer.twin.live.launch import read_launch
+    from packer.twin.live.validate import Validation, ValidationSpec
+
+    out.check(runs.output, runs.html)
+    plan, launch = file.plan(), read_launch(runs.launch_path)
+    numbers = _numbers(runs.bins, "--bins", len(plan.bins)) or list(range(len(plan.bins)))
+    bins = [plan.bins[i] for i in numbers]
+    if runs.profile_name is not None:
+        profile = load_profile(runs.profile_name)
+        bins = [replace(item, profile=profile) for item in bins]
+    out.note_profiles(*(item.profile for item in bins))
+    fleet = plan.workload if runs.trace is None else _replayed(plan, runs.trace)
+    devices = tuple(_numbers(runs.gpus, "--gpus", 1 << 16))
+    spec = ValidationSpec(runs.duration_s, runs.repeats, runs.parallel, runs.seed, devices)
+    with out.progress() as progress:
+        job = Validation(launch, fleet, bins, Path(runs.folder), spec, progress)
+        try:
+            job.run()
+        finally:
+            if job.reports:
+                _write(job, plan, runs, out)
+
+
+def _numbers(text: str, option: str, below: int) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        found = [-1]
+    if any(not 0 <= number < below for number in found):
+        raise click.UsageError(
+            f"{option}: expected numbers from 0 to {below - 1} with commas, got {text[:60]!r}."
+        )
+    return found
+
+
+def _replayed(plan: Plan, path: str) -> Workload:
+    from packer.io.workloads import read_workload
+
+    fleet = read_workload(path)
+    if fleet.arrivals.trace is None or fleet.names != plan.workload.names:
+        raise click.UsageError(
+            f"--trace: {path} must be a trace of the plan's {len(plan.workload)} adapters."
+        )
+    return plan.workload.with_arrivals(fleet.arrivals)
+
+
+def _write(job: Validation, plan: Plan, runs: Runs, out: Writing) -> None:
+    from packer.report.figures import write_figure
+    from packer.report.validation import validation_figure
+
+    data = {
+        "workload": plan.workload.name,
+        "launch": job.launch.name,
+        "calibrated": all(item.profile.calibrated for item in job.bins),
+        "duration": job.spec.duration_s,
+        "repeats": job.spec.repeats,
+        "seed": job.spec.seed,
+        "complete": len(job.reports) == len(job.bins) and not any(r.interrupted for r in job.reports),
+        "gpus": [report.to_dict() for report in job.reports],
+    }
+    write_json(data, runs.output)
+    if runs.html is not None:
+        title = f"Validation of {plan.workload.name}, predicted for {servers(job.bins)}"
+        write_figure(validation_figure(job.reports, title), runs.html)
+    out.result(data, lambda: _lines(job))
+
+
+def _lines(job: Validation) -> list[Table | str]:
+    lines: list[Table | str] = [_table(report) for report in job.reports]
+    lines.append(f"Predicted for {servers(job.bins)}")
+    for report in job.reports:
+        for message, count in report.failed_requests.items():
+            lines.append(f"GPU {report.index}: {count} requests failed: {message}")
+        if report.failure is not None:
+            tail = next((r.outcome.failure.tail for r in report.runs if r.outcome.failure), "")
+            lines += [f"GPU {report.index}: {report.failure}", *([tail] if tail else [])]
+    return lines
+
+
+def _table(report: BinReport) -> Table:
+    from packer.twin.live.validate import COMPARED
+
+    rows = [
+        (
+            name,
+            number(report.mean("predicted", name), 2),
+            number(report.mean("measured", name), 2),
+            number(report.errors.get(name)),
+            number(report.repeatability.get(name)),
+        )
+        for name in COMPARED
+    ]
+    words = {True: "yes", False: "no", None: "–"}
+    for name, pair in (("starved", report.starved), ("memory error", report.memory_error)):
+        rows.append((name, words[pair[0]], words[pair[1]], "", ""))
+    rows.append(("failed requests", "", str(sum(report.failed_requests.values())), "", ""))
+    partial = ", partial" if report.interrupted else ""
+    title = (
+        f"GPU {report.index}: {len(report.bin.adapters)} adapters, max_loras {report.bin.max_loras}{partial}"
+    )
+    return table(title, ("", "predicted", "measured", "SMAPE %", "repeatability %"), rows)

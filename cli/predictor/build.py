@@ -1,0 +1,79 @@
+"""`packer predictor build`: what predictors are trained on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import click
+
+from packer.cli.declare import bundle, command, option
+from packer.cli.options import OneProfile, Writing, output_option, seed_option
+from packer.cli.output import Progress
+
+
+@bundle
+class Given:
+    """How many scenarios, and where they run."""
+
+    rows: int = option(type=click.IntRange(1, 10_000_000), default=20_000, help="Scenarios.")
+    seed: int = seed_option()
+    jobs: int | None = option(
+        type=click.IntRange(1, 4096), metavar="N", help="Processes.  [default: all cores]"
+    )
+    backend: str = option(
+        type=click.Choice(("processes", "ray")),
+        default="processes",
+        help="Where they run: on this machine, or on a Ray cluster.",
+    )
+    output: str = output_option("Where to write the dataset (Parquet).", required=True)
+
+
+@command
+def build(kind: OneProfile, given: Given, out: Writing) -> None:
+    """Simulate servers with the twin: the paper's grid, mixtures of rates, ranks and lengths, and many near
+    the edge of starvation.
+
+    An interrupted build goes on where it stopped when the same command is given again.
+
+    \b
+    Example:
+      packer predictor build --profile h100-64gb/llama-3.1-8b-instruct --rows 20000 -o data.parquet
+    """
+    from packer.cli.output import print_json
+    from packer.predictors.build import build_dataset
+    from packer.predictors.dataset import read_dataset
+
+    profile = kind.profile(out)
+    with out.progress() as progress:
+        build_dataset(
+            profile,
+            given.output,
+            rows=given.rows,
+            seed=given.seed,
+            jobs=given.jobs if given.jobs is not None else -1,
+            backend="ray" if given.backend == "ray" else "processes",
+            force=out.force,
+            progress=_with_time_left(progress),
+        )
+    if out.as_json:
+        print_json({**read_dataset(given.output).summary(), "output": given.output})
+    else:
+        out.note(f"{given.output}: {given.rows} scenarios of {profile.label}")
+
+
+def _with_time_left(progress: Progress) -> Callable[[str, int, int], None]:
+    """Progress that says how long it will still take."""
+    started = time.monotonic()
+    at_start: list[int] = []
+
+    def update(what: str, done: int, total: int) -> None:
+        at_start[:] = at_start or [done]
+        since, missing = done - at_start[0], total - done
+        left = ""
+        if since and missing:
+            seconds = (time.monotonic() - started) / since * missing
+            left = f", {seconds / 60:.0f} min left" if seconds > 90 else f", {seconds:.0f} s left"
+        progress(what + left, done, total)
+
+    return update

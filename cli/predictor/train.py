@@ -1,0 +1,114 @@
+"""`packer predictor train`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packer.cli.declare import argument, bundle, command, flag, option
+from packer.cli.options import Writing, output_option, seed_option
+from packer.cli.output import table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.predictors.store import Model
+
+SHOWN = (
+    ("throughput", "throughput_smape"),
+    ("macro F1", "starvation_macro_f1"),
+    ("ITL", "mean_itl_ms_smape"),
+    ("mean TTFT", "mean_ttft_ms_smape"),
+    ("median TTFT", "median_ttft_ms_smape"),
+)
+"""Columns of the model card."""
+
+
+@bundle
+class Training:
+    """The dataset and what is trained on it."""
+
+    dataset_path: str = argument("DATASET")
+    kind: str = option(
+        type=click.Choice(("forest", "boosting", "tree", "svm", "knn")),
+        default="boosting",
+        help="What to train.",
+    )
+    search: bool = flag(
+        help="Choose hyperparameters by a halving grid search with five grouped folds (slow)."
+    )
+    refine: bool = flag(
+        help="Search the smallest trees that keep the accuracy, and print them as rules (with --kind tree)."
+    )
+    draw: str | None = option(
+        metavar="FILE", help="Draw the tree of starvation here: .svg, .png or .pdf (with --kind tree)."
+    )
+    seed: int = seed_option()
+    output: str = output_option("Where to write the predictor, as in forest.packer.", required=True)
+
+
+@command
+def train(given: Training, out: Writing) -> None:
+    """Train a predictor on a dataset and print its model card: scores on scenarios that it has not seen.
+
+    \b
+    Example:
+      packer predictor train data.parquet --kind boosting -o boosting.packer
+      packer predictor train data.parquet --kind tree --refine --draw starved.svg -o tree.packer
+      packer solve fleet.csv --predictor ./boosting.packer
+    """
+    from packer.errors import IncompatibleError
+    from packer.predictors.dataset import read_dataset
+    from packer.predictors.drawing import draw_tree
+    from packer.predictors.store import write_model
+    from packer.predictors.targets import STARVED
+    from packer.predictors.train import train as fit
+
+    if (given.refine or given.draw) and given.kind != "tree":
+        raise IncompatibleError(f"--refine and --draw need --kind tree, got --kind {given.kind}.")
+    if given.refine and given.search:
+        raise IncompatibleError("--refine includes a search: leave out --search.")
+    out.check(given.output, given.draw)
+    data = read_dataset(given.dataset_path)
+    with out.progress() as progress:
+        model = fit(
+            given.kind,
+            data,
+            seed=given.seed,
+            search=given.search,
+            refine=given.refine,
+            progress=progress,
+        )
+    write_model(model, given.output, force=out.force)
+    if given.draw is not None:
+        draw_tree(model, STARVED, given.draw, force=out.force)
+    out.result(dict(model.header), lambda: _card(model, rules=given.refine))
+    used = model.header["rows_used"]
+    out.note(f"{given.output}: {given.kind} for {data.spec.profile}, trained on {used} rows")
+
+
+def _card(model: Model, *, rules: bool) -> list[Table | str]:
+    from packer.predictors.rules import rules_of
+
+    card = model.header["scores"]
+    rows = [[name, part["rows"], *(_cell(part, key) for _, key in SHOWN)] for name, part in card.items()]
+    lines: list[Table | str] = [
+        table(
+            f"{model.kind}: scores on held-out scenarios",
+            ["held out", "rows", *(label for label, _ in SHOWN)],
+            rows,
+            caption="SMAPE in percent (0–200 form), F1 of starvation.",
+        )
+    ]
+    for output in ("starved", "served_share") if rules else ():
+        found = rules_of(model, output)
+        lines += [f"{output}: {len(found)} rules", *(f"  {rule}" for rule in found)]
+    return lines
+
+
+def _cell(part: dict[str, Any], key: str) -> str:
+    value = part[key]
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if key.endswith("f1") else f"{value:.1f}"

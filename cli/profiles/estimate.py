@@ -1,0 +1,81 @@
+"""`packer profiles estimate`."""
+
+from __future__ import annotations
+
+import click
+
+from packer.cli.declare import bundle, command, option
+from packer.cli.options import Writing, output_option
+
+
+def _complete_gpu(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from packer.twin.datasheets import GPUS
+
+    return [name for name in GPUS if name.startswith(incomplete)]
+
+
+@bundle
+class Given:
+    """The model, the GPU and the server's settings."""
+
+    config_path: str = option(
+        "--model", required=True, metavar="CONFIG.json", help="The model's Hugging Face config.json."
+    )
+    gpu: str = option(
+        required=True,
+        metavar="NAME",
+        shell_complete=_complete_gpu,
+        help="h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, b200, mi300x, …",
+    )
+    name: str | None = option(help="What the profile is called.  [default: GPU/model]")
+    max_model_len: int | None = option(
+        type=click.IntRange(min=1), help="As given to vLLM.  [default: the model's]"
+    )
+    max_num_seqs: int = option(type=click.IntRange(min=1), default=256, help="As vLLM's.")
+    max_num_batched_tokens: int = option(type=click.IntRange(min=1), default=2048, help="As given to vLLM.")
+    gpu_memory_utilization: float = option(
+        type=click.FloatRange(0.0, 1.0, min_open=True), default=0.9, help="As given to vLLM."
+    )
+    price_per_hour: float | None = option("--price", type=float, help="Price of the GPU per hour.")
+    output: str = output_option("Where to write the profile (.toml).", required=True)
+
+
+@command
+def estimate(given: Given, out: Writing) -> None:
+    """Estimate a profile from a model's config and a GPU's data sheet, without a measurement.
+
+    Memory is computed from the model's dimensions, the step law scaled from a calibrated H100. The profile is
+    marked "estimated, not calibrated" wherever it is used.
+
+    \b
+    Example:
+      packer profiles estimate --model config.json --gpu l40s --max-model-len 8192 -o l40s.toml
+      packer solve fleet.csv --profile l40s.toml
+    """
+    from packer.cli.output import print_json
+    from packer.cli.profiles.list import summary_of
+    from packer.errors import IncompatibleError
+    from packer.io.profiles import write_profile
+    from packer.twin.estimate import estimate_profile
+    from packer.twin.memory.policy import kv_cache_tokens
+    from packer.twin.model_config import read_model_config
+
+    output = given.output
+    if not output.endswith(".toml"):
+        raise IncompatibleError(f"Expected the output's name to end in .toml, got {output[:80]!r}.")
+    out.check(output)
+    settings = {
+        key: value for key, value in vars(given).items() if key not in ("config_path", "gpu", "output")
+    }
+    profile = estimate_profile(read_model_config(given.config_path), given.gpu, **settings)
+    write_profile(profile, output, force=out.force)
+    tokens = kv_cache_tokens(profile, profile.settings(1, 8))
+    if out.as_json:
+        told = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}
+        print_json({**summary_of(profile), **told})
+        return
+    out.note(f"{output}: {tokens:,} tokens of KV cache with one slot of rank 8")
+    if tokens < profile.memory.min_kv_tokens:
+        length = profile.engine.max_model_len
+        out.note(f"the server would not start with max_model_len {length}: set --max-model-len")
+    out.note_profiles(profile)

@@ -1,0 +1,131 @@
+"""`packer profiles fit`: a profile from tables of measurements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from packer.cli.declare import bundle, command, flag, option
+from packer.cli.options import DEFAULT_PROFILE, Writing, output_option
+from packer.cli.output import table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.twin.calibrate.pipeline import Calibration
+
+
+@bundle
+class Measurements:
+    """The tables, and what they don't say."""
+
+    profiling_dir: str | None = option(
+        "--profiling",
+        metavar="DIR",
+        help="Micro-benchmarks: some or all of kv_capacity.csv, latency_backbone.csv, latency_adapters.csv, "
+        "loading.csv.",
+    )
+    runs_path: str | None = option(
+        "--runs", metavar="FILE", help="Whole runs of the server: one row each, with its metrics."
+    )
+    base_name: str = option(
+        "--base",
+        default=DEFAULT_PROFILE,
+        metavar="NAME|FILE.toml",
+        help="Gives the identity of the server (model, GPU, engine settings) and whatever has no "
+        "measurements; `packer profiles estimate` makes one.",
+    )
+    model: str | None = option(help="Model name in the tables' model column [default: the base profile's].")
+    name: str | None = option(help="Name of the new profile [default: the base profile's].")
+    generated_share: float = option(
+        type=click.FloatRange(0.01, 1.0), default=1.0, help="Generated / requested output tokens of the runs."
+    )
+    max_outstanding: int | None = option(
+        type=click.IntRange(1), help="Ceiling of the client that made the runs."
+    )
+    cold_start: bool | None = option(
+        "--cold-start/--warm-start",
+        default=None,
+        help="Whether adapters were on disk when the runs began [default: the base profile's].",
+    )
+    note_text: str = option(
+        "--note",
+        default="",
+        show_default=False,
+        help="Who measured, how and when; goes into the profile's provenance.",
+    )
+    no_cross_validation: bool = flag(help="Skip the errors on families left out.")
+    output: str = output_option("Where to write the profile.", default="profile.toml")
+
+
+@command
+def fit(given: Measurements, out: Writing) -> None:
+    """Fit a profile to micro-benchmarks, or to micro-benchmarks and a few dozen production runs.
+
+    With runs of two or more families the error on families left out is measured and written into the profile;
+    `packer solve --confidence` plans with it.
+
+    \b
+    Example:
+      packer profiles fit --profiling measured/ --runs runs.csv -o profile.toml
+    """
+    from dataclasses import replace
+
+    from packer.errors import IncompatibleError
+    from packer.io.profiles import load_profile, write_profile
+    from packer.twin.calibrate.pipeline import calibrate, with_provenance
+    from packer.twin.calibrate.tables import Profiling, read_profiling, read_runs
+
+    if given.profiling_dir is None and given.runs_path is None:
+        raise click.UsageError("Nothing to fit: give --profiling DIR, --runs FILE, or both.")
+    out.check(given.output)
+    base = load_profile(given.base_name)
+    if given.cold_start is not None:
+        base = replace(base, loading=replace(base.loading, cold_start=given.cold_start))
+    model, path = given.model or base.model.name, given.runs_path
+    profiling = read_profiling(given.profiling_dir, model) if given.profiling_dir else Profiling()
+    runs = read_runs(path, model, generated_share=given.generated_share) if path else []
+    if runs and not any(run.ok for run in runs):
+        raise IncompatibleError(f"{path}: none of the {len(runs)} runs of {model} started.")
+    with out.progress() as progress:
+        result = calibrate(
+            base,
+            profiling,
+            runs,
+            max_outstanding=given.max_outstanding,
+            cross_validate=not given.no_cross_validation,
+            progress=progress,
+        )
+    profile = with_provenance(
+        replace(result.profile, name=given.name or base.name, provenance={}),
+        method=f"packer profiles fit on micro-benchmarks {'and runs' if runs else 'only'}",
+        measured_by=given.note_text,
+    )
+    write_profile(profile, given.output, force=out.force)
+    result = replace(result, profile=profile)
+    data = {
+        "profile": profile.name,
+        "path": given.output,
+        "fingerprint": profile.fingerprint,
+        "coefficients": dict(profile.latency.coefficients),
+        "errors_micro_benchmarks_only": dict(result.micro_profile.errors),
+        "errors_held_out": dict(profile.errors),
+    }
+    out.result(data, lambda: _tables(result))
+    if not out.as_json:
+        out.note(f"Profile {profile.name} written to {given.output}.")
+
+
+def _tables(result: Calibration) -> list[Table]:
+    profile, before = result.profile, result.micro_profile.errors
+    terms = [(term, f"{value:.6g}") for term, value in profile.latency.coefficients.items()]
+    found = [table("Step law", ("term", "value"), terms)]
+    if profile.errors:
+        rows = [
+            (key, f"{before[key]:.4g}" if key in before else "–", f"{value:.4g}")
+            for key, value in profile.errors.items()
+        ]
+        columns = ("metric", "micro-benchmarks only", "held-out families")
+        found.append(table("Errors on runs (SMAPE in %, 0–200 form)", columns, rows))
+    return found

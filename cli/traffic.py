@@ -1,0 +1,199 @@
+"""Where observed traffic is read from: options of the commands that measure a fleet, and their readers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import click
+
+from packer.cli.declare import bundle, option
+from packer.cli.options import NumberList
+
+if TYPE_CHECKING:
+    from packer.operate.observe import View
+    from packer.traces.prometheus import Metrics, Source
+    from packer.traces.ranks import Ranks
+
+UNUSED_WITH_INPUT = ("url", "window_s", "span_s", "end_s")
+"""Parameters of a query: a saved file has its own."""
+
+
+class RanksType(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
+    """A table's file, or ranks with commas between them."""
+
+    name = "ranks"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | tuple[int, ...]:
+        """A tuple of ranks, or the path of a table."""
+        if isinstance(value, (list, tuple)):
+            return tuple(value)
+        text = str(value)
+        if all(part.strip().isdecimal() for part in text.split(",")):
+            return tuple(int(part) for part in text.split(","))
+        return text
+
+
+@bundle
+class RankOptions:
+    """Ranks of the adapters, with the same meaning in every command."""
+
+    ranks: str | tuple[int, ...] | None = option(
+        type=RanksType(),
+        metavar="FILE.csv|R,R,…",
+        help="Ranks: a table with the columns adapter,rank, or ranks that are drawn uniformly.",
+    )
+    rank: int | None = option(
+        type=click.IntRange(1, 512), metavar="R", help="Rank of every adapter without one in the table."
+    )
+
+    def read(self) -> Ranks:
+        """The ranks; a table is read now."""
+        from packer.errors import IncompatibleError
+        from packer.traces.ranks import Ranks, read_ranks
+
+        others = () if self.rank is None else (self.rank,)
+        if isinstance(self.ranks, tuple):
+            if others:
+                raise IncompatibleError("--rank goes with a table of --ranks, not with a list of ranks.")
+            return Ranks(others=self.ranks)
+        return Ranks({} if self.ranks is None else read_ranks(self.ranks), others)
+
+
+@bundle
+class ViewOptions:
+    """Which rates of the observed time count."""
+
+    window_s: float = option(
+        "--window",
+        type=click.FloatRange(min=1.0, max=1e8),
+        default=3600.0,
+        metavar="SECONDS",
+        help="Rates are counted in windows of this length.",
+    )
+    at: str = option(
+        default="mean",
+        metavar="mean|peak|each-peak|pNN",
+        help="Rates of the workload: the mean, those of the busiest window, of every adapter's own busiest "
+        "window, or of the window at a percentile of the load.",
+    )
+    percentiles: tuple[float, ...] = option(
+        type=NumberList(float),
+        default=(50.0, 95.0),
+        show_default="50,95",
+        metavar="P,P,…",
+        help="Percentiles among the loads of --loads.",
+    )
+    by_time_of_day: bool = option(
+        is_flag=True,
+        default=False,
+        help="Average the days first: windows at the same time of day (UTC) become one.",
+    )
+
+    def view(self) -> View:
+        """As `packer.operate.observe` takes it."""
+        from packer.operate.observe import View
+
+        return View(self.at, self.percentiles, self.by_time_of_day)
+
+
+@bundle
+class PrometheusOptions:
+    """Which counters of which Prometheus server."""
+
+    url: str | None = option(metavar="URL", help="Prometheus server, as http://prometheus:9090.")
+    export_path: str | None = option(
+        "--input", metavar="FILE.json", help="A file that packer workload from-metrics --save wrote, instead."
+    )
+    gateway: str = option(
+        type=click.Choice(("litellm", "envoy-ai-gateway", "vllm", "custom")),
+        default="litellm",
+        help="Whose counters: vllm's own carry no adapter and give estimates only.",
+    )
+    requests_metric: str | None = option(metavar="NAME", help="Counter of requests (custom).")
+    input_tokens_metric: str | None = option(metavar="NAME", help="Counter of input tokens (custom).")
+    output_tokens_metric: str | None = option(metavar="NAME", help="Counter of output tokens (custom).")
+    label: str | None = option(metavar="NAME", help="Label that holds the adapter's name.")
+    end_s: float | None = option(
+        "--end",
+        type=click.FloatRange(min=0.0, max=1e11),
+        metavar="UNIX-TIME",
+        help="End of the observed time.  [default: now]",
+    )
+
+    def check(self) -> None:
+        """Raise before the first query what no query could mend."""
+        from packer.errors import ValidationError
+        from packer.traces.prometheus import check_url
+
+        if self.export_path is not None:
+            refuse_unused("--input", UNUSED_WITH_INPUT)
+        if (self.url is None) == (self.export_path is None):
+            raise ValidationError("Expected exactly one of --url and --input.")
+        if self.url is not None:
+            check_url(self.url)
+        self.source()
+
+    def source(self) -> Source:
+        """Names of the counters."""
+        from packer.traces.prometheus import source_named
+
+        return source_named(
+            self.gateway,
+            requests=self.requests_metric,
+            input_tokens=self.input_tokens_metric,
+            output_tokens=self.output_tokens_metric,
+            label=self.label,
+        )
+
+    def read(
+        self, *, span_s: float, window_s: float, save_path: str | None = None, skip: Collection[str] = ()
+    ) -> Metrics:
+        """The metrics of the server or of the saved file."""
+        import json
+        import time
+
+        from packer.io.files import write_text
+        from packer.traces.prometheus import fetch, parse, read_export
+
+        source = self.source()
+        if self.export_path is not None:
+            answers = read_export(self.export_path)
+        else:
+            end_s = time.time() if self.end_s is None else self.end_s
+            answers = fetch(
+                self.url or "", source, end_s=end_s, span_s=max(span_s, window_s), window_s=window_s
+            )
+        if save_path is not None:
+            write_text(save_path, json.dumps(answers))
+        return parse(answers, source, path=self.export_path or self.url or "", skip=skip)
+
+
+def refuse_unused(given: str, unused: Collection[str]) -> None:
+    """Refuse options that were typed although they have no effect beside another one.
+
+    Parameters
+    ----------
+    given
+        The option that leaves them without effect, as it is typed.
+    unused
+        Their parameters' names.
+
+    Raises
+    ------
+    IncompatibleError
+        One of them is on the command line; a default from a file is passed over.
+    """
+    from click.core import ParameterSource
+
+    from packer.errors import IncompatibleError
+
+    context = click.get_current_context()
+    for each in context.command.params:
+        name = each.name or ""
+        if name in unused and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise IncompatibleError(
+                f"{each.opts[-1]} has no effect with {given}: expected one of them, got both."
+            )

@@ -1,0 +1,54 @@
+"""`packer workload describe`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from packer.cli.declare import command
+from packer.cli.options import FleetFile, Output
+from packer.cli.output import number, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.workload import Workload
+
+
+@command
+def describe(file: FleetFile, out: Output) -> None:
+    """What a workload holds: adapters by rank, rates, token lengths, offered load.
+
+    \b
+    Example:
+      packer workload describe examples/workloads/azure-conv-2023.csv
+    """
+    from packer.operate.summary import summary_of
+
+    fleet = file.fleet()
+    found = summary_of(fleet)
+    out.result(found, lambda: _lines(fleet, found))
+
+
+def headline(fleet: Workload) -> str:
+    """The workload in one line."""
+    adapters = f"{len(fleet):,} adapter{'s' if len(fleet) != 1 else ''}"
+    return f"{adapters}, {fleet.rate:,.3g} req/s, offered load {fleet.offered_tok_s:,.0f} tok/s"
+
+
+def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
+    cells = [
+        [row["rank"], row["adapters"], number(row["rate"], 3), number(row["offered_tok_s"])]
+        for row in found["ranks"]
+    ]
+    columns = ["rank", "adapters", "req/s", "offered tok/s"]
+    rates, inputs, outputs = found["adapter_rate"], found["input_tokens"], found["output_tokens"]
+    return [
+        headline(fleet),
+        table(f"Adapters of {fleet.name} by rank", columns, cells),
+        f"Rate of an adapter: {rates['min']:.3g} to {rates['max']:.3g} req/s, median {rates['median']:.3g}; "
+        f"the busiest 5 % get {found['share_of_top_5_percent']:.0%} of the requests, "
+        f"the busiest 20 % {found['share_of_top_20_percent']:.0%}.",
+        f"Tokens per request: {inputs['mean']:,.0f} in (cv {inputs['cv']:.2f}), {outputs['mean']:,.0f} out "
+        f"(cv {outputs['cv']:.2f}), correlation {found['length_correlation']:+.2f}.",
+        f"Arrivals: {found['arrivals_description']}.",
+    ]

@@ -1,0 +1,81 @@
+"""`packer workload generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from packer.cli.declare import bundle, command, option
+from packer.cli.options import NumberList, Writing, output_option, seed_option
+
+
+@bundle
+class Made:
+    """What is made up."""
+
+    adapters: int = option(type=click.IntRange(1, 1_000_000), required=True, help="How many adapters.")
+    ranks: tuple[int, ...] = option(
+        type=NumberList(int), default="8,16", metavar="R,R,…", help="LoRA ranks; each comes equally often."
+    )
+    rates: tuple[float, ...] | None = option(
+        type=NumberList(float),
+        metavar="X,X,…",
+        help="Request rates, req/s; each comes equally often.  [default: 0.1,0.05,0.025]",
+    )
+    total_rate: float | None = option(
+        type=float, metavar="X", help="Instead of --rates: this many req/s in all, shared by a power law."
+    )
+    exponent: float = option(
+        type=click.FloatRange(0.0, 20.0),
+        default=1.0,
+        help="Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.",
+    )
+    input_tokens: float | None = option(type=float, metavar="MEAN", help="Mean input length, tokens.")
+    output_tokens: float | None = option(type=float, metavar="MEAN", help="Mean output length, tokens.")
+    seed: int = seed_option()
+    output: str = output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
+
+
+@command
+def generate(made: Made, out: Writing) -> None:
+    """Make up a workload. Lengths have the shape of ShareGPT's (gamma) unless their means are given.
+
+    \b
+    Example:
+      packer workload generate --adapters 256 --rates 0.1,0.05,0.025 --ranks 8,16 -o fleet.csv
+      packer workload generate --adapters 1000 --total-rate 50 --exponent 1.2 -o fleet.csv
+    """
+    from packer.cli.output import print_json
+    from packer.cli.workload.describe import headline
+    from packer.errors import IncompatibleError
+    from packer.io.workload_schema import checked_mean
+    from packer.io.workloads import write_workload
+    from packer.operate.summary import summary_of
+    from packer.traces.synthetic import generate_workload
+    from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
+
+    if made.rates is not None and made.total_rate is not None:
+        raise IncompatibleError("--rates and --total-rate exclude each other: give one of them.")
+    out.check(made.output)
+    lengths: dict[str, Any] = {
+        name: shape if mean is None else shape.scaled(checked_mean(mean))
+        for name, shape, mean in (
+            ("input_tokens", SHAREGPT_INPUT, made.input_tokens),
+            ("output_tokens", SHAREGPT_OUTPUT, made.output_tokens),
+        )
+    }
+    fleet = generate_workload(
+        made.adapters,
+        ranks=made.ranks,
+        rates=() if made.total_rate is not None else made.rates or (0.1, 0.05, 0.025),
+        total_rate=made.total_rate,
+        exponent=made.exponent,
+        **lengths,
+        seed=made.seed,
+    )
+    write_workload(fleet, made.output, force=out.force)
+    if out.as_json:
+        print_json({**summary_of(fleet), "output": made.output})
+    else:
+        out.note(f"{made.output}: {headline(fleet)}")

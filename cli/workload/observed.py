@@ -1,0 +1,54 @@
+"""What the commands that write a workload from observed traffic share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packer.cli.declare import bundle, option
+from packer.cli.options import Writing, output_option
+from packer.cli.output import table
+
+if TYPE_CHECKING:
+    from packer.operate.observe import Observed
+
+
+@bundle
+class Files:
+    """What is written."""
+
+    loads_path: str | None = option(
+        "--loads",
+        metavar="FILE.csv",
+        help="Also write the rates at each load, for --objective headroom:rates=FILE.csv.",
+    )
+    output: str = output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
+
+    def write(self, found: Observed, out: Writing, *, source: str) -> None:
+        """Write the workload and the loads, and say what was seen."""
+        from packer.cli.workload.describe import headline
+        from packer.io.workloads import write_workload
+        from packer.traces.measure import rounded
+        from packer.traces.pattern import write_loads
+
+        for each in found.notes:
+            out.note(each)
+        write_workload(rounded(found.fleet), self.output, force=out.force, comments=[source])
+        rates = found.table
+        if self.loads_path is not None:
+            write_loads(self.loads_path, rates.names, dict(found.loads), force=out.force)
+            out.note(f"wrote {self.loads_path}")
+        totals = {
+            name: {"requests_s": float(vector.sum()), "offered_tok_s": float(vector @ rates.tokens)}
+            for name, vector in found.loads.items()
+        }
+        counts = {"adapters": len(found.fleet), "windows": len(rates.rates)}
+        rows = [
+            (name, f"{row['requests_s']:,.3f}", f"{row['offered_tok_s']:,.0f}")
+            for name, row in totals.items()
+        ]
+        title = f"Loads over {len(rates.rates):,} windows of {rates.window_s:g} s"
+        out.result(
+            {"output": self.output, **counts, "loads": totals},
+            lambda: [table(title, ("load", "requests/s", "tok/s"), rows)],
+        )
+        out.note(f"{self.output}: {headline(found.fleet)}")

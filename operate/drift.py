@@ -1,0 +1,126 @@
+"""Measured traffic beside the plan: which rates drifted, and whether the servers still hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from packer.arrival import Arrivals
+from packer.operate.evaluate import PlanEvaluation, evaluate_plan
+from packer.plan import Plan
+from packer.strategies import Predictor
+from packer.workload import Workload
+
+SILENT_RATE = 1e-6
+"""Rate of an adapter without a request, req/s: a rate is positive."""
+
+
+@dataclass(frozen=True)
+class Drifted:
+    """An adapter whose rate differs from the planned one; req/s."""
+
+    adapter: str
+    planned: float
+    measured: float
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """What changed since the plan was made.
+
+    Parameters
+    ----------
+    evaluation
+        The plan's adapters at the measured rates and lengths, on their servers.
+    advice
+        "keep"; "watch": the servers hold, but rates drifted or adapters are new; "replan": one breaks.
+    drifted
+        Adapters whose rate differs by more than the tolerance, the largest difference first.
+    new_adapters, silent_adapters
+        Adapters seen that have no server; adapters of the plan that were not seen.
+    planned_tok_s, measured_tok_s
+        Offered loads.
+    """
+
+    evaluation: PlanEvaluation
+    advice: Literal["keep", "watch", "replan"]
+    drifted: tuple[Drifted, ...]
+    new_adapters: tuple[str, ...]
+    silent_adapters: tuple[str, ...]
+    planned_tok_s: float
+    measured_tok_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: what the evaluation says, and the drift."""
+        return {
+            **self.evaluation.to_dict(),
+            "advice": self.advice,
+            "arrivals": self.evaluation.plan.workload.arrivals.kind,
+            "offered_tok_s": {"planned": self.planned_tok_s, "measured": self.measured_tok_s},
+            "new_adapters": self.new_adapters,
+            "silent_adapters": self.silent_adapters,
+            "drifted": [vars(row) for row in self.drifted],
+        }
+
+
+def drift(
+    plan: Plan,
+    seen: Workload,
+    *,
+    tolerance: float = 0.25,
+    predictor: str | Predictor = "twin",
+    seed: int | None = None,
+) -> Drift:
+    """Compare the measured fleet with a plan and evaluate the plan's servers at the measured rates.
+
+    Parameters
+    ----------
+    plan
+        The running plan.
+    seen
+        The fleet as measured (`packer.operate.observe`); its ranks do not count.
+    tolerance
+        A rate that differs by more than this share of the planned one counts as drifted.
+    predictor, seed
+        As for `evaluate_plan`.
+    """
+    planned = plan.workload
+    fleet = planned_fleet_now(planned, seen)
+    found = evaluate_plan(replace(plan, workload=fleet), predictor, seed=seed)
+    known, measured = set(planned.names), set(seen.names)
+    rows = [
+        Drifted(old.name, old.rate, new.rate if old.name in measured else 0.0)
+        for old, new in zip(planned.adapters, fleet.adapters, strict=True)
+        if abs(new.rate - old.rate) > tolerance * old.rate
+    ]
+    rows.sort(key=lambda row: -abs(row.measured - row.planned))
+    new = tuple(name for name in seen.names if name not in known)
+    return Drift(
+        found,
+        "replan" if found.broken else "watch" if rows or new else "keep",
+        tuple(rows),
+        new,
+        tuple(sorted(known - measured)),
+        planned.offered_tok_s,
+        seen.offered_tok_s,
+    )
+
+
+def planned_fleet_now(planned: Workload, seen: Workload) -> Workload:
+    """The planned adapters at the measured rates and lengths; an adapter not seen gets `SILENT_RATE`.
+
+    The requests of a replayed trace would come at the trace's rates whatever was measured: Poisson arrivals
+    take their place.
+    """
+    measured = {adapter.name: adapter for adapter in seen.adapters}
+    now = []
+    for old in planned.adapters:
+        new = measured.get(old.name)
+        if new is None:
+            now.append(replace(old, rate=SILENT_RATE))
+        else:
+            now.append(
+                replace(old, rate=new.rate, input_tokens=new.input_tokens, output_tokens=new.output_tokens)
+            )
+    fleet = planned if planned.arrivals.trace is None else planned.with_arrivals(Arrivals())
+    return replace(fleet, adapters=tuple(now))

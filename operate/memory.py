@@ -1,0 +1,81 @@
+"""What adapter slots cost in KV cache, and with how many of them a server still starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packer.profile import Profile
+from packer.twin.memory.policy import kv_cache_tokens, memory_error, memory_policy
+
+MOST_SLOTS = 100_000
+"""No larger `max_loras` is tried."""
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """KV cache of a profile over `max_loras` and `max_lora_rank`.
+
+    Parameters
+    ----------
+    tokens
+        (max_loras, max_lora_rank) → tokens of KV cache; None where the server does not start.
+    errors
+        (max_loras, max_lora_rank) → why the server does not start, or None.
+    largest
+        max_lora_rank → the largest `max_loras` with which the server starts, at most `MOST_SLOTS`; 0 if none.
+    """
+
+    profile: Profile
+    tokens: dict[tuple[int, int], int | None]
+    errors: dict[tuple[int, int], str | None]
+    largest: dict[int, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        rows = [
+            {
+                "max_loras": slots,
+                "max_lora_rank": rank,
+                "kv_cache_tokens": tokens or 0,
+                "memory_error": self.errors[slots, rank],
+            }
+            for (slots, rank), tokens in self.tokens.items()
+        ]
+        profile = self.profile
+        return {
+            "profile": profile.name,
+            "calibrated": profile.calibrated,
+            "rows": rows,
+            "largest_max_loras": self.largest,
+        }
+
+
+def memory_table(profile: Profile, max_loras: Sequence[int], max_lora_rank: Sequence[int]) -> MemoryTable:
+    """The KV cache left at each number and rank of slots."""
+    grid = [(slots, rank) for slots in max_loras for rank in max_lora_rank]
+    settings = {point: profile.settings(*point) for point in grid}
+    errors = {point: memory_error(profile, settings[point]) for point in grid}
+    tokens = {
+        point: None if errors[point] else max(0, kv_cache_tokens(profile, settings[point])) for point in grid
+    }
+    return MemoryTable(
+        profile, tokens, errors, {rank: largest_max_loras(profile, rank) for rank in max_lora_rank}
+    )
+
+
+def largest_max_loras(profile: Profile, rank: int) -> int:
+    """Largest max_loras with which the server starts (at most `MOST_SLOTS`); 0 if it never does."""
+    low, high = 0, MOST_SLOTS + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        starts = memory_error(profile, profile.settings(middle, rank)) is None
+        low, high = (middle, high) if starts else (low, middle)
+    return low
+
+
+def slot_cost_tokens(profile: Profile, rank: int) -> float:
+    """Tokens of KV cache that one slot of this rank takes; 0 where adapters share the cache's memory."""
+    reserved = memory_policy(profile).reserved_bytes(profile, profile.settings(1, rank))
+    return reserved / profile.model.kv_bytes_per_token

@@ -1,0 +1,123 @@
+"""Fleets measured from observed traffic: a gateway's access log, or Prometheus."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.adapter import Adapter
+from packer.errors import FileFormatError, ValidationError
+from packer.traces.access_log import AccessLog, read_access_log
+from packer.traces.measure import measure_workload
+from packer.traces.pattern import RateTable, latest_rates, rates_of
+from packer.traces.prometheus import Metrics
+from packer.traces.ranks import Ranks
+from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
+
+Loads = Mapping[str, npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class View:
+    """Which rates of the observed time the fleet gets.
+
+    Parameters
+    ----------
+    at
+        "mean", "peak" (the busiest window), "each-peak" (each adapter's own busiest window) or "pNN" (the
+        window at that percentile of the load).
+    percentiles
+        Further percentiles among `Observed.loads`.
+    by_time_of_day
+        Average windows at the same time of day (UTC) over the days first.
+    """
+
+    at: str = "mean"
+    percentiles: tuple[float, ...] = (50.0, 95.0)
+    by_time_of_day: bool = False
+
+    def loads(self, table: RateTable) -> tuple[RateTable, Loads]:
+        """The table as viewed, and rate vectors float64 (adapters,) by name, the one called `at` first."""
+        table = table.by_time_of_day() if self.by_time_of_day else table
+        at, wanted = self.at, list(self.percentiles)
+        if at.startswith("p") and at != "peak":
+            try:
+                wanted.append(float(at[1:]))
+                at = f"p{float(at[1:]):g}"
+            except ValueError:
+                at = ""
+        loads = table.loads(wanted)
+        if at not in loads:
+            raise ValidationError(f"Expected --at to be mean, peak, each-peak or p0 … p100, got {self.at!r}.")
+        return table, {at: loads[at], **loads}
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What was observed: the fleet, its rates by window, and the rate vectors that a plan may have to serve.
+
+    `notes`: what a reader must know, in sentences.
+    """
+
+    fleet: Workload
+    table: RateTable
+    loads: Loads
+    notes: tuple[str, ...] = field(default=())
+
+
+def observe_log(log: AccessLog, ranks: Ranks, view: View = View(), *, window_s: float = 3600.0) -> Observed:
+    """The fleet of an access log (`packer.traces.access_log.read_access_log`)."""
+    trace = replace(log.trace, ranks=ranks.of(log.trace.names))
+    fleet = measure_workload(trace)
+    table, loads = view.loads(rates_of(trace, window_s, start_s=log.start_s))
+    if view.at != "mean":
+        fleet = _at(fleet, next(iter(loads.values())).tolist())
+    notes = []
+    if trace.dropped or log.other:
+        notes.append(f"left out {trace.dropped} requests without tokens and {log.other} other lines")
+    return Observed(fleet, table, loads, tuple(notes))
+
+
+def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = View()) -> Observed:
+    """The fleet of a gateway's counters (`packer.traces.prometheus`); the spread of lengths is ShareGPT's."""
+    table, loads = view.loads(metrics.table)
+    fleet = _of_metrics(metrics, next(iter(loads.values())).tolist(), ranks.of(table.names))
+    notes = ["mean lengths are measured; their spread is not in the metrics and is ShareGPT's"]
+    if metrics.estimated:
+        notes.append("vLLM's metrics carry no adapter: the shares are estimated from which adapters run")
+    return Observed(fleet, table, loads, tuple(notes))
+
+
+def latest_of_log(path: str | os.PathLike[str], window_s: float) -> Workload:
+    """The fleet in the last window of a log that grows; its ranks are 1: a log has none."""
+    trace = read_access_log(path, growing=True).trace
+    trace = replace(trace, ranks=(1,) * len(trace.names))
+    return _at(measure_workload(trace), latest_rates(trace, window_s).tolist())
+
+
+def latest_of_metrics(metrics: Metrics, where: str) -> Workload:
+    """The fleet in the last window of the metrics; its ranks are 1: metrics have none."""
+    rates = metrics.table.rates[-1].tolist()
+    if not any(rates):
+        raise FileFormatError("no request was counted in the latest window.", path=where)
+    return _of_metrics(metrics, rates, (1,) * len(rates))
+
+
+def _at(fleet: Workload, rates: Sequence[float]) -> Workload:
+    """The fleet at other rates; adapters without a request are left out."""
+    kept = [replace(a, rate=rate) for a, rate in zip(fleet.adapters, rates, strict=True) if rate > 0]
+    return replace(fleet, adapters=tuple(kept))
+
+
+def _of_metrics(metrics: Metrics, rates: Sequence[float], ranks: Sequence[int]) -> Workload:
+    columns = (metrics.table.names, ranks, rates, metrics.mean_input.tolist(), metrics.mean_output.tolist())
+    adapters = [
+        Adapter(name, rank, rate, SHAREGPT_INPUT.scaled(inputs), SHAREGPT_OUTPUT.scaled(outputs))
+        for name, rank, rate, inputs, outputs in zip(*columns, strict=True)
+        if rate > 0
+    ]
+    return Workload(adapters, name="metrics")

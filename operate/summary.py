@@ -1,0 +1,59 @@
+"""Figures that describe a workload."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from packer.workload import Workload
+
+
+def summary_of(fleet: Workload) -> dict[str, Any]:
+    """Figures of a workload, JSON-able; means and spreads of lengths are over requests."""
+    ranks = [
+        {
+            "rank": int(rank),
+            "adapters": int((fleet.ranks == rank).sum()),
+            "rate": float(fleet.rates[fleet.ranks == rank].sum()),
+            "offered_tok_s": float(fleet.offered_tok_s_by_adapter[fleet.ranks == rank].sum()),
+        }
+        for rank in np.unique(fleet.ranks)
+    ]
+    busiest = np.sort(fleet.rates)[::-1]
+    return {
+        "name": fleet.name,
+        "adapters": len(fleet),
+        "rate": fleet.rate,
+        "offered_tok_s": fleet.offered_tok_s,
+        "ranks": ranks,
+        "adapter_rate": {
+            "min": float(busiest[-1]),
+            "median": float(np.median(busiest)),
+            "max": float(busiest[0]),
+        },
+        "share_of_top_5_percent": _top_share(busiest.tolist(), 0.05),
+        "share_of_top_20_percent": _top_share(busiest.tolist(), 0.2),
+        "input_tokens": _mixture(fleet, "input_tokens"),
+        "output_tokens": _mixture(fleet, "output_tokens"),
+        "length_correlation": fleet.length_correlation,
+        "arrivals": fleet.arrivals.kind,
+        "arrivals_description": fleet.arrivals.description,
+    }
+
+
+def _top_share(sorted_rates: list[float], part: float) -> float:
+    k = math.ceil(part * len(sorted_rates))
+    return sum(sorted_rates[:k]) / sum(sorted_rates)
+
+
+def _mixture(fleet: Workload, key: str) -> dict[str, float]:
+    """Mean and cv of the lengths of all requests together."""
+    lengths = [getattr(adapter, key) or getattr(fleet, key) for adapter in fleet.adapters]
+    share = fleet.rates / fleet.rate
+    means = np.array([item.mean for item in lengths])
+    seconds = means**2 * (1.0 + np.array([item.cv for item in lengths]) ** 2)
+    mean = float(share @ means)
+    variance = max(float(share @ seconds) - mean**2, 0.0)
+    return {"mean": mean, "cv": math.sqrt(variance) / mean}

@@ -1,0 +1,81 @@
+"""A plan's report as a file: curves drawn, a comparison read, the page written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from packer.errors import FileFormatError, shown
+from packer.io.documents import parse_json
+from packer.io.files import read_text, write_text
+from packer.plan import Plan
+from packer.report.curves import Curves, growth_curves
+from packer.report.render import render_report
+from packer.solvers.evaluator import Evaluator
+
+DEFAULT_CURVES = 6
+
+
+def write_report(
+    plan: Plan,
+    path: str | os.PathLike[str],
+    *,
+    predictor: str | None = None,
+    curves: int = DEFAULT_CURVES,
+    comparison: Sequence[Mapping[str, object]] = (),
+    seed: int = 0,
+    force: bool = True,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+) -> Curves | None:
+    """Write the page and return the curves that it shows.
+
+    Parameters
+    ----------
+    plan
+        Feasible or not.
+    path
+        Where; written atomically.
+    predictor, seed
+        What evaluates the growing rates; None takes the plan's predictor.
+    curves
+        For how many GPUs the growth of all rates is drawn, the slowest first; 0 for none.
+    comparison
+        Rows of `packer compare --json` (`read_comparison`), shown as they are.
+    """
+    drawn = None
+    if curves and plan.bins:
+        name = predictor or plan.predictor
+        evaluator = Evaluator.load(name, list(dict.fromkeys(item.profile for item in plan.bins)), seed=seed)
+        today = plan.evaluations if name == plan.predictor else None
+        drawn = growth_curves(
+            plan, evaluator.evaluate, predictor=name, today=today, limit=curves, progress=progress
+        )
+    write_text(path, render_report(plan, curves=drawn, comparison=comparison), force=force)
+    return drawn
+
+
+def read_comparison(path: str | os.PathLike[str]) -> Sequence[Mapping[str, object]]:
+    """Rows of a comparison: a JSON list of flat objects with the same keys, or such a list under `rows`."""
+    data = parse_json(read_text(path), path)
+    rows = data.get("rows") if isinstance(data, dict) else data
+    if (
+        not isinstance(rows, list)
+        or not all(isinstance(row, dict) for row in rows)
+        or any(row.keys() != rows[0].keys() for row in rows)
+    ):
+        raise FileFormatError(f"expected a list of rows with the same keys, got {shown(data)}.", path=path)
+    for number, row in enumerate(rows, start=1):
+        _check_cells(row, number, path)
+    return rows
+
+
+def _check_cells(row: Mapping[str, object], number: int, path: str | os.PathLike[str]) -> None:
+    """Raise `FileFormatError` if a cell of the row holds cells itself."""
+
+    for key, value in row.items():
+        if not isinstance(value, str | int | float | None):
+            raise FileFormatError(
+                f"expected text, a number, true, false or null in each cell, got {shown(value)} as "
+                f"{shown(key)} of entry {number}.",
+                path=path,
+            )

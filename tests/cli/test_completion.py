@@ -1,0 +1,38 @@
+"""`packer completion`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from packer.cli import run
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_the_shells_own(shell: str, capsys: Capture) -> None:
+    """Each script is accepted by its shell, where that is installed."""
+    assert run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "_PACKER_COMPLETE" in script
+    binary = shutil.which(shell)
+    if binary is not None:
+        subprocess.run([binary, "-n"], input=script, text=True, check=True, timeout=20)
+
+
+def test_completion_offers_commands_and_formats(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """What the shell asks for is answered: commands, options and their values."""
+    for words, wanted in (
+        ("packer ex", "export"),
+        ("packer export --for", "--format"),
+        ("packer export --format k", "k8s"),
+    ):
+        monkeypatch.setenv("_PACKER_COMPLETE", "fish_complete")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", words.split()[-1])
+        with pytest.raises(SystemExit):
+            run([])
+        assert wanted in capsys.readouterr().out

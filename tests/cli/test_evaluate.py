@@ -1,0 +1,79 @@
+"""`packer evaluate` of a changed fleet from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from packer.cli import run
+from packer.cli.evaluate import conclusion
+from packer.plan import Plan
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def plan_path(toy_plan: Callable[..., Plan], tmp_path: Path) -> str:
+    """A plan file of four light adapters on two servers."""
+    path = tmp_path / "plan.json"
+    toy_plan(["a", "b", "c", "d"]).save(path)
+    return str(path)
+
+
+def test_evaluate_holds_and_breaks(plan_path: str, capsys: Capture) -> None:
+    """A light plan holds at its rates and breaks at absurd ones, with exit code 3 and the GPU's number."""
+    assert run(["evaluate", plan_path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["holds"] is True
+    assert run(["evaluate", plan_path, "--rate-factor", "2000", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["holds"] is False
+    assert found["breaks_first"] in (0, 1)
+    assert all(gpu["starved"] for gpu in found["gpus"])
+
+
+def test_evaluate_adds_and_removes(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
+    """Adapters come from a workload file and go by name; one that no slot can hold breaks the plan."""
+    add = tmp_path / "add.csv"
+    add.write_text("adapter,rank,rate\nnew,8,0.1\n")
+    assert run(["evaluate", plan_path, "--add", str(add), "--remove", "a"]) == 0
+    assert "The plan holds." in capsys.readouterr().out
+    add.write_text("adapter,rank,rate\nhuge,64,0.1\n")
+    assert run(["evaluate", plan_path, "--add", str(add)]) == 3
+    assert "huge" in capsys.readouterr().out
+    assert run(["evaluate", plan_path, "--remove", "nobody"]) == 2
+
+
+def test_evaluate_names_what_has_no_place(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
+    """Adapters without a server and GPUs that break are told apart: servers that hold are not called broken."""
+    add = tmp_path / "add.csv"
+    add.write_text("adapter,rank,rate\nhuge,64,0.1\n")
+    assert run(["evaluate", plan_path, "--add", str(add)]) == 3
+    out = capsys.readouterr().out
+    assert "The servers hold, but 1 adapter has no server." in out
+    assert "breaks" not in out
+    assert conclusion(2, 4, 0).startswith("The plan breaks: 2 of 4 GPUs. ")
+    assert conclusion(2, 4, 3).startswith("The plan breaks: 2 of 4 GPUs, and 3 adapters have no server. ")
+
+
+def test_evaluate_needs_a_server_that_is_used(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
+    """Where every adapter goes and none finds a server, nothing is left to evaluate: that is said."""
+    add = tmp_path / "add.csv"
+    add.write_text("adapter,rank,rate\nhuge,64,0.1\n")
+    words = [word for name in "abcd" for word in ("--remove", name)]
+    assert run(["evaluate", plan_path, "--add", str(add), *words]) == 2
+    assert "nothing to evaluate" in capsys.readouterr().err
+
+
+def test_estimates_are_marked(plan_path: str, capsys: Capture) -> None:
+    """A result that rests on an estimated profile says so in each form of output; quiet says nothing."""
+    assert run(["evaluate", plan_path]) == 0
+    out, err = capsys.readouterr()
+    assert "estimated, not calibrated" in out
+    assert "estimated, not calibrated" in err
+    assert run(["evaluate", plan_path, "--json"]) == 0
+    assert '"calibrated": false' in capsys.readouterr().out
+    assert run(["evaluate", plan_path, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")

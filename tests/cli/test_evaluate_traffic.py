@@ -1,0 +1,228 @@
+"""`packer evaluate` with measured traffic from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packer.arrival import Arrivals, RequestTrace
+from packer.cli import run
+from packer.plan import Plan, Status
+
+Capture = pytest.CaptureFixture[str]
+NAMES = ["a", "b", "c", "d"]
+START = 1e9 + 1234.5
+
+
+@pytest.fixture
+def plan(toy_plan: Callable[..., Plan]) -> Plan:
+    """Four light adapters on two servers; their rates are 0.10, 0.11, 0.12 and 0.13 req/s."""
+    return toy_plan(NAMES)
+
+
+@pytest.fixture
+def plan_path(plan: Plan, tmp_path: Path) -> str:
+    """The plan as a file."""
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    return str(path)
+
+
+def line(second: float, model: str) -> str:
+    """A request of 200 + 190 tokens."""
+    return json.dumps({"time": second, "model": model, "prompt_tokens": 200, "completion_tokens": 190})
+
+
+def traffic(seconds: float, factor: float = 1.0) -> str:
+    """A log in which every adapter of the plan has `factor` times its rate."""
+    lines = []
+    for k, name in enumerate(NAMES):
+        gap_s = 1 / ((0.1 + 0.01 * k) * factor)
+        lines += [line(START + gap_s * n, name) for n in range(int(seconds / gap_s))]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("factor", "extra", "advice", "code"),
+    [(1, (), "keep", 0), (1, ("new",), "watch", 0), (2000, (), "replan", 3)],
+)
+def test_traffic_advises(
+    plan_path: str,
+    tmp_path: Path,
+    capsys: Capture,
+    factor: int,
+    extra: tuple[str, ...],
+    advice: str,
+    code: int,
+) -> None:
+    """Traffic as planned is kept, new adapters are reported, and a broken server asks for a new plan."""
+    window = 100 if factor == 1 else 10
+    log, seen = tmp_path / "log.jsonl", tmp_path / "seen.csv"
+    others = [line(START + 10 * n, name) for n in range(30) for name in extra]
+    log.write_text(traffic(3 * window, factor) + "\n".join(others))
+    words = [
+        "evaluate",
+        plan_path,
+        "--log",
+        str(log),
+        "--window",
+        str(window),
+        "--json",
+        "--seen",
+        str(seen),
+        "--rank",
+        "8",
+    ]
+    assert run(words) == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["advice"] == advice
+    assert found["new_adapters"] == list(extra)
+    assert found["arrivals"] == "poisson"
+    assert seen.read_text().count("\n") >= 5
+
+
+def test_a_log_longer_than_the_window_is_not_diluted(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
+    """66 minutes at the planned rates, seen through a window of an hour, show the planned rates."""
+    log = tmp_path / "log.jsonl"
+    log.write_text(traffic(66 * 60))
+    assert run(["evaluate", plan_path, "--log", str(log), "--tolerance", "0.03", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["advice"] == "keep"
+    assert found["drifted"] == []
+
+
+def test_a_replayed_trace_does_not_hide_the_measured_rates(
+    plan: Plan, tmp_path: Path, capsys: Capture
+) -> None:
+    """A plan made for a replayed trace is judged at the rates that were measured, and that is said."""
+    n = 40
+    requests = RequestTrace(
+        np.arange(n) * 2.0, np.arange(n, dtype=np.int64) % 4, np.full(n, 200), np.full(n, 190)
+    )
+    fleet = plan.workload.with_arrivals(Arrivals("trace", trace=requests))
+    path, log = tmp_path / "traced.json", tmp_path / "log.jsonl"
+    replace(plan, workload=fleet).save(path)
+    log.write_text(traffic(30, 2000))
+    words = ["evaluate", str(path), "--log", str(log), "--window", "10"]
+    assert run(words) == 3
+    assert "evaluated with Poisson arrivals" in capsys.readouterr().out
+    log.write_text(traffic(300))
+    assert run([*words[:-1], "100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["advice"], found["arrivals"]) == ("keep", "poisson")
+
+
+def test_traffic_needs_a_source(plan_path: str, capsys: Capture) -> None:
+    """Without a server, a saved answer or a log there is nothing to measure again and again."""
+    assert run(["evaluate", plan_path, "--every", "5"]) == 2
+    assert "--url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--log l.jsonl --url http://p:9090", "--url has no effect with --log"),
+        ("--log l.jsonl --input saved.json", "--input has no effect with --log"),
+        ("--log l.jsonl --gateway vllm", "--gateway has no effect with --log"),
+        ("--input saved.json --url http://p:9090", "--url has no effect with --input"),
+        ("--input saved.json --window 60", "--window has no effect with --input"),
+        ("--url http://localhost:abc --every 5", "Expected an address like http://prometheus:9090"),
+        ("--url http://p:9090 --gateway custom --every 5", "Expected --requests-metric"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    plan_path: str, capsys: Capture, words: str, message: str
+) -> None:
+    """What can't take effect, or never work, is refused at once instead of passed over."""
+    assert run(["evaluate", plan_path, *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_plan_without_servers_is_refused(plan: Plan, tmp_path: Path, capsys: Capture) -> None:
+    """Nothing runs that could be watched: that is said."""
+    path = tmp_path / "none.json"
+    none = plan.evaluations.of([])
+    replace(plan, bins=(), evaluations=none, status=Status.INFEASIBLE, unplaced=(0, 1, 2, 3)).save(path)
+    assert run(["evaluate", str(path), "--log", "l.jsonl"]) == 2
+    assert "no GPUs" in capsys.readouterr().err
+
+
+def test_traffic_goes_on_when_the_server_is_away(
+    plan_path: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking again and again survives a server that is away, and Ctrl-C ends it with exit code 130."""
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert run(["evaluate", plan_path, "--url", "http://127.0.0.1:9", "--every", "5"]) == 130
+    assert looks == [5.0, 5.0]
+    assert capsys.readouterr().err.count("can't be reached") == 2
+    assert run(["evaluate", plan_path, "--url", "http://127.0.0.1:9"]) == 2
+
+
+def test_traffic_goes_on_when_the_log_is_rotated(
+    plan_path: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that is away, empty, without a request or with only one is reported; the next look counts."""
+    log = tmp_path / "log.jsonl"
+    half = '{"time": 1000001600.0, "model": "a", "prom'
+    states = ["", half, line(START, "a") + "\n" + half, traffic(300) + half]
+
+    def sleep(_seconds: float) -> None:
+        if not states:
+            raise KeyboardInterrupt
+        log.write_text(states.pop(0))
+
+    monkeypatch.setattr("time.sleep", sleep)
+    words = ["evaluate", plan_path, "--log", str(log), "--window", "100", "--every", "5", "--json"]
+    assert run(words) == 130
+    out, err = capsys.readouterr()
+    first, _ = json.JSONDecoder().raw_decode(out)
+    assert first["advice"] == "keep"
+    for message in ("no such file", "is empty", "no line has a time", "longer than 0 s"):
+        assert err.count(message) == 1
+
+
+def test_traffic_goes_on_when_nothing_is_asked(
+    plan_path: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A latest window without requests is reported, not taken for a fleet without adapters."""
+    saved = tmp_path / "saved.json"
+    series = {"metric": {"requested_model": "a"}, "values": [[60, "60"], [120, "0"]]}
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
+    saved.write_text(
+        json.dumps({"window_s": 60, **dict.fromkeys(("requests", "input_tokens", "output_tokens"), answer)})
+    )
+
+    def sleep(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert run(["evaluate", plan_path, "--input", str(saved), "--every", "5"]) == 130
+    assert "no request was counted in the latest window" in capsys.readouterr().err
+    assert run(["evaluate", plan_path, "--input", str(saved)]) == 2
+
+
+def test_estimates_are_marked(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
+    """A verdict that rests on an estimated profile says so in each form of output; quiet says nothing."""
+    log = tmp_path / "log.jsonl"
+    log.write_text(traffic(300))
+    words = ["evaluate", plan_path, "--log", str(log), "--window", "100"]
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    assert "estimated, not calibrated" in out
+    assert "estimated, not calibrated" in err
+    assert run([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["calibrated"] is False
+    assert run([*words, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,67 @@
+"""`packer memory` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from packer.cli import run
+from packer.io.profiles import write_profile
+from packer.profile import Profile
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_memory_table_and_plot(tmp_path: Path, capsys: Capture) -> None:
+    """The table shows where the server stops starting, and the picture is drawn."""
+    plot = tmp_path / "memory.svg"
+    assert run(["memory", "--max-loras", "1..1024", "--max-lora-rank", "8..128", "--plot", str(plot)]) == 0
+    assert "no start" in capsys.readouterr().out
+    assert "slot rank 128" in plot.read_text("utf-8")
+
+
+def test_memory_agrees_with_the_twin(capsys: Capture) -> None:
+    """Every figure is the memory model's, and the largest number of slots is really the last that starts."""
+    from packer.io.profiles import load_profile
+    from packer.twin.memory.policy import kv_cache_tokens, memory_error
+
+    assert run(["memory", "--max-loras", "8,64", "--max-lora-rank", "16,128", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    profile = load_profile(found["profile"])
+    for row in found["rows"]:
+        tokens = kv_cache_tokens(profile, profile.settings(row["max_loras"], row["max_lora_rank"]))
+        assert row["kv_cache_tokens"] == max(0, tokens)
+    for rank, most in found["largest_max_loras"].items():
+        assert memory_error(profile, profile.settings(most, int(rank))) is None
+        assert memory_error(profile, profile.settings(most + 1, int(rank))) is not None
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--max-loras", "0..8"),
+        ("--max-loras", "8..1"),
+        ("--max-loras", "x"),
+        ("--max-lora-rank", "12"),
+        ("--max-loras", ""),
+    ],
+)
+def test_memory_refuses_bad_ranges(option: str, value: str, capsys: Capture) -> None:
+    """A range that means nothing is a usage error that shows the right form."""
+    assert run(["memory", option, value]) == 2
+    assert "expected" in capsys.readouterr().err
+
+
+def test_memory_says_whether_the_profile_is_measured(
+    toy_profile: Profile, tmp_path: Path, capsys: Capture
+) -> None:
+    """Scripts see whether a table of memory rests on an estimate."""
+    path = str(tmp_path / "toy.toml")
+    write_profile(toy_profile, path)
+    words = ["memory", "--max-loras", "8", "--max-lora-rank", "8", "--json"]
+    assert run([*words, "--profile", path]) == 0
+    assert json.loads(capsys.readouterr().out)["calibrated"] is False
+    assert run(words) == 0
+    assert json.loads(capsys.readouterr().out)["calibrated"] is True
