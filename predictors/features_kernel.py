@@ -12,7 +12,7 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.predictors.physics import Server, Traffic, capacity, operating_batch, slot_wait, step
-from packer.twin.kernel_state import FLAGS
+from packer.twin.flags import FLAGS
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from packer.twin.kernel_state import FLAGS
+from packer.twin.flags import FLAGS
 
 BLOCK = 128
 STRIDE = np.uint32(BLOCK)

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from packer.twin.flags import FLAGS
 from packer.twin.kernel_law import PER_WAITING, linear_ms, paper_ms
-from packer.twin.kernel_state import FLAGS
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from numba import njit
 
 from packer.predictors.features_kernel import fill
 from packer.predictors.kernels import walk_one
-from packer.twin.kernel_state import FLAGS
+from packer.twin.flags import FLAGS
 
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]

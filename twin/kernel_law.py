@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from numba import njit
 
 from packer.profile import LINEAR_TERMS
-from packer.twin.kernel_state import FLAGS, HISTOGRAM_BINS, HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, FloatArray
+from packer.twin.engine.state import FloatArray
+from packer.twin.flags import FLAGS
 
 PER_WAITING = LINEAR_TERMS.index("per_waiting_ms")
 
@@ -37,13 +36,6 @@ def paper_ms(c: FloatArray, b: int, pending: int, a: int, n_adapters: int) -> fl
     scheduling_ms: float = c[0] * b + c[1] * pending + c[2] * pending * a / n_adapters
     model_ms: float = (c[3] * b + c[4]) * (c[5] * a + c[6])
     return scheduling_ms + model_ms
-
-
-@njit(**FLAGS)
-def gap_bin(gap_s: float) -> int:
-    """Bin of the histogram that a gap between tokens falls into."""
-    k = int(math.log(gap_s * (1e3 / HISTOGRAM_FLOOR_MS)) * HISTOGRAM_PER_E)
-    return 0 if k < 0 else (HISTOGRAM_BINS - 1 if k >= HISTOGRAM_BINS else k)
 
 
 @njit(**FLAGS)

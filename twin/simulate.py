@@ -15,10 +15,10 @@ from packer.errors import ValidationError
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.profile import Profile
 from packer.settings import Settings
-from packer.twin import kernel_state as rows
-from packer.twin.engine import Raw, Server
+from packer.twin.engine import state as rows
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.served import served_share
+from packer.twin.server import Raw, Server
 from packer.workload import Workload
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Simulation:
     @property
     def sent(self) -> int:
         """Requests sent, those refused by the client's ceiling included."""
-        return int(self._total(rows.SENT))
+        return self._count(rows.SENT)
 
     @property
     def sent_tokens(self) -> float:
@@ -82,7 +82,7 @@ class Simulation:
     @property
     def refused(self) -> int:
         """Requests that the client could not send because too many were outstanding."""
-        return int(self._total(rows.REFUSED))
+        return self.sent - self._count(rows.TAKEN)
 
     @property
     def completed(self) -> int:
@@ -122,30 +122,31 @@ class Simulation:
     @property
     def preemptions(self) -> int:
         """Requests thrown out of the batch for lack of KV blocks, to be recomputed."""
-        return int(self._total(rows.PREEMPTIONS))
+        return self._count(rows.PREEMPTIONS)
 
     @property
     def adapter_loads(self) -> int:
         """Times that an adapter was brought into a slot."""
-        return int(self._total(rows.ADAPTER_LOADS))
+        return self._count(rows.ADAPTER_LOADS)
 
     @property
     def disk_loads(self) -> int:
         """Of these, how many came from disk."""
-        return int(self._total(rows.DISK_LOADS))
+        return self._count(rows.DISK_LOADS)
 
     @property
     def engine_steps(self) -> int:
         """Engine steps."""
-        return int(self._total(rows.STEPS))
+        return self._count(rows.STEP) + self._count(rows.IN_FLIGHT)
 
     @property
     def busy_share(self) -> float:
         """Part of the time in which the engine had something to do."""
-        return min(1.0, self._total(rows.BUSY_S) / self.duration_s)
+        busy_s = float(self.raw.floats[rows.BUSY_S]) if self.raw is not None else 0.0
+        return min(1.0, busy_s / self.duration_s)
 
-    def _total(self, row: int) -> float:
-        return float(self.raw.totals[row]) if self.raw is not None else 0.0
+    def _count(self, register: int) -> int:
+        return int(self.raw.ints[register]) if self.raw is not None else 0
 
     def _tokens(self, side: str) -> float:
         if self.raw is None:
@@ -260,7 +261,7 @@ class Simulation:
     @property
     def max_running(self) -> int:
         """Largest batch."""
-        return int(self._total(rows.PEAK_RUNNING))
+        return self._count(rows.PEAK_RUNNING)
 
     def _mean_state(self, column: int) -> float:
         return (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from packer.twin import kernel_state as rows
+from packer.twin.engine import state as rows
 
 if TYPE_CHECKING:
     import polars as pl

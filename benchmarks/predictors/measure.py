@@ -38,7 +38,7 @@ from packer.predictors.scenarios import scenario
 from packer.predictors.shipped import KINDS, shipped_model
 from packer.predictors.targets import OUTPUTS
 from packer.profile import Profile
-from packer.twin.kernel_state import FLAGS
+from packer.twin.flags import FLAGS
 from packer.twin.until_clear import evaluate_until_clear
 from packer.workload import Workload
 

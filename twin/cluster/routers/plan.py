@@ -10,7 +10,7 @@ from numba import njit
 from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.routers.base import FloatArray, IntArray
-from packer.twin.kernel_state import FLAGS
+from packer.twin.flags import FLAGS
 from packer.workload import Workload
 
 

@@ -1,0 +1,119 @@
+"""The second half of vLLM's `Scheduler.schedule`: waiting requests join the batch, in order of arrival.
+
+Requests whose adapter finds no slot are passed over (`skipped_waiting_requests`); the first that finds no KV
+blocks ends the walk. Nothing is admitted in a step that preempted (`if not preempted_reqs`).
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from packer.twin.engine.containers import count_before, fenwick_add, link_last
+from packer.twin.engine.schedule import blocks_of
+from packer.twin.engine.slots import bring, join, make_room
+from packer.twin.engine.state import (
+    ACTIVE, BLOCKS, BLOCK_SIZE, CONTEXT, ENDED, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
+    IN_BATCH, KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, NEXT, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
+    RUNNING, SCANNED, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED,
+    WAITING, FloatArray, IntArray,
+)  # fmt: skip
+from packer.twin.engine.waiting import place, take_first
+from packer.twin.flags import ENGINE_FLAGS
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def next_adapter(ints: IntArray, adapters: IntArray, heaps: IntArray) -> int:
+    """Row of the adapter whose first request is admissible next; 0 if none finds a slot."""
+    a = 0
+    if ints[HEAP_ACTIVE] > 0:
+        a = heaps[1, 0]
+    if ints[HEAP_IDLE] > 0 and ints[ACTIVE] < ints[SLOTS]:
+        e = heaps[0, 0]
+        if a == 0 or adapters[e, FIRST_KEY] < adapters[a, FIRST_KEY]:
+            a = e
+    return a
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def fits(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, tokens: int) -> int:
+    """KV blocks that admitting a request of adapter row `a` takes, -1 if there are too few."""
+    blocks: int = blocks_of(tokens, ints[BLOCK_SIZE])
+    if adapters[a, RESIDENT] == 0:
+        blocks += sizes[a, BLOCKS]
+    if ints[USED] + blocks > ints[KV_BLOCKS]:
+        make_room(ints, adapters, sizes, blocks, a)
+        if ints[USED] + blocks > ints[KV_BLOCKS]:
+            return -1
+    return blocks
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def admit_one(
+    ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
+    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, loading: FloatArray, r: int,
+    a: int, tokens: int, take: int,
+) -> None:  # fmt: skip
+    """Request `r` joins the batch, with `take` of its `tokens` in this step."""
+    if tree.size > 1 and requests[r, KEY] >= 0:
+        fenwick_add(tree, requests[r, KEY], -1)
+    take_first(ints, requests, adapters, r, a)
+    if adapters[a, IN_BATCH] == 0:
+        bring(ints, floats, adapters, sizes, loading, a)
+    join(ints, adapters, sizes, classes, a)
+    place(ints, adapters, heaps, a)
+    ints[RUNNING] += 1
+    link_last(links, OLDER, ints[SENTINEL], r)
+    requests[r, CONTEXT] = tokens
+    ints[STEP_PREFILL] += take
+    if take < tokens:
+        ints[PARTIAL], ints[PARTIAL_DONE] = r + 1, take
+    else:
+        requests[r, NEXT] = ints[ENDED]
+        ints[ENDED] = r + 1
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def admit(
+    ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
+    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, loading: FloatArray,
+) -> None:  # fmt: skip
+    """Admit what slots, KV blocks, sequences and the token budget allow; sets LOAD_MS and SCANNED."""
+    floats[LOAD_MS] = 0.0
+    ints[SCANNED] = 0
+    if ints[WAITING] > 0 and ints[STEP_PREEMPTED] == 0:
+        last_key = -1  # of the last request looked at
+        budget = ints[TOKEN_BUDGET] - ints[STEP_DECODES] - ints[STEP_PREFILL]
+        while budget > 0 and ints[RUNNING] < ints[MAX_SEQS] and ints[PARTIAL] == 0:
+            a = next_adapter(ints, adapters, heaps)
+            if a == 0:
+                ints[SCANNED] = ints[WAITING]  # all were looked at, none found a slot
+                last_key = -1
+                break
+            r = adapters[a, HEAD] - 1
+            last_key = requests[r, KEY]
+            tokens = requests[r, PROMPT] + requests[r, GENERATED]
+            take = min(tokens, budget)
+            blocks = fits(ints, adapters, sizes, a, take)
+            if blocks < 0:
+                break
+            ints[USED] += blocks
+            admit_one(
+                ints,
+                floats,
+                requests,
+                links,
+                adapters,
+                sizes,
+                classes,
+                heaps,
+                tree,
+                loading,
+                r,
+                a,
+                tokens,
+                take,
+            )
+            budget -= take
+        # Preempted requests (keys < 0) are never passed over: they come first, and their slots are free.
+        if tree.size > 1 and last_key > 0 and ints[HEAP_IDLE] > 0 and ints[ACTIVE] >= ints[SLOTS]:
+            ints[SCANNED] = count_before(tree, last_key)

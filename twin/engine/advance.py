@@ -1,0 +1,71 @@
+"""The step loop of one vLLM V1 engine with LoRA adapters, resumable at any time.
+
+A step has a beginning (arrivals, schedule, duration) and an end (tokens). In between, a cluster's router sees
+the server as it is during the step. All parts are inlined here into one function: a call per part and step,
+with all these arrays, would cost as much as the step.
+
+Numba notices changes of this file only: after one of the others in this folder or in `packer.twin.law`, delete
+`twin/engine/__pycache__/*.nb*`.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from packer.twin.engine.admit import admit
+from packer.twin.engine.arrive import arrive
+from packer.twin.engine.charge import charge
+from packer.twin.engine.emit import emit
+from packer.twin.engine.schedule import schedule_running
+from packer.twin.engine.state import (
+    BLOCK_SIZE, BUCKET, END_S, EXHAUSTED, IN_FLIGHT, NEXT_S, NOW, PHASE, RING, RUNNING, RUN_S, STEP,
+    WAITING, ServerState,
+)  # fmt: skip
+from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.law.law import Law
+
+
+@njit(**ENGINE_FLAGS)
+def advance(state: ServerState, law: Law, until_s: float) -> None:
+    """Execute every step that starts strictly before `until_s`; finish those that end by then.
+
+    A step that would start exactly at `until_s` waits: it must see what arrives then. May be called again and
+    again, with requests offered in between; how a run is cut changes nothing. With `until_s` = RUN_S all that
+    was sent has arrived. Returns early with EXHAUSTED if a stream has no rows left.
+    """
+    (ints, floats, stream_s, requests, times, status, links, adapters, sizes, classes, heaps, phase, tree,
+     histogram, timeline, vector, means) = state  # fmt: skip
+    coefficients, settings, loading = law
+    while True:
+        # ---- the step in flight ends
+        over = False
+        if ints[IN_FLIGHT] == 1:
+            if floats[END_S] > until_s:
+                over = True
+            else:
+                floats[NOW] = floats[END_S]
+                emit(
+                    ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase,
+                    histogram,
+                )  # fmt: skip
+                ints[IN_FLIGHT] = 0
+                ints[STEP] += 1
+                ints[PHASE] = ints[PHASE] + 1 if ints[PHASE] + 1 < ints[BLOCK_SIZE] else 0
+                ints[BUCKET] = ints[BUCKET] + 1 if ints[BUCKET] + 1 < ints[RING] else 0
+        # ---- an idle engine jumps to the next arrival
+        if ints[RUNNING] == 0 and ints[WAITING] == 0 and floats[NOW] < floats[NEXT_S] < until_s:
+            floats[NOW] = floats[NEXT_S]
+        idle = ints[RUNNING] == 0 and ints[WAITING] == 0 and floats[NEXT_S] >= until_s
+        over = over or idle or floats[NOW] >= until_s
+        if over and until_s < floats[RUN_S]:
+            return
+        # ---- the next step begins
+        now = until_s if over else floats[NOW]
+        if floats[NEXT_S] <= now:
+            arrive(ints, floats, stream_s, requests, times, status, adapters, heaps, tree, now)
+        if over or ints[EXHAUSTED] == 1:
+            return
+        schedule_running(ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase)
+        admit(ints, floats, requests, links, adapters, sizes, classes, heaps, tree, loading)
+        charge(ints, floats, timeline, vector, means, coefficients, settings)
+        ints[IN_FLIGHT] = 1

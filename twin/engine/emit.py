@@ -1,0 +1,106 @@
+"""The end of a step: tokens come out, prefills turn into decodes, finished requests leave.
+
+Mirrors vLLM's `Scheduler.update_from_output`. A running decode is never touched one by one: it sits in the
+bucket of the step in which it will finish, and in a counter of the phase in which it takes its next KV block.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import njit
+
+from packer.twin.engine.containers import link_last, unlink
+from packer.twin.engine.schedule import blocks_of, phase_of
+from packer.twin.engine.slots import leave
+from packer.twin.engine.state import (
+    BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DT, DUE_AFTER, DUE_BEFORE, ENDED, FINISH,
+    FINISHED, FIRST, GENERATED, HEAD, HISTOGRAM_BINS, HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, IN_BATCH, LAST,
+    NEXT, NOW, OLDER, OUTPUT, OWNER, RING, RUNNING, SENTINEL, START, STEP, STEP_DECODES, USED, ByteArray,
+    FloatArray, IntArray,
+)  # fmt: skip
+from packer.twin.engine.waiting import place
+from packer.twin.flags import ENGINE_FLAGS
+
+
+@njit(**ENGINE_FLAGS)
+def gap_bin(gap_s: float) -> int:
+    """Bin of the histogram that a gap between tokens falls into."""
+    k = int(math.log(gap_s * (1e3 / HISTOGRAM_FLOOR_MS)) * HISTOGRAM_PER_E)
+    return 0 if k < 0 else (HISTOGRAM_BINS - 1 if k >= HISTOGRAM_BINS else k)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def start_decode(
+    ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
+    phase: IntArray, histogram: IntArray, r: int,
+) -> None:  # fmt: skip
+    """The prefill of request `r` ended with this step, its first token (or next, if preempted) comes out."""
+    now = floats[NOW]
+    if requests[r, GENERATED] == 0:
+        times[r, FIRST] = now
+    else:
+        histogram[gap_bin(now - times[r, LAST])] += 1
+    requests[r, START] = ints[STEP]
+    ints[DECODES] += 1
+    ints[CONTEXT_TOKENS] += requests[r, CONTEXT]
+    phase[phase_of(requests, r, ints[BLOCK_SIZE])] += 1
+    due = ints[BUCKET] + requests[r, OUTPUT] - requests[r, GENERATED] - 1
+    if due >= ints[RING]:
+        due -= ints[RING]
+    link_last(links, DUE_BEFORE, ints[SENTINEL] + due, r)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def complete(
+    ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
+    links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
+    phase: IntArray, r: int,
+) -> None:  # fmt: skip
+    """Request `r` got its last token: its blocks are free, its adapter may leave the batch."""
+    block_size = ints[BLOCK_SIZE]
+    unlink(links, DUE_BEFORE, r)
+    unlink(links, OLDER, r)
+    a = requests[r, OWNER] + 1
+    times[r, FINISH] = floats[NOW]
+    status[r] = FINISHED
+    size = requests[r, CONTEXT] + ints[STEP] - requests[r, START]
+    ints[USED] -= blocks_of(size, block_size)
+    ints[CONTEXT_TOKENS] -= size
+    phase[phase_of(requests, r, block_size)] -= 1
+    ints[DECODES] -= 1
+    ints[RUNNING] -= 1
+    leave(ints, adapters, sizes, classes, a)
+    if adapters[a, IN_BATCH] == 0 and adapters[a, HEAD] > 0:
+        place(ints, adapters, heaps, a)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def emit(
+    ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
+    links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
+    phase: IntArray, histogram: IntArray,
+) -> None:  # fmt: skip
+    """Tokens come out at NOW, the end of the step."""
+    if ints[STEP_DECODES] > 0:
+        histogram[gap_bin(floats[DT])] += ints[STEP_DECODES]
+    while ints[ENDED] > 0:
+        r = ints[ENDED] - 1
+        ints[ENDED] = requests[r, NEXT]
+        start_decode(ints, floats, requests, times, links, phase, histogram, r)
+    bucket = ints[SENTINEL] + ints[BUCKET]
+    while links[bucket, DUE_AFTER] != bucket:
+        complete(
+            ints,
+            floats,
+            requests,
+            times,
+            status,
+            links,
+            adapters,
+            sizes,
+            classes,
+            heaps,
+            phase,
+            links[bucket, DUE_AFTER],
+        )

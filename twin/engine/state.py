@@ -1,0 +1,162 @@
+"""The memory of one simulated server: names of registers and columns, and the arrays that hold them.
+
+Everything is an array of one type, so that a cluster can keep many servers in arrays with a further axis and
+pass views of them. Zeros are an empty server (but for the rings of `links`): memory that no request reaches is
+never touched. Links to requests are stored as number + 1, and adapter `a` has row a + 1, so that 0 is "none".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+ByteArray = npt.NDArray[np.int8]
+
+NO_LIMIT = 2**60
+HISTOGRAM_BINS = 2400
+HISTOGRAM_FLOOR_MS = 0.01
+HISTOGRAM_PER_E = 140.0  # bins per factor e: a resolution of 0.7 %
+
+# ---- registers of whole numbers, `ints`
+# Settings. SERVED: adapters of the whole server; HOST_PLACES: adapters that host memory holds; TRACK_HOST 0:
+# all adapters are in host memory from the start. STREAM 1: requests are sent at `stream_s` and take the rows
+# in order as they are accepted; 0: the inbox holds rows. SENTINEL: first of the RING rows of `links` that head
+# the server's rings.
+(SLOTS, SLOT_RANK, KV_BLOCKS, BLOCK_SIZE, TOKEN_BUDGET, MAX_SEQS, MAX_OUTSTANDING, SERVED, HOST_PLACES,
+ TRACK_HOST, STREAM, SENTINEL, RING) = range(13)  # fmt: skip
+# Requests on their way: the inbox (offered, not yet arrived) and what became of those that arrived. EXHAUSTED
+# 1: more requests were accepted than there are rows.
+(INBOX, INBOX_LAST, INBOX_COUNT, SENT, TAKEN, EXHAUSTED) = range(13, 19)
+# Waiting requests: number, prompt tokens, key of the next one put in front, sizes of the two heaps.
+(WAITING, WAITING_PROMPT, FRONT, HEAP_IDLE, HEAP_ACTIVE) = range(19, 24)
+# The batch: running requests, those that decode, KV blocks in use (those of adapters included), context
+# tokens of the decodes, distinct adapters, sum of their ranks, sum of the ranks of the requests, class of the
+# largest rank; the request whose prefill is cut by the token budget and how many of its tokens are done.
+(RUNNING, DECODES, USED, CONTEXT_TOKENS, ACTIVE, ACTIVE_RANKS, REQUEST_RANKS, LARGEST, PARTIAL,
+ PARTIAL_DONE) = range(24, 34)  # fmt: skip
+# Adapters in slots and in host memory.
+(RESIDENTS, ON_HOST_COUNT) = range(34, 36)
+# The step: its number, that number modulo BLOCK_SIZE and RING, whether it is being executed, what it computes,
+# how many requests it preempted and passed over, and the requests whose prefill it ends.
+(STEP, PHASE, BUCKET, IN_FLIGHT, STEP_DECODES, STEP_PREFILL, STEP_PREEMPTED, SCANNED, ENDED) = range(36, 45)
+# Totals.
+(PREEMPTIONS, ADAPTER_LOADS, DISK_LOADS, PEAK_BLOCKS, PEAK_RUNNING) = range(45, 50)
+N_INTS = 50
+
+# ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the
+# next arrival (infinite if none is known); duration of the step, s, and of its loads, ms; totals; width of the
+# timeline's bins; end of the run.
+(NOW, END_S, NEXT_S, DT, LOAD_MS, BUSY_S, LOAD_S, BIN_S, RUN_S) = range(9)
+N_FLOATS = 9
+
+# ---- columns of `requests`: adapter, lengths, tokens that came out, step in which the last prefill ended,
+# tokens of that prefill, place in the order of waiting requests, the next one in whatever list it is in.
+(OWNER, PROMPT, OUTPUT, GENERATED, START, CONTEXT, KEY, NEXT) = range(8)
+# ---- columns of `times`, s: first token, finish (NaN until they happen), last token before a preemption, sent.
+(FIRST, FINISH, LAST, SENT_AT) = range(4)
+# ---- `status` of a request; anything else: not arrived, or refused.
+(ACCEPTED, FINISHED) = (1, 2)
+# ---- columns of `links`: running requests by admission; requests that finish in the same step.
+(OLDER, NEWER, DUE_BEFORE, DUE_AFTER) = range(4)
+# ---- columns of `adapters`: running requests; whether in a slot, in host memory; key of its first waiting
+# request, the heap that it is in (0: none) and its place there; its FIFO of waiting requests; rings by last
+# use of the adapters outside the batch that are in slots, and in host memory; requests refused.
+(IN_BATCH, RESIDENT, ON_HOST, FIRST_KEY, HEAP, PLACE, HEAD, TAIL, IDLE_BEFORE, IDLE_AFTER, HOST_BEFORE,
+ HOST_AFTER, REFUSED) = range(13)  # fmt: skip
+# ---- columns of `sizes`: rank, KV blocks while in a slot (0 unless memory is unified), class of the rank.
+(RANK, BLOCKS, RANK_CLASS) = range(3)
+# ---- columns of `classes` (distinct ranks, ascending, from row 1): adapters in the batch, the rank.
+(MEMBERS, CLASS_RANK) = range(2)
+# ---- columns of `timeline`: integrals over each bin, except the last three, which are counts.
+(T_BUSY, T_RUNNING, T_WAITING, T_KV, T_ADAPTERS, T_PREFILL, T_DECODE, T_PREEMPTED) = range(8)
+
+
+class ServerState(NamedTuple):
+    """One server between two steps, or during one.
+
+    For n requests and m adapters: ints (N_INTS,), floats (N_FLOATS,); stream_s (arrivals,), empty unless
+    STREAM; requests int64 (n, 8), times float64 (n, 4), status int8 (n,), links int64 (n + RING, 4): may be
+    shared by the servers of a cluster, which then each have their own RING rows of `links`; adapters int64
+    (m + 1, 13), sizes int64 (m + 1, 3), classes int64 (distinct ranks + 1, 2); heaps int64 (2, m): adapters
+    with waiting requests by the first of these, those outside the batch and those in it; phase int64
+    (BLOCK_SIZE,): decodes by the step, modulo BLOCK_SIZE, in which they need a block; tree int64 (n + 1,) or
+    (1,): counts waiting requests by key if the step law needs those passed over; histogram int64
+    (HISTOGRAM_BINS,) of gaps between tokens; timeline float64 (bins, 8); vector float64 (terms,): what the
+    terms of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`.
+    """
+
+    ints: IntArray
+    floats: FloatArray
+    stream_s: FloatArray
+    requests: IntArray
+    times: FloatArray
+    status: ByteArray
+    links: IntArray
+    adapters: IntArray
+    sizes: IntArray
+    classes: IntArray
+    heaps: IntArray
+    phase: IntArray
+    tree: IntArray
+    histogram: IntArray
+    timeline: FloatArray
+    vector: FloatArray
+    means: FloatArray
+
+
+def sizes_of(ranks: IntArray, blocks: IntArray) -> tuple[IntArray, IntArray]:
+    """`sizes` and empty `classes` (see `ServerState`) of adapters with these ranks and KV blocks, (m,) each."""
+    distinct, number = np.unique(ranks, return_inverse=True)
+    sizes = np.zeros((len(ranks) + 1, 3), dtype=np.int64)
+    sizes[1:] = np.column_stack([ranks, blocks, number.ravel() + 1])
+    classes = np.zeros((len(distinct) + 1, 2), dtype=np.int64)
+    classes[1:, CLASS_RANK] = distinct
+    return sizes, classes
+
+
+def new_links(n: int, ring: int, servers: int = 1) -> IntArray:
+    """`links` for n requests and empty rings of `servers` servers, whose SENTINELs are n, n + ring, …"""
+    links = np.empty((n + ring * servers, 4), dtype=np.int64)
+    links[n:] = np.arange(n, len(links))[:, None]
+    return links
+
+
+def new_state(
+    n: int, sizes: IntArray, classes: IntArray, settings: dict[int, int], *, longest_output: int,
+    run_s: float, bin_s: float, count_waiting: bool, terms: int, mean_state: bool = False,
+) -> ServerState:  # fmt: skip
+    """An idle server with memory for n requests.
+
+    `settings`: values of the registers SLOTS … TRACK_HOST. `count_waiting`: the step law needs the number of
+    requests passed over. `terms` of the linear step law; `mean_state`: sum up the state that tokens see.
+    """
+    ring = longest_output + 2
+    ints = np.zeros(N_INTS, dtype=np.int64)
+    for register, value in {**settings, SENTINEL: n, RING: ring}.items():
+        ints[register] = value
+    floats = np.zeros(N_FLOATS)
+    floats[NEXT_S], floats[BIN_S], floats[RUN_S] = np.inf, bin_s, run_s
+    bins = int(np.nextafter(run_s, 0.0) / bin_s) + 1
+    return ServerState(
+        ints=ints,
+        floats=floats,
+        stream_s=np.zeros(0),
+        requests=np.empty((n, 8), dtype=np.int64),
+        times=np.empty((n, 4)),
+        status=np.zeros(n, dtype=np.int8),
+        links=new_links(n, ring),
+        adapters=np.zeros((len(sizes), 13), dtype=np.int64),
+        sizes=sizes,
+        classes=classes,
+        heaps=np.zeros((2, len(sizes) - 1), dtype=np.int64),
+        phase=np.zeros(settings[BLOCK_SIZE], dtype=np.int64),
+        tree=np.zeros(n + 1 if count_waiting else 1, dtype=np.int64),
+        histogram=np.zeros(HISTOGRAM_BINS, dtype=np.int64),
+        timeline=np.zeros((bins, 8)),
+        vector=np.zeros(terms),
+        means=np.zeros(terms + 2 if mean_state else 0),
+    )

@@ -1,0 +1,186 @@
+"""One server: from a workload and a profile to the engine's memory, and back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.arrival import RequestTrace
+from packer.profile import LINEAR_TERMS, Profile
+from packer.settings import Settings
+from packer.twin.arrivals import Marks, draw_marks, draw_times
+from packer.twin.engine import state as rows
+from packer.twin.engine.advance import advance
+from packer.twin.law.law import law_of
+from packer.twin.memory.policy import memory_policy
+from packer.workload import Workload
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+LIKELY_REQ_S = 64.0
+"""Requests per second that hardly any server completes: marks are drawn for so many, more if they run out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """What the kernel returned.
+
+    `requests`: those accepted, in order of arrival, with `first_s`, `finish_s` (NaN where it did not happen)
+    and `finished`. `refused` (m,): how many the client could not send, by adapter. `sent_tokens`: input +
+    output tokens of all requests sent, refused ones included (at their mean where their lengths were never
+    drawn).
+    """
+
+    requests: RequestTrace
+    refused: IntArray
+    sent_tokens: float
+    first_s: FloatArray
+    finish_s: FloatArray
+    finished: npt.NDArray[np.bool_]
+    ints: IntArray
+    floats: FloatArray
+    histogram: IntArray
+    timeline: FloatArray
+    means: FloatArray
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server of a workload, as the kernel takes it."""
+
+    workload: Workload
+    profile: Profile
+    settings: Settings
+    kv_cache_tokens: int
+    max_outstanding: int | None
+    mean_state: bool = False
+
+    @property
+    def kv_blocks(self) -> int:
+        """Blocks of the KV cache."""
+        return self.kv_cache_tokens // self.profile.engine.block_size
+
+    def adapter_blocks(self) -> IntArray:
+        """KV blocks that each adapter takes while it is on the GPU, int64 (m,)."""
+        return memory_policy(self.profile).adapter_blocks(self.profile, self.workload.ranks)
+
+    def longest_request(self) -> int:
+        """Input + output tokens of the longest request that the server takes."""
+        room = (self.kv_blocks - int(self.adapter_blocks().max())) * self.profile.engine.block_size
+        return min(self.profile.engine.max_model_len, room)
+
+    def run(self, duration_s: float, seed: int, timeline_bin_s: float) -> Raw:
+        """Simulate. The same seed sends the same requests, whatever the server."""
+        time_s, adapter = draw_times(self.workload, duration_s, seed)
+        enough = len(time_s)
+        if adapter is None and self.max_outstanding is not None:
+            enough = min(enough, self.max_outstanding + math.ceil(LIKELY_REQ_S * duration_s))
+        while True:
+            marks = self._clipped(draw_marks(self.workload, adapter, enough, seed))
+            state = self.state(marks, duration_s, timeline_bin_s)
+            if adapter is None:
+                state = with_stream(state, time_s)
+            else:
+                fill_inbox(state, time_s)
+            advance(state, law_of(self.profile), duration_s)
+            if not state.ints[rows.EXHAUSTED]:
+                return self._raw(state, marks, seed)
+            enough = min(len(time_s), 2 * enough)
+
+    def _clipped(self, marks: Marks) -> Marks:
+        """The server takes no longer requests: longer prompts and outputs are cut."""
+        longest = self.longest_request()
+        if not len(marks.adapter) or int((marks.input_tokens + marks.output_tokens).max()) <= longest:
+            return marks
+        prompt = np.minimum(marks.input_tokens, longest - 1)
+        return Marks(marks.adapter, prompt, np.minimum(marks.output_tokens, longest - prompt))
+
+    def state(self, marks: Marks, duration_s: float, timeline_bin_s: float) -> rows.ServerState:
+        """The idle server, with rows for the requests of these marks that are still to be sent."""
+        profile, engine, m = self.profile, self.profile.engine, len(self.workload)
+        scanning = (
+            profile.latency.form == "linear" and "per_waiting_scanned_ms" in profile.latency.coefficients
+        )
+        # vLLM refuses to start with max_cpu_loras < max_loras.
+        places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
+        settings = {
+            rows.SLOTS: self.settings.max_loras,
+            rows.SLOT_RANK: self.settings.max_lora_rank,
+            rows.KV_BLOCKS: self.kv_blocks,
+            rows.BLOCK_SIZE: engine.block_size,
+            rows.TOKEN_BUDGET: engine.max_num_batched_tokens,
+            rows.MAX_SEQS: engine.max_num_seqs,
+            rows.MAX_OUTSTANDING: rows.NO_LIMIT if self.max_outstanding is None else self.max_outstanding,
+            rows.SERVED: m,
+            rows.HOST_PLACES: places,
+            rows.TRACK_HOST: int(profile.loading.cold_start or places < m),
+        }
+        state = rows.new_state(
+            len(marks.adapter),
+            *rows.sizes_of(self.workload.ranks, self.adapter_blocks()),
+            settings,
+            longest_output=int(marks.output_tokens.max()) if len(marks.adapter) else 1,
+            run_s=duration_s,
+            bin_s=timeline_bin_s,
+            count_waiting=scanning,
+            terms=len(LINEAR_TERMS),
+            mean_state=self.mean_state,
+        )
+        state.requests[:, rows.OWNER] = marks.adapter
+        state.requests[:, rows.PROMPT] = marks.input_tokens
+        state.requests[:, rows.OUTPUT] = marks.output_tokens
+        return state
+
+    def _raw(self, state: rows.ServerState, marks: Marks, seed: int) -> Raw:
+        n_taken, n_refused = int(state.ints[rows.TAKEN]), int(state.ints[rows.SENT] - state.ints[rows.TAKEN])
+        streamed = bool(state.ints[rows.STREAM])
+        dense = streamed or not n_refused
+        taken = slice(n_taken) if dense else np.flatnonzero(state.status)
+        prompt, output = marks.input_tokens[taken], marks.output_tokens[taken]
+        refused = state.adapters[1:, rows.REFUSED].copy()
+        if streamed:
+            workload = self.workload
+            refused = np.random.default_rng(seed).multinomial(n_refused, workload.rates / workload.rate)
+            sent_tokens = (
+                int(prompt.sum() + output.sum()) + n_refused * workload.offered_tok_s / workload.rate
+            )
+        else:
+            sent_tokens = float(marks.input_tokens.sum() + marks.output_tokens.sum())
+        sent_s, first_s, finish_s = (
+            state.times[taken, k].copy() for k in (rows.SENT_AT, rows.FIRST, rows.FINISH)
+        )
+        return Raw(
+            RequestTrace(sent_s, marks.adapter[taken], prompt, output),
+            refused,
+            sent_tokens,
+            first_s,
+            finish_s,
+            state.status[taken] == rows.FINISHED,
+            state.ints,
+            state.floats,
+            state.histogram,
+            state.timeline,
+            state.means,
+        )
+
+
+def with_stream(state: rows.ServerState, time_s: FloatArray) -> rows.ServerState:
+    """The server with requests sent at these times, whose marks go to those that are accepted, in order."""
+    state.ints[rows.STREAM] = 1
+    if len(time_s):
+        state.floats[rows.NEXT_S] = time_s[0]
+    return state._replace(stream_s=np.ascontiguousarray(time_s))
+
+
+def fill_inbox(state: rows.ServerState, time_s: FloatArray) -> None:
+    """Offer all rows, sent at these times, at once."""
+    n = len(time_s)
+    if n:
+        state.times[:, rows.SENT_AT] = time_s
+        state.requests[:, rows.NEXT] = np.arange(2, n + 2)
+        state.requests[-1, rows.NEXT] = 0
+        state.ints[[rows.INBOX, rows.INBOX_LAST, rows.INBOX_COUNT]] = 1, n, n
+        state.floats[rows.NEXT_S] = time_s[0]
