@@ -1,6 +1,6 @@
 """A calibrated description of one (base model, GPU, engine version, engine settings).
 
-The arithmetic on these numbers is in `packer.twin.latency` and `packer.twin.memory`; files are read and
+The arithmetic on these numbers is in `packer.twin.law` and `packer.twin.memory`; files are read and
 written by `packer.io.profiles`.
 """
 
@@ -16,6 +16,7 @@ from packer import checks
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
 from packer.settings import Pool, Settings, Slots
+from packer.terms import LINEAR_TERMS, PAPER_TERMS
 
 _MOST_BYTES = 1e15
 _MOST_MS = 1e9
@@ -133,36 +134,11 @@ class MemorySpec:
         return SETTINGS_KINDS[self.policy]
 
 
-LINEAR_TERMS = (
-    "base_ms",
-    "per_decode_ms",
-    "per_prefill_token_ms",
-    "prefill_step_ms",
-    "first_adapter_ms",
-    "per_adapter_ms",
-    "per_rank_ms",
-    "per_slot_ms",
-    "per_slot_rank_ms",
-    "per_lora_token_ms",
-    "per_adapter_token_ms",
-    "per_adapter_prefill_token_ms",
-    "per_slot_token_ms",
-    "per_kv_token_ms",
-    "beyond_graph_step_ms",
-    "per_token_beyond_graph_ms",
-    "per_waiting_scanned_ms",
-    "per_slot_rank_token_ms",
-    "per_waiting_ms",
-)
-"""Terms of the linear step law, in the kernel's order; `packer.twin.latency` says what each multiplies."""
-
-PAPER_TERMS = ("k1", "k2", "k3", "k4", "k5", "k6", "k7")
-"""Terms of the paper's step law: arXiv 2602.24044, equation (1)."""
-
-
 @dataclass(frozen=True)
 class LatencySpec:
-    """The step law: `form` "linear" or "paper", its coefficients, and the largest batch with a CUDA graph."""
+    """The step law: `form` "linear" or "paper", coefficients by the names of `packer.terms`, largest batch with a
+    CUDA graph.
+    """
 
     form: Literal["linear", "paper"]
     coefficients: Mapping[str, float]

@@ -17,7 +17,7 @@ from packer.lengths import Lengths, length_moments, normal_grid
 from packer.predictors.features_kernel import fill, group_of
 from packer.predictors.trees_kernel import FleetArrays
 from packer.profile import Profile
-from packer.twin.latency import coefficient_vector
+from packer.twin.law.law import coefficient_vector
 from packer.twin.memory.policy import kv_cache_tokens_many
 from packer.workload import Workload
 

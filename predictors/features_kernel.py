@@ -1,6 +1,6 @@
 """Features of many bins at once, compiled by Numba; `tests/oracles/naive_predictors.py` is the slow oracle.
 
-Numba notices changes of this file only: after one of physics.py or packer.twin.kernel_law clear its cache.
+Numba notices changes of this file only: after one of physics.py or packer.twin.law clear its cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from numba import njit
 
 from packer.predictors.physics import Server, Traffic, capacity, operating_batch, slot_wait, step
 from packer.twin.flags import FLAGS
+from packer.twin.law.linear import N_TERMS
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -101,6 +102,7 @@ def fill(
     by_load = np.zeros((MAX_GROUPS, 4))
     groups = np.zeros((5, MAX_GROUPS))
     sums = np.zeros(11)
+    vector = np.empty(N_TERMS)
     for b in range(slots.size):
         start, end = indptr[b], indptr[b + 1]
         n = float(end - start)
@@ -114,7 +116,7 @@ def fill(
         load_ms = engine[5] + engine[6] * sums[RANK] / n
         if n > engine[4]:
             load_ms += (engine[7] + engine[8] * sums[RANK] / n) * (1.0 - engine[4] / n)
-        server = Server(law, paper, engine[0], slots[b], slot_rank[b], load_ms)
+        server = Server(law, paper, engine[0], slots[b], slot_rank[b], load_ms, vector)
         traffic = Traffic(n, prompt, output, held, demand, groups, k)
 
         fits = max(kv_tokens[b], 1.0) / held

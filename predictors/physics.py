@@ -7,7 +7,7 @@ running requests). The largest rate over the B that fit into the KV cache is the
 rate is the offered one is where it works. Adapters are grouped by load (factors of two), so that the work does
 not grow with their number.
 
-Numba notices changes of this file only: after one of packer.twin.kernel_law clear its cache.
+Numba notices changes of this file only: after one of packer.twin.law clear its cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.twin.flags import FLAGS
-from packer.twin.kernel_law import PER_WAITING, linear_ms, paper_ms
+from packer.twin.law.linear import linear_ms, state_vector
+from packer.twin.law.paper import paper_ms
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -34,7 +35,10 @@ MOST_RUNNING = 60.0  # of one adapter: exp() beyond it says nothing new
 
 
 class Server(NamedTuple):
-    """One server; `law`: vector of coefficients, `load_ms`: time to bring one adapter into a slot."""
+    """One server; `law`: vector of coefficients, `load_ms`: time to bring one adapter into a slot.
+
+    `vector` float64 (terms of the linear law,): room to work in.
+    """
 
     law: FloatArray
     paper: bool
@@ -42,6 +46,7 @@ class Server(NamedTuple):
     slots: float
     slot_rank: float
     load_ms: float
+    vector: FloatArray
 
 
 class Traffic(NamedTuple):
@@ -98,15 +103,16 @@ def step(
     else:
         some = 1.0 - math.exp(-admitted)
         context = batch * traffic.held
-        with_prompt = linear_ms(
-            server.law, batch, admitted * traffic.prompt / some, adapters, ranks, server.slots,
-            server.slot_rank, context, scanned, server.graph_max,
+        state_vector(
+            server.vector, batch, admitted * traffic.prompt / some, adapters, ranks, server.slots,
+            server.slot_rank, context, scanned, waiting, server.graph_max,
         )  # fmt: skip
-        without = linear_ms(
-            server.law, batch, 0.0, adapters, ranks, server.slots, server.slot_rank, context, scanned,
-            server.graph_max,
+        with_prompt = linear_ms(server.law, server.vector)
+        state_vector(
+            server.vector, batch, 0.0, adapters, ranks, server.slots, server.slot_rank, context, scanned,
+            waiting, server.graph_max,
         )  # fmt: skip
-        ms = some * with_prompt + (1.0 - some) * without + server.law[PER_WAITING] * waiting
+        ms = some * with_prompt + (1.0 - some) * linear_ms(server.law, server.vector)
     # Loads stall the step. At this batch only a part of the demand arrives: req/s here over those offered.
     part = min(1.0, batch * 1e3 / (ms * traffic.demand))
     loading = min(0.9, starts * part * missing * server.load_ms * 1e-3)

@@ -12,6 +12,7 @@ from packer.arrival import Arrivals
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.predictors.features import fleet_table
 from packer.profile import LoadingSpec, Profile
+from packer.terms import LINEAR, PAPER
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.simulate import Simulation, simulate
 from packer.workload import Workload
@@ -23,19 +24,7 @@ _SHORTEST_S = 300.0
 _LONGEST_S = 20_000.0
 _ANSWERS = 30.0
 _BOUND_SLACK = 1.05
-_BACKBONE_TERMS = (
-    "base_ms",
-    "per_decode_ms",
-    "per_prefill_token_ms",
-    "prefill_step_ms",
-    "per_kv_token_ms",
-    "beyond_graph_step_ms",
-    "per_token_beyond_graph_ms",
-    "k1",
-    "k4",
-    "k5",
-    "k7",
-)
+_BACKBONE_TERMS = {term.name for term in LINEAR + PAPER if term.part == "model"}
 """Terms of both step laws that are left without adapters and without a queue."""
 
 

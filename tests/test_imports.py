@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 CORE = {
-    "adapter", "arrival", "bin", "checks", "cluster", "errors", "evaluation", "fingerprint", "lengths", "plan",
-    "profile", "registry", "settings", "strategies", "workload",
+    "adapter", "arrival", "bin", "checks", "cluster", "errors", "evaluation", "fingerprint", "lengths",
+    "plan", "profile", "registry", "settings", "strategies", "terms", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

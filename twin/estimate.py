@@ -7,13 +7,10 @@ adapters by their bytes over the bandwidth; host work stays as it is.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from packer import checks
 from packer.errors import IncompatibleError
 from packer.io.profiles import load_profile
 from packer.profile import (
-    LINEAR_TERMS,
     EngineSpec,
     GpuSpec,
     LatencySpec,
@@ -22,6 +19,7 @@ from packer.profile import (
     ModelSpec,
     Profile,
 )
+from packer.terms import LINEAR, Bound
 from packer.twin.datasheets import Datasheet, datasheet
 from packer.twin.model_config import BYTES, ModelDimensions
 
@@ -34,31 +32,6 @@ leave unexplained by weights, activations and logits (0.57 and 0.49 GB)."""
 
 BYTES_PER_LOGIT = 18
 """Of vLLM's profiling run in the sampler: bf16, float32, sorted float32 and int64 indices."""
-
-Bound = Literal["host", "compute", "kv", "adapters"]
-
-BOUND_OF_TERM: dict[str, Bound] = {
-    "base_ms": "host",  # less the reading of weights, which is taken out before scaling
-    "per_decode_ms": "compute",
-    "per_prefill_token_ms": "compute",
-    "prefill_step_ms": "host",
-    "first_adapter_ms": "adapters",
-    "per_adapter_ms": "adapters",
-    "per_rank_ms": "adapters",
-    "per_slot_ms": "adapters",
-    "per_slot_rank_ms": "adapters",
-    "per_lora_token_ms": "adapters",
-    "per_adapter_token_ms": "adapters",
-    "per_adapter_prefill_token_ms": "adapters",
-    "per_slot_token_ms": "adapters",
-    "per_slot_rank_token_ms": "adapters",
-    "per_kv_token_ms": "kv",
-    "beyond_graph_step_ms": "host",
-    "per_token_beyond_graph_ms": "compute",
-    "per_waiting_scanned_ms": "host",
-    "per_waiting_ms": "host",
-}
-"""What bounds each term of the linear step law."""
 
 
 def estimate_profile(
@@ -136,9 +109,9 @@ def _latency(model: ModelDimensions, sheet: Datasheet, reference: Profile) -> La
         "kv": model.kv_bytes_per_token / reference.model.kv_bytes_per_token * bandwidth,
         "adapters": model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank * bandwidth,
     }
+    # base_ms is host work but for the reading of weights, which is taken out before scaling.
     scaled = {
-        term: reference.latency.coefficients.get(term, 0.0) * scale[BOUND_OF_TERM[term]]
-        for term in LINEAR_TERMS
+        term.name: reference.latency.coefficients.get(term.name, 0.0) * scale[term.bound] for term in LINEAR
     }
     host_ms = scaled["base_ms"] - 1e3 * reference.model.weights_bytes / known.bandwidth_bytes_s
     scaled["base_ms"] = max(0.0, host_ms) + 1e3 * model.weights_bytes / sheet.bandwidth_bytes_s

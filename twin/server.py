@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.arrival import RequestTrace
-from packer.profile import LINEAR_TERMS, Profile
+from packer.profile import Profile
 from packer.settings import Settings
+from packer.terms import LINEAR_TERMS
 from packer.twin.arrivals import Marks, draw_marks, draw_times
 from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance

@@ -331,7 +331,7 @@ def simulate(
     timeline_bin_s
         Resolution of the timeline.
     mean_state
-        Also sum up the state that tokens see, `raw.means`, for calibration (`kernel_law.add_means`).
+        Also sum up the state that tokens see, `raw.means`, for calibration (`engine.charge.add_means`).
 
     Raises
     ------

@@ -11,7 +11,8 @@ from packer.predictors.ensemble import Node
 from packer.predictors.features_kernel import CLIENT_CEILING, HORIZON_S
 from packer.predictors.physics import GRID, LONGEST_WAIT_S
 from packer.profile import Profile
-from packer.twin.latency import coefficient_vector, linear_features
+from packer.twin.law.law import coefficient_vector
+from packer.twin.law.linear import linear_features
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.workload import Workload
 
@@ -43,7 +44,7 @@ class NaiveServer:
         self.kv = kv_cache_tokens(profile, profile.settings(max_loras, slot_rank))
 
     def law_ms(self, batch: float, prefill: float, adapters: float, ranks: float, scanned: float) -> float:
-        """One step by the regression's features, which are written independently of the kernel."""
+        """One step by the regression's features."""
         terms = linear_features(
             decodes=batch,
             prefill_tokens=prefill,
@@ -56,7 +57,7 @@ class NaiveServer:
             waiting=scanned,
             graph_max_tokens=self.profile.latency.graph_max_tokens,
         )
-        return float(terms[0] @ self.law[: terms.shape[1]])
+        return float(terms[0] @ self.law)
 
     def step(self, batch: float, scanned: float = 0.0) -> tuple[float, float]:
         """Mean step time, ms, and distinct adapters."""

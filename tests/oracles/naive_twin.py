@@ -11,6 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from naive_lora import NaiveLora
+
 MIN_STEP_S = 5e-5
 
 
@@ -74,11 +76,12 @@ class NaiveTwin:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.accepted: list[Request] = []
-        self.resident: set[int] = set()  # adapters in slots
-        self.idle: list[int] = []  # those of them outside the batch, least recently used first
-        self.on_host: dict[int, int] = {}  # adapter → step of its last use
+        host = max(server.max_cpu_loras, server.slots)  # vLLM refuses fewer host places than slots
+        self.lora = NaiveLora(host, server.slots)
+        if not server.cold_start and host >= len(server.ranks):
+            self.lora.registered.update(dict.fromkeys(range(len(server.ranks))))
         self.now, self.step, self.admissions = 0.0, 0, 0
-        self.sent = self.refused = self.preemptions = self.loads = self.disk_loads = 0
+        self.sent = self.refused = self.preemptions = 0
         self.peak_blocks = self.peak_running = 0
         self.busy_s = self.load_s = 0.0
         self.timeline = [[0.0] * 8 for _ in range(math.ceil(duration_s / bin_s))]
@@ -115,25 +118,19 @@ class NaiveTwin:
 
     def _used(self) -> int:
         held = sum(request.blocks for request in self.running)
-        return held + sum(self.server.adapter_blocks[a] for a in self.resident)
+        return held + sum(self.server.adapter_blocks[a] for a in self.lora.active)
 
     def _active(self) -> set[int]:
         return {request.adapter for request in self.running}
 
     def _evict_idle(self, but: int = -1) -> bool:
         """Throw out the least recently used adapter to make room for KV blocks (unified memory only)."""
-        for adapter in self.idle:
-            if adapter != but and self.server.adapter_blocks[adapter] > 0:
-                self.idle.remove(adapter)
-                self.resident.remove(adapter)
+        for adapter in self.lora.active:
+            idle = adapter not in self._active() and adapter != but
+            if idle and self.server.adapter_blocks[adapter] > 0:
+                self.lora.deactivate(adapter)
                 return True
         return False
-
-    def _left_batch(self, adapter: int) -> None:
-        if adapter in self.on_host:
-            self.on_host[adapter] = self.step
-        if adapter not in self._active():
-            self.idle.append(adapter)
 
     # ---- one engine step
     def _one_step(self) -> None:
@@ -182,7 +179,7 @@ class NaiveTwin:
         request.blocks = request.computed = 0
         request.prefill_step = -1
         self.waiting.appendleft(request)
-        self._left_batch(request.adapter)
+        self.lora.touch(request.adapter)
 
     def _schedule_waiting(self, scheduled: dict[Request, int]) -> tuple[float, int]:
         budget = self.server.token_budget - sum(scheduled.values())
@@ -196,7 +193,7 @@ class NaiveTwin:
                 continue
             new = min(request.tokens, budget)
             need = self._blocks(new)
-            if request.adapter not in self.resident:
+            if request.adapter not in self.lora.active:
                 need += self.server.adapter_blocks[request.adapter]
             while self._used() + need > self.server.kv_blocks and self._evict_idle(but=request.adapter):
                 pass
@@ -215,29 +212,13 @@ class NaiveTwin:
 
     def _bring(self, adapter: int) -> float:
         """Put an adapter into a slot; returns the time that it takes, ms."""
-        server = self.server
-        if adapter in self.idle:
-            self.idle.remove(adapter)
-        if adapter in self.resident:
-            return 0.0
-        if len(self.resident) == server.slots:
-            self.resident.remove(self.idle.pop(0))
-        self.resident.add(adapter)
-        self.loads += 1
-        ms = server.host_ms[0] + server.host_ms[1] * server.ranks[adapter]
-        if server.max_cpu_loras >= len(server.ranks) and not server.cold_start:
-            return ms
-        if adapter not in self.on_host:
-            evictable = [a for a in self.on_host if a not in self._active()]
-            if len(self.on_host) == server.max_cpu_loras and evictable:
-                del self.on_host[min(evictable, key=lambda a: (self.on_host[a], a))]
-            self.disk_loads += 1
-            ms += server.disk_ms[0] + server.disk_ms[1] * server.ranks[adapter]
-        self.on_host[adapter] = self.step
-        return ms
+        server, rank = self.server, self.server.ranks[adapter]
+        into_slot, from_disk = self.lora.add_adapter(adapter, self._active())
+        ms = server.host_ms[0] + server.host_ms[1] * rank if into_slot else 0.0
+        return ms + (server.disk_ms[0] + server.disk_ms[1] * rank if from_disk else 0.0)
 
     def _step_ms(self, b: int, p: int, context: int, passed_over: int) -> float:
-        """The step law as `packer.twin.latency` writes it."""
+        """The step law as the table in `packer.terms` says in words."""
         server, active = self.server, self._active()
         a = len(active)
         c = defaultdict(float, server.coefficients)
@@ -314,4 +295,4 @@ class NaiveTwin:
         for request in sorted(finished, key=lambda r: (r.prefill_step, -r.admission)):
             request.finish_s = self.now
             self.running.remove(request)
-            self._left_batch(request.adapter)
+            self.lora.touch(request.adapter)

@@ -10,9 +10,10 @@ import pytest
 
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError
 from packer.io.profiles import format_profile, load_profile, parse_profile
-from packer.profile import LINEAR_TERMS, Profile
+from packer.profile import Profile
+from packer.terms import LINEAR_TERMS
 from packer.twin.datasheets import GPUS
-from packer.twin.estimate import BOUND_OF_TERM, estimate_profile
+from packer.twin.estimate import estimate_profile
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.model_config import ModelDimensions, read_model_config
 
@@ -101,11 +102,6 @@ def test_a_faster_gpu_is_faster_and_a_larger_one_holds_more(root: Path) -> None:
     assert kv_cache_tokens(large, large.settings(8, 16)) > kv_cache_tokens(small, small.settings(8, 16))
     many = estimate_profile(model, "l40s", max_num_seqs=1024)
     assert kv_cache_tokens(many, many.settings(8, 16)) < kv_cache_tokens(small, small.settings(8, 16))
-
-
-def test_every_term_of_the_step_law_has_a_bound() -> None:
-    """A new term of the step law must be given what bounds it."""
-    assert set(BOUND_OF_TERM) == set(LINEAR_TERMS)
 
 
 def test_published_parameter_counts(root: Path, tmp_path: Path) -> None:

@@ -78,9 +78,7 @@ def cases() -> dict[str, Callable[[], Simulation]]:
         found[f"{label} few slots"] = partial(run, _fleet(192, 0.1), server, max_loras=16)
         found[f"{label} starved"] = partial(run, _fleet(64, 1.0), server, max_loras=32)
         found[f"{label} means"] = partial(run, _fleet(48, 0.3), server, max_loras=16, mean_state=True)
-        found[f"{label} ceiling"] = partial(
-            run, _fleet(64, 2.0), server, max_loras=32, max_outstanding=300
-        )
+        found[f"{label} ceiling"] = partial(run, _fleet(64, 2.0), server, max_loras=32, max_outstanding=300)
         found[f"{label} trace"] = partial(run, _trace(4000), server, max_loras=8)
     for kind in ("lognormal", "unpredictable", "piecewise"):
         factors = (1.0, 3.0, 0.5) if kind == "piecewise" else ()

@@ -17,7 +17,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, LoadingSpec, Profile
-from packer.twin import kernel_state as rows
+from packer.twin.engine import state as rows
 from packer.twin.simulate import Simulation, simulate
 from packer.workload import Workload
 
@@ -168,8 +168,8 @@ def test_requests_are_conserved(
     profile = make_profile(kv_budget_bytes=float(kv_tokens), latency=law, **engine)
     sim = simulate(workload, profile, duration_s=40.0, timeline_bin_s=1.0, **server)
     assert sim.raw is not None
-    totals, table = sim.raw.totals, sim.timeline
-    left = totals[rows.LEFT_RUNNING] + totals[rows.LEFT_WAITING]
+    totals, table = sim.raw.ints, sim.timeline
+    left = totals[rows.RUNNING] + totals[rows.WAITING]
     assert sim.sent == sim.refused + sim.completed + left
     assert sim.per_adapter["sent"].sum() == sim.sent
     assert totals[rows.PEAK_BLOCKS] <= kv_tokens // 16

@@ -15,11 +15,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from packer.profile import LINEAR_TERMS, Profile
+from packer.profile import Profile
+from packer.terms import LINEAR_TERMS
 from packer.twin.calibrate.step_law import Equations, residuals, solve
 from packer.twin.calibrate.tables import Run
 from packer.twin.calibrate.targets import Target, simulate_target
-from packer.twin.latency import coefficient_vector
+from packer.twin.law.law import coefficient_vector
 from packer.twin.simulate import Simulation
 
 FloatArray = npt.NDArray[np.float64]
@@ -49,7 +50,7 @@ def simulated_equations(
     done: Callable[[], None] = lambda: None,
 ) -> Equations:  # fmt: skip
     """One equation per run: simulated mean state, wanted mean step time (loading taken off)."""
-    law = coefficient_vector(profile.latency)[: len(LINEAR_TERMS)]
+    law = coefficient_vector(profile.latency)
 
     def one(target: Target) -> tuple[FloatArray, float] | None:
         sim = simulate_target(target, profile, max_outstanding, mean_state=True)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from packer.profile import LINEAR_TERMS, EngineSpec
+from packer.profile import EngineSpec
+from packer.terms import LINEAR_TERMS
 from packer.twin.calibrate.tables import Profiling, Run, number
-from packer.twin.latency import linear_features
+from packer.twin.law.linear import linear_features
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -8,50 +8,59 @@ from packer.twin.engine.state import (
     ACTIVE, ACTIVE_RANKS, BIN_S, BUSY_S, CONTEXT_TOKENS, DT, END_S, LOAD_MS, LOAD_S, NOW, PEAK_BLOCKS,
     PEAK_RUNNING, RUNNING, SCANNED, SERVED, SLOTS, SLOT_RANK, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
     T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING, T_WAITING, USED, WAITING,
+    FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
-from packer.twin.kernel_law import PER_WAITING, add_means, linear_ms, paper_ms
+from packer.twin.law.law import GRAPH_MAX, IS_PAPER
+from packer.twin.law.linear import linear_ms, state_vector
+from packer.twin.law.paper import paper_ms
 
 MIN_STEP_S = 5e-5  # no engine steps faster; keeps a zero step law from never ending
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def charge(ints, floats, timeline, vector, means, c, settings) -> None:
-    """Compute the step's duration (DT, END_S) by the step law and the loads; add it to totals and timeline."""
-    if settings[0] > 0:
-        ms = paper_ms(c, ints[STEP_DECODES], ints[WAITING], ints[ACTIVE], ints[SERVED])
+def add_means(means: FloatArray, vector: FloatArray, decodes: int, step_ms: float) -> None:
+    """Add a step to the sums of what the linear terms multiply, each weighted by the decodes of the step.
+
+    means float64 (terms + 2,): the sums, then those of the step time and of the weights. Their quotients are
+    the mean state that a token sees: calibration solves for coefficients on them.
+    """
+    n = vector.size
+    for i in range(n):
+        means[i] += decodes * vector[i]
+    means[n] += decodes * step_ms
+    means[n + 1] += decodes
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def step_ms(
+    ints: IntArray, vector: FloatArray, means: FloatArray, coefficients: FloatArray, settings: FloatArray,
+    load_ms: float,
+) -> float:  # fmt: skip
+    """Time of the step by its law, and of its loads, ms; fills `vector` where it is needed."""
+    paper = settings[IS_PAPER] > 0
+    if not paper or means.size > 0:
+        state_vector(
+            vector, ints[STEP_DECODES], ints[STEP_PREFILL], ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS],
+            ints[SLOT_RANK], ints[CONTEXT_TOKENS], ints[SCANNED], ints[WAITING], settings[GRAPH_MAX],
+        )  # fmt: skip
+    if paper:
+        ms = paper_ms(coefficients, ints[STEP_DECODES], ints[WAITING], ints[ACTIVE], ints[SERVED])
     else:
-        ms = (
-            linear_ms(
-                c,
-                ints[STEP_DECODES],
-                ints[STEP_PREFILL],
-                ints[ACTIVE],
-                ints[ACTIVE_RANKS],
-                ints[SLOTS],
-                ints[SLOT_RANK],
-                ints[CONTEXT_TOKENS],
-                ints[SCANNED],
-                settings[1],
-            )
-            + c[PER_WAITING] * ints[WAITING]
-        )
+        ms = linear_ms(coefficients, vector)
     if means.size > 0:
-        add_means(
-            means,
-            ints[STEP_DECODES],
-            ints[STEP_PREFILL],
-            ints[ACTIVE],
-            ints[ACTIVE_RANKS],
-            ints[SLOTS],
-            ints[SLOT_RANK],
-            ints[CONTEXT_TOKENS],
-            ints[SCANNED],
-            ints[WAITING],
-            settings[1],
-            ms + floats[LOAD_MS],
-        )
-    dt = (ms + floats[LOAD_MS]) * 1e-3
+        add_means(means, vector, ints[STEP_DECODES], ms + load_ms)
+    total: float = ms + load_ms
+    return total
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def charge(
+    ints: IntArray, floats: FloatArray, timeline: FloatArray, vector: FloatArray, means: FloatArray,
+    coefficients: FloatArray, settings: FloatArray,
+) -> None:  # fmt: skip
+    """Compute the step's duration (DT, END_S) by the step law and the loads; add it to totals and timeline."""
+    dt = step_ms(ints, vector, means, coefficients, settings, floats[LOAD_MS]) * 1e-3
     if dt < MIN_STEP_S:
         dt = MIN_STEP_S
     floats[DT] = dt

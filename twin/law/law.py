@@ -7,16 +7,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packer.profile import Profile
-from packer.twin.latency import coefficient_vector
+from packer.profile import LatencySpec, Profile
+from packer.terms import LINEAR_TERMS, PAPER_TERMS
 
 FloatArray = npt.NDArray[np.float64]
+(IS_PAPER, GRAPH_MAX) = range(2)  # columns of the settings
 
 
 class Law(NamedTuple):
     """What steps and loads cost.
 
-    coefficients float64 (terms,), ms, in the order of the form's table; settings float64 (2,): 1 if the form
+    coefficients float64 (terms,): see `coefficient_vector`; settings float64 (2,): 1 if the form
     is the paper's, largest number of tokens with a CUDA graph; loading float64 (4,): ms to load an adapter from
     host memory (base, per rank) and from disk (base, per rank).
     """
@@ -24,6 +25,12 @@ class Law(NamedTuple):
     coefficients: FloatArray
     settings: FloatArray
     loading: FloatArray
+
+
+def coefficient_vector(latency: LatencySpec) -> FloatArray:
+    """Coefficients of a step law, float64 (terms of its form,), in the order of the table; absent ones are 0."""
+    terms = LINEAR_TERMS if latency.form == "linear" else PAPER_TERMS
+    return np.array([latency.coefficients.get(term, 0.0) for term in terms])
 
 
 def law_of(profile: Profile) -> Law:

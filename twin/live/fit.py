@@ -12,7 +12,7 @@ import numpy.typing as npt
 from packer.errors import LiveError
 from packer.profile import LatencySpec, LoadingSpec, MemorySpec, Profile
 from packer.twin.calibrate.step_law import Equations, residuals, solve
-from packer.twin.latency import linear_features
+from packer.twin.law.linear import linear_features
 from packer.twin.live.launch import Launch
 from packer.twin.live.results import LoadResult
 from packer.twin.live.step_log import Steps

@@ -21,8 +21,6 @@ from packer.io.profiles import (
     write_profile,
 )
 from packer.profile import (
-    LINEAR_TERMS,
-    PAPER_TERMS,
     EngineSpec,
     GpuSpec,
     LatencySpec,
@@ -31,6 +29,7 @@ from packer.profile import (
     ModelSpec,
     Profile,
 )
+from packer.terms import LINEAR_TERMS, PAPER_TERMS
 
 numbers = st.floats(0.0, 1e9)
 positive = st.floats(1.0, 1e12)

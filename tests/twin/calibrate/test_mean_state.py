@@ -7,19 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from packer.profile import LINEAR_TERMS, LatencySpec, Profile
+from packer.profile import LatencySpec, Profile
+from packer.terms import LINEAR_TERMS
 from packer.twin.calibrate.mean_state import fit_mean_state, simulated_equations, wanted_step_ms
 from packer.twin.calibrate.step_law import Equations
 from packer.twin.calibrate.tables import Run
 from packer.twin.calibrate.targets import simulate_target, targets_of
-from packer.twin.latency import coefficient_vector
+from packer.twin.law.law import coefficient_vector
 
 NO_MICRO = Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
 
 
 def test_mean_state_reproduces_the_mean_step(true_profile: Profile, measured_runs: list[Run]) -> None:
     """The law applied to the summed state, plus loading, is the summed step time."""
-    law = coefficient_vector(true_profile.latency)[: len(LINEAR_TERMS)]
+    law = coefficient_vector(true_profile.latency)
     target = targets_of(measured_runs[:1])[0]
     warm = replace(true_profile, loading=replace(true_profile.loading, cold_start=False, host_base_ms=0.0))
     sim = simulate_target(target, warm, None, mean_state=True)

@@ -1,4 +1,4 @@
-"""The compiled step loop against the slow oracle, request by request."""
+"""The compiled step loop against the slow reference, request by request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.lengths import Lengths
 from packer.profile import (
-    LINEAR_TERMS,
-    PAPER_TERMS,
     EngineSpec,
     GpuSpec,
     LatencySpec,
@@ -26,8 +24,9 @@ from packer.profile import (
     ModelSpec,
     Profile,
 )
-from packer.twin import kernel_state as rows
+from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.twin.arrivals import draw_marks, draw_times
+from packer.twin.engine import state as rows
 from packer.twin.simulate import Simulation, simulate
 from packer.workload import Workload
 
@@ -111,15 +110,17 @@ def assert_agree(case: Case, seed: int = 0) -> NaiveTwin | None:
     np.testing.assert_allclose(raw.finish_s, [r.finish_s for r in naive.accepted], **same)
     np.testing.assert_allclose(raw.timeline[: len(naive.timeline)], naive.timeline, rtol=1e-9, atol=1e-12)
     expected = {
-        rows.STEPS: naive.step, rows.PREEMPTIONS: naive.preemptions, rows.ADAPTER_LOADS: naive.loads,
-        rows.DISK_LOADS: naive.disk_loads, rows.REFUSED: naive.refused, rows.SENT: naive.sent,
+        rows.PREEMPTIONS: naive.preemptions, rows.ADAPTER_LOADS: naive.lora.loads,
+        rows.DISK_LOADS: naive.lora.disk_loads, rows.SENT: naive.sent, rows.TAKEN: naive.sent - naive.refused,
         rows.PEAK_BLOCKS: naive.peak_blocks, rows.PEAK_RUNNING: naive.peak_running,
-        rows.TAKEN: len(naive.accepted), rows.LEFT_RUNNING: len(naive.running),
-        rows.LEFT_WAITING: len(naive.waiting),
+        rows.RUNNING: len(naive.running), rows.WAITING: len(naive.waiting),
+        rows.WAITING_PROMPT: sum(request.prompt for request in naive.waiting),
+        rows.REQUEST_RANKS: sum(naive.server.ranks[request.adapter] for request in naive.running),
     }  # fmt: skip
-    assert {row: raw.totals[row] for row in expected} == expected
-    assert raw.totals[rows.BUSY_S] == pytest.approx(naive.busy_s, rel=1e-9)
-    assert raw.totals[rows.LOAD_S] == pytest.approx(naive.load_s, rel=1e-9)
+    assert {row: raw.ints[row] for row in expected} == expected
+    assert sim.engine_steps == naive.step
+    assert raw.floats[rows.BUSY_S] == pytest.approx(naive.busy_s, rel=1e-9)
+    assert raw.floats[rows.LOAD_S] == pytest.approx(naive.load_s, rel=1e-9)
     gaps_ms = np.array([gap * 1e3 for r in naive.accepted for gap in r.gaps_s])
     bins = (np.log(gaps_ms / rows.HISTOGRAM_FLOOR_MS) * rows.HISTOGRAM_PER_E).astype(int)
     histogram = np.bincount(bins, minlength=rows.HISTOGRAM_BINS)
@@ -233,7 +234,7 @@ def test_busy_server_is_the_oracle(policy: str, max_outstanding: int | None) -> 
     naive = assert_agree(case, seed=3)
     assert naive is not None
     assert len(naive.accepted) > 300
-    assert min(naive.preemptions, naive.loads, naive.disk_loads, len(naive.waiting)) > 10
+    assert min(naive.preemptions, naive.lora.loads, naive.lora.disk_loads, len(naive.waiting)) > 10
     assert (naive.refused > 100) == (max_outstanding is not None)
 
 
@@ -265,7 +266,7 @@ def test_marks_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """More requests are accepted than marks were drawn for: the answer is that of enough marks."""
     case = replace(_busy(), max_outstanding=40)
     whole = case.simulate(seed=2)
-    monkeypatch.setattr("packer.twin.engine.LIKELY_REQ_S", 0.1)
+    monkeypatch.setattr("packer.twin.server.LIKELY_REQ_S", 0.1)
     again = case.simulate(seed=2)
     assert whole.to_dict() == again.to_dict()
     assert whole.sent > 2 * whole.refused > 0

@@ -1,0 +1,88 @@
+"""The linear step law: a sum of non-negative coefficients times what `packer.terms` says, in ms."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from packer.terms import LINEAR_TERMS
+from packer.twin.flags import FLAGS
+
+FloatArray = npt.NDArray[np.float64]
+N_TERMS = len(LINEAR_TERMS)
+AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))  # type: ignore[misc]
+"""Place of each term in the vectors, by its name."""
+
+
+@njit(inline="always", **FLAGS)
+def state_vector(
+    out: FloatArray, b: float, p: float, a: float, ranks: float, slots: float, slot_rank: float,
+    context: float, scanned: float, waiting: float, graph_max: float,
+) -> None:  # fmt: skip
+    """Write what each linear term multiplies in this state, float64 (N_TERMS,); symbols: see `packer.terms`."""
+    t = b + p
+    lora = 1.0 if a > 0 else 0.0
+    beyond = t - graph_max if t > graph_max else 0.0
+    out[AT.base_ms] = 1.0
+    out[AT.per_decode_ms] = b
+    out[AT.per_prefill_token_ms] = p
+    out[AT.prefill_step_ms] = 1.0 if p > 0 else 0.0
+    out[AT.first_adapter_ms] = lora
+    out[AT.per_adapter_ms] = a
+    out[AT.per_rank_ms] = ranks
+    out[AT.per_slot_ms] = lora * slots
+    out[AT.per_slot_rank_ms] = lora * slot_rank
+    out[AT.per_lora_token_ms] = lora * t
+    out[AT.per_adapter_token_ms] = a * t
+    out[AT.per_adapter_prefill_token_ms] = a * p
+    out[AT.per_slot_token_ms] = lora * slots * t
+    out[AT.per_kv_token_ms] = context
+    out[AT.beyond_graph_step_ms] = 1.0 if beyond > 0 else 0.0
+    out[AT.per_token_beyond_graph_ms] = beyond
+    out[AT.per_waiting_scanned_ms] = scanned
+    out[AT.per_slot_rank_token_ms] = lora * slot_rank * t
+    out[AT.per_waiting_ms] = waiting
+
+
+@njit(inline="always", **FLAGS)
+def linear_ms(c: FloatArray, vector: FloatArray) -> float:
+    """The step's time: the sum over all terms of coefficient × state, in the order of the table."""
+    ms = 0.0
+    for i in range(N_TERMS):
+        ms += c[i] * vector[i]
+    return ms
+
+
+@njit(**FLAGS)
+def _fill(out: FloatArray, states: FloatArray, graph_max: float) -> None:
+    for i in range(out.shape[0]):
+        s = states[i]
+        state_vector(out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], graph_max)
+
+
+def linear_features(
+    *,
+    decodes: npt.ArrayLike,
+    prefill_tokens: npt.ArrayLike,
+    adapters: npt.ArrayLike,
+    sum_ranks: npt.ArrayLike,
+    slots: npt.ArrayLike,
+    slot_rank: npt.ArrayLike,
+    kv_tokens: npt.ArrayLike,
+    waiting_scanned: npt.ArrayLike,
+    waiting: npt.ArrayLike,
+    graph_max_tokens: int,
+) -> FloatArray:
+    """`state_vector` of many states, float64 (n, N_TERMS); for regressions on measurements."""
+    columns = (
+        decodes, prefill_tokens, adapters, sum_ranks, slots, slot_rank, kv_tokens, waiting_scanned, waiting,
+    )  # fmt: skip
+    numbers = [np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in columns]
+    states = np.column_stack(np.broadcast_arrays(*numbers))
+    out = np.empty((len(states), N_TERMS))
+    _fill(out, states, float(graph_max_tokens))
+    return out
