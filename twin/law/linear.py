@@ -14,7 +14,7 @@ from packer.twin.flags import FLAGS
 
 FloatArray = npt.NDArray[np.float64]
 N_TERMS = len(LINEAR_TERMS)
-AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))  # type: ignore[misc]
+AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))
 """Place of each term in the vectors, by its name."""
 
 
