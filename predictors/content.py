@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
+from packer.memo import Memo
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -51,18 +52,18 @@ def content_classes(workload: Workload) -> IntArray:
 
 @dataclass(frozen=True)
 class _Fleet:
-    """A workload with its classes; adapters sorted by class, and where each class starts there."""
+    """Classes of a workload; adapters sorted by class, where each class starts there; and what is stored."""
 
-    workload: Workload
     classes: IntArray
     members: IntArray
     start: IntArray
+    stored: OrderedDict[tuple[object, ...], Evaluation]
 
     @classmethod
     def of(cls, workload: Workload) -> _Fleet:
         classes = content_classes(workload)
         start = np.concatenate([[0], np.cumsum(np.bincount(classes))[:-1]])
-        return cls(workload, classes, np.argsort(classes, kind="stable"), start)
+        return cls(classes, np.argsort(classes, kind="stable"), start, OrderedDict())
 
     def canonical(self, item: Bin) -> tuple[tuple[object, ...], Bin]:
         """Key of a bin's content, and the bin of that content that is evaluated for all of them."""
@@ -96,8 +97,7 @@ class ContentCache:
         self._evaluate = evaluate
         self.requested = 0
         self.evaluated = 0
-        self._fleets: list[_Fleet] = []
-        self._stored: OrderedDict[tuple[object, ...], Evaluation] = OrderedDict()
+        self._fleet = Memo(_Fleet.of)
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures of each bin at its rates times its factor; one row per bin, in order."""
@@ -106,25 +106,15 @@ class ContentCache:
         keyed = []
         for item, factor in zip(bins, scale, strict=True):
             content, canonical = fleet.canonical(item)
-            keyed.append(((id(fleet), factor, *content), canonical, factor))
-        missing = {key: (item, factor) for key, item, factor in keyed if key not in self._stored}
+            keyed.append(((factor, *content), canonical, factor))
+        missing = {key: (item, factor) for key, item, factor in keyed if key not in fleet.stored}
         if missing:
             new = [item for item, _ in missing.values()]
             found = self._evaluate(workload, new, np.array([factor for _, factor in missing.values()]))
-            self._stored.update(zip(missing, found, strict=True))
+            fleet.stored.update(zip(missing, found, strict=True))
         self.requested += len(bins)
         self.evaluated += len(missing)
-        rows = [self._stored[key] for key, _, _ in keyed]
-        while len(self._stored) > MAX_STORED:
-            self._stored.popitem(last=False)
+        rows = [fleet.stored[key] for key, _, _ in keyed]
+        while len(fleet.stored) > MAX_STORED:
+            fleet.stored.popitem(last=False)
         return Evaluations.of(rows)
-
-    def _fleet(self, workload: Workload) -> _Fleet:
-        for fleet in self._fleets:
-            if fleet.workload is workload:
-                return fleet
-        if len(self._fleets) == _KEEP_FLEETS:
-            gone = id(self._fleets.pop(0))
-            self._stored = OrderedDict((k, row) for k, row in self._stored.items() if k[0] != gone)
-        self._fleets.append(_Fleet.of(workload))
-        return self._fleets[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from packer.bin import Bin
 from packer.checks import SLOT_RANKS
 from packer.errors import IncompatibleError
 from packer.lengths import Lengths, length_moments, normal_grid
-from packer.predictors.features_kernel import fill, group_of
+from packer.predictors.features_kernel import MAX_GROUPS, MIDDLE_GROUP, fill
 from packer.predictors.trees_kernel import FleetArrays
 from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
@@ -72,6 +72,7 @@ FEATURES = (
 NAMES = tuple(feature.name for feature in FEATURES)
 COLUMN = {name: i for i, name in enumerate(NAMES)}
 TABULATED_SLOTS = 513
+_SLOT_RANK_NUMBER = np.searchsorted(SLOT_RANKS, np.arange(SLOT_RANKS[-1] + 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,24 +106,24 @@ class BinTable:
         first = bins[0].profile
         if any(item.profile is not first and item.profile != first for item in bins):
             raise IncompatibleError("Expected the bins of one table to have the same profile.")
-        sizes = np.fromiter((len(item.adapters) for item in bins), np.int64, len(bins))
-        indptr = np.zeros(len(bins) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=indptr[1:])
-        index = np.fromiter(chain.from_iterable(item.adapters for item in bins), np.int64, int(indptr[-1]))
+        sizes = [len(item.adapters) for item in bins]
+        index = np.array([i for item in bins for i in item.adapters], dtype=np.int64)
         share = np.ones(len(index))
-        for start, item in zip(indptr.tolist(), bins, strict=False):
+        start = 0
+        for item, size in zip(bins, sizes, strict=True):
             if item.is_split:
-                share[start : start + len(item.shares)] = item.shares
+                share[start : start + size] = item.shares
+            start += size
         if isinstance(factors, np.ndarray):
             share *= np.repeat(factors, sizes)
         elif factors != 1.0:
             share *= factors
         return cls(
-            indptr,
+            np.array([0, *accumulate(sizes)], dtype=np.int64),
             index,
             share,
-            np.fromiter((item.max_loras for item in bins), np.float64, len(bins)),
-            np.fromiter((item.max_lora_rank for item in bins), np.float64, len(bins)),
+            np.array([item.settings.max_loras for item in bins], dtype=np.float64),
+            np.array([item.settings.max_lora_rank for item in bins], dtype=np.float64),
         )
 
 
@@ -143,19 +144,23 @@ def _product(first: Lengths, second: Lengths, correlation: float) -> float:
 
 def fleet_table(workload: Workload) -> FloatArray:
     """Columns of the fleet as the kernel takes them, float64 (m, 8): see `features_kernel.fill`."""
-    known: dict[tuple[Lengths, Lengths], tuple[float, ...]] = {}
-    rows = []
-    for adapter in workload.adapters:
-        pair = (
-            adapter.input_tokens or workload.input_tokens,
-            adapter.output_tokens or workload.output_tokens,
+    pairs: dict[tuple[Lengths, Lengths], int] = {}
+    kind = [
+        pairs.setdefault(
+            (a.input_tokens or workload.input_tokens, a.output_tokens or workload.output_tokens), len(pairs)
         )
-        if pair not in known:
-            (i1, i2), (o1, o2) = length_moments(pair[0]), length_moments(pair[1])
-            known[pair] = (i1, o1, i2, o2, _product(*pair, workload.length_correlation))
-        group = group_of(adapter.rate * known[pair][1])
-        rows.append((adapter.rank, adapter.rate, *known[pair], group))
-    return np.array(rows, dtype=np.float64)
+        for a in workload.adapters
+    ]
+    moments = []
+    for first, second in pairs:
+        (i1, i2), (o1, o2) = length_moments(first), length_moments(second)
+        moments.append((i1, o1, i2, o2, _product(first, second, workload.length_correlation)))
+    table = np.empty((len(workload), 8))
+    table[:, 0], table[:, 1] = workload.ranks, workload.rates
+    table[:, 2:7] = np.array(moments)[kind]
+    exponent = np.frexp(table[:, 1] * table[:, 3])[1]
+    table[:, 7] = np.clip(exponent + MIDDLE_GROUP, 0, MAX_GROUPS - 1)
+    return table
 
 
 def engine_vector(profile: Profile) -> FloatArray:
@@ -185,15 +190,18 @@ class FeatureExtractor:
         self.law = coefficient_vector(profile.latency)
         self.engine = engine_vector(profile)
         self.paper = profile.latency.form == "paper"
+        self._kv = _kv_tokens(profile)
         load = workload.offered_tok_s_by_adapter
         self.arrays = FleetArrays(self.fleet, self.law, self.paper, self.engine, load)
 
     def kv_cache_tokens(self, table: BinTable) -> FloatArray:
         """KV capacity of each bin, float64 (n,), tokens."""
-        if table.max_loras.max() < TABULATED_SLOTS:
-            ranks = np.searchsorted(SLOT_RANKS, table.max_lora_rank)
-            return _kv_tokens(self.profile)[ranks, table.max_loras.astype(np.int64)]
-        return kv_cache_tokens_many(self.profile, table.max_loras, table.max_lora_rank)
+        try:
+            return self._kv[
+                _SLOT_RANK_NUMBER[table.max_lora_rank.astype(np.int64)], table.max_loras.astype(np.int64)
+            ]
+        except IndexError:  # more slots than are tabulated
+            return kv_cache_tokens_many(self.profile, table.max_loras, table.max_lora_rank)
 
     def matrix(self, table: BinTable, kv_tokens: FloatArray | None = None) -> FloatArray:
         """Features, float64 (n, len(FEATURES))."""

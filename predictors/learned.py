@@ -13,6 +13,7 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
 from packer.evaluation import Evaluations
+from packer.memo import Memo
 from packer.predictors.content import Factors
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
@@ -26,7 +27,6 @@ from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
-_KEEP_FLEETS = 16
 _ROWS_PER_THREAD = 2048
 
 
@@ -57,15 +57,21 @@ class LearnedPredictor:
         self._ranges = (low - slack * np.abs(low), high + slack * np.abs(high))
         trees = self.family if isinstance(self.family, Ensemble) else None
         self._trees = None if trees is None else _tree_model(model, trees, profile, self._ranges)
-        self._fleets: list[tuple[Workload, FeatureExtractor]] = []
+        self.extractor: Memo[Workload, FeatureExtractor] = Memo(
+            lambda fleet: FeatureExtractor(fleet, profile)
+        )
+        """Features of a fleet's bins, by workload."""
         self._others: dict[str, LearnedPredictor] = {}
 
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> LearnedPredictor:
-        """The shipped predictor of this kind; nothing in it is random."""
+        """The shipped predictor of this kind; nothing in it is random, so that one object serves all."""
         del seed
-        model, where = shipped_model(cls.kind, profile)
-        return cls(model, profile, where=where)
+        key = (cls.kind, profile)
+        if key not in _SHIPPED:
+            model, where = shipped_model(cls.kind, profile)
+            _SHIPPED[key] = cls(model, profile, where=where)
+        return _SHIPPED[key]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], profile: Profile) -> LearnedPredictor:
@@ -189,15 +195,6 @@ class LearnedPredictor:
         found: npt.NDArray[np.bool_] = (features < low) | (features > high)
         return found
 
-    def extractor(self, workload: Workload) -> FeatureExtractor:
-        """Features of the fleet's bins; kept for the last fleets."""
-        for known, extractor in self._fleets:
-            if known is workload:
-                return extractor
-        extractor = FeatureExtractor(workload, self.profile)
-        self._fleets = [*self._fleets[-_KEEP_FLEETS + 1 :], (workload, extractor)]
-        return extractor
-
     def _of_profile(self, profile: Profile) -> LearnedPredictor:
         """Itself, or the shipped predictor of the same kind for another profile."""
         if profile is self.profile or profile.fingerprint == self.profile.fingerprint:
@@ -210,6 +207,10 @@ class LearnedPredictor:
                 )
             self._others[profile.fingerprint] = type(self).for_profile(profile)
         return self._others[profile.fingerprint]
+
+
+_SHIPPED: dict[tuple[str, Profile], LearnedPredictor] = {}
+"""Shipped predictors in use, by kind and profile."""
 
 
 def _tree_model(

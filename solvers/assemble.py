@@ -90,7 +90,10 @@ def _by_load(problem: Problem, plan: Plan) -> tuple[int, str, bool]:
     fewest = math.ceil(len(workload) / MAX_ADAPTERS_PER_GPU)
     if len(problem.profiles) > 1 or not evaluator.twin_based:
         return fewest, MOST_ADAPTERS if fewest > 1 else ONE_GPU, True
-    bound = load_bound(workload, problem.profile, evaluator.margin)
+    simulated = (
+        plan.verified is not None or not evaluator.imitates_twin
+    )  # else it would take longer than the plan
+    bound = load_bound(workload, problem.profile, evaluator.margin, simulated=simulated)
     if bound <= fewest:
         return fewest, MOST_ADAPTERS if fewest > 1 else ONE_GPU, True
     proven = not evaluator.imitates_twin

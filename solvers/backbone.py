@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
 from packer.arrival import Arrivals
 from packer.evaluation import STARVATION_THRESHOLD
+from packer.memo import Memo
 from packer.predictors.features import fleet_table
 from packer.profile import LoadingSpec, Profile
 from packer.terms import LINEAR, PAPER
@@ -28,6 +28,9 @@ _BACKBONE_TERMS = {term.name for term in LINEAR + PAPER if term.part == "model"}
 """Terms of both step laws that are left without adapters and without a queue."""
 
 
+_fleet_table = Memo(fleet_table)
+
+
 def without_adapters(profile: Profile) -> Profile:
     """The same server when adapters and queues cost neither time nor memory."""
     known = profile.latency.coefficients.items()
@@ -41,13 +44,25 @@ def without_adapters(profile: Profile) -> Profile:
     )
 
 
-@lru_cache(maxsize=32)
+@Memo
+def _throughputs(workload: Workload) -> dict[Profile, float]:
+    """Room for the base model's throughput on each profile."""
+    return {}
+
+
 def backbone_tok_s(workload: Workload, profile: Profile) -> float:
     """Maximum throughput of the base model on the fleet's mix of requests, tok/s, by an overloaded twin.
 
     Completed tokens per second over the second half of a run that lasts as long as about 30 answers: the first
     half fills the batch.
     """
+    known = _throughputs(workload)
+    if profile not in known:
+        known[profile] = _saturated_tok_s(workload, profile)
+    return known[profile]
+
+
+def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
     mix = workload.with_arrivals(Arrivals())
     bare = without_adapters(profile)
     load, duration_s = OVERLOAD_TOK_S, _SHORTEST_S
@@ -94,7 +109,7 @@ def engine_load(workload: Workload, profile: Profile) -> float:
     shared: there are at least as many steps as decodes / `max_num_seqs`, and as KV tokens held over all steps /
     KV capacity.
     """
-    _rank, rate, prompt, output, _i2, output_2, product, _group = fleet_table(workload).T
+    _rank, rate, prompt, output, _i2, output_2, product, _group = _fleet_table(workload).T
     bare = without_adapters(profile)
     law, kv_tokens = bare.latency.coefficients, kv_cache_tokens(bare, bare.settings(1, 8))
     decodes = float(rate @ np.maximum(output - 1.0, 0.0))
@@ -110,18 +125,19 @@ def engine_load(workload: Workload, profile: Profile) -> float:
     return ms * 1e-3
 
 
-def load_bound(workload: Workload, profile: Profile, margin: float) -> int:
+def load_bound(workload: Workload, profile: Profile, margin: float, *, simulated: bool = True) -> int:
     """GPUs that any plan needs, by load alone, relative to the twin.
 
     Adapters only cost: no server serves more than the base model without them, and one that serves less than
-    0.9 of its load starves. Measured by an overloaded twin where every server gets the same mix of lengths; in
-    any case by `engine_load`. Both leave 5 % for chance. 1 for arrivals whose mean rate is not that of the fleet.
+    0.9 of its load starves. Measured by an overloaded twin, if `simulated`, where every server gets the same mix of
+    lengths; in any case by `engine_load`. Both leave 5 % for chance. 1 for arrivals whose mean rate is not that of
+    the fleet.
     """
     arrivals = workload.arrivals
     if arrivals.kind in ("trace", "unpredictable"):
         return 1
     swing = float(np.mean(arrivals.factors)) if arrivals.kind == "piecewise" else 1.0
     busy = engine_load(workload, profile)
-    if len({(a.input_tokens, a.output_tokens) for a in workload.adapters}) == 1:
+    if simulated and len({(a.input_tokens, a.output_tokens) for a in workload.adapters}) == 1:
         busy = max(busy, workload.offered_tok_s / backbone_tok_s(workload, profile))
     return max(1, math.ceil(busy * swing * (1.0 + margin) * STARVATION_THRESHOLD / _BOUND_SLACK))

@@ -13,9 +13,11 @@ from packer import checks
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.evaluation import Evaluation, Evaluations
-from packer.objectives.base import Objective, Scenario
+from packer.memo import Memo
+from packer.objectives.base import Objective
 from packer.predictors.api import load_predictor
 from packer.predictors.content import ContentCache, Factors, FloatArray
+from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
 from packer.strategies import Predictor, TwinBased
 from packer.twin.margin import QUANTILES, error_key, rate_margin
@@ -24,8 +26,6 @@ from packer.workload import Workload
 DEFAULT_CONFIDENCE = 0.95
 UNCALIBRATED_MARGIN = 0.1
 """Margin for profiles that don't know their own error."""
-
-_KEEP_FLEETS = 16
 
 
 class _Scaling(Protocol):
@@ -59,11 +59,15 @@ class Evaluator:
         given = predictors if isinstance(predictors, Mapping) else {None: predictors}
         first = next(iter(given.values()))
         self.name = first.name
+        self.fast = isinstance(first, LearnedPredictor)
+        """Whether a bin takes microseconds: then searches evaluate more bins at once."""
         self.twin_based = isinstance(first, TwinBased)
         self.imitates_twin = isinstance(first, TwinBased) and first.imitates_twin
         self.objective, self.margin = objective, margin
         self._predictors: dict[Profile | None, _Scaling] = {k: _scaling(each) for k, each in given.items()}
-        self._scenarios: list[tuple[Workload, tuple[Scenario, ...]]] = []
+        self._only = next(iter(self._predictors.values())) if len(given) == 1 else None
+        self.scenarios = Memo((objective or Objective()).scenarios)
+        """The loads at which bins of a fleet must hold, without the margin, by workload."""
 
     @classmethod
     def load(
@@ -105,8 +109,8 @@ class Evaluator:
 
     def scaled(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures of each bin at its rates times its factor, without scenarios and margin."""
-        if len(self._predictors) == 1:
-            return next(iter(self._predictors.values())).evaluate(workload, bins, factors)
+        if self._only is not None:
+            return self._only.evaluate(workload, bins, factors)
         scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
         rows: list[Evaluation | None] = [None] * len(bins)
         for profile, predictor in self._predictors.items():
@@ -115,18 +119,6 @@ class Evaluator:
             for k, row in zip(mine, found, strict=True):
                 rows[k] = row
         return Evaluations.of([row for row in rows if row is not None])
-
-    def scenarios(self, workload: Workload) -> tuple[Scenario, ...]:
-        """The loads at which bins of this fleet must hold, without the margin."""
-        if self.objective is None:
-            return (Scenario(workload),)
-        for known, scenarios in self._scenarios:
-            if known is workload:
-                return scenarios
-        scenarios = tuple(self.objective.scenarios(workload))
-        self._scenarios[: -_KEEP_FLEETS + 1] = []
-        self._scenarios.append((workload, scenarios))
-        return scenarios
 
     def admissible(self, workload: Workload, bins: Sequence[Bin]) -> npt.NDArray[np.bool_]:
         """Which of the bins the objective admits, bool (n,)."""

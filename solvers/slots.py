@@ -15,6 +15,9 @@ from packer.profile import Profile
 from packer.solvers.base import Problem
 from packer.solvers.candidates import max_loras_candidates
 
+_WIDE = 3
+"""Neighbours of a climb where a call costs more than the evaluation of a bin."""
+
 
 class SlotSearch:
     """Makes the bins of one solver run, with the right slots, and evaluates whether they are admissible."""
@@ -22,6 +25,8 @@ class SlotSearch:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._ranks: list[int] = problem.workload.ranks.tolist()
+        self.width = _WIDE if problem.evaluator.fast else 1
+        """How many neighbours on either side a climb evaluates at once."""
 
     def make(
         self,
@@ -98,7 +103,7 @@ class SlotSearch:
 
 
 class _Climb:
-    """Hill climbing over the slots of otherwise equal bins, evaluating both neighbours at once."""
+    """Hill climbing over the slots of otherwise equal bins, evaluating neighbours on both sides at once."""
 
     def __init__(self, slots: SlotSearch, candidates: Sequence[int], make: Callable[[int], Bin]) -> None:
         self.slots, self.candidates, self.make = slots, candidates, make
@@ -108,10 +113,11 @@ class _Climb:
 
     def run(self, start: int, *, until_admissible: bool) -> Bin | None:
         """The best admissible bin on the way up, the first one if that is enough; None if there is none."""
-        at = start
-        self._evaluate([at])
+        at, width = start, self.slots.width
+        if until_admissible:
+            self._evaluate([at])
         while not (until_admissible and self.admissible):
-            self._evaluate([k for k in (at - 1, at + 1) if 0 <= k < len(self.candidates)])
+            self._evaluate(range(max(0, at - width), min(len(self.candidates), at + width + 1)))
             top = max(self.score, key=lambda k: (self.score[k], -abs(k - start)))
             if top == at:
                 break
@@ -161,6 +167,12 @@ def scores(found: Evaluations) -> list[tuple[float, ...]]:
         else (0.0, served / offered if offered else 1.0)
         for feasible, risk, ttft, itl, served, offered in rows
     ]
+
+
+def qualities(found: Evaluations) -> list[tuple[float, float, float]]:
+    """`quality` of each server."""
+    columns = (found.starvation_probability, found.mean_ttft_ms, found.mean_itl_ms)
+    return [_quality(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def quality(row: Evaluation) -> tuple[float, float, float]:

@@ -10,7 +10,7 @@ from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.order import paper_order
-from packer.solvers.slots import SlotSearch, quality
+from packer.solvers.slots import SlotSearch, qualities
 
 _RELIEFS = 2
 
@@ -47,23 +47,29 @@ def _even(problem: Problem, n: int) -> list[Bin] | None:
 def _relieve(problem: Problem, bins: list[Bin]) -> list[Bin]:
     """Move adapters from the worst-off GPU to less loaded ones while that makes the worse of both better."""
     slots = SlotSearch(problem)
-    grades = [quality(row) for row in problem.evaluator.evaluate(problem.workload, bins)]
-    tried: set[tuple[Bin, Bin]] = set()
+    grades = qualities(problem.evaluator.evaluate(problem.workload, bins))
+    loads = np.array([bin_.offered_tok_s(problem.workload) for bin_ in bins])
+    changes = [0] * len(bins)
+    tried: set[tuple[int, int, int, int]] = set()  # pairs of GPUs, each with the number of its changes
     for _ in range(_RELIEFS * len(bins)):
-        worst = max(range(len(bins)), key=lambda k: grades[k])
-        loads = [bin_.offered_tok_s(problem.workload) for bin_ in bins]
-        others = sorted((k for k in range(len(bins)) if k != worst), key=lambda k: (loads[k], k))
-        target = next((k for k in others if (bins[worst], bins[k]) not in tried), None)
-        if target is None or problem.out_of_time():
-            break
-        pair = _level(slots, bins[worst], bins[target], (loads[worst] - loads[target]) / 2)
-        rows = problem.evaluator.evaluate(problem.workload, pair) if pair else ()
-        new = [quality(row) for row in rows]
-        if new and max(new) < grades[worst]:
-            bins[worst], bins[target] = pair
-            grades[worst], grades[target] = new
+        worst = max(range(len(bins)), key=grades.__getitem__)
+        for target in np.argsort(loads, kind="stable").tolist():
+            pair = (worst, target, changes[worst], changes[target])
+            if target != worst and pair not in tried:
+                break
         else:
-            tried.add((bins[worst], bins[target]))
+            break
+        if problem.out_of_time():
+            break
+        made = _level(slots, bins[worst], bins[target], (loads[worst] - loads[target]) / 2)
+        new = qualities(problem.evaluator.evaluate(problem.workload, made)) if made else []
+        if not new or max(new) >= grades[worst]:
+            tried.add(pair)
+            continue
+        for k, bin_, grade in zip((worst, target), made, new, strict=True):
+            bins[k], grades[k] = bin_, grade
+            loads[k] = bin_.offered_tok_s(problem.workload)
+            changes[k] += 1
     return bins
 
 
@@ -104,16 +110,9 @@ def even_parts(problem: Problem, n: int) -> list[list[int]]:
 
 
 def _better(problem: Problem, new: Sequence[Bin], old: Sequence[Bin]) -> bool:
-    found = problem.evaluator.evaluate(problem.workload, [*new, *old])
-    if not problem.objective.admissible(found)[: len(new)].all():
+    found_new, found_old = (problem.evaluator.evaluate(problem.workload, bins) for bins in (new, old))
+    if not problem.objective.admissible(found_new).all():
         return False
-    rows = list(found)
-    worst_new = max(quality(row) for row in rows[: len(new)])
-    worst_old = max(quality(row) for row in rows[len(new) :])
-    keys = [
-        problem.objective.key(
-            problem.workload, bins, problem.evaluator.evaluate(problem.workload, list(bins))
-        )
-        for bins in (new, old)
-    ]
-    return keys[0] <= keys[1] and worst_new < worst_old
+    key = problem.objective.key
+    no_worse = key(problem.workload, new, found_new) <= key(problem.workload, old, found_old)
+    return no_worse and max(qualities(found_new)) < max(qualities(found_old))

@@ -27,8 +27,11 @@ class FirstFit:
     def __init__(self, problem: Problem, order: npt.NDArray[np.int64]) -> None:
         self.problem = problem
         self.slots = SlotSearch(problem)
-        self.queue: list[int] = order.tolist()
+        self.queue = order
         self.loads = problem.workload.offered_tok_s_by_adapter
+        self._waiting = np.zeros(len(problem.workload), dtype=bool)
+        self._waiting[order] = True
+        self._falling = order[np.lexsort((order, -self.loads[order]))]  # the queue by falling load
         self.bins: list[Bin] = []
         self.left: list[int] = []
         self.reasons: list[str] = []
@@ -37,29 +40,32 @@ class FirstFit:
     def run(self) -> None:
         """Pack until the queue is empty; out of time, the rest is packed without searching."""
         total = len(self.queue)
-        while self.queue:
+        while self.queue.size:
             self.problem.progress("packing", total - len(self.queue), total)
             opened = self._open()
             if opened is None:
-                self._hot(self.queue.pop(0))
+                hot = int(self.queue[0])
+                self._take([hot])
+                self._hot(hot)
                 continue
             self._close(opened)
 
     def _close(self, opened: Bin) -> None:
         """Add what still fits, choose the slots, and take the adapters out of the queue."""
-        self._take(opened)
-        if self.queue and not self.problem.out_of_time():
-            topped = top_up(self.slots, opened, self.queue)
-            self._take(topped)
-            opened = topped
+        self._take(opened.adapters)
+        lighter = self.queue.size > 0 and self.loads[self._falling[-1]] < self.loads[self.queue[0]]
+        if lighter and not self.problem.out_of_time():
+            opened = top_up(self.slots, opened, self._falling)
+            self._take(opened.adapters)
         if not self.problem.out_of_time():
             opened = self.slots.best(opened)
         self._last[opened.profile] = opened
         self.bins.append(opened)
 
-    def _take(self, bin_: Bin) -> None:
-        taken = set(bin_.adapters)
-        self.queue = [i for i in self.queue if i not in taken]
+    def _take(self, adapters: Sequence[int]) -> None:
+        self._waiting[list(adapters)] = False
+        self.queue = self.queue[self._waiting[self.queue]]
+        self._falling = self._falling[self._waiting[self._falling]]
 
     def _open(self) -> Bin | None:
         """The next GPU with a prefix of the queue, of the type that suits the objective best."""
@@ -78,10 +84,11 @@ class FirstFit:
         last = self._last.get(profile)
         hint = None if last is None else last.max_loras
         limit = min(len(self.queue), MAX_ADAPTERS_PER_GPU - len(seed))
+        waiting: list[int] = self.queue[:limit].tolist()
 
         def feasible(n: int, thorough: bool) -> Bin | None:
             nonlocal hint
-            adapters = [*(i for i, _ in seed), *self.queue[:n]]
+            adapters = [*(i for i, _ in seed), *waiting[:n]]
             shares = [*(share for _, share in seed), *[1.0] * n]
             found = self.slots.feasible(adapters, profile, shares, hint, thorough=thorough)
             hint = found.max_loras if found is not None else hint

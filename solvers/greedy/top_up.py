@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from packer.bin import Bin
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.greedy.largest import largest
 from packer.solvers.slots import SlotSearch
 
+IntArray = npt.NDArray[np.int64]
 _ROUNDS = 4
 
 
-def top_up(slots: SlotSearch, bin_: Bin, queue: Sequence[int]) -> Bin:
-    """The bin with adapters from the queue added: the heaviest that fits, again and again.
+def top_up(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
+    """The bin with adapters of `rest` (by falling load) added: the heaviest that fits, again and again.
 
-    What fits is found by bisection over the queue sorted by load: if an adapter fits, a lighter one does.
+    What fits is found by bisection: if an adapter fits, a lighter one does.
     """
-    loads = slots.problem.workload.offered_tok_s_by_adapter
-    if min(loads[i] for i in queue) >= loads[queue[0]]:
-        return bin_  # the queue's head did not fit, and nothing is lighter
-    rest = sorted(queue, key=lambda i: (-loads[i], i))
     for _ in range(_ROUNDS):
         first = _first_fitting(slots, bin_, rest)
         if first is None:
@@ -28,7 +28,7 @@ def top_up(slots: SlotSearch, bin_: Bin, queue: Sequence[int]) -> Bin:
         rest = rest[first:]
         grown = _grow(slots, bin_, rest)
         bin_, rest = grown, rest[len(grown.adapters) - len(bin_.adapters) :]
-        if not rest or slots.problem.out_of_time():
+        if not rest.size or slots.problem.out_of_time():
             return bin_
     return bin_
 
@@ -38,30 +38,40 @@ def _with(slots: SlotSearch, bin_: Bin, more: Sequence[int]) -> Bin | None:
     adapters = [*bin_.adapters, *more]
     if len(adapters) > MAX_ADAPTERS_PER_GPU:
         return None
-    shares = (*bin_.shares, *[1.0] * len(more))
+    shares = (*bin_.shares, *[1.0] * len(more)) if bin_.is_split else ()
     most = len(adapters) if bin_.max_loras == len(bin_.adapters) else bin_.max_loras
     candidate = slots.make(adapters, most, bin_.profile, shares)
     return candidate if slots.admissible([candidate])[0] else None
 
 
-def _first_fitting(slots: SlotSearch, bin_: Bin, rest: Sequence[int]) -> int | None:
-    """Position of the heaviest single adapter that fits, in a list sorted by falling load."""
-    low, high = 0, len(rest) - 1
-    if _with(slots, bin_, rest[high:]) is None:
+def _first_fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int | None:
+    """Position of the heaviest single adapter that fits, in a list sorted by falling load.
+
+    Adapters of equal load and rank fit or don't fit together: the first of each such run is evaluated.
+    """
+    workload = slots.problem.workload
+    loads, ranks = workload.offered_tok_s_by_adapter[rest], workload.ranks[rest]
+    changes = np.flatnonzero((np.diff(loads) != 0.0) | (np.diff(ranks) != 0)) + 1
+    starts = [0, *changes.tolist()]
+    low, high = 0, len(starts) - 1
+    if _with(slots, bin_, [int(rest[starts[high]])]) is None:
         return None
     while low < high:
         middle = (low + high) // 2
-        if _with(slots, bin_, rest[middle : middle + 1]) is not None:
+        if _with(slots, bin_, [int(rest[starts[middle]])]) is not None:
             high = middle
         else:
             low = middle + 1
-    return high
+    return starts[high]
 
 
-def _grow(slots: SlotSearch, bin_: Bin, rest: Sequence[int]) -> Bin:
+def _grow(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
     """The bin with as many of the first adapters of the list as fit."""
 
-    def feasible(n: int, _thorough: bool) -> Bin | None:
-        return _with(slots, bin_, rest[:n])
+    room = min(len(rest), MAX_ADAPTERS_PER_GPU - len(bin_.adapters))
+    lightest_last: list[int] = rest[:room].tolist()
 
-    return largest(feasible, 1, len(rest), slots.problem.out_of_time) or bin_
+    def feasible(n: int, _thorough: bool) -> Bin | None:
+        return _with(slots, bin_, lightest_last[:n])
+
+    return largest(feasible, 1, room, slots.problem.out_of_time) or bin_
