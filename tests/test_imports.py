@@ -9,13 +9,8 @@ from typing import Any
 import pytest
 
 CORE = {
-<<<<<<< HEAD
-    "adapter", "arrival", "bin", "checks", "cluster", "errors", "evaluation", "fingerprint", "lengths",
-    "plan", "profile", "registry", "settings", "strategies", "terms", "workload",
-=======
     "adapter", "arrival", "bin", "checks", "cluster", "errors", "evaluation", "fingerprint", "lengths", "memo",
-    "plan", "profile", "registry", "settings", "strategies", "workload",
->>>>>>> 8d5c766 (Greedy in linear time: the queue is kept in arrays; values that belong to a fleet are computed once)
+    "plan", "profile", "registry", "settings", "strategies", "terms", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {
