@@ -162,6 +162,7 @@ def rows_of(launch: Launch, case: ServerCase, place: Place) -> list[dict[str, An
                 "replayed_in_fixed_order": median_loads(fixed, kept),
                 **timing(inside_run, load.duration_s),
                 "predicted": predicted(case, load, inside_run, launch),
+                "predicted_sparing": predicted(replace(case, sparing=True), load, inside_run, launch),
             }
         )
     return rows
@@ -227,7 +228,7 @@ def predicted(case: ServerCase, load: LoadResult, steps: Steps, launch: Launch) 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table for people."""
     head = ["slots", "host", "eviction", "req/s", "adapters/step", "loads/request", "replayed", "predicted"]
-    head += ["from disk", "time in loads", "throughput, tok/s"]
+    head += ["from disk", "time in loads", "throughput, tok/s", "sparing, predicted"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for r in sorted(rows, key=lambda r: (r["host"] < ADAPTERS, r["slots"], r["rate"], r["sparing"])):
         done = max(r["completed"], 1)
@@ -243,6 +244,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             f"{100 * r['disk_loads'] / max(r['loads'], 1):.0f} %",
             f"{100 * r['share_in_loads']:.0f} %",
             f"{r['throughput_tok_s']:,.0f}",
+            "" if r["sparing"] else f"{r['predicted_sparing']['tokens'] / r['predicted']['tokens'] - 1:+.1%}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
