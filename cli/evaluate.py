@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from packer.cli.declare import bundle, command, option
+from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import LENGTH, PlanFile, Writing, predictor_option, rate_factor_option, seed_option
 from packer.cli.output import note, number, table
 from packer.cli.plan_table import growth, result_of, servers
@@ -45,6 +45,7 @@ class Changes:
         metavar="SECONDS",
         help="Simulated time of each server (twin only).  [default: until the result is clear]",
     )
+    rewrite: bool = flag(help="PLAN was changed by hand: evaluate it and write it over the file (or to -o).")
     output: str | None = option(
         "-o", "--output", metavar="FILE", help="Write the plan with the new figures to this file."
     )
@@ -121,6 +122,7 @@ def evaluate(
     Examples:
       packer evaluate plan.json --seed 7 --duration 14400
       packer evaluate plan.json --rate-factor 1.2 --add new.csv --remove old-adapter
+      packer evaluate changed.json --rewrite
       packer evaluate plan.json --log access.jsonl --seen seen.csv
       packer evaluate plan.json --url http://prometheus:9090 --every 300 --json
     """
@@ -132,7 +134,7 @@ def evaluate(
     read = traffic.reader(metrics)
     if read is None and (traffic.every_s is not None or traffic.seen_path is not None):
         raise ValidationError("Expected one of --log, --url and --input with --every or --seen.")
-    plan = file.plan()
+    plan = file.plan(changed=changes.rewrite)
     out.note_profiles(*(item.profile for item in plan.bins))
     if read is not None:
         return _follow(plan, read, changes, traffic, ranks, out)
@@ -147,7 +149,7 @@ def evaluate(
             duration_s=changes.duration_s,
             progress=progress,
         )
-    _write(found, changes.output, out)
+    _write(found, changes.output or (file.plan_path if changes.rewrite else None), out)
     out.result(found.to_dict, lambda: [_servers(plan, found), *_conclusion(found)])
     return 0 if found.holds else 3
 

@@ -141,11 +141,11 @@ class PlanFile:
 
     plan_path: str = argument("PLAN")
 
-    def plan(self) -> Plan:
-        """The plan in the file."""
+    def plan(self, *, changed: bool = False) -> Plan:
+        """The plan in the file; `changed`: what the file says of it need not be true any more."""
         from packer.io.plans import read_plan
 
-        return read_plan(self.plan_path)
+        return read_plan(self.plan_path, changed=changed)
 
 
 @bundle

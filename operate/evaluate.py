@@ -15,6 +15,7 @@ from packer.evaluation import Evaluation, Evaluations
 from packer.operate.changes import changed_plan
 from packer.plan import Plan, Status
 from packer.solvers.api import HEADROOM_GPUS
+from packer.solvers.assemble import versions
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import headroom
 from packer.solvers.verify import FRESH_SEED
@@ -168,6 +169,7 @@ def evaluate_plan(
         unplaced=tuple(unplaced),
         verified=whole if evaluator.name == "twin" else None,
         seed=used,
+        versions=versions(profiles),
         details={"evaluated": True, "rate_factor": rate_factor, "duration_s": duration_s},
     )
     before = Evaluations.of([plan.evaluations[gpu] for gpu in changed.gpus])

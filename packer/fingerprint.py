@@ -6,12 +6,16 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 SCHEMA = 1
 """Version of the canonical form; raised when a field's default, or the meaning of a field, changes."""
+
+
+_NONE = object()
 
 
 def fingerprint(**parts: object) -> str:
@@ -28,23 +32,29 @@ def fingerprint(**parts: object) -> str:
 
 def canonical(value: Any) -> Any:
     """A value as JSON-able data: dataclasses as dicts without defaults, numbers as floats, arrays as digests."""
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, (float, int)):
+        return float(value)
     if is_dataclass(value) and not isinstance(value, type):
-        given = {item.name: getattr(value, item.name) for item in fields(value) if _is_set(value, item)}
-        return canonical(given)
+        given = ((name, getattr(value, name), default) for name, default in _defaults(type(value)))
+        return {name: canonical(each) for name, each, default in given if default is _NONE or each != default}
     if isinstance(value, Mapping):
         return {str(key): canonical(each) for key, each in value.items()}
     if isinstance(value, np.ndarray):
         return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence):
         return [canonical(each) for each in value]
-    if value is None or isinstance(value, (str, bool)):
-        return value
     return float(value)
 
 
-def _is_set(value: object, item: Field[Any]) -> bool:
-    """True if a field differs from its default."""
-    given = getattr(value, item.name)
+@cache
+def _defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
+    """Fields of a dataclass with their defaults, `_NONE` where there is none."""
+    return tuple((item.name, _default(item)) for item in fields(kind))
+
+
+def _default(item: Field[Any]) -> object:
     if item.default is not MISSING:
-        return bool(given != item.default)
-    return item.default_factory is MISSING or bool(given != item.default_factory())
+        return item.default
+    return _NONE if item.default_factory is MISSING else item.default_factory()

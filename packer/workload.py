@@ -14,6 +14,7 @@ from packer import checks
 from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.errors import ValidationError, shown
+from packer.fingerprint import fingerprint
 from packer.lengths import Lengths
 
 _T = TypeVar("_T", bound=np.generic)
@@ -124,6 +125,17 @@ class Workload:
     def rate(self) -> float:
         """Σ rate, req/s."""
         return float(self.rates.sum())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of adapters and traffic, without the workload's name: 16 hex digits."""
+        return fingerprint(
+            adapters=self.adapters,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            length_correlation=self.length_correlation,
+            arrivals=self.arrivals,
+        )
 
     def subset(self, indices: Sequence[int], shares: Sequence[float] | None = None) -> Workload:
         """The workload of one bin: these adapters only, each with its share of the rate (default 1)."""

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
-from packer.checks import slot_rank_for
-from packer.errors import VerificationError
+from packer.errors import ValidationError, VerificationError
 from packer.evaluation import Evaluation, Evaluations
 from packer.objectives.base import Objective
+from packer.placement import check_placement
 from packer.predictors.twin import TwinPredictor
 from packer.solvers.base import Problem, Solution
 from packer.solvers.evaluator import Evaluator
@@ -46,21 +46,15 @@ def check(problem: Problem, solution: Solution) -> None:
         Naming the rule, the bin and the adapter.
     """
     workload = problem.workload
-    placed = np.zeros(len(workload))
+    try:
+        check_placement(workload, solution.bins, solution.unplaced)
+    except ValidationError as error:
+        raise VerificationError(str(error)) from None
     copies = np.zeros(len(workload), dtype=np.int64)
     for k, bin_ in enumerate(solution.bins):
-        _check_bin(problem, k, bin_)
-        index = list(bin_.adapters)
-        placed[index] += np.array(bin_.shares)
-        copies[index] += 1
-    expected = np.ones(len(workload))
-    if not all(0 <= i < len(workload) for i in solution.unplaced):
-        raise VerificationError(f"An unplaced adapter is not one of the {len(workload)} of the workload.")
-    expected[list(solution.unplaced)] = 0.0
-    for i in np.flatnonzero(np.abs(placed - expected) > _SHARE_TOLERANCE).tolist():
-        name = workload.adapters[i].name
-        want = "unplaced" if expected[i] == 0 else "placed once (its shares sum to 1)"
-        raise VerificationError(f"Adapter {name!r} is to be {want}, but its shares sum to {placed[i]:g}.")
+        if bin_.profile not in problem.profiles:
+            raise VerificationError(f"GPU {k} is a {bin_.profile.name!r}, which the problem does not offer.")
+        copies[list(bin_.adapters)] += 1
     for i in np.flatnonzero(copies > problem.max_replicas).tolist():
         raise VerificationError(
             f"Adapter {workload.adapters[i].name!r} is on {copies[i]} GPUs, more than the "
@@ -68,18 +62,6 @@ def check(problem: Problem, solution: Solution) -> None:
         )
     if problem.max_gpus is not None and len(solution.bins) > problem.max_gpus:
         raise VerificationError(f"The plan has {len(solution.bins)} GPUs, more than {problem.max_gpus}.")
-
-
-def _check_bin(problem: Problem, k: int, bin_: Bin) -> None:
-    if max(bin_.adapters) >= len(problem.workload):
-        raise VerificationError(f"GPU {k} holds adapter number {max(bin_.adapters)}, which does not exist.")
-    rank = int(problem.workload.ranks[list(bin_.adapters)].max())
-    if bin_.max_lora_rank < slot_rank_for(rank):
-        raise VerificationError(
-            f"GPU {k} has slots of rank {bin_.max_lora_rank} for an adapter of rank {rank}."
-        )
-    if bin_.profile not in problem.profiles:
-        raise VerificationError(f"GPU {k} is a {bin_.profile.name!r}, which the problem does not offer.")
 
 
 def twin_failures(

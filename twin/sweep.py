@@ -104,11 +104,7 @@ class Sweep:
     def fingerprint(self) -> str:
         """Hash of what every row depends on besides its point: rows of different ones don't mix."""
         return fingerprint(
-            adapters=self.workload.adapters,
-            input_tokens=self.workload.input_tokens,
-            output_tokens=self.workload.output_tokens,
-            length_correlation=self.workload.length_correlation,
-            arrivals=self.workload.arrivals,
+            workload=self.workload.fingerprint,
             profile=self.profile.fingerprint,
             max_lora_rank=self.max_lora_rank,
             duration_s=self.duration_s,

@@ -5,25 +5,29 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import Field
 
 from packer.bin import Bin
 from packer.errors import FileFormatError, ValidationError
-from packer.evaluation import FIGURES, Evaluation, Evaluations
+from packer.evaluation import FIGURES, FLAGS, Evaluation, Evaluations
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
+from packer.io.plan_checks import content, disagreements
 from packer.io.profiles import profile_from_dict, profile_to_dict
 from packer.io.schema import Table, check_version, parse
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
+from packer.placement import check_placement
 from packer.plan import Moves, Plan, Status
 from packer.profile import Profile
-from packer.workload import Workload
 
 SCHEMA = 2
 """Version of the file format."""
+
+AGAIN = "if the plan was changed on purpose: packer evaluate PLAN --rewrite"
 
 
 class GpuTable(Table):
@@ -35,7 +39,7 @@ class GpuTable(Table):
     max_lora_rank: int
     adapters: list[str]
     shares: list[float] = Field(default_factory=list)
-    evaluation: dict[str, float | bool | None]
+    evaluation: dict[str, float | bool | None] | None = None
 
 
 class MovesTable(Table):
@@ -70,6 +74,7 @@ class PlanFile(Table):
     seed: int = 0
     versions: dict[str, str] = Field(default_factory=dict)
     details: dict[str, Any] = Field(default_factory=dict)
+    content: str
     gpus: list[GpuTable]
     profiles: dict[str, Any]
     workload: Any
@@ -103,6 +108,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "seed": plan.seed,
         "versions": dict(plan.versions),
         "details": dict(plan.details),
+        "content": content(plan),
         "gpus": [
             _gpu_to_dict(k, item, plan.evaluations[k], labels[item.profile], names)
             for k, item in enumerate(plan.bins)
@@ -152,37 +158,48 @@ def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False)
     write_text(path, text + "\n", force=force)
 
 
-def read_plan(path: str | os.PathLike[str]) -> Plan:
+def read_plan(path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
     """The plan in a file that `write_plan` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+    changed
+        The file was changed since: its placement is read, and what it says of it is not checked. Evaluate such a
+        plan (`packer.operate.evaluate.evaluate_plan`) before anything else.
 
     Raises
     ------
     FileFormatError
-        The file can't be read, is damaged or is not a plan; names the key.
+        The file can't be read, is damaged, is not a plan or contradicts itself; names the key.
     """
     data = parse_json(read_text(path), path)
     if not isinstance(data, dict) or "gpus" not in data:
         raise FileFormatError("expected a plan (an object with a list 'gpus').", path=path)
-    return plan_from_dict(data, path)
+    return plan_from_dict(data, path, changed=changed)
 
 
-def plan_from_dict(data: Any, path: str | os.PathLike[str]) -> Plan:
-    """The plan in nested dicts; `path` is named in errors."""
+def plan_from_dict(data: Any, path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
+    """The plan in nested dicts; `path` is named in errors. `changed`: see `read_plan`."""
     file = parse(PlanFile, check_version(data, SCHEMA, path), path)
     workload = workload_from_dict(file.workload, path)
     profiles = {label: profile_from_dict(each, path) for label, each in file.profiles.items()}
     number = {name: i for i, name in enumerate(workload.names)}
     bins = tuple(_bin(k, gpu, number, profiles, path) for k, gpu in enumerate(file.gpus))
     unplaced = _numbers(file.unplaced, number, "unplaced", path)
-    _check_placed(bins, unplaced, workload, path)
+    try:
+        check_placement(workload, bins, unplaced)
+    except ValidationError as error:
+        raise FileFormatError(str(error), path=path, key="gpus") from None
     moves = None
     if file.moves is not None:
         moved = _numbers(file.moves.adapters, number, "moves.adapters", path)
         moves = Moves(moved, tuple(file.moves.servers))
-    return Plan(
+    plan = Plan(
         workload=workload,
         bins=bins,
-        evaluations=Evaluations.of([_evaluation(k, gpu, path) for k, gpu in enumerate(file.gpus)]),
+        evaluations=Evaluations.of([_evaluation(k, gpu, path, changed) for k, gpu in enumerate(file.gpus)]),
         status=Status(file.status),
         objective=file.objective,
         solver=file.solver,
@@ -204,6 +221,28 @@ def plan_from_dict(data: Any, path: str | os.PathLike[str]) -> Plan:
         versions=file.versions,
         details=file.details,
     )
+    if not changed:
+        _check_agreement(plan, file, path)
+    return plan
+
+
+def _check_agreement(plan: Plan, file: PlanFile, path: str | os.PathLike[str]) -> None:
+    """Raise at the first place where the file contradicts itself."""
+    for key, fault in chain(disagreements(plan), _derived(plan, file)):
+        raise FileFormatError(f"{fault}; {AGAIN}", path=path, key=key)
+
+
+def _derived(plan: Plan, file: PlanFile) -> Iterator[tuple[str, str]]:
+    """Values in the file that follow from others."""
+    if file.content != content(plan):
+        yield "content", "the servers or the workload are not those that were evaluated"
+    if file.n_gpus != plan.n_gpus:
+        yield "n_gpus", f"expected {plan.n_gpus}, as many as there are, got {file.n_gpus}"
+    for k, gpu in enumerate(file.gpus):
+        if gpu.gpu != k:
+            yield f"gpus.{k}.gpu", f"expected {k}, its place in the list, got {gpu.gpu}"
+    if (file.gap is None) != (plan.gap is None) or abs((file.gap or 0.0) - (plan.gap or 0.0)) > 1e-6:
+        yield "gap", f"expected {plan.gap}, got {file.gap}"
 
 
 def _bin(
@@ -224,8 +263,13 @@ def _bin(
         raise FileFormatError(str(error), path=path, key=f"gpus.{k}") from None
 
 
-def _evaluation(k: int, gpu: GpuTable, path: str | os.PathLike[str]) -> Evaluation:
-    """What the predictor says of a GPU; null where there is no figure."""
+def _evaluation(k: int, gpu: GpuTable, path: str | os.PathLike[str], changed: bool) -> Evaluation:
+    """What the predictor says of a GPU; null where there is no figure. A GPU added by hand has no figures."""
+    if gpu.evaluation is None:
+        if not changed:
+            raise FileFormatError("this key is missing.", path=path, key=f"gpus.{k}.evaluation")
+        figures: dict[str, Any] = dict.fromkeys(FIGURES, math.nan) | dict.fromkeys(FLAGS, False)
+        return Evaluation(**figures)
     figures = {name: _or_nan(value) for name, value in gpu.evaluation.items()}
     return parse(Evaluation, figures, path, f"gpus.{k}.evaluation")
 
@@ -237,24 +281,6 @@ def _numbers(
         if name not in number:
             raise FileFormatError(f"the workload has no adapter {name[:80]!r}.", path=path, key=key)
     return tuple(number[name] for name in names)
-
-
-def _check_placed(
-    bins: Sequence[Bin], unplaced: Sequence[int], workload: Workload, path: str | os.PathLike[str]
-) -> None:
-    """Each adapter once, or in shares that sum to 1: a plan edited by hand may break it."""
-    placed = dict.fromkeys(range(len(workload)), 0.0)
-    for item in bins:
-        for i, share in zip(item.adapters, item.shares, strict=True):
-            placed[i] += share
-    for i in unplaced:
-        placed[i] += 1.0
-    for i, share in placed.items():
-        if not math.isclose(share, 1.0, abs_tol=1e-6):
-            name = workload.names[i]
-            raise FileFormatError(
-                f"adapter {name!r} is placed {share:g} times, not once.", path=path, key="gpus"
-            )
 
 
 def _or_none(value: float | bool) -> float | bool | None:

@@ -34,6 +34,19 @@ def test_evaluate_holds_and_breaks(plan_path: str, capsys: Capture) -> None:
     assert all(gpu["starved"] for gpu in found["gpus"])
 
 
+def test_a_changed_plan_is_evaluated_before_it_is_used(plan_path: str, capsys: Capture) -> None:
+    """No command acts on a plan that was changed by hand; `evaluate --rewrite` makes it a plan again."""
+    path = Path(plan_path)
+    data = json.loads(path.read_text())
+    data["gpus"][0]["max_loras"] += 1
+    path.write_text(json.dumps(data))
+    for words in (["evaluate", plan_path], ["export", plan_path], ["report", plan_path, "-o", "r.html"]):
+        assert run(words) == 2
+        assert "packer evaluate PLAN --rewrite" in capsys.readouterr().err
+    assert run(["evaluate", plan_path, "--rewrite", "-q"]) == 0
+    assert run(["export", plan_path]) == 0
+
+
 def test_evaluate_adds_and_removes(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
     """Adapters come from a workload file and go by name; one that no slot can hold breaks the plan."""
     add = tmp_path / "add.csv"

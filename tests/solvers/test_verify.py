@@ -36,10 +36,10 @@ def test_a_sound_solution_passes() -> None:
 @pytest.mark.parametrize(
     ("bins", "unplaced", "says"),
     [
-        ((Bin((0, 1), Slots(2, 16), PROFILE),), (), "'c' is to be placed once"),
+        ((Bin((0, 1), Slots(2, 16), PROFILE),), (), "'c' to be placed once"),
         ((Bin((0, 1, 2), Slots(3, 16), PROFILE), Bin((2,), Slots(1, 8), PROFILE)), (), "'c'.*sum to 2"),
-        ((Bin((0, 1, 2), Slots(3, 16), PROFILE),), (2,), "'c' is to be unplaced"),
-        ((Bin((0, 1, 2), Slots(3, 8), PROFILE),), (), "GPU 0 has slots of rank 8"),
+        ((Bin((0, 1, 2), Slots(3, 16), PROFILE),), (2,), "'c' to be unplaced"),
+        ((Bin((0, 1, 2), Slots(3, 8), PROFILE),), (), "max_lora_rank of GPU 0 >= 16"),
         ((Bin((0, 1, 2), Slots(3, 16), PROFILE, (0.9, 1.0, 1.0)),), (), "sum to 0.9"),
         ((Bin((0, 1, 7), Slots(3, 16), PROFILE),), (2,), "does not exist"),
         ((Bin((0, 1, 2), Slots(3, 16), small_profile("x/y")),), (), "does not offer"),

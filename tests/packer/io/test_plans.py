@@ -15,7 +15,9 @@ import pytest
 from packer.errors import FileFormatError, OutputError
 from packer.evaluation import Evaluations
 from packer.io.plans import plan_to_dict, read_plan, write_plan
+from packer.operate.evaluate import evaluate_plan
 from packer.plan import Moves, Plan, Status
+from packer.testing.analytic import AnalyticPredictor
 
 
 @pytest.fixture
@@ -68,10 +70,13 @@ def test_unplaced_adapters_come_back_by_name(plan: Plan, tmp_path: Path) -> None
     placed = {i for i, share in zip(kept[0].adapters, kept[0].shares, strict=True) if share == 1}
     whole = replace(kept[0], adapters=tuple(sorted(placed)), shares=())
     left = tuple(sorted(set(range(6)) - placed))
+    row = replace(plan.evaluations[0], offered_tok_s=whole.offered_tok_s(plan.workload))
     partial = replace(
         plan,
         bins=(whole,),
-        evaluations=Evaluations.of([plan.evaluations[0]]),
+        evaluations=Evaluations.of([row]),
+        headroom=(),
+        moves=None,
         status=Status.INFEASIBLE,
         unplaced=left,
         reasons=("too little",),
@@ -128,7 +133,7 @@ def damaged(data: dict[str, Any], change: str) -> str:
         ("missing key", "status"),
         ("adapter", "no adapter 'nobody'"),
         ("twice", "gpus.0"),
-        ("lost", "is placed"),
+        ("lost", "placed once"),
         ("profile", "no profile 'none'"),
         ("slot", "one of 1, 8, 16"),
         ("number", "gpus.0.evaluation.offered_tok_s"),
@@ -141,3 +146,86 @@ def test_a_damaged_file_says_what_is_wrong(plan: Plan, tmp_path: Path, change: s
     with pytest.raises(FileFormatError, match=says) as caught:
         read_plan(path)
     assert str(path) in str(caught.value)
+
+
+def _gpu(key: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data["gpus"][0].update({key: value})
+
+
+def _figure(key: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data["gpus"][0]["evaluation"].update({key: value})
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "fewer slots": (_gpu("max_loras", 1), "not those that were evaluated"),
+    "slots without memory": (
+        _gpu("max_loras", 100_000),
+        "its evaluation says that it starts, but 100000 slots",
+    ),
+    "a starved server": (_figure("starved", True), "'infeasible', as GPU 0 fails"),
+    "a server that does not start": (_figure("memory_error", True), "'infeasible', as GPU 0 fails"),
+    "another rate": (
+        lambda d: d["workload"]["adapters"][0].update(rate=0.2),
+        "not those that were evaluated",
+    ),
+    "another count": (lambda d: d.update(n_gpus=1), "key 'n_gpus': expected 2"),
+    "another number": (_gpu("gpu", 3), "key 'gpus.0.gpu': expected 0"),
+    "another gap": (lambda d: d.update(gap=0.1), "key 'gap': expected 0.5"),
+    "a bound beyond the value": (
+        lambda d: d.update(lower_bound=3.0),
+        "key 'lower_bound': expected at most 2",
+    ),
+    "a bound that is not there": (lambda d: d.update(lower_bound=None, gap=None), "key 'bound_proven'"),
+    "optimal": (lambda d: d.update(status="optimal"), "attains a proven lower bound"),
+    "infeasible": (lambda d: d.update(status="infeasible", gap=None), "an infeasible plan has"),
+    "headroom": (lambda d: d.update(headroom=[1.0]), "key 'headroom': expected an entry for each of the 2"),
+    "moves": (lambda d: d["moves"].update(servers=[]) or d["moves"]["servers"].extend([1]), "moves.servers"),
+    "another profile": (lambda d: d["versions"].update({"profile toy": "0" * 16}), "key 'profiles'"),
+    "a missing evaluation": (lambda d: d["gpus"][1].pop("evaluation"), "gpus.1.evaluation"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_plan_that_contradicts_itself_is_refused_until_it_is_evaluated(
+    plan: Plan, tmp_path: Path, change: str
+) -> None:
+    """No reader acts on figures that are not those of the plan; evaluated again, the plan is whole."""
+    data, path = plan_to_dict(plan), tmp_path / "plan.json"
+    edit, says = CHANGES[change]
+    edit(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(FileFormatError, match=says):
+        read_plan(path)
+    again = evaluate_plan(read_plan(path, changed=True), AnalyticPredictor()).plan
+    write_plan(again, path, force=True)
+    assert read_plan(path).n_gpus == plan.n_gpus
+
+
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda d: d["workload"]["adapters"][1].update(rank=64), "max_lora_rank of GPU 1 >= 64"),
+        (lambda d: d["gpus"].pop(), "to be placed once"),
+        (_gpu("max_loras", 0), "max_loras"),
+        (_gpu("shares", [0.1, 1.0, 1.0]), "shares that sum to"),
+    ],
+)
+def test_a_placement_that_no_solver_makes_is_refused(
+    plan: Plan, tmp_path: Path, edit: Callable[[dict[str, Any]], None], says: str, *, changed: bool
+) -> None:
+    """Rules of a placement hold for every file: an evaluation can't mend an adapter that no slot holds."""
+    data, path = plan_to_dict(plan), tmp_path / "plan.json"
+    edit(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(FileFormatError, match=says):
+        read_plan(path, changed=changed)
+
+
+def test_a_key_twice_is_refused(plan: Plan, tmp_path: Path) -> None:
+    """Which of two values counts is nobody's guess."""
+    text = json.dumps(plan_to_dict(plan))
+    path = tmp_path / "plan.json"
+    path.write_text(text.replace('"n_gpus": 2', '"n_gpus": 1, "n_gpus": 2'))
+    with pytest.raises(FileFormatError, match="appears twice"):
+        read_plan(path)

@@ -1,0 +1,45 @@
+"""The rules that every placement keeps, whoever made it: a solver, a plug-in or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.errors import ValidationError
+from packer.workload import Workload
+
+SHARE_TOLERANCE = 1e-6
+
+
+def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[int]) -> None:
+    """Raise unless each adapter is on one server, or in shares that sum to 1, or unplaced, and ranks fit.
+
+    Raises
+    ------
+    ValidationError
+        Naming the rule, the GPU and the adapter.
+    """
+    n = len(workload)
+    placed = np.zeros(n)
+    for k, bin_ in enumerate(bins):
+        index = list(bin_.adapters)
+        if max(index) >= n:
+            raise ValidationError(f"GPU {k} holds adapter number {max(index)}, which does not exist.")
+        rank = int(workload.ranks[index].max())
+        if bin_.max_lora_rank < rank:
+            raise ValidationError(
+                f"Expected max_lora_rank of GPU {k} >= {rank}, the largest rank of its adapters, "
+                f"got {bin_.max_lora_rank}."
+            )
+        placed[index] += np.array(bin_.shares)
+    if not all(0 <= i < n for i in unplaced):
+        raise ValidationError(f"An unplaced adapter is not one of the {n} of the workload.")
+    expected = np.ones(n)
+    expected[list(unplaced)] = 0.0
+    for i in np.flatnonzero(np.abs(placed - expected) > SHARE_TOLERANCE).tolist():
+        want = "unplaced" if expected[i] == 0 else "placed once (its shares sum to 1)"
+        raise ValidationError(
+            f"Expected adapter {workload.names[i]!r} to be {want}, got shares that sum to {placed[i]:g}."
+        )
