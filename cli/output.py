@@ -155,18 +155,14 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
     if quiet or not sys.stderr.isatty():
         yield lambda _what, _done, _total: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    shape = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    shape = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*shape, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task("starting", total=None)
 
         def update(what: str, done: int, total: int) -> None:
-            bar.update(task, description=printable(what), completed=done, total=total or None)
+            count = f"{printable(what)} {done:,}/{total:,}" if total else printable(what)
+            bar.update(task, description=count, completed=done, total=total or None)
 
         yield update

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from markupsafe import Markup
 
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.report.context import milliseconds
 from packer.report.curves import Curves
 from packer.report.figures import Line, Mark, Panel, Scatter
-from packer.report.inline_svg import render_panel
-from packer.report.palette import SERIES
+from packer.report.figures_svg import Chart, chart
 
 Matrix = npt.NDArray[np.float64]
 MAX_LINES = 6
 """More GPUs than this are drawn as thin lines of one colour."""
-
-
-class Chart(NamedTuple):
-    """A drawn chart; `legend`: (class, label) of each series; `many`: thin lines."""
-
-    title: str
-    unit: str
-    svg: Markup
-    legend: list[tuple[str, str]]
-    many: bool
+BREAKS = 6
+"""Colour of the points where GPUs break: that of no line."""
 
 
 def _growth(factor: float) -> str:
@@ -69,28 +58,27 @@ def _chart(
 ) -> Chart:
     factors = curves.factors[: len(values)]
     many = len(curves.gpus) > MAX_LINES
-    lines = [
-        Line(factors, values[:, k], f"GPU {gpu}", color=0 if many else k) for k, gpu in enumerate(curves.gpus)
-    ]
-    legend = (
-        [("c0", "a GPU")] if many else [(f"c{k % len(SERIES)}", line.label) for k, line in enumerate(lines)]
-    )
-    series: list[Line | Scatter] = [*lines]
+    series: list[Line | Scatter] = []
+    for k, gpu in enumerate(curves.gpus):
+        label = f"GPU {gpu}" if not many else "" if k else "a GPU"
+        series.append(Line(factors, values[:, k], label, color=0 if many else k))
     ends = _ends(curves, values)
     if ends:
-        series.append(Scatter([x for x, _, _ in ends], [y for _, y, _ in ends], "breaks", color=1))
-        legend.append(("dot c1", "breaks"))
+        texts = [f"GPU {curves.gpus[row]} breaks" for _, _, row in ends]
+        series.append(
+            Scatter([x for x, _, _ in ends], [y for _, y, _ in ends], "breaks", color=BREAKS, texts=texts)
+        )
     broken = [factor for factor, _, _ in ends]
     marks = [Mark(min(broken), "" if mark is None else "first one breaks")] if broken else []
     panel = Panel(
         series,
         title=title,
         x_label="growth of every rate",
+        y_label=unit,
         y_log=log,
         marks=[*marks, mark] if mark else marks,
     )
-    svg = render_panel(panel, x_format=_growth, y_format=short_number, from_zero=mark is None)
-    return Chart(title, unit, svg, legend, many)
+    return chart(panel, x_format=_growth, from_zero=mark is None, many=many)
 
 
 def _ends(curves: Curves, values: Matrix) -> list[tuple[float, float, int]]:
@@ -101,13 +89,6 @@ def _ends(curves: Curves, values: Matrix) -> list[tuple[float, float, int]]:
         if factor is not None and curves.factors.index(factor) < len(values):
             found.append((factor, float(values[curves.factors.index(factor), row]), row))
     return found
-
-
-def short_number(value: float) -> str:
-    """A tick: 25k instead of 25,000."""
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:g}M"
-    return f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:,g}"
 
 
 def growth_rows(curves: Curves) -> list[tuple[str, ...]]:

@@ -58,12 +58,9 @@ def _value(row: Row, key: str) -> float:
 
 
 def _bars(rows: Sequence[Row], key: str, name: str, unit: str, _log: bool) -> Panel:
-    marked = [
-        label if row["outcome"] == "ok" else f"{label} ✗"
-        for label, row in zip(labels(rows), rows, strict=True)
-    ]
-    values = [0.0 if math.isnan(value) else value for value in (_value(row, key) for row in rows)]
-    return Panel([Bars(marked, values)], title=name, y_label=unit)
+    failed = [row["outcome"] != "ok" for row in rows]
+    names = [f"{label} ✗" if bad else label for label, bad in zip(labels(rows), failed, strict=True)]
+    return Panel([Bars(names, [_value(row, key) for row in rows], failed=failed)], title=name, y_label=unit)
 
 
 def _curves(rows: Sequence[Row], key: str, name: str, unit: str, log: bool) -> Panel:

@@ -77,17 +77,18 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One bar for each category."""
+    """One bar for each category. `failed`: which of them stand for something that failed; they are outlines."""
 
     categories: Sequence[str]
     y: Values
     label: str = ""
     color: int | None = None
+    failed: Sequence[bool] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "categories", tuple(str(name) for name in self.categories))
         object.__setattr__(self, "y", _numbers("y", self.y))
-        _same_length(self.label, self.categories, self.y)
+        _same_length(self.label, self.categories, self.y, *([self.failed] if self.failed else []))
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,14 +97,18 @@ def _draw_bars(axes: Axes, panel: Panel) -> None:
         spots = [place[name] for name in item.categories]
         shift = 0.0 if panel.stacked else (order - (len(bars) - 1) / 2) * width
         bottom = [height[spot] if panel.stacked else 0.0 for spot in spots]
-        axes.bar(
+        color = panel.color(position)
+        drawn = axes.bar(
             [spot + shift for spot in spots],
             item.y,
             width,
             bottom=bottom,
-            color=panel.color(position),
+            color=color,
             label=_text(item.label),
         )
+        for bar, failed in zip(drawn, item.failed, strict=False):
+            if failed:
+                bar.set(facecolor="none", edgecolor=color, linestyle="--")
         for spot, value in zip(spots, item.y, strict=True):
             height[spot] += value
     crowded = len(categories) > 8 or max(map(len, categories), default=0) > 12

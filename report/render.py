@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.resources import files
-from typing import Any
+
+from markupsafe import Markup
 
 from packer.plan import Plan
 from packer.report import charts, context
 from packer.report.curves import Curves
-from packer.report.palette import DARK, LIGHT, SERIES
+from packer.report.templates import read, render
 
 COMPARED = {
     "solver": "solver",
@@ -31,24 +30,6 @@ COMPARED = {
 _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
 
 
-@cache
-def _template() -> Any:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_read),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html")
-
-
-def _read(name: str) -> str:
-    return (files("packer.report") / "templates" / name).read_text("utf-8")
-
-
 def render_report(
     plan: Plan, *, curves: Curves | None = None, comparison: Sequence[Mapping[str, object]] = ()
 ) -> str:
@@ -63,12 +44,11 @@ def render_report(
     comparison
         Rows of a comparison of solvers, shown as they are; all with the same keys.
     """
-    import markupsafe
-
-    script = _read("report.js")
+    script = read("report.js")
     shown = _compared_keys(comparison)
     profiles = list(dict.fromkeys(item.profile for item in plan.bins))
-    page: str = _template().render(
+    return render(
+        "report.html",
         plan=plan,
         title=context.visible(plan.workload.name),
         headline=context.headline(plan),
@@ -85,14 +65,9 @@ def render_report(
         profiles=[(context.profile_facts(profile), sorted(profile.errors.items())) for profile in profiles],
         estimated=[profile.label for profile in profiles if not profile.calibrated],
         facts=context.plan_facts(plan),
-        style=markupsafe.Markup(_read("report.css")),
-        colors=SERIES,
-        light=LIGHT,
-        dark=DARK,
-        script=markupsafe.Markup(script),
+        script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-    return page
 
 
 def _compared_keys(rows: Sequence[Mapping[str, object]]) -> list[str]:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from packer.report.figures import Area, Band, Bars, Line, Mark, Panel, Scatter
-from packer.report.inline_svg import Scale, nice_step, render_panel
+from packer.report.figures_svg import Scale, chart, nice_step, render_panel
 
 
 def test_values_land_where_they_belong() -> None:
@@ -49,7 +49,12 @@ def test_empty_panels_are_drawn() -> None:
         ElementTree.fromstring(str(render_panel(Panel([Line([math.nan], [math.nan])], y_log=log))))
 
 
-def test_bars_are_refused() -> None:
-    """Bars belong into HTML, and silently dropping them would lie."""
-    with pytest.raises(ValueError, match="lines, areas and points"):
-        render_panel(Panel([Bars(["a"], [1])]))
+@pytest.mark.parametrize(("stacked", "lefts"), [(False, 1), (True, 2)])
+def test_bars_are_rows(stacked: bool, lefts: int) -> None:
+    """Each bar is a rectangle as long as its value; stacked ones go on where the one before ended."""
+    panel = Panel([Bars(["a"], [1], "x"), Bars(["a"], [3], "y", failed=[True])], stacked=stacked)
+    rects = list(ElementTree.fromstring(str(chart(panel).svg)).iter("rect"))
+    widths = [float(rect.attrib["width"]) for rect in rects]
+    assert widths[1] == pytest.approx(3 * widths[0], abs=0.2)
+    assert len({rect.attrib["x"] for rect in rects}) == lefts
+    assert ["failed" in rect.attrib["class"] for rect in rects] == [False, True]
