@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from packer.io.profiles import load_profile as load_profile
     from packer.io.workloads import read_workload as read_workload
     from packer.lengths import Lengths as Lengths
+    from packer.operate.systems import compare_systems as compare_systems
     from packer.plan import Plan as Plan
     from packer.plan import Status as Status
     from packer.predictors.api import evaluate_server as evaluate_server
     from packer.predictors.api import load_predictor as load_predictor
     from packer.profile import Profile as Profile
     from packer.solvers.api import solve as solve
+    from packer.twin.cluster.simulate import simulate_cluster as simulate_cluster
     from packer.twin.simulate import Simulation as Simulation
     from packer.twin.simulate import simulate as simulate
     from packer.workload import Workload as Workload
@@ -53,6 +55,7 @@ _HOME = {
     "Simulation": "packer.twin.simulate:Simulation",
     "Status": "packer.plan:Status",
     "Workload": "packer.workload:Workload",
+    "compare_systems": "packer.operate.systems:compare_systems",
     "evaluate_server": "packer.predictors.api:evaluate_server",
     "load_plan": "packer.io.plans:read_plan",
     "load_predictor": "packer.predictors.api:load_predictor",
@@ -60,6 +63,7 @@ _HOME = {
     "read_cluster": "packer.io.clusters:read_cluster",
     "read_workload": "packer.io.workloads:read_workload",
     "simulate": "packer.twin.simulate:simulate",
+    "simulate_cluster": "packer.twin.cluster.simulate:simulate_cluster",
     "solve": "packer.solvers.api:solve",
 }
 
@@ -79,6 +83,7 @@ __all__ = [
     "Status",
     "Workload",
     "__version__",
+    "compare_systems",
     "evaluate_server",
     "load_plan",
     "load_predictor",
@@ -86,6 +91,7 @@ __all__ = [
     "read_cluster",
     "read_workload",
     "simulate",
+    "simulate_cluster",
     "solve",
 ]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packer import checks
-from packer.errors import UnknownNameError, ValidationError, shown
+from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.profile import Profile
 
 SLO_LIMITS = ("ttft_ms", "tpot_ms", "normalised_ms", "latency_ms")
@@ -84,6 +84,19 @@ class Cluster:
         """`n` equal servers, each of which may serve every adapter."""
         checks.integer("the number of servers", n, low=1, high=1_000_000)
         return cls((ServerKind(profile.name, profile, max_loras, max_lora_rank),), (profile.name,) * n)
+
+    def resized(self, n: int) -> Cluster:
+        """`n` servers of this cluster's one kind.
+
+        Raises
+        ------
+        IncompatibleError
+            It has several kinds of server, or a placement.
+        """
+        if len(set(self.servers)) > 1 or self.placement is not None:
+            raise IncompatibleError("Only a cluster of equal servers without a placement can be resized.")
+        checks.integer("the number of servers", n, low=1, high=1_000_000)
+        return replace(self, servers=self.servers[:1] * n)
 
     def kind(self, server: int) -> ServerKind:
         """The kind of a server."""

@@ -9,7 +9,7 @@ PackerError                             exit code 1 unless said otherwise
 │   ├── IncompatibleError              two choices don't fit together
 │   ├── ModelError                     a saved model or profile is damaged or doesn't match
 │   ├── MissingDependencyError (ImportError)  an optional package is absent; the message has the install line
-│   ├── PluginError                    a strategy that another package registered can't be loaded
+│   ├── PluginError                    a strategy of another package can't be loaded, or breaks a rule
 │   └── OutputError (OSError)          a result can't be written where asked
 ├── LiveError                          a real server is away, failed, hung or refused; exit code 3
 └── VerificationError                  a solver returned a plan that breaks its own rules (our fault)
@@ -104,7 +104,7 @@ class MissingDependencyError(InputError, ImportError):
 
 
 class PluginError(InputError):
-    """A strategy that another package registered can't be loaded; its own error is the cause."""
+    """A strategy of another package can't be loaded, or breaks a rule; its own error is the cause."""
 
 
 class LiveError(PackerError):

@@ -173,7 +173,7 @@ def _simulated(
     from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 
     if backend == "ray":
-        _register_ray()
+        register_ray()
     parent = None if backend == "ray" else os.getpid()
     with parallel_config(backend="ray" if backend == "ray" else "loky", n_jobs=jobs):
         at_once = 4 * effective_n_jobs(jobs)
@@ -184,7 +184,8 @@ def _simulated(
                 yield from zip(batch, found, strict=True)
 
 
-def _register_ray() -> None:
+def register_ray() -> None:
+    """Let joblib run on the Ray cluster that `ray.init` finds."""
     try:
         from ray.util.joblib import register_ray
     except ImportError:

@@ -28,6 +28,7 @@ PUBLIC = [
     "Status",
     "Workload",
     "__version__",
+    "compare_systems",
     "evaluate_server",
     "load_plan",
     "load_predictor",
@@ -35,6 +36,7 @@ PUBLIC = [
     "read_cluster",
     "read_workload",
     "simulate",
+    "simulate_cluster",
     "solve",
 ]
 

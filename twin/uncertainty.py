@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from packer import checks
 from packer.profile import Profile
@@ -61,6 +62,32 @@ def simulate_seeds(
     return done
 
 
+class Interval(NamedTuple):
+    """A mean over runs, Student's t interval of it, the standard deviation between runs, and how many they were.
+
+    None where there are too few.
+    """
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    sd: float | None
+    runs: int
+
+
+def interval(values: npt.NDArray[np.float64], confidence: float = 0.95) -> Interval:
+    """The interval of the mean of these values, those that are not finite left out."""
+    from scipy.special import stdtrit
+
+    values = values[np.isfinite(values)]
+    n = len(values)
+    if n < 2:
+        return Interval(float(values[0]) if n else None, None, None, None, n)
+    mean, sd = float(values.mean()), float(values.std(ddof=1))
+    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * sd / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, sd, n)
+
+
 def intervals(simulations: Sequence[Simulation], confidence: float = 0.95) -> pl.DataFrame:
     """Mean of each metric over simulations that differ by their seeds, and the interval that it lies in.
 
@@ -69,20 +96,12 @@ def intervals(simulations: Sequence[Simulation], confidence: float = 0.95) -> pl
     metric no run has (nothing completed) holds nulls, and so do intervals of a single run.
     """
     import polars as pl
-    from scipy.special import stdtrit
 
     checks.real("confidence", confidence, low=0.0, high=1.0, open_low=True)
     rows = []
     for metric in SUMMARY:
         values = np.array([float(getattr(simulation, metric)) for simulation in simulations])
-        values = values[np.isfinite(values)]
-        n = len(values)
-        sd = float(values.std(ddof=1)) if n > 1 else None
-        mean = float(values.mean()) if n else None
-        half = None if sd is None else float(stdtrit(n - 1, 0.5 + confidence / 2)) * sd / math.sqrt(n)
-        low = None if mean is None or half is None else mean - half
-        high = None if mean is None or half is None else mean + half
-        rows.append((metric, mean, low, high, sd, n))
+        rows.append((metric, *interval(values, confidence)))
     kinds = {
         "metric": pl.String,
         **dict.fromkeys(("mean", "low", "high", "sd"), pl.Float64),

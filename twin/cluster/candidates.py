@@ -35,6 +35,14 @@ class Candidates:
         k = int(self.group[adapter])
         return self.server[self.start[k] : self.start[k + 1]]
 
+    def groups_of_servers(self, servers: int) -> list[tuple[int, ...]]:
+        """The groups that each server may serve, in increasing order."""
+        found: list[list[int]] = [[] for _ in range(servers)]
+        for k in range(len(self.start) - 1):
+            for server in self.server[self.start[k] : self.start[k + 1]].tolist():
+                found[server].append(k)
+        return [tuple(groups) for groups in found]
+
 
 def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int]) -> Candidates:
     """The groups of a cluster; `slot_ranks`: the largest rank that each server holds.

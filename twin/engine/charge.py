@@ -6,7 +6,7 @@ from numba import njit
 
 from packer.twin.engine.state import (
     ACTIVE, ACTIVE_RANKS, BIN_S, BUSY_S, CONTEXT_TOKENS, DT, END_S, LOAD_MS, LOAD_S, NOW, PEAK_BLOCKS,
-    PEAK_RUNNING, RUNNING, SCANNED, SERVED, SLOTS, SLOT_RANK, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
+    PEAK_RUNNING, RUNNING, SCANNED, SERVED, SLOTS, SLOT_RANK, STALL_S, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
     T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING, T_WAITING, USED, WAITING,
     FloatArray, IntArray,
 )  # fmt: skip
@@ -76,6 +76,7 @@ def charge(
     row[T_PREEMPTED] += ints[STEP_PREEMPTED]
     floats[BUSY_S] += dt
     floats[LOAD_S] += floats[LOAD_MS] * 1e-3
+    floats[STALL_S] += floats[LOAD_MS] * 1e-3 * ints[RUNNING]
     if ints[USED] > ints[PEAK_BLOCKS]:
         ints[PEAK_BLOCKS] = ints[USED]
     if ints[RUNNING] > ints[PEAK_RUNNING]:

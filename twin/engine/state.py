@@ -50,8 +50,8 @@ N_INTS = 50
 # ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the
 # next arrival (infinite if none is known); duration of the step, s, and of its loads, ms; totals; width of the
 # timeline's bins; end of the run.
-(NOW, END_S, NEXT_S, DT, LOAD_MS, BUSY_S, LOAD_S, BIN_S, RUN_S) = range(9)
-N_FLOATS = 9
+(NOW, END_S, NEXT_S, DT, LOAD_MS, BUSY_S, LOAD_S, BIN_S, RUN_S, STALL_S) = range(10)
+N_FLOATS = 10
 
 # ---- columns of `requests`: adapter, lengths, tokens that came out, step in which the last prefill ended,
 # tokens of that prefill, place in the order of waiting requests, the next one in whatever list it is in.

@@ -1,12 +1,15 @@
-"""Routers: which server gets a request.
+"""Routers: which server gets a request. Three kinds, by what they need to know.
 
-A static router needs no state of the servers: it assigns all requests at once. A third-party package registers
-a class under the entry-point group `packer.routers`; parameters of a router are the fields of its dataclass.
+A static router assigns all requests at once, without the state of the servers. A scoring router gives each
+server a score, compiled, from its state: the request goes to the smallest. Any other object with `route` is
+called in Python for each request. A third-party package registers a class under the entry-point group
+`packer.routers`; parameters of a router are the fields of its dataclass.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +18,33 @@ from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
 from packer.workload import Workload
 
+if TYPE_CHECKING:
+    from packer.twin.cluster.view import ClusterView
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+HOLD = -1
+"""Instead of a server: the request, and those behind it, wait at the router until a server has room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a router may know of a request; its output length is not among it.
+
+    `number`: place in the order of arrival. `adapter`: index into the workload. `time_s`: when it arrived.
+    """
+
+    number: int
+    adapter: int
+    rank: int
+    input_tokens: int
+    time_s: float
 
 
 @runtime_checkable
 class Router(Protocol):
-    """Anything that routes."""
+    """Anything that routes; in addition it is one of the three kinds below."""
 
     name: str
 
@@ -35,3 +58,35 @@ class StaticRouter(Router, Protocol):
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
         """The server of each request, int64 (n,), from its adapter, int64 (n,), in order of arrival."""
+
+
+@runtime_checkable
+class ReadingRouter(Router, Protocol):
+    """Called in Python for each request, with the servers as they are then."""
+
+    def start(self, view: ClusterView, seed: int) -> None:
+        """Called once before the first request."""
+
+    def route(self, request: Request, view: ClusterView) -> int:
+        """A server that may serve the adapter (`view.candidates`), by its number, or HOLD."""
+
+
+class ScoringRouter:
+    """Base of the routers that `packer.twin.cluster.routers.scores` compiles, by their name.
+
+    The server with the smallest score gets the request, the next in turn among equal ones; with only infinite
+    scores it is held.
+    """
+
+    name: ClassVar[str]
+
+    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
+        """Every cluster."""
+        return None
+
+    def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
+        """What the score function gets: the fields, then the mean output tokens of a request."""
+        own: Any = self
+        values = [float(getattr(self, item.name)) for item in fields(own)]
+        mean = float(np.average(workload.mean_output_tokens, weights=workload.rates))
+        return np.array([*values, mean])

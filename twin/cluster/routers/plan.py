@@ -10,7 +10,7 @@ from numba import njit
 from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.routers.base import FloatArray, IntArray
-from packer.twin.flags import FLAGS
+from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload
 
 
@@ -37,7 +37,7 @@ class Plan:
         return servers
 
 
-@njit(**FLAGS)
+@njit(**ENGINE_FLAGS)
 def _weighted_turns(
     adapter: IntArray, group: IntArray, start: IntArray, server: IntArray, share: FloatArray,
     credit: FloatArray, out: IntArray,

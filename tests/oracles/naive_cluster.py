@@ -1,0 +1,157 @@
+"""The cluster twin's slow oracle: naive servers, one list of arrivals, routers in words.
+
+Written from vLLM's scheduler (`naive_twin`) and the published rules of the routers, one request at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from naive_twin import NaiveTwin, Request
+from naive_twin import Server as Settings
+
+
+class NaiveServer(NaiveTwin):
+    """A server that can be looked at between the beginning and the end of a step."""
+
+    def __init__(self, settings: Settings, duration_s: float, bin_s: float) -> None:
+        super().__init__(settings, duration_s, bin_s)
+        self.inbox: deque[Request] = deque()
+        self.end_s: float | None = None
+        self.tokens_out: tuple[Any, ...] | None = None
+
+    def _emit(self, *tokens_out: Any) -> None:
+        self.tokens_out = tokens_out
+
+    def _begin(self) -> None:
+        while self.inbox and self.inbox[0].sent_s <= self.now:
+            self.waiting.append(self.inbox.popleft())
+        start, self.tokens_out = self.now, None
+        self._one_step()
+        self.end_s, self.now = self.now, start
+        self.step -= 1
+
+    def _finish(self) -> None:
+        assert self.end_s is not None
+        self.now, self.end_s = self.end_s, None
+        if self.tokens_out is not None:
+            super()._emit(*self.tokens_out)
+        self.step += 1
+
+    def run_until(self, until_s: float) -> None:
+        """Execute the steps that start before `until_s`."""
+        while True:
+            if self.end_s is not None:
+                if self.end_s > until_s:
+                    return
+                self._finish()
+            if not self.running and not self.waiting:
+                if not self.inbox or self.inbox[0].sent_s >= until_s:
+                    return
+                self.now = max(self.now, self.inbox[0].sent_s)
+            if self.now >= until_s:
+                return
+            self._begin()
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that were given to the server and are not finished."""
+        return len(self.running) + len(self.waiting) + len(self.inbox)
+
+    def free_tokens(self) -> int:
+        """Tokens that fit into free KV blocks, those of waiting prompts taken off."""
+        free = (self.server.kv_blocks - self._used()) * self.server.block_size
+        return free - sum(request.prompt for request in self.waiting)
+
+    def has_room(self, request: Request, max_batch: int, mean_output: float) -> bool:
+        """An idle server, or one with a place in its batch and KV cache for the request."""
+        if self.outstanding == 0:
+            return True
+        return self.outstanding < max_batch and self.free_tokens() >= request.prompt + mean_output
+
+
+Rule = Callable[[Sequence[NaiveServer], Sequence[int], Request, float], int | None]
+"""(servers, candidates in turn, request, mean output tokens) → server, None: hold."""
+
+
+def most_idle(servers: Sequence[NaiveServer], turn: Sequence[int], request: Request, mean: float) -> int:
+    """The first in turn of those with the fewest requests."""
+    return min(turn, key=lambda s: servers[s].outstanding)
+
+
+def first_fit(servers: Sequence[NaiveServer], turn: Sequence[int], request: Request, mean: float) -> int:
+    """The first by number with room; none has room: the most idle."""
+    fitting = [s for s in sorted(turn) if servers[s].has_room(request, 32, mean)]
+    return fitting[0] if fitting else most_idle(servers, turn, request, mean)
+
+
+def punica(servers: Sequence[NaiveServer], turn: Sequence[int], request: Request, mean: float) -> int | None:
+    """The one with the most requests among those with room; none has room: wait."""
+    fitting = [s for s in turn if servers[s].has_room(request, 32, mean)]
+    return max(fitting, key=lambda s: servers[s].outstanding) if fitting else None
+
+
+def affinity(servers: Sequence[NaiveServer], turn: Sequence[int], request: Request, mean: float) -> int:
+    """The most idle, where a missing adapter counts as four requests."""
+    return min(
+        turn, key=lambda s: servers[s].outstanding + 4 * (request.adapter not in servers[s].lora.active)
+    )
+
+
+def matching_score(servers: Sequence[NaiveServer], turn: Sequence[int], request: Request, mean: float) -> int:
+    """The most points: 0.4 for a cached adapter, 0.2 × the free share of the places."""
+
+    def points(s: int) -> float:
+        free = 1 - servers[s].outstanding / servers[s].server.max_seqs
+        return 0.2 * free + (0.4 if request.adapter in servers[s].lora.active else 0)
+
+    return max(turn, key=points)
+
+
+RULES: Mapping[str, Rule] = {
+    "most-idle": most_idle,
+    "first-fit": first_fit,
+    "punica": punica,
+    "affinity": affinity,
+    "matching-score": matching_score,
+}
+
+
+def run_cluster(
+    servers: Sequence[NaiveServer],
+    requests: Sequence[Request],
+    rule: Rule,
+    candidates: Callable[[int], Sequence[int]],
+    mean_output: float,
+    duration_s: float,
+) -> list[int | None]:
+    """Route the requests, in order of arrival, and run to the end; the server of each."""
+    route: list[int | None] = [None] * len(requests)
+    now = 0.0
+    for request in requests:
+        now = max(now, request.sent_s)
+        for server in servers:
+            server.run_until(now)
+        own = candidates(request.adapter)
+        turn = [own[(request.number + k) % len(own)] for k in range(len(own))]
+        chosen = rule(servers, turn, request, mean_output)
+        while chosen is None:  # wait for the end of the next step of any server
+            for server in servers:
+                if server.end_s is None:
+                    server.run_until(now + 1e-12)
+            now = min(server.end_s for server in servers if server.end_s is not None)
+            if now >= duration_s:
+                break
+            for server in servers:
+                server.run_until(now)
+            chosen = rule(servers, turn, request, mean_output)
+        if chosen is None:
+            break
+        route[request.number] = chosen
+        request.sent_s = now
+        servers[chosen].inbox.append(request)
+    for server in servers:
+        server.run_until(duration_s)
+    return route

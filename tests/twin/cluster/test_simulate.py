@@ -1,0 +1,195 @@
+"""The cluster twin: one server, replays, the slow oracle, conservation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from naive_cluster import RULES, NaiveServer, run_cluster
+from naive_twin import Request
+from naive_twin import Server as NaiveSettings
+
+from packer import registry
+from packer.cluster import Cluster, ServerKind
+from packer.twin.cluster.candidates import candidates_of
+from packer.twin.cluster.result import ClusterSimulation
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.engine import state as rows
+from packer.twin.memory.policy import memory_policy
+from packer.twin.simulate import Simulation, simulate
+
+ROUTERS = [name for name in registry.names("router") if name != "plan"]
+SEEDS = range(25)
+
+
+def _same(one: Simulation, other: Simulation) -> None:
+    """Every time and count is the same, bit for bit."""
+    assert one.raw is not None
+    assert other.raw is not None
+    for name in ("first_s", "finish_s", "finished", "histogram", "timeline"):
+        np.testing.assert_array_equal(getattr(one.raw, name), getattr(other.raw, name), err_msg=name)
+    figures = [
+        {k: v for k, v in sim.to_dict().items() if k not in ("workload", "seed", "offered_tok_s")}
+        for sim in (one, other)
+    ]
+    assert figures[0] == figures[1]
+
+
+def _single(sim: Simulation, of: ClusterSimulation) -> Simulation:
+    """A server's requests, replayed on the single twin."""
+    return simulate(
+        sim.workload, sim.profile, max_loras=sim.settings.max_loras, max_lora_rank=sim.settings.max_lora_rank,
+        duration_s=of.duration_s, timeline_bin_s=of.timeline_bin_s,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("router", [name for name in ROUTERS if name != "punica"])
+def test_one_server_is_the_single_twin(router: str, case: Callable[..., Any]) -> None:
+    """A cluster of one gives what `packer.simulate` gives, bit for bit, behind any router that holds nothing."""
+    for seed in SEEDS:
+        found = case(seed)
+        kind: ServerKind = found.cluster.kinds[0]
+        alone = simulate(
+            found.workload, kind.profile, max_loras=kind.max_loras, max_lora_rank=32,
+            duration_s=found.duration_s, seed=seed,
+        )  # fmt: skip
+        cluster = Cluster.of(kind.profile, 1, max_loras=kind.max_loras, max_lora_rank=32)
+        run = simulate_cluster(found.workload, cluster, router=router, duration_s=found.duration_s, seed=seed)
+        if alone.raw is None:
+            assert run.raw is None
+        else:
+            _same(run.servers[0], alone)
+            np.testing.assert_array_equal(run.raw.finish_s, alone.raw.finish_s)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("placed", [False, True])
+def test_servers_replayed_alone_give_the_same_times(
+    router: str, placed: bool, case: Callable[..., Any]
+) -> None:
+    """The requests that went to a server, replayed on the single twin, give the same times, bit for bit."""
+    for seed in SEEDS:
+        found = case(seed, placed=placed)
+        run = simulate_cluster(
+            found.workload, found.cluster, router=router, duration_s=found.duration_s, seed=seed
+        )
+        for sim in (sim for sim in run.servers if sim.sent):
+            _same(sim, _single(sim, run))
+
+
+def _naive_server(sim: Simulation, run: ClusterSimulation) -> NaiveServer:
+    profile = sim.profile
+    engine, loading = profile.engine, profile.loading
+    ranks = run.workload.ranks
+    return NaiveServer(
+        NaiveSettings(
+            ranks=ranks.tolist(),
+            adapter_blocks=memory_policy(profile).adapter_blocks(profile, ranks).tolist(),
+            coefficients=profile.latency.coefficients,
+            form="linear",
+            graph_max=profile.latency.graph_max_tokens,
+            host_ms=(loading.host_base_ms, loading.host_per_rank_ms),
+            disk_ms=(loading.disk_base_ms, loading.disk_per_rank_ms),
+            cold_start=False,
+            slots=sim.settings.max_loras,
+            slot_rank=sim.settings.max_lora_rank,
+            kv_blocks=sim.kv_cache_tokens // engine.block_size,
+            block_size=engine.block_size,
+            token_budget=engine.max_num_batched_tokens,
+            max_seqs=engine.max_num_seqs,
+            max_outstanding=math.inf,
+            max_cpu_loras=math.inf,
+        ),
+        run.duration_s,
+        run.timeline_bin_s,
+    )
+
+
+@pytest.mark.parametrize("router", sorted(RULES))
+@pytest.mark.parametrize("placed", [False, True])
+def test_cluster_is_the_oracle(router: str, placed: bool, case: Callable[..., Any]) -> None:
+    """Decisions and times are those of naive servers behind a router written in words."""
+    routed = 0
+    for seed in SEEDS:
+        found = case(seed, placed=placed)
+        fleet, cluster = found.workload, found.cluster
+        run = simulate_cluster(fleet, cluster, router=router, duration_s=found.duration_s)
+        if run.raw is None or run.state is None:
+            continue
+        given = run.state.requests
+        placed_at = run.state.server.tolist()
+        trace = fleet.arrivals.trace
+        requests = []
+        for k in range(len(placed_at)):
+            # Lengths are cut to what the chosen server takes: the same for both sides.
+            cut = given[k] if placed_at[k] >= 0 else None
+            prompt = int(trace.input_tokens[k] if cut is None else cut[rows.PROMPT])
+            output = int(trace.output_tokens[k] if cut is None else cut[rows.OUTPUT])
+            requests.append(Request(k, float(trace.time_s[k]), int(trace.adapter[k]), prompt, output))
+        slot_ranks = [sim.settings.max_lora_rank for sim in run.servers]
+        allowed = candidates_of(cluster, fleet, slot_ranks)
+        servers = [_naive_server(sim, run) for sim in run.servers]
+        mean = float(np.average(fleet.mean_output_tokens, weights=fleet.rates))
+        route = run_cluster(
+            servers, requests, RULES[router], lambda a, c=allowed: c.of(a).tolist(), mean, found.duration_s
+        )
+        assert [-1 if s is None else s for s in route] == placed_at
+        same = {"rtol": 1e-12, "atol": 0.0, "equal_nan": True}
+        np.testing.assert_allclose(run.raw.first_s, [r.first_s for r in requests], **same)
+        np.testing.assert_allclose(run.raw.finish_s, [r.finish_s for r in requests], **same)
+        routed += len(set(placed_at)) > 1
+    assert routed > 5
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_nothing_is_lost(router: str, case: Callable[..., Any]) -> None:
+    """Sent = completed + running + waiting + held at the router; the cluster is the sum of its servers."""
+    for seed in SEEDS:
+        found = case(seed)
+        run = simulate_cluster(
+            found.workload, found.cluster, router=router, duration_s=found.duration_s, seed=seed
+        )
+        if run.state is None or run.raw is None:
+            continue
+        held = int((run.state.server < 0).sum())
+        ints = run.state.ints
+        left = int(ints[:, rows.RUNNING].sum() + ints[:, rows.WAITING].sum())
+        assert run.sent == run.completed + left + held
+        assert run.completed == sum(sim.completed for sim in run.servers)
+        assert run.sent == sum(sim.sent for sim in run.servers) + held
+        assert run.total_token_throughput == pytest.approx(
+            sum(sim.total_token_throughput for sim in run.servers)
+        )
+        assert run.adapter_loads == sum(sim.adapter_loads for sim in run.servers)
+        assert 0.0 <= run.busy_share <= 1.0
+        assert len(run.requests) == run.sent
+        assert run.per_server["completed"].sum() == run.completed
+
+
+def test_same_seed_same_result(case: Callable[..., Any]) -> None:
+    """The same seed gives the same requests to every router, and the same result again."""
+    found = case(3)
+    fleet = found.workload.with_arrivals(type(found.workload.arrivals)())
+    runs = [
+        simulate_cluster(fleet, found.cluster, router=router, duration_s=5.0, seed=4)
+        for router in ("random", "random", "most-idle")
+    ]
+    assert runs[0].requests.equals(runs[1].requests)
+    columns = ["request", "adapter", "sent_s"]
+    assert runs[0].requests.select(columns).equals(runs[2].requests.select(columns))
+
+
+def test_room_for_adapters_grows(case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that see more adapters than they have rows for give the same result as with enough rows."""
+    found = case(7)
+    enough = simulate_cluster(found.workload, found.cluster, router="most-idle", duration_s=1.0)
+    monkeypatch.setattr(
+        "packer.twin.cluster.dispatch.Dispatch.adapter_rows", lambda self, adapter, assigned: 1
+    )
+    grown = simulate_cluster(found.workload, found.cluster, router="most-idle", duration_s=1.0)
+    assert grown.state is not None
+    assert grown.state.heaps.shape[2] > 1
+    assert grown.requests.equals(enough.requests)

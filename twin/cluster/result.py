@@ -1,0 +1,232 @@
+"""What came out of a cluster: the figures of one server, over all of them, and those of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.arrival import Arrivals, RequestTrace
+from packer.cluster import Cluster
+from packer.twin.cluster.slo import Outcome, outcome
+from packer.twin.cluster.state import Servers
+from packer.twin.engine import state as rows
+from packer.twin.server import Raw, Server
+from packer.twin.simulate import Simulation
+from packer.workload import Workload
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClusterSimulation(Simulation):
+    """Result of simulating a cluster: a `Simulation` over the requests of all servers, and more.
+
+    Counts and throughput are sums over servers, `busy_share` is their mean, `max_running` the largest of them.
+    `profile` and `settings` are those of the first server.
+    """
+
+    cluster: Cluster = field(repr=False)
+    system: str
+    router: str
+    slo: Mapping[str, float]
+    setups: Sequence[Server] = field(repr=False)
+    state: Servers | None = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        cluster: Cluster,
+        system: str,
+        router: str,
+        setups: Sequence[Server],
+        state: Servers | None,
+        failed: str,
+        **run: Any,
+    ) -> ClusterSimulation:
+        """From the servers as they were at the end; `failed`: why they do not start, if they don't."""
+        first = setups[0]
+        return cls(
+            status="memory_error" if state is None else "ok",
+            status_reason=failed,
+            workload=workload,
+            profile=first.profile,
+            settings=first.settings,
+            kv_cache_tokens=sum(setup.kv_cache_tokens for setup in setups),
+            raw=None if state is None else _raw(state, None, run["duration_s"]),
+            cluster=cluster,
+            system=system,
+            router=router,
+            setups=setups,
+            state=state,
+            **run,
+        )
+
+    # ---- service level
+    @cached_property
+    def _outcome(self) -> Outcome | None:
+        if self.raw is None or not self.slo:
+            return None
+        raw = self.raw
+        return outcome(raw.requests, raw.first_s, raw.finish_s, self.duration_s, self.slo)
+
+    @property
+    def slo_attainment(self) -> float:
+        """Requests that kept every limit / requests sent; those undecided at the end are left out. NaN: no SLO."""
+        if self._outcome is None:
+            return math.nan
+        decided = int(self._outcome.decided.sum())
+        return float(self._outcome.kept.sum() / decided) if decided else math.nan
+
+    @property
+    def goodput_tok_s(self) -> float:
+        """Input + output tokens of the requests that kept every limit / duration, tok/s; NaN: no SLO."""
+        if self._outcome is None or self.raw is None:
+            return math.nan
+        requests, kept = self.raw.requests, self._outcome.kept
+        return float((requests.input_tokens + requests.output_tokens)[kept].sum() / self.duration_s)
+
+    # ---- adapters
+    @property
+    def hit_rate(self) -> float:
+        """Admissions whose adapter lay on the GPU / admissions; NaN without admissions."""
+        admissions = self._count(rows.TAKEN) - self._count(rows.WAITING) + self.preemptions
+        return 1.0 - self.adapter_loads / admissions if admissions else math.nan
+
+    @property
+    def cold_start_share(self) -> float:
+        """Time that requests in a batch waited for loads, of their own adapter or another / latency; NaN: none."""
+        if self.raw is None:
+            return math.nan
+        done = self._completed
+        latency_s = float((self.raw.finish_s[done] - self.raw.requests.time_s[done]).sum())
+        return float(self.raw.floats[rows.STALL_S]) / latency_s if latency_s else math.nan
+
+    # ---- servers
+    @cached_property
+    def servers(self) -> tuple[Simulation, ...]:
+        """One simulation for each server; its workload is the requests that it got, as a trace."""
+        return tuple(self._server(s) for s in range(len(self.cluster)))
+
+    def _server(self, s: int) -> Simulation:
+        setup, raw, workload = self.setups[s], None, self.workload
+        if self.state is not None:
+            raw = _raw(self.state, s, self.duration_s)
+            workload = workload.with_arrivals(Arrivals("trace", trace=raw.requests))
+            if len(setup.workload) < len(workload):
+                number = {name: i for i, name in enumerate(workload.names)}
+                workload = workload.subset([number[name] for name in setup.workload.names])
+                assert workload.arrivals.trace is not None
+                raw = replace(raw, requests=workload.arrivals.trace)
+        return Simulation(
+            self.status,
+            self.status_reason,
+            workload,
+            setup.profile,
+            setup.settings,
+            self.duration_s,
+            self.seed,
+            setup.kv_cache_tokens,
+            raw,
+            self.timeline_bin_s,
+        )
+
+    @cached_property
+    def requests(self) -> pl.DataFrame:
+        """One row per request in order of arrival: request, adapter, server, sent_s, first_s, finish_s,
+        input_tokens, output_tokens; null where a request has no server, or its time did not come.
+        """
+        import polars as pl
+
+        n = 0 if self.raw is None else len(self.raw.requests)
+        names = np.array(self.workload.names, dtype=object)
+        raw, state = self.raw, self.state
+        empty = np.zeros(0)
+        columns: dict[str, Any] = {
+            "request": np.arange(n),
+            "adapter": pl.Series(names[raw.requests.adapter].tolist() if raw else [], dtype=pl.String),
+            "server": state.server if state else empty.astype(np.int64),
+            "sent_s": raw.requests.time_s if raw else empty,
+            "first_s": raw.first_s if raw else empty,
+            "finish_s": raw.finish_s if raw else empty,
+            "input_tokens": raw.requests.input_tokens if raw else empty.astype(np.int64),
+            "output_tokens": raw.requests.output_tokens if raw else empty.astype(np.int64),
+        }
+        frame = pl.DataFrame(columns).with_columns(pl.col("first_s", "finish_s").fill_nan(None))
+        return frame.with_columns(pl.when(pl.col("server") >= 0).then("server").alias("server"))
+
+    @cached_property
+    def per_server(self) -> pl.DataFrame:
+        """One row per server: server, kind, the figures of `Simulation.to_dict` that are numbers."""
+        import polars as pl
+
+        found = []
+        for s, server in enumerate(self.servers):
+            figures = {key: value for key, value in server.to_dict().items() if key in _PER_SERVER}
+            found.append({"server": s, "kind": self.cluster.servers[s], **figures})
+        return pl.DataFrame(found, infer_schema_length=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able summary: the keys of `Simulation.to_dict`, and those of a cluster; NaN becomes None."""
+        found = {key: value for key, value in super().to_dict().items() if key not in _ONE_SERVER}
+        figures = {name: getattr(self, name) for name in CLUSTER_FIGURES}
+        return (
+            found
+            | {"system": self.system, "router": self.router, "servers": len(self.cluster)}
+            | {"slo": dict(self.slo)}
+            | {name: None if math.isnan(value) else value for name, value in figures.items()}
+        )
+
+
+CLUSTER_FIGURES = ("slo_attainment", "goodput_tok_s", "hit_rate", "cold_start_share")
+"""What a cluster's result has beyond that of a server."""
+_ONE_SERVER = ("profile", "calibrated", "max_loras", "max_lora_rank")
+_PER_SERVER = (
+    "sent", "completed", "total_token_throughput", "starved", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+    "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions", "adapter_loads",
+    "busy_share",
+)  # fmt: skip
+
+
+def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
+    """The requests of a server with its totals; None: of all of them, with the sums over servers."""
+    of = np.arange(len(state.server)) if server is None else np.flatnonzero(state.server == server)
+    arrived = state.status[of] > 0
+    given = state.server[of] >= 0
+    prompt = np.where(given, state.requests[of, rows.PROMPT], state.prompt[of])
+    output = np.where(given, state.requests[of, rows.OUTPUT], state.output[of])
+    times = state.times[of]
+    one = slice(None) if server is None else slice(server, server + 1)
+    ints, floats, timeline = state.ints[one], state.floats[one], state.timeline[one]
+    totals, real = ints.sum(axis=0), floats.sum(axis=0)
+    totals[rows.SENT] = len(of)
+    totals[rows.TAKEN] = int(arrived.sum())
+    totals[rows.PEAK_RUNNING] = ints[:, rows.PEAK_RUNNING].max()
+    real[rows.BUSY_S] /= len(ints)
+    table = timeline.sum(axis=0)
+    table[:, rows.T_BUSY] /= len(ints)
+    # A server's own requests came when they reached it; the cluster's when they reached the router.
+    sent_s = state.sent_s[of] if server is None else times[:, rows.SENT_AT]
+    return Raw(
+        RequestTrace(sent_s.copy(), state.adapter[of], prompt, output, end_s=end_s),
+        np.zeros(len(state.ranks), dtype=np.int64),
+        float((prompt + output).sum()),
+        np.where(arrived, times[:, rows.FIRST], np.nan),
+        np.where(arrived, times[:, rows.FINISH], np.nan),
+        state.status[of] == rows.FINISHED,
+        totals,
+        real,
+        state.histogram[one].sum(axis=0),
+        table,
+        np.zeros(0),
+    )

@@ -1,0 +1,26 @@
+"""Router "affinity": servers that hold the adapter first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba import njit
+
+from packer.twin.cluster.routers.base import FloatArray, ScoringRouter
+from packer.twin.cluster.state import Servers, on_gpu, outstanding
+from packer.twin.flags import ENGINE_FLAGS
+
+
+@dataclass(frozen=True)
+class Affinity(ScoringRouter):
+    """The most idle server, where an adapter that lies on the GPU is worth `slack` requests."""
+
+    name = "affinity"
+    slack: float = 4.0
+
+
+@njit(**ENGINE_FLAGS)
+def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+    """Its requests, and the slack if the adapter must be loaded."""
+    requests = float(outstanding(c, s))
+    return requests if on_gpu(c, s, c.adapter[r]) else requests + p[0]

@@ -1,0 +1,279 @@
+"""The servers of a cluster as arrays, for the compiled event loop.
+
+Requests are one table, shared by all servers, and keep their numbers in the order of arrival; each belongs to
+one server. A server numbers adapters locally, in the order in which it first sees them, so that memory grows
+with the requests and not with servers × adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from packer.twin.arrivals import Marks
+from packer.twin.engine.advance import advance
+from packer.twin.engine.arrive import offer
+from packer.twin.engine.state import (
+    BLOCK_SIZE,
+    BLOCKS,
+    CLASS_RANK,
+    END_S,
+    HISTOGRAM_BINS,
+    IN_FLIGHT,
+    INBOX_COUNT,
+    KV_BLOCKS,
+    NEXT_S,
+    NOW,
+    OUTPUT,
+    OWNER,
+    PROMPT,
+    RANK,
+    RANK_CLASS,
+    RESIDENT,
+    RING,
+    RUNNING,
+    SENT_AT,
+    SENTINEL,
+    USED,
+    WAITING,
+    WAITING_PROMPT,
+    ServerState,
+    new_links,
+)  # fmt: skip
+from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.law.law import Law
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+ROWS_PER_SHARE = 4
+"""Rows for adapters on each server, in multiples of its even share of the requests; grown where they fill up."""
+_SPREAD = 0x9E3779B97F4A7C1  # an odd multiplier: spreads consecutive keys over the hash table
+
+
+class Servers(NamedTuple):
+    """All servers.
+
+    Fields named as in `ServerState` have a leading axis for the server, or are shared by all (`requests`,
+    `times`, `status`, `links`). `law`: of each server, with a leading axis. sent_s (n,), adapter (n,), prompt
+    (n,), output (n,): the requests, with the workload's numbers of adapters; server (n,): where each went, -1
+    if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of `blocks`
+    (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters. seen (S,): adapters that
+    a server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
+    `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle.
+    """
+
+    ints: IntArray
+    floats: FloatArray
+    requests: IntArray
+    times: FloatArray
+    status: npt.NDArray[np.int8]
+    links: IntArray
+    adapters: IntArray
+    sizes: IntArray
+    classes: IntArray
+    heaps: IntArray
+    phase: IntArray
+    tree: IntArray
+    histogram: IntArray
+    timeline: FloatArray
+    vector: FloatArray
+    nothing: FloatArray
+    law: Law
+    sent_s: FloatArray
+    adapter: IntArray
+    prompt: IntArray
+    output: IntArray
+    server: IntArray
+    longest: IntArray
+    kind: IntArray
+    ranks: IntArray
+    rank_class: IntArray
+    blocks: IntArray
+    seen: IntArray
+    pair_key: IntArray
+    pair_row: IntArray
+    wake_s: FloatArray
+
+
+def new_servers(
+    templates: Sequence[ServerState],
+    laws: Sequence[Law],
+    longest: Sequence[int],
+    kinds: Sequence[int],
+    time_s: FloatArray,
+    marks: Marks,
+    ranks: IntArray,
+    blocks: IntArray,
+    *,
+    rows: int,
+) -> Servers:
+    """Idle servers, each with the settings of its template; `rows`: adapters that each has room for."""
+    n, count = len(time_s), len(templates)
+    ring = int(marks.output_tokens.max()) + 2 if n else 3
+    distinct, rank_class = np.unique(ranks, return_inverse=True)
+    classes = np.zeros((count, len(distinct) + 1, 2), dtype=np.int64)
+    classes[:, 1:, CLASS_RANK] = distinct
+    ints = np.stack([template.ints for template in templates])
+    ints[:, RING] = ring
+    ints[:, SENTINEL] = n + ring * np.arange(count)
+    pairs = 1 << max(4, (2 * min(n, count * len(ranks))).bit_length())
+    adapters, sizes, heaps = _adapter_rows(count, rows)
+    tree = max(template.tree.size for template in templates)
+    return Servers(
+        ints=ints,
+        floats=np.stack([template.floats for template in templates]),
+        requests=np.empty((n, 8), dtype=np.int64),
+        times=np.empty((n, 4)),
+        status=np.zeros(n, dtype=np.int8),
+        links=new_links(n, ring, count),
+        adapters=adapters,
+        sizes=sizes,
+        heaps=heaps,
+        classes=classes,
+        phase=np.zeros((count, max(template.phase.size for template in templates)), dtype=np.int64),
+        tree=np.zeros((count, n + 1 if tree > 1 else 1), dtype=np.int64),
+        histogram=np.zeros((count, HISTOGRAM_BINS), dtype=np.int64),
+        timeline=np.zeros((count, *templates[0].timeline.shape)),
+        vector=np.zeros((count, templates[0].vector.size)),
+        nothing=np.zeros(0),
+        law=Law(*(np.stack(column) for column in zip(*laws, strict=True))),
+        sent_s=np.ascontiguousarray(time_s, dtype=np.float64),
+        adapter=np.array(marks.adapter),
+        prompt=np.array(marks.input_tokens),
+        output=np.array(marks.output_tokens),
+        server=np.full(n, -1, dtype=np.int64),
+        longest=np.array(longest, dtype=np.int64),
+        kind=np.array(kinds, dtype=np.int64),
+        ranks=np.array(ranks),
+        rank_class=rank_class.ravel().astype(np.int64) + 1,
+        blocks=np.array(blocks),
+        seen=np.zeros(count, dtype=np.int64),
+        pair_key=np.zeros(pairs, dtype=np.int64),
+        pair_row=np.zeros(pairs, dtype=np.int64),
+        wake_s=np.full(count, np.inf),
+    )
+
+
+def _adapter_rows(count: int, rows: int) -> tuple[IntArray, IntArray, IntArray]:
+    """`adapters`, `sizes` and `heaps` for so many adapters of each server; untouched rows take no memory."""
+    return (
+        np.zeros((count, rows + 1, 13), dtype=np.int64),
+        np.zeros((count, rows + 1, 3), dtype=np.int64),
+        np.zeros((count, 2, rows), dtype=np.int64),
+    )
+
+
+def with_more_rows(servers: Servers) -> Servers:
+    """The same servers with room for twice as many adapters each."""
+    old = servers.heaps.shape[2]
+    adapters, sizes, heaps = _adapter_rows(len(servers.seen), 2 * old)
+    adapters[:, : old + 1] = servers.adapters
+    sizes[:, : old + 1] = servers.sizes
+    heaps[:, :, :old] = servers.heaps
+    return servers._replace(adapters=adapters, sizes=sizes, heaps=heaps)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def state_of(c: Servers, s: int) -> ServerState:
+    """One server, as views."""
+    return ServerState(
+        c.ints[s], c.floats[s], c.nothing, c.requests, c.times, c.status, c.links, c.adapters[s], c.sizes[s],
+        c.classes[s], c.heaps[s], c.phase[s], c.tree[s], c.histogram[s], c.timeline[s], c.vector[s], c.nothing,
+    )  # fmt: skip
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def law_of_server(c: Servers, s: int) -> Law:
+    """Its law, as views."""
+    return Law(c.law.coefficients[s], c.law.settings[s], c.law.loading[s])
+
+
+@njit(**ENGINE_FLAGS)
+def pair_slot(c: Servers, s: int, a: int) -> int:
+    """Place of (server, adapter) in the hash table; its key is 0 if the server has not seen the adapter."""
+    mask = c.pair_key.size - 1
+    key = s * c.ranks.size + a + 1
+    k = ((key * _SPREAD) >> 20) & mask
+    while c.pair_key[k] != 0 and c.pair_key[k] != key:
+        k = (k + 1) & mask
+    return k
+
+
+@njit(**ENGINE_FLAGS)
+def row_of(c: Servers, s: int, a: int) -> int:
+    """Row of an adapter on a server; 0 if it has not seen it."""
+    row: int = c.pair_row[pair_slot(c, s, a)]
+    return row
+
+
+@njit(**ENGINE_FLAGS)
+def give(c: Servers, s: int, r: int, at_s: float) -> bool:
+    """Request `r` reaches server `s` at `at_s`; False, with nothing changed, if there is no row for its adapter."""
+    a = c.adapter[r]
+    k = pair_slot(c, s, a)
+    if c.pair_key[k] == 0:
+        if c.seen[s] == c.heaps.shape[2]:
+            return False
+        c.seen[s] += 1
+        c.pair_key[k] = s * c.ranks.size + a + 1
+        c.pair_row[k] = c.seen[s]
+        size = c.sizes[s, c.seen[s]]
+        size[RANK] = c.ranks[a]
+        size[BLOCKS] = c.blocks[c.kind[s], a]
+        size[RANK_CLASS] = c.rank_class[a]
+    prompt = min(c.prompt[r], c.longest[s] - 1)
+    c.requests[r, OWNER] = c.pair_row[k] - 1
+    c.requests[r, PROMPT] = prompt
+    c.requests[r, OUTPUT] = min(c.output[r], c.longest[s] - prompt)
+    c.times[r, SENT_AT] = at_s
+    c.server[r] = s
+    offer(state_of(c, s), r)
+    if c.ints[s, IN_FLIGHT] == 0 and at_s < c.wake_s[s]:
+        c.wake_s[s] = at_s
+    return True
+
+
+@njit(**ENGINE_FLAGS)
+def run_until(c: Servers, s: int, until_s: float) -> None:
+    """Server `s` executes every step that starts before `until_s`."""
+    advance(state_of(c, s), law_of_server(c, s), until_s)
+    if c.ints[s, IN_FLIGHT] == 1:
+        c.wake_s[s] = c.floats[s, END_S]
+    elif c.ints[s, RUNNING] + c.ints[s, WAITING] > 0:
+        c.wake_s[s] = c.floats[s, NOW]
+    else:
+        c.wake_s[s] = c.floats[s, NEXT_S]
+
+
+@njit(**ENGINE_FLAGS)
+def outstanding(c: Servers, s: int) -> int:
+    """Requests that a server has: running, waiting and on their way."""
+    ints = c.ints[s]
+    total: int = ints[RUNNING] + ints[WAITING] + ints[INBOX_COUNT]
+    return total
+
+
+@njit(**ENGINE_FLAGS)
+def on_gpu(c: Servers, s: int, a: int) -> bool:
+    """Whether an adapter lies on the GPU of a server."""
+    row = row_of(c, s, a)
+    resident: bool = row > 0 and c.adapters[s, row, RESIDENT] == 1
+    return resident
+
+
+@njit(**ENGINE_FLAGS)
+def has_room(c: Servers, s: int, r: int, max_batch: float, output_tokens: float) -> bool:
+    """Whether a server has fewer than `max_batch` requests and KV cache for one more with its expected output.
+
+    Prompts that wait there count as if they were in the KV cache. An idle server always has room.
+    """
+    ints = c.ints[s]
+    n = outstanding(c, s)
+    if n == 0 or n >= max_batch:
+        return bool(n == 0)
+    free: int = (ints[KV_BLOCKS] - ints[USED]) * ints[BLOCK_SIZE] - ints[WAITING_PROMPT]
+    return bool(free >= c.prompt[r] + output_tokens)

@@ -1,0 +1,74 @@
+"""What a router written in Python sees of the servers."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.cluster import Cluster
+from packer.twin.cluster.candidates import Candidates
+from packer.twin.cluster.state import Servers, on_gpu
+from packer.twin.engine import state as rows
+from packer.workload import Workload
+
+IntArray = npt.NDArray[np.int64]
+
+
+class ClusterView:
+    """The servers during the steps in flight, int64 (S,) each; never what lies ahead.
+
+    A batch counts as it was scheduled, requests given to a server since then as waiting.
+    """
+
+    def __init__(
+        self, cluster: Cluster, workload: Workload, candidates: Candidates, servers: Servers
+    ) -> None:
+        self.cluster, self.workload = cluster, workload
+        self._candidates, self._servers = candidates, servers
+
+    def follow(self, servers: Servers) -> None:
+        """Look at these servers from now on: the event loop got larger arrays."""
+        self._servers = servers
+
+    def _register(self, register: int) -> IntArray:
+        return self._servers.ints[:, register].copy()
+
+    @property
+    def running(self) -> IntArray:
+        """Requests in the batch."""
+        return self._register(rows.RUNNING)
+
+    @property
+    def waiting(self) -> IntArray:
+        """Requests that wait for a place in the batch."""
+        return self._register(rows.WAITING) + self._register(rows.INBOX_COUNT)
+
+    @property
+    def decodes(self) -> IntArray:
+        """Requests in the batch that have their first token."""
+        return self._register(rows.DECODES)
+
+    @property
+    def free_kv_tokens(self) -> IntArray:
+        """Tokens that the free blocks of the KV cache hold."""
+        blocks = self._register(rows.KV_BLOCKS) - self._register(rows.USED)
+        return blocks * self._register(rows.BLOCK_SIZE)
+
+    @property
+    def waiting_prompt_tokens(self) -> IntArray:
+        """Prompt tokens of the requests in the queue."""
+        return self._register(rows.WAITING_PROMPT)
+
+    @property
+    def active_adapters(self) -> IntArray:
+        """Distinct adapters in the batch."""
+        return self._register(rows.ACTIVE)
+
+    def candidates(self, adapter: int) -> IntArray:
+        """Servers that may serve an adapter, in increasing order."""
+        return self._candidates.of(adapter)
+
+    def on_gpu(self, adapter: int) -> npt.NDArray[np.bool_]:
+        """On which servers an adapter lies on the GPU, bool (S,)."""
+        count = len(self._servers.seen)
+        return np.array([on_gpu(self._servers, s, adapter) for s in range(count)], dtype=np.bool_)
