@@ -89,23 +89,37 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
         The file is damaged, a key in the command's own table is no option of it, a key at the top is no
         option of any command, or a table is not named after a command.
     """
-    found = config()
-    if found is None:
+    file = config()
+    if file is None:
         return {}
     if isinstance(command, click.Group):
         return {name: defaults_for(child, (*words, name)) for name, child in command.commands.items()}
-    path, data = found
+    path, data = file
     known = option_names(command)
     _check_top(path, data, known)
     table = _own_table(path, data, words, known)
     shared = {key: value for key, value in data.items() if key in known and not isinstance(value, Mapping)}
-    repeatable = {
-        param.name for param in command.params if isinstance(param, click.Option) and param.multiple
-    }
+    found = {(key,): value for key, value in shared.items()}
+    found |= {(*words, key): value for key, value in table.items()}
+    params = {param.name: param for param in command.params if isinstance(param, click.Option)}
     return {
-        known[key]: [value] if known[key] in repeatable and not isinstance(value, list) else value
-        for key, value in {**shared, **table}.items()
+        known[place[-1]]: _default(params[known[place[-1]]], value, path, place)
+        for place, value in found.items()
     }
+
+
+def _default(option: click.Option, value: Any, path: Path, place: tuple[str, ...]) -> Any:
+    """A value of the file as it would be typed, so that the option's own type checks it."""
+    several = value if isinstance(value, list) else [value]
+    if option.is_flag and isinstance(value, bool):
+        return value
+    if option.is_flag or not all(
+        isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in several
+    ):
+        expected = "true or false" if option.is_flag else "text, a number or a list of them"
+        raise _wrong(path, place, f"expected {expected}, got {str(value)[:80]!r}.")
+    texts = [str(each) for each in several]
+    return texts if option.multiple else ",".join(texts)
 
 
 def _own_table(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.errors import FileFormatError, ValidationError
+from packer.errors import FileFormatError, shown
 from packer.io.files import read_text
+from packer.io.tables import Row, csv_rows
 from packer.objectives.base import Objective, Scenario
 from packer.workload import Workload
 
@@ -74,29 +73,33 @@ def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
 
 def read_names(path: str) -> list[str]:
     """Names of the loads in a file that `read_rates` takes, in the order of its columns."""
-    return next(csv.reader(io.StringIO(read_text(path))))[1:]
+    return _table(path)[0]
 
 
 def read_rates(path: str, workload: Workload) -> list[npt.NDArray[np.float64]]:
-    """Rates of the fleet at each load, from a CSV file with one row per adapter and one column per load."""
-    rows = list(csv.reader(io.StringIO(read_text(path))))
-    if not rows or len(rows[0]) < 2 or rows[0][0] != "adapter":
-        raise FileFormatError("expected columns adapter,<load>,<load>,…", path=path, row=1)
+    """Rates of the fleet at each load, from a CSV file with one row per adapter and one column per load.
+
+    Raises
+    ------
+    FileFormatError
+        A cell is not a rate, or an adapter of the fleet has no row or several.
+    """
+    loads, rows = _table(path)
     found: dict[str, list[float]] = {}
-    for number, row in enumerate(rows[1:], start=2):
-        if len(row) != len(rows[0]):
-            raise FileFormatError(f"expected {len(rows[0])} cells, got {len(row)}.", path=path, row=number)
-        for column, cell in zip(rows[0][1:], row[1:], strict=True):
-            try:
-                rate = checks.real("a rate", float(cell), low=0.0, high=1e6)
-            except (ValueError, ValidationError):
-                message = f"expected a rate >= 0 in req/s, got {cell[:80]!r}."
-                raise FileFormatError(message, path=path, row=number, column=column) from None
-            found.setdefault(row[0], []).append(rate)
+    for row in rows:
+        name = row.name("adapter")
+        if name in found:
+            row.fail("adapter", f"expected one row for each adapter, got several for {shown(name)}.")
+        found[name] = [row.real(load, low=0.0, high=1e6) for load in loads]
     missing = [name for name in workload.names if name not in found]
     if missing:
-        raise FileFormatError(f"there are no rates for adapter {missing[0]!r}.", path=path)
-    table = np.array([found[name] for name in workload.names])
-    if table.shape[1:] != (len(rows[0]) - 1,):
-        raise FileFormatError("an adapter has more than one row.", path=path)
-    return list(table.T)
+        raise FileFormatError(f"there are no rates for adapter {shown(missing[0])}.", path=path)
+    return list(np.array([found[name] for name in workload.names]).T)
+
+
+def _table(path: str) -> tuple[list[str], Iterator[Row]]:
+    """Names of the loads, and the rows."""
+    names, rows = csv_rows(read_text(path), path)
+    if len(names) < 2 or names[0] != "adapter":
+        raise FileFormatError("expected columns adapter,<load>,<load>,…", path=path, row=1)
+    return names[1:], rows

@@ -93,6 +93,12 @@ def test_environment_names_or_silences_the_file(
         ),
         ("[workload]\nseed = 1\n", "packer workload has no command 'seed'"),
         ("[live]\ndoctor = 1\n", "expected a table"),
+        ("[memory]\nquiet = 1\n", "key 'memory.quiet': expected true or false"),
+        ("[memory]\njson = {}\n", "key 'memory.json': expected true or false"),
+        ("[memory]\nprofile = true\n", "key 'memory.profile': expected text, a number"),
+        ("[memory]\nprofile = 2024-05-01\n", "key 'memory.profile': expected text, a number"),
+        ("[memory]\nmax-lora-rank = [[8]]\n", "key 'memory.max-lora-rank': expected text, a number"),
+        ("[memory]\nmax-lora-rank = 8.5\n", "8.5"),
     ],
 )
 def test_mistakes_are_named(folder: Path, capsys: Capture, text: str, message: str) -> None:

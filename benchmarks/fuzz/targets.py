@@ -1,0 +1,314 @@
+"""Every reader of users' files: a valid file for it, how it is changed, and what must hold of what was read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import mutate
+import numpy as np
+
+from packer.errors import PackerError
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILE = "h100-64gb/llama-3.1-8b-instruct"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader, a valid file for it and changes to that file.
+
+    `use` evaluates what was read: it may raise `PackerError` and nothing else. `rare`: a case costs a process,
+    so that it comes once in 100 rounds.
+    """
+
+    name: str
+    file: str
+    seed: bytes
+    changes: Sequence[mutate.Change]
+    read: Callable[[str], Any]
+    use: Callable[[Any], object] = lambda _: None
+    rare: bool = False
+
+
+def _use_workload(fleet: Any) -> None:
+    from packer.io.profiles import load_profile
+    from packer.io.workload_schema import workload_from_dict, workload_to_dict
+    from packer.twin.simulate import simulate
+
+    again = workload_from_dict(json.loads(json.dumps(workload_to_dict(fleet))), "again")
+    assert again.names == fleet.names
+    assert np.array_equal(again.rates, fleet.rates)
+    assert 0.0 < fleet.offered_tok_s < np.inf
+    if fleet.rate < 1e4:
+        found = simulate(fleet, load_profile(PROFILE), max_loras=8, duration_s=5.0)
+        assert np.isfinite(found.total_token_throughput)
+
+
+def _use_trace(trace: Any) -> None:
+    from packer.traces.measure import measure_workload
+    from packer.traces.pattern import rates_of
+
+    assert np.isfinite(trace.time_s).all()
+    assert np.isfinite(rates_of(trace, 60.0).rates).all()
+    _use_workload(measure_workload(trace))
+
+
+def _use_log(log: Any) -> None:
+    from packer.traces.pattern import rates_of
+
+    assert np.isfinite(rates_of(log.trace, 3600.0, start_s=log.start_s).rates).all()
+
+
+def _use_plan(plan: Any) -> None:
+    from packer.export.formats import FORMATS, export_plan
+
+    for name in FORMATS:
+        assert all(text.isascii() for text in export_plan(plan, name).values())
+
+
+def _use_profile(profile: Any) -> None:
+    from packer.adapter import Adapter
+    from packer.twin.simulate import simulate
+    from packer.workload import Workload
+
+    found = simulate(Workload([Adapter("a", 8, 1.0)]), profile, max_loras=1, duration_s=5.0)
+    assert np.isfinite(found.total_token_throughput)
+
+
+def _use_model(model: Any) -> None:
+    from packer.predictors.families import family_of
+    from packer.predictors.features import NAMES
+    from packer.predictors.targets import OUTPUTS
+
+    questions = np.linspace(0.0, 3e4, 4 * len(NAMES), dtype=np.float32).reshape(4, len(NAMES))
+    family = family_of(model)
+    assert all(np.isfinite(family.rows(questions, k)).all() for k in range(len(OUTPUTS)))
+
+
+def _use_metrics(answers: Any) -> None:
+    from packer.traces.prometheus import SOURCES, parse
+
+    for source in SOURCES.values():
+        try:
+            found = parse(answers, source)
+        except PackerError:
+            continue
+        assert np.isfinite(found.table.rates).all()
+
+
+def _rates(path: str) -> Any:
+    from packer.adapter import Adapter
+    from packer.objectives.headroom import read_names, read_rates
+    from packer.workload import Workload
+
+    return read_names(path), read_rates(path, Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)]))
+
+
+def _settings(path: str) -> None:
+    """The defaults that a packer.toml gives to two commands, converted as click does it."""
+    from packer.cli import config, run
+
+    os.environ[config.VARIABLE] = path
+    try:
+        for words in (["memory", "--max-loras", "4"], ["profiles", "list"]):
+            code = run(words)
+            assert code in (0, 2), f"exit code {code}"
+    finally:
+        del os.environ[config.VARIABLE]
+
+
+def targets() -> list[Target]:
+    """All readers, with their valid files."""
+    return [*_workloads(), *_traces(), *_documents(), *_tables(), *_models(), *_parquet()]
+
+
+TEXT = (mutate.raw, mutate.words)
+JSON = (mutate.raw, mutate.words, mutate.json_text, mutate.json_text)
+TOML = (mutate.raw, mutate.words, mutate.toml_text, mutate.toml_text)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _workloads() -> list[Target]:
+    from packer.io.workloads import read_workload
+
+    table = b'# c\nadapter,rank,rate,input_tokens,input_cv\na,8,0.1,120,0.5\n"b,c",16,2e-3,,\n'
+    adapters = [
+        {"name": "a", "rank": 8, "rate": 0.1,
+         "input_tokens": {"kind": "lognormal", "mean": 90, "cv": 1.2, "high": 4096}},
+        {"name": "b", "rank": 16, "rate": 0.2, "output_tokens": {"kind": "empirical", "values": [5, 9.5]}},
+    ]  # fmt: skip
+    changing = {"kind": "piecewise", "period_s": 60.0, "factors": [1, 0.5]}
+    replay = {"kind": "trace", "time_s": [0.0, 1.5], "adapter": [0, 1],
+              "input_tokens": [5, 6], "output_tokens": [7, 8]}  # fmt: skip
+    periods = {
+        "adapters": adapters,
+        "arrivals": changing,
+        "input_tokens": {"kind": "gamma", "mean": 9, "cv": 1},
+    }
+    yaml = (
+        b"adapters:\n- {name: a, rank: 8, rate: 1e-3}\n- name: b\n  rank: 16\n  rate: 0.5\n"
+        b"arrivals:\n  kind: unpredictable\n  period_s: 60\n"
+    )
+    packed = gzip.compress(table, mtime=0)
+    return [
+        Target("workload csv", "w.csv", table, TEXT, read_workload, _use_workload),
+        Target("workload gzip", "w.csv.gz", packed, (mutate.packed,), read_workload, _use_workload),
+        Target("workload json", "w.json", _json(periods), JSON, read_workload, _use_workload),
+        Target("workload replay", "w.json", _json({"adapters": adapters, "arrivals": replay}), JSON,
+               read_workload, _use_workload),
+        Target("workload yaml", "w.yaml", yaml, TEXT, read_workload, _use_workload),
+    ]  # fmt: skip
+
+
+def _traces() -> list[Target]:
+    from packer.traces.access_log import read_access_log
+    from packer.traces.prometheus import read_export
+    from packer.traces.read import read_trace
+
+    named = b"timestamp,adapter,rank,input_tokens,output_tokens\n0,a,8,10,3\n5.5,b,16,10,3\n9,a,8,4,5\n"
+    azure = (
+        b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,48,10\n2023-11-16 18:17:04,31,8\n"
+    )
+    lines = (
+        b'{"timestamp": 0, "input_length": 10, "output_length": 3}\n'
+        b'{"timestamp": 900, "input_length": 1, "output_length": 2}\n'
+    )
+    usage = {"prompt_tokens": 5, "completion_tokens": 4}
+    log = [_json({"time": 5e8 + 100 * k, "model": "ab"[k % 2], "usage": usage}) for k in range(4)]
+    labels = {"requested_model": "a", "gen_ai_request_model": "a", "running_lora_adapters": "a,b"}
+    series = {"metric": labels, "values": [[60, "5"], [120, "7"]]}
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
+    names = ("requests", "input_tokens", "output_tokens", "running")
+    metrics = {"window_s": 60, **dict.fromkeys(names, answer)}
+    return [
+        Target("trace csv", "t.csv", named, TEXT, read_trace, _use_trace),
+        Target("trace azure", "t.csv", azure, TEXT, read_trace),
+        Target("trace jsonl", "t.jsonl", lines, TEXT, read_trace),
+        Target("access log", "log.jsonl", b"\n".join(log), TEXT, read_access_log, _use_log),
+        Target("metrics", "m.json", _json(metrics), JSON, read_export, _use_metrics),
+    ]
+
+
+def _documents() -> list[Target]:
+    from packer.export.sources import read_sources
+    from packer.io.clusters import read_cluster
+    from packer.io.plans import plan_to_dict, read_plan
+    from packer.io.profiles import load_profile
+    from packer.report.page import read_comparison
+    from packer.solvers.api import solve
+    from packer.twin.live.launch import read_launch
+    from packer.twin.live.tiny_model import TinyModel, launch_text
+    from packer.twin.model_config import read_model_config
+
+    cluster = (
+        f'schema = 1\n[[kinds]]\nname = "h"\nprofile = "{PROFILE}"\nmax_loras = 8\nmax_lora_rank = 16\n'
+        '[[nodes]]\ncount = 2\nservers = ["h"]\n[slo]\nttft_ms = 2000\n'
+    )
+    settings = (
+        b'profile = "x"\n[memory]\nmax-lora-rank = 8\nmax-adapters = 64\n[profiles.list]\njson = true\n'
+    )
+    launch = launch_text("/opt/vllm/bin/python", "0.32.0", TinyModel()).encode()
+    profile = (ROOT / "twin" / "profiles" / f"{PROFILE}.toml").read_bytes()
+    plan = _json(plan_to_dict(solve(_fleet(), load_profile(PROFILE), predictor="tree")))
+    config = (ROOT / "tests" / "data" / "models" / "qwen-2.5-7b.json").read_bytes()
+    return [
+        Target("plan", "p.json", plan, JSON, read_plan, _use_plan),
+        Target("profile", "p.toml", profile, TOML, load_profile, _use_profile),
+        Target("cluster", "c.toml", cluster.encode(), TOML, read_cluster),
+        Target("settings", "packer.toml", settings, TOML, _settings),
+        Target("launch", "l.toml", launch, TOML, read_launch),
+        Target("model config", "config.json", config, JSON, read_model_config),
+        Target("comparison", "c.json", b'[{"solver": "greedy", "gpus": 3}]', JSON, read_comparison),
+        Target("sources json", "s.json", b'{"a": "acme/a", "b": "/x"}', JSON, read_sources),
+        Target("sources yaml", "s.yaml", b"a: acme/a\nb: /x\n", TEXT, read_sources),
+    ]
+
+
+def _fleet() -> Any:
+    from packer.adapter import Adapter
+    from packer.workload import Workload
+
+    return Workload([Adapter(f"a{k}", (8, 16)[k % 2], 0.2) for k in range(6)])
+
+
+def _tables() -> list[Target]:
+    from packer.export.sources import read_sources
+    from packer.traces.ranks import read_ranks
+    from packer.twin.calibrate.tables import read_rows
+    from packer.twin.live.results import read_result
+    from packer.twin.live.step_log import Steps, read_steps
+
+    names = [item.name for item in fields(Steps)]
+    steps = [names, *([str(k + j) for j in range(len(names))] for k in range(3))]
+
+    def rows(path: str) -> object:
+        return read_rows(path, ("max_loras", "status"))
+
+    return [
+        Target("sources csv", "s.csv", b"adapter,source\na,acme/a\nb,/x\n", TEXT, read_sources),
+        Target("ranks", "k.csv", b"adapter,rank\na,8\nb,16\n", TEXT, read_ranks),
+        Target("rates", "r.csv", b"adapter,mean,peak\na,1,2\nb,0.5,0.25\n", TEXT, _rates),
+        Target("calibration rows", "k.csv", b"max_loras,status\n8,ok\n16,oom\n", TEXT, rows),
+        Target("step log", "l.csv", "\n".join(map(",".join, steps)).encode(), TEXT, read_steps),
+        Target("live result", "r.npz", _live_result(), (mutate.raw,), read_result),
+    ]
+
+
+def _live_result() -> bytes:
+    from packer.twin.live import results
+
+    times = {"duration_s": 5.0, "started_monotonic_s": 1.0, "started_unix_s": 2.0}
+    info = {**times, "errors": {}, "ended": "done", "metrics": []}
+    out = io.BytesIO()
+    arrays: dict[str, Any] = {name: np.zeros(3) for name in results._ARRAYS}  # noqa: SLF001
+    np.savez_compressed(out, info=np.array(json.dumps(info)), **arrays)
+    return out.getvalue()
+
+
+def _models() -> list[Target]:
+    from packer.predictors.store import read_model
+
+    return [
+        Target(f"model {path.name.split('.')[-2]}", "m.packer", path.read_bytes(), (mutate.model,), read_model,
+               _use_model)
+        for path in sorted((ROOT / "predictors" / "models").glob("*llama*.packer"))
+    ]  # fmt: skip
+
+
+def _parquet() -> list[Target]:
+    import polars as pl
+
+    from packer.io.parquet import parquet_bytes
+    from packer.io.workloads import read_workload
+    from packer.predictors.build import build_dataset
+    from packer.predictors.dataset import read_dataset
+    from packer.testing.analytic import small_profile
+    from packer.traces.read import read_trace
+
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "d.parquet"
+        build_dataset(small_profile(), built, rows=8, jobs=1)
+        dataset = built.read_bytes()
+    table = pl.DataFrame({"adapter": ["a", "b"], "rank": [8, 16], "rate": [0.5, 0.1]})
+    requests = table.with_columns(timestamp=pl.Series([0.0, 9.0]), input_tokens=3, output_tokens=4).drop(
+        "rate"
+    )
+    change = (mutate.parquet,)
+    return [
+        Target(
+            "workload parquet", "w.parquet", parquet_bytes(table), change, read_workload, _use_workload, True
+        ),
+        Target("trace parquet", "t.parquet", parquet_bytes(requests), change, read_trace, _use_trace, True),
+        Target("data set", "d.parquet", dataset, change, read_dataset, rare=True),
+    ]
