@@ -99,7 +99,7 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
     _check_top(path, data, known)
     table = _own_table(path, data, words, known)
     shared = {key: value for key, value in data.items() if key in known and not isinstance(value, Mapping)}
-    found = {(key,): value for key, value in shared.items()}
+    found: dict[tuple[str, ...], Any] = {(key,): value for key, value in shared.items()}
     found |= {(*words, key): value for key, value in table.items()}
     params = {param.name: param for param in command.params if isinstance(param, click.Option)}
     return {

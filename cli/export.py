@@ -96,7 +96,7 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
       packer export plan.json --format k8s --sources adapters.csv --adapters-claim adapters -o packer.yaml
       packer export plan.json --format routing --address '127.0.0.1:{port}' -o routing/
     """
-    from packer.cli.output import print_json
+    from packer.cli.output import check_distinct, print_json
     from packer.export.formats import export_plan
     from packer.export.targets import output_paths, write_files
 
@@ -108,6 +108,8 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
         return 3
     files = export_plan(plan, target.format_name, deployment.options())
     paths = {} if target.output is None else output_paths(list(files), target.output, force=out.force)
+    for path in paths:
+        check_distinct(path)
     out.note_profiles(*(item.profile for item in plan.bins))
     if deployment.model is None and target.format_name in _STARTS:
         _note_model(plan, out)

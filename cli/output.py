@@ -146,7 +146,27 @@ def check_output(path: str | None, *, force: bool) -> Path | None:
         return None
     from packer.io.files import check_writable
 
+    check_distinct(path)
     return check_writable(path, force=force)
+
+
+def check_distinct(path: str | os.PathLike[str]) -> None:
+    """Raise `OutputError` if another parameter of the command names the same file: an input or a second output."""
+    from packer.errors import OutputError
+
+    context = click.get_current_context(silent=True)
+    named = [] if context is None else [value for value in context.params.values() if value]
+    texts = [each for value in named for each in (value if isinstance(value, tuple) else (value,))]
+    same = [text for text in texts if isinstance(text, str) and _same_file(text.rpartition("=")[2], path)]
+    if len(same) > (os.fspath(path) in same):
+        raise OutputError(f"{path}: expected another file for each input and output of a command.")
+
+
+def _same_file(name: str, path: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.realpath(name) == os.path.realpath(path) or os.path.samefile(name, path)
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from packer import registry
 from packer.bin import Bin
-from packer.errors import IncompatibleError
+from packer.errors import IncompatibleError, ValidationError
 from packer.objectives.api import load_objective
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
@@ -94,6 +94,12 @@ def solve(
         The solver broke the rules of a plan.
     """
     profiles = (profile,) if isinstance(profile, Profile) else tuple(profile)
+    if old_plan is not None and not old_plan.bins:
+        raise IncompatibleError(
+            "The running plan has no GPUs, so that there is nothing to keep: plan without it."
+        )
+    if not profiles:
+        raise ValidationError("Expected at least one profile, got none.")
     old_bins = () if old_plan is None else _same_fleet_bins(old_plan, workload)
     goal = _objective(objective).anchored(old_bins)
     if solver is None:

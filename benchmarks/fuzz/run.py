@@ -119,13 +119,16 @@ def contained(seed: int, first: int, last: int, only: str = "") -> Tally:
     total = Tally()
     with tempfile.TemporaryDirectory(prefix="packer-fuzz-") as name:
         folder = Path(name)
+        (folder / "progress").write_text(f"{first} before the first case")
         while first < last:
             out = folder / "tally.json"
             out.unlink(missing_ok=True)
             pid = os.fork()
             if pid == 0:
-                with contextlib.suppress(BaseException):
+                try:
                     _child(seed, first, last, folder, out, only)
+                except BaseException:
+                    traceback.print_exc()
                 os._exit(0)
             os.waitpid(pid, 0)
             if out.exists():

@@ -44,6 +44,7 @@ def build(kind: OneProfile, given: Given, out: Writing) -> None:
     from packer.predictors.build import build_dataset
     from packer.predictors.dataset import read_dataset
 
+    out.check(given.output)
     profile = kind.profile(out)
     with out.progress() as progress:
         build_dataset(

@@ -8,8 +8,10 @@ a replicated adapter by its own routing policy; the planned shares stand in the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from packer.errors import ValidationError, shown
 from packer.export import kubernetes, quoting
 from packer.export.servers import Options, Server, routes
 from packer.export.sources import kind_of, refused, without_scheme
@@ -29,10 +31,23 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
             kubernetes.service(server, options),
         ]
     sources = {item.name: item.source for server in servers for item in server.modules}
-    adapters = [
-        _model_adapter(name, sources[name], places, options) for name, places in routes(servers).items()
-    ]
+    table = routes(servers)
+    _check_names(list(table))
+    adapters = [_model_adapter(name, sources[name], places, options) for name, places in table.items()]
     return {"model-adapters.yaml": quoting.yaml_text(adapters), "servers.yaml": quoting.yaml_text(documents)}
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raise `ValidationError` if two adapters would get a resource of the same name: one would replace the other."""
+    owner: dict[str, str] = {}
+    for name in names:
+        label = quoting.dns_name(name)
+        if label in owner:
+            raise ValidationError(
+                f"Expected adapters whose Kubernetes names differ, got {shown(owner[label])} and {shown(name)}, "
+                f"both {label!r}: rename one."
+            )
+        owner[label] = name
 
 
 def _model_adapter(

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from packer.errors import ValidationError
+from packer.export import quoting
 from packer.export.formats import export_plan
 from packer.export.servers import Options
 from packer.plan import Plan
@@ -103,6 +104,14 @@ def test_aibrix_resources(hostile_plan: Plan) -> None:
         assert each["spec"]["replicas"] == len(places)
         assert each["spec"]["podSelector"]["matchExpressions"][0]["values"] == places
         assert set(each["spec"]) == {"baseModel", "podSelector", "artifactURL", "replicas"}
+
+
+def test_aibrix_names_that_collide_are_refused(toy_plan: Callable[..., Plan]) -> None:
+    """An adapter called as another one's resource would silently replace it."""
+    taken = quoting.dns_name("My Adapter")
+    with pytest.raises(ValidationError, match=f"'My Adapter' and '{taken}'"):
+        export_plan(toy_plan(["My Adapter", taken], gpus=1), "aibrix")
+    assert export_plan(toy_plan(["My Adapter", "my-adapter"], gpus=1), "aibrix")
 
 
 def test_aibrix_pods_carry_the_selected_labels(hostile_plan: Plan) -> None:

@@ -256,3 +256,14 @@ def test_the_verdict_is_about_the_objective(objective: str, says: str, toy_profi
     assert plan.verified is False
     assert any(says in reason for reason in plan.reasons)
     assert verified(replace(plan, reasons=())).verified is True
+
+
+def test_a_running_plan_has_gpus(toy_profile: Profile) -> None:
+    """A plan without GPUs has nothing to keep, and no profiles to plan with: both are said, not crashed into."""
+    fleet = Workload([Adapter("a", 8, 1e5)])
+    empty = plan_of(fleet, predictor=AnalyticPredictor(1.0))
+    assert not empty.bins
+    with pytest.raises(IncompatibleError, match="no GPUs"):
+        plan_of(fleet, solver="replan", old_plan=empty)
+    with pytest.raises(ValidationError, match="at least one profile"):
+        solve(fleet, [])
