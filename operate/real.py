@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from packer.solvers.compare import PlanFigures, Result
-from packer.twin.live import judge as live
 from packer.twin.live.launch import Launch
+from packer.twin.live.plans import measure_plans
 from packer.twin.live.validate import ValidationSpec
 from packer.workload import Workload
 
@@ -40,7 +40,7 @@ def measured(
             if result.adapters == len(fleet) and result.plan is not None and result.plan.bins
         }
         place = folder / str(len(fleet))
-        for k, row in live.judge(plans, fleet, launch, place, spec, progress).items():
+        for k, row in measure_plans(plans, fleet, launch, place, spec, progress).items():
             figures = PlanFigures(
                 "vllm",
                 row.total_token_throughput,

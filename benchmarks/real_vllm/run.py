@@ -25,8 +25,8 @@ from packer.cli.output import jsonable
 from packer.io.profiles import format_profile, load_profile
 from packer.twin.live.calibration import Grid, calibrate, profile_of, slots_for
 from packer.twin.live.campaign import Campaign, Outcome, Session, Task
-from packer.twin.live.judge import judge
 from packer.twin.live.launch import Launch, read_launch
+from packer.twin.live.plans import measure_plans
 from packer.twin.live.validate import COMPARED, BinReport, ValidationSpec, report_of
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -165,7 +165,7 @@ def row(case: Case, report: BinReport) -> dict[str, Any]:
 
 
 def bars(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean errors by regime, their repeatability, and the verdicts."""
+    """Mean errors by regime, their repeatability, and how often starvation and memory errors are predicted right."""
     ran = [r for r in rows if not r["memory_error"][1]]
     groups = {
         "unstarved": [r for r in ran if r["starved"][1] is False],
@@ -191,8 +191,8 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for r in rows:
         if r["memory_error"][1] or r["memory_error"][0]:
-            verdict = "memory error {} / {}".format(*r["memory_error"])
-            cells = [r["case"], f"{r['max_loras']}×{r['max_lora_rank']}", str(r["adapters"]), "", verdict]
+            text = "memory error {} / {}".format(*r["memory_error"])
+            cells = [r["case"], f"{r['max_loras']}×{r['max_lora_rank']}", str(r["adapters"]), "", text]
             lines.append("| " + " | ".join(cells + [""] * len(names)) + " |")
             continue
         cells = [r["case"], f"{r['max_loras']}×{r['max_lora_rank']}", str(r["adapters"]), f"{r['rate']:.1f}"]
@@ -213,7 +213,7 @@ def cell(figure: dict[str, Any]) -> str:
 
 
 def run_plans(launch: Launch, place: Place) -> None:
-    """Five solvers' plans for one workload of two servers, judged by real vLLM."""
+    """Five solvers' plans for one workload of two servers, on real vLLM."""
     profile = load_profile(place.results / "profile.toml")
     workload = fleet(PLAN_CASE, round(PLAN_CASE.share * largest_rate(PLAN_CASE, profile), 2))
     plans = {}
@@ -226,7 +226,7 @@ def run_plans(launch: Launch, place: Place) -> None:
             continue
         say(f"{solver}: {plans[solver].n_gpus} servers, {plans[solver].status}")
     spec = ValidationSpec(duration_s=place.seconds, seed=2)
-    verdicts = judge(plans, workload, launch, place.work / "plans", spec, progress)
+    measured = measure_plans(plans, workload, launch, place.work / "plans", spec, progress)
     data = {
         "machine": machine(),
         "rate": workload.rate,
@@ -234,9 +234,9 @@ def run_plans(launch: Launch, place: Place) -> None:
         "plans": {
             name: {
                 "bins": [[len(b.adapters), b.max_loras, b.max_lora_rank] for b in plans[name].bins],
-                **verdict.to_dict(),
+                **found.to_dict(),
             }
-            for name, verdict in verdicts.items()
+            for name, found in measured.items()
         },
     }
     write(place, "plans.json", data)

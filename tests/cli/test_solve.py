@@ -24,7 +24,7 @@ from packer.predictors.api import load_predictor
 from packer.profile import Profile
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.twin.live.judge import Verdict
+from packer.twin.live.plans import MeasuredPlan
 from packer.workload import Workload
 
 
@@ -283,12 +283,12 @@ def test_compare_by_real_servers(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr("packer.solvers.compare.TwinPredictor", lambda seed: AnalyticPredictor())
     monkeypatch.setattr("packer.twin.live.launch.read_launch", lambda path: path)
 
-    def measure(plans: dict[str, Plan], *_: object) -> dict[str, Verdict]:
-        fine = Verdict(1, 0, 111.0, 100.0, 110.0, 22.0, 3.0, (), (), ())
-        starved = Verdict(1, 0, 99.0, 100.0, 110.0, None, None, (0,), (), ())
+    def measure(plans: dict[str, Plan], *_: object) -> dict[str, MeasuredPlan]:
+        fine = MeasuredPlan(1, 0, 111.0, 100.0, 110.0, 22.0, 3.0, (), (), ())
+        starved = MeasuredPlan(1, 0, 99.0, 100.0, 110.0, None, None, (0,), (), ())
         return {name: starved if plan.solver == "maxbase" else fine for name, plan in plans.items()}
 
-    monkeypatch.setattr("packer.twin.live.judge.judge", measure)
+    monkeypatch.setattr("packer.operate.real.measure_plans", measure)
     names = ["--solvers", "greedy,maxbase", "--judge", "vllm", "--launch", "launch.toml"]
     assert packer("compare", fleet(), *names, "--json") == 0
     rows = {row["solver"]: row for row in json.loads(capsys.readouterr().out)["rows"]}

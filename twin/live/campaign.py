@@ -212,7 +212,7 @@ class Campaign:
 
     def _failed(self, session: Session, tasks: Sequence[Task], failure: Failure) -> Iterable[Outcome]:
         for task in tasks:
-            if failure.kind == "memory_error":  # a verdict; other failures are tried again on resuming
+            if failure.kind == "memory_error":  # a result; other failures are tried again on resuming
                 place = self.folder / session.key / task.key
                 place.mkdir(parents=True, exist_ok=True)
                 write_text(place / "failure.json", json.dumps(asdict(failure), indent=2))

@@ -60,7 +60,7 @@ class Run:
 
     @property
     def starved(self) -> bool | None:
-        """The server's verdict; None where no run came to its end."""
+        """Whether the server starved; None where no run came to its end."""
         if self.outcome.memory_error:
             return True
         load = self.outcome.load
@@ -104,9 +104,9 @@ class BinReport:
     @property
     def starved(self) -> tuple[bool, bool | None]:
         """(predicted, measured), by the means over the repeats; measured is None where nothing ran."""
-        verdicts = [run.starved for run in self.runs if run.starved is not None]
+        known = [run.starved for run in self.runs if run.starved is not None]
         predicted = float(np.mean([run.simulation.starved for run in self.runs])) > 0.5
-        return predicted, (float(np.mean(verdicts)) > 0.5 if verdicts else None)
+        return predicted, (float(np.mean(known)) > 0.5 if known else None)
 
     @property
     def interrupted(self) -> bool:

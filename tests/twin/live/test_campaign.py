@@ -96,7 +96,7 @@ def test_metrics_may_be_missing(
     assert outcome.kv_cache_tokens is None
 
 
-def test_a_memory_error_is_a_verdict_for_every_load(
+def test_a_memory_error_is_a_result_for_every_load(
     with_fault: Callable[..., Launch], session: Session, tmp_path: Path
 ) -> None:
     """Both loads get it, it is kept on disk, and it is not tried again."""

@@ -45,7 +45,7 @@ def test_a_server_is_stopped_when_the_block_raises(launch: Launch, tmp_path: Pat
     assert not healthy(urls[0], 0.5)
 
 
-def test_too_little_memory_is_a_verdict(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
+def test_too_little_memory_is_a_result(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
     """vLLM's message about the KV cache is recognised as a memory error and quoted."""
     with Server(with_fault("memory"), SLOTS, tmp_path) as server:
         failure = server.start()

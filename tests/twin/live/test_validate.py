@@ -24,8 +24,8 @@ from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.report.validation import validation_figure
 from packer.settings import Slots
-from packer.twin.live.judge import distinct_bins, judge
 from packer.twin.live.launch import Launch
+from packer.twin.live.plans import distinct_bins, measure_plans
 from packer.twin.live.validate import COMPARED, Validation, ValidationSpec, smape
 from packer.workload import Workload
 
@@ -89,7 +89,7 @@ def test_repeats_show_repeatability(launch: Launch, fleet: Workload, bins: list[
 def test_a_server_without_memory_is_a_result(
     with_fault: Callable[..., Launch], fleet: Workload, bins: list[Bin], tmp_path: Path
 ) -> None:
-    """The verdict is a memory error with the server's words; figures are absent, nothing raises."""
+    """The result is a memory error with the server's words; figures are absent, nothing raises."""
     spec = ValidationSpec(duration_s=1.0)
     (report,) = Validation(with_fault("memory"), fleet, bins[:1], tmp_path, spec).run()
     assert report.memory_error == (False, True)
@@ -103,7 +103,7 @@ def test_a_server_without_memory_is_a_result(
 def test_a_dead_server_leaves_a_partial_report(
     with_fault: Callable[..., Launch], fleet: Workload, bins: list[Bin], tmp_path: Path
 ) -> None:
-    """What completed before the death is in the report, marked, with no verdict on starvation."""
+    """What completed before the death is in the report, marked, with nothing said on starvation."""
     spec = ValidationSpec(duration_s=2.0)
     (report,) = Validation(with_fault("die:5"), fleet, bins[:1], tmp_path, spec).run()
     assert report.interrupted or report.failure
@@ -144,20 +144,20 @@ def test_one_failing_bin_stops_no_other(
 def test_equal_bins_of_several_plans_are_measured_once(
     launch: Launch, fleet: Workload, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
-    """Two plans share a bin; the judge measures three, and each plan gets the sum of its own."""
+    """Two plans share a bin; three are measured, and each plan gets the sum of its own."""
     whole = Bin((0, 1, 2, 3), Slots(8, 8), bins[0].profile)
     plans = {"two": make_plan(bins), "half": make_plan(bins[:1]), "one": make_plan([whole])}
     distinct, places = distinct_bins(plans)
     assert len(distinct) == 3
     assert places == {"two": [0, 1], "half": [0], "one": [2]}
-    verdicts = judge(plans, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
-    assert verdicts["two"].gpus == 2
-    assert not verdicts["two"].failures
-    assert not verdicts["two"].memory_errors
-    assert verdicts["two"].total_token_throughput > verdicts["half"].total_token_throughput
+    measured = measure_plans(plans, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
+    assert measured["two"].gpus == 2
+    assert not measured["two"].failures
+    assert not measured["two"].memory_errors
+    assert measured["two"].total_token_throughput > measured["half"].total_token_throughput
     assert len(list(tmp_path.iterdir())) == 3
-    again = judge({"half": plans["half"]}, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
-    assert again["half"].total_token_throughput == verdicts["half"].total_token_throughput
+    again = measure_plans({"half": plans["half"]}, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
+    assert again["half"].total_token_throughput == measured["half"].total_token_throughput
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Solvers' plans judged by real servers: equal bins of different plans are measured once."""
+"""Solvers' plans on real servers: equal bins of different plans are measured once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from packer.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class MeasuredPlan:
     """What real servers say of a plan: summed throughput, mean latencies over completed requests."""
 
     gpus: int
@@ -83,27 +83,27 @@ def _key(fleet: Workload, bin_: Bin) -> str:
     return f"{bin_.max_loras}x{bin_.max_lora_rank}-{len(adapters)}-{digest}"
 
 
-def judge(
+def measure_plans(
     plans: Mapping[str, Plan],
     fleet: Workload,
     launch: Launch,
     folder: Path,
     spec: ValidationSpec,
     progress: Progress = lambda _what, _done, _total: None,
-) -> dict[str, Verdict]:
+) -> dict[str, MeasuredPlan]:
     """Measure the plans of several solvers (name → plan) on real servers; resumes in the same folder."""
     bins, places = distinct_bins(plans)
     keys = [_key(fleet, bin_) for bin_ in bins]
     reports = Validation(launch, fleet, bins, folder, spec, progress, keys).run() if bins else []
     return {
-        name: verdict([reports[i] for i in places[name]], len(plan.unplaced)) for name, plan in plans.items()
+        name: measured_plan([reports[i] for i in places[name]], len(plan.unplaced)) for name, plan in plans.items()
     }
 
 
-def verdict(reports: list[BinReport], unplaced: int) -> Verdict:
-    """One plan's verdict from the reports of its bins."""
+def measured_plan(reports: list[BinReport], unplaced: int) -> MeasuredPlan:
+    """One plan's figures from the reports of its bins."""
     done = [_completed(report) for report in reports]
-    return Verdict(
+    return MeasuredPlan(
         len(reports),
         unplaced,
         sum(r.mean("measured", "total_token_throughput") or 0.0 for r in reports),
