@@ -96,7 +96,8 @@ def measure_plans(
     keys = [_key(fleet, bin_) for bin_ in bins]
     reports = Validation(launch, fleet, bins, folder, spec, progress, keys).run() if bins else []
     return {
-        name: measured_plan([reports[i] for i in places[name]], len(plan.unplaced)) for name, plan in plans.items()
+        name: measured_plan([reports[i] for i in places[name]], len(plan.unplaced))
+        for name, plan in plans.items()
     }
 
 
