@@ -216,7 +216,7 @@ def test_failed_requests_are_shown_in_the_table(
     with launch_file.open("a") as file:
         file.write('[environment]\nFAKE_FAULT = "refuse:a1"\n')
     text, errors = packer(
-        "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
+        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
         "--folder", tmp_path / "work",
     ).communicate(timeout=60)  # fmt: skip
     named = re.search(r"GPU 0: (\d+) requests failed: HTTP 404: .*no model a1", text)
