@@ -9,11 +9,12 @@ from typing import Any
 
 from packer import Adapter, Lengths, Workload
 from packer.profile import EngineSpec, GpuSpec, ModelSpec
+from packer.settings import Slots
 from packer.twin.arrivals import draw_requests
 from packer.twin.live.client import LoadJob
 from packer.twin.live.launch import Launch
 from packer.twin.live.load import run_job
-from packer.twin.live.server import Server, Slots
+from packer.twin.live.server import Server, ServerOptions
 
 RATE = 200.0
 SECONDS = 30.0
@@ -38,7 +39,7 @@ def measure_schedule(folder: Path) -> dict[str, Any]:
     )
     fleet = Workload([Adapter("a0", 8, RATE)], Lengths.gamma(100.0, 1.0), Lengths.gamma(10.0, 0.8), 0.0)
     requests = draw_requests(fleet, SECONDS, 0)
-    with Server(launch, Slots((("a0", "x"),), 1, 8), folder) as server:
+    with Server(launch, ServerOptions((("a0", "x"),), Slots(1, 8)), folder) as server:
         failure = server.start()
         if failure is not None:
             raise SystemExit(failure.message)

@@ -23,7 +23,8 @@ import packer
 from packer.bin import Bin
 from packer.cli.output import jsonable
 from packer.io.profiles import format_profile, load_profile
-from packer.twin.live.calibration import Grid, calibrate, profile_of, slots_for
+from packer.settings import Slots
+from packer.twin.live.calibration import Grid, calibrate, options_for, profile_of
 from packer.twin.live.campaign import Campaign, Outcome, Session, Task
 from packer.twin.live.launch import Launch, read_launch
 from packer.twin.live.plans import measure_plans
@@ -35,7 +36,7 @@ from machine import machine
 from workloads import CASES, SECONDS, Case, fleet, largest_rate, workload_of
 
 RESULTS = Path(__file__).parent / "results"
-GRID = Grid(((8, 16), (16, 32), (8, 64)))
+GRID = Grid((Slots(8, 16), Slots(16, 32), Slots(8, 64)))
 PASSES = 2
 """Everything is measured once a pass, many minutes apart: machines drift, and repeats back to back don't show it."""
 SOLVERS = ("greedy", "greedy-paper", "dlora", "maxbase", "random")
@@ -103,8 +104,9 @@ def validation_sessions(
             workload = workload_of(case, profile)
             adapters |= {a.name: a for a in workload.adapters}
             tasks.append(Task(case.name, workload, seconds, seed=1))
-        slots = slots_for(launch, list(adapters.values()), cases[0].max_loras, cases[0].max_lora_rank)
-        found.append((Session(server, slots, tuple(tasks)), cases))
+        settings = Slots(cases[0].max_loras, cases[0].max_lora_rank)
+        options = options_for(launch, list(adapters.values()), settings)
+        found.append((Session(server, options, tuple(tasks)), cases))
     return found
 
 

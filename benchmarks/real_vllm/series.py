@@ -24,11 +24,12 @@ import numpy as np
 from scipy.optimize import nnls
 
 from packer import Adapter, Lengths, Workload
+from packer.settings import Slots
 from packer.twin.arrivals import draw_requests
 from packer.twin.live.client import LoadJob
 from packer.twin.live.launch import Launch, read_launch
 from packer.twin.live.load import run_job
-from packer.twin.live.server import Server, Slots, get
+from packer.twin.live.server import Server, ServerOptions, get
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import machine
@@ -135,7 +136,9 @@ def measure(
     adapters = max(stage.adapters for stage in STAGES)
     names = tuple((f"a{i}", launch.adapter_folder(f"a{i}", RANK)) for i in range(adapters))
     rows = []
-    with Server(launch, Slots(names, adapters, RANK, KV_CACHE_BYTES), work / variant) as server:
+    with Server(
+        launch, ServerOptions(names, Slots(adapters, RANK), KV_CACHE_BYTES), work / variant
+    ) as server:
         failure = server.start()
         if failure is not None:
             raise SystemExit(f"{variant}: {failure.message}\n{failure.tail}")

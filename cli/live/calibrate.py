@@ -9,6 +9,7 @@ import click
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Writing, output_option, seed_option
 from packer.cli.output import table
+from packer.settings import Settings, Slots
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,20 +39,20 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
-class Servers(click.ParamType[tuple[tuple[int, int], ...]]):
+class Servers(click.ParamType[tuple[Settings, ...]]):
     """`8x16,32x8`: max_loras and max_lora_rank of each server."""
 
     name = "servers"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[tuple[int, int], ...]:
-        """Pairs (max_loras, max_lora_rank)."""
+    ) -> tuple[Settings, ...]:
+        """Settings of each server."""
         if isinstance(value, tuple):
             return value
         try:
             pairs = [part.lower().split("x") for part in str(value).split(",")]
-            return tuple((int(loras), int(rank)) for loras, rank in pairs)
+            return tuple(Slots(int(loras), int(rank)) for loras, rank in pairs)
         except ValueError:
             self.fail(f"expected SLOTSxRANK pairs like 8x16,32x8, got {str(value)[:40]!r}", param, ctx)
 
@@ -65,7 +66,7 @@ class Measured:
     known: str | None = option("--profile", metavar="NAME|FILE.toml", help="With --url: its settings.")
     max_loras: int | None = option(type=click.IntRange(1), metavar="N", help="With --url: its slots.")
     max_lora_rank: int | None = option(type=int, metavar="RANK", help="With --url: their rank.")
-    servers: tuple[tuple[int, int], ...] | None = option(
+    servers: tuple[Settings, ...] | None = option(
         type=Servers(), metavar="8x16,…", help="max_loras x max_lora_rank of each."
     )
     budget: float | None = option(type=Duration(), metavar="10m", help="Start no measurement after this.")
@@ -108,14 +109,10 @@ def calibrate(given: Measured, out: Writing) -> None:
             launch = read_launch(given.launch_path)
             found = calibration.calibrate(launch, Path(given.folder), grid=grid, **common)
         else:
-            found = calibration.calibrate_url(
-                (given.url or "").rstrip("/"),
-                load_profile(given.known or ""),
-                Path(given.folder),
-                max_loras=given.max_loras or 0,
-                max_lora_rank=given.max_lora_rank or 0,
-                **common,
-            )
+            known = load_profile(given.known or "")
+            settings = known.settings(given.max_loras or 0, given.max_lora_rank or 0)
+            url = (given.url or "").rstrip("/")
+            found = calibration.calibrate_url(url, known, Path(given.folder), settings=settings, **common)
     profile, outcomes, late = found
     write_profile(profile, given.output, force=out.force)
     failures = {o.session.key: o.failure.message for o in outcomes if o.failure is not None}

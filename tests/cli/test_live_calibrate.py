@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from packer.cli.live.calibrate import Duration, Servers, calibrate
+from packer.settings import Slots
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
@@ -26,7 +27,7 @@ def test_bad_durations_are_refused(text: str) -> None:
 
 def test_servers_are_pairs() -> None:
     """Slots and rank of each server."""
-    assert Servers().convert("8x16,32X8", None, None) == ((8, 16), (32, 8))
+    assert Servers().convert("8x16,32X8", None, None) == (Slots(8, 16), Slots(32, 8))
 
 
 @pytest.mark.parametrize("text", ["8", "8x", "8x16x2", "axb"])

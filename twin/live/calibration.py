@@ -16,11 +16,12 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.errors import LiveError
 from packer.lengths import Lengths
 from packer.profile import MemorySpec, Profile
+from packer.settings import Settings, Slots
 from packer.twin.live import fit
 from packer.twin.live.campaign import BASE, Campaign, Endpoint, Outcome, Progress, Session, Task
 from packer.twin.live.environment import served_models
 from packer.twin.live.launch import Launch
-from packer.twin.live.server import Slots, adapters_of
+from packer.twin.live.server import ServerOptions, adapters_of
 from packer.workload import Workload
 
 DRAIN_S = 120.0
@@ -34,22 +35,17 @@ PREFILL_PAUSE_S = 0.4
 
 @dataclass(frozen=True)
 class Grid:
-    """Which servers a calibration starts: (max_loras, max_lora_rank), most important first."""
+    """Which servers a calibration starts, most important first."""
 
-    servers: tuple[tuple[int, int], ...] = ((8, 16), (32, 8), (8, 64), (16, 32))
-
-    def __post_init__(self) -> None:
-        for loras, rank in self.servers:
-            checks.integer("max_loras", loras, low=1)
-            checks.slot_rank("max_lora_rank", rank)
+    servers: tuple[Settings, ...] = (Slots(8, 16), Slots(32, 8), Slots(8, 64), Slots(16, 32))
 
 
-def slots_for(launch: Launch, adapters: Sequence[Adapter], max_loras: int, max_lora_rank: int) -> Slots:
+def options_for(launch: Launch, adapters: Sequence[Adapter], settings: Settings) -> ServerOptions:
     """A server of one launch file, with emulated slot memory where the file says so."""
     real = [a for a in adapters if a.name != BASE]
-    kv_bytes = launch.emulation.kv_bytes(max_loras, max_lora_rank) if launch.emulation else None
+    kv_bytes = launch.emulation.kv_bytes(settings) if launch.emulation else None
     paths = adapters_of(launch, [a.name for a in real], [a.rank for a in real])
-    return Slots(paths, max_loras, max_lora_rank, kv_bytes)
+    return ServerOptions(paths, settings, kv_bytes)
 
 
 def burst(launch: Launch, key: str, names: Sequence[str], ranks: Sequence[int], batch: int) -> Task:
@@ -94,7 +90,8 @@ def mixed(launch: Launch, key: str, adapters: Sequence[Adapter], rate: float, se
 def sessions(launch: Launch, grid: Grid, *, seed: int = 0) -> list[Session]:
     """The planned measurements: for each server bursts, prefills and three mixed loads."""
     planned = []
-    for k, (loras, rank) in enumerate(grid.servers):
+    for k, settings in enumerate(grid.servers):
+        loras, rank = settings.max_loras, settings.max_lora_rank
         ranks = [r for r in checks.SLOT_RANKS if 8 <= r <= rank] or [rank]
         adapters = [Adapter(f"c{i}", ranks[-1 - i % len(ranks)], 1.0) for i in range(2 * loras)]
         probes = _bursts(launch, adapters, loras, rank)
@@ -102,7 +99,7 @@ def sessions(launch: Launch, grid: Grid, *, seed: int = 0) -> list[Session]:
             probes = [in_a_row("probes", probes, BURST_PAUSE_S)]
         tasks = [*probes, *_mixes(launch, adapters, seed + 10 * k)]
         planned.append(
-            Session(f"slots-{loras}-rank-{rank}", slots_for(launch, adapters, loras, rank), tuple(tasks))
+            Session(f"slots-{loras}-rank-{rank}", options_for(launch, adapters, settings), tuple(tasks))
         )
     return planned
 
@@ -180,8 +177,7 @@ def calibrate_url(
     known: Profile,
     folder: Path,
     *,
-    max_loras: int,
-    max_lora_rank: int,
+    settings: Settings,
     budget_s: float | None = None,
     seed: int = 0,
     progress: Progress = lambda _what, _done, _total: None,
@@ -194,8 +190,8 @@ def calibrate_url(
         Of the server.
     known
         A profile with its model, GPU and engine settings, which a server doesn't tell; an estimate will do.
-    max_loras, max_lora_rank
-        Its slots; its adapters are taken to be of that rank.
+    settings
+        Its slots; its adapters are taken to be of their rank.
 
     Raises
     ------
@@ -208,9 +204,12 @@ def calibrate_url(
             f"{url} serves {len(served)} models: expected the base model and at least one adapter."
         )
     launch = Launch(known.name, "", "{name}", known.engine, known.model, known.gpu, step_log=False)
-    adapters = [Adapter(name, max_lora_rank, 1.0) for name in served[1:]]
-    tasks = (*_bursts(launch, adapters, max_loras, max_lora_rank), *_mixes(launch, adapters, seed))
-    session = Session("url", Slots((), max_loras, max_lora_rank), tasks)
+    adapters = [Adapter(name, settings.max_lora_rank, 1.0) for name in served[1:]]
+    tasks = (
+        *_bursts(launch, adapters, settings.max_loras, settings.max_lora_rank),
+        *_mixes(launch, adapters, seed),
+    )
+    session = Session("url", ServerOptions((), settings), tasks)
     endpoint = Endpoint(url, base=served[0])
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress, endpoint=endpoint)
     outcomes = campaign.run([session])
@@ -221,17 +220,16 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
     """Fit a profile to outcomes; `memory` stands where no KV capacity was read."""
     observations, logs, capacity = [], [], {}
     for outcome in outcomes:
-        slots = outcome.session.slots
+        settings = outcome.session.options.settings
         if outcome.kv_cache_tokens is not None:
-            capacity[(slots.max_loras, slots.max_lora_rank)] = outcome.kv_cache_tokens
+            capacity[settings] = outcome.kv_cache_tokens
         if outcome.load is None:
             continue
         if outcome.steps is not None:
             observations.append(
                 fit.from_steps(
                     outcome.steps,
-                    slots.max_loras,
-                    slots.max_lora_rank,
+                    settings,
                     max_num_seqs=launch.engine.max_num_seqs,
                     waiting=fit.waiting_at(outcome.steps, outcome.load),
                 )
@@ -254,7 +252,6 @@ def from_client(outcome: Outcome) -> fit.Observations:
     Decodes: the mean gap between tokens while the whole burst runs. Prefills: the time to the first token.
     """
     load, task = outcome.load, outcome.task
-    slots = outcome.session.slots
     empty = np.zeros(0)
     rows: list[tuple[float, ...]] = []
     if load is not None and task.key.startswith("decode-") and len(load.itl_ms):
@@ -272,4 +269,4 @@ def from_client(outcome: Outcome) -> fit.Observations:
             ttft = float((load.first_s[i] - load.sent_s[i]) * 1e3)
             rows.append((0.0, float(load.input_tokens[i]), len(real), ranks, 0.0, ttft, 1.0, 0.0, 0.0))
     columns = np.array(rows, dtype=np.float64).T if rows else [empty] * 9
-    return fit.Observations(slots.max_loras, slots.max_lora_rank, *columns)
+    return fit.Observations(outcome.session.options.settings, *columns)

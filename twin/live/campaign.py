@@ -19,7 +19,7 @@ from packer.twin.live.launch import Launch
 from packer.twin.live.load import run_job
 from packer.twin.live.metrics import MetricsSummary, summarise
 from packer.twin.live.results import LoadResult, read_result
-from packer.twin.live.server import Failure, Server, Slots
+from packer.twin.live.server import Failure, Server, ServerOptions
 from packer.twin.live.step_log import Steps, read_steps
 from packer.workload import Workload
 
@@ -55,7 +55,7 @@ class Session:
     """One server and its loads, in order. `key` names its folder."""
 
     key: str
-    slots: Slots
+    options: ServerOptions
     tasks: tuple[Task, ...]
 
 
@@ -188,13 +188,13 @@ class Campaign:
             yield from self._measure_all(self.endpoint, session, tasks)
             return
         place = self.folder / session.key
-        budget = session.slots.kv_cache_bytes
+        budget = session.options.kv_cache_bytes
         if budget is not None and budget <= 0:
             message = f"emulated slot memory leaves {budget} bytes for the KV cache"
             yield from self._failed(session, tasks, Failure("memory_error", message))
             return
-        check_adapters(session.slots)
-        with Server(self.launch, session.slots, place, cores=self.cores) as server:
+        check_adapters(session.options)
+        with Server(self.launch, session.options, place, cores=self.cores) as server:
             self.progress(f"{session.key}: starting the server", 0, 0)
             failure = server.start(self.stop)
             if failure is not None:
@@ -287,9 +287,9 @@ def usable_kv_tokens(metrics: MetricsSummary, launch: Launch) -> int | None:
     return metrics.kv_cache_tokens - launch.engine.block_size
 
 
-def check_adapters(slots: Slots) -> None:
+def check_adapters(options: ServerOptions) -> None:
     """Raise ValidationError where an adapter's folder is not there: vLLM would say so only after a minute."""
-    absent = [(name, path) for name, path in slots.adapters if "/" in path and not Path(path).exists()]
+    absent = [(name, path) for name, path in options.adapters if "/" in path and not Path(path).exists()]
     if absent:
         name, path = absent[0]
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""

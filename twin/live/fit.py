@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from packer.errors import LiveError
 from packer.profile import LatencySpec, LoadingSpec, MemorySpec, Profile
+from packer.settings import Settings
 from packer.twin.calibrate.step_law import Equations, residuals, solve
 from packer.twin.law.linear import linear_features
 from packer.twin.live.launch import Launch
@@ -49,8 +50,7 @@ class Observations:
     and how many of them the scheduler looks at and passes over.
     """
 
-    max_loras: int
-    max_lora_rank: int
+    settings: Settings
     decodes: FloatArray
     prefill_tokens: FloatArray
     adapters: FloatArray
@@ -68,8 +68,8 @@ class Observations:
             prefill_tokens=self.prefill_tokens,
             adapters=self.adapters,
             sum_ranks=self.sum_ranks,
-            slots=float(self.max_loras),
-            slot_rank=float(self.max_lora_rank),
+            slots=float(self.settings.max_loras),
+            slot_rank=float(self.settings.max_lora_rank),
             kv_tokens=self.kv_tokens,
             waiting_scanned=self.scanned,
             waiting=self.waiting,
@@ -92,8 +92,7 @@ def waiting_at(steps: Steps, load: LoadResult) -> FloatArray:
 
 def from_steps(
     steps: Steps,
-    max_loras: int,
-    max_lora_rank: int,
+    settings: Settings,
     *,
     max_num_seqs: int = 1 << 30,
     waiting: FloatArray | None = None,
@@ -104,7 +103,7 @@ def from_steps(
     With `waiting` (n,) requests, all are passed over where the slots, not the places, are what is full.
     """
     waiting = np.zeros(len(steps)) if waiting is None else waiting
-    full = (steps.adapters >= max_loras) & (steps.decodes + steps.prefills < max_num_seqs)
+    full = (steps.adapters >= settings.max_loras) & (steps.decodes + steps.prefills < max_num_seqs)
     scanned = np.where(full, waiting, 0.0)
     periods = steps.periods_ms() - steps.host_ms - steps.disk_ms
     keep = np.isfinite(periods) & (periods > 0)
@@ -128,8 +127,7 @@ def from_steps(
         return out
 
     return Observations(
-        max_loras,
-        max_lora_rank,
+        settings,
         mean(steps.decodes),
         mean(steps.prefill_tokens),
         mean(steps.adapters),
@@ -183,9 +181,9 @@ def fit_step_law(
 def _terms(observations: Sequence[Observations], graph_max_tokens: int) -> tuple[str, ...]:
     """Terms that the measurements can tell apart."""
     terms: tuple[str, ...] = TERMS
-    if len({o.max_loras for o in observations}) > 1:
+    if len({o.settings.max_loras for o in observations}) > 1:
         terms += SLOT_TERMS
-    if len({o.max_lora_rank for o in observations}) > 1:
+    if len({o.settings.max_lora_rank for o in observations}) > 1:
         terms += SLOT_RANK_TERMS
     if any(o.waiting.any() for o in observations):
         terms += WAITING_TERMS
@@ -239,14 +237,14 @@ def _load_line(parts: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> tu
     return float(base), float(per_rank)
 
 
-def fit_memory(launch: Launch, points: Mapping[tuple[int, int], int]) -> MemorySpec:
-    """KV capacity from measured points (max_loras, max_lora_rank) → tokens; exact there, a line between.
+def fit_memory(launch: Launch, points: Mapping[Settings, int]) -> MemorySpec:
+    """KV capacity from measured points settings → tokens; exact there, a line between.
 
     With emulated slot memory the line is the emulation's own. Otherwise two points give the line: budget and
     bytes per slot and rank; one point gives the budget, with the model's own bytes per rank.
     """
     kv, minimum = launch.model_spec.kv_bytes_per_token, launch.engine.max_model_len
-    measured = tuple((loras, rank, tokens) for (loras, rank), tokens in sorted(points.items()))
+    measured = tuple(sorted((each.max_loras, each.max_lora_rank, tokens) for each, tokens in points.items()))
     if launch.emulation is not None:
         e = launch.emulation
         return MemorySpec(e.kv_budget_bytes, 0.0, e.slot_bytes_per_rank, minimum, "reserved", measured)
@@ -254,7 +252,7 @@ def fit_memory(launch: Launch, points: Mapping[tuple[int, int], int]) -> MemoryS
         raise LiveError(
             "The server's KV cache capacity could not be read, neither from /metrics nor its log."
         )
-    slots = np.array([loras * rank for loras, rank in points], dtype=np.float64)
+    slots = np.array([each.max_loras * each.max_lora_rank for each in points], dtype=np.float64)
     left = np.array(list(points.values()), dtype=np.float64) * kv
     per_rank = launch.model_spec.lora_bytes_per_rank
     if len(set(slots.tolist())) > 1:
@@ -267,7 +265,7 @@ def assemble(
     launch: Launch,
     observations: Sequence[Observations],
     logs: Sequence[Steps],
-    capacity: Mapping[tuple[int, int], int],
+    capacity: Mapping[Settings, int],
     how: str,
     memory: MemorySpec | None = None,
 ) -> Profile:

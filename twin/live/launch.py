@@ -16,6 +16,7 @@ from packer.io.documents import parse_toml
 from packer.io.files import read_text
 from packer.io.schema import parse
 from packer.profile import EngineSpec, GpuSpec, ModelSpec
+from packer.settings import Settings
 
 DEFAULT_COMMAND = ("{python}", "-m", "vllm.entrypoints.openai.api_server")
 """`vllm serve` asks for a distribution called vllm, which the CPU wheel isn't; the module always works."""
@@ -32,9 +33,11 @@ class Emulation:
     kv_budget_bytes: float
     slot_bytes_per_rank: float
 
-    def kv_bytes(self, max_loras: int, max_lora_rank: int) -> int:
+    def kv_bytes(self, settings: Settings) -> int:
         """Bytes for the KV cache; 0 or less means a memory error."""
-        return int(self.kv_budget_bytes - max_loras * max_lora_rank * self.slot_bytes_per_rank)
+        return int(
+            self.kv_budget_bytes - settings.max_loras * settings.max_lora_rank * self.slot_bytes_per_rank
+        )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from packer.errors import LiveError
+from packer.settings import Settings
 from packer.twin.live import inside
 from packer.twin.live.launch import Launch
 
@@ -49,12 +50,11 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Slots:
+class ServerOptions:
     """What differs between servers of one launch file; adapters are (name, folder)."""
 
     adapters: tuple[tuple[str, str], ...]
-    max_loras: int
-    max_lora_rank: int
+    settings: Settings
     kv_cache_bytes: int | None = None
 
 
@@ -66,7 +66,7 @@ def free_port() -> int:
         return port
 
 
-def command_line(launch: Launch, slots: Slots, port: int) -> list[str]:
+def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]:
     """The server's command line."""
     engine = launch.engine
     flags: dict[str, object] = {
@@ -74,8 +74,8 @@ def command_line(launch: Launch, slots: Slots, port: int) -> list[str]:
         "--served-model-name": "base",
         "--host": HOST,
         "--port": port,
-        "--max-loras": slots.max_loras,
-        "--max-lora-rank": slots.max_lora_rank,
+        "--max-loras": options.settings.max_loras,
+        "--max-lora-rank": options.settings.max_lora_rank,
         "--max-model-len": engine.max_model_len,
         "--max-num-batched-tokens": engine.max_num_batched_tokens,
         "--max-num-seqs": engine.max_num_seqs,
@@ -85,16 +85,16 @@ def command_line(launch: Launch, slots: Slots, port: int) -> list[str]:
         "--tensor-parallel-size": engine.tensor_parallel_size,
     }
     # vLLM wants max_cpu_loras >= max_loras, and by default gives as many as there are slots.
-    host_adapters = engine.max_cpu_loras if engine.max_cpu_loras is not None else len(slots.adapters)
-    flags["--max-cpu-loras"] = max(host_adapters, slots.max_loras)
-    if slots.kv_cache_bytes is not None:
-        flags["--kv-cache-memory-bytes"] = slots.kv_cache_bytes
+    host_adapters = engine.max_cpu_loras if engine.max_cpu_loras is not None else len(options.adapters)
+    flags["--max-cpu-loras"] = max(host_adapters, options.settings.max_loras)
+    if options.kv_cache_bytes is not None:
+        flags["--kv-cache-memory-bytes"] = options.kv_cache_bytes
     if launch.step_log:
         flags["--worker-cls"] = "packer_step_worker.StepWorker"
     command = [part.format(python=launch.python) for part in launch.command]
     for flag, value in flags.items():
         command += [flag, str(value)]
-    command += ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in slots.adapters)]
+    command += ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in options.adapters)]
     return [*command, *launch.arguments]
 
 
@@ -115,8 +115,10 @@ class Server:
     `start` returns None, or a `Failure`: a server that does not start is a result, not an exception.
     """
 
-    def __init__(self, launch: Launch, slots: Slots, folder: Path, *, cores: Sequence[int] = ()) -> None:
-        self.launch, self.slots, self.folder = launch, slots, folder
+    def __init__(
+        self, launch: Launch, options: ServerOptions, folder: Path, *, cores: Sequence[int] = ()
+    ) -> None:
+        self.launch, self.options, self.folder = launch, options, folder
         self.cores = tuple(cores) or launch.server_cores
         self.port = 0
         self.log_path = folder / "server.log"
@@ -159,7 +161,7 @@ class Server:
         return failure
 
     def _spawn(self) -> None:
-        command = command_line(self.launch, self.slots, self.port)
+        command = command_line(self.launch, self.options, self.port)
         guard = [sys.executable, str(Path(__file__).with_name("guard.py")), str(STOP_GRACE_S), *command]
         if self.cores:
             cores = ",".join(map(str, self.cores))

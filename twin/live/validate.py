@@ -16,13 +16,12 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD
-from packer.twin.live.calibration import slots_for
+from packer.twin.live.calibration import options_for
 from packer.twin.live.campaign import Campaign, Outcome, Progress, Session, Task
 from packer.twin.live.launch import Launch
 from packer.twin.live.metrics import parse_metrics
 from packer.twin.live.server import split_cores
-from packer.twin.result import Simulation
-from packer.twin.simulate import simulate
+from packer.twin.simulate import Simulation, simulate
 from packer.workload import Workload
 
 Figures = dict[str, float | None]
@@ -226,10 +225,10 @@ class Validation:
         """The server of a bin and its repeats."""
         bin_ = self.bins[index]
         traffic = bin_.workload(self.fleet)
-        slots = slots_for(self.launch, traffic.adapters, bin_.max_loras, bin_.max_lora_rank)
+        options = options_for(self.launch, traffic.adapters, bin_.settings)
         spec = self.spec
         tasks = [Task(f"repeat-{k}", traffic, spec.duration_s, spec.seed + k) for k in range(spec.repeats)]
-        return Session(self.keys[index], slots, tuple(tasks))
+        return Session(self.keys[index], options, tuple(tasks))
 
     def report(self, index: int, outcomes: Sequence[Outcome]) -> BinReport:
         """Set outcomes beside the twin's answers."""

@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 
 from packer.errors import LiveError, ValidationError
+from packer.settings import Slots
 from packer.twin.live.calibration import Grid, calibrate, calibrate_url, in_a_row, sessions
 from packer.twin.live.campaign import Campaign, Endpoint, Outcome, Session, Task, check_adapters
 from packer.twin.live.client import LoadJob, run_load
 from packer.twin.live.environment import diagnose_url
 from packer.twin.live.launch import Emulation, Launch
 from packer.twin.live.results import LoadResult, write_result
-from packer.twin.live.server import Server, Slots
+from packer.twin.live.server import Server, ServerOptions
 from packer.workload import Workload
 
 
 @pytest.fixture
 def session(fleet: Workload) -> Session:
     """Two short loads on one server."""
-    slots = Slots(tuple((name, "x") for name in fleet.names), 4, 8)
+    slots = ServerOptions(tuple((name, "x") for name in fleet.names), Slots(4, 8))
     return Session("s", slots, (Task("one", fleet, 1.0, seed=1), Task("two", fleet, 1.0, seed=2)))
 
 
@@ -111,7 +112,7 @@ def test_emulated_slots_that_leave_nothing_start_no_server(
     launch: Launch, session: Session, tmp_path: Path
 ) -> None:
     """The emulated budget is spent: a memory error without a start."""
-    full = replace(session, slots=replace(session.slots, kv_cache_bytes=0))
+    full = replace(session, options=replace(session.options, kv_cache_bytes=0))
     outcomes = run(launch, full, tmp_path)
     assert all(o.memory_error for o in outcomes)
     assert "emulated" in (outcomes[0].failure.message if outcomes[0].failure else "")
@@ -127,7 +128,7 @@ def test_the_budget_stops_the_plan(launch: Launch, session: Session, tmp_path: P
 def test_an_absent_adapter_is_found_before_the_start(tmp_path: Path) -> None:
     """vLLM would need a minute to say it."""
     with pytest.raises(ValidationError, match="adapter 'a' at"):
-        check_adapters(Slots((("a", str(tmp_path / "none")),), 1, 8))
+        check_adapters(ServerOptions((("a", str(tmp_path / "none")),), Slots(1, 8)))
 
 
 def test_long_requests_are_cut_as_vllm_would(fleet: Workload) -> None:
@@ -159,16 +160,16 @@ def test_the_twin_replays_what_was_sent(fleet: Workload) -> None:
 def test_calibration_is_planned_by_the_grid(launch: Launch) -> None:
     """One session a server; its slots, ranks and emulated bytes are the grid's; adapters fit the slots."""
     emulated = replace(launch, emulation=Emulation(2e7, 17408.0), step_log=True)
-    planned = sessions(emulated, Grid(((8, 16), (2, 64))))
+    planned = sessions(emulated, Grid((Slots(8, 16), Slots(2, 64))))
     assert [s.key for s in planned] == ["slots-8-rank-16", "slots-2-rank-64"]
-    assert planned[0].slots.kv_cache_bytes == 20_000_000 - 8 * 16 * 17408
+    assert planned[0].options.kv_cache_bytes == 20_000_000 - 8 * 16 * 17408
     assert {t.key for t in planned[0].tasks} == {"probes", "mixed-light", "mixed-busy", "mixed-starved"}
-    assert len(planned[0].slots.adapters) == 16
+    assert len(planned[0].options.adapters) == 16
 
 
 def test_tasks_in_a_row_keep_their_requests(launch: Launch) -> None:
     """Merged bursts are the same requests of the same adapters, one burst after another."""
-    parts = [t for t in sessions(launch, Grid(((4, 8),)))[0].tasks if t.key.startswith("decode-")]
+    parts = [t for t in sessions(launch, Grid((Slots(4, 8),)))[0].tasks if t.key.startswith("decode-")]
     whole = in_a_row("all", parts, 1.0)
     trace = whole.workload.arrivals.trace
     assert trace is not None
@@ -195,12 +196,10 @@ def test_a_running_server_is_calibrated_from_outside(
     monkeypatch.setattr(calibration, "MIXED_S", 0.5)
     monkeypatch.setattr(calibration, "PREFILL_PAUSE_S", 0.05)
     monkeypatch.setattr(campaign, "run_job", in_this_process)
-    slots = Slots(tuple((f"a{i}", "x") for i in range(4)), 4, 8)
+    slots = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
     with Server(launch, slots, tmp_path / "server") as server:
         assert server.start() is None
-        fitted, outcomes, late = calibrate_url(
-            server.url, profile, tmp_path / "run", max_loras=4, max_lora_rank=8
-        )
+        fitted, outcomes, late = calibrate_url(server.url, profile, tmp_path / "run", settings=Slots(4, 8))
     assert not late
     assert all(o.complete for o in outcomes)
     assert fitted.memory.measured == ((4, 8, 128 * 32),)
@@ -211,12 +210,12 @@ def test_a_running_server_is_calibrated_from_outside(
 def test_a_calibration_without_a_server_says_why(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
     """No profile comes from nothing; the message has the server's reason."""
     with pytest.raises(LiveError, match="No available memory"):
-        calibrate(with_fault("memory"), tmp_path, grid=Grid(((8, 16),)))
+        calibrate(with_fault("memory"), tmp_path, grid=Grid((Slots(8, 16),)))
 
 
 def test_the_doctor_looks_at_a_running_server(launch: Launch, tmp_path: Path) -> None:
     """Health, version, adapters and metrics of a URL; a dead one is told with what mends it."""
-    slots = Slots((("a0", "x"),), 4, 8)
+    slots = ServerOptions((("a0", "x"),), Slots(4, 8))
     with Server(launch, slots, tmp_path) as server:
         assert server.start() is None
         checks = {c.name: c for c in diagnose_url(server.url)}

@@ -13,16 +13,17 @@ import pytest
 
 from packer.arrival import RequestTrace
 from packer.errors import FileFormatError
+from packer.settings import Slots
 from packer.twin.arrivals import draw_requests
 from packer.twin.live import results
 from packer.twin.live.client import LoadJob, read_job, run_load, write_job
 from packer.twin.live.launch import Launch
 from packer.twin.live.load import run_job
 from packer.twin.live.results import LoadResult, read_result, write_result
-from packer.twin.live.server import Server, Slots
+from packer.twin.live.server import Server, ServerOptions
 from packer.workload import Workload
 
-SLOTS = Slots(tuple((f"a{i}", "x") for i in range(4)), 4, 8)
+SLOTS = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
 
 
 @pytest.fixture

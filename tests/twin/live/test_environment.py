@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from packer.cli.live import live
 from packer.errors import FileFormatError, LiveError
+from packer.settings import Slots
 from packer.twin.live import environment, setup_cpu
 from packer.twin.live.environment import VllmEnvironment, find_vllm, probe
 from packer.twin.live.launch import read_launch
@@ -79,7 +80,7 @@ def test_setups_launch_file_is_valid(launch_file: Path) -> None:
     assert launch.model == "model" or launch.model.endswith("/model")
     assert launch.adapter_folder("x", 16) == str(launch_file.parent / "adapters" / "rank-16")
     assert launch.emulation is not None
-    assert launch.emulation.kv_bytes(8, 16) == KV_BUDGET_BYTES - 8 * 16 * 17408
+    assert launch.emulation.kv_bytes(Slots(8, 16)) == KV_BUDGET_BYTES - 8 * 16 * 17408
     assert launch.engine.version == "0.32.0"
 
 

@@ -44,7 +44,7 @@ def test_calibrate_and_validate_on_real_vllm(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(calibration, "BURST_BATCHES", (1, 4, 16))
     monkeypatch.setattr(calibration, "MIXED_S", 5.0)
     launch = read_launch(os.environ[VARIABLE])
-    profile, outcomes, _ = calibrate(launch, tmp_path / "calibrate", grid=Grid(((4, 8),)))
+    profile, outcomes, _ = calibrate(launch, tmp_path / "calibrate", grid=Grid((Slots(4, 8),)))
     assert all(o.complete for o in outcomes), [o.failure for o in outcomes]
     assert profile.memory.measured[0][:2] == (4, 8)
     assert profile.latency.coefficients
