@@ -56,7 +56,7 @@ class BurstsTable(Table):
 
 
 class ArrivalsTable(Table):
-    """An arrival process; the last four are the columns of a replayed trace."""
+    """An arrival process; the last five are a replayed trace: its columns, and when watching ended."""
 
     kind: Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"] = "poisson"
     cv: float = 1.0
@@ -69,6 +69,7 @@ class ArrivalsTable(Table):
     adapter: list[int] | None = None
     input_tokens: list[int] | None = None
     output_tokens: list[int] | None = None
+    end_s: float | None = None
 
     def arrivals(self) -> Arrivals:
         """The process."""
@@ -76,8 +77,9 @@ class ArrivalsTable(Table):
         columns = (self.adapter, self.input_tokens, self.output_tokens)
         if self.time_s is not None and all(column is not None for column in columns):
             adapter, inputs, outputs = (_int64(column or []) for column in columns)
-            trace = RequestTrace(np.array(self.time_s, dtype=np.float64), adapter, inputs, outputs)
-        elif self.time_s is not None or any(column is not None for column in columns):
+            time_s = np.array(self.time_s, dtype=np.float64)
+            trace = RequestTrace(time_s, adapter, inputs, outputs, end_s=self.end_s)
+        elif any(each is not None for each in (self.time_s, self.end_s, *columns)):
             raise ValidationError("Expected a trace to have time_s, adapter, input_tokens and output_tokens.")
         return Arrivals(
             self.kind,
@@ -153,7 +155,7 @@ def lengths_to_dict(lengths: Lengths) -> dict[str, Any]:
         data["values"] = list(lengths.values)
     else:
         data["mean"] = lengths.mean
-        if lengths.kind != "constant":
+        if lengths.kind != "constant" or lengths.cv:
             data["cv"] = lengths.cv
     if lengths.low != 1:
         data["low"] = lengths.low
@@ -186,6 +188,8 @@ def _arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
     if arrivals.trace is not None:
         for key in ("time_s", "adapter", "input_tokens", "output_tokens"):
             data[key] = getattr(arrivals.trace, key).tolist()
+        if arrivals.trace.end_s is not None:
+            data["end_s"] = arrivals.trace.end_s
     return data
 
 

@@ -58,15 +58,16 @@ def fleets(
     )
 
 
-trace = Arrivals(
-    "trace", trace=RequestTrace(np.array([0.0, 1 / 3]), *(np.array([0, 0]) + k for k in (0, 5, 7)))
-)
+request_trace = RequestTrace(np.array([0.0, 1 / 3]), *(np.array([0, 0]) + k for k in (0, 5, 7)))
+trace = Arrivals("trace", trace=request_trace)
 any_arrivals = st.one_of(
     st.just(Arrivals()),
     st.builds(Arrivals, st.just("lognormal"), st.floats(0.0, 9.0)),
     st.builds(Arrivals, st.just("piecewise"), factors=st.just((1.0, 0.5))),
     st.just(Arrivals("unpredictable", period_s=60.0, span=2.0)),
     st.just(trace),
+    st.builds(request_trace.faster, st.floats(0.1, 9.0)).map(lambda part: Arrivals("trace", trace=part)),
+    st.just(Arrivals("bursty", common=Bursts(1.5, ((8.0, 0.25), (60.0, 0.75))))),
 )
 
 
@@ -83,6 +84,7 @@ def test_documents_hold_everything(fleet: Workload) -> None:
     again = workload_from_dict(json.loads(text), "f.json")
     assert same(again, fleet)
     assert again.adapters == fleet.adapters
+    assert again.fingerprint == fleet.fingerprint
 
 
 @settings(max_examples=60, deadline=None)
