@@ -179,9 +179,14 @@ def predict(
     duration_s: float,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    slowdown: Sequence[float] = (1.0,),
     seed: int = 0,
 ) -> Prediction:
-    """Serve `requests` as vLLM's scheduler does, step by step, without a limit of the KV cache."""
+    """Serve `requests` as vLLM's scheduler does, step by step, without a limit of the KV cache.
+
+    A step that begins in second k of the run takes slowdown[k] times as long as `law` says (the last value from then
+    on): what else ran on the machine.
+    """
     order = SetOrder(seed)
     arrivals = deque(
         zip(
@@ -208,7 +213,8 @@ def predict(
             continue
         batch = order.walk(request.adapter for request in running)
         activated, loaded = slots.step(batch)
-        now_s += law(tokens, len(batch), len(activated), len(loaded)) / 1e3
+        step_ms = law(tokens, len(batch), len(activated), len(loaded))
+        now_s += step_ms * slowdown[min(int(now_s), len(slowdown) - 1)] / 1e3
         loads, disk_loads = loads + len(activated), disk_loads + len(loaded)
         steps, adapters = steps + 1, adapters + len(batch)
         for request in [r for r in running if r.prompt == 0]:

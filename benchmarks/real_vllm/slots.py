@@ -1,6 +1,6 @@
 """Loads of adapters per request on real vLLM, with its eviction and with one that spares the batch.
 
-    python benchmarks/real_vllm/slots.py --launch vllm-cpu/launch.toml            # all; about 25 minutes
+    python benchmarks/real_vllm/slots.py --launch vllm-cpu/launch.toml            # all; about 16 minutes
     python benchmarks/real_vllm/slots.py --launch vllm-cpu/launch.toml --servers 2  # at most two more servers
 
 A server's figures are kept in --work and are not measured again. Results: results/slots.json, results/slots.md.
@@ -69,10 +69,10 @@ class ServerCase:
         return f"slots{self.slots}-host{self.host}-{'sparing' if self.sparing else 'vllm'}"
 
 
-CASES = (
-    *(ServerCase(n, ADAPTERS, sparing) for n in (16, 32) for sparing in (False, True)),
-    *(ServerCase(n, n, sparing) for n in (16, 32) for sparing in (False, True)),
-    ServerCase(64, ADAPTERS, False),
+CASES = tuple(
+    ServerCase(slots, host, sparing)
+    for slots, host in ((16, ADAPTERS), (32, ADAPTERS), (16, 16))
+    for sparing in (False, True)
 )
 RATES = (6.0, 20.0, 40.0)
 
@@ -106,9 +106,8 @@ def measure(launch: Launch, case: ServerCase, place: Place) -> None:
     launch = launch_of(launch, case, folder)
     names = fleet(1.0).names
     adapters = tuple((name, launch.adapter_folder(name, RANK)) for name in names)
-    with Server(
-        launch, ServerOptions(adapters, settings.Slots(case.slots, RANK), KV_CACHE_BYTES), folder
-    ) as server:
+    options = ServerOptions(adapters, settings.Slots(case.slots, RANK), KV_CACHE_BYTES)
+    with Server(launch, options, folder) as server:
         failure = server.start()
         if failure is not None:
             raise SystemExit(f"{case.key}: {failure.message}\n{failure.tail}")
@@ -163,6 +162,7 @@ def rows_of(launch: Launch, case: ServerCase, place: Place) -> list[dict[str, An
                 "replayed_in_fixed_order": median_loads(fixed, kept),
                 **timing(inside_run, load.duration_s),
                 "predicted": predicted(case, load, inside_run, launch),
+                "predicted_sparing": predicted(replace(case, sparing=True), load, inside_run, launch),
             }
         )
     return rows
@@ -184,27 +184,25 @@ def timing(steps: Steps, duration_s: float) -> dict[str, float]:
     }
 
 
-def law_of(steps: Steps) -> StepLaw:
-    """Time of a step from the run's own steps, without the loads of which it counts the number."""
+def law_of(steps: Steps, start_s: float, duration_s: float) -> tuple[StepLaw, list[float]]:
+    """The run's own law of a step, and how much longer the steps of each second were than it says."""
     period = steps.periods_ms()
     known = np.isfinite(period)
-    table = np.column_stack(
-        [
-            np.ones(len(steps)),
-            steps.decodes + steps.prefill_tokens,
-            steps.adapters,
-            steps.host_loads,
-            steps.disk_loads,
-        ]
-    )[known]
-    scale = np.maximum(np.abs(table).max(axis=0), 1e-9)
-    coefficients, _ = nnls(table / scale / period[known, None], np.ones(int(known.sum())))
-    return StepLaw(*(coefficients / scale).tolist())
+    tokens = steps.decodes + steps.prefill_tokens
+    columns = (np.ones(len(steps)), tokens, steps.adapters, steps.host_loads, steps.disk_loads)
+    table, period = np.column_stack(columns)[known], period[known]
+    scale = np.maximum(table.max(axis=0), 1e-9)
+    coefficients, _ = nnls(table / scale / period[:, None], np.ones(len(period)))
+    second = (steps.start_s[known] - start_s).astype(np.int64)
+    by_law = np.bincount(second, table @ (coefficients / scale), minlength=int(duration_s))
+    measured = np.bincount(second, period, minlength=int(duration_s))
+    slowdown = np.where(by_law > 0.0, measured / np.maximum(by_law, 1e-9), 1.0)
+    return StepLaw(*(coefficients / scale).tolist()), slowdown.tolist()
 
 
 def predicted(case: ServerCase, load: LoadResult, steps: Steps, launch: Launch) -> dict[str, Any]:
-    """Medians over seeds of the simulated run; `law` is the step law that was used."""
-    law = law_of(steps)
+    """Medians over seeds of the simulated run; `law` is the step law that was used, apart from the slowdown."""
+    law, slowdown = law_of(steps, load.started_monotonic_s, load.duration_s)
     requests = RequestTrace(load.scheduled_s, load.adapter, load.input_tokens, load.output_tokens)
     runs: list[Prediction] = []
     for seed in range(SEEDS):
@@ -219,6 +217,7 @@ def predicted(case: ServerCase, load: LoadResult, steps: Steps, launch: Launch) 
                 duration_s=load.duration_s,
                 max_num_seqs=launch.engine.max_num_seqs,
                 max_num_batched_tokens=launch.engine.max_num_batched_tokens,
+                slowdown=slowdown,
                 seed=seed,
             )
         )
@@ -229,7 +228,7 @@ def predicted(case: ServerCase, load: LoadResult, steps: Steps, launch: Launch) 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table for people."""
     head = ["slots", "host", "eviction", "req/s", "adapters/step", "loads/request", "replayed", "predicted"]
-    head += ["from disk", "time in loads", "throughput, tok/s"]
+    head += ["from disk", "time in loads", "throughput, tok/s", "sparing, predicted"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for r in sorted(rows, key=lambda r: (r["host"] < ADAPTERS, r["slots"], r["rate"], r["sparing"])):
         done = max(r["completed"], 1)
@@ -245,6 +244,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             f"{100 * r['disk_loads'] / max(r['loads'], 1):.0f} %",
             f"{100 * r['share_in_loads']:.0f} %",
             f"{r['throughput_tok_s']:,.0f}",
+            "" if r["sparing"] else f"{r['predicted_sparing']['tokens'] / r['predicted']['tokens'] - 1:+.1%}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

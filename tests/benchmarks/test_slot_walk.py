@@ -78,3 +78,14 @@ def test_the_simulated_server_admits_no_adapter_beyond_its_slots() -> None:
     found = predict(requests, Slots(1, 2), law, duration_s=1.0, max_num_seqs=8, max_num_batched_tokens=64)
     assert (found.steps, found.loads, found.completed, found.tokens) == (4, 2, 3, 18)
     assert found.mean_adapters == 1.0
+
+
+def test_a_slow_second_delays_its_steps() -> None:
+    """Steps of 125 ms: eight in the first second, four in the second one, which is half as fast."""
+    zero = np.zeros(1, dtype=np.int64)
+    requests = RequestTrace(np.zeros(1), zero, zero + 1, zero + 50)
+    law = StepLaw(base_ms=125.0, token_ms=0.0, adapter_ms=0.0, load_ms=0.0, disk_ms=0.0)
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+    for end_s, steps in ((0.95, 8), (1.95, 12)):
+        found = predict(requests, Slots(1, 1), law, duration_s=end_s, slowdown=(1.0, 2.0), **limits)
+        assert found.steps == steps

@@ -67,7 +67,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
             done = activate(lora_id, *args, **kwargs)
             if done:
                 loads[0] += 1
-                loads[1] += manager._adapter_manager.get_adapter(lora_id).rank
+                loads[1] += manager._adapter_manager.list_adapters()[lora_id].rank
                 loads[2] += (time.monotonic() - start) * 1e3
             return done
 
@@ -139,7 +139,8 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
             self._requests.pop(name, None)
 
     def _rank_of(self, lora: Any) -> int:
-        model = self.model_runner.lora_manager._adapter_manager.get_adapter(lora.lora_int_id)
+        """Rank of a loaded adapter; `get_adapter` would make it the most recently used one."""
+        model = self.model_runner.lora_manager._adapter_manager.list_adapters().get(lora.lora_int_id)
         return int(getattr(model, "rank", 0) or 0)
 
     def _write_row(self) -> None:
