@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from packer.operate.predict import Prediction
-    from packer.twin.simulate import Simulation
+    from packer.twin.result import Simulation
     from packer.workload import Workload
 
 METRICS = (

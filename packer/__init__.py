@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from packer.profile import Profile as Profile
     from packer.solvers.api import solve as solve
     from packer.twin.cluster.simulate import simulate_cluster as simulate_cluster
-    from packer.twin.simulate import Simulation as Simulation
+    from packer.twin.result import Simulation as Simulation
     from packer.twin.simulate import simulate as simulate
     from packer.workload import Workload as Workload
 
@@ -52,7 +52,7 @@ _HOME = {
     "Plan": "packer.plan:Plan",
     "Profile": "packer.profile:Profile",
     "RequestTrace": "packer.arrival:RequestTrace",
-    "Simulation": "packer.twin.simulate:Simulation",
+    "Simulation": "packer.twin.result:Simulation",
     "Status": "packer.plan:Status",
     "Workload": "packer.workload:Workload",
     "compare_systems": "packer.operate.systems:compare_systems",

@@ -14,7 +14,8 @@ from packer.predictors.features import fleet_table
 from packer.profile import LoadingSpec, Profile
 from packer.terms import LINEAR, PAPER
 from packer.twin.memory.policy import kv_cache_tokens
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 OVERLOAD_TOK_S = 60_000.0

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from packer.arrival import RequestTrace
-    from packer.twin.simulate import Simulation
+    from packer.twin.result import Simulation
 
 SETTLING_S = 1.0
 SLOW_TOKEN_MS = 100.0

@@ -6,21 +6,20 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from packer.twin.engine import state as rows
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from packer.twin.simulate import Simulation
+    from packer.twin.result import Simulation
 
 SUMMARY = (
     "offered_tok_s", "sent", "refused", "completed", "request_throughput", "input_throughput",
     "output_throughput", "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms",
     "penalized_mean_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms",
     "p99_itl_ms", "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions",
-    "adapter_loads", "disk_loads", "engine_steps", "busy_share",
+    "adapter_loads", "disk_loads", "loads_per_request", "engine_steps", "busy_share",
 )  # fmt: skip
 
 
@@ -68,45 +67,3 @@ def timeline_frame(sim: Simulation) -> pl.DataFrame:
             "preemptions": table[:, rows.T_PREEMPTED].astype(np.int64),
         }
     )
-
-
-def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
-    """See `Simulation.per_adapter`."""
-    import polars as pl
-
-    m = len(sim.workload)
-    columns: dict[str, Any] = {
-        "adapter": list(sim.workload.names),
-        "rank": sim.workload.ranks,
-        "rate": sim.workload.rates,
-    }
-    zero = np.zeros(m)
-
-    def count(owners: npt.NDArray[np.int64], weights: npt.ArrayLike | None = None) -> npt.NDArray[np.float64]:
-        return np.bincount(owners, weights, minlength=m).astype(np.float64)
-
-    sums = dict.fromkeys(("sent", "completed", "input", "output", "ttft", "tpot", "many"), zero)
-    if sim.raw is not None:
-        requests, raw = sim.raw.requests, sim.raw
-        done = raw.finished
-        many = done & (requests.output_tokens > 1)
-        owner, some = requests.adapter[done], requests.adapter[many]
-        span = raw.finish_s[many] - raw.first_s[many]
-        sums = {
-            "sent": count(requests.adapter) + raw.refused,
-            "completed": count(owner),
-            "input": count(owner, requests.input_tokens[done]),
-            "output": count(owner, requests.output_tokens[done]),
-            "ttft": count(owner, raw.first_s[done] - requests.time_s[done]),
-            "tpot": count(some, span / (requests.output_tokens[many] - 1)),
-            "many": count(some),
-        }
-    for name in ("sent", "completed"):
-        columns[name] = sums[name].astype(np.int64)
-    columns["input_tokens"] = sums["input"].astype(np.int64)
-    columns["output_tokens"] = sums["output"].astype(np.int64)
-    columns["total_token_throughput"] = (sums["input"] + sums["output"]) / sim.duration_s
-    with np.errstate(invalid="ignore", divide="ignore"):
-        columns["mean_ttft_ms"] = sums["ttft"] * 1e3 / sums["completed"]
-        columns["mean_tpot_ms"] = sums["tpot"] * 1e3 / sums["many"]
-    return pl.DataFrame(columns).with_columns(pl.col("mean_ttft_ms", "mean_tpot_ms").fill_nan(None))

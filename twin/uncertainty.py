@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.profile import Profile
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.twin.timeline import SUMMARY
 from packer.workload import Workload
 

@@ -17,7 +17,8 @@ import numpy as np
 from packer.evaluation import STARVATION_THRESHOLD, Evaluation
 from packer.profile import Profile
 from packer.settings import Settings
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 DURATION_S = 3600.0

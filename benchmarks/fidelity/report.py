@@ -25,7 +25,8 @@ from packer.report.figures import Figure, Line, Panel, Scatter, write_figure
 from packer.twin.arrivals import draw_requests
 from packer.twin.calibrate.runs import fleet_of, macro_f1, smape
 from packer.twin.calibrate.tables import Run
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 HERE = Path(__file__).parent

@@ -20,7 +20,8 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, MemorySpec, Profile
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 RECORD = Path(__file__).with_name("recorded.json")

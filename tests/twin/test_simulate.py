@@ -18,7 +18,8 @@ from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, LoadingSpec, Profile
 from packer.twin.engine import state as rows
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 MakeProfile = Callable[..., Profile]

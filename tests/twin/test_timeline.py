@@ -1,4 +1,4 @@
-"""Frames of a simulation: what each bin and each adapter saw."""
+"""The timeline of a simulation: what each bin saw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 MakeProfile = Callable[..., Profile]
@@ -74,33 +75,3 @@ def test_little_law(busy: Simulation) -> None:
 def test_preemptions_are_all_in_the_timeline(busy: Simulation) -> None:
     """The timeline's preemptions add up to the simulation's."""
     assert busy.timeline["preemptions"].sum() == busy.preemptions > 0
-
-
-def test_adapters_add_up_to_the_server(busy: Simulation) -> None:
-    """Counts and throughputs per adapter sum up to the server's, and their means weigh up to its mean."""
-    frame = busy.per_adapter
-    assert frame["adapter"].to_list() == [f"a{i}" for i in range(6)]
-    assert frame["sent"].sum() == busy.sent
-    assert frame["completed"].sum() == busy.completed
-    assert frame["total_token_throughput"].sum() == pytest.approx(busy.total_token_throughput)
-    weighted = (frame["mean_ttft_ms"] * frame["completed"]).sum() / busy.completed
-    assert weighted == pytest.approx(busy.mean_ttft_ms)
-
-
-def test_adapter_without_requests_has_no_latency(make_profile: MakeProfile) -> None:
-    """An adapter for which nothing completed has nulls, not zeros."""
-    fleet = Workload([Adapter("busy", 8, 2.0), Adapter("silent", 8, 1e-9)])
-    frame = simulate(fleet, make_profile(), max_loras=2, duration_s=60.0).per_adapter
-    assert frame["mean_ttft_ms"].is_null().to_list() == [False, True]
-    assert frame["completed"][1] == 0
-
-
-def test_refused_requests_belong_to_adapters(make_profile: MakeProfile) -> None:
-    """Refused Poisson requests are spread over the adapters by their rates, every one of them."""
-    fleet = Workload([Adapter("often", 8, 90.0), Adapter("seldom", 8, 10.0)])
-    sim = simulate(fleet, make_profile(), max_loras=2, duration_s=60.0, max_outstanding=20)
-    sent = sim.per_adapter["sent"].to_numpy()
-    assert sim.refused > 3000
-    assert sent.sum() == sim.sent
-    assert sent[0] / sent[1] == pytest.approx(9.0, rel=0.2)
-    assert sim.sent_tokens == pytest.approx(60 * fleet.offered_tok_s, rel=0.1)

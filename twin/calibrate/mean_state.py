@@ -21,7 +21,7 @@ from packer.twin.calibrate.step_law import Equations, residuals, solve
 from packer.twin.calibrate.tables import Run
 from packer.twin.calibrate.targets import Target, simulate_target
 from packer.twin.law.law import coefficient_vector
-from packer.twin.simulate import Simulation
+from packer.twin.result import Simulation
 
 FloatArray = npt.NDArray[np.float64]
 

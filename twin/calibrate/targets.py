@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from packer.profile import Profile
 from packer.twin.calibrate.runs import fleet_of
 from packer.twin.calibrate.tables import Run
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 

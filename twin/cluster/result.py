@@ -16,8 +16,8 @@ from packer.cluster import Cluster
 from packer.twin.cluster.slo import Outcome, outcome
 from packer.twin.cluster.state import Servers
 from packer.twin.engine import state as rows
+from packer.twin.result import Simulation
 from packer.twin.server import Raw, Server
-from packer.twin.simulate import Simulation
 from packer.workload import Workload
 
 if TYPE_CHECKING:

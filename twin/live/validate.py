@@ -21,7 +21,8 @@ from packer.twin.live.campaign import Campaign, Outcome, Progress, Session, Task
 from packer.twin.live.launch import Launch
 from packer.twin.live.metrics import parse_metrics
 from packer.twin.live.server import split_cores
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 Figures = dict[str, float | None]

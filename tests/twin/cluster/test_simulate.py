@@ -19,7 +19,8 @@ from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.engine import state as rows
 from packer.twin.memory.policy import memory_policy
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 
 ROUTERS = [name for name in registry.names("router") if name != "plan"]
 SEEDS = range(25)

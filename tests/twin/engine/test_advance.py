@@ -27,7 +27,8 @@ from packer.profile import (
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.twin.arrivals import draw_marks, draw_times
 from packer.twin.engine import state as rows
-from packer.twin.simulate import Simulation, simulate
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 # Coefficients are multiples of 1/1024 ms and what they multiply are whole numbers, so that sums are exact in

@@ -1,0 +1,103 @@
+"""What each adapter got in a simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.lengths import Lengths
+from packer.profile import LatencySpec, Profile
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+MakeProfile = Callable[..., Profile]
+
+
+@pytest.fixture(scope="module")
+def busy(make_profile: MakeProfile) -> Simulation:
+    """A server that queues and preempts for a hundred seconds and a half."""
+    fleet = Workload(
+        [Adapter(f"a{i}", 8, 0.5 + 0.1 * i) for i in range(6)], Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0)
+    )
+    profile = make_profile(
+        kv_budget_bytes=900.0, latency=LatencySpec("linear", {"base_ms": 20.0, "per_decode_ms": 1.0})
+    )
+    return simulate(fleet, profile, max_loras=3, duration_s=100.5, timeline_bin_s=10.0)
+
+
+def test_adapters_add_up_to_the_server(busy: Simulation) -> None:
+    """Counts and throughputs per adapter sum up to the server's, and their means weigh up to its mean."""
+    frame = busy.per_adapter
+    assert frame["adapter"].to_list() == [f"a{i}" for i in range(6)]
+    assert frame["sent"].sum() == busy.sent
+    assert frame["completed"].sum() == busy.completed
+    assert frame["total_token_throughput"].sum() == pytest.approx(busy.total_token_throughput)
+    weighted = (frame["mean_ttft_ms"] * frame["completed"]).sum() / busy.completed
+    assert weighted == pytest.approx(busy.mean_ttft_ms)
+
+
+def test_adapter_without_requests_has_no_latency(make_profile: MakeProfile) -> None:
+    """An adapter for which nothing completed has nulls, not zeros."""
+    fleet = Workload([Adapter("busy", 8, 2.0), Adapter("silent", 8, 1e-9)])
+    frame = simulate(fleet, make_profile(), max_loras=2, duration_s=60.0).per_adapter
+    assert frame["mean_ttft_ms"].is_null().to_list() == [False, True]
+    assert frame["completed"][1] == 0
+
+
+def test_refused_requests_belong_to_adapters(make_profile: MakeProfile) -> None:
+    """Refused Poisson requests are spread over the adapters by their rates, every one of them."""
+    fleet = Workload([Adapter("often", 8, 90.0), Adapter("seldom", 8, 10.0)])
+    sim = simulate(fleet, make_profile(), max_loras=2, duration_s=60.0, max_outstanding=20)
+    sent = sim.per_adapter["sent"].to_numpy()
+    assert sim.refused > 3000
+    assert sent.sum() == sim.sent
+    assert sent[0] / sent[1] == pytest.approx(9.0, rel=0.2)
+    assert sim.sent_tokens == pytest.approx(60 * fleet.offered_tok_s, rel=0.1)
+
+
+def test_figures_of_each_adapter_are_those_of_its_requests(busy: Simulation) -> None:
+    """Mean and 95th percentile of TTFT and mean ITL are those of the adapter's completed requests alone."""
+    raw = busy.raw
+    assert raw is not None
+    for a in range(6):
+        mine = raw.finished & (raw.requests.adapter == a)
+        ttft_ms = (raw.first_s[mine] - raw.requests.time_s[mine]) * 1e3
+        gaps = (raw.requests.output_tokens[mine] - 1).sum()
+        span_ms = (raw.finish_s[mine] - raw.first_s[mine]).sum() * 1e3
+        assert busy.adapter_mean_ttft_ms[a] == pytest.approx(ttft_ms.mean())
+        assert busy.adapter_p95_ttft_ms[a] == pytest.approx(np.quantile(ttft_ms, 0.95))
+        assert busy.adapter_mean_itl_ms[a] == pytest.approx(span_ms / gaps)
+
+
+def _one_slot(make_profile: MakeProfile, *requests: tuple[float, int, int]) -> Simulation:
+    """(time, adapter, output tokens) of requests of 10 tokens, 10 ms a step, one adapter at a time, for 2 s."""
+    time_s, owner, output = (np.array(column) for column in zip(*requests, strict=True))
+    trace = RequestTrace(time_s.astype(float), owner, np.full(len(owner), 10), output)
+    fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(3)], arrivals=Arrivals("trace", trace=trace))
+    return simulate(fleet, make_profile(), max_loras=1, duration_s=2.0, max_outstanding=3)
+
+
+def test_share_within_limits_by_hand(make_profile: MakeProfile) -> None:
+    """Late first tokens, refused and never started requests fail, those that the end cuts off do not count."""
+    # a0 gets its first token after 10 ms and ends at 0.5 s; a1 waits for its slot until then; a2 never gets it
+    sim = _one_slot(make_profile, (0.0, 0, 50), (0.1, 1, 400), (0.2, 2, 5), (0.3, 2, 5))
+    assert sim.refused == 1
+    assert sim.adapter_share_within(ttft_ms=500.0).tolist() == pytest.approx(
+        [1.0, math.nan, 0.0], nan_ok=True
+    )
+    assert sim.adapter_share_within(ttft_ms=300.0).tolist() == [1.0, 0.0, 0.0]
+    assert sim.adapter_share_within(ttft_ms=5.0).tolist() == [0.0, 0.0, 0.0]
+    assert sim.adapter_share_within(itl_ms=9.0)[0] == 0.0
+    assert sim.adapter_share_within(itl_ms=11.0)[0] == 1.0
+
+
+def test_loads_per_request_by_hand(make_profile: MakeProfile) -> None:
+    """Two adapters in one slot by turns are loaded once for each of their requests."""
+    sim = _one_slot(make_profile, (0.0, 0, 5), (0.5, 1, 5), (1.0, 0, 5), (1.2, 0, 5))
+    assert (sim.adapter_loads, sim.loads_per_request) == (3, 0.75)
