@@ -16,16 +16,23 @@ COMMANDS = {
     ),
     "simulate": (
         "packer.cli.simulate:simulate",
-        "What one server does with a workload, by the twin or another predictor.",
+        "What one server, or a cluster, does with a workload.",
     ),
     "evaluate": (
         "packer.cli.evaluate:evaluate",
         "Whether a plan holds: with another seed, a changed fleet, or the traffic measured.",
     ),
-    "compare": ("packer.cli.compare:compare", "Solvers, objectives and predictors side by side."),
+    "compare": (
+        "packer.cli.compare:compare",
+        "Solvers, objectives and predictors side by side; systems on a cluster.",
+    ),
     "sweep": (
         "packer.cli.sweep:sweep",
         "How far one server goes: curves over adapters, rates and max_loras.",
+    ),
+    "systems": (
+        "packer.cli.systems:systems",
+        "How a cluster can be run: vLLM, a plan, ….",
     ),
     "memory": ("packer.cli.memory:memory", "How many adapters fit, and what slots cost in KV cache."),
     "report": (

@@ -1,4 +1,4 @@
-"""`packer compare`: solvers, objectives and predictors side by side."""
+"""`packer compare`: solvers, objectives and predictors side by side; systems on a cluster."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, command, option
+from packer.cli.cluster import Behind, compared_table, refuse_without_cluster
+from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
+    LENGTH,
     FleetFile,
     OneProfile,
     Writing,
@@ -20,11 +22,13 @@ from packer.cli.options import (
 )
 from packer.cli.output import jsonable, number, table, write_json
 from packer.cli.ranges import numbers
+from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from packer.solvers.compare import Comparison, Result
+    from packer.workload import Workload
 
 
 def split_names(text: str) -> list[str]:
@@ -89,6 +93,30 @@ class Referee:
 
 
 @bundle
+class Systems(Behind):
+    """Systems on a cluster, instead of solvers."""
+
+    systems: str = option(
+        default="vllm,packer", metavar="NAMES", help="Systems on --cluster (packer systems)."
+    )
+    seeds: int = option(
+        type=click.IntRange(min=1, max=10_000), default=5, metavar="N", help="Runs of each system."
+    )
+    duration_s: float | None = option(
+        "--duration", type=LENGTH, metavar="SECONDS", help="Simulated time of each run.  [default: 3600]"
+    )
+    size: bool = flag(
+        help="Find how many equal servers each system needs until --share of requests keep the SLO."
+    )
+    share: float = option(
+        type=click.FloatRange(min=0.0, max=1.0, min_open=True),
+        default=0.99,
+        metavar="X",
+        help="Share of requests that must keep the SLO (--size).",
+    )
+
+
+@bundle
 class Files:
     """What is written."""
 
@@ -98,20 +126,32 @@ class Files:
 
 @command
 def compare(
-    file: FleetFile, kind: OneProfile, compared: Compared, referee: Referee, files: Files, out: Writing
+    file: FleetFile,
+    kind: OneProfile,
+    compared: Compared,
+    referee: Referee,
+    systems: Systems,
+    files: Files,
+    out: Writing,
 ) -> None:
     """Which solver or predictor to use: every combination planned, and measured by the twin or real vLLM.
 
     Outcomes that fail are shown with what is wrong: starved, memory error, unplaced adapters, refused.
-    Solvers that spread over given GPUs get as many as greedy needs, unless --gpus says otherwise.
+    Solvers that spread over given GPUs get as many as greedy needs, unless --gpus says otherwise. With --cluster,
+    systems serve the same requests, each on the whole cluster.
 
     \b
     Examples:
       packer compare fleet.csv --solvers greedy,auto,maxbase,dlora --plot compare.html
       packer compare fleet.csv --sweep adapters=32:384:32 --predictors twin,forest -o rows.csv
+      packer compare fleet.csv --cluster cluster.toml --systems vllm,packer --slo ttft_ms=2000,tpot_ms=100
     """
     from packer.solvers.compare import Comparison
 
+    if systems.cluster is not None:
+        _compare_systems(file.fleet(), compared.seed, systems, files, out)
+        return
+    refuse_without_cluster(("router", "slo", "systems", "seeds", "duration_s", "size", "share"))
     out.check_tables(files.output, suffixes=(".csv", ".json"))
     out.check_pictures(files.plot)
     if (referee.judge == "vllm") != (referee.launch is not None):
@@ -142,6 +182,37 @@ def compare(
     out.result(data, lambda: [_table(results, title)])
     if not whole:
         raise click.Abort
+
+
+def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Files, out: Writing) -> None:
+    from packer.operate.systems import compare_systems, servers_needed
+
+    refuse_unused("--cluster", ("solvers", "objectives", "predictors", "sizes", "gpus", "judge", "plot"))
+    out.check_tables(files.output, suffixes=(".json",))
+    cluster = systems.read()
+    out.note_profiles(*(each.profile for each in cluster.kinds))
+    given: dict[str, Any] = {
+        "slo": systems.slo, "seeds": systems.seeds, "seed": seed, "duration_s": systems.duration_s,
+        "router": systems.router,
+    }  # fmt: skip
+    names = split_names(systems.systems)
+    title = f"{workload.name}: {len(workload)} adapters on {len(cluster)} servers"
+    with out.progress() as progress:
+        if systems.size:
+            title = f"{workload.name}: fewest servers with which {systems.share:.0%} of requests keep the SLO"
+            sized = {
+                name: servers_needed(workload, cluster, name, share=systems.share, **given, progress=progress)
+                for name in names
+            }
+            results = [found for found in sized.values() if found is not None]
+            for name in (name for name, found in sized.items() if found is None):
+                out.note(f"system {name}: the SLO is not kept, whatever the number of servers")
+        else:
+            results = compare_systems(workload, cluster, names, **given, progress=progress)
+    data = {"workload": workload.name, "slo": systems.slo or dict(cluster.slo),
+            "systems": [each.to_dict() for each in results]}  # fmt: skip
+    write_json(data, files.output)
+    out.result(data, lambda: [compared_table(results, title)])
 
 
 def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:

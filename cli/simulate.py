@@ -1,12 +1,15 @@
-"""`packer simulate`: what one server does with a workload."""
+"""`packer simulate`: what one server, or a cluster, does with a workload."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from packer.cli.cluster import METRICS as CLUSTER_METRICS
+from packer.cli.cluster import Behind, averaged, refuse_without_cluster, title_of
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
     LENGTH,
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from packer.operate.predict import Prediction
+    from packer.profile import Profile
+    from packer.twin.result import Simulation
     from packer.twin.result import Simulation
     from packer.workload import Workload
 
@@ -60,11 +65,10 @@ METRICS = (
 class Server:
     """The server's slots and what evaluates it."""
 
-    max_loras: int = option(
+    max_loras: int | None = option(
         type=click.IntRange(min=1, max=100_000),
-        required=True,
         metavar="N",
-        help="Adapter slots of the server (vLLM's --max-loras).",
+        help="Adapter slots of the server (vLLM's --max-loras); needed without --cluster.",
     )
     max_lora_rank: int | None = max_lora_rank_option()
     predictor: str = predictor_option()
@@ -145,9 +149,22 @@ class ArrivalOptions:
 
 
 @bundle
+class System(Behind):
+    """A cluster, and how it is run."""
+
+    system: str = option(
+        default="vllm", metavar="NAME|FILE.toml", help="How the cluster is run (packer systems)."
+    )
+
+
+@bundle
 class Files:
     """What is written."""
 
+    per_server: str | None = option(metavar="FILE", help="Write one row per server: .csv or .parquet.")
+    requests: str | None = option(
+        metavar="FILE", help="Write one row per request of a cluster: .csv or .parquet."
+    )
     timeline: str | None = option(metavar="FILE", help="Write the state over time: .csv or .parquet.")
     per_adapter: str | None = option(metavar="FILE", help="Write one row per adapter: .csv or .parquet.")
     plot: str | None = plot_option("Draw the state over time")
@@ -161,53 +178,47 @@ def simulate(
     server: Server,
     run: Run,
     process: ArrivalOptions,
+    system: System,
     files: Files,
     out: Writing,
 ) -> None:
-    """What one vLLM server does with a workload: throughput, TTFT, TPOT, ITL, and its state over time.
+    """What one vLLM server, or a cluster, does with a workload: throughput, latencies, state over time.
 
     A server that does not start (memory error) is a result, not a failure: the reason is printed and the exit
     code is 0. With --seeds, files of the state over time and of adapters are those of the first seed. With
-    --predictor, a learned predictor gives its figures instead of the twin.
+    --predictor, a learned predictor gives its figures instead of the twin. With --cluster, many servers behind a
+    router serve the workload.
 
     \b
     Examples:
       packer simulate fleet.csv --max-loras 32 --plot server.html
       packer simulate fleet.csv --max-loras 32 --seeds 10 --arrivals unpredictable --arrivals-cv 4
       packer simulate fleet.csv --max-loras 32 --predictor tree --explain
+      packer simulate fleet.csv --cluster cluster.toml --router affinity --slo ttft_ms=2000,tpot_ms=100
     """
-    from packer.twin.uncertainty import simulate_seeds
-
-    out.check_tables(files.timeline, files.per_adapter)
+    out.check_tables(files.timeline, files.per_adapter, files.per_server, files.requests)
     out.check_pictures(files.plot)
     out.check(files.output)
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
     workload = process.apply(workload)
-    profile = kind.profile(out)
-    slots: dict[str, Any] = {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
+    if system.cluster is None:
+        refuse_without_cluster(("router", "slo", "system", "per_server", "requests"))
+    elif server.predictor != "twin":
+        raise click.UsageError("--cluster is simulated by the twin: leave out --predictor.")
+    if server.max_loras is None and system.cluster is None:
+        raise click.UsageError("Missing option '--max-loras', or --cluster.")
     if server.predictor != "twin" or server.explain:
-        from packer.operate.predict import predict
-
-        unused = ("duration_s", "seeds", "max_outstanding", "timeline", "per_adapter", "plot")
-        refuse_unused(f"--predictor {server.predictor}", unused)
-        found = predict(workload, profile, server.predictor, seed=run.seed, explain=server.explain, **slots)
-        write_json(found.to_dict(), files.output)
-        out.result(found.to_dict, lambda: _predicted(found))
+        _predict(workload, kind.profile(out), server, run.seed, files, out)
         return
-    with out.progress() as progress:
-        simulations = simulate_seeds(
-            workload,
-            profile,
-            **slots,
-            duration_s=run.duration_s,
-            seed=run.seed,
-            seeds=run.seeds,
-            max_outstanding=run.max_outstanding,
-            progress=progress,
-        )
+    simulations = _simulated(workload, kind, server, run, system, out)
     first = simulations[0]
-    write_frame(first.timeline if files.timeline else None, files.timeline)
-    write_frame(first.per_adapter if files.per_adapter else None, files.per_adapter)
+    for frame, path in (
+        ("timeline", files.timeline),
+        ("per_adapter", files.per_adapter),
+        ("per_server", files.per_server),
+        ("requests", files.requests),
+    ):
+        write_frame(getattr(first, frame) if path else None, path)
     if files.plot is not None:
         _draw(first, files.plot, out)
     result = result_of(simulations)
@@ -215,7 +226,43 @@ def simulate(
     out.result(result, lambda: _lines(simulations, result))
 
 
-def result_of(simulations: list[Simulation]) -> dict[str, Any]:
+def _simulated(
+    workload: Workload, kind: OneProfile, server: Server, run: Run, system: System, out: Writing
+) -> Sequence[Simulation]:
+    """One run per seed, on one server or a cluster."""
+    from packer.twin.cluster.simulate import simulate_cluster
+    from packer.twin.uncertainty import repeated, simulate_seeds
+
+    given: dict[str, Any] = {"seed": run.seed, "seeds": run.seeds}
+    with out.progress() as progress:
+        if system.cluster is None:
+            given |= {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
+            given |= {"max_outstanding": run.max_outstanding, "duration_s": run.duration_s}
+            return simulate_seeds(workload, kind.profile(out), **given, progress=progress)
+        refuse_unused("--cluster", ("max_loras", "max_lora_rank", "profile_name", "max_outstanding"))
+        cluster = system.read()
+        out.note_profiles(*(each.profile for each in cluster.kinds))
+        how: dict[str, Any] = {"system": system.system, "router": system.router, "slo": system.slo}
+        how["duration_s"] = run.duration_s
+        return repeated(
+            lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress
+        )
+
+
+def _predict(
+    workload: Workload, profile: Profile, server: Server, seed: int, files: Files, out: Writing
+) -> None:
+    from packer.operate.predict import predict
+
+    unused = ("duration_s", "seeds", "max_outstanding", "timeline", "per_adapter", "plot")
+    refuse_unused(f"--predictor {server.predictor}", unused)
+    slots: dict[str, Any] = {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
+    found = predict(workload, profile, server.predictor, seed=seed, explain=server.explain, **slots)
+    write_json(found.to_dict(), files.output)
+    out.result(found.to_dict, lambda: _predicted(found))
+
+
+def result_of(simulations: Sequence[Simulation]) -> dict[str, Any]:
     """The metrics of one run; of several their means, with intervals beside them."""
     from packer.twin.uncertainty import intervals
 
@@ -228,21 +275,17 @@ def result_of(simulations: list[Simulation]) -> dict[str, Any]:
     result["starved"] = result["starved_share"] > 0.5
     result["seeds"] = len(simulations)
     result["intervals_95"] = rows
-    return result
+    return averaged(simulations, result)
 
 
-def _title(first: Simulation) -> str:
-    slots = f"max_loras {first.max_loras}, max_lora_rank {first.max_lora_rank}"
-    return f"{first.workload.name}: {len(first.workload)} adapters on one {first.profile.label}, {slots}"
-
-
-def _lines(simulations: list[Simulation], result: dict[str, Any]) -> list[Table | str]:
+def _lines(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[Table | str]:
     first, n = simulations[0], len(simulations)
     if first.status != "ok":
-        return [_title(first), f"memory error: the server does not start: {first.status_reason}."]
+        return [title_of(first), f"memory error: the server does not start: {first.status_reason}."]
     several = n > 1
     rows = []
-    for metric, name, digits in METRICS:
+    cluster = "slo_attainment" in result
+    for metric, name, digits in METRICS + (CLUSTER_METRICS if cluster else ()):
         cells = [name, number(result[metric], digits)]
         if several:
             row = result["intervals_95"][metric]
@@ -255,9 +298,9 @@ def _lines(simulations: list[Simulation], result: dict[str, Any]) -> list[Table 
         found += f" (in {result['starved_share']:.0%} of the runs it starves)"
     tokens = f"{first.kv_cache_tokens:,} KV tokens"
     return [
-        _title(first),
+        title_of(first),
         table(None, columns, rows),
-        f"{tokens}. The server {found}: {share:.1%} of the offered load is served.",
+        f"{tokens}. The {'cluster' if cluster else 'server'} {found}: {share:.1%} of the offered load is served.",
     ]
 
 
@@ -302,6 +345,6 @@ def _draw(first: Simulation, path: str, out: Writing) -> None:
         out.note(f"nothing to draw: the server does not start; {Path(path)} was not written.")
         return
     figure = simulation_figure(
-        first.timeline, duration_s=first.duration_s, offered_tok_s=first.offered_tok_s, title=_title(first)
+        first.timeline, duration_s=first.duration_s, offered_tok_s=first.offered_tok_s, title=title_of(first)
     )
     write_figure(figure, path)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 MAX_SEEDS = 10_000
+T = TypeVar("T")
 
 
 def simulate_seeds(
@@ -48,17 +49,28 @@ def simulate_seeds(
     progress
         Called with (what, done, total) after each run.
     """
+    return repeated(
+        lambda k: simulate(workload, profile, max_loras=max_loras, seed=k, **settings),
+        seeds=seeds, seed=seed, jobs=jobs, progress=progress,
+    )  # fmt: skip
+
+
+def repeated(
+    run: Callable[[int], T],
+    *,
+    seeds: int,
+    seed: int = 0,
+    jobs: int = -1,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+) -> list[T]:
+    """`run` with each of the seeds `seed`, `seed` + 1, …, in threads; see `simulate_seeds`."""
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
     from joblib import Parallel, delayed
 
     parallel = Parallel(n_jobs=jobs, backend="threading", return_as="generator")
-    runs: Iterator[Simulation] = parallel(
-        delayed(simulate)(workload, profile, max_loras=max_loras, seed=seed + k, **settings)
-        for k in range(seeds)
-    )
-    done = []
-    for simulation in runs:
-        done.append(simulation)
+    done: list[T] = []
+    for found in parallel(delayed(run)(seed + k) for k in range(seeds)):
+        done.append(found)
         progress("simulating", len(done), seeds)
     return done
 

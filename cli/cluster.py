@@ -1,0 +1,145 @@
+"""Clusters on the command line: options of `simulate`, `compare` and `evaluate`, and what they print."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packer.cli.declare import bundle, option
+from packer.cli.options import complete_registered
+from packer.cli.output import number, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.cluster import Cluster
+    from packer.operate.systems import SystemResult
+    from packer.twin.result import Simulation
+
+METRICS = (
+    ("slo_attainment", "requests that keep the SLO, share", 3),
+    ("goodput_tok_s", "goodput, tok/s", 0),
+    ("hit_rate", "admissions with the adapter on the GPU, share", 3),
+    ("cold_start_share", "time in batches lost to loads, share", 3),
+)
+"""Rows of the table beside those of one server: metric, what it is called, digits."""
+
+
+class Limits(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
+    """Limits of a request: `ttft_ms=2000,tpot_ms=100`."""
+
+    name = "limits"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, float]:
+        """Limit → ms; the names are checked with the cluster."""
+        if isinstance(value, dict):
+            return value
+        found = {}
+        for part in str(value).split(","):
+            name, equals, text = part.partition("=")
+            try:
+                found[name.strip()] = float(text)
+            except ValueError:
+                equals = ""
+            if not equals:
+                self.fail(f"Expected LIMIT=MS,… as in ttft_ms=2000, got {part[:80]!r}.", param, ctx)
+        return found
+
+
+def router_option() -> Any:
+    """`--router`."""
+    return option(
+        metavar="NAME",
+        shell_complete=complete_registered("router"),
+        help="Router, with parameters as in affinity:slack=8.  [default: the system's]",
+    )
+
+
+@bundle
+class Behind:
+    """A cluster behind a router, instead of one server."""
+
+    cluster: str | None = option(
+        metavar="FILE", help="Many servers behind a router: a cluster.toml, or the servers of a plan (.json)."
+    )
+    router: str | None = router_option()
+    slo: dict[str, float] | None = option(
+        type=Limits(),
+        metavar="LIMIT=MS,…",
+        help="Limits of a request: ttft_ms, tpot_ms, normalised_ms, latency_ms.  [default: the cluster's]",
+    )
+
+    def read(self) -> Cluster:
+        """The cluster in the file."""
+        from packer.io.clusters import read_cluster
+        from packer.io.plans import read_plan
+
+        path = self.cluster or ""
+        return read_plan(path).cluster() if path.endswith(".json") else read_cluster(path)
+
+
+def refuse_without_cluster(names: Collection[str]) -> None:
+    """Raise if one of these options of a cluster is on the command line."""
+    from click.core import ParameterSource
+
+    context = click.get_current_context()
+    for each in context.command.params:
+        if each.name in names and context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{each.opts[-1]} needs --cluster.")
+
+
+def averaged(runs: Sequence[Simulation], result: dict[str, Any]) -> dict[str, Any]:
+    """`result`, with the means of a cluster's own figures over several runs."""
+    import numpy as np
+
+    from packer.twin.cluster.result import ClusterSimulation
+    from packer.twin.uncertainty import interval
+
+    if not isinstance(runs[0], ClusterSimulation):
+        return result
+    for name, _, _ in METRICS:
+        found = interval(np.array([getattr(run, name) for run in runs]))._asdict()
+        result[name] = found["mean"]
+        result["intervals_95"][name] = found
+    return result
+
+
+def title_of(first: Simulation) -> str:
+    """What was simulated."""
+    from packer.twin.cluster.result import ClusterSimulation
+
+    n = len(first.workload)
+    fleet = f"{first.workload.name}: {n} adapters on"
+    if isinstance(first, ClusterSimulation):
+        return f"{fleet} {len(first.cluster)} servers, system {first.system}, router {first.router}"
+    slots = f"max_loras {first.max_loras}, max_lora_rank {first.max_lora_rank}"
+    return f"{fleet} one {first.profile.label}, {slots}"
+
+
+def compared_table(results: Sequence[SystemResult], title: str) -> Table:
+    """One row per system."""
+    shown = (
+        ("goodput_tok_s", "goodput", 0),
+        ("total_token_throughput", "tok/s", 0),
+        ("mean_ttft_ms", "TTFT ms", 0),
+        ("p99_ttft_ms", "p99 ms", 0),
+        ("mean_tpot_ms", "TPOT ms", 1),
+        ("hit_rate", "hits", 3),
+        ("cold_start_share", "loads", 3),
+    )
+    rows = []
+    for result in results:
+        kept = result.figures["slo_attainment"]
+        span = "" if kept.low is None else f"{max(kept.low, 0.0):.3f}–{min(kept.high or 1.0, 1.0):.3f}"
+        cells = [number(result.figures[name].mean, digits) for name, _, digits in shown]
+        rows.append([result.system, result.router, result.servers, number(kept.mean, 3), span, *cells])
+    columns = ["system", "router", "servers", "SLO kept", "95 %", *(name for _, name, _ in shown)]
+    caption = (
+        "Means over seeds, the same requests for every system. hits: admissions with the adapter on the GPU;"
+    )
+    caption += " loads: time in batches lost to loads, share."
+    return table(title, columns, rows, left=(0, 1), caption=caption)

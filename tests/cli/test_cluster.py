@@ -1,0 +1,165 @@
+"""Clusters from the command line: simulate, compare, systems."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from packer.cli import run
+from packer.io.clusters import read_cluster
+from packer.io.workloads import read_workload
+from packer.twin.cluster.simulate import simulate_cluster
+
+CLUSTER = """\
+schema = 1
+[[kinds]]
+name = "h100"
+profile = "h100-64gb/llama-3.1-8b-instruct"
+max_loras = 4
+[[nodes]]
+count = 2
+servers = ["h100"]
+[slo]
+ttft_ms = 500
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> str:
+    """A file of six adapters."""
+    path = tmp_path / "fleet.csv"
+    rows = "".join(f"a{i},8,1,100,20\n" for i in range(6))
+    path.write_text("adapter,rank,rate,input_tokens,output_tokens\n" + rows)
+    return str(path)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    """A file of two servers."""
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER)
+    return str(path)
+
+
+def _json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    assert run([*arguments, "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_metrics_are_those_of_the_library(
+    fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`packer simulate --cluster` prints what `packer.simulate_cluster` says for the same arguments."""
+    arguments = ["simulate", fleet, "--cluster", cluster, "--router", "affinity:slack=2", "--duration", "60"]
+    found = _json([*arguments, "--slo", "ttft_ms=100,tpot_ms=30", "--seed", "3"], capsys)
+    again = simulate_cluster(
+        read_workload(fleet), read_cluster(cluster), router="affinity:slack=2", duration_s=60.0, seed=3,
+        slo={"ttft_ms": 100.0, "tpot_ms": 30.0},
+    )  # fmt: skip
+    assert found == json.loads(json.dumps(again.to_dict()))
+    assert found["servers"] == 2
+
+
+def test_table_and_files(
+    fleet: str, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table has the figures of a cluster; requests and servers go to their files."""
+    requests, servers = str(tmp_path / "r.csv"), str(tmp_path / "s.parquet")
+    arguments = ["simulate", fleet, "--cluster", cluster, "--duration", "60", "--seeds", "3"]
+    assert run([*arguments, "--requests", requests, "--per-server", servers]) == 0
+    text = capsys.readouterr().out
+    for words in ("on 2 servers, system vllm, router most-idle", "keep the SLO", "The cluster keeps up"):
+        assert words in text
+    assert set(pl.read_csv(requests)["server"]) == {0, 1}
+    assert pl.read_parquet(servers)["completed"].sum() <= len(pl.read_csv(requests))
+
+
+def test_systems_side_by_side(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`packer compare --cluster` has one row per system in the order given, with intervals."""
+    arguments = [
+        "compare",
+        fleet,
+        "--cluster",
+        cluster,
+        "--systems",
+        "vllm",
+        "--duration",
+        "30",
+        "--seeds",
+        "3",
+    ]
+    found = _json(arguments, capsys)
+    (row,) = found["systems"]  # type: ignore[misc]
+    assert row["system"] == "vllm"
+    assert row["figures"]["mean_ttft_ms"]["low"] < row["figures"]["mean_ttft_ms"]["mean"]
+    assert run(arguments) == 0
+    assert "most-idle" in capsys.readouterr().out
+
+
+def test_number_of_servers_for_an_slo(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--size` gives a number of servers at which the SLO holds; one fewer does not hold it."""
+    busy = fleet.replace("fleet", "busy")
+    Path(busy).write_text(Path(fleet).read_text("utf-8").replace(",8,1,", ",8,12,"))
+    fleet_at = [
+        "compare",
+        busy,
+        "--cluster",
+        cluster,
+        "--duration",
+        "30",
+        "--seeds",
+        "2",
+        "--systems",
+        "vllm",
+    ]
+    found = _json([*fleet_at, "--size", "--slo", "ttft_ms=200", "--share", "0.9"], capsys)
+    (row,) = found["systems"]  # type: ignore[misc]
+    assert row["figures"]["slo_attainment"]["mean"] >= 0.9
+    assert row["servers"] > 1
+    smaller = read_cluster(cluster).resized(row["servers"] - 1)
+    kept = [
+        simulate_cluster(
+            read_workload(busy), smaller, duration_s=30.0, seed=seed, slo={"ttft_ms": 200.0}
+        ).slo_attainment
+        for seed in (0, 1)
+    ]
+    assert sum(kept) / 2 < 0.9
+
+
+def test_systems_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`packer systems` names each system with its router and source."""
+    found = _json(["systems"], capsys)
+    assert {"vllm", "packer"} <= {each["name"] for each in found}  # type: ignore[index, misc]
+    assert run(["systems", "nothing"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--system", "slora"], "Unknown system 'slora'"),
+        (["--router", "fastest"], "Unknown router 'fastest'"),
+        (["--router", "plan"], "the cluster has no placement"),
+        (["--slo", "ttft_ms"], "Expected LIMIT=MS"),
+        (["--slo", "ttft=5"], "Unknown limit of an SLO 'ttft'"),
+        (["--max-loras", "4"], "--max-loras"),
+        (["--predictor", "tree"], "leave out --predictor"),
+    ],
+)
+def test_bad_options_are_named(
+    arguments: list[str], message: str, fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong option is exit code 2 and a sentence with what exists."""
+    assert run(["simulate", fleet, "--cluster", cluster, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_a_cluster_need_one(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --cluster its options are refused, and --max-loras is needed."""
+    assert run(["simulate", fleet, "--max-loras", "4", "--router", "random"]) == 2
+    assert "--router" in capsys.readouterr().err
+    assert run(["simulate", fleet]) == 2
+    assert "--max-loras" in capsys.readouterr().err
