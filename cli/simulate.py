@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from packer.operate.predict import Prediction
     from packer.profile import Profile
     from packer.twin.result import Simulation
-    from packer.twin.result import Simulation
     from packer.workload import Workload
 
 METRICS = (
