@@ -17,6 +17,7 @@ from packer.twin import per_adapter as figures
 from packer.twin.engine import state as rows
 from packer.twin.served import served_share
 from packer.twin.server import Raw
+from packer.twin.stability import is_stable
 from packer.workload import Workload
 
 if TYPE_CHECKING:
@@ -114,6 +115,11 @@ class Simulation:
     def starved(self) -> bool:
         """Completed less than 0.9 of the tokens sent; a server that does not start is starved."""
         return self.served_share < STARVATION_THRESHOLD
+
+    @cached_property
+    def stable(self) -> bool:
+        """Whether the queue does not grow, as far as this run tells; see `packer.twin.stability.is_stable`."""
+        return is_stable(self)
 
     @property
     def preemptions(self) -> int:

@@ -29,6 +29,7 @@ def summary(sim: Simulation) -> dict[str, Any]:
         "status": sim.status,
         "status_reason": sim.status_reason,
         "starved": sim.starved,
+        "stable": sim.stable,
         "profile": sim.profile.name,
         "calibrated": sim.profile.calibrated,
         "workload": sim.workload.name,

@@ -1,0 +1,125 @@
+"""Whether a server's queue grows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.lengths import Lengths
+from packer.profile import LatencySpec, Profile
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
+from packer.twin.stability import fewest_waiting, queue_growth, stability, waiting_means
+from packer.workload import Workload
+
+MakeProfile = Callable[..., Profile]
+CAPACITY_REQ_S = 1e3 / (10.0 * 50.5)
+"""Of a server that runs one request at a time, 10 ms a token: 50 tokens on average and rounding."""
+
+
+@pytest.fixture(scope="module")
+def one_at_a_time(make_profile: MakeProfile) -> Profile:
+    """A single queue: one request runs, the others wait; its capacity is known."""
+    return make_profile(max_num_seqs=1, latency=LatencySpec("linear", {"base_ms": 10.0}))
+
+
+def _fleet(load: float, arrivals: Arrivals | None = None) -> Workload:
+    """Two adapters that together send `load` times what the server can do."""
+    adapters = [Adapter(f"a{i}", 8, load * CAPACITY_REQ_S / 2) for i in range(2)]
+    return Workload(adapters, Lengths.gamma(30, 1.0), Lengths.gamma(50, 1.0), arrivals=arrivals)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("load", "stable"), [(0.5, True), (0.8, True), (0.9, True), (1.1, False), (1.3, False)]
+)
+def test_queue_grows_beyond_capacity(one_at_a_time: Profile, load: float, stable: bool, seed: int) -> None:
+    """One hour tells loads of 0.9 and less from loads of 1.1 and more."""
+    assert simulate(_fleet(load), one_at_a_time, max_loras=2, seed=seed).stable == stable
+
+
+def test_growing_queue_is_served_and_not_stable(one_at_a_time: Profile) -> None:
+    """A server that completes more than 0.9 of the tokens sent does not starve, and still is not stable."""
+    sim = simulate(_fleet(1.07), one_at_a_time, max_loras=2, seed=1)
+    assert not sim.starved
+    assert not sim.stable
+    assert sim.to_dict()["stable"] is False
+
+
+@pytest.mark.parametrize(("load", "stable"), [(0.6, True), (0.95, True), (1.04, False), (1.2, False)])
+def test_longer_runs_and_more_seeds_make_it_clear(one_at_a_time: Profile, load: float, stable: bool) -> None:
+    """Loads just below and above capacity are told apart once the server is simulated for longer."""
+    found = stability(_fleet(load), one_at_a_time, max_loras=2, seed=3)
+    assert (found.stable, found.clear) == (stable, True)
+    if load == 1.2:
+        assert found.growth_req_s == pytest.approx(0.2 * CAPACITY_REQ_S, rel=0.3)
+
+
+def test_refused_requests_are_an_unstable_queue(one_at_a_time: Profile) -> None:
+    """A queue that is cut off by the client's ceiling does not grow, but the server does not keep up."""
+    sim = simulate(_fleet(1.5), one_at_a_time, max_loras=2, max_outstanding=20)
+    assert sim.refused > 100
+    assert not sim.stable
+
+
+def test_server_that_does_not_start_is_not_stable(make_profile: MakeProfile) -> None:
+    """A memory error is no stable server, in one run and in many."""
+    profile = make_profile(kv_budget_bytes=10.0, min_kv_tokens=100)
+    assert not simulate(_fleet(0.1), profile, max_loras=2).stable
+    assert not stability(_fleet(0.1), profile, max_loras=2).stable
+
+
+@pytest.mark.parametrize(("peak", "stable"), [(1.5, True), (2.5, False)])
+def test_changing_rates_are_stable_if_the_queue_empties(
+    one_at_a_time: Profile, peak: float, stable: bool
+) -> None:
+    """Where rates change, a queue at the peak is no growth if it is gone again later, and one that stays is."""
+    arrivals = Arrivals("piecewise", period_s=300.0, factors=(peak, 0.2))
+    sim = simulate(_fleet(0.8, arrivals), one_at_a_time, max_loras=2, duration_s=6000.0)
+    assert sim.mean_waiting > 5
+    assert sim.stable == stable
+
+
+@st.composite
+def _queues(draw: st.DrawFn) -> RequestTrace:
+    n = draw(st.integers(1, 30))
+    times = np.sort(draw(st.lists(st.integers(0, 90), min_size=n, max_size=n)))
+    outputs = np.array(draw(st.lists(st.integers(1, 300), min_size=n, max_size=n)))
+    return RequestTrace(times / 10.0, np.zeros(n, int), np.full(n, 3), outputs)
+
+
+@given(_queues())
+@settings(deadline=None, max_examples=40)
+def test_waiting_requests_are_counted_exactly(one_at_a_time: Profile, trace: RequestTrace) -> None:
+    """Means and minima of the queue are those of counting the waiting requests at many times."""
+    fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
+    sim = simulate(fleet, one_at_a_time, max_loras=1, duration_s=12.0)
+    edges_s = np.linspace(2.0, 12.0, 6)
+    at_s = np.linspace(2.0, 12.0, 50_001)
+    counts = _count(sim, at_s)
+    brute = [counts[(at_s >= a) & (at_s < b)].mean() for a, b in itertools.pairwise(edges_s)]
+    np.testing.assert_allclose(waiting_means(sim, edges_s), brute, atol=0.02)
+    assert fewest_waiting(sim, 2.0, 12.0) == counts.min()
+
+
+def _count(sim: Simulation, at_s: np.ndarray) -> np.ndarray:
+    """Requests sent, but without a first token, at each time."""
+    assert sim.raw is not None
+    first_s = np.where(np.isnan(sim.raw.first_s), np.inf, sim.raw.first_s)
+    waits = (sim.raw.requests.time_s <= at_s[:, None]) & (at_s[:, None] < first_s)
+    return waits.sum(axis=1)
+
+
+def test_steady_growth_is_two_thirds(one_at_a_time: Profile) -> None:
+    """A queue that grows steadily from nothing is by two thirds longer in the last third than in the middle."""
+    growth = queue_growth(simulate(_fleet(2.0), one_at_a_time, max_loras=2))
+    assert growth.last / growth.middle == pytest.approx(5 / 3, rel=0.05)
+    assert growth.material
+    assert growth.statistic > 10

@@ -1,0 +1,195 @@
+"""Whether a server keeps up: does its queue grow for as long as requests come?
+
+"Served at least 0.9 of what was sent" passes servers whose queue grows all the time: how long their requests wait
+then depends on the length of the run alone. A server is stable if its queue does not grow: the mean number of
+waiting requests over the last third of a run is compared with that over the middle third (the first third fills
+the server).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from packer.profile import Profile
+    from packer.twin.result import Simulation
+    from packer.workload import Workload
+
+FloatArray = npt.NDArray[np.float64]
+
+BATCHES = 12
+"""Pieces of a third, whose means tell how far chance moves the mean of the third."""
+
+FEW = 2.0
+"""Waiting requests that are no queue."""
+
+MATERIAL = 0.1
+"""Growth from the middle third to the last, relative to the middle: a queue that grows steadily from an empty
+server grows by two thirds."""
+
+T_GROWS = 2.5
+"""Standard errors of growth that chance does not give."""
+
+MAX_CORRELATION = 0.9
+STEADY = 0.2
+"""Growth relative to the middle third that is excluded for a server to be clearly stable: a queue that grows
+steadily has 0.67, one that drifts at random, at a load of exactly 1, 0.29."""
+
+SLOW = 0.0025
+"""Growth, as a part of the requests sent, that is too slow to matter: an hour adds 9 s to the wait."""
+
+SEEDS = 5
+T_CLEAR = 2.78
+"""One-sided 2.5 % point of Student's t with `SEEDS` - 1 degrees of freedom."""
+
+LONGEST_S = 4 * 3600.0
+
+
+def waiting_means(sim: Simulation, edges_s: FloatArray) -> FloatArray:
+    """Mean number of requests that wait for their first token in each piece of a run, float64 (k,).
+
+    `edges_s` float64 (k + 1,): ascending ends of the pieces, within the run. A preempted request does not count
+    again. 0 where the server does not start.
+    """
+    if sim.raw is None:
+        return np.zeros(len(edges_s) - 1)
+    started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)])
+    waited_s = _time_since(np.sort(sim.raw.requests.time_s), edges_s) - _time_since(started, edges_s)
+    means: FloatArray = np.diff(waited_s) / np.diff(edges_s)
+    return means
+
+
+def _time_since(events_s: FloatArray, at_s: FloatArray) -> FloatArray:
+    """Σ (t − event) over the events up to t, for each t: the integral of their count. Events are sorted."""
+    count = np.searchsorted(events_s, at_s)
+    total = np.concatenate([[0.0], np.cumsum(events_s)])
+    integral: FloatArray = count * at_s - total[count]
+    return integral
+
+
+def fewest_waiting(sim: Simulation, start_s: float, end_s: float) -> int:
+    """Smallest number of requests that wait for their first token at any time in [start_s, end_s]."""
+    if sim.raw is None:
+        return 0
+    started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)])
+    inside = started[(started > start_s) & (started <= end_s)]
+    at_s = np.concatenate([[start_s], inside])  # the count falls when a request starts
+    sent = np.searchsorted(np.sort(sim.raw.requests.time_s), at_s, side="right")
+    return int((sent - np.searchsorted(started, at_s, side="right")).min())
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Mean waiting requests of the middle and of the last third, and the difference in standard errors."""
+
+    middle: float
+    last: float
+    statistic: float
+
+    @property
+    def material(self) -> bool:
+        """Whether the growth is large enough to count, chance apart."""
+        return self.last > FEW and self.last - self.middle > max(1.0, MATERIAL * self.middle)
+
+
+def queue_growth(sim: Simulation) -> Growth:
+    """Growth of the queue in one run.
+
+    The standard error is that of means of `BATCHES` pieces around the common straight line, widened by their
+    correlation with the next piece: var · (1 + ρ) / (1 − ρ), ρ at most `MAX_CORRELATION`.
+    """
+    edges_s = np.linspace(sim.duration_s / 3.0, sim.duration_s, 2 * BATCHES + 1)
+    means = waiting_means(sim, edges_s)
+    middle, last = float(means[:BATCHES].mean()), float(means[BATCHES:].mean())
+    place = np.arange(2 * BATCHES) - (BATCHES - 0.5)
+    rest = means - means.mean() - place * float(place @ means) / float(place @ place)
+    variance = float(rest @ rest) / (2 * BATCHES - 2)
+    if variance <= 0.0:
+        return Growth(middle, last, math.inf if last > middle else 0.0)
+    rho = min(max(float(rest[1:] @ rest[:-1]) / float(rest @ rest), 0.0), MAX_CORRELATION)
+    error = math.sqrt(2.0 * variance / BATCHES * (1.0 + rho) / (1.0 - rho))
+    return Growth(middle, last, (last - middle) / error)
+
+
+def is_stable(sim: Simulation) -> bool:
+    """Whether the queue of one run does not grow, as far as this run tells; False where the server does not start.
+
+    Refused requests are a queue that outgrew its client. Where the rate of requests changes with time (traces,
+    piecewise rates, bursts), thirds differ because of the load: such a server is stable if its queue gets as short
+    in the last third as it did in the middle one.
+    """
+    if sim.raw is None or sim.refused:
+        return False
+    if sim.workload.arrivals.kind not in ("poisson", "lognormal"):
+        third = sim.duration_s / 3.0
+        middle = fewest_waiting(sim, third, 2 * third)
+        return fewest_waiting(sim, 2 * third, sim.duration_s) <= FEW + (1.0 + MATERIAL) * middle
+    growth = queue_growth(sim)
+    return not (growth.material and growth.statistic > T_GROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Stability:
+    """Whether a server is stable, whether that is clear, and what it took: the last runs, s, and their number.
+
+    `growth_req_s`: waiting requests that come on top each second, mean over the last runs.
+    """
+
+    stable: bool
+    clear: bool
+    growth_req_s: float
+    duration_s: float
+    runs: int
+
+
+def stability(
+    workload: Workload, profile: Profile, *, duration_s: float | None = None, seed: int = 0, **server: Any
+) -> Stability:
+    """Simulate a server until it is clear whether it is stable.
+
+    One run settles servers without a queue and those whose queue grows far beyond chance. Else `SEEDS` runs with
+    seeds `seed`, `seed` + 1, … compare their growths with each other (Student's t: runs are independent, whatever
+    the correlation within them), and last twice as long until that is clear, at most `LONGEST_S` (or `duration_s`).
+    What stays unclear counts as unstable. Servers of which a run cannot be lengthened (a replayed trace) are what
+    the one run says.
+
+    Parameters
+    ----------
+    workload, profile, server
+        As `packer.twin.simulate.simulate` takes them.
+    duration_s
+        Of the first run; None as in `simulate`.
+    """
+    from packer.twin.simulate import simulate
+
+    first = simulate(workload, profile, duration_s=duration_s, seed=seed, **server)
+    span_s, growth = first.duration_s, queue_growth(first)
+    slope = 3.0 * (growth.last - growth.middle) / span_s
+    settled = first.raw is None or first.refused > 0 or growth.last <= FEW
+    obvious = growth.material and growth.statistic > 2 * T_GROWS
+    if settled or obvious or workload.arrivals.kind not in ("poisson", "lognormal"):
+        return Stability(is_stable(first), True, slope, span_s, 1)
+    runs = [first]
+    while True:
+        runs += [
+            simulate(workload, profile, duration_s=span_s, seed=seed + k, **server)
+            for k in range(len(runs), SEEDS)
+        ]
+        growths = [queue_growth(run) for run in runs]
+        rises = np.array([each.last - each.middle for each in growths])
+        middle = float(np.mean([each.middle for each in growths]))
+        error = float(rises.std(ddof=1)) / math.sqrt(SEEDS)
+        rise, slow = float(rises.mean()), SLOW * first.sent * span_s / first.duration_s / 3.0
+        refused = any(run.refused for run in runs)
+        if refused or (rise > T_CLEAR * error and rise > max(slow, MATERIAL * middle)):
+            return Stability(False, True, 3.0 * rise / span_s, span_s, SEEDS)
+        if rise + T_CLEAR * error < max(slow, STEADY * middle, FEW):
+            return Stability(True, True, 3.0 * rise / span_s, span_s, SEEDS)
+        if 2.0 * span_s > max(LONGEST_S, first.duration_s):
+            return Stability(False, False, 3.0 * rise / span_s, span_s, SEEDS)
+        span_s, runs = 2.0 * span_s, []
