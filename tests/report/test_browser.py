@@ -94,7 +94,7 @@ def test_figure_page_draws_itself(browser: Any, tmp_path: Path, scheme: str) -> 
     write_figure(Figure([panel], title="T"), path)
     browser.open(path, scheme=scheme)
     assert browser.complaints() == []
-    assert browser.script("return document.querySelectorAll('#figure figure path.line.c0').length") == 1
+    assert browser.script("return document.querySelectorAll('#figure figure > svg path.line.c0').length") == 1
     assert browser.script("return document.documentElement.scrollWidth <= window.innerWidth")
     assert background(browser) == as_rgb((DARK if scheme == "dark" else LIGHT).ground)
     assert browser.script("return performance.getEntriesByType('resource').length") == 0
