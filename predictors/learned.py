@@ -251,15 +251,3 @@ class TreePredictor(LearnedPredictor):
     """One shallow tree for each figure, that people can read."""
 
     kind = "tree"
-
-
-class SvmPredictor(LearnedPredictor):
-    """Support vector machines, as in the paper."""
-
-    kind = "svm"
-
-
-class KnnPredictor(LearnedPredictor):
-    """Nearest neighbours, as in the paper."""
-
-    kind = "knn"

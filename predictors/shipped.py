@@ -9,7 +9,8 @@ from packer.predictors.store import Model, from_bytes
 from packer.profile import Profile
 
 PACKAGE = "packer.predictors.models"
-KINDS = ("forest", "boosting", "tree", "svm", "knn")
+KINDS = ("forest", "boosting", "tree")
+"""Kinds that are shipped; "svm" and "knn" can be trained."""
 
 
 def file_name(kind: str, profile_name: str) -> str:
