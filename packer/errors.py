@@ -108,7 +108,7 @@ class PluginError(InputError):
 
 
 class LiveError(PackerError):
-    """A real server failed, hung or refused: the input may be right, and what was asked could not be done."""
+    """A real server failed, hung or refused: the input may be right, but the work could not be done."""
 
     exit_code = 3
 

@@ -80,7 +80,7 @@ class Plan:
     unplaced
         Indices of the adapters that have no bin (infeasible plans only).
     verified
-        The twin's verdict on fresh seeds: True, False, or None when it was not asked.
+        Whether the twin confirms the plan with seeds that no search has used; None if it was not run.
     runtime_s
         Wall-clock time of the solver.
     seed

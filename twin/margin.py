@@ -19,7 +19,7 @@ def error_key(confidence: float) -> str:
 
 
 def rate_margin(profile: Profile, confidence: float) -> float:
-    """Share by which every rate must be raised when a bin is judged, so that it holds with this confidence.
+    """Share by which every rate must be raised when a bin is evaluated, so that it holds with this confidence.
 
     The held-out runs that were starved say by how much the twin overestimates a saturated server's throughput
     (its capacity); the margin is that error's quantile, never below 0, linear between the stored quantiles.

@@ -1,4 +1,4 @@
-"""Plans as JSON: with the workload and the profiles, so that a plan can be judged, exported and compared."""
+"""Plans as JSON: with the workload and the profiles, so that a plan can be evaluated, exported and compared."""
 
 from __future__ import annotations
 

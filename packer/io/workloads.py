@@ -186,7 +186,7 @@ def write_workload(
     Raises
     ------
     IncompatibleError
-        The format can't hold this workload, or nobody knows the ending.
+        The format can't hold this workload, or the ending is not known.
     """
     suffix, _ = _suffix(path)
     if suffix == ".json":

@@ -1,4 +1,4 @@
-"""A judge and a server in closed form: tests of solvers and objectives take milliseconds with them."""
+"""A predictor and a server in closed form: tests of solvers and objectives take milliseconds with them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class AnalyticPredictor:
     name = "analytic"
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; one row per bin, in order."""
-        return Evaluations.of([self._judge(workload, bin_) for bin_ in bins])
+        """Evaluate each bin; one row per bin, in order."""
+        return Evaluations.of([self._evaluation(workload, bin_) for bin_ in bins])
 
-    def _judge(self, workload: Workload, bin_: Bin) -> Evaluation:
+    def _evaluation(self, workload: Workload, bin_: Bin) -> Evaluation:
         offered = bin_.offered_tok_s(workload)
         memory = bin_.profile.memory
         slots = bin_.max_loras * bin_.max_lora_rank * memory.slot_bytes_per_rank

@@ -43,7 +43,7 @@ class ObjectiveContract:
         raise NotImplementedError
 
     @pytest.fixture
-    def judged(self) -> tuple[Workload, list[Bin], Evaluations]:
+    def evaluated(self) -> tuple[Workload, list[Bin], Evaluations]:
         """Four small bins of which the last two starve or fail."""
         fleet = random_fleet(24, seed=1, rates=(0.2, 0.1))
         profile = small_profile()
@@ -60,19 +60,19 @@ class ObjectiveContract:
         assert objective.minimises
 
     def test_refuses_starved_and_failing_bins(
-        self, objective: Objective, judged: tuple[Workload, list[Bin], Evaluations]
+        self, objective: Objective, evaluated: tuple[Workload, list[Bin], Evaluations]
     ) -> None:
         """No objective admits a server that starves or does not start."""
-        admissible = objective.admissible(judged[2])
+        admissible = objective.admissible(evaluated[2])
         assert admissible.shape == (4,)
         assert admissible.dtype == np.bool_
         assert not admissible[2:].any()
 
     def test_key_is_numbers_and_repeatable(
-        self, objective: Objective, judged: tuple[Workload, list[Bin], Evaluations]
+        self, objective: Objective, evaluated: tuple[Workload, list[Bin], Evaluations]
     ) -> None:
         """The key of a plan is a tuple of floats, the same every time."""
-        fleet, bins, found = judged
+        fleet, bins, found = evaluated
         one, other = objective.key(fleet, bins, found), objective.key(fleet, bins, found)
         assert one == other
         assert one
@@ -89,12 +89,12 @@ class PredictorContract:
 
     @pytest.fixture
     def profile(self) -> Profile:
-        """The server that it judges."""
+        """The server that it evaluates."""
         return small_profile()
 
     @pytest.fixture
     def fleet(self) -> Workload:
-        """A fleet that it can judge."""
+        """A fleet that it can evaluate."""
         return random_fleet(24, seed=2, rates=(0.05, 0.02), ranks=(8, 16))
 
     @pytest.fixture
@@ -124,7 +124,7 @@ class PredictorContract:
     def test_same_answer_alone_and_in_a_batch(
         self, predictor: Predictor, fleet: Workload, bins: list[Bin]
     ) -> None:
-        """An answer depends on the bin, not on what else was asked or when."""
+        """Figures depend on the bin, not on what else was evaluated or when."""
         together = predictor.evaluate(fleet, bins)
         for k in reversed(range(len(bins))):
             alone = predictor.evaluate(fleet, [bins[k]])[0]
@@ -213,6 +213,6 @@ class SolverContract:
 
     @pytest.mark.parametrize("fixed", [False, True])
     def test_returns_when_stopped(self, solver: Solver, fixed: bool) -> None:
-        """Asked to stop from the start it still returns, and what it returns keeps the rules."""
+        """Stopped from the start it still returns, and what it returns keeps the rules."""
         problem = self.problem(40, fixed=fixed, stop=lambda: True)
         check(problem, self.solved(solver, problem))

@@ -44,7 +44,7 @@ class MonotonePredictor:
     name = "monotone"
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; row per bin, in order."""
+        """Evaluate each bin; one row per bin, in order."""
         return Evaluations.of([self._one(workload, each) for each in bins])
 
     def _one(self, workload: Workload, each: Bin) -> Evaluation:

@@ -33,7 +33,7 @@ BINS = [
 
 
 @pytest.fixture
-def judged() -> Evaluations:
+def evaluations() -> Evaluations:
     """The three bins, all feasible, with hand-set latencies."""
     found = AnalyticPredictor().evaluate(FLEET, BINS)
     ttft, itl = np.array([100.0, 200.0, 300.0]), np.array([10.0, 20.0, 30.0])
@@ -66,35 +66,35 @@ def test_wrong_specs_say_what_is_known(spec: str, error: type[Exception], says: 
         load_objective(spec)
 
 
-def test_latency_weighs_gpus_by_their_requests(judged: Evaluations) -> None:
+def test_latency_weighs_gpus_by_their_requests(evaluations: Evaluations) -> None:
     """The mean is over requests, the other entry is the worst GPU."""
     rates = np.array([0.6, 0.9, 0.6])
     expected = float(rates @ [100.0, 200.0, 300.0] / rates.sum())
-    assert Latency("ttft").key(FLEET, BINS, judged) == pytest.approx((expected, 300.0))
-    assert Latency("itl", "worst").key(FLEET, BINS, judged)[0] == 30.0
+    assert Latency("ttft").key(FLEET, BINS, evaluations) == pytest.approx((expected, 300.0))
+    assert Latency("itl", "worst").key(FLEET, BINS, evaluations)[0] == 30.0
 
 
-def test_latency_of_a_request_counts_every_token(judged: Evaluations) -> None:
+def test_latency_of_a_request_counts_every_token(evaluations: Evaluations) -> None:
     """A request takes its TTFT and one gap for each output token but the first."""
-    total = Latency().latency_ms(FLEET, BINS, judged)
+    total = Latency().latency_ms(FLEET, BINS, evaluations)
     assert total[0] == pytest.approx(100.0 + 10.0 * (FLEET.output_tokens.mean - 1))
 
 
-def test_latency_of_a_dead_server_is_infinite(judged: Evaluations) -> None:
+def test_latency_of_a_dead_server_is_infinite(evaluations: Evaluations) -> None:
     """A server that does not start is worse than any that does."""
-    dead = replace(judged, mean_itl_ms=np.array([np.nan, 1.0, 1.0]))
+    dead = replace(evaluations, mean_itl_ms=np.array([np.nan, 1.0, 1.0]))
     assert Latency("itl").key(FLEET, BINS, dead)[0] == np.inf
 
 
-def test_slo_keeps_every_limit(judged: Evaluations) -> None:
+def test_slo_keeps_every_limit(evaluations: Evaluations) -> None:
     """A bin is admissible only within all the limits that are given."""
-    assert Slo(mean_ttft_ms=200).admissible(judged).tolist() == [True, True, False]
-    assert Slo(mean_ttft_ms=200, p99_ttft_ms=400).admissible(judged).tolist() == [True, False, False]
+    assert Slo(mean_ttft_ms=200).admissible(evaluations).tolist() == [True, True, False]
+    assert Slo(mean_ttft_ms=200, p99_ttft_ms=400).admissible(evaluations).tolist() == [True, False, False]
 
 
-def test_slo_refuses_a_predictor_without_the_figure(judged: Evaluations) -> None:
+def test_slo_refuses_a_predictor_without_the_figure(evaluations: Evaluations) -> None:
     """A limit on a figure that the predictor does not give is an error, not an infeasible plan."""
-    without = replace(judged, p99_itl_ms=np.full(3, np.nan))
+    without = replace(evaluations, p99_itl_ms=np.full(3, np.nan))
     with pytest.raises(IncompatibleError, match="p99_itl_ms"):
         Slo(p99_itl_ms=50).admissible(without)
 
