@@ -35,7 +35,7 @@ from packer.errors import PackerError
 
 LIMIT_S = 20
 LIMIT_BYTES = 3 << 30
-RARE = 100
+RARE = 20
 
 
 @dataclass

@@ -25,8 +25,8 @@ PROFILE = "h100-64gb/llama-3.1-8b-instruct"
 class Target:
     """A reader, a valid file for it and changes to that file.
 
-    `use` evaluates what was read: it may raise `PackerError` and nothing else. `rare`: a case costs a process,
-    so that it comes once in 100 rounds.
+    `use` evaluates what was read: it may raise `PackerError` and nothing else. `rare`: a case takes 0.1 s and
+    more, so that one comes in 20 rounds.
     """
 
     name: str
@@ -277,12 +277,34 @@ def _live_result() -> bytes:
 
 
 def _models() -> list[Target]:
-    from packer.predictors.store import read_model
+    """The shipped tree, forest and boosted trees, and small machines and neighbours made by hand."""
+    from packer.predictors.store import Model, read_model, to_bytes
+    from packer.predictors.targets import OUTPUTS
 
+    shipped = {
+        path.name.split(".")[-2]: path for path in (ROOT / "predictors" / "models").glob("*llama*.packer")
+    }
+    header = dict(read_model(shipped["tree"]).header)
+    features = len(header["features"])
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> Any:
+        return rng.normal(size=shape).astype(np.float32)
+
+    scaling = {"center": drawn(features), "scale": np.ones(features, dtype=np.float32)}
+    machine = {**scaling, "constants": np.ones((len(OUTPUTS), 2))}
+    for k in range(len(OUTPUTS)):
+        machine |= {f"vectors_{k}": drawn(5, features), f"weights_{k}": drawn(5)}
+    neighbours = {"points": drawn(9, features), "values": drawn(9, len(OUTPUTS)), "k": np.array([3])}
+    files = {
+        "svm": to_bytes(Model({**header, "kind": "svm", "family": "machine"}, machine)),
+        "knn": to_bytes(Model({**header, "kind": "knn", "family": "neighbours"}, {**scaling, **neighbours})),
+        **{kind: shipped[kind].read_bytes() for kind in ("tree", "boosting", "forest")},
+    }
     return [
-        Target(f"model {path.name.split('.')[-2]}", "m.packer", path.read_bytes(), (mutate.model,), read_model,
-               _use_model)
-        for path in sorted((ROOT / "predictors" / "models").glob("*llama*.packer"))
+        Target(f"model {kind}", "m.packer", data, (mutate.model,), read_model, _use_model,
+               rare=kind in ("boosting", "forest"))
+        for kind, data in files.items()
     ]  # fmt: skip
 
 

@@ -30,18 +30,20 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dic
         The file can't be read, or lacks a column.
     """
     reader = csv.DictReader(io.StringIO(read_text(path)))
-    found = reader.fieldnames or []
+    try:
+        found = reader.fieldnames or []
+        rows = [dict(row) for row in reader]
+    except csv.Error as error:
+        raise FileFormatError(f"expected CSV: {error}.", path=path, row=reader.line_num) from None
     missing = [name for name in required if name not in found]
     if missing:
         raise FileFormatError(
-            f"expected the columns {', '.join(required)}; missing: {', '.join(missing)}; found: {', '.join(found)}.",
+            f"expected the columns {', '.join(required)}; missing: {', '.join(missing)}; found: "
+            f"{', '.join(found)[:200]}.",
             path=path,
             row=1,
         )
-    try:
-        return [dict(row) for row in reader]
-    except csv.Error as error:
-        raise FileFormatError(f"damaged CSV: {error}.", path=path, row=reader.line_num) from None
+    return rows
 
 
 def number(

@@ -1,0 +1,234 @@
+"""Faults while a command writes: a full disk, SIGTERM, SIGKILL, and a second process that writes the same file.
+
+    python benchmarks/fuzz/faults.py --rounds 20
+
+Each command that writes files runs in processes of its own. Whatever happens, each result is afterwards absent,
+or what it was before, or complete; nothing of a traceback is printed; the exit code is 0, 2, 3 or 130 (or the
+signal), and only SIGKILL leaves a temporary file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD = b"what was there before\n"
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "solve f.csv --predictor tree -o p.json": ("p.json",),
+    "solve f.csv --predictor tree --from plan.json -o p.json": ("p.json",),
+    "evaluate plan.json --predictor tree -o p.json": ("p.json",),
+    "simulate f.csv --max-loras 2 --duration 60 -o o.json --per-adapter a.csv --timeline t.parquet": (
+        "o.json", "a.csv", "t.parquet",
+    ),
+    "simulate f.csv --max-loras 2 --duration 60 --plot s.html": ("s.html",),
+    "sweep f.csv --adapters 2,4 --max-loras 2 --duration 60 -o s.csv": ("s.csv",),
+    "compare f.csv --solvers greedy,random --predictors tree -o c.csv": ("c.csv",),
+    "memory --max-loras 8 --max-lora-rank 8 --plot m.html": ("m.html",),
+    "export plan.json --format vllm -o start.sh": ("start.sh",),
+    "export plan.json --format routing -o out": ("out/nginx.conf", "out/envoy.yaml"),
+    "report plan.json -o r.html": ("r.html",),
+    "workload generate --adapters 50 --rates 0.1,0.2 --ranks 8,16 -o w.yaml": ("w.yaml",),
+    "workload generate --adapters 50 --total-rate 5 --ranks 8,16 -o w.csv.gz": ("w.csv.gz",),
+    "workload from-trace t.csv --adapters 2 --ranks 8 -o w.parquet": ("w.parquet",),
+    "workload from-access-log log.jsonl --rank 8 -o w.json --loads l.csv": ("w.json", "l.csv"),
+    "profiles estimate --model config.json --gpu l40s -o e.toml": ("e.toml",),
+    "predictor build --profile e.toml --rows 4 --jobs 1 -o d.parquet": ("d.parquet",),
+}  # fmt: skip
+"""Commands that write, and what they write."""
+
+
+def prepare(folder: Path) -> None:
+    """The inputs of the commands."""
+    import json
+
+    rows = "".join(f"a{k},{(8, 16)[k % 2]},0.2\n" for k in range(6))
+    (folder / "f.csv").write_text("adapter,rank,rate\n" + rows)
+    (folder / "t.csv").write_text(
+        "timestamp,input_tokens,output_tokens\n" + "".join(f"{k},{5 + k},{3 + k}\n" for k in range(60))
+    )
+    usage = {"prompt_tokens": 5, "completion_tokens": 4}
+    lines = [json.dumps({"time": 5e8 + 60 * k, "model": "ab"[k % 2], "usage": usage}) for k in range(200)]
+    (folder / "log.jsonl").write_text("\n".join(lines))
+    shutil.copy(ROOT / "tests" / "data" / "models" / "llama-3.1-8b.json", folder / "config.json")
+    for words in (
+        "solve f.csv --predictor tree -o plan.json -q",
+        "profiles estimate --model config.json --gpu l40s -o e.toml -q",
+    ):
+        assert _ended(_started(words, folder))[0] == 0, words
+    (folder / "e.toml").rename(folder / "given.toml")
+
+
+def _started(words: str, folder: Path, *, limit: int | None = None) -> tuple[int, Path]:
+    """A process that runs a command and may write no file beyond `limit` bytes: its number, its messages."""
+    errors = folder / f".errors-{time.monotonic_ns()}"
+    pid = os.fork()
+    if pid:
+        return pid, errors
+    code = 1
+    try:
+        handle = os.open(errors, os.O_CREAT | os.O_WRONLY)
+        os.dup2(handle, 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.chdir(folder)
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        import packer.cli
+        from packer.cli.streams import flush, prepare
+
+        prepare()
+        code = flush(packer.cli.run(words.split()))
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _ended(process: tuple[int, Path]) -> tuple[int, str]:
+    """Exit code and messages."""
+    _, status = os.waitpid(process[0], 0)
+    text = process[1].read_text(errors="replace") if process[1].exists() else ""
+    process[1].unlink(missing_ok=True)
+    return os.waitstatus_to_exitcode(status), text
+
+
+def complete(path: Path) -> bool:
+    """Whether a result is whole: it can be read by its own reader, or ends as it should."""
+    from packer.errors import PackerError
+    from packer.io.plans import read_plan
+    from packer.io.profiles import load_profile
+    from packer.io.workloads import read_workload
+    from packer.predictors.dataset import read_dataset
+
+    data = path.read_bytes()
+    readers = {"p.json": read_plan, "e.toml": load_profile, "d.parquet": read_dataset}
+    reader = readers.get(path.name) or (read_workload if path.name.startswith("w.") else None)
+    if reader is not None:
+        try:
+            reader(str(path))
+        except PackerError:
+            return False
+        return True
+    if path.suffix == ".html":
+        return data.rstrip().endswith(b"</html>")
+    if path.suffix == ".parquet":
+        return data.endswith(b"PAR1")
+    return data.endswith(b"\n") or path.suffix == ".yaml"
+
+
+def one_fault(words: str, fault: str, home: Path, rng: random.Random, *, before: bool) -> str:
+    """Run a command with a fault; what is wrong afterwards, or nothing."""
+    with tempfile.TemporaryDirectory(prefix="packer-fault-") as name:
+        folder = Path(name)
+        for item in home.iterdir():
+            shutil.copy(item, folder)
+        if "--profile e.toml" in words:
+            words = words.replace("e.toml", "given.toml")
+        results = [folder / result for result in COMMANDS[words.replace("given.toml", "e.toml")]]
+        if before:
+            for path in results:
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(OLD)
+        words += " --force"
+        codes = {0, 3} if fault in ("none", "two writers") else {0, 2, 3, 130}
+        if fault == "full disk":
+            ends = [_ended(_started(words, folder, limit=rng.choice((0, 1, 50, 500, 4000))))]
+        elif fault == "two writers":
+            two = [_started(words, folder), _started(words, folder)]
+            ends = [_ended(process) for process in two]
+            codes |= {2} if "predictor build" in words else set()
+        elif fault == "none":
+            ends = [_ended(_started(words, folder))]
+        else:
+            process = _started(words, folder)
+            time.sleep(rng.random() ** 2 * 1.5)
+            os.kill(process[0], signal.SIGTERM if fault == "SIGTERM" else signal.SIGKILL)
+            ends = [_ended(process)]
+            codes |= {-signal.SIGKILL} if fault == "SIGKILL" else {-signal.SIGTERM}
+        wrong = [f"exit code {code}: {text[-300:]}" for code, text in ends if code not in codes]
+        wrong += [f"traceback: {text[-300:]}" for _, text in ends if "Traceback" in text]
+        for path in results:
+            if path.exists() and path.read_bytes() != OLD and not complete(path):
+                wrong.append(f"{path.name} is neither old nor complete")
+            if before and not path.exists():
+                wrong.append(f"{path.name} is gone")
+            if fault in ("none", "two writers") and (not path.exists() or path.read_bytes() == OLD):
+                wrong.append(f"{path.name} was not written")
+        rest = [path.name for path in folder.rglob(".packer-*") if fault != "SIGKILL"]
+        wrong += [f"{name} is left" for name in rest]
+        return "; ".join(wrong)
+
+
+def _forked(words: str, fault: str, home: Path, seed: int, *, before: bool) -> str:
+    """`one_fault` in a process of its own: what reads the results starts threads, which no fork survives."""
+    note = home / ".wrong"
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        signal.alarm(120)
+        note.write_text(one_fault(words, fault, home, random.Random(seed), before=before))
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    wrong = note.read_text() if status == 0 else "no end after 120 s"
+    note.unlink(missing_ok=True)
+    if status:
+        os.killpg(pid, signal.SIGKILL)
+    return wrong
+
+
+FAULTS = ("none", "full disk", "SIGTERM", "SIGKILL", "two writers")
+
+
+def run(rounds: int, seed: int, faults: tuple[str, ...], commands: tuple[str, ...]) -> tuple[int, list[str]]:
+    """Cases and findings of all commands with all faults."""
+    import packer.cli
+    import packer.solvers.api
+    import packer.twin.simulate  # noqa: F401  (imported before the processes are forked)
+
+    rng = random.Random(seed)
+    findings, count = [], 0
+    with tempfile.TemporaryDirectory(prefix="packer-fault-") as name:
+        home = Path(name)
+        prepare(home)
+        for turn in range(rounds):
+            for words in commands:
+                for fault in faults:
+                    wrong = _forked(words, fault, home, rng.getrandbits(32), before=bool((turn + count) % 2))
+                    count += 1
+                    if wrong:
+                        findings.append(f"{fault}, {words}: {wrong}")
+                        print(findings[-1], flush=True)
+    return count, findings
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--only", default="", help="commands that contain this")
+    given = parser.parse_args()
+    commands = tuple(words for words in COMMANDS if given.only in words)
+    started = time.monotonic()
+    count, findings = run(given.rounds, given.seed, tuple(given.faults.split(",")), commands)
+    print(f"{count} cases, {len(findings)} findings, {time.monotonic() - started:.0f} s")
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()
