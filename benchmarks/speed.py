@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import packer
 from packer.io.files import write_text
 
@@ -93,6 +95,46 @@ def solve_s(workload: Path, *, cold: bool) -> dict[str, float]:
         }
 
 
+def cluster_s(servers: int, adapters: int, duration_s: float) -> dict[str, float]:
+    """CPU seconds of a cluster behind the router most-idle, and the peak memory of its process (MiB).
+
+    5.3 req/s for each server, popularity of adapters by a power law with exponent 1; compilation apart.
+    """
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--cluster", str(servers), str(adapters), str(duration_s)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    found: dict[str, float] = json.loads(process.stdout.read())
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return found | {"peak_mib": usage.ru_maxrss / 1024}
+
+
+def _cluster_run(servers: int, adapters: int, duration_s: float) -> dict[str, float]:
+    """What the process of `cluster_s` does."""
+    weights = 1.0 / np.arange(1, adapters + 1)
+    rates = weights / weights.sum() * servers * 5.3125
+    ranks = (8, 16, 32)
+    fleet = packer.Workload(
+        packer.Adapter(f"a{i}", ranks[i % 3], float(rate)) for i, rate in enumerate(rates)
+    )
+    cluster = packer.Cluster.of(packer.load_profile(PROFILES[0]), servers, max_loras=32, max_lora_rank=32)
+    few = packer.Workload(packer.Adapter(f"a{i}", 8, 1.0) for i in range(4))
+    packer.simulate_cluster(few, cluster.resized(2), router="most-idle", duration_s=1.0)
+    started = time.process_time()
+    run = packer.simulate_cluster(fleet, cluster, router="most-idle", duration_s=duration_s)
+    cpu_s = time.process_time() - started
+    hours = servers * duration_s / 3600.0
+    return {
+        "cpu_s": cpu_s,
+        "cpu_s_per_server_hour": cpu_s / hours,
+        "requests": run.sent,
+        "steps": run.engine_steps,
+    }
+
+
 def thousand(folder: Path) -> Path:
     """A workload of 1,000 adapters: the rates and ranks of the 256-adapter example, over and over."""
     lines = (ROOT / "examples/workloads/paper-256.csv").read_text("utf-8").splitlines()
@@ -131,6 +173,7 @@ def measure() -> dict[str, Any]:
             "solve_256_cold": solve_s(paper, cold=True),
             "solve_256_warm": solve_s(paper, cold=False),
             "solve_1000": solve_s(thousand(Path(folder)), cold=False),
+            "cluster": cluster_s(64, 40_000, 3600.0),
         }
 
 
@@ -147,6 +190,10 @@ def table(found: dict[str, Any]) -> str:
         ("256 adapters, nothing compiled yet", _job(found["solve_256_cold"])),
         ("256 adapters, from the second time on", _job(found["solve_256_warm"])),
         ("1,000 adapters", _job(found["solve_1000"])),
+        (
+            f"64 servers for an hour, 40,000 adapters, {found['cluster']['requests']:,.0f} requests, CPU time",
+            f"{found['cluster']['cpu_s']:.1f} s, {found['cluster']['peak_mib']:.0f} MiB",
+        ),
     ]
     lines = ["| what | measured |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)]
     load = f"load average {found['load_average']:.1f} before the measurement"
@@ -162,7 +209,12 @@ def main() -> None:
     """Measure, print, and with --write keep."""
     parser = argparse.ArgumentParser(description="Measure how fast packer is.")
     parser.add_argument("--write", action="store_true", help="update benchmarks/speed.json and README.md")
+    parser.add_argument("--cluster", nargs=3, metavar=("SERVERS", "ADAPTERS", "SECONDS"), help="one cluster")
     options = parser.parse_args()
+    if options.cluster:
+        servers, adapters, duration_s = options.cluster
+        print(json.dumps(_cluster_run(int(servers), int(adapters), float(duration_s))))
+        return
     found = measure()
     print(table(found))
     if options.write:

@@ -1,4 +1,4 @@
-"""What every objective, predictor and solver must keep: subclass a contract, give the fixture, run pytest.
+"""What every objective, predictor, router and solver must keep: subclass a contract, give the fixture, run pytest.
 
     from packer.testing.contracts import SolverContract
 
@@ -17,7 +17,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.cluster import Cluster, ServerKind
 from packer.evaluation import Evaluations
 from packer.objectives.base import Objective
 from packer.objectives.gpus import Gpus
@@ -29,6 +31,9 @@ from packer.solvers.verify import check
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.testing.problems import random_fleet
+from packer.twin.cluster.result import ClusterSimulation
+from packer.twin.cluster.routers.base import ReadingRouter, Router, ScoringRouter, StaticRouter
+from packer.twin.cluster.simulate import simulate_cluster
 from packer.workload import Workload
 
 SIZES = (1, 7, 40)
@@ -143,6 +148,61 @@ class PredictorContract:
         assert not predictor.evaluate(fleet, [Bin((0, 1), profile.settings(100_000, 512), profile)])[
             0
         ].feasible
+
+
+class RouterContract:
+    """Rules of a router; give the fixture `router`."""
+
+    @pytest.fixture
+    def router(self) -> Router:
+        """The router under test."""
+        raise NotImplementedError
+
+    @pytest.fixture(params=[1, 3])
+    def cluster(self, request: pytest.FixtureRequest) -> Cluster:
+        """Servers that each hold some of the adapters, of which the first is on all."""
+        count = request.param
+        placement = tuple(
+            {f"a{i}": 1.0 / count if i == 0 else 1.0 for i in range(12) if i == 0 or i % count == s}
+            for s in range(count)
+        )
+        kind = ServerKind("small", small_profile(), 4, 64)
+        return Cluster((kind,), ("small",) * count, placement)
+
+    @pytest.fixture
+    def traffic(self) -> Workload:
+        """Twelve adapters, busy enough to queue."""
+        return Workload([Adapter(f"a{i}", 8 << i % 3, 1.0) for i in range(12)])
+
+    def run(self, router: Router, cluster: Cluster, traffic: Workload) -> ClusterSimulation:
+        """A minute, if the router takes the cluster."""
+        reason = router.supports(cluster, traffic)
+        if reason is not None:
+            assert len(reason) > 5
+            pytest.skip(reason)
+        return simulate_cluster(traffic, cluster, router=router, duration_s=60.0)
+
+    def test_is_a_router(self, router: Router) -> None:
+        """It has a name, and is of one of the three kinds."""
+        assert isinstance(router, Router)
+        assert router.name
+        assert isinstance(router, StaticRouter | ScoringRouter | ReadingRouter)
+
+    def test_requests_go_where_their_adapter_is(
+        self, router: Router, cluster: Cluster, traffic: Workload
+    ) -> None:
+        """Each request goes to a server of the placement, or waits at the router; none is lost."""
+        run = self.run(router, cluster, traffic)
+        assert cluster.placement is not None
+        given = run.requests.drop_nulls("server")
+        for adapter, server in zip(given["adapter"], given["server"], strict=True):
+            assert adapter in cluster.placement[server]
+        assert len(run.requests) == run.sent > 0
+
+    def test_is_repeatable(self, router: Router, cluster: Cluster, traffic: Workload) -> None:
+        """The same requests and seed go to the same servers, also with the same object again."""
+        first = self.run(router, cluster, traffic).requests
+        assert first.equals(self.run(router, cluster, traffic).requests)
 
 
 class SolverContract:

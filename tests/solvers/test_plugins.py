@@ -24,7 +24,8 @@ from packer.solvers.api import solve
 from packer.solvers.base import Solver
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.contracts import ObjectiveContract, PredictorContract, SolverContract
+from packer.testing.contracts import ObjectiveContract, PredictorContract, RouterContract, SolverContract
+from packer.twin.cluster.routers.base import Router
 
 PACKAGE = Path(__file__).parent.parent / "plugin_package"
 
@@ -73,6 +74,16 @@ class TestQuiet(ObjectiveContract):
     def objective(self, plugin: Path) -> Objective:
         """The objective under test."""
         return load_objective("quiet:itl_ms=25")
+
+
+class TestSticky(RouterContract):
+    """The plug-in's router keeps the contract."""
+
+    @pytest.fixture
+    def router(self, plugin: Path) -> Router:
+        """The router under test."""
+        made: Router = registry.make("router", "sticky:slack=4")
+        return made
 
 
 class TestRuleOfThumb(PredictorContract):
@@ -162,7 +173,7 @@ def test_two_packages_with_the_same_name_are_refused(plugin: Path) -> None:
         registry.load("solver", "next-fit")
 
 
-@pytest.mark.parametrize("name", ["quiet", "rule_of_thumb", "next_fit"])
+@pytest.mark.parametrize("name", ["quiet", "rule_of_thumb", "next_fit", "sticky"])
 def test_the_guide_shows_the_tested_code(name: str, root: Path) -> None:
     """The page "write your own" holds the very files that the tests above run."""
     page = (root / "docs" / "write-your-own.md").read_text()
