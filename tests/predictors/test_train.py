@@ -114,7 +114,14 @@ def test_unknown_kinds_are_named(data: Dataset) -> None:
 
 def test_small_and_one_sided_datasets_are_refused(data: Dataset) -> None:
     """Too few scenarios, or only starved ones, teach nothing."""
-    few = replace(data, features=data.features[:50])
+    few = replace(
+        data,
+        spec=replace(data.spec, rows=50),
+        features=data.features[:50],
+        labels={name: column[:50] for name, column in data.labels.items()},
+        family=data.family[:50],
+        group=data.group[:50],
+    )
     with pytest.raises(ValidationError, match="at least"):
         train("tree", few)
     labels = {**data.labels, "served_share": np.full(len(data), 0.5)}
