@@ -177,8 +177,7 @@ def launch_file(launch: Launch, tmp_path: Path) -> Path:
 
 def packer(*arguments: str | Path) -> subprocess.Popen[str]:
     """The command in a process of its own."""
-    code = "import sys; from packer.cli import run; sys.exit(run(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+    command = [sys.executable, "-c", "from packer.cli import main; main()", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
