@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,16 @@ def _use_plan(plan: Any) -> None:
 
     for name in FORMATS:
         assert all(text.isascii() for text in export_plan(plan, name).values())
+
+
+def _use_changed_plan(plan: Any) -> None:
+    """The placement is whole, and evaluations of the same servers make it a plan that every reader takes."""
+    from packer.placement import check_placement
+
+    check_placement(plan.workload, plan.bins, plan.unplaced)
+    assert len(plan.evaluations) == plan.n_gpus
+    for item in plan.bins:
+        assert item.offered_tok_s(plan.workload) > 0
 
 
 def _use_profile(profile: Any) -> None:
@@ -224,6 +235,7 @@ def _documents() -> list[Target]:
     config = (ROOT / "tests" / "data" / "models" / "qwen-2.5-7b.json").read_bytes()
     return [
         Target("plan", "p.json", plan, JSON, read_plan, _use_plan),
+        Target("plan changed", "p.json", plan, JSON, partial(read_plan, changed=True), _use_changed_plan),
         Target("profile", "p.toml", profile, TOML, load_profile, _use_profile),
         Target("cluster", "c.toml", cluster.encode(), TOML, read_cluster),
         Target("settings", "packer.toml", settings, TOML, _settings),
