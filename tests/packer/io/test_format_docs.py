@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from packer.io.clusters import read_cluster
 from packer.io.profiles import load_profile
 from packer.io.workloads import read_workload
 from packer.traces.read import read_trace
@@ -20,6 +21,7 @@ READERS: list[tuple[str, Callable[[Path], object]]] = [
     ("yaml", read_workload),
     ("csv", read_trace),
     ("jsonl", read_trace),
+    ("toml", read_cluster),
     ("toml", load_profile),
 ]
 
