@@ -66,7 +66,7 @@ def cli() -> None:
 
     \b
     Example:
-      packer solve examples/workloads/azure-conv-2023.csv --objective gpus
+      packer solve examples/workloads/azure-conv-2023.csv
     """
 
 

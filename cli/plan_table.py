@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packer.cli.output import number, table
 
@@ -16,13 +16,41 @@ if TYPE_CHECKING:
     from packer.evaluation import Evaluation
     from packer.plan import Plan
 
-VERIFIED = {True: "yes", False: "no", None: "no simulation"}
+VERIFIED = {True: "it holds", False: "it breaks", None: "not done"}
+SLOW_TTFT_MS = 2000.0
+"""Requests that wait longer than this on average queue."""
 
 
 def plan_lines(plan: Plan) -> list[Table | str]:
-    """The plan: servers, totals, reasons."""
+    """The plan: the decision where there is one, servers, totals, reasons."""
     gpus = [_gpus(plan)] if plan.bins else []
-    return [*gpus, *_totals(plan), *(f"- {reason}" for reason in plan.reasons)]
+    decision = plan.details.get("decision")
+    said = [str(decision)] if decision else []
+    frontier = [_frontier(plan)] if plan.details.get("frontier") else []
+    return [
+        *said,
+        *gpus,
+        *frontier,
+        *_totals(plan),
+        *(f"- {reason}" for reason in plan.reasons),
+        *_queues(plan),
+    ]
+
+
+def _frontier(plan: Plan) -> Table:
+    """GPUs against latency and price."""
+    points: Any = plan.details["frontier"]
+    rows = []
+    for row in points:
+        mark = "kept" if row["holds"] else f"broken on {len(row['queueing'])} GPUs"
+        mark = "broken in another hour" if row["broken_later"] else mark
+        cells = [number(row[key], digits) for key, digits in _POINT]
+        rows.append([row["n_gpus"], *cells, mark + (" ←" if row["n_gpus"] == plan.n_gpus else "")])
+    columns = ["GPUs", "TTFT p95 ms", "worst adapter ms", "ITL ms", "price/h", "latency goal"]
+    return table("GPUs against latency", columns, rows, left=(5,))
+
+
+_POINT = (("p95_ttft_ms", 0), ("worst_adapter_ttft_ms", 0), ("mean_itl_ms", 1), ("price_per_hour", 2))
 
 
 def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
@@ -83,10 +111,10 @@ def result_of(row: Evaluation) -> str:
 
 
 def by_rank(plan: Plan, item: Bin) -> str:
-    """Adapters of a GPU counted by rank, the largest rank first: "12 × r32, 84 × r8"."""
+    """Adapters of a GPU counted by rank, the largest rank first: "12×r32, 84×r8"."""
     counts = Counter(plan.workload.ranks[list(item.adapters)].tolist())
     split = sum(share < 1.0 for share in item.shares)
-    text = ", ".join(f"{counts[rank]} × r{rank}" for rank in sorted(counts, reverse=True))
+    text = ", ".join(f"{counts[rank]}×r{rank}" for rank in sorted(counts, reverse=True))
     return f"{text} ({split} shared)" if split else text
 
 
@@ -112,21 +140,49 @@ def _count(plan: Plan) -> str:
 def _totals(plan: Plan) -> list[str]:
     offered = float(plan.evaluations.offered_tok_s.sum())
     served = float(plan.evaluations.total_token_throughput.sum())
-    bound = "none"
-    if plan.lower_bound is not None:
-        gap = f", gap {plan.gap:.1%}" if plan.gap is not None else ""
-        bound = f"{plan.lower_bound:g}{gap}" + (f" ({plan.bound_source})" if plan.bound_source else "")
     placed = len(plan.workload) - len(set(plan.unplaced))
     lines = [
         f"Total       {placed:,} of {_adapters(plan)} on {_count(plan)}; "
         f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
-        f"Status      {plan.status.value}; lower bound {bound}; verified by the twin: "
-        f"{VERIFIED[plan.verified]}",
-        f"Found by    {plan.solver} for {plan.objective}, judged by {plan.predictor}{_margin(plan)}, "
+        f"Status      {plan.status.value}; {_bound(plan)}re-simulated on a fresh hour: {VERIFIED[plan.verified]}",
+        f"Found by    {plan.solver} for {_objective(plan)}, predicted by {plan.predictor}{_margin(plan)}, "
         f"in {plan.runtime_s:.2f} s, seed {plan.seed}",
     ]
     if plan.bins:
         lines.append(f"Server      {servers(plan.bins)}")
+    return lines
+
+
+def _objective(plan: Plan) -> str:
+    goal: Any = plan.details.get("goal")
+    if goal is None:
+        return plan.objective
+    from packer.operate.goal import LatencyGoal
+
+    return f"{LatencyGoal(**goal)} for every adapter"
+
+
+def _bound(plan: Plan) -> str:
+    """What no plan goes below; nothing where no bound was made for this objective."""
+    if plan.lower_bound is None:
+        return ""
+    source = f" ({plan.bound_source})" if plan.bound_source else ""
+    if plan.objective in ("gpus", "moves"):
+        needed = "GPU is" if plan.lower_bound == 1 else "GPUs are"
+        return f"{_count(plan)}, at least {plan.lower_bound:g} {needed} needed{source}; "
+    return f"lower bound {plan.lower_bound:g}{source}; "
+
+
+def _queues(plan: Plan) -> list[str]:
+    """GPUs whose requests wait for seconds although the plan counts as feasible."""
+    if plan.details.get("decision"):
+        return []
+    ttft = plan.evaluations.mean_ttft_ms.tolist()
+    slow = [(k, value) for k, value in enumerate(ttft) if value > SLOW_TTFT_MS]
+    lines = [f"- GPU {k} queues: mean TTFT {value / 1000:.1f} s" for k, value in slow[:8]]
+    if slow:
+        more = f", as do {len(slow) - 8} more" if len(slow) > 8 else ""
+        lines[-1] += f"{more}. packer solve without --objective keeps a latency goal."
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,11 +21,11 @@ from packer.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from packer.cli.output import Progress
     from packer.plan import Plan
     from packer.profile import Profile
+    from packer.workload import Workload
 
 DEFAULT_OUTPUT = "plan.json"
 
@@ -65,7 +65,12 @@ class Planning:
     objective: str | None = option(
         metavar="NAME",
         shell_complete=complete_registered("objective"),
-        help="What a good plan is: fewest GPUs, lowest latency, …  [default: gpus; with --from moves]",
+        help="What a good plan is: gpus, latency, slo:…, cost, …  [default: the fewest GPUs on which every "
+        "adapter keeps --slo, and what fewer or more would give]",
+    )
+    slo: str | None = option(
+        metavar="KEY=MS,…",
+        help="Latency goal of every adapter, without an objective.  [default: p95_ttft_ms=2000,mean_itl_ms=100]",
     )
     solver: str | None = option(
         metavar="NAME",
@@ -97,44 +102,51 @@ class Planning:
     time_limit_s: float | None = time_limit_option()
     seed: int = seed_option()
 
-    def run(
-        self,
-        fleet_path: str,
-        servers: Servers,
-        *,
-        progress: Progress,
-        stop: Callable[[], bool],
-        note_profiles: Callable[..., None],
-    ) -> tuple[Plan, Plan | None]:
-        """The plan, and the running one that it follows."""
-        from packer.errors import IncompatibleError
-        from packer.io.plans import read_plan
-        from packer.io.workloads import read_workload
+    @property
+    def recommends(self) -> bool:
+        """Whether no strategy was chosen: then the plan to deploy is looked for."""
+        chosen = (self.old_path, self.objective, self.solver)
+        return all(each is None for each in chosen) and self.predictor == "twin"
+
+    def recommended(self, fleet: Workload, profile: Profile, **given: Any) -> Plan:
+        """The plan to deploy."""
+        from packer.operate.goal import LatencyGoal
+        from packer.operate.recommend import recommend
+        from packer.solvers.evaluator import rate_margin_for
+
+        return recommend(
+            fleet,
+            profile,
+            goal=LatencyGoal.parse(self.slo or ""),
+            margin=rate_margin_for((profile,), confidence=self.confidence, margin=self.margin),
+            max_gpus=self.gpus,
+            max_replicas=self.max_replicas,
+            seed=self.seed,
+            verify=self.verify,
+            time_limit_s=self.time_limit_s,
+            **given,
+        )
+
+    def solved(self, fleet: Workload, profiles: list[Profile], old: Plan | None, **given: Any) -> Plan:
+        """The plan for the objective."""
         from packer.solvers.api import solve as run
 
-        old = None if self.old_path is None else read_plan(self.old_path)
-        if old is not None and servers.profile_names:
-            raise IncompatibleError("--from plans with the servers of the running plan: leave out --profile.")
-        profiles = servers.profiles() if old is None else list(dict.fromkeys(b.profile for b in old.bins))
-        note_profiles(*profiles)
-        plan = run(
-            read_workload(fleet_path),
+        return run(
+            fleet,
             profiles,
             self.objective or ("gpus" if old is None else "moves"),
             solver=self.solver or (None if old is None else "replan"),
             predictor=self.predictor,
             max_gpus=self.gpus,
-            seed=self.seed,
-            time_limit_s=self.time_limit_s,
             max_replicas=self.max_replicas,
             confidence=self.confidence,
             margin=self.margin,
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
             old_plan=old,
             verify=self.verify,
-            progress=progress,
-            stop=stop,
+            **given,
         )
-        return plan, old
 
 
 @bundle
@@ -157,26 +169,41 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     as in slo:mean_ttft_ms=500,p99_itl_ms=60. With --from PLAN, adapters are matched by name with those of
     the running plan; servers keep their numbers, new ones come at the end.
 
-    Exit code 3 means that no plan serves every adapter: the output says which ones, and what would help.
+    Without an objective, the plan is the one to deploy: fewest GPUs on which every adapter keeps the latency goal
+    at rates raised by the margin. The output says what fewer and more GPUs would give.
+
+    Exit code 3 means that no plan serves every adapter, or none keeps the goal: the output says which ones, and
+    what would help.
     Ctrl-C gives the best plan so far.
 
     \b
     Examples:
-      packer solve examples/workloads/azure-conv-2023.csv --objective gpus
+      packer solve examples/workloads/azure-conv-2023.csv
+      packer solve fleet.csv --objective gpus
       packer solve fleet.csv --objective latency --gpus 4
       packer solve fleet.csv --objective cost --profile big.toml --profile small.toml --price small.toml=1.2
       packer solve new.csv --from plan.json -o next.json
     """
     from packer.cli.plan_table import changes_lines, plan_lines
-    from packer.io.plans import plan_to_dict, write_plan
+    from packer.errors import IncompatibleError
+    from packer.io.plans import plan_to_dict, read_plan, write_plan
     from packer.plan import Status
 
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT
     out.check(path)
+    old = None if planning.old_path is None else read_plan(planning.old_path)
+    if old is not None and servers.profile_names:
+        raise IncompatibleError("--from plans with the servers of the running plan: leave out --profile.")
+    if planning.slo is not None and not planning.recommends:
+        raise IncompatibleError("--slo goes without an objective, a solver and a running plan: slo:… is one.")
+    profiles = servers.profiles() if old is None else list(dict.fromkeys(item.profile for item in old.bins))
+    out.note_profiles(*profiles)
+    fleet = file.fleet()
     with interruptible() as stop, out.progress() as progress:
-        plan, old = planning.run(
-            file.workload_path, servers, progress=progress, stop=stop, note_profiles=out.note_profiles
-        )
+        if planning.recommends and len(profiles) == 1:
+            plan = planning.recommended(fleet, profiles[0], progress=progress, stop=stop)
+        else:
+            plan = planning.solved(fleet, profiles, old, progress=progress, stop=stop)
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)
     if path is not None and written:
@@ -187,7 +214,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     )
     if written:
         out.note(f"wrote {path}")
-    if plan.verified is False:
+    if plan.verified is False and not planning.recommends:
         out.note("the twin does not confirm every GPU; a higher --confidence leaves more room")
     if plan.interrupted:
         out.note("interrupted: this is the best plan so far")

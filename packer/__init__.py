@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from packer.io.profiles import load_profile as load_profile
     from packer.io.workloads import read_workload as read_workload
     from packer.lengths import Lengths as Lengths
+    from packer.operate.drift import drift as drift
+    from packer.operate.evaluate import evaluate_plan as evaluate_plan
+    from packer.operate.frontier import frontier as frontier
+    from packer.operate.goal import LatencyGoal as LatencyGoal
+    from packer.operate.recommend import recommend as recommend
     from packer.operate.systems import compare_systems as compare_systems
     from packer.plan import Plan as Plan
     from packer.plan import Status as Status
@@ -47,6 +52,7 @@ _HOME = {
     "Cluster": "packer.cluster:Cluster",
     "Evaluation": "packer.evaluation:Evaluation",
     "Evaluations": "packer.evaluation:Evaluations",
+    "LatencyGoal": "packer.operate.goal:LatencyGoal",
     "Lengths": "packer.lengths:Lengths",
     "PackerError": "packer.errors:PackerError",
     "Plan": "packer.plan:Plan",
@@ -56,12 +62,16 @@ _HOME = {
     "Status": "packer.plan:Status",
     "Workload": "packer.workload:Workload",
     "compare_systems": "packer.operate.systems:compare_systems",
+    "drift": "packer.operate.drift:drift",
+    "evaluate_plan": "packer.operate.evaluate:evaluate_plan",
     "evaluate_server": "packer.predictors.api:evaluate_server",
+    "frontier": "packer.operate.frontier:frontier",
     "load_plan": "packer.io.plans:read_plan",
     "load_predictor": "packer.predictors.api:load_predictor",
     "load_profile": "packer.io.profiles:load_profile",
     "read_cluster": "packer.io.clusters:read_cluster",
     "read_workload": "packer.io.workloads:read_workload",
+    "recommend": "packer.operate.recommend:recommend",
     "simulate": "packer.twin.simulate:simulate",
     "simulate_cluster": "packer.twin.cluster.simulate:simulate_cluster",
     "solve": "packer.solvers.api:solve",
@@ -74,6 +84,7 @@ __all__ = [
     "Cluster",
     "Evaluation",
     "Evaluations",
+    "LatencyGoal",
     "Lengths",
     "PackerError",
     "Plan",
@@ -84,12 +95,16 @@ __all__ = [
     "Workload",
     "__version__",
     "compare_systems",
+    "drift",
+    "evaluate_plan",
     "evaluate_server",
+    "frontier",
     "load_plan",
     "load_predictor",
     "load_profile",
     "read_cluster",
     "read_workload",
+    "recommend",
     "simulate",
     "simulate_cluster",
     "solve",

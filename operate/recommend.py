@@ -1,0 +1,159 @@
+"""The plan to deploy: fewest GPUs on which every adapter keeps a latency goal, and what less or more would give."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+
+from packer.operate.frontier import LEVELS, Frontier, FrontierPoint, Progress
+from packer.operate.goal import LatencyGoal
+from packer.plan import Plan, Status
+from packer.profile import Profile
+from packer.workload import Workload
+
+CONFIRMATIONS = 3
+"""How many more GPUs are tried if the goal does not hold in a fresh hour."""
+BEYOND = 64
+"""Up to how many GPUs more than those at hand are looked for to say how many would do."""
+
+
+def recommend(
+    workload: Workload,
+    profile: Profile,
+    *,
+    goal: LatencyGoal | None = None,
+    margin: float | None = None,
+    max_gpus: int | None = None,
+    max_replicas: int = 1,
+    seed: int = 0,
+    verify: bool = True,
+    progress: Progress = lambda _what, _done, _total: None,
+    stop: Callable[[], bool] = lambda: False,
+    time_limit_s: float | None = None,
+) -> Plan:
+    """The fewest GPUs on which every adapter keeps the goal with every rate raised by the margin.
+
+    The plan's servers are simulated again on a fresh hour; its headroom is the growth at which the goal breaks.
+    `details` has the "decision" in a sentence, the "goal" and the "frontier" (rows of `FrontierPoint.to_dict`).
+
+    Parameters
+    ----------
+    workload, profile
+        The fleet and the server.
+    goal
+        What every adapter has to keep; p95 TTFT <= 2 s and mean ITL <= 100 ms if None.
+    margin
+        Share by which every rate is raised; None takes the profile's default.
+    max_gpus
+        GPUs at hand; where they do not suffice, the plan on them is infeasible and says how many would.
+    verify
+        Simulate the plan again on a fresh hour, and take more GPUs if the goal breaks then.
+    max_replicas, seed, progress, stop, time_limit_s
+        As for `packer.solve`.
+    """
+    wanted = goal or LatencyGoal()
+    job = Frontier(workload, profile, wanted, margin, max_replicas, seed, progress, stop, time_limit_s)
+    best = job.explore(max_gpus)
+    if best is None:
+        return _missed(job, max_gpus)
+    broken: list[int] = []
+    confirmed = not verify or job.confirmed(best.plan.bins)
+    for extra in range(1, CONFIRMATIONS + 1):
+        if confirmed or (max_gpus is not None and best.n_gpus >= max_gpus) or job.over():
+            break
+        progress(f"{best.n_gpus + 1} GPUs, fresh hour", extra, CONFIRMATIONS)
+        broken.append(best.n_gpus)
+        best = job.at(best.n_gpus + 1)
+        confirmed = best.holds and job.confirmed(best.plan.bins)
+    progress("headroom", 0, 0)
+    plan = replace(best.plan, headroom=job.headroom(best.plan.bins), verified=confirmed if verify else None)
+    return _finished(job, plan, best, holds=confirmed, broken=broken)
+
+
+def _missed(job: Frontier, max_gpus: int | None) -> Plan:
+    """The plan on the GPUs at hand, which breaks the goal, with what would keep it."""
+    nearest = job.points[-1]
+    enough = None
+    if max_gpus is not None and nearest.n_gpus == max_gpus:
+        enough = job.first_that_holds(max_gpus + 1, max_gpus + BEYOND)
+    if enough is not None:
+        reason = f"{enough} GPUs keep the goal: --gpus {enough}."
+    else:
+        adapter = job.workload.adapters[job.hottest()]
+        reason = (
+            f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal on a GPU of its own. What would "
+            "help: --max-replicas, a faster GPU, or a wider --slo."
+        )
+    return _finished(job, replace(nearest.plan, reasons=(reason,)), nearest, holds=False)
+
+
+def _finished(
+    job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool, broken: Sequence[int] = ()
+) -> Plan:
+    queues = tuple(f"GPU {k} breaks the goal: {job.goal}" for k in point.queueing)
+    starves = tuple(f"GPU {k} starves or does not start" for k in point.starving)
+    return replace(
+        plan,
+        status=Status.FEASIBLE if holds else Status.INFEASIBLE,
+        objective="recommend",
+        reasons=(*plan.reasons, *starves[:8], *queues[:8]),
+        runtime_s=time.monotonic() - job.started,
+        interrupted=job.stop(),
+        time_limit_reached=job.over() and not job.stop(),
+        details={
+            "decision": decision(point, job.points, plan.headroom, job.goal, holds=holds, broken=broken),
+            "goal": asdict(job.goal),
+            "frontier": [
+                each.to_dict() | {"broken_later": each.n_gpus in broken}
+                for each in job.points
+                if not each.starving
+            ],
+        },
+    )
+
+
+def decision(
+    best: FrontierPoint,
+    points: Sequence[FrontierPoint],
+    headroom: Sequence[float | None],
+    goal: LatencyGoal,
+    *,
+    holds: bool,
+    broken: Sequence[int] = (),
+) -> str:
+    """What to deploy and what fewer GPUs would give, in a sentence or two.
+
+    `broken`: numbers of GPUs that hold in the first simulated hour and not in the second.
+    """
+    text = (
+        f"{_gpus(best.n_gpus)}: TTFT p95 {_latency(best.p95_ttft_ms)}, worst adapter "
+        f"{_latency(best.worst_adapter_ttft_ms)}, ITL {best.mean_itl_ms:.0f} ms"
+    )
+    known = [factor for factor in headroom if factor is not None]
+    if holds and known and len(known) == len(headroom):
+        least = min(known)
+        text += f", holds to {'more than ' if least >= LEVELS[-1] else ''}+{least - 1.0:.0%}"
+    if best.price_per_hour is not None:
+        text += f", {best.price_per_hour:,.2f} per hour"
+    text += "." if holds else f". This breaks the goal ({goal})."
+    fewer = [point for point in points if point.n_gpus < best.n_gpus]
+    parts = []
+    if serving := [point for point in fewer if not point.starving]:
+        last = serving[-1]
+        parts.append(
+            f"{_gpus(last.n_gpus)} {'serves' if last.n_gpus == 1 else 'serve'} it with "
+            f"{_latency(last.p95_ttft_ms)}, worst adapter {_latency(last.worst_adapter_ttft_ms)}"
+            f"{', and break the goal in another hour' if last.n_gpus in broken else ''}"
+        )
+    if starving := [point.n_gpus for point in fewer if point.starving]:
+        parts.append(f"{starving[-1]} starve{'s' if starving[-1] == 1 else ''}")
+    return f"{text} {'; '.join(parts)}." if parts else text
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _latency(value_ms: float) -> str:
+    return f"{value_ms / 1000:.1f} s"

@@ -1,0 +1,134 @@
+"""The plan to deploy: fewest GPUs within a latency goal, and the frontier around it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import packer
+from packer import Adapter, Bin, Workload
+from packer.errors import ValidationError
+from packer.operate.frontier import Frontier
+from packer.operate.goal import LatencyGoal, adapter_p95_ttft_ms
+from packer.operate.recommend import decision
+from packer.plan import Plan, Status
+from packer.profile import Profile
+
+
+@pytest.fixture(scope="module")
+def server() -> Profile:
+    """A shipped server with a price."""
+    profile = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+    return replace(profile, gpu=replace(profile.gpu, price_per_hour=2.5))
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Workload:
+    """Forty adapters that fill two servers."""
+    return Workload([Adapter(f"a{k}", 16 if k % 4 else 32, 0.9) for k in range(40)])
+
+
+@pytest.fixture(scope="module")
+def plan(fleet: Workload, server: Profile) -> Plan:
+    """The recommended plan."""
+    return packer.recommend(fleet, server)
+
+
+def test_every_adapter_keeps_the_goal_in_an_hour_that_was_not_seen(plan: Plan, fleet: Workload) -> None:
+    """The plan is feasible, places every adapter, and holds in simulations with seeds of their own."""
+    assert (plan.status, plan.verified, plan.unplaced) == (Status.FEASIBLE, True, ())
+    assert sorted(i for item in plan.bins for i in item.adapters) == list(range(len(fleet)))
+    for seed in (5, 6):
+        for item in plan.bins:
+            run = packer.simulate(
+                item.workload(fleet), item.profile, max_loras=item.max_loras,
+                max_lora_rank=item.max_lora_rank, seed=seed,
+            )  # fmt: skip
+            assert run.stable
+            assert not run.starved
+            assert np.nanmax(run.adapter_p95_ttft_ms) <= 2 * 2000
+            assert np.nanmax(run.adapter_mean_itl_ms) <= 2 * 100
+
+
+def test_fewer_gpus_break_the_goal(plan: Plan) -> None:
+    """No point of the frontier below the recommended one keeps the goal in both hours."""
+    frontier = plan.details["frontier"]
+    assert isinstance(frontier, list)
+    below = [row for row in frontier if row["n_gpus"] < plan.n_gpus]
+    assert all(not row["holds"] or row["broken_later"] for row in below)
+    (own,) = [row for row in frontier if row["n_gpus"] == plan.n_gpus]
+    assert own["holds"]
+    assert own["price_per_hour"] == 2.5 * plan.n_gpus
+    assert str(plan.details["decision"]).startswith(f"{plan.n_gpus} GPUs: TTFT p95 ")
+    assert f"{2.5 * plan.n_gpus:.2f} per hour" in str(plan.details["decision"])
+
+
+def test_the_frontier_is_the_same_each_time_and_rises_in_gpus(fleet: Workload, server: Profile) -> None:
+    """Points have distinct numbers of GPUs, none starves, and the same seed gives the same figures."""
+    points = packer.frontier(fleet, server, max_gpus=3)
+    assert [p.n_gpus for p in points] == sorted({p.n_gpus for p in points})
+    assert all(p.plan.n_gpus == p.n_gpus and not p.starving for p in points)
+    assert all(p.worst_adapter_ttft_ms >= p.p95_ttft_ms * 0.5 for p in points)
+    again = packer.frontier(fleet, server, max_gpus=3)
+    assert [p.to_dict() for p in again] == [p.to_dict() for p in points]
+
+
+def test_too_few_gpus_at_hand_say_how_many_would_do(fleet: Workload, server: Profile, plan: Plan) -> None:
+    """With fewer GPUs than needed the plan is infeasible and names the number that keeps the goal."""
+    found = packer.recommend(fleet, server, max_gpus=1)
+    assert found.status is Status.INFEASIBLE
+    assert found.n_gpus == 1
+    assert "GPUs keep the goal: --gpus " in found.reasons[0]
+    assert int(found.reasons[0].split()[0]) <= plan.n_gpus
+
+
+def test_an_adapter_too_hot_for_a_gpu_is_named(server: Profile) -> None:
+    """Where no number of GPUs helps, the adapter that breaks the goal alone is named."""
+    found = packer.recommend(Workload([Adapter("hot", 8, 60.0), Adapter("cool", 8, 0.1)]), server)
+    assert found.status is Status.INFEASIBLE
+    assert "'hot'" in found.reasons[0]
+
+
+def test_goals_are_read_from_text() -> None:
+    """What is not named keeps its default; anything else is refused with the right form."""
+    assert LatencyGoal.parse("") == LatencyGoal(2000.0, 100.0)
+    assert LatencyGoal.parse("mean_itl_ms=50") == LatencyGoal(2000.0, 50.0)
+    for text in ("mean_itl=50", "p95_ttft_ms", "p95_ttft_ms=x", "p95_ttft_ms=0"):
+        with pytest.raises(ValidationError, match="Expected"):
+            LatencyGoal.parse(text)
+
+
+def test_use_of_the_goal_is_the_worse_of_both_limits(fleet: Workload, server: Profile) -> None:
+    """The share of the goal that an adapter uses is that of its TTFT or its ITL, infinite on a growing queue."""
+    half = fleet.subset(range(20))
+    run = packer.simulate(half, server, max_loras=20, seed=1)
+    goal = LatencyGoal(500.0, 40.0)
+    expected = np.maximum(adapter_p95_ttft_ms(run) / 500.0, run.adapter_mean_itl_ms / 40.0)
+    np.testing.assert_allclose(goal.used(run), expected)
+    over = packer.simulate(fleet.scaled(4.0), server, max_loras=40, duration_s=900, seed=1)
+    assert np.isinf(goal.used(over)).all()
+
+
+def test_slots_are_added_where_the_goal_breaks(server: Profile) -> None:
+    """A server with too few slots gets more until its adapters keep the goal."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.2) for k in range(32)])
+    job = Frontier(fleet, server, LatencyGoal(), margin=0.0)
+    tight = Bin(tuple(range(32)), server.settings(1, 8), server)
+    settled = job._settled(tight)
+    assert job._used(tight) > 1.0 >= job._used(settled)
+    assert settled.max_loras > 1
+
+
+def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, server: Profile) -> None:
+    """Serving numbers of GPUs are told with their latency, starving ones as starving."""
+    points = packer.frontier(fleet, server, max_gpus=2)
+    last = replace(points[-1], n_gpus=9)
+    fewer = [replace(points[-1], n_gpus=7, starving=(0,)), replace(points[-1], n_gpus=8)]
+    text = decision(last, [*fewer, last], (1.21, 1.5), LatencyGoal(), holds=True)
+    assert "holds to +21%" in text
+    assert "8 GPUs serve it with" in text
+    assert text.endswith("; 7 starve.")
+    assert not math.isnan(last.p95_ttft_ms)
