@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, command, flag, option
-from packer.cli.options import LENGTH, PlanFile, Writing, predictor_option, rate_factor_option, seed_option
+from packer.cli.options import (
+    LENGTH,
+    PlanFile,
+    Writing,
+    complete_registered,
+    predictor_option,
+    rate_factor_option,
+    seed_option,
+)
 from packer.cli.output import note, number, table
 from packer.cli.plan_table import growth, result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
@@ -44,6 +52,11 @@ class Changes:
         type=LENGTH,
         metavar="SECONDS",
         help="Simulated time of each server (twin only).  [default: until the result is clear]",
+    )
+    router: str | None = option(
+        metavar="NAME",
+        shell_complete=complete_registered("router"),
+        help="Simulate the plan's servers behind a live router instead of the plan's own routing.",
     )
     rewrite: bool = flag(help="PLAN was changed by hand: evaluate it and write it over the file (or to -o).")
     output: str | None = option(
@@ -123,6 +136,7 @@ def evaluate(
       packer evaluate plan.json --seed 7 --duration 14400
       packer evaluate plan.json --rate-factor 1.2 --add new.csv --remove old-adapter
       packer evaluate changed.json --rewrite
+      packer evaluate plan.json --router affinity
       packer evaluate plan.json --log access.jsonl --seen seen.csv
       packer evaluate plan.json --url http://prometheus:9090 --every 300 --json
     """
@@ -136,6 +150,8 @@ def evaluate(
         raise ValidationError("Expected one of --log, --url and --input with --every or --seen.")
     plan = file.plan(changed=changes.rewrite)
     out.note_profiles(*(item.profile for item in plan.bins))
+    if changes.router is not None:
+        return _routed(plan, changes, out)
     if read is not None:
         return _follow(plan, read, changes, traffic, ranks, out)
     with out.progress() as progress:
@@ -152,6 +168,21 @@ def evaluate(
     _write(found, changes.output or (file.plan_path if changes.rewrite else None), out)
     out.result(found.to_dict, lambda: [_servers(plan, found), *_conclusion(found)])
     return 0 if found.holds else 3
+
+
+def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
+    """The plan's servers behind a live router; 3 if they starve."""
+    from packer.cli.simulate import lines_of
+    from packer.twin.cluster.simulate import simulate_cluster
+
+    refuse_unused("--router", ("predictor", "add_path", "remove", "rewrite", "output", "log_path", "url"))
+    fleet = plan.workload.scaled(changes.rate_factor) if changes.rate_factor != 1.0 else plan.workload
+    run = simulate_cluster(
+        fleet, plan.cluster(), router=changes.router, seed=changes.seed or 0, duration_s=changes.duration_s
+    )
+    result = run.to_dict()
+    out.result(result, lambda: lines_of([run], result))
+    return 3 if run.starved else 0
 
 
 def _follow(

@@ -222,7 +222,7 @@ def simulate(
         _draw(first, files.plot, out)
     result = result_of(simulations)
     write_json(result, files.output)
-    out.result(result, lambda: _lines(simulations, result))
+    out.result(result, lambda: lines_of(simulations, result))
 
 
 def _simulated(
@@ -277,7 +277,8 @@ def result_of(simulations: Sequence[Simulation]) -> dict[str, Any]:
     return averaged(simulations, result)
 
 
-def _lines(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[Table | str]:
+def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[Table | str]:
+    """The metrics for people."""
     first, n = simulations[0], len(simulations)
     if first.status != "ok":
         return [title_of(first), f"memory error: the server does not start: {first.status_reason}."]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -170,7 +170,7 @@ def _placed(workload: Workload, cluster: Cluster, system: System, router: str | 
         raise ValidationError(
             f"Expected a plan on {len(cluster)} servers, got none: {' '.join(plan.reasons)}"
         )
-    return plan.cluster()
+    return replace(plan.cluster(), slo=cluster.slo)
 
 
 def _figures(

@@ -163,3 +163,16 @@ def test_options_of_a_cluster_need_one(fleet: str, capsys: pytest.CaptureFixture
     assert "--router" in capsys.readouterr().err
     assert run(["simulate", fleet]) == 2
     assert "--max-loras" in capsys.readouterr().err
+
+
+def test_a_plan_behind_a_router(fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`packer evaluate PLAN --router` simulates the plan's servers; a plan is also a cluster for simulate."""
+    plan = str(tmp_path / "plan.json")
+    assert run(["solve", fleet, "--no-verify", "-o", plan, "-q"]) == 0
+    routed = _json(["evaluate", plan, "--router", "plan", "--duration", "60"], capsys)
+    given = _json(["simulate", fleet, "--cluster", plan, "--system", "packer", "--duration", "60"], capsys)
+    for name in ("completed", "mean_ttft_ms", "servers", "router"):
+        assert routed[name] == given[name]
+    assert run(["evaluate", plan, "--router", "affinity", "--duration", "60"]) == 0
+    assert "router affinity" in capsys.readouterr().out
+    assert run(["evaluate", plan, "--router", "fastest"]) == 2

@@ -1,0 +1,93 @@
+"""Systems side by side: common random numbers, intervals, plans, the number of servers that each needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.cluster import Cluster
+from packer.errors import IncompatibleError, UnknownNameError
+from packer.io.profiles import load_profile
+from packer.operate.systems import FIGURES, compare_systems, servers_needed
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.workload import Workload
+
+SLO = {"ttft_ms": 300.0}
+
+
+@pytest.fixture
+def fleet() -> Workload:
+    """Twelve adapters, too many requests for one server."""
+    return Workload([Adapter(f"a{i}", 8, 1.0) for i in range(12)])
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Two servers with an SLO of their own."""
+    two = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 2, max_loras=12, max_lora_rank=8)
+    return replace(two, slo=SLO)
+
+
+def test_figures_are_means_over_seeds_with_their_intervals(fleet: Workload, cluster: Cluster) -> None:
+    """Each figure is the mean over the seeds' runs, within Student's interval; threads change nothing."""
+    (found,) = compare_systems(fleet, cluster, ["round-robin"], seeds=3, seed=5, duration_s=60.0)
+    assert found.router == "round-robin"
+    runs = [simulate_cluster(fleet, cluster, "round-robin", duration_s=60.0, seed=5 + k) for k in range(3)]
+    for name in FIGURES:
+        values = np.array([getattr(run, name) for run in runs])
+        row = found.figures[name]
+        assert row.mean == pytest.approx(values.mean())
+        half = 4.302653 * values.std(ddof=1) / np.sqrt(3)  # 97.5 % quantile of Student's t with 2 degrees
+        assert (row.low, row.high) == pytest.approx((values.mean() - half, values.mean() + half))
+    (again,) = compare_systems(fleet, cluster, ["round-robin"], seeds=3, seed=5, duration_s=60.0, jobs=1)
+    assert again == found
+
+
+def test_a_plan_is_one_of_the_systems(fleet: Workload, cluster: Cluster) -> None:
+    """System "packer" plans for as many servers, and is held to the same SLO."""
+    found = compare_systems(fleet, cluster, ["packer", "vllm"], seeds=2, duration_s=30.0)
+    assert [each.router for each in found] == ["plan", "most-idle"]
+    assert all(each.figures["slo_attainment"].runs == 2 for each in found)
+
+
+def test_fewest_servers_for_an_slo(fleet: Workload, cluster: Cluster) -> None:
+    """The SLO holds with the number that is found and not with one server less."""
+    busy = fleet.scaled(4.0)
+    found = servers_needed(busy, cluster, "round-robin", share=0.9, seeds=1, duration_s=30.0)
+    assert found is not None
+    assert found.servers > 1
+
+    def kept(n: int) -> float:
+        run = simulate_cluster(busy, cluster.resized(n), "round-robin", duration_s=30.0)
+        return run.slo_attainment
+
+    assert kept(found.servers) >= 0.9 > kept(found.servers - 1)
+    assert servers_needed(busy, cluster, "round-robin", share=0.9, seeds=1, duration_s=30.0, most=1) is None
+
+
+def test_sizes_need_an_slo_and_equal_servers(fleet: Workload, cluster: Cluster) -> None:
+    """Without an SLO, or with servers of several kinds, there is no number to find."""
+    with pytest.raises(IncompatibleError, match="give its limits"):
+        servers_needed(fleet, replace(cluster, slo={}), "vllm")
+    placed = replace(cluster, placement=({"a0": 1.0}, {}))
+    with pytest.raises(IncompatibleError, match="equal servers"):
+        servers_needed(fleet, placed, "vllm")
+    with pytest.raises(UnknownNameError, match="Known: affinity"):
+        compare_systems(fleet, cluster, ["vlm"])
+
+
+def test_ray_gives_the_same_figures(fleet: Workload, cluster: Cluster) -> None:
+    """A local Ray cluster gives what threads give, with the same call."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, ignore_reinit_error=True, log_to_driver=False)
+    try:
+        found = [
+            compare_systems(fleet, cluster, ["vllm"], seeds=2, duration_s=30.0, backend=backend)
+            for backend in ("threading", "ray")
+        ]
+    finally:
+        ray.shutdown()
+    assert found[0] == found[1]
