@@ -187,10 +187,10 @@ def _simulated(
 def register_ray() -> None:
     """Let joblib run on the Ray cluster that `ray.init` finds."""
     try:
-        from ray.util.joblib import register_ray
+        from ray.util.joblib import register_ray as register
     except ImportError:
         raise MissingDependencyError("The Ray backend needs ray: pip install 'adapter-packer[ray]'") from None
-    register_ray()
+    register()  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _end_with(parent: int) -> None:
