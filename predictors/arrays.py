@@ -48,7 +48,7 @@ def check_arrays(family: str, arrays: Arrays, features: int, outputs: int) -> No
 
 
 def _check_trees(arrays: Arrays, features: int, outputs: int) -> None:
-    """Nodes form trees (children behind their parent, each with one parent) as deep as `depths` says."""
+    """Nodes form trees (children behind their parent, each with one parent) with the depths in `depths`."""
     _shape(arrays, "threshold", np.float32, None)
     _shape(arrays, "bias", np.float64, outputs)
     n = len(arrays["threshold"])

@@ -37,7 +37,7 @@ class Boosting:
         }
 
     def defaults(self, classify: bool) -> dict[str, Any]:
-        """Small enough for microseconds a question."""
+        """Small enough for microseconds per evaluation."""
         return {
             "n_estimators": 80 if classify else 100,
             "num_leaves": 16,

@@ -27,10 +27,10 @@ def smape(predicted: FloatArray, actual: FloatArray) -> float:
 
 
 def macro_f1(predicted: BoolArray, actual: BoolArray) -> float:
-    """Mean of the F1 scores of both verdicts."""
+    """Mean of the F1 scores of both classes."""
     parts = []
-    for verdict in (True, False):
-        hit = int(np.sum((predicted == verdict) & (actual == verdict)))
+    for label in (True, False):
+        hit = int(np.sum((predicted == label) & (actual == label)))
         wrong = int(np.sum(predicted != actual))
         parts.append(2 * hit / (2 * hit + wrong) if hit or wrong else 1.0)
     return float(np.mean(parts))
@@ -45,7 +45,7 @@ def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str,
     x = np.ascontiguousarray(features, dtype=np.float32)
     family = family_of(model)
     outputs = {name: family.rows(x, k) for k, name in enumerate(OUTPUTS)}
-    told = decoded(outputs, features)
+    predicted = decoded(outputs, features)
     chance = probability(outputs[STARVED], *model.header["calibration"])
     actual = {name: label[rows] for name, label in data.labels.items()}
     share = actual["served_share"]
@@ -63,13 +63,13 @@ def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str,
             continue
         card[name] = {
             "rows": int(part.sum()),
-            "throughput_smape": smape(told["served_share"][part], share[part]),
+            "throughput_smape": smape(predicted["served_share"][part], share[part]),
             "starvation_macro_f1": macro_f1(chance[part] >= 0.5, starved[part]),
             "starvation_brier": float(np.mean((chance[part] - starved[part]) ** 2)),
         }
         for latency in LATENCIES:
             known = part & np.isfinite(actual[latency])
-            card[name][f"{latency}_smape"] = smape(told[latency][known], actual[latency][known])
+            card[name][f"{latency}_smape"] = smape(predicted[latency][known], actual[latency][known])
     return {name: {k: _rounded(v) for k, v in part.items()} for name, part in card.items()}
 
 

@@ -33,27 +33,27 @@ def draw_tree(model: Model, output: str, path: str | os.PathLike[str], *, force:
     from matplotlib.figure import Figure
 
     tree = trees_of(model)[output]
-    says = words_of(model, output)
+    in_words = words_of(model, output)
     with rc_context({"svg.hashsalt": "packer", "font.size": 7}):
         figure = Figure((max(4.0, _LEAF_WIDTH * tree.leaves), _LEVEL_HEIGHT * (tree.depth + 1)))
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
         axes.set_axis_off()
         axes.set_xlim(-0.5, tree.leaves - 0.5)
         axes.set_ylim(-tree.depth - 0.5, 0.5)
-        _draw(axes, tree, 0, 0, says)
+        _draw(axes, tree, 0, 0, in_words)
         with atomic_path(path, force=force) as temporary:
             metadata = {"Date": None} if suffix == ".svg" else {}
             figure.savefig(temporary, format=suffix[1:], metadata=metadata)
 
 
-def _draw(axes: Any, node: Node, first_leaf: int, level: int, says: words_of) -> float:
+def _draw(axes: Any, node: Node, first_leaf: int, level: int, in_words: words_of) -> float:
     """Draw a node and all below it; returns its horizontal place."""
     if node.left is None or node.right is None:
-        text = says(node.value).replace(" = ", " =\n").replace(" (", "\n(")
+        text = in_words(node.value).replace(" = ", " =\n").replace(" (", "\n(")
         _box(axes, first_leaf, -level, text, "#e8f0e8")
         return float(first_leaf)
-    left = _draw(axes, node.left, first_leaf, level + 1, says)
-    right = _draw(axes, node.right, first_leaf + node.left.leaves, level + 1, says)
+    left = _draw(axes, node.left, first_leaf, level + 1, in_words)
+    right = _draw(axes, node.right, first_leaf + node.left.leaves, level + 1, in_words)
     place = (left + right) / 2
     for x in (left, right):
         axes.plot([place, x], [-level, -level - 1], color="#888888", linewidth=0.8, zorder=1)

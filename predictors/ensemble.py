@@ -98,7 +98,7 @@ class Ensemble:
         )
 
     def rows(self, x: Float32Array, output: int) -> FloatArray:
-        """One output for many questions x float32 (n, F), float64 (n,)."""
+        """One output for feature rows x float32 (n, F), float64 (n,)."""
         out = np.full(len(x), self.bias[output])
         walk_rows(
             x, self.feature, self.threshold, self.left, self.roots, self.depths,
@@ -107,7 +107,7 @@ class Ensemble:
         return out
 
     def one(self, x: Float32Array, output: int) -> float:
-        """One output for one question x float32 (F + 1,), whose last entry is −∞."""
+        """One output for one feature row x float32 (F + 1,), whose last entry is −∞."""
         found: float = self.bias[output] + walk_one(
             x, self.feature, self.threshold, self.left, self.roots, self.depths,
             self.starts[output], self.starts[output + 1],
@@ -115,7 +115,7 @@ class Ensemble:
         return found
 
     def leaf(self, x: Float32Array, tree: int) -> int:
-        """The leaf of one tree that a question x float32 (F + 1,) reaches."""
+        """The leaf of one tree that a feature row x float32 (F + 1,) reaches."""
         found: int = leaf_of(x, self.feature, self.threshold, self.left, self.roots[tree], self.depths[tree])
         return found
 
@@ -151,7 +151,7 @@ def _flatten(tree: Node, width: int, feature: list[int], threshold: list[float],
 
 
 def float32_below(value: float) -> np.float32:
-    """The largest float32 that is not above `value`, so that comparisons with float32 questions agree."""
+    """The largest float32 that is not above `value`, so that comparisons with float32 features agree."""
     near = np.float32(value)
     return near if float(near) <= value else np.nextafter(near, np.float32(-np.inf))
 

@@ -1,4 +1,4 @@
-"""Why a predictor says what it says: rules that fired, or features that mattered."""
+"""Explanations of a prediction: rules that fired, or features with the largest influence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Influence:
-    """What one feature does to an answer: its value, that of a typical server, and what that would change."""
+    """Influence of one feature: its value, that of a typical server, and the changes that this would make."""
 
     feature: str
     text: str
@@ -34,16 +34,14 @@ class Influence:
 
 
 def influences(predictor: LearnedPredictor, features: FloatArray, kv_tokens: float) -> list[Influence]:
-    """How the answer would change if one feature at a time were that of a typical server (the training
+    """How the prediction would change if one feature at a time were that of a typical server (the training
     median), strongest first. `features` float64 (F,).
     """
     typical = np.array(predictor.model.header["medians"])
-    questions = np.repeat(features[None, :], len(features) + 1, axis=0)
+    points = np.repeat(features[None, :], len(features) + 1, axis=0)
     diagonal = np.arange(len(features))
-    questions[diagonal + 1, diagonal] = typical
-    found = predictor.evaluate_features(
-        questions, np.full(len(questions), kv_tokens), np.ones(len(questions))
-    )
+    points[diagonal + 1, diagonal] = typical
+    found = predictor.evaluate_features(points, np.full(len(points), kv_tokens), np.ones(len(points)))
     chance, share = found.starvation_probability, found.total_token_throughput
     rows = [
         Influence(

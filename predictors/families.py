@@ -17,7 +17,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class Family(Protocol):
-    """Outputs of a model for many questions."""
+    """Outputs of a model for many feature rows."""
 
     def rows(self, x: Float32Array, output: int) -> FloatArray:
         """Output number `output` of `packer.predictors.targets.OUTPUTS`, float64 (n,)."""
@@ -47,7 +47,7 @@ class Neighbours:
         self._last: tuple[Float32Array, FloatArray] | None = None
 
     def rows(self, x: Float32Array, output: int) -> FloatArray:
-        """One output, float64 (n,); the search is done once for all outputs of the same questions."""
+        """One output, float64 (n,); the search is done once for all outputs of the same rows."""
         last = self._last
         if last is None or last[0] is not x:
             z = squash(x, self.arrays["center"], self.arrays["scale"])

@@ -27,7 +27,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature: name, unit, and words for people."""
+    """A feature: name, unit, and its description in words."""
 
     name: str
     unit: str
@@ -77,7 +77,7 @@ _SLOT_RANK_NUMBER = np.searchsorted(SLOT_RANKS, np.arange(SLOT_RANKS[-1] + 1))
 
 @dataclass(frozen=True, eq=False)
 class BinTable:
-    """Bins of one fleet and profile as arrays, for those who ask thousands of times.
+    """Bins of one fleet and profile as arrays, for callers that evaluate thousands of times.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ class Forest:
         }
 
     def defaults(self, classify: bool) -> dict[str, Any]:
-        """Small enough for a few microseconds a question, and to travel in the wheel."""
+        """Small enough for a few microseconds per evaluation, and for the wheel."""
         return {
             "n_estimators": 48 if classify else 32,
             "max_leaf_nodes": 128,

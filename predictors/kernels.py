@@ -3,8 +3,8 @@
 A tree is a run of nodes: `feature`, `threshold`, `left`; the right child follows the left one. A leaf points
 at itself and tests the column behind the last feature, which holds −∞, so that it is never left; its
 `threshold` is its value. Thus every row takes the same number of steps through a tree, without a branch.
-Indices are unsigned, which spares the kernel the question whether they count from the end: half of its time.
-`tests/oracles/naive_predictors.py` is the slow oracle.
+Indices are unsigned, so that the kernel need not test whether they count from the end, which takes half of its time.
+`tests/oracles/naive_predictors.py` is the slow reference.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def walk_one(
     x: Float32Array, feature: IntArray, threshold: Float32Array, left: IntArray, roots: IntArray,
     depths: IntArray, first: int, last: int,
 ) -> float:  # fmt: skip
-    """Sum of the leaves of the trees first … last − 1 for one question x float32 (F + 1,), its last −∞."""
+    """Sum of the leaves of the trees first … last − 1 for one feature row x float32 (F + 1,), its last −∞."""
     total = 0.0
     t = first
     while t + 4 <= last:  # four at a time: their memory accesses overlap
@@ -83,7 +83,7 @@ def walk_one(
 def leaf_of(
     x: Float32Array, feature: IntArray, threshold: Float32Array, left: IntArray, root: int, depth: int
 ) -> int:
-    """The leaf that a question x float32 (F + 1,) reaches."""
+    """The leaf that a feature row x float32 (F + 1,) reaches."""
     at = root
     for _ in range(depth):
         at = left[at] + (x[feature[at]] > threshold[at])

@@ -1,4 +1,4 @@
-"""What a kind of model must say of itself, so that one procedure trains them all."""
+"""The interface of a kind of model, so that one procedure trains all kinds."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Knn:
 
     name = "knn"
     family = "neighbours"
-    max_rows: int | None = 4000  # each question looks at every row
+    max_rows: int | None = 4000  # each evaluation reads every row
 
     def grid(self, classify: bool) -> dict[str, list[Any]]:
         """How many neighbours."""
@@ -39,13 +39,13 @@ class Knn:
         return make(weights="distance", **params)
 
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
-        """The points with their values; where a point has none, what its neighbours say."""
+        """The points with their values; where a point has none, the prediction from its neighbours."""
         values = np.zeros((len(x), len(OUTPUTS)), dtype=np.float32)
         k = self.defaults(True)["n_neighbors"]
         for column, name in enumerate(OUTPUTS):
             if name not in fitted:
                 continue
-            told = fitted[name].predict(x)  # a point that was fitted on is its own nearest neighbour
-            values[:, column] = CERTAIN * (2.0 * told - 1.0) if name == STARVED else told
+            predicted = fitted[name].predict(x)  # a point that was fitted on is its own nearest neighbour
+            values[:, column] = CERTAIN * (2.0 * predicted - 1.0) if name == STARVED else predicted
             k = fitted[name].n_neighbors
         return {"points": x, "values": values, "k": np.array([k], dtype=np.int64)}

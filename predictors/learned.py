@@ -187,7 +187,7 @@ class LearnedPredictor:
         return self.extractor(workload).matrix(BinTable.of(bins))
 
     def outside(self, features: FloatArray) -> npt.NDArray[np.bool_]:
-        """Which features lie outside what the model learned from, bool (n, F), for float64 (n, F).
+        """Which features are outside the ranges of the training data, bool (n, F), for float64 (n, F).
 
         There its figures are those at the edge: trees are flat beyond their last threshold.
         """
@@ -248,6 +248,6 @@ class BoostingPredictor(LearnedPredictor):
 
 
 class TreePredictor(LearnedPredictor):
-    """One shallow tree for each figure, that people can read."""
+    """One shallow tree for each figure, which can be read as rules."""
 
     kind = "tree"

@@ -31,7 +31,7 @@ ROOT_STEPS = 8
 WAIT_STEPS = 12
 LONGEST_WAIT_S = 1e5
 SHORTEST_WAIT_S = 1e-3
-MOST_RUNNING = 60.0  # of one adapter: exp() beyond it says nothing new
+MOST_RUNNING = 60.0  # of one adapter: exp() is 0 to the precision needed beyond it
 
 
 class Server(NamedTuple):

@@ -27,7 +27,7 @@ def refined(
 ) -> Any:
     """The fitted scikit-learn tree with the least (error in grouped folds) · (1 + PENALTY · rules).
 
-    Trees are grown best first (`max_leaf_nodes`) on the figures themselves or on what a forest says of them,
+    Trees are grown best first (`max_leaf_nodes`) on the figures themselves or on the predictions of a forest,
     which is smoother. Ties go to fewer rules.
     """
     from sklearn.model_selection import GroupKFold
@@ -45,8 +45,8 @@ def refined(
             for rules in sizes:
                 errors = []
                 for (learn, held), teacher in zip(folds, smooth, strict=True):
-                    told = teacher if taught else figures[learn]
-                    tree = _grown(part[learn], told, rules, least, seed)
+                    predicted = teacher if taught else figures[learn]
+                    tree = _grown(part[learn], predicted, rules, least, seed)
                     errors.append(_error(tree.predict(part[held]), figures[held], classify))
                 penalised = float(np.mean(errors)) * (1.0 + PENALTY * rules)
                 candidate = (penalised, rules, least, taught)
@@ -64,18 +64,18 @@ def _grown(x: Float32Array, y: FloatArray, rules: int, least: int, seed: int) ->
 
 
 def _teacher(x: Float32Array, y: FloatArray, seed: int) -> FloatArray:
-    """What a forest says of each row that was not in a tree's sample."""
+    """Predictions of a forest for each row, by the trees that did not have it in their samples."""
     from sklearn.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(
         TEACHERS, min_samples_leaf=2, max_features=0.5, oob_score=True, random_state=seed, n_jobs=1
     ).fit(x, y)
-    told: FloatArray = forest.oob_prediction_
-    return told
+    predicted: FloatArray = forest.oob_prediction_
+    return predicted
 
 
-def _error(told: FloatArray, y: FloatArray, classify: bool) -> float:
-    """Wrong verdicts (share, plus a little of the squared error), or the mean absolute error."""
+def _error(predicted: FloatArray, y: FloatArray, classify: bool) -> float:
+    """Wrong classes (share, plus a tenth of the squared error), or the mean absolute error."""
     if classify:
-        return float(np.mean((told >= 0.5) != (y >= 0.5)) + 0.1 * np.mean((told - y) ** 2))
-    return float(np.mean(np.abs(told - y)))
+        return float(np.mean((predicted >= 0.5) != (y >= 0.5)) + 0.1 * np.mean((predicted - y) ** 2))
+    return float(np.mean(np.abs(predicted - y)))

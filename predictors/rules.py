@@ -19,14 +19,14 @@ from packer.predictors.targets import OUTPUTS, STARVED, TARGETS, probability
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A way from the root to a leaf: conditions, and what holds there."""
+    """A path from the root to a leaf: conditions, and the result at the leaf."""
 
     conditions: tuple[str, ...]
-    says: str
+    result: str
 
     def __str__(self) -> str:
         """As a sentence."""
-        return f"if {' and '.join(self.conditions)}: {self.says}" if self.conditions else self.says
+        return f"if {' and '.join(self.conditions)}: {self.result}" if self.conditions else self.result
 
 
 def trees_of(model: Model) -> dict[str, Node]:
@@ -35,7 +35,7 @@ def trees_of(model: Model) -> dict[str, Node]:
     single = isinstance(ensemble, Ensemble) and bool(np.all(np.diff(ensemble.starts) <= 1))
     if not single or not isinstance(ensemble, Ensemble):
         raise IncompatibleError(
-            f"A predictor of the kind {model.kind!r} is no single tree, so it has no rules; 'tree' has."
+            f"A predictor of the kind {model.kind!r} is not a single tree, so it has no rules; 'tree' has."
         )
     numbers = {name: int(ensemble.starts[k]) for k, name in enumerate(OUTPUTS)}
     return {name: ensemble.tree(number) for name, number in numbers.items()}
@@ -43,12 +43,12 @@ def trees_of(model: Model) -> dict[str, Node]:
 
 def rules_of(model: Model, output: str) -> list[Rule]:
     """Every rule of one output (see `OUTPUTS`), from left to right."""
-    says = words_of(model, output)
-    return [Rule(_conditions(path), says(leaf.value)) for path, leaf in _paths(trees_of(model)[output])]
+    in_words = words_of(model, output)
+    return [Rule(_conditions(path), in_words(leaf.value)) for path, leaf in _paths(trees_of(model)[output])]
 
 
 def fired(model: Model, output: str, features: npt.NDArray[np.float64]) -> Rule:
-    """The rule of one output that holds for a question, features float64 (F,)."""
+    """The rule of one output that holds for a feature row float64 (F,)."""
     node, path = trees_of(model)[output], []
     x = features.astype(np.float32)
     while node.left is not None and node.right is not None:
@@ -70,8 +70,8 @@ class words_of:  # noqa: N801  (a function with a memory)
         """In words, with units."""
         if self.output == STARVED:
             chance = probability(np.array([value]), self.slope, self.offset)[0]
-            verdict = "starves" if chance >= 0.5 else "does not starve"
-            return f"{verdict} (probability {chance:.0%})"
+            result = "starves" if chance >= 0.5 else "does not starve"
+            return f"{result} (probability {chance:.0%})"
         base = next(feature for feature in FEATURES if feature.name == self.base)
         factor = math.exp(value)
         name = self.output.removesuffix("_ms").replace("_", " ")

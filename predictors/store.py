@@ -167,7 +167,7 @@ def _check_features(header: _Header, where: str) -> None:
 
 
 def _arrays(entries: Sequence[_Array], packed: bytes) -> dict[str, npt.NDArray[Any]]:
-    """The arrays, unpacked no further than their shapes say."""
+    """The arrays, unpacked up to the size that their shapes give."""
     sizes = [math.prod(entry.shape) * np.dtype(entry.dtype).itemsize for entry in entries]
     if sum(sizes) > MAX_ARRAY_BYTES:
         raise ValueError(f"its arrays have more than {MAX_ARRAY_BYTES:,} bytes")

@@ -184,12 +184,12 @@ def _calibration(
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold
 
-    told = np.full(len(table), np.nan)
+    predicted = np.full(len(table), np.nan)
     for learn, held in GroupKFold(3).split(table.x, groups=table.groups):
         arrays = _fit(kind, table.take(learn), params, seed, refine=refine, outputs=(STARVED,))
         model = Model({"family": kind.family, "features": NAMES}, arrays)
-        told[held] = family_of(model).rows(table.x[held], OUTPUTS.index(STARVED))
-    fit = LogisticRegression(C=1e3, max_iter=1000).fit(told[:, None], table.y[STARVED].astype(np.int64))
+        predicted[held] = family_of(model).rows(table.x[held], OUTPUTS.index(STARVED))
+    fit = LogisticRegression(C=1e3, max_iter=1000).fit(predicted[:, None], table.y[STARVED].astype(np.int64))
     return float(fit.coef_[0, 0]), float(fit.intercept_[0])
 
 

@@ -1,4 +1,4 @@
-"""Shallow trees that people can read: one for each figure."""
+"""Shallow trees that can be read as rules: one for each figure."""
 
 from __future__ import annotations
 

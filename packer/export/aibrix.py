@@ -3,7 +3,7 @@
 model.aibrix.ai/v1alpha1: `spec.podSelector` names the servers that may hold the adapter, `spec.replicas`
 how many of them do. AIBrix serves an adapter under the name of its resource, which must be a DNS label:
 where an adapter's own name is none, the annotation `packer/adapter` keeps it. AIBrix splits the requests of
-a replicated adapter by its own routing policy; the planned shares stand in the annotation `packer/shares`.
+a replicated adapter by its own routing policy; the planned shares are in the annotation `packer/shares`.
 """
 
 from __future__ import annotations

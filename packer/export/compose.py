@@ -7,7 +7,7 @@ from packer.export.servers import Options, Server, host_port
 
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
-    """`compose.yaml`; the adapters lie in `./adapters` beside it."""
+    """`compose.yaml`; the adapters are in `./adapters` beside it."""
     services: dict[str, object] = {}
     first_gpu = 0
     for server in servers:

@@ -38,7 +38,7 @@ FORMATS = {
 
 
 def export_plan(plan: Plan, format_name: str, options: Options | None = None) -> dict[str, str]:
-    """Files of a format, by name; the first one is the main one. Those made with an estimate say so.
+    """Files of a format, by name; the first one is the main one. Those made with an estimated profile are marked.
 
     Raises
     ------

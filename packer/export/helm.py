@@ -2,7 +2,7 @@
 
 The operator puts an adapter on the pods of its `baseModel`, which is the name of a `modelSpec`; so each
 server gets a `modelSpec` of its own. Resources: production-stack.vllm.ai/v1alpha1. The chart's router looks
-an adapter's servers up by itself and has no shares: the annotation `packer/share` says what was planned, and
+an adapter's servers up by itself and has no shares: the annotation `packer/share` has the planned share, and
 where shares must hold, route with one of the routing formats.
 """
 

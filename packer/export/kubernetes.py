@@ -1,6 +1,6 @@
 """Kubernetes: a ConfigMap with vLLM's settings, a Deployment and a Service for each server.
 
-The settings stand in a file that vLLM reads (`vllm serve --config`), not on the command line, because
+The settings are in a file that vLLM reads (`vllm serve --config`), not on the command line, because
 Kubernetes expands `$(NAME)` in the arguments of a container.
 """
 

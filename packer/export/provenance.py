@@ -1,6 +1,6 @@
-"""The mark of estimates: a file made with a profile that nobody calibrated says so in a comment.
+"""The mark of estimates: a file made with an uncalibrated profile has a comment about it.
 
-JSON holds no comments: there the profiles' labels stand among the data (`args.json`, `routing.json`).
+JSON holds no comments: there the profiles' labels are among the data (`args.json`, `routing.json`).
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def url_component(name: str, *, safe: str = "") -> str:
 
 
 def header_key(name: str) -> str:
-    """A name as it travels in a request header: itself if it is a usual name, else percent-encoded."""
+    """A name in a request header: itself if it is a usual name, else percent-encoded."""
     return url_component(name, safe="/:@+").replace("~", "%7E")
 
 

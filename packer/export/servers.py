@@ -27,7 +27,7 @@ class Options:
     Parameters
     ----------
     sources
-        Adapter → path or repository; empty means that every adapter lies under `adapters_dir`.
+        Adapter → path or repository; empty means that every adapter is under `adapters_dir`.
     adapters_dir
         Folder of the adapters on the servers; an adapter without a source is its sub-folder of that name.
     model
@@ -72,7 +72,7 @@ class Options:
                 raise ValidationError(
                     f"Expected {what} to be up to 40 small letters, digits and '-', got {shown(name)}."
                 )
-        if not self.prefix[0].isalpha():  # RFC 1035, which Kubernetes asks of the names of Services
+        if not self.prefix[0].isalpha():  # RFC 1035, required for the names of Services
             raise ValidationError(
                 f"Expected the prefix to start with a small letter, got {shown(self.prefix)}."
             )
@@ -114,7 +114,7 @@ class Server:
 
     @property
     def max_cpu_loras(self) -> int:
-        """Adapters kept in host memory; vLLM wants at least `max_loras`."""
+        """Adapters kept in host memory; vLLM requires at least `max_loras`."""
         limit = self.bin.profile.engine.max_cpu_loras
         return max(self.bin.max_loras, len(self.modules) if limit is None else limit)
 

@@ -1,4 +1,4 @@
-"""Where adapters lie: a table name → path or repository, from CSV, JSON or YAML; and what vLLM reads."""
+"""Sources of adapters: a table name → path or repository, from CSV, JSON or YAML; and what vLLM reads."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def vllm_path(name: str, source: str) -> str:
 
 
 def refused(name: str, source: str, expected: str) -> IncompatibleError:
-    """The error for an adapter whose source a format can't read, with what would help."""
+    """The error for an adapter whose source a format can't read, with a remedy."""
     return IncompatibleError(
         f"Expected the source of adapter {shown(name)} to be {expected}, got {shown(source)}. Give a path "
         f"on the servers or the id of a repository{_ELSEWHERE.get(kind_of(source), '')}."

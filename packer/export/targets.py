@@ -12,7 +12,7 @@ from packer.io.files import check_writable, write_text
 
 _SAME = {".yml": ".yaml"}
 _FILE_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{1,5}")
-"""Endings that people give to files; `.d` or `.2` may well end the name of a folder."""
+"""Usual endings of files; `.d` or `.2` may well end the name of a folder."""
 
 
 def write_files(files: Mapping[str, str], paths: Mapping[Path, str], *, force: bool = False) -> None:
@@ -26,7 +26,7 @@ def write_files(files: Mapping[str, str], paths: Mapping[Path, str], *, force: b
 
 
 def output_paths(names: Sequence[str], output: str, *, force: bool) -> dict[Path, str]:
-    """Where each file of a format goes; for `output` a file, the one that it stands for alone.
+    """Where each file of a format goes; if `output` is a file, only the one that it names.
 
     Raises
     ------

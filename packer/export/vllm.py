@@ -33,18 +33,18 @@ servers="{numbers}"
 _TAIL = """
 # Stops the servers and ends with status $1; while they are being started, only notes it.
 stop() {
-  asked=$1
+  status_given=$1
   if [ "$started" = yes ]; then
     trap - HUP INT TERM
     for entry in $running; do
       kill "${entry#*:}" 2>/dev/null || :
     done
     wait
-    exit "$asked"
+    exit "$status_given"
   fi
 }
 
-# Waits until no server is left, and says which one ended.
+# Waits until no server is left, and reports each one that ends.
 watch() {
   worst=0
   while [ -n "$running" ]; do
@@ -70,7 +70,7 @@ watch() {
 if [ "${1:-}" = all ]; then
   unset CUDA_VISIBLE_DEVICES
   started=no
-  asked=
+  status_given=
   running=
   trap 'stop 129' HUP
   trap 'stop 130' INT
@@ -83,9 +83,9 @@ if [ "${1:-}" = all ]; then
   sleep 1 &
   wait "$!" || :
   started=yes
-  if [ -n "$asked" ]; then
+  if [ -n "$status_given" ]; then
     sleep 1 || :
-    stop "$asked"
+    stop "$status_given"
   fi
   watch
 else

@@ -77,12 +77,12 @@ def _gunzip(data: bytes, path: str | os.PathLike[str]) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Content of a UTF-8 text file, unpacked if it is gzip; says the row of a bad byte."""
+    """Content of a UTF-8 text file, unpacked if it is gzip; the error of a bad byte names its row."""
     return decode(read_bytes(path), path)
 
 
 def decode(data: bytes, path: str | os.PathLike[str]) -> str:
-    """UTF-8 bytes of a file as text; says the row of a bad byte."""
+    """UTF-8 bytes of a file as text; the error of a bad byte names its row."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -74,7 +74,7 @@ def profile_to_dict(profile: Profile) -> dict[str, Any]:
 
 
 def _table(data: dict[str, Any]) -> dict[str, Any]:
-    """A table as it is written: without None, tuples as lists, tables after the other keys as TOML wants it."""
+    """A table as it is written: without None, tuples as lists, tables after the other keys as TOML requires it."""
     given = {key: value for key, value in data.items() if value is not None}
     plain = {key: _listed(value) for key, value in given.items() if not isinstance(value, dict)}
     return {**plain, **{key: _table(value) for key, value in given.items() if isinstance(value, dict)}}

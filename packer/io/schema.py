@@ -1,4 +1,4 @@
-"""From pydantic's complaints to ours: one line with file, key, rule and value."""
+"""Errors of pydantic as one line with file, key, rule and value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def parse(kind: type[T], data: Any, path: str | os.PathLike[str], key: str = "") -> T:
-    """`data` as a `Table` or as one of our dataclasses, whose rules are then kept; `key`: where it stands.
+    """`data` as a `Table` or as one of our dataclasses, whose rules are then checked; `key`: its place in the file.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def parse(kind: type[T], data: Any, path: str | os.PathLike[str], key: str = "")
         value: T = _adapter(cast("Hashable", kind)).validate_json(text, strict=True, extra="forbid")
         return value
     except pydantic.ValidationError as error:
-        # A misspelt key is both unknown and missing: what was written says more than what was not.
+        # A misspelt key is both unknown and missing: the unknown one is in the file, so that one is reported.
         found = error.errors(include_url=False, include_context=False)
         first = min(found, key=lambda item: item["type"] not in _UNKNOWN_KEY)
     # In a union pydantic adds the member's name, which is none of the file's.
@@ -57,7 +57,7 @@ def parse(kind: type[T], data: Any, path: str | os.PathLike[str], key: str = "")
         raise FileFormatError(f"unknown key{_known_keys(kind, first['loc'])}", path=path, key=where)
     if first["type"] == "missing":
         raise FileFormatError("this key is missing.", path=path, key=where)
-    if first["type"] == "value_error":  # of our own constructors: it says what was received
+    if first["type"] == "value_error":  # of our own constructors: the message has the value received
         raise FileFormatError(first["msg"].removeprefix("Value error, "), path=path, key=where)
     rule = first["msg"].replace("Input should be", "expected")
     rule = re.sub(r"a valid dictionary or (instance|object).*|an object$", "a table", rule)

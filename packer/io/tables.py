@@ -150,7 +150,7 @@ def first_line(error: BaseException) -> str:
 def check_columns(
     names: Sequence[str], required: Sequence[str], optional: Sequence[str], path: str | os.PathLike[str]
 ) -> None:
-    """Raise if a required column is missing or an unknown one is there; says what was found and expected."""
+    """Raise if a required column is missing or an unknown one is present; the error lists those found and expected."""
     expected = ", ".join(required) + (f" and perhaps {', '.join(optional)}" if optional else "")
     found = ", ".join(name[:40] or "(no name)" for name in names[:30]) or "none"
     tail = f"Expected the columns {expected}; found: {found}."

@@ -37,7 +37,7 @@ FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 def read_workload(path: str | os.PathLike[str]) -> Workload:
     """A workload from a file.
 
-    The format is told by the ending: .csv, .parquet (columns `adapter,rank,rate` and perhaps `input_tokens,
+    The ending of the name gives the format: .csv, .parquet (columns `adapter,rank,rate` and perhaps `input_tokens,
     output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts`), .json, .yaml; also
     with .gz. A trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is read as a
     workload that replays
@@ -97,7 +97,7 @@ def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: 
 
 
 class _WholeFile:
-    """Columns that say something of the whole file: the same value in every row that has one."""
+    """Columns about the whole file: the same value in every row that has one."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}

@@ -48,7 +48,7 @@ _LATEST_S = 7_258_118_400.0  # 2200-01-01
 class AccessLog:
     """A log as a trace with adapters.
 
-    `start_s`: time of the first request, s since 1970 (UTC). `other`: lines that are no completion request.
+    `start_s`: time of the first request, s since 1970 (UTC). `other`: lines that are not completion requests.
     """
 
     trace: Trace
@@ -77,16 +77,16 @@ def read_access_log(
     """The requests in a log of JSON lines (also .gz).
 
     Lines without a model or without token counts (health checks, failures) are left out and counted, as are
-    requests to the models in `skip` (the base model, say).
+    requests to the models in `skip` (the base model, for example).
 
     Parameters
     ----------
     path
         The log.
     keys
-        Where "time", "model", "input" and "output" stand, for a log that uses other names than `KEYS`.
+        Where "time", "model", "input" and "output" are, for a log that uses other names than `KEYS`.
     skip
-        Names of models that are no adapters.
+        Names of models that are not adapters.
     strip_prefix
         What the gateway puts before adapters' names ("hosted_vllm/").
     growing

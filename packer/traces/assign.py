@@ -1,4 +1,4 @@
-"""Which adapter each request of a trace is for: no public production trace says it."""
+"""Which adapter each request of a trace is for: no public production trace has it."""
 
 from __future__ import annotations
 

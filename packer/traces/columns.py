@@ -63,7 +63,7 @@ def recognise(names: Sequence[str], path: str | os.PathLike[str]) -> TraceFormat
     Raises
     ------
     FileFormatError
-        No known kind has them; says what was found and expected.
+        No known kind has them; the message names the columns found and expected.
     """
     found = ", ".join(name[:40] or "(no name)" for name in names[:30]) or "none"
     for kind in FORMATS:

@@ -64,7 +64,7 @@ def measure_workload(
 
 
 def rounded(workload: Workload, digits: int = 6) -> Workload:
-    """The workload with rates and mean lengths cut to some significant digits, for files people read."""
+    """The workload with rates and mean lengths cut to some significant digits, for files."""
 
     def short(value: float) -> float:
         return float(f"{value:.{digits}g}")
@@ -90,7 +90,7 @@ def _lengths(
     means = np.bincount(adapter, tokens, minlength=len(counts)) / counts
     squares = np.bincount(adapter, (tokens / means[adapter] - 1.0) ** 2, minlength=len(counts))
     freedom = len(tokens) - len(counts)
-    # One request for each adapter says nothing of the spread within one: take that of all.
+    # One request for each adapter does not show the spread within one: the spread over all requests is used.
     pooled = float(np.sqrt(squares.sum() / freedom)) if freedom else float(tokens.std() / tokens.mean())
     own = np.sqrt(squares / np.maximum(counts - 1, 1))
     cvs = np.minimum(np.where(counts >= OWN_CV_FROM, own, pooled), 100.0)

@@ -63,7 +63,7 @@ class RateTable:
         )
 
     def loads(self, percentiles: Sequence[float] = (50.0, 95.0)) -> dict[str, FloatArray]:
-        """Rate vectors that a plan may have to stand, float64 (adapters,) each, by name.
+        """Rate vectors that a plan may be required to serve, float64 (adapters,) each, by name.
 
         `mean`; `p95` and so on: the window whose offered load is at that percentile of all windows; `peak`:
         the window with the highest offered load; `each-peak`: every adapter at its own highest window, which

@@ -2,7 +2,7 @@
 
 Gateways count requests and tokens per model, and behind a gateway an adapter is a model. vLLM's own metrics
 carry no adapter label. Of vLLM alone, the total rate and the mean lengths are known;
-`vllm:lora_requests_info` says at each scrape which adapters had running requests, and that gives the
+`vllm:lora_requests_info` holds at each scrape the adapters with running requests, and that gives the
 shares: if requests of an adapter arrive at random with rate r and stay for a time W, one is running with
 probability p = 1 − exp(−r·W), so r is proportional to −ln(1 − p) as long as W is alike for all (a M/G/∞
 queue). Such shares are estimates.
@@ -93,7 +93,7 @@ def source_named(gateway: str, **names: str | None) -> Source:
 
 @dataclass(frozen=True, eq=False)
 class Metrics:
-    """What a server said; `mean_input`, `mean_output`: tokens of a request, float64 (adapters,)."""
+    """Figures of a server; `mean_input`, `mean_output`: tokens of a request, float64 (adapters,)."""
 
     table: RateTable
     mean_input: FloatArray
@@ -102,17 +102,17 @@ class Metrics:
 
 
 def queries(source: Source, window_s: float) -> dict[str, str]:
-    """The PromQL to ask, by what it is for."""
+    """The PromQL queries by name."""
     window = f"{max(1, round(window_s))}s"
     by = f"sum by ({source.label}) " if source.label else "sum "
-    asked = {
+    found = {
         "requests": f"{by}(increase({_ranged(source.requests, window)}))",
         "input_tokens": f"{by}(increase({_ranged(source.input_tokens, window)}))",
         "output_tokens": f"{by}(increase({_ranged(source.output_tokens, window)}))",
     }
     if source.running:
-        asked["running"] = source.running
-    return asked
+        found["running"] = source.running
+    return found
 
 
 def _ranged(selector: str, window: str) -> str:
@@ -133,7 +133,7 @@ def fetch(
     Raises
     ------
     ValidationError
-        The URL is no HTTP address, or the span has too many windows.
+        The URL is not an HTTP address, or the span has too many windows.
     SourceError
         The server can't be reached, refuses a query, or answers in something else than HTTP and JSON.
     """
@@ -144,10 +144,10 @@ def fetch(
         raise ValidationError(f"Expected at most {MAX_POINTS:,} windows, got {span_s / window_s:,.0f}.")
     answers: dict[str, Any] = {"window_s": window_s}
     for name, query in queries(source, window_s).items():
-        # A counter's increase is that of the window before the time asked for; a gauge is sampled finely.
+        # A counter's increase is that of the window before the time of the query; a gauge is sampled finely.
         step = max(15.0, span_s / (MAX_POINTS - 1)) if name == "running" else window_s
-        asked = {"query": query, "start": end_s - span_s + window_s, "end": end_s, "step": step}
-        answers[name] = _get(f"{url.rstrip('/')}/api/v1/query_range", asked, timeout_s)
+        parameters = {"query": query, "start": end_s - span_s + window_s, "end": end_s, "step": step}
+        answers[name] = _get(f"{url.rstrip('/')}/api/v1/query_range", parameters, timeout_s)
     return answers
 
 
@@ -156,15 +156,15 @@ def check_url(url: str) -> None:
     try:
         parts = urllib.parse.urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, a bracket left open
+    except ValueError:  # a port that is not a number, a bracket left open
         good = False
     if not good:
         raise ValidationError(f"Expected an address like http://prometheus:9090, got {shown(url)}.")
 
 
-def _get(url: str, asked: Mapping[str, object], timeout_s: float) -> Any:
+def _get(url: str, parameters: Mapping[str, object], timeout_s: float) -> Any:
     """The JSON of an answer to a query."""
-    body = urllib.parse.urlencode({key: str(value) for key, value in asked.items()}).encode()
+    body = urllib.parse.urlencode({key: str(value) for key, value in parameters.items()}).encode()
     try:
         status, data = _post(url, body, timeout_s)
     except http.client.InvalidURL as error:
@@ -175,7 +175,7 @@ def _get(url: str, asked: Mapping[str, object], timeout_s: float) -> Any:
         raise SourceError(f"Expected Prometheus at {url} to answer in HTTP, got {error!r}.") from None
     if not 200 <= status < 300:
         reason = data[:400].decode("utf-8", "replace")
-        raise SourceError(f"Prometheus refused {asked['query']!r} ({status}): {reason}")
+        raise SourceError(f"Prometheus refused {parameters['query']!r} ({status}): {reason}")
     if len(data) > MAX_ANSWER_BYTES:
         raise SourceError(
             f"Prometheus answered with more than {MAX_ANSWER_BYTES:,} bytes: take a longer window."

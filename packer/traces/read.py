@@ -33,7 +33,7 @@ ENDINGS = (".csv", ".jsonl", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns as they stand in the file, checked but not yet sorted."""
+    """The columns in the order of the file, checked."""
 
     time_s: npt.NDArray[np.float64]
     input_tokens: npt.NDArray[np.int64]
@@ -202,7 +202,7 @@ def _fast_times(column: pl.Series, unit_s: float) -> npt.NDArray[np.float64] | N
 
 
 def _slow(rows: Iterable[Row], kind: TraceFormat) -> _Columns:
-    """The columns, cell by cell: says exactly which cell is wrong."""
+    """The columns, cell by cell: an error names the cell."""
     times: list[float] = []
     inputs: list[int] = []
     outputs: list[int] = []

@@ -22,11 +22,11 @@ class Trace:
     input_tokens, output_tokens
         int64 (n,), >= 1.
     adapter
-        int64 (n,), index into `names`; None if the trace doesn't say.
+        int64 (n,), index into `names`; None if the trace does not have it.
     names
         Names of the adapters; each has at least one request.
     ranks
-        Rank of each adapter; None if the trace doesn't say.
+        Rank of each adapter; None if the trace does not have it.
     dropped
         Requests left out because they had no tokens, which is how traces record failures.
     source
