@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from packer import checks
 from packer.errors import FileFormatError, shown
 from packer.io.files import read_text
-from packer.io.tables import Row, csv_rows
+from packer.io.tables import csv_rows
 from packer.objectives.base import Objective, Scenario
 from packer.workload import Workload
 
@@ -49,12 +49,11 @@ class Headroom(Objective):
         nominal = Scenario(workload)
         if not self.rates:
             return (nominal, Scenario(workload, self.factor, self._times("the rates")))
-        loads = zip(read_names(self.rates), read_rates(self.rates, workload), strict=True)
         return (
             nominal,
             *(
                 Scenario(with_rates(workload, rates), self.factor, self._times(repr(name)))
-                for name, rates in loads
+                for name, rates in read_rates(self.rates, workload).items()
             ),
         )
 
@@ -71,20 +70,18 @@ def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
     return replace(workload, adapters=tuple(adapters))
 
 
-def read_names(path: str) -> list[str]:
-    """Names of the loads in a file that `read_rates` takes, in the order of its columns."""
-    return _table(path)[0]
-
-
-def read_rates(path: str, workload: Workload) -> list[npt.NDArray[np.float64]]:
-    """Rates of the fleet at each load, from a CSV file with one row per adapter and one column per load.
+def read_rates(path: str, workload: Workload) -> dict[str, npt.NDArray[np.float64]]:
+    """Rates of the fleet by load, from a CSV file with one row per adapter and one column per load.
 
     Raises
     ------
     FileFormatError
         A cell is not a rate, or an adapter of the fleet has no row or several.
     """
-    loads, rows = _table(path)
+    names, rows = csv_rows(read_text(path), path)
+    if len(names) < 2 or names[0] != "adapter":
+        raise FileFormatError("expected columns adapter,<load>,<load>,…", path=path, row=1)
+    loads = names[1:]
     found: dict[str, list[float]] = {}
     for row in rows:
         name = row.name("adapter")
@@ -94,12 +91,5 @@ def read_rates(path: str, workload: Workload) -> list[npt.NDArray[np.float64]]:
     missing = [name for name in workload.names if name not in found]
     if missing:
         raise FileFormatError(f"there are no rates for adapter {shown(missing[0])}.", path=path)
-    return list(np.array([found[name] for name in workload.names]).T)
-
-
-def _table(path: str) -> tuple[list[str], Iterator[Row]]:
-    """Names of the loads, and the rows."""
-    names, rows = csv_rows(read_text(path), path)
-    if len(names) < 2 or names[0] != "adapter":
-        raise FileFormatError("expected columns adapter,<load>,<load>,…", path=path, row=1)
-    return names[1:], rows
+    columns = np.array([found[name] for name in workload.names]).T
+    return dict(zip(loads, columns, strict=True))

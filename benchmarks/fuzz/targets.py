@@ -117,10 +117,10 @@ def _use_metrics(answers: Any) -> None:
 
 def _rates(path: str) -> Any:
     from packer.adapter import Adapter
-    from packer.objectives.headroom import read_names, read_rates
+    from packer.objectives.headroom import read_rates
     from packer.workload import Workload
 
-    return read_names(path), read_rates(path, Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)]))
+    return read_rates(path, Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)]))
 
 
 def _settings(path: str) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, ClassVar
 
-from packer.errors import FileFormatError
+from packer.errors import FileFormatError, shown
 from packer.io.tables import first_line
 
 MAX_DEPTH = 64
@@ -33,6 +34,19 @@ def parse_json(text: str, path: str | os.PathLike[str], *, row: int | None = Non
     except ValueError as error:
         raise FileFormatError(f"expected JSON: {first_line(error)}.", path=path, row=row) from None
     return _bounded(data, "JSON", path, row)
+
+
+def json_lines(text: str, path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Row number and object of each line of a text in JSON lines; raises what `parse_json` raises."""
+    for row, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        data = parse_json(line, path, row=row)
+        if not isinstance(data, dict):
+            raise FileFormatError(
+                f"expected a JSON object in each line, got {shown(data)}.", path=path, row=row
+            )
+        yield row, data
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from packer import checks
 from packer.errors import FileFormatError, ValidationError, shown
-from packer.io.documents import parse_json
+from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.lengths import MAX_TOKENS
 from packer.traces.trace import Trace
@@ -102,7 +102,7 @@ def read_access_log(
     seen: set[str] = set()
     data = read_bytes(path)
     text = decode(_without_half_line(data) if growing else data, path)
-    for row, entry in _lines(text, path):
+    for row, entry in json_lines(text, path):
         flat = _flat(entry)
         seen.update(list(flat)[:50] if len(seen) < 200 else ())
         _add(columns, flat, wanted, path, row, skip, strip_prefix)
@@ -123,18 +123,6 @@ def _without_half_line(data: bytes) -> bytes:
     except (ValueError, RecursionError):
         return whole + newline
     return data
-
-
-def _lines(text: str, path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for row, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        entry = parse_json(line, path, row=row)
-        if not isinstance(entry, dict):
-            raise FileFormatError(
-                f"expected a JSON object on each line, got {shown(entry)}.", path=path, row=row
-            )
-        yield row, entry
 
 
 def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from packer import checks
 from packer.adapter import MAX_RANK
 from packer.errors import FileFormatError, ValidationError, shown
-from packer.io.documents import parse_json
+from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.io.parquet import check_plain, read_parquet
 from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
@@ -117,7 +117,10 @@ def _read_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[Trac
 
 
 def _read_jsonl(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, _Columns]:
-    rows = _jsonl_rows(text, path)
+    rows = (
+        Row(os.fspath(path), number, {key.strip().lower(): value for key, value in entry.items()})
+        for number, entry in json_lines(text, path)
+    )
     first = next(rows, None)
     if first is None:
         raise FileFormatError("expected at least one line.", path=path)
@@ -132,18 +135,6 @@ def _read_jsonl(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, _
             yield row
 
     return kind, _slow(checked(), kind)
-
-
-def _jsonl_rows(text: str, path: str | os.PathLike[str]) -> Iterator[Row]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        record = parse_json(line, path, row=number)
-        if not isinstance(record, dict):
-            raise FileFormatError(
-                f"expected a JSON object in every line, got {shown(record)}.", path=path, row=number
-            )
-        yield Row(os.fspath(path), number, {str(key).strip().lower(): value for key, value in record.items()})
 
 
 def _fast(frame: pl.DataFrame, kind: TraceFormat) -> _Columns | None:

@@ -157,7 +157,7 @@ def test_refined_trees_are_small_and_readable(data: Dataset, small: Profile, tmp
     fired = rules_fired(predictor, features)
     assert str(fired[STARVED]) in rules
     evaluation = predictor.evaluate(_fleet(), [Bin(tuple(range(24)), Slots(8, 16), small)])[0]
-    assert fired[STARVED].says.startswith("starves" if evaluation.starved else "does not starve")
+    assert fired[STARVED].result.startswith("starves" if evaluation.starved else "does not starve")
     path = tmp_path / "tree.svg"
     draw_tree(model, STARVED, path)
     first = path.read_bytes()

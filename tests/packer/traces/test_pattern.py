@@ -63,8 +63,9 @@ def test_loads_file_is_what_headroom_reads(tmp_path) -> None:  # type: ignore[no
     path = tmp_path / "loads.csv"
     path.write_text(loads_text(names, {"mean": np.array([1.0, 2.0, 0.0]), "peak": np.array([2.0, 4.0, 1.0])}))
     fleet = Workload([Adapter(name, 8, 1.0) for name in names])
-    found = Headroom(factor=1.5, rates=str(path)).loads(fleet)
-    np.testing.assert_allclose(found[1].rates, [3.0, 6.0, 1.5])
+    found = Headroom(factor=1.5, rates=str(path)).scenarios(fleet)
+    assert found[2].factor == 1.5
+    np.testing.assert_allclose(found[2].workload.rates, [2.0, 4.0, 1.0])
 
 
 def test_too_many_windows_are_refused() -> None:
