@@ -43,9 +43,14 @@ def config_path() -> Path | None:
     if own.is_file():
         return own
     project = Path("pyproject.toml")
+    if not project.is_file():
+        return None
+    from packer.errors import FileFormatError
+    from packer.io.files import read_bytes
+
     try:
-        return project if b"[tool.packer" in project.read_bytes() else None
-    except OSError:
+        return project if b"[tool.packer" in read_bytes(project) else None
+    except FileFormatError:
         return None
 
 

@@ -218,6 +218,7 @@ def _documents() -> list[Target]:
     from packer.io.profiles import load_profile
     from packer.report.page import read_comparison
     from packer.solvers.api import solve
+    from packer.twin.cluster.system import load_system
     from packer.twin.live.launch import read_launch
     from packer.twin.live.tiny_model import TinyModel, launch_text
     from packer.twin.model_config import read_model_config
@@ -229,6 +230,7 @@ def _documents() -> list[Target]:
     settings = (
         b'profile = "x"\n[memory]\nmax-lora-rank = 8\nmax-adapters = 64\n[profiles.list]\njson = true\n'
     )
+    system = (ROOT / "twin" / "cluster" / "systems" / "affinity.toml").read_bytes()
     launch = launch_text("/opt/vllm/bin/python", "0.32.0", TinyModel()).encode()
     profile = (ROOT / "twin" / "profiles" / f"{PROFILE}.toml").read_bytes()
     plan = _json(plan_to_dict(solve(_fleet(), load_profile(PROFILE), predictor="tree")))
@@ -238,6 +240,7 @@ def _documents() -> list[Target]:
         Target("plan changed", "p.json", plan, JSON, partial(read_plan, changed=True), _use_changed_plan),
         Target("profile", "p.toml", profile, TOML, load_profile, _use_profile),
         Target("cluster", "c.toml", cluster.encode(), TOML, read_cluster),
+        Target("system", "y.toml", system, TOML, load_system),
         Target("settings", "packer.toml", settings, TOML, _settings),
         Target("launch", "l.toml", launch, TOML, read_launch),
         Target("model config", "config.json", config, JSON, read_model_config),

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from packer.arrival import RequestTrace
 from packer.errors import FileFormatError
 from packer.io.files import MAX_BYTES, atomic_path, read_bytes
+from packer.io.tables import first_line
 from packer.twin.served import due_share
 
 FloatArray = npt.NDArray[np.float64]
@@ -257,4 +258,6 @@ def read_result(path: str | os.PathLike[str]) -> LoadResult:
             info["metrics"] = tuple((float(t), str(text)) for t, text in info["metrics"])
             return LoadResult(**{name: archive[name] for name in _ARRAYS}, **info)
     except Exception as error:  # zipfile and NumPy raise almost anything on damaged archives
-        raise FileFormatError(f"not a result of the load generator: {error}.", path=path) from None
+        raise FileFormatError(
+            f"expected a result of the load generator: {first_line(error)}.", path=path
+        ) from None

@@ -12,7 +12,7 @@ from packer.profile import EngineSpec, ModelSpec
 from packer.twin.calibrate.memory_fit import fit_loading, fit_memory
 from packer.twin.calibrate.runs import fleet_of, macro_f1, smape, stratified
 from packer.twin.calibrate.step_law import micro_equations, solve
-from packer.twin.calibrate.tables import Profiling, Run, read_profiling, read_runs
+from packer.twin.calibrate.tables import Profiling, Run, read_profiling, read_rows, read_runs
 
 MODEL = ModelSpec("m", 1e10, 1000.0, 5e6)
 ENGINE = EngineSpec("vllm", "x", 1000, 2048, 256)
@@ -113,3 +113,11 @@ def test_stratified_spreads_over_families(measured_runs: list[Run]) -> None:
     assert {run.family for run in chosen} == {run.family for run in measured_runs}
     assert len({run.run_id for run in chosen}) == 6
     assert np.isfinite([run.duration_s for run in chosen]).all()
+
+
+@pytest.mark.parametrize("text", ["a,b\r\rc\n1,2\n", "a,b\n1\r,2\r3\n"])
+def test_stray_line_ends_are_refused(tmp_path: Path, text: str) -> None:
+    """What the CSV reader can't split, in the header or below, is an error of the file."""
+    (tmp_path / "k.csv").write_bytes(text.encode())
+    with pytest.raises(FileFormatError, match=r"k\.csv"):
+        read_rows(tmp_path / "k.csv", ("a", "b"))

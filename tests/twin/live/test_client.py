@@ -239,6 +239,31 @@ def test_a_damaged_result_file_is_named(tmp_path: Path) -> None:
         read_result(tmp_path / "r.npz")
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_flipped_bytes_in_a_result_file(result: LoadResult, tmp_path: Path, seed: int) -> None:
+    """A damaged archive raises almost anything in its readers: here one short error, or it is read."""
+    path = tmp_path / "r.npz"
+    write_result(result, path)
+    data = bytearray(path.read_bytes())
+    for at in np.random.default_rng(seed).integers(0, len(data), 12):
+        data[at] ^= 0x5A
+    path.write_bytes(bytes(data))
+    try:
+        read_result(path)
+    except FileFormatError as error:
+        assert len(str(error)) < 500 + len(str(path))  # noqa: PT017
+
+
+def test_a_result_file_that_unpacks_to_gigabytes(
+    result: LoadResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes in the archive are checked before anything is unpacked."""
+    write_result(result, tmp_path / "r.npz")
+    monkeypatch.setattr("packer.twin.live.results.MAX_BYTES", 100)
+    with pytest.raises(FileFormatError, match="more than 100 bytes"):
+        read_result(tmp_path / "r.npz")
+
+
 def test_few_failures_do_not_hide_what_was_served(result: LoadResult) -> None:
     """Up to 5 % of failed requests leave a run that counts; they are left out of the share that was served."""
     n = 40
