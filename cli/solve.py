@@ -77,7 +77,7 @@ class Planning:
         shell_complete=complete_registered("solver"),
         help="How the plan is searched.  [default: greedy; on a given number of GPUs spread-refined]",
     )
-    predictor: str = predictor_option()
+    predictor: str = predictor_option(default="auto")
     gpus: int | None = gpus_option()
     max_replicas: int = option(
         type=click.IntRange(min=1, max=10_000),

@@ -7,8 +7,10 @@ from dataclasses import fields
 
 import numpy as np
 
+from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.evaluation import Evaluations
+from packer.memo import Memo
 from packer.predictors.content import Factors
 from packer.predictors.learned import BoostingPredictor, LearnedPredictor
 from packer.predictors.twin import TwinPredictor
@@ -30,6 +32,8 @@ class AutoPredictor:
         The predictors.
     low, high
         Between which probabilities the learned one is uncertain.
+    guesses_bursty
+        Let `learned` evaluate bursty arrivals as if they were Poisson.
     """
 
     name = "auto"
@@ -42,9 +46,12 @@ class AutoPredictor:
         *,
         low: float = UNCERTAIN[0],
         high: float = UNCERTAIN[1],
+        guesses_bursty: bool = False,
     ) -> None:
         self.learned, self.twin = learned, twin
         self.low, self.high = low, high
+        self.guesses_bursty = guesses_bursty
+        self._as_poisson: Memo[Workload, Workload] = Memo(lambda fleet: fleet.with_arrivals(Arrivals()))
         self.requested = 0
         """Bins that it was asked to evaluate."""
         self.left_to_twin = 0
@@ -55,13 +62,20 @@ class AutoPredictor:
         """The shipped boosted trees and the twin."""
         return cls(BoostingPredictor.for_profile(profile), TwinPredictor(seed=seed))
 
+    def for_search(self) -> AutoPredictor:
+        """The same predictors for a search whose result is evaluated anew: the twin only beyond what was learned."""
+        return AutoPredictor(self.learned, self.twin, low=0.5, high=0.5, guesses_bursty=True)
+
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures of each bin at its rates times its factor; one row per bin, in order."""
         self.requested += len(bins)
-        if workload.arrivals.kind != "poisson":
+        kind = workload.arrivals.kind
+        guessed = self.guesses_bursty and kind == "bursty"
+        if kind != "poisson" and not guessed:
             self.left_to_twin += len(bins)
             return self.twin.evaluate(workload, bins, factors)
-        found, outside = self.learned.evaluate_checked(workload, bins, factors)
+        fleet = self._as_poisson(workload) if guessed else workload
+        found, outside = self.learned.evaluate_checked(fleet, bins, factors)
         chance = found.starvation_probability
         uncertain = (chance > self.low) & (chance < self.high)
         unsure = np.flatnonzero((uncertain | outside) & ~found.memory_error)

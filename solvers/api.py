@@ -9,6 +9,7 @@ from dataclasses import replace
 from packer import registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError
+from packer.evaluation import STARVATION_THRESHOLD
 from packer.objectives.api import load_objective
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
@@ -25,6 +26,9 @@ HARDENING_STEP = 0.03
 HARDENING_STEPS = 3
 """By how much the margin is raised, and how often, until the twin confirms the plan."""
 
+CONFIRMING_STEPS = 4
+"""How often a search with a trained predictor is repeated until the whole predictor admits its bins."""
+
 HEADROOM_GPUS = 32
 """Plans of more GPUs come without headroom: it would take longer than the plan."""
 
@@ -35,7 +39,7 @@ def solve(
     objective: str | Objective = "gpus",
     *,
     solver: str | Solver | None = None,
-    predictor: str | Predictor = "twin",
+    predictor: str | Predictor = "auto",
     max_gpus: int | None = None,
     max_replicas: int = 1,
     seed: int = 0,
@@ -120,7 +124,7 @@ def solve(
         stop=stop,
     )
     _check_fit(problem, search)
-    plan = _planned(problem, search)
+    plan = _confirmed(problem, search)
     if verify and plan.status is not Status.INFEASIBLE:
         plan = verified(plan, goal)
         if not plan.verified and confidence is None and margin is None:
@@ -145,6 +149,32 @@ def _planned(problem: Problem, search: Solver) -> Plan:
     return assemble(problem, solution, search.name, time.monotonic() - problem.started)
 
 
+def _confirmed(problem: Problem, search: Solver) -> Plan:
+    """A plan whose bins the whole predictor admits, too.
+
+    Where it refuses bins that the search took, the rates of the search are raised by what these bins failed to serve,
+    and at last the search uses the whole predictor. A plan without a place for every adapter is made again likewise.
+    """
+    evaluator, raised = problem.evaluator, 0.0
+    plan = _planned(problem, search)
+    for _ in range(CONFIRMING_STEPS if evaluator.confirms else 0):
+        if plan.status is not Status.INFEASIBLE or plan.unplaced or problem.out_of_time():
+            break
+        raised = (1.0 + raised) * (1.0 + _lacking(problem, plan)) - 1.0
+        again = replace(problem, evaluator=evaluator.hardened(raised))
+        plan = replace(_planned(again, search), details={**plan.details, "search_raised": raised})
+    if plan.status is Status.INFEASIBLE and evaluator.confirms and not problem.out_of_time():
+        return _planned(replace(problem, evaluator=evaluator.whole()), search)
+    return plan
+
+
+def _lacking(problem: Problem, plan: Plan) -> float:
+    """Share by which the load of the worst bin exceeds what it serves, at least `HARDENING_STEP`."""
+    found = problem.evaluator.confirmed(problem.workload, plan.bins)
+    served = [row.served_share for row in found if row.starved and not row.memory_error]
+    return max(HARDENING_STEP, STARVATION_THRESHOLD / max(min(served, default=1.0), 0.5) - 1.0)
+
+
 def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
     """A plan that the twin confirms, found with a larger margin; the first one if there is none.
 
@@ -155,7 +185,7 @@ def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
         if problem.out_of_time():
             break
         raised = problem.evaluator.with_margin(margin + k * HARDENING_STEP)
-        plan = _planned(replace(problem, evaluator=raised), search)
+        plan = _confirmed(replace(problem, evaluator=raised), search)
         if plan.status is Status.INFEASIBLE:
             break
         plan = verified(plan, problem.objective)
@@ -175,9 +205,12 @@ def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
 
 def _with_headroom(problem: Problem, plan: Plan) -> Plan:
     """The plan with the factor by which the rates of each server may grow."""
-    if problem.stop() or not 0 < plan.n_gpus <= HEADROOM_GPUS:
+    if problem.out_of_time() or not 0 < plan.n_gpus <= HEADROOM_GPUS:
         return plan
-    room = headroom(plan.workload, plan.bins, problem.evaluator)
+    room = headroom(plan.workload, plan.bins, problem.evaluator, problem.out_of_time)
+    if problem.evaluator.confirms:  # what was confirmed holds as it is
+        feasible = plan.evaluations.feasible.tolist()
+        room = tuple(factor or (1.0 if ok else None) for factor, ok in zip(room, feasible, strict=True))
     return replace(plan, headroom=room)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
 from packer.solvers.cpsat.solver import CpSat, refine
-from packer.solvers.exact.solver import ExactSearch
+from packer.solvers.exact.solver import START_SHARE, ExactSearch
 from packer.solvers.limit import within_limit
 from packer.solvers.start import start
 from packer.solvers.support import counts_gpus, plain
@@ -37,19 +37,19 @@ class Auto:
             if plain(problem) is not None:
                 return start(problem, "spread-refined")
             return CpSat().solve(_limited(problem))
-        first = start(problem)
+        first = start(_limited(problem).with_share(START_SHARE))
         if counts_gpus(problem) is not None:
             return within_limit(problem, replace(first, details={**first.details, "refined": False}))
         if first.unplaced:
             return within_limit(problem, first)
         timed = _limited(replace(problem, max_gpus=None))
-        search = ExactSearch(_with_share(timed, _EXACT_SHARE), first.bins)
+        search = ExactSearch(timed.with_share(_EXACT_SHARE), first.bins)
         search.run()
         details: dict[str, object] = {"greedy_gpus": len(first.bins)}
         if not search.closed and not timed.out_of_time():
             # Column generation has its share of the time; what it leaves goes to the large neighbourhoods.
             learned = timed.evaluator.imitates_twin
-            left = _with_share(timed, _REFINE_SHARE) if learned else timed
+            left = timed.with_share(_REFINE_SHARE) if learned else timed
             search.bins, statistics = refine(left, search.bins, enough=search.bound.value)
             details.update(asdict(statistics))
         refused = _refused(problem, first.bins, search.bins)
@@ -71,13 +71,6 @@ def _refused(problem: Problem, first: tuple[Bin, ...], bins: tuple[Bin, ...]) ->
     if problem.out_of_time():
         return "not_confirmed_in_time"
     return "" if confirmed(problem, bins) else "refused_by_twin"
-
-
-def _with_share(problem: Problem, share: float) -> Problem:
-    """The problem with this share of the time that is left, as its limit."""
-    whole = problem.time_limit_s or _DEFAULT_S
-    left = max(0.0, problem.remaining_s())
-    return replace(problem, time_limit_s=max(1e-3, whole - (1.0 - share) * left))
 
 
 def _limited(problem: Problem) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from packer import checks
@@ -87,6 +87,13 @@ class Problem:
         if self.time_limit_s is None:
             return float("inf")
         return self.time_limit_s - (time.monotonic() - self.started)
+
+    def with_share(self, share: float) -> Problem:
+        """The problem with this share of the time that is left, as its limit."""
+        if self.time_limit_s is None:
+            return self
+        left = max(0.0, self.remaining_s())
+        return replace(self, time_limit_s=max(1e-3, self.time_limit_s - (1.0 - share) * left))
 
     def out_of_time(self) -> bool:
         """Whether to return the best plan so far: the limit has passed, or `stop` says so."""

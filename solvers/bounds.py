@@ -15,6 +15,7 @@ from packer.checks import slot_rank_for
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray, aggregate
+from packer.solvers.exact.exchange import exchanged
 from packer.solvers.exact.pricing import fill
 from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.limit import within_limit
@@ -23,6 +24,10 @@ from packer.solvers.support import counts_gpus
 
 _ROUNDING = 1e-6
 _ORDERS = 6
+_EXCHANGED = 4
+_SLOW_ORDERS = 2
+"""Heaviest first for the load, lightest first for the number of adapters: both are needed, however slow they are."""
+
 _SLOW_S = 0.01
 
 
@@ -41,8 +46,8 @@ class Bound:
 
     @property
     def words(self) -> str:
-        """The argument, marked where it rests on a search."""
-        return self.source if self.certain else f"by search: {self.source}"
+        """The argument, marked as an estimate where it rests on a search."""
+        return self.source if self.certain else f"estimate: {self.source}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def limits(feasibility: Feasibility, rng: np.random.Generator, known: IntArray |
     sizes = loads / max(heaviest, float(loads.max()), 1e-12)
     if known is not None:
         known = known[feasibility.feasible(known)]
-    n_orders = _ORDERS if feasibility.seconds_per_bin < _SLOW_S else 1
+    n_orders = _ORDERS if feasibility.seconds_per_bin < _SLOW_S else _SLOW_ORDERS
     bases, orders = [], []
     for slot in np.unique(slots).tolist():
         lightest = min(np.flatnonzero(slots == slot).tolist(), key=lambda k: (loads[k], k))
@@ -90,6 +95,9 @@ def limits(feasibility: Feasibility, rng: np.random.Generator, known: IntArray |
         )
     if known is not None and len(known):
         found = np.concatenate([found, known])
+    heaviest_first = found[np.argsort(-(found @ loads), kind="stable")[:_EXCHANGED]]
+    better = [exchanged(feasibility, row, loads, demand) for row in heaviest_first]
+    found = np.concatenate([found, *better])
     slot_of = np.array([slots[row > 0].max(initial=0) for row in found], dtype=np.int64)
     carried, held = found @ loads, found.sum(axis=1)
     load_limit = np.array([carried[slot_of >= slot].max(initial=0.0) for slot in slots])

@@ -20,6 +20,9 @@ from packer.workload import Workload
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
+MAX_CLASSES = 48
+"""Classes that exact methods take on, where ranks and lengths alone don't need more."""
+
 
 @dataclass(frozen=True, eq=False)
 class Classes:
@@ -147,7 +150,7 @@ class Classes:
         return [each[chosen[each]] for each in self.members]
 
 
-def aggregate(workload: Workload, *, max_classes: int = 48, optimistic: bool = False) -> Classes:
+def aggregate(workload: Workload, *, max_classes: int = MAX_CLASSES, optimistic: bool = False) -> Classes:
     """Group a fleet into at most about `max_classes` classes (more if ranks and lengths alone need more).
 
     Equal adapters share a class. If there are too many, neighbouring rates of equal rank and lengths are

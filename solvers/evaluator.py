@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from packer.evaluation import Evaluation, Evaluations
 from packer.memo import Memo
 from packer.objectives.base import Objective
 from packer.predictors.api import load_predictor
+from packer.predictors.auto import AutoPredictor
 from packer.predictors.content import ContentCache, Factors, FloatArray
 from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
@@ -34,11 +36,17 @@ class _Scaling(Protocol):
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations: ...
 
 
+_ByProfile = Mapping[Profile | None, _Scaling]
+
+
 class Evaluator:
     """Evaluates bins with a predictor, at the loads of an objective.
 
     A bin is as good as in the scenario that is worst for it: it starves if it starves in one; its other figures
     are those of the first scenario. The margin raises every rate of every scenario.
+
+    `evaluate` is for searches. Of the predictor "auto" it uses the trained trees, which may err: `report` evaluates the
+    bins that were found with the whole predictor, and `hardened` raises the rates of the search where it refuses them.
 
     Parameters
     ----------
@@ -56,16 +64,27 @@ class Evaluator:
         objective: Objective | None = None,
         margin: float = 0.0,
     ) -> None:
-        given = predictors if isinstance(predictors, Mapping) else {None: predictors}
+        given: dict[Profile | None, Predictor] = (
+            {None: predictors} if isinstance(predictors, Predictor) else {}
+        )
+        if isinstance(predictors, Mapping):
+            given |= dict(predictors.items())
         first = next(iter(given.values()))
         self.name = first.name
-        self.fast = isinstance(first, LearnedPredictor)
+        self.confirms = isinstance(first, AutoPredictor)
+        """Whether `report` may refuse what `evaluate` admits."""
+        self.fast = isinstance(first, LearnedPredictor | AutoPredictor)
         """Whether a bin takes microseconds: then searches evaluate more bins at once."""
         self.twin_based = isinstance(first, TwinBased)
         self.imitates_twin = isinstance(first, TwinBased) and first.imitates_twin
         self.objective, self.margin = objective, margin
-        self._predictors: dict[Profile | None, _Scaling] = {k: _scaling(each) for k, each in given.items()}
-        self._only = next(iter(self._predictors.values())) if len(given) == 1 else None
+        self.raised = 0.0
+        """Share by which `evaluate` raises rates beyond the margin."""
+        self._whole = {k: _scaling(each) for k, each in given.items()}
+        self.searching: _ByProfile = {
+            k: each.for_search() if isinstance(each, AutoPredictor) else self._whole[k]
+            for k, each in given.items()
+        }
         self.scenarios = Memo((objective or Objective()).scenarios)
         """The loads at which bins of a fleet must hold, without the margin, by workload."""
 
@@ -87,43 +106,70 @@ class Evaluator:
 
     def with_margin(self, margin: float) -> Evaluator:
         """The same evaluator, and what it has stored, at another margin."""
-        other = Evaluator.__new__(Evaluator)
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         other.margin = margin
         return other
 
+    def hardened(self, raised: float) -> Evaluator:
+        """The same evaluator, whose searches raise rates by this share beyond the margin."""
+        other = self.with_margin(self.margin)
+        other.raised = raised
+        return other
+
+    def whole(self) -> Evaluator:
+        """The same evaluator, whose searches use the whole predictor."""
+        other = self.with_margin(self.margin)
+        other.searching, other.fast, other.confirms = self._whole, False, False
+        return other
+
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Figures at the rates raised by the margin; one row per bin, in order."""
-        first, *others = self.scenarios(workload)
-        raised = 1.0 + self.margin
-        found = self.scaled(first.workload, bins, first.factor * raised)
-        for other in others:
-            found = _worse(found, self.scaled(other.workload, bins, other.factor * raised))
-        return found
+        """Figures for a search, at the rates raised by the margin; one row per bin, in order."""
+        return self._worst(self.searching, workload, bins, (1.0 + self.margin) * (1.0 + self.raised))
+
+    def confirmed(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """As `evaluate`, with the whole predictor."""
+        return self._worst(self._whole, workload, bins, 1.0 + self.margin)
 
     def report(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Figures at the rates as given; a bin that starves there or in `evaluate` counts as starved."""
-        nominal = self.scaled(workload, bins)
+        """Figures at the rates as given; a bin that starves there or in `confirmed` counts as starved."""
+        nominal = _of_profiles(self._whole, workload, bins)
         plain = not self.margin and self.objective is None
-        return nominal if plain else _worse(nominal, self.evaluate(workload, bins))
+        return nominal if plain else _worse(nominal, self.confirmed(workload, bins))
 
     def scaled(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
-        """Figures of each bin at its rates times its factor, without scenarios and margin."""
-        if self._only is not None:
-            return self._only.evaluate(workload, bins, factors)
-        scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
-        rows: list[Evaluation | None] = [None] * len(bins)
-        for profile, predictor in self._predictors.items():
-            mine = [k for k, item in enumerate(bins) if item.profile == profile]
-            found = predictor.evaluate(workload, [bins[k] for k in mine], scale[mine]) if mine else ()
-            for k, row in zip(mine, found, strict=True):
-                rows[k] = row
-        return Evaluations.of([row for row in rows if row is not None])
+        """Figures for a search, of each bin at its rates times its factor, without scenarios and margin."""
+        return _of_profiles(self.searching, workload, bins, factors)
+
+    def _worst(
+        self, predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factor: float
+    ) -> Evaluations:
+        first, *others = self.scenarios(workload)
+        found = _of_profiles(predictors, first.workload, bins, first.factor * factor)
+        for other in others:
+            found = _worse(found, _of_profiles(predictors, other.workload, bins, other.factor * factor))
+        return found
 
     def admissible(self, workload: Workload, bins: Sequence[Bin]) -> npt.NDArray[np.bool_]:
         """Which of the bins the objective admits, bool (n,)."""
         found = self.evaluate(workload, bins)
         return found.feasible if self.objective is None else self.objective.admissible(found)
+
+
+def _of_profiles(
+    predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0
+) -> Evaluations:
+    """Each bin evaluated by the predictor of its profile; one row per bin, in order."""
+    if len(predictors) == 1:
+        (only,) = predictors.values()
+        return only.evaluate(workload, bins, factors)
+    scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
+    rows: list[Evaluation | None] = [None] * len(bins)
+    for profile, predictor in predictors.items():
+        mine = [k for k, item in enumerate(bins) if item.profile == profile]
+        found = predictor.evaluate(workload, [bins[k] for k in mine], scale[mine]) if mine else ()
+        for k, row in zip(mine, found, strict=True):
+            rows[k] = row
+    return Evaluations.of([row for row in rows if row is not None])
 
 
 def _scaling(predictor: Predictor) -> _Scaling:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,11 +16,16 @@ LARGEST = 4.0
 _STEP = 1.04
 
 
-def headroom(workload: Workload, bins: Sequence[Bin], evaluator: Evaluator) -> tuple[float | None, ...]:
+def headroom(
+    workload: Workload,
+    bins: Sequence[Bin],
+    evaluator: Evaluator,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[float | None, ...]:
     """Factor by which every rate of a bin may grow until it starves, in steps of 4 % up to `LARGEST`.
 
-    All bins are bisected together, one batch a step. Below 1 the bin starves already: then the factor is None,
-    as it is for a replayed trace.
+    All bins are bisected together, one batch a step; stopped early, the largest factors known to hold are returned.
+    Below 1 the bin starves already: then the factor is None, as it is for a replayed trace.
     """
     if workload.arrivals.trace is not None or not bins:
         return (None,) * len(bins)
@@ -29,7 +34,7 @@ def headroom(workload: Workload, bins: Sequence[Bin], evaluator: Evaluator) -> t
     high = np.full(len(bins), len(levels))
     while True:
         open_ = np.flatnonzero(high - low > 1)
-        if not open_.size:
+        if not open_.size or stop():
             break
         middle = (low[open_] + high[open_]) // 2
         found = evaluator.scaled(workload, [bins[k] for k in open_.tolist()], levels[middle])

@@ -166,6 +166,8 @@ class _Search:
 
     def _swaps(self, state: _State, worst: int, target: int) -> list[tuple[int, int, tuple[Bin, Bin]]]:
         source, sink = state.bins[worst], state.bins[target]
+        if len(source.adapters) < 2 or len(sink.adapters) < 2:  # the same bins, in another order
+            return []
         options = []
         for p in self._single(source):
             for q in self._single(sink):
@@ -183,8 +185,6 @@ class _Search:
     def _without(self, bin_: Bin, position: int, *, keep_slots: bool = False) -> Bin:
         adapters = [i for k, i in enumerate(bin_.adapters) if k != position]
         shares = [s for k, s in enumerate(bin_.shares) if k != position]
-        if not adapters:  # only on the way to a swap, which adds one again
-            return bin_
         slots = bin_.max_loras if keep_slots else min(bin_.max_loras, len(adapters))
         return self.slots.make(adapters, slots, bin_.profile, shares)
 

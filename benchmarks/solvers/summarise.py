@@ -58,7 +58,7 @@ def origin(rows: Sequence[Row]) -> list[str]:
         "",
         "Written by `benchmarks/solvers/summarise.py` from `results.jsonl`; `suite.py` has the fleets. Bounds",
         "are relative to the predictor that judged the search. A bound *by enumeration* holds if a bin that",
-        "contains an infeasible one is infeasible; a bound *by search* holds unless the search missed a bin",
+        "contains an infeasible one is infeasible; an *estimate* holds unless the search missed a bin",
         "better by more than its margin. Gap: (GPUs − bound) / GPUs.",
     ]
 

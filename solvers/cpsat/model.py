@@ -70,6 +70,7 @@ class RepackModel:
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.01, time_limit_s)
         solver.parameters.num_workers = 1
+        solver.parameters.catch_sigint_signal = False  # else Ctrl-C would end the process from now on
         solver.parameters.random_seed = seed
         # Near the best is good enough: what counts is whether the predictor takes it.
         solver.parameters.relative_gap_limit = 0.02

@@ -8,10 +8,12 @@ import numpy as np
 
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray
+from packer.solvers.exact.exchange import exchanged
 from packer.solvers.feasibility import Feasibility
 
 _DEPTH = 12
 _STARTS = 24
+_EXCHANGED = 4
 
 
 @dataclass
@@ -147,8 +149,11 @@ def price(
         starts.append(base)
         orders.append(order)
     filled = np.unique(fill(feasibility, np.array(starts), orders, limit, sizes), axis=0)
-    value: IntArray = filled[np.argsort(-(filled @ weights), kind="stable")]
-    return value
+    value = filled[np.argsort(-(filled @ weights), kind="stable")]
+    better = [exchanged(feasibility, row, weights, limit) for row in value[:_EXCHANGED]]
+    value = np.unique(np.concatenate([value, *better]), axis=0)
+    ordered: IntArray = value[np.argsort(-(value @ weights), kind="stable")]
+    return ordered
 
 
 def singles(feasibility: Feasibility, limit: IntArray) -> IntArray:

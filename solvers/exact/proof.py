@@ -11,7 +11,10 @@ from packer.solvers.classes import FloatArray, IntArray
 from packer.solvers.feasibility import Feasibility
 
 _WIDTH = 400_000
-"""Partial vectors kept at once by the enumeration."""
+"""Partial vectors kept at once by the enumeration, …"""
+
+_ENTRIES = 8_000_000
+"""… and entries of those vectors, 64 MB: a few such arrays exist at once."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def _minimal(
         complete.append(_smallest(crossing, weights, steps, above))
         found += len(complete[-1])
         width = int((fitting + 1).sum())
-        if found > budget or width > _WIDTH:
+        if found > budget or width > min(_WIDTH, _ENTRIES // len(weights)):
             return None
         repeated = np.repeat(partial, fitting + 1, axis=0)
         start = np.repeat(np.cumsum(fitting + 1) - (fitting + 1), fitting + 1)

@@ -12,12 +12,12 @@ from packer.solvers.classes import FloatArray, IntArray
 from packer.solvers.exact.master import Master, solve_relaxation
 from packer.solvers.exact.pricing import price, singles
 from packer.solvers.exact.proof import Certificate, certify
-from packer.solvers.feasibility import Feasibility
+from packer.solvers.feasibility import Feasibility, OutOfTime
 
 _NEW_COLUMNS = 12
 _SMOOTHING = 0.6
 _EPSILON = 1e-6
-SEARCHED_MARGIN = 2.5e-3
+SEARCHED_MARGIN = 5e-3
 """Where bins could not be enumerated: the bound allows bins worth this share more than the best one found."""
 
 
@@ -101,6 +101,8 @@ class Relaxation:
         if self.weights is None:
             self.weights = sizes
         while not enough():
+            if self.feasibility.problem.out_of_time():
+                raise OutOfTime
             self.master = solve_relaxation(self.patterns, self.demand)
             if self.master is None:
                 self.converged = True

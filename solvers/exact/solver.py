@@ -11,7 +11,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
 from packer.solvers.bounds import Bound, limited, quick_bound
-from packer.solvers.classes import Classes, IntArray, aggregate
+from packer.solvers.classes import MAX_CLASSES, Classes, IntArray, aggregate
 from packer.solvers.exact.master import solve_integer
 from packer.solvers.exact.relaxation import SEARCHED_MARGIN, Relaxation
 from packer.solvers.exact.rounding import dive, realise
@@ -19,6 +19,12 @@ from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.limit import within_limit
 from packer.solvers.start import start
 from packer.solvers.support import counts_gpus
+
+START_SHARE = 0.4
+"""Of the time for the plan that the search starts from."""
+
+_FEW_ADAPTERS = 160
+"""So few adapters keep their rates; more are merged into `MAX_CLASSES`."""
 
 _ENUMERATED = 5000
 _ROUNDS = 12
@@ -37,7 +43,7 @@ class Exact:
 
     def solve(self, problem: Problem) -> Solution:
         """Greedy's bins or fewer, with the bound."""
-        first = start(problem)
+        first = start(problem.with_share(START_SHARE))
         if first.unplaced:
             return within_limit(problem, first)
         search = ExactSearch(problem, first.bins)
@@ -60,9 +66,13 @@ class ExactSearch:
     def __init__(self, problem: Problem, bins: Sequence[Bin]) -> None:
         self.problem, self.bins = problem, tuple(bins)
         self.bound = Bound(1, "a fleet needs at least one GPU", certain=True)
-        self.classes = aggregate(problem.workload)
+        few = len(problem.workload) <= _FEW_ADAPTERS
+        most = _FEW_ADAPTERS if few else MAX_CLASSES
+        self.classes = aggregate(problem.workload, max_classes=most)
         rounded = self.classes.loss > 0.0
-        self.light = aggregate(problem.workload, optimistic=True) if rounded else self.classes
+        self.light = (
+            aggregate(problem.workload, max_classes=most, optimistic=True) if rounded else self.classes
+        )
         rng = np.random.default_rng(problem.seed)
         self.heavy_relaxation = Relaxation(Feasibility(problem, self.classes), rng)
         self.light_relaxation = (
@@ -71,8 +81,8 @@ class ExactSearch:
 
     @property
     def closed(self) -> bool:
-        """Whether the plan is as small as the bound."""
-        return len(self.bins) <= self.bound.value
+        """Whether the plan is as small as a certain bound; an estimate does not end the search."""
+        return self.bound.certain and len(self.bins) <= self.bound.value
 
     def run(self) -> None:
         """Search until the gap is closed, the time is up, or a whole round changes nothing."""
@@ -133,7 +143,7 @@ class ExactSearch:
     def _enumerate(self) -> bool:
         """Evaluate every possible bin, if there are few; True if that settled it."""
         demand = self.classes.demand
-        if self.classes.loss > 0.0 or float(np.prod(demand + 1.0)) > _ENUMERATED:
+        if self.classes.loss > 0.0 or np.log1p(demand).sum() > np.log(_ENUMERATED):
             return False
         rows = np.array(list(product(*(range(d + 1) for d in demand.tolist()))), dtype=np.int64)[1:]
         feasibility = self.heavy_relaxation.feasibility

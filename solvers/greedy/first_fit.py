@@ -36,6 +36,7 @@ class FirstFit:
         self.left: list[int] = []
         self.reasons: list[str] = []
         self._last: dict[Profile, Bin] = {}  # the latest GPU of each type: a guess for the next one
+        self._fullest: dict[Profile, Bin] = {}  # the same where there is no time to search
 
     def run(self) -> None:
         """Pack until the queue is empty; out of time, the rest is packed without searching."""
@@ -59,6 +60,11 @@ class FirstFit:
             self._take(opened.adapters)
         if not self.problem.out_of_time():
             opened = self.slots.best(opened)
+        fullest = self._fullest.get(opened.profile)
+        if fullest is None or opened.offered_tok_s(self.problem.workload) > fullest.offered_tok_s(
+            self.problem.workload
+        ):
+            self._fullest[opened.profile] = opened
         self._last[opened.profile] = opened
         self.bins.append(opened)
 
@@ -81,7 +87,7 @@ class FirstFit:
 
     def fill(self, profile: Profile, seed: Sequence[tuple[int, float]] = ()) -> Bin | None:
         """The largest admissible bin of `seed` (adapter, share) and a prefix of the queue, or None."""
-        last = self._last.get(profile)
+        last = (self._fullest if self.problem.out_of_time() else self._last).get(profile)
         hint = None if last is None else last.max_loras
         limit = min(len(self.queue), MAX_ADAPTERS_PER_GPU - len(seed))
         waiting: list[int] = self.queue[:limit].tolist()

@@ -18,7 +18,7 @@ def largest(
 
     Doubles its steps away from the guess, then bisects: what is too large is taken to be too large with more
     as well. `feasible` is called with (n, thorough); before the search ends, the next larger n is evaluated
-    thoroughly. out of time it settles for the first feasible n, halving the guess.
+    thoroughly. out of time it settles for the first feasible n, lowering the guess by an eighth at a time.
     """
     low, best, high = 0, None, limit + 1
     n, bracketed = min(guess, limit), False
@@ -33,7 +33,7 @@ def largest(
             bracketed = bracketed or low > 0
             high = n
         if out_of_time() and found is None:
-            n //= 2
+            n -= max(1, n // 8)
         elif bracketed:
             n = (low + high) // 2
         else:

@@ -24,6 +24,9 @@ from packer.solvers.order import paper_order
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import chooses_gpus
 
+_PACKING_SHARE = 0.6
+"""Of the time; the rest is for evening out the load."""
+
 
 class Greedy:
     """First-fit decreasing with bisection; never needs more GPUs than `greedy-paper`, which it runs too."""
@@ -37,12 +40,17 @@ class Greedy:
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order in which they were filled."""
         free = replace(problem, max_gpus=None)
-        first_fit = FirstFit(free, paper_order(problem.workload))
+        packing = free.with_share(_PACKING_SHARE)
+        first_fit = FirstFit(packing, paper_order(problem.workload))
         first_fit.run()
         found = Solution(tuple(first_fit.bins), tuple(first_fit.left), tuple(first_fit.reasons))
-        found = _paper(free, found) or found
+        found = _paper(packing, found) or found
+        cut = ["filling the GPUs"] if packing.out_of_time() else []
         if not found.unplaced:
             found = replace(found, bins=balanced(free, found.bins))
+            cut += ["evening out the load"] if free.out_of_time() else []
+        if cut:
+            found = replace(found, reasons=(*found.reasons, f"the time limit cut short: {', '.join(cut)}"))
         return within_limit(problem, found)
 
 

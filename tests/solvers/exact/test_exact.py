@@ -228,5 +228,5 @@ def test_only_certain_bounds_are_proven() -> None:
         found = search.solution(first)
         assert found.lower_bound == len(first.bins)
         seen = search.bound.certain
-        assert (found.proven, found.bound_source) == (seen, "said so" if seen else "by search: said so")
+        assert (found.proven, found.bound_source) == (seen, "said so" if seen else "estimate: said so")
     assert search.bound.certain

@@ -1,0 +1,75 @@
+"""Searches with trained trees: the whole predictor has to admit the bins that were found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, Bursts
+from packer.bin import Bin
+from packer.io.profiles import load_profile
+from packer.plan import Status
+from packer.predictors.auto import AutoPredictor
+from packer.predictors.learned import LearnedPredictor
+from packer.predictors.twin import TwinPredictor
+from packer.profile import Profile
+from packer.solvers.api import solve
+from packer.solvers.evaluator import Evaluator
+from packer.testing.problems import random_fleet
+from packer.workload import Workload
+
+FLEET = random_fleet(48, seed=2, rates=(1.6, 0.4, 0.1), ranks=(8, 16))
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    """A profile with shipped models."""
+    return load_profile("h100-64gb/llama-3.1-8b-instruct")
+
+
+def test_the_search_is_left_to_the_trees(profile: Profile) -> None:
+    """Only bins of the finished plan are simulated: few of all that a search evaluates."""
+    auto = AutoPredictor.for_profile(profile)
+    plan = solve(FLEET, profile, predictor=auto, verify=False)
+    assert plan.status is not Status.INFEASIBLE
+    assert auto.twin.simulated <= 2 * plan.n_gpus
+
+
+def test_refused_bins_make_the_search_more_careful(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees that see a third of the load would fill servers three times over: the plan still holds in the twin."""
+    whole = LearnedPredictor.evaluate_checked
+
+    def optimistic(
+        self: LearnedPredictor, workload: Workload, bins: list[Bin], factors: object = 1.0
+    ) -> object:
+        found, outside = whole(
+            self, workload, bins, 0.3 * np.asarray(factors, dtype=np.float64) * np.ones(len(bins))
+        )
+        return replace(found, starvation_probability=np.where(found.feasible, 0.5, 1.0)), outside
+
+    monkeypatch.setattr(LearnedPredictor, "evaluate_checked", optimistic)
+    plan = solve(FLEET, profile, predictor="auto", margin=0.0)
+    assert plan.status is not Status.INFEASIBLE
+    assert TwinPredictor().evaluate(FLEET, plan.bins).feasible.all()
+    assert "search_raised" in plan.details
+
+
+def test_bursty_fleets_are_guessed_by_the_trees_and_simulated_at_the_end(profile: Profile) -> None:
+    """A search takes bursts for Poisson arrivals; the figures of the plan are the twin's with bursts."""
+    bursty = FLEET.with_arrivals(Arrivals("bursty", common=Bursts(0.5, ((60.0, 1.0),))))
+    evaluator = Evaluator.load("auto", [profile])
+    bins = [Bin(tuple(range(12)), profile.settings(12, 16), profile)]
+    guess = evaluator.evaluate(bursty, bins)[0]
+    plain = evaluator.evaluate(FLEET, bins)[0]
+    assert guess == plain
+    reported = evaluator.report(bursty, bins)[0]
+    assert reported.mean_ttft_ms == TwinPredictor().evaluate(bursty, bins)[0].mean_ttft_ms
+
+
+def test_the_default_is_auto(profile: Profile) -> None:
+    """Without a predictor the plan is one of "auto"."""
+    plan = solve(Workload([Adapter(f"a{i}", 8, 0.1) for i in range(8)]), profile)
+    assert (plan.predictor, plan.verified) == ("auto", True)

@@ -1,0 +1,122 @@
+"""A plan is called optimal only where that is certain relative to what evaluated it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.evaluation import Evaluations
+from packer.lengths import Lengths
+from packer.plan import Status
+from packer.profile import Profile
+from packer.solvers.api import solve
+from packer.solvers.backbone import load_bound
+from packer.solvers.bounds import Bound, limits
+from packer.solvers.classes import aggregate
+from packer.solvers.exact.solver import ExactSearch
+from packer.solvers.feasibility import Feasibility
+from packer.solvers.greedy.solver import Greedy
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.testing.problems import problem, random_fleet
+from packer.workload import Workload
+
+
+class Knapsack(AnalyticPredictor):
+    """A server holds adapters of at most `capacity` req/s together, whatever the twin says of that."""
+
+    name = "knapsack"
+
+    def __init__(self, capacity: float) -> None:
+        super().__init__()
+        object.__setattr__(self, "capacity", capacity)
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Figures of each bin; one row per bin, in order."""
+        found = AnalyticPredictor(1e12).evaluate(workload, bins)
+        full = np.array([b.rates(workload).sum() > self.capacity * (1.0 + 1e-9) for b in bins])  # type: ignore[attr-defined]
+        throughput = np.where(full, 0.0, found.offered_tok_s)
+        nothing = np.zeros(len(bins), dtype=bool)
+        return replace(found, starved=full, memory_error=nothing, total_token_throughput=throughput)
+
+
+def triplets(n: int, seed: int, scale: float) -> Workload:
+    """`n` adapters that fill n / 3 servers of 1000 × `scale` req/s to the last request, three on each."""
+    rng = np.random.default_rng(seed)
+    sizes: list[int] = []
+    for _ in range(n // 3):
+        first = int(rng.integers(380, 490))
+        second = int(rng.integers(250, (1000 - first) // 2 + 1))
+        sizes += [first, second, 1000 - first - second]
+    rng.shuffle(sizes)
+    return Workload([Adapter(f"a{i}", 8, scale * size) for i, size in enumerate(sizes)])
+
+
+@pytest.mark.parametrize("solver", ["greedy", "bounds", "exact", "auto"])
+def test_a_bound_belongs_to_the_predictor_that_it_was_made_for(solver: str) -> None:
+    """The twin's bound by load says nothing of a predictor that finds more load feasible than the twin does."""
+    fleet = triplets(30, seed=1, scale=0.1)
+    profile = small_profile()
+    assert load_bound(fleet, profile, 0.0) > 10
+    settings = {"predictor": Knapsack(100.0), "verify": False, "margin": 0.0, "time_limit_s": 6.0}
+    plan = solve(fleet, profile, solver=solver, **settings)
+    assert plan.n_gpus >= 10
+    assert plan.lower_bound is None or not plan.bound_proven or plan.lower_bound <= 10
+    assert plan.status is not Status.OPTIMAL or plan.n_gpus == 10
+
+
+def test_an_estimate_does_not_end_the_search() -> None:
+    """With a bound that only a search failed to refute the search goes on; a certain one ends it."""
+    task = problem(random_fleet(48, seed=5, rates=(1.6, 0.8), ranks=(8, 32)))
+    search = ExactSearch(task, Greedy().solve(task).bins)
+    for certain in (False, True):
+        search.bound = Bound(len(search.bins), "said so", certain=certain)
+        assert search.closed is certain
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_triplets_never_have_a_bound_above_the_optimum(seed: int) -> None:
+    """Where 60 adapters fill 20 servers exactly, no bound exceeds 20, proven or not."""
+    fleet = triplets(60, seed=seed, scale=1.0)
+    settings = {"predictor": Knapsack(1000.0), "verify": False, "margin": 0.0, "time_limit_s": 10.0}
+    plan = solve(fleet, small_profile(), solver="exact", **settings)
+    assert plan.lower_bound is not None
+    assert plan.lower_bound <= 20
+    assert (plan.status is Status.OPTIMAL) == (plan.bound_proven and plan.n_gpus == 20)
+
+
+def test_slow_predictors_have_the_same_limit_of_adapters() -> None:
+    """The fullest bin is looked for lightest first, too, however long an evaluation takes."""
+    adapters = [Adapter(f"big{i}", 8, 2.0) for i in range(4)] + [
+        Adapter(f"small{i}", 8, 0.001) for i in range(200)
+    ]
+    classes = aggregate(Workload(adapters))
+    found = []
+    for seconds in (0.0, 1e3):
+        feasibility = Feasibility(problem(classes.workload), classes)
+        feasibility.seconds = seconds
+        found.append(limits(feasibility, np.random.default_rng(0)).adapters.max())
+    assert found[0] == found[1] >= 200
+
+
+def test_a_plan_of_a_trained_predictor_is_optimal_only_if_the_twin_confirms_it(toy_profile: Profile) -> None:
+    """The bound by load is the twin's: unconfirmed it is an estimate for predictors that imitate the twin."""
+
+    class Imitating(AnalyticPredictor):
+        imitates_twin = True
+
+        def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: object = 1.0) -> Evaluations:
+            factor = float(np.max(factors))  # type: ignore[call-overload]
+            return super().evaluate(workload if factor == 1.0 else workload.scaled(factor), bins)
+
+    fleet = Workload(
+        [Adapter(f"a{i}", 8, 0.4, Lengths.constant(400), Lengths.constant(200)) for i in range(40)]
+    )
+    plan = solve(fleet, toy_profile, predictor=Imitating(), verify=False, margin=0.0)
+    assert plan.n_gpus > 1
+    assert not plan.bound_proven or plan.lower_bound == 1
+    assert plan.status is Status.FEASIBLE

@@ -1,0 +1,126 @@
+"""What a limit of time or Ctrl-C leaves undone is said, and the plan that is returned is whole."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.evaluation import Evaluations
+from packer.objectives.slo import Slo
+from packer.settings import Slots
+from packer.solvers import base
+from packer.solvers.base import Problem, Solution
+from packer.solvers.evaluator import Evaluator
+from packer.solvers.greedy.solver import Greedy
+from packer.solvers.headroom import LARGEST, headroom
+from packer.solvers.spread_refined import SpreadRefined
+from packer.solvers.verify import check
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.testing.problems import problem, random_fleet
+from packer.workload import Workload
+
+PROFILE = small_profile()
+
+
+class Clock:
+    """A clock that every evaluation of a bin moves on by a millisecond."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+class Slow(AnalyticPredictor):
+    """The analytic predictor with a clock of its own."""
+
+    clock = Clock()
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Figures of each bin; one row per bin, in order."""
+        self.clock.now += 1e-3 * len(bins)
+        return super().evaluate(workload, bins)
+
+
+def limited(monkeypatch: object, seconds: float) -> tuple[Problem, Solution]:
+    """Greedy's solution of a fleet within so many seconds of the clock."""
+    Slow.clock.now = 0.0
+    monkeypatch.setattr(base.time, "monotonic", Slow.clock.monotonic)  # type: ignore[attr-defined]
+    fleet = random_fleet(400, seed=3, rates=(0.2, 0.11, 0.07), ranks=(8, 16, 32))
+    posed = replace(problem(fleet, predictor=Slow()), time_limit_s=seconds, started=0.0)
+    found = Greedy().solve(posed)
+    check(posed, found)
+    return posed, found
+
+
+def test_a_limit_leaves_time_to_even_out_the_load(monkeypatch: object) -> None:
+    """Packing takes its share of the time only, so that a plan cut short there is still evened out."""
+    whole = limited(monkeypatch, 1e6)[1]
+    assert whole.reasons == ()
+    spent = Slow.clock.now
+    posed, cut = limited(monkeypatch, spent * 0.5)
+    assert len(cut.reasons) == 1
+    assert "time limit cut short" in cut.reasons[0]
+    loads = [bin_.offered_tok_s(posed.workload) for bin_ in cut.bins]
+    assert max(loads) < 1.5 * min(loads)
+
+
+def test_out_of_time_gpus_are_still_filled(monkeypatch: object) -> None:
+    """Without time to search the number of GPUs stays near that of the whole search."""
+    whole, cut = (limited(monkeypatch, seconds)[1] for seconds in (1e6, 0.02))
+    assert len(whole.bins) <= len(cut.bins) <= 1.5 * len(whole.bins)
+
+
+def test_headroom_stops_in_time() -> None:
+    """Stopped, the bisection returns the largest factors that are known to hold."""
+    fleet = random_fleet(24, seed=3, rates=(0.3,))
+    bins = [Bin(tuple(range(24)), Slots(24, 32), PROFILE)]
+    steps = iter([False, False, True])
+    (found,) = headroom(fleet, bins, Evaluator(AnalyticPredictor()), lambda: next(steps))
+    (exact,) = headroom(fleet, bins, Evaluator(AnalyticPredictor()))
+    assert exact is not None
+    assert found is None or 1.0 <= found <= exact <= LARGEST
+
+
+def test_bins_of_one_adapter_are_not_swapped() -> None:
+    """Two hot adapters that may be split: no refinement puts one of them on two GPUs as a whole."""
+    for seed in range(40):
+        rates = np.random.default_rng(seed).uniform(4.0, 16.0, 2).tolist()
+        fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
+        task = problem(fleet, objective=Slo(mean_ttft_ms=40.0), predictor=AnalyticPredictor(), max_gpus=2)
+        posed = replace(task, max_replicas=2)
+        check(posed, SpreadRefined().solve(posed))
+
+
+SCRIPT = """
+import os, signal
+pressed = []
+signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+import numpy as np
+from packer.solvers.cpsat.model import RepackModel
+from packer.solvers.cpsat.surrogate import SCALE, Option
+option = Option(2, 8, np.array([SCALE // 3]))
+one = np.ones((1, 1), dtype=bool)
+model = RepackModel(np.array([4]), np.array([8]), one, [option], bins=2, most=SCALE)
+rows, _ = model.solve(time_limit_s=1.0, seed=0)
+assert rows is not None
+os.kill(os.getpid(), signal.SIGINT)
+assert pressed == [True]
+print("whole")
+"""
+
+
+def test_ctrl_c_after_cp_sat_reaches_the_handler() -> None:
+    """The handler of Ctrl-C that was set before a repacking is still there after it."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "whole"), done.stderr
+    assert signal.getsignal(signal.SIGINT) is not None
