@@ -9,6 +9,7 @@ import numpy as np
 
 from packer.arrival import Arrivals
 from packer.bin import Bin
+from packer.errors import ModelError
 from packer.evaluation import Evaluations
 from packer.memo import Memo
 from packer.predictors.content import Factors
@@ -29,7 +30,7 @@ class AutoPredictor:
     Parameters
     ----------
     learned, twin
-        The predictors.
+        The predictors; without a learned one the twin evaluates everything.
     low, high
         Between which probabilities the learned one is uncertain.
     guesses_bursty
@@ -37,11 +38,10 @@ class AutoPredictor:
     """
 
     name = "auto"
-    imitates_twin = True
 
     def __init__(
         self,
-        learned: LearnedPredictor,
+        learned: LearnedPredictor | None,
         twin: TwinPredictor,
         *,
         low: float = UNCERTAIN[0],
@@ -49,6 +49,7 @@ class AutoPredictor:
         guesses_bursty: bool = False,
     ) -> None:
         self.learned, self.twin = learned, twin
+        self.imitates_twin = learned is not None
         self.low, self.high = low, high
         self.guesses_bursty = guesses_bursty
         self._as_poisson: Memo[Workload, Workload] = Memo(lambda fleet: fleet.with_arrivals(Arrivals()))
@@ -59,8 +60,12 @@ class AutoPredictor:
 
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> AutoPredictor:
-        """The shipped boosted trees and the twin."""
-        return cls(BoostingPredictor.for_profile(profile), TwinPredictor(seed=seed))
+        """The shipped boosted trees, where there are some for the profile, and the twin."""
+        try:
+            learned = BoostingPredictor.for_profile(profile)
+        except ModelError:  # none is shipped for this profile, or for another state of it
+            learned = None
+        return cls(learned, TwinPredictor(seed=seed))
 
     def for_search(self) -> AutoPredictor:
         """The same predictors for a search whose result is evaluated anew: the twin only beyond what was learned."""
@@ -71,7 +76,7 @@ class AutoPredictor:
         self.requested += len(bins)
         kind = workload.arrivals.kind
         guessed = self.guesses_bursty and kind == "bursty"
-        if kind != "poisson" and not guessed:
+        if self.learned is None or (kind != "poisson" and not guessed):
             self.left_to_twin += len(bins)
             return self.twin.evaluate(workload, bins, factors)
         fleet = self._as_poisson(workload) if guessed else workload

@@ -71,9 +71,9 @@ class Evaluator:
             given |= dict(predictors.items())
         first = next(iter(given.values()))
         self.name = first.name
-        self.confirms = isinstance(first, AutoPredictor)
+        self.confirms = isinstance(first, AutoPredictor) and first.imitates_twin
         """Whether `report` may refuse what `evaluate` admits."""
-        self.fast = isinstance(first, LearnedPredictor | AutoPredictor)
+        self.fast = isinstance(first, LearnedPredictor) or self.confirms
         """Whether a bin takes microseconds: then searches evaluate more bins at once."""
         self.twin_based = isinstance(first, TwinBased)
         self.imitates_twin = isinstance(first, TwinBased) and first.imitates_twin

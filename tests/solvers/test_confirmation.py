@@ -21,7 +21,7 @@ from packer.solvers.evaluator import Evaluator
 from packer.testing.problems import random_fleet
 from packer.workload import Workload
 
-FLEET = random_fleet(48, seed=2, rates=(1.6, 0.4, 0.1), ranks=(8, 16))
+FLEET = random_fleet(110, seed=2, rates=(1.6, 0.4, 0.1), ranks=(8, 16))
 
 
 @pytest.fixture(scope="module")
