@@ -35,7 +35,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "160")
 
     def analytic(predictor: str, profile: Profile, *, seed: int) -> Predictor:
-        return AnalyticPredictor() if predictor in ("twin", "auto") else load_predictor(predictor, profile, seed=seed)
+        return (
+            AnalyticPredictor()
+            if predictor in ("twin", "auto")
+            else load_predictor(predictor, profile, seed=seed)
+        )
 
     monkeypatch.setattr("packer.solvers.evaluator.load_predictor", analytic)
     write_profile(small_profile(), "small.toml")
