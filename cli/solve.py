@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from packer.workload import Workload
 
 DEFAULT_OUTPUT = "plan.json"
+DEFAULT_PREDICTOR = "auto"
 
 
 @bundle
@@ -77,7 +78,7 @@ class Planning:
         shell_complete=complete_registered("solver"),
         help="How the plan is searched.  [default: greedy; on a given number of GPUs spread-refined]",
     )
-    predictor: str = predictor_option(default="auto")
+    predictor: str = predictor_option(default=DEFAULT_PREDICTOR)
     gpus: int | None = gpus_option()
     max_replicas: int = option(
         type=click.IntRange(min=1, max=10_000),
@@ -106,7 +107,7 @@ class Planning:
     def recommends(self) -> bool:
         """Whether no strategy was chosen: then the plan to deploy is looked for."""
         chosen = (self.old_path, self.objective, self.solver)
-        return all(each is None for each in chosen) and self.predictor == "twin"
+        return all(each is None for each in chosen) and self.predictor == DEFAULT_PREDICTOR
 
     def recommended(self, fleet: Workload, profile: Profile, **given: Any) -> Plan:
         """The plan to deploy."""

@@ -54,7 +54,7 @@ class AutoPredictor:
         self.guesses_bursty = guesses_bursty
         self._as_poisson: Memo[Workload, Workload] = Memo(lambda fleet: fleet.with_arrivals(Arrivals()))
         self.requested = 0
-        """Bins that it was asked to evaluate."""
+        """Bins to evaluate so far."""
         self.left_to_twin = 0
         """Of these, how many the twin evaluated."""
 

@@ -84,8 +84,8 @@ class _Fleet:
 class ContentCache:
     """A function that evaluates bins, called once for each content of a bin and factor of its rates.
 
-    Equal bins get equal figures, whatever their adapters are called. `requested` counts the bins that were
-    asked for, `evaluated` those that reached the function.
+    Equal bins get equal figures, whatever their adapters are called. `requested` counts the bins of all
+    calls, `evaluated` those that reached the function.
 
     Parameters
     ----------

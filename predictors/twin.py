@@ -40,7 +40,7 @@ class TwinPredictor:
 
     @property
     def requested(self) -> int:
-        """Bins that it was asked to evaluate."""
+        """Bins to evaluate so far."""
         return self._cache.requested
 
     @property

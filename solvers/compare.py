@@ -215,7 +215,7 @@ def _beyond(reference: PlanFigures, failing: int, objective: str) -> tuple[str, 
 
 
 class _GreedyCount:
-    """How many GPUs `greedy` needs, found once when first asked."""
+    """How many GPUs `greedy` needs, found once when first needed."""
 
     def __init__(self, comparison: Comparison, fleet: Workload, predictor: str) -> None:
         self.comparison, self.fleet, self.predictor = comparison, fleet, predictor

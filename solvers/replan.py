@@ -79,13 +79,13 @@ class _Mending:
 
     def run(self, enough: int) -> list[Bin] | None:
         """The mended plan, or None if some adapter fits nowhere; closes servers down to `enough`."""
-        homeless = set(range(len(self.problem.workload)))
+        unplaced = set(range(len(self.problem.workload)))
         for old in self.problem.old_bins:
             kept = self._mend(old)
             if kept is not None:
                 self.bins.append(kept)
-                homeless -= set(kept.adapters)
-        for i in sorted(homeless, key=lambda i: (-self.loads[i], i)):
+                unplaced -= set(kept.adapters)
+        for i in sorted(unplaced, key=lambda i: (-self.loads[i], i)):
             if not self._place(i) and not self._open(i):
                 return None
         while len(self.bins) > enough and not self.problem.out_of_time():
@@ -143,9 +143,9 @@ class _Mending:
         """Empty the server with the fewest adapters into the others; False if they don't all fit."""
         before = list(self.bins)
         k = min(range(len(before)), key=lambda k: (len(before[k].adapters), k))
-        homeless = sorted(before[k].adapters, key=lambda i: (-self.loads[i], i))
+        unplaced = sorted(before[k].adapters, key=lambda i: (-self.loads[i], i))
         del self.bins[k]
-        if all(self._place(i) for i in homeless):
+        if all(self._place(i) for i in unplaced):
             return True
         self.bins = before
         return False

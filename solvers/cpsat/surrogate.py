@@ -24,7 +24,7 @@ _FEWEST = 6
 class Option:
     """One way to start a server: slots, and what a class weighs there (K,), as whole numbers of 1/`SCALE`.
 
-    For a limit, a bin of at most `SCALE` is believed to be feasible; for a cost, the weights and `base` add
+    For a limit, a bin of at most `SCALE` is taken to be feasible; for a cost, the weights and `base` add
     up to the cost of a bin.
     """
 

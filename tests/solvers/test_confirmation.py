@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
+from packer.cli import run
 from packer.io.profiles import load_profile
+from packer.io.workloads import read_workload
 from packer.plan import Status
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.learned import LearnedPredictor
@@ -73,3 +77,32 @@ def test_the_default_is_auto(profile: Profile) -> None:
     """Without a predictor the plan is one of "auto"."""
     plan = solve(Workload([Adapter(f"a{i}", 8, 0.1) for i in range(8)]), profile)
     assert (plan.predictor, plan.verified) == ("auto", True)
+
+
+def test_the_command_gives_the_plan_of_the_library(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`packer solve --objective gpus` writes what `packer.solve` returns, headroom included, but for the run time."""
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{a.name},{a.rank},{a.rate}\n" for a in FLEET.adapters)
+    (tmp_path / "fleet.csv").write_text("adapter,rank,rate\n" + rows)
+    assert run(["solve", "fleet.csv", "--objective", "gpus", "-o", "command.json", "-q"]) == 0
+    plan = solve(read_workload("fleet.csv"), profile, "gpus")
+    plan.save("library.json")
+    written = [json.loads((tmp_path / name).read_text()) for name in ("command.json", "library.json")]
+    for data in written:
+        del data["runtime_s"]
+    assert written[0] == written[1]
+    assert len(plan.headroom) == plan.n_gpus
+
+
+@pytest.mark.parametrize(("options", "recommends"), [([], True), (["--predictor", "tree"], False)])
+def test_without_a_strategy_the_command_recommends(
+    options: list[str], recommends: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`packer solve FLEET` looks for the plan to deploy; naming a predictor plans with that."""
+    path = tmp_path / "fleet.csv"
+    path.write_text("adapter,rank,rate\n" + "".join(f"a{i},8,0.1\n" for i in range(4)))
+    assert run(["solve", str(path), "--json", *options]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert ("decision" in plan["details"]) is recommends
