@@ -150,7 +150,19 @@ def _totals(plan: Plan) -> list[str]:
     ]
     if plan.bins:
         lines.append(f"Server      {servers(plan.bins)}")
+    if plan.workload.assumed_lengths:
+        lines.append(f"Lengths     {assumed_lengths()}")
     return lines
+
+
+def assumed_lengths() -> str:
+    """What is said of a workload without token lengths: they decide the result."""
+    from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
+
+    return (
+        f"not given: as ShareGPT's, {SHAREGPT_INPUT.mean:g} tokens in and {SHAREGPT_OUTPUT.mean:g} out on average; "
+        "columns input_tokens and output_tokens give them"
+    )
 
 
 def _objective(plan: Plan) -> str:

@@ -25,6 +25,7 @@ from packer.cli.options import (
     seed_option,
 )
 from packer.cli.output import number, table, write_frame, write_json
+from packer.cli.plan_table import assumed_lengths
 from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
@@ -301,6 +302,7 @@ def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[
         title_of(first),
         table(None, columns, rows),
         f"{tokens}. The {'cluster' if cluster else 'server'} {found}: {share:.1%} of the offered load is served.",
+        *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),
     ]
 
 

@@ -159,6 +159,17 @@ class Workload:
             arrivals = replace(arrivals, trace=trace.faster(rate_factor))
         return replace(self, adapters=adapters, arrivals=arrivals)
 
+    @property
+    def assumed_lengths(self) -> bool:
+        """Whether some adapter has no token lengths of its own and the fleet's are the default, ShareGPT's."""
+        if self.arrivals.trace is not None:
+            return False
+        sides = (("input_tokens", SHAREGPT_INPUT), ("output_tokens", SHAREGPT_OUTPUT))
+        return any(
+            getattr(self, side) == default and any(getattr(a, side) is None for a in self.adapters)
+            for side, default in sides
+        )
+
     def with_arrivals(self, arrivals: Arrivals) -> Workload:
         """The same fleet with another arrival process."""
         return replace(self, arrivals=arrivals)

@@ -281,18 +281,30 @@ def profile_facts(profile: Profile) -> list[tuple[str, str]]:
     return [(visible(key), visible(value)) for key, value in facts]
 
 
+def lengths_text(plan: Plan) -> str:
+    """Mean lengths of a request, and whether they were given."""
+    fleet = plan.workload
+    share = fleet.rates / fleet.rate
+    means = (
+        f"{share @ fleet.mean_input_tokens:,.0f} in, {share @ fleet.mean_output_tokens:,.0f} out on average"
+    )
+    assumed = fleet.assumed_lengths
+    return f"not given: ShareGPT's, {means}" if assumed else means
+
+
 def plan_facts(plan: Plan) -> list[tuple[str, str]]:
     """How the plan was found."""
-    checked = {True: "yes", False: "no: at least one GPU fails on fresh seeds", None: "not asked"}[
-        plan.verified
-    ]
+    checked = {True: "it holds", False: "at least one GPU breaks", None: "not done"}[plan.verified]
     facts = [
         ("Workload", plan.workload.name),
         ("Status", plan.status.value),
         ("Objective", plan.objective),
         ("Solver", f"{plan.solver}, {plan.runtime_s:,.2f} s"),
         ("Predictor", plan.predictor),
-        ("Verified by the twin", checked),
+        ("Re-simulated on a fresh hour", checked),
+        ("Rates raised by", "–" if plan.margin is None else f"{100 * plan.margin:.1f} %"),
+        ("Arrivals", plan.workload.arrivals.description),
+        ("Token lengths", lengths_text(plan)),
         ("Seed", str(plan.seed)),
     ]
     facts += [(f"Version of {name}", version) for name, version in plan.versions.items()]

@@ -11,6 +11,8 @@ from markupsafe import Markup
 from packer.plan import Plan
 from packer.report import charts, context
 from packer.report.curves import Curves
+from packer.report.figures_svg import Chart
+from packer.report.frontier import frontier_charts
 from packer.report.templates import read, render
 
 COMPARED = {
@@ -52,7 +54,9 @@ def render_report(
         plan=plan,
         title=context.visible(plan.workload.name),
         headline=context.headline(plan),
-        bound=context.bound_text(plan),
+        bound="" if plan.details.get("decision") else context.bound_text(plan),
+        decision=plan.details.get("decision", ""),
+        frontier=_frontier(plan),
         reasons=[context.visible(reason) for reason in plan.reasons],
         unplaced=[context.visible(plan.workload.names[i]) for i in plan.unplaced],
         counted=context.counted,
@@ -68,6 +72,17 @@ def render_report(
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def _frontier(plan: Plan) -> list[Chart]:
+    """The frontier that a recommended plan carries; a plan file's content is checked here."""
+    rows, goal = plan.details.get("frontier"), plan.details.get("goal")
+    if not isinstance(rows, list | tuple) or not isinstance(goal, Mapping) or len(rows) < 2:
+        return []
+    try:
+        return frontier_charts(rows, plan.n_gpus, goal)
+    except (KeyError, TypeError, ValueError):
+        return []
 
 
 def _compared_keys(rows: Sequence[Mapping[str, object]]) -> list[str]:

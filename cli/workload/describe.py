@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from packer.cli.declare import command
 from packer.cli.options import FleetFile, Output
 from packer.cli.output import number, table
+from packer.cli.plan_table import assumed_lengths
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,5 +51,6 @@ def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
         f"the busiest 20 % {found['share_of_top_20_percent']:.0%}.",
         f"Tokens per request: {inputs['mean']:,.0f} in (cv {inputs['cv']:.2f}), {outputs['mean']:,.0f} out "
         f"(cv {outputs['cv']:.2f}), correlation {found['length_correlation']:+.2f}.",
+        *([f"Lengths {assumed_lengths()}."] if fleet.assumed_lengths else []),
         f"Arrivals: {found['arrivals_description']}.",
     ]

@@ -124,3 +124,13 @@ def test_a_trace_scaled_comes_faster() -> None:
     assert part is not None
     assert part.span_s == before.span_s
     np.testing.assert_allclose(whole.scaled(2.0).rates, 2 * whole.rates)
+
+
+def test_lengths_that_nobody_gave_are_known_as_such() -> None:
+    """A fleet says whether it stands on default lengths, so that every output can say it."""
+    bare = Workload([Adapter("a", 8, 0.1)])
+    assert bare.assumed_lengths
+    given = Lengths.constant(10)
+    assert not Workload([Adapter("a", 8, 0.1)], given, given).assumed_lengths
+    assert not Workload([Adapter("a", 8, 0.1, given, given)]).assumed_lengths
+    assert Workload([Adapter("a", 8, 0.1, given)]).assumed_lengths

@@ -241,3 +241,18 @@ def test_one_thing_is_singular(toy_plan: Callable[..., Plan]) -> None:
     assert "1 GPUs" not in text
     assert "1 adapters" not in text
     assert "GPU 1: 2 adapters <" in render_report(toy_plan(["a", "b", "c", "d"]))
+
+
+def test_a_recommended_plan_opens_with_its_decision(toy_plan: Callable[..., Plan]) -> None:
+    """The decision stands first, and the frontier is drawn with the goal and the plan's GPUs marked."""
+    row = {"p95_ttft_ms": 300.0, "worst_adapter_ttft_ms": 500.0, "mean_itl_ms": 30.0}
+    frontier = [{"n_gpus": n, **{key: value / n for key, value in row.items()}} for n in (1, 2, 3)]
+    goal = {"p95_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
+    plan = toy_plan(["a", "b"])
+    details = {"decision": "2 GPUs: <fine>.", "goal": goal, "frontier": frontier}
+    page = render_report(dataclasses.replace(plan, details=details))
+    assert "2 GPUs: &lt;fine&gt;." in page
+    assert page.count("this plan</text>") == 2
+    assert "worst adapter: 2, 250" in page
+    broken = {**details, "frontier": [{"n_gpus": 1}, {"n_gpus": 2}]}
+    assert "GPUs against latency" not in render_report(dataclasses.replace(plan, details=broken))

@@ -1,0 +1,43 @@
+"""The picture of a frontier: latency over the number of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packer.report.figures import Line, Mark, Panel
+from packer.report.figures_svg import Chart, chart
+
+
+def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, goal: Mapping[str, float]) -> list[Chart]:
+    """TTFT and ITL over GPUs, with the goal and the plan's number of GPUs marked.
+
+    Parameters
+    ----------
+    rows
+        As `packer.operate.frontier.FrontierPoint.to_dict` gives them.
+    chosen
+        GPUs of the plan.
+    goal
+        The limits of `packer.operate.goal.LatencyGoal`, by name.
+    """
+    gpus = [row["n_gpus"] for row in rows]
+    ttft = Panel(
+        [
+            Line(gpus, [row["p95_ttft_ms"] for row in rows], "all requests", markers=True),
+            Line(gpus, [row["worst_adapter_ttft_ms"] for row in rows], "worst adapter", markers=True),
+        ],
+        title="TTFT, 95th percentile",
+        x_label="GPUs",
+        y_label="ms, logarithmic",
+        y_log=True,
+        marks=(Mark(chosen, "this plan"), Mark(goal["p95_ttft_ms"], "goal", axis="y")),
+    )
+    itl = Panel(
+        [Line(gpus, [row["mean_itl_ms"] for row in rows], "all requests", markers=True)],
+        title="Mean ITL",
+        x_label="GPUs",
+        y_label="ms",
+        marks=(Mark(chosen, "this plan"), Mark(goal["mean_itl_ms"], "goal", axis="y")),
+    )
+    return [chart(panel) for panel in (ttft, itl)]
