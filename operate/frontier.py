@@ -32,6 +32,8 @@ from packer.workload import Workload
 GAIN = 0.1
 """A GPU more that lowers the p95 TTFT by less than this share, and the ITL by less than half of it, is no gain."""
 MOST_POINTS = 12
+TIGHT = 0.5
+"""A server that uses more than this of the goal is tried with more slots."""
 SOLVERS = ("spread-refined", "spread")
 HOUR_S = 3600.0
 LEVELS = tuple(round(1.1**k, 4) for k in range(1, 15))
@@ -234,10 +236,10 @@ class Frontier:
         return () if plan.unplaced else plan.bins
 
     def _settled(self, item: Bin) -> Bin:
-        """The server with the number of slots that keeps the goal best; more are tried only where it breaks."""
+        """The server with the number of slots that keeps the goal best; more are tried where it is tight."""
         best, used = item, self._used(item)
         slots = item.max_loras
-        while used > 1.0 and slots < len(item.adapters):
+        while used > TIGHT and slots < len(item.adapters):
             slots = min(len(item.adapters), 2 * slots)
             other = replace(item, settings=self.profile.settings(slots, item.max_lora_rank))
             found = self._used(other)

@@ -219,7 +219,7 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
     worst_itl = max((row.mean_itl_ms for row in rows if math.isfinite(row.mean_itl_ms)), default=math.nan)
     placed = len(fleet) - len(plan.unplaced)
     bound = "no bound" if plan.lower_bound is None else f"at least {plan.lower_bound:,.6g} needed"
-    goal = bound if plan.objective == "gpus" else plan.objective
+    goal = {"gpus": bound, "recommend": "within the latency goal"}.get(plan.objective, plan.objective)
     found = [
         (number(plan.n_gpus), plural(plan.n_gpus, "GPU"), goal),
         (number(placed), f"{plural(placed, 'adapter')} placed", f"of {len(fleet):,}"),
