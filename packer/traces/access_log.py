@@ -104,7 +104,7 @@ def read_access_log(
     text = decode(_without_half_line(data) if growing else data, path)
     for row, entry in json_lines(text, path):
         flat = _flat(entry)
-        seen.update(list(flat)[:50] if len(seen) < 200 else ())
+        seen.update([key[:40] for key in flat][:50] if len(seen) < 200 else ())
         _add(columns, flat, wanted, path, row, skip, strip_prefix)
     if not columns.time:
         raise FileFormatError(

@@ -72,6 +72,7 @@ def test_own_keys_and_gzip(tmp_path: Path) -> None:
         ("{", "row 1: expected JSON"),
         ("[1]", "expected a JSON object"),
         ('{"a": 1}', "name the right ones with --key"),
+        (f'{{"{"k" * 9000}": 1}}', f"the keys {'k' * 40}; name"),
         ('{"time": 1, "model": 5, "prompt_tokens": 1, "completion_tokens": 1}', "column 'model'"),
         (
             '{"time": 1, "model": "a", "prompt_tokens": -1, "completion_tokens": 1}',
