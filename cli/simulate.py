@@ -56,6 +56,7 @@ METRICS = (
     ("mean_kv_usage", "KV cache in use, mean share", 3),
     ("preemptions", "preemptions", 0),
     ("adapter_loads", "adapter loads", 0),
+    ("loads_per_request", "adapter loads per request", 2),
     ("busy_share", "engine busy, share of the time", 3),
 )
 """Rows of the table: metric, what it is called, digits."""
@@ -97,6 +98,12 @@ class Run:
         type=click.IntRange(min=1),
         metavar="N",
         help="Requests that the client keeps open at most; it refuses those beyond.  [default: no limit]",
+    )
+    scrape_interval_s: float | None = option(
+        "--scrape-interval",
+        type=click.FloatRange(min=0.001),
+        metavar="SECONDS",
+        help="Time between scrapes of /metrics, which stop the API server.  [default: the profile's, or none]",
     )
 
 
@@ -238,8 +245,12 @@ def _simulated(
         if system.cluster is None:
             given |= {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
             given |= {"max_outstanding": run.max_outstanding, "duration_s": run.duration_s}
+            given |= {"scrape_interval_s": run.scrape_interval_s}
             return simulate_seeds(workload, kind.profile(out), **given, progress=progress)
-        refuse_unused("--cluster", ("max_loras", "max_lora_rank", "profile_name", "max_outstanding"))
+        refuse_unused(
+            "--cluster",
+            ("max_loras", "max_lora_rank", "profile_name", "max_outstanding", "scrape_interval_s"),
+        )
         cluster = system.read()
         out.note_profiles(*(each.profile for each in cluster.kinds))
         how: dict[str, Any] = {"system": system.system, "router": system.router, "slo": system.slo}
@@ -254,7 +265,9 @@ def _predict(
 ) -> None:
     from packer.operate.predict import predict
 
-    unused = ("duration_s", "seeds", "max_outstanding", "timeline", "per_adapter", "plot")
+    unused = (
+        "duration_s", "seeds", "max_outstanding", "scrape_interval_s", "timeline", "per_adapter", "plot",
+    )  # fmt: skip
     refuse_unused(f"--predictor {server.predictor}", unused)
     slots: dict[str, Any] = {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
     found = predict(workload, profile, server.predictor, seed=seed, explain=server.explain, **slots)
@@ -303,7 +316,20 @@ def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[
         table(None, columns, rows),
         f"{tokens}. The {'cluster' if cluster else 'server'} {found}: {share:.1%} of the offered load is served.",
         *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),
+        *([] if cluster else _thrashing(first)),
     ]
+
+
+def _thrashing(sim: Simulation) -> list[str]:
+    from packer.twin.thrash import relief, thrashes
+
+    if not thrashes(sim):
+        return []
+    found = relief(sim)
+    remedy = "more slots do not fit or do not help"
+    if found is not None:
+        remedy = f"max_loras {found.max_loras} would need {found.loads_per_request:.1f}"
+    return [f"Slots thrash: {sim.loads_per_request:.1f} loads per request; {remedy}."]
 
 
 def _predicted(found: Prediction) -> list[Table | str]:

@@ -164,7 +164,8 @@ class LoadingSpec:
     """Time to bring an adapter into a slot: a + b × rank, ms, from host memory; plus the same from disk.
 
     `cold_start`: at the start all adapters are on disk, so that each one's first request waits for it; False:
-    those that fit (`max_cpu_loras`) are in host memory already.
+    those that fit (`max_cpu_loras`) are in host memory already. `spares_batch`: an adapter that needs a slot
+    never evicts one whose requests are running; vLLM's LRU does (`packer.twin.engine.slots`).
     """
 
     host_base_ms: float = 0.0
@@ -172,10 +173,35 @@ class LoadingSpec:
     disk_base_ms: float = 0.0
     disk_per_rank_ms: float = 0.0
     cold_start: bool = False
+    spares_batch: bool = False
 
     def __post_init__(self) -> None:
         for item in fields(self)[:4]:
             _real(self, f"loading.{item.name}", low=0.0, high=_MOST_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndSpec:
+    """The API server between client and engine: one event loop that accepts requests and streams tokens.
+
+    Work of the loop, ms, during which nothing else passes it: `request_ms` per request, `first_use_ms` more at
+    the first request of an adapter (a tokenizer, in old versions), and to render /metrics `scrape_base_ms` +
+    `scrape_per_series_ms` per time series of `vllm:lora_requests_info` + `scrape_per_name_ms` per adapter
+    named in their labels. `scrape_interval_s`: time from one scrape to the next; None: /metrics is not read.
+    """
+
+    scrape_interval_s: float | None = None
+    scrape_base_ms: float = 0.0
+    scrape_per_series_ms: float = 0.0
+    scrape_per_name_ms: float = 0.0
+    request_ms: float = 0.0
+    first_use_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.scrape_interval_s is not None:
+            _real(self, "frontend.scrape_interval_s", low=1e-3, high=_MOST_MS)
+        for item in fields(self)[1:]:
+            _real(self, f"frontend.{item.name}", low=0.0, high=_MOST_MS)
 
 
 @dataclass(frozen=True)
@@ -196,6 +222,7 @@ class Profile:
     calibrated: bool = False
     provenance: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
+    frontend: FrontEndSpec = field(default_factory=FrontEndSpec)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -207,6 +234,7 @@ class Profile:
             memory=self.memory,
             latency=replace(self.latency, coefficients=terms),
             loading=self.loading,
+            frontend=self.frontend,
         )
 
     def __hash__(self) -> int:

@@ -22,7 +22,7 @@ _T = TypeVar("_T", bound=np.generic)
 # ShareGPT as the paper's clients sent it: means and spreads measured over the request pools.
 SHAREGPT_INPUT = Lengths.gamma(mean=223.0, cv=1.1)
 SHAREGPT_OUTPUT = Lengths.gamma(mean=195.0, cv=1.04)
-SHAREGPT_CORRELATION = -0.2
+SHAREGPT_CORRELATION = -0.39
 
 
 @dataclass(frozen=True)

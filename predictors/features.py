@@ -60,7 +60,7 @@ FEATURES = (
     Feature("batch", "requests", "expected running requests"),
     Feature("kv_use", "", "expected share of the KV cache in use"),
     Feature("active_adapters", "", "expected distinct adapters in a batch"),
-    Feature("slot_use", "", "expected share of the slots in use"),
+    Feature("slot_use", "", "distinct adapters that the batch would have / slots"),
     Feature("step", "ms", "expected step time"),
     Feature("slot_wait", "s", "expected wait for a slot"),
     Feature("residence", "s", "expected time from first to last token"),

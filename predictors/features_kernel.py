@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from packer.predictors.physics import Server, Traffic, capacity, operating_batch, slot_wait, step
+from packer.predictors.physics import Server, Traffic, capacity, mixture, operating_batch, slot_wait, step
 from packer.twin.flags import FLAGS
 from packer.twin.law.linear import N_TERMS
 
@@ -162,7 +162,7 @@ def fill(
         row[22] = batch
         row[23] = batch / fits
         row[24] = adapters
-        row[25] = adapters / slots[b]
+        row[25] = mixture(traffic, batch)[0] / slots[b]
         row[26] = step_ms
         row[27] = wait_s
         row[28] = output * step_ms * 1e-3

@@ -142,6 +142,35 @@ class Simulation:
         return self.adapter_loads / self.completed if self.completed else math.nan
 
     @property
+    def metric_series(self) -> int:
+        """Time series of `vllm:lora_requests_info` at the end; 0 where /metrics is not scraped."""
+        return self._count(rows.SERIES)
+
+    @property
+    def metric_names(self) -> int:
+        """Adapters named in the labels of these series."""
+        return self._count(rows.NAMES)
+
+    @cached_property
+    def engine_mean_ttft_ms(self) -> float:
+        """Mean TTFT within the engine, ms: without the front end, over completed requests."""
+        return _mean(self._engine_ms(0, 1)) if self.raw is not None else math.nan
+
+    @cached_property
+    def engine_mean_tpot_ms(self) -> float:
+        """Mean TPOT within the engine, ms, over completed requests with at least two tokens."""
+        if self.raw is None:
+            return math.nan
+        tokens = self.raw.requests.output_tokens[self._completed]
+        return _mean((self._engine_ms(1, 2) / np.maximum(tokens - 1, 1))[tokens > 1])
+
+    def _engine_ms(self, start: int, end: int) -> FloatArray:
+        assert self.raw is not None
+        span_s = self.raw.engine_s[self._completed]
+        out: FloatArray = (span_s[:, end] - span_s[:, start]) * 1e3
+        return out
+
+    @property
     def engine_steps(self) -> int:
         """Engine steps."""
         return self._count(rows.STEP) + self._count(rows.IN_FLIGHT)
@@ -214,13 +243,14 @@ class Simulation:
 
     @cached_property
     def mean_itl_ms(self) -> float:
-        """Mean gap between tokens, over the tokens of completed requests."""
+        """Mean gap between chunks of completed requests: tokens, or several that left the front end together."""
         if self.raw is None:
             return math.nan
         done = self._completed
         gaps = int((self.raw.requests.output_tokens[done] - 1).sum())
         span_s = float((self.raw.finish_s[done] - self.raw.first_s[done]).sum())
-        return span_s * 1e3 / gaps if gaps else math.nan
+        merged = self._count(rows.MERGED) / max(self._count(rows.GAPS), 1)
+        return span_s * 1e3 / (gaps * (1.0 - merged)) if gaps else math.nan
 
     @cached_property
     def median_itl_ms(self) -> float:

@@ -29,7 +29,9 @@ def served_share(sim: Simulation) -> float:
     if sim.workload.arrivals.trace is not None:
         requests = sim.raw.requests
         return due_share(requests, sim.raw.finished, sim.duration_s, sim.mean_tpot_ms)
-    return sim.total_token_throughput * sim.duration_s / sim.sent_tokens if sim.sent_tokens else 1.0
+    if not sim.sent_tokens:
+        return 1.0
+    return min(sim.total_token_throughput * sim.duration_s / sim.sent_tokens, 1.0)  # but for rounding
 
 
 def due_share(

@@ -21,6 +21,8 @@ from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+LIKELY_STEPS_S = 100.0
+"""Engine steps per second, of which hardly more change the sets of adapters that /metrics names."""
 LIKELY_REQ_S = 64.0
 """Requests per second that hardly any server completes: marks are drawn for so many, more if they run out."""
 
@@ -29,10 +31,11 @@ LIKELY_REQ_S = 64.0
 class Raw:
     """What the kernel returned.
 
-    `requests`: those accepted, in order of arrival, with `first_s`, `finish_s` (NaN where it did not happen)
-    and `finished`. `refused` (m,): how many the client could not send, by adapter. `sent_tokens`: input +
-    output tokens of all requests sent, refused ones included (at their mean where their lengths were never
-    drawn).
+    `requests`: those accepted, in order of arrival, with `first_s`, `finish_s` as the client sees them (NaN
+    where it did not happen) and `finished`. `refused` (m,): how many the client could not send, by adapter.
+    `sent_tokens`: input + output tokens of all requests sent, refused ones included (at their mean where their
+    lengths were never drawn). `engine_s` (n, 3): when a request reached the engine, its first token and finish
+    there, before the front end.
     """
 
     requests: RequestTrace
@@ -46,6 +49,7 @@ class Raw:
     histogram: IntArray
     timeline: FloatArray
     means: FloatArray
+    engine_s: FloatArray
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Server:
             enough = min(enough, self.max_outstanding + math.ceil(LIKELY_REQ_S * duration_s))
         while True:
             marks = self._clipped(draw_marks(self.workload, adapter, enough, seed))
-            state = self.state(marks, duration_s, timeline_bin_s)
+            state = self.state(marks, duration_s, timeline_bin_s, seed)
             if adapter is None:
                 state = with_stream(state, time_s)
             else:
@@ -99,7 +103,7 @@ class Server:
         prompt = np.minimum(marks.input_tokens, longest - 1)
         return Marks(marks.adapter, prompt, np.minimum(marks.output_tokens, longest - prompt))
 
-    def state(self, marks: Marks, duration_s: float, timeline_bin_s: float) -> rows.ServerState:
+    def state(self, marks: Marks, duration_s: float, timeline_bin_s: float, seed: int) -> rows.ServerState:
         """The idle server, with rows for the requests of these marks that are still to be sent."""
         profile, engine, m = self.profile, self.profile.engine, len(self.workload)
         scanning = (
@@ -117,11 +121,13 @@ class Server:
             rows.MAX_OUTSTANDING: rows.NO_LIMIT if self.max_outstanding is None else self.max_outstanding,
             rows.SERVED: m,
             rows.HOST_PLACES: places,
+            rows.SPARES_BATCH: int(profile.loading.spares_batch or profile.memory.policy == "unified"),
             rows.TRACK_HOST: int(profile.loading.cold_start or places < m),
         }
+        interval_s = profile.frontend.scrape_interval_s
         state = rows.new_state(
             len(marks.adapter),
-            *rows.sizes_of(self.workload.ranks, self.adapter_blocks()),
+            *rows.sizes_of(self.workload.ranks, self.adapter_blocks(), seed),
             settings,
             longest_output=int(marks.output_tokens.max()) if len(marks.adapter) else 1,
             run_s=duration_s,
@@ -129,7 +135,10 @@ class Server:
             count_waiting=scanning,
             terms=len(LINEAR_TERMS),
             mean_state=self.mean_state,
+            scraped_steps=0 if interval_s is None else math.ceil(LIKELY_STEPS_S * duration_s),
         )
+        if interval_s is not None:
+            state.floats[rows.SCRAPE_S] = interval_s
         state.requests[:, rows.OWNER] = marks.adapter
         state.requests[:, rows.PROMPT] = marks.input_tokens
         state.requests[:, rows.OUTPUT] = marks.output_tokens
@@ -150,21 +159,20 @@ class Server:
             )
         else:
             sent_tokens = float(marks.input_tokens.sum() + marks.output_tokens.sum())
-        sent_s, first_s, finish_s = (
-            state.times[taken, k].copy() for k in (rows.SENT_AT, rows.FIRST, rows.FINISH)
-        )
+        times = state.times[taken]
         return Raw(
-            RequestTrace(sent_s, marks.adapter[taken], prompt, output),
+            RequestTrace(times[:, rows.SENT_AT].copy(), marks.adapter[taken], prompt, output),
             refused,
             sent_tokens,
-            first_s,
-            finish_s,
+            times[:, rows.FIRST_SEEN].copy(),
+            times[:, rows.FINISH_SEEN].copy(),
             state.status[taken] == rows.FINISHED,
             state.ints,
             state.floats,
             state.histogram,
             state.timeline,
             state.means,
+            times[:, [rows.REACHED, rows.FIRST, rows.FINISH]],
         )
 
 

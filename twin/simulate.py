@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from packer import checks
 from packer.errors import ValidationError
 from packer.profile import Profile
@@ -25,6 +27,7 @@ def simulate(
     max_outstanding: int | None = None,
     timeline_bin_s: float = 10.0,
     mean_state: bool = False,
+    scrape_interval_s: float | None = None,
 ) -> Simulation:
     """Simulate one vLLM server that serves this workload.
 
@@ -45,6 +48,9 @@ def simulate(
         Resolution of the timeline.
     mean_state
         Also sum up the state that tokens see, `raw.means`, for calibration (`engine.charge.add_means`).
+    scrape_interval_s
+        Time from one scrape of /metrics, which stops the front end, to the next; None takes the profile's
+        (`frontend.scrape_interval_s`), which by default is none at all.
 
     Raises
     ------
@@ -63,6 +69,9 @@ def simulate(
         raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {slot_rank}.")
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
+    if scrape_interval_s is not None:
+        frontend = replace(profile.frontend, scrape_interval_s=scrape_interval_s)
+        profile = replace(profile, frontend=frontend)
     kv_tokens = kv_cache_tokens(profile, settings)
     reason = memory_error(profile, settings)
     raw = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from packer.profile import (
     EngineSpec,
+    FrontEndSpec,
     GpuSpec,
     LatencySpec,
     LoadingSpec,
@@ -13,11 +15,12 @@ from packer.profile import (
     ModelSpec,
     Profile,
 )
-from packer.twin.calibrate.tables import Profiling, Run, read_profiling, read_runs
+from packer.twin.calibrate.tables import Profiling, Run, read_profiling, read_rows, read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data" / "h100"
 PROFILES = ROOT / "twin" / "profiles" / "h100-64gb"
+SCRAPE_INTERVAL_S = 2.0  # pause of the measurements between two polls of /metrics
 MAX_OUTSTANDING = 26_800  # the benchmark client's own ceiling
 GIB = 2**30
 
@@ -58,10 +61,20 @@ def base_profile(model: str) -> Profile:
         memory=MemorySpec(0.0, 0.0, 0.0, max_model_len),
         latency=LatencySpec("linear", {}, graph_max_tokens=512),
         loading=LoadingSpec(cold_start=True),
+        frontend=FrontEndSpec(scrape_interval_s=SCRAPE_INTERVAL_S),
     )
 
 
 def tables(model: str, data: Path = DATA) -> tuple[Profiling, list[Run]]:
     """Micro-benchmarks and runs of a model."""
     runs = read_runs(data / "runs.csv", model, generated_share=GENERATED_SHARE[model])
+    scrape_s = {
+        row["run_id"]: float(row["poll_s_6"] or "nan")
+        for row in read_rows(data / "polls.csv", ("run_id", "poll_s_6"))
+    }
+    runs = [
+        replace(run, metrics={**run.metrics, "scrape_s": scrape_s[run.run_id]})
+        if scrape_s.get(run.run_id, 0.0) > 0.0 else run
+        for run in runs
+    ]  # fmt: skip
     return read_profiling(data, model), runs

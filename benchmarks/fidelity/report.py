@@ -51,12 +51,19 @@ def _number(value: float | None) -> str:
     return "–" if value is None or value != value else f"{value:.2f}"
 
 
-def regime_table(regimes: dict[str, dict[str, float]]) -> list[str]:
-    """SMAPE by regime, as a Markdown table."""
+def regime_table(
+    regimes: dict[str, dict[str, float]], floor: dict[str, dict[str, float]] | None = None
+) -> list[str]:
+    """SMAPE by regime, as a Markdown table; the floor in brackets, where it is given."""
     lines = ["| regime | runs | " + " | ".join(METRIC_NAMES.values()) + " |"]
     lines.append("|---|---|" + "---|" * len(METRIC_NAMES))
     for regime, errors in regimes.items():
         cells = [_number(errors.get(name)) for name in METRIC_NAMES]
+        if floor is not None:
+            chance = floor[regime]
+            cells = [
+                f"{cell} ({_number(chance[name])})" for cell, name in zip(cells, METRIC_NAMES, strict=True)
+            ]
         lines.append(f"| {regime} | {int(errors['n'])} | " + " | ".join(cells) + " |")
     return lines
 
@@ -104,11 +111,13 @@ def trials_tables(trials: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {rows[0]['effect']} | {'yes' if rows[0]['used'] else 'no'} | " + " | ".join(cells) + " |"
         )
-    header = " | ".join(f"{SHORT[m]}: throughput / TPOT / TTFT" for m in MODELS)
+    header = " | ".join(f"{SHORT[m]}: throughput / TPOT / ITL / TTFT" for m in MODELS)
     lines += ["", f"| twin with | {header} |", "|---|---|---|"]
     for variant in trials[MODELS[0]]["twin"]:
         cells = [
-            " / ".join(f"{trials[m]['twin'][variant][name]:.1f}" for name in ("throughput", "tpot", "ttft"))
+            " / ".join(
+                f"{trials[m]['twin'][variant][name]:.1f}" for name in ("throughput", "tpot", "itl", "ttft")
+            )
             for m in MODELS
         ]
         lines.append(f"| {variant} | " + " | ".join(cells) + " |")
@@ -259,8 +268,8 @@ def main() -> None:
             f"## {model}", "",
             f"Families left out of the fit ({int(summary['runs'])} runs; starvation macro F1 "
             f"{summary['starvation_macro_f1']:.3f}; memory-error verdicts wrong: "
-            f"{int(summary['memory_verdicts_wrong'])}):", "",
-            *regime_table(found[model]["held_out"]["regimes"]), "",
+            f"{int(summary['memory_verdicts_wrong'])}); in brackets the floor:", "",
+            *regime_table(found[model]["held_out"]["regimes"], found[model]["floor"]), "",
             "Calibrated on micro-benchmarks alone (no run seen; starvation macro F1 "
             f"{found[model]['micro']['summary']['starvation_macro_f1']:.3f}):", "",
             *regime_table(found[model]["micro"]["regimes"]), "",

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from h100 import MAX_OUTSTANDING, MODELS, tables
+from h100 import MAX_OUTSTANDING, MODELS, SCRAPE_INTERVAL_S, tables
 
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
@@ -29,7 +29,7 @@ from packer.twin.calibrate.runs import fleet_of, smape, stratified
 from packer.twin.calibrate.tables import Run
 from packer.twin.calibrate.targets import targets_of
 from packer.twin.simulate import simulate
-from packer.workload import Workload
+from packer.workload import SHAREGPT_CORRELATION, Workload
 
 HERE = Path(__file__).parent
 USED = {
@@ -41,6 +41,7 @@ USED = {
     "KV tokens read": ("per_kv_token_ms",),
     "tokens beyond the captured graphs": ("per_token_beyond_graph_ms",),
     "every waiting request costs": ("per_waiting_ms",),
+    "launch grids of the LoRA kernels": ("per_slot_block_ms", "per_adapter_block_ms"),
 }
 NOT_USED = {
     "a jump beyond the captured graphs": ("beyond_graph_step_ms",),
@@ -51,12 +52,18 @@ NOT_USED = {
 }
 
 
+def measured_profile(model: str) -> Profile:
+    """The shipped profile, its `/metrics` read as in the measured runs."""
+    profile = load_profile(f"h100-64gb/{model}")
+    return replace(profile, frontend=replace(profile.frontend, scrape_interval_s=SCRAPE_INTERVAL_S))
+
+
 def left_out_error(model: str, terms_of: Callable[[], tuple[str, ...]], cache: dict[str, tuple]) -> float:
     """Mean relative error, %, of step times of families that the fit has not seen."""
     if model not in cache:
         profiling, runs = tables(model)
         started = [run for run in runs if run.ok]
-        profile = load_profile(f"h100-64gb/{model}")
+        profile = measured_profile(model)
         equations = simulated_equations(profile, targets_of(started, SEED), MAX_OUTSTANDING, 2)
         micro = step_law.micro_equations(profiling, profile.engine, profile.latency.graph_max_tokens)
         cache[model] = (equations, micro, np.array([run.family for run in started])[: len(equations.step_ms)])
@@ -79,7 +86,7 @@ def twin_errors(
     ceiling: int | None = MAX_OUTSTANDING,
 ) -> dict[str, float]:
     """SMAPE of throughput, TPOT and (queueing and starved) TTFT."""
-    pairs: dict[str, list[tuple[float, float]]] = {"throughput": [], "tpot": [], "ttft": []}
+    pairs: dict[str, list[tuple[float, float]]] = {"throughput": [], "tpot": [], "itl": [], "ttft": []}
     for run in runs:
         sim = simulate(
             shape(fleet_of(run)), profile, max_loras=run.max_loras, max_lora_rank=run.max_lora_rank,
@@ -98,7 +105,11 @@ def _with_lengths(kind: str) -> Callable[[Workload], Workload]:
         mean_in, mean_out = workload.input_tokens.mean, workload.output_tokens.mean
         lengths = {
             "constant": (Lengths.constant(mean_in), Lengths.constant(mean_out), 0.0),
-            "log-normal": (Lengths.lognormal(mean_in, 1.1), Lengths.lognormal(mean_out, 1.04), -0.2),
+            "log-normal": (
+                Lengths.lognormal(mean_in, 1.1),
+                Lengths.lognormal(mean_out, 1.04),
+                SHAREGPT_CORRELATION,
+            ),
             "independent": (workload.input_tokens, workload.output_tokens, 0.0),
         }[kind]
         return Workload(workload.adapters, *lengths)
@@ -123,8 +134,10 @@ def main() -> None:
             for effect, added in NOT_USED.items()
         ]  # fmt: skip
         runs = stratified(tables(model)[1], 70, 5)
-        profile = load_profile(f"h100-64gb/{model}")
+        profile = measured_profile(model)
         warm = replace(profile, loading=replace(profile.loading, cold_start=False))
+        sparing = replace(profile, loading=replace(profile.loading, spares_batch=True))
+        unscraped = replace(profile, frontend=replace(profile.frontend, scrape_interval_s=None))
         found[model] = {
             "terms": terms,
             "twin": {
@@ -135,6 +148,8 @@ def main() -> None:
                     runs, profile, _with_lengths("independent")
                 ),
                 "adapters in host memory at the start": twin_errors(runs, warm),
+                "slots that spare the batch": twin_errors(runs, sparing),
+                "/metrics never read": twin_errors(runs, unscraped),
                 "no ceiling on outstanding requests": twin_errors(runs, profile, ceiling=None),
             },
         }

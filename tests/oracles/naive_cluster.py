@@ -27,7 +27,9 @@ class NaiveServer(NaiveTwin):
 
     def _begin(self) -> None:
         while self.inbox and self.inbox[0].sent_s <= self.now:
-            self.waiting.append(self.inbox.popleft())
+            request = self.inbox.popleft()
+            self.front_end.accept(request.sent_s, request.adapter)
+            self.waiting.append(request)
         start, self.tokens_out = self.now, None
         self._one_step()
         self.end_s, self.now = self.now, start

@@ -80,6 +80,11 @@ class NaiveServer:
         part = min(1.0, batch * 1e3 / (ms * self.demand))
         return ms / (1 - min(0.9, starts * part * missing * load_s)), adapters
 
+    def distinct(self, batch: float) -> float:
+        """Distinct adapters in a batch for which there are slots enough."""
+        expected = self.rates * self.output * batch / self.demand
+        return float((1 - np.exp(-np.minimum(expected, 60))).sum())
+
     def capacity(self) -> tuple[float, float]:
         """Largest output tok/s and its batch."""
         engine = self.profile.engine
@@ -136,7 +141,7 @@ class NaiveServer:
             "load_factor": use,
             "batch": batch,
             "active_adapters": adapters,
-            "slot_use": adapters / self.slots,
+            "slot_use": self.distinct(batch) / self.slots,
             "step": step_ms,
             "slot_wait": wait,
             "residence": self.output * step_ms / 1e3,

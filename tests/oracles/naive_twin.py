@@ -11,9 +11,11 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from naive_front_end import NaiveFrontEnd
 from naive_lora import NaiveLora
 
-MIN_STEP_S = 5e-5
+MIN_STEP_S = MIN_GAP_S = 5e-5
+CHUNK_OUTPUTS = 128
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Server:
     max_seqs: int
     max_outstanding: float
     max_cpu_loras: float
+    walk: Sequence[int]
+    spares_batch: bool
+    scrape_interval_s: float | None
+    front_end_s: tuple[float, float, float, float, float]
 
 
 @dataclass(eq=False)
@@ -50,7 +56,11 @@ class Request:
     generated: int = 0  # tokens that came out
     computed: int = 0  # tokens in the KV cache
     blocks: int = 0
-    first_s: float = math.nan
+    reached_s: float = math.nan
+    engine_first_s: float = math.nan
+    engine_finish_s: float = math.nan
+    first_s: float = math.nan  # as the client sees it
+    seen_s: float = math.nan
     last_s: float = math.nan
     finish_s: float = math.nan
     prefill_step: int = -1  # step in which its last prefill ended
@@ -76,13 +86,18 @@ class NaiveTwin:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.accepted: list[Request] = []
+        self.arrivals: deque[float] = deque()
+        self.marks: deque[tuple[int, int, int]] = deque()
+        self.marks_wait = False
+        self.pending: list[Request] = []  # accepted by the front end, not yet in the engine
+        self.front_end = NaiveFrontEnd(server.scrape_interval_s, server.front_end_s)
         host = max(server.max_cpu_loras, server.slots)  # vLLM refuses fewer host places than slots
         self.lora = NaiveLora(host, server.slots)
         if not server.cold_start and host >= len(server.ranks):
             self.lora.registered.update(dict.fromkeys(range(len(server.ranks))))
         self.now, self.step, self.admissions = 0.0, 0, 0
         self.sent = self.refused = self.preemptions = 0
-        self.peak_blocks = self.peak_running = 0
+        self.peak_blocks = self.peak_running = self.merged = 0
         self.busy_s = self.load_s = 0.0
         self.timeline = [[0.0] * 8 for _ in range(math.ceil(duration_s / bin_s))]
 
@@ -90,27 +105,37 @@ class NaiveTwin:
         self, times: Sequence[float], marks: Sequence[tuple[int, int, int]], *, marks_wait: bool
     ) -> NaiveTwin:
         """Simulate. `marks_wait`: a refused arrival leaves (adapter, prompt, output) to the next one."""
-        arrivals, requests = deque(times), deque(marks)
+        self.arrivals, self.marks, self.marks_wait = deque(times), deque(marks), marks_wait
         while True:
             if not self.running and not self.waiting:
-                if not arrivals:
+                due = [*list(self.arrivals)[:1], *(request.reached_s for request in self.pending[:1])]
+                if not due:
                     break
-                self.now = max(self.now, arrivals[0])
-            while arrivals and arrivals[0] <= self.now:
-                sent_s = arrivals.popleft()
-                self.sent += 1
-                if len(self.running) + len(self.waiting) >= self.server.max_outstanding:
-                    self.refused += 1
-                    if not marks_wait:
-                        requests.popleft()
-                    continue
-                request = Request(len(self.accepted), sent_s, *requests.popleft())
-                self.accepted.append(request)
-                self.waiting.append(request)
+                self.now = max(self.now, min(due))
+            self.now = min(self.now, self.duration_s)
+            self._arrive(math.inf)
             if self.now >= self.duration_s:
                 break
-            self._one_step()
+            if self.running or self.waiting:
+                self._one_step()
         return self
+
+    def _arrive(self, before_s: float) -> None:
+        """What was sent up to now, and before `before_s`, comes to the front end, and what is ready to the engine."""
+        while self.arrivals and self.arrivals[0] <= self.now and self.arrivals[0] < before_s:
+            sent_s = self.arrivals.popleft()
+            self.sent += 1
+            if len(self.running) + len(self.waiting) + len(self.pending) >= self.server.max_outstanding:
+                self.refused += 1
+                if not self.marks_wait:
+                    self.marks.popleft()
+                continue
+            request = Request(len(self.accepted), sent_s, *self.marks.popleft())
+            request.reached_s = self.front_end.accept(sent_s, request.adapter)
+            self.accepted.append(request)
+            self.pending.append(request)
+        while self.pending and self.pending[0].reached_s <= self.now and self.pending[0].reached_s < before_s:
+            self.waiting.append(self.pending.pop(0))
 
     # ---- helpers
     def _blocks(self, tokens: int) -> int:
@@ -141,13 +166,16 @@ class NaiveTwin:
         load_ms, passed_over = 0.0, 0
         if not preempted:
             load_ms, passed_over = self._schedule_waiting(scheduled)
+        load_ms += sum(self._touch(a) for a in self.server.walk if a in self._active())
         prefill_tokens = sum(n for request, n in scheduled.items() if not request.decoding)
         dt = (self._step_ms(len(decodes), prefill_tokens, context, passed_over) + load_ms) * 1e-3
         dt = max(dt, MIN_STEP_S)
         self._record(dt, load_ms, prefill_tokens, len(decodes), len(preempted))
         self.now += dt
         if self.now <= self.duration_s:
-            self._emit(scheduled, dt)
+            self._arrive(self.now)
+            self._emit(scheduled)
+            self.front_end.stepped()
         self.step += 1
 
     def _schedule_running(self, scheduled: dict[Request, int]) -> list[Request]:
@@ -179,7 +207,6 @@ class NaiveTwin:
         request.blocks = request.computed = 0
         request.prefill_step = -1
         self.waiting.appendleft(request)
-        self.lora.touch(request.adapter)
 
     def _schedule_waiting(self, scheduled: dict[Request, int]) -> tuple[float, int]:
         budget = self.server.token_budget - sum(scheduled.values())
@@ -200,7 +227,10 @@ class NaiveTwin:
             if self._used() + need > self.server.kv_blocks:
                 break
             self.waiting.popleft()
-            load_ms += self._bring(request.adapter)
+            if self.server.spares_batch:
+                load_ms += self._touch(request.adapter)
+            if request.admission < 0:
+                self.front_end.scheduled(request.adapter)
             request.blocks = self._blocks(new)
             request.admission = self.admissions
             self.admissions += 1
@@ -210,10 +240,10 @@ class NaiveTwin:
         self.waiting.extendleft(reversed(skipped))
         return load_ms, len(skipped)
 
-    def _bring(self, adapter: int) -> float:
-        """Put an adapter into a slot; returns the time that it takes, ms."""
+    def _touch(self, adapter: int) -> float:
+        """`_apply_adapters` comes to an adapter; returns the time of what it loads, ms."""
         server, rank = self.server, self.server.ranks[adapter]
-        into_slot, from_disk = self.lora.add_adapter(adapter, self._active())
+        into_slot, from_disk = self.lora.add_adapter(adapter, self._active() if server.spares_batch else ())
         ms = server.host_ms[0] + server.host_ms[1] * rank if into_slot else 0.0
         return ms + (server.disk_ms[0] + server.disk_ms[1] * rank if from_disk else 0.0)
 
@@ -240,6 +270,10 @@ class NaiveTwin:
             + c["per_slot_token_ms"] * server.slots * t
             + c["per_slot_rank_token_ms"] * server.slot_rank * t
         )
+        padded = t if t > server.graph_max else -(-t // 8) * 8  # CUDA graphs are captured in steps of 8
+        split_k = 64 if (padded if t <= 512 else t) < 128 else 8
+        rank_blocks = math.ceil(server.slot_rank / 16)
+        lora_ms += c["per_slot_block_ms"] * server.slots * split_k * math.ceil(t / 32) * rank_blocks
         return (
             c["base_ms"]
             + c["per_decode_ms"] * b
@@ -249,6 +283,7 @@ class NaiveTwin:
             + c["per_adapter_ms"] * a
             + c["per_rank_ms"] * sum(server.ranks[adapter] for adapter in active)
             + c["per_adapter_token_ms"] * a * t
+            + c["per_adapter_block_ms"] * a * split_k * rank_blocks
             + c["per_adapter_prefill_token_ms"] * a * p
             + c["per_kv_token_ms"] * context
             + beyond * (c["beyond_graph_step_ms"] + c["per_token_beyond_graph_ms"] * (t - server.graph_max))
@@ -270,29 +305,27 @@ class NaiveTwin:
         self.peak_blocks = max(self.peak_blocks, used)
         self.peak_running = max(self.peak_running, len(self.running))
 
-    def _emit(self, scheduled: Mapping[Request, int], dt: float) -> None:
-        """Tokens come out of the requests whose prompt is whole; finished ones leave.
-
-        Order matters only for which of several adapters that fall idle in one step counts as used least
-        recently: the one whose last request was prefilled first; of those prefilled together, the latest
-        admitted.
-        """
-        finished = []
+    def _emit(self, scheduled: Mapping[Request, int]) -> None:
+        """Tokens come out of the requests whose prompt is whole; finished ones leave."""
+        seen_s = self.front_end.seen_s(self.now)
+        outputs = [request for request, new in scheduled.items() if request.computed + new >= request.tokens]
         for request, new in scheduled.items():
             request.computed += new
-            if request.computed < request.tokens:
+            if request not in outputs:
                 continue
             if request.generated == 0:
-                request.first_s = self.now
+                request.engine_first_s, request.first_s = self.now, seen_s
+            elif not request.decoding:
+                request.gaps_s.append(self.now - request.last_s)
+            elif seen_s > request.seen_s or len(outputs) > CHUNK_OUTPUTS:
+                request.gaps_s.append(max(seen_s - request.seen_s, MIN_GAP_S))
             else:
-                request.gaps_s.append(dt if request.decoding else self.now - request.last_s)
+                self.merged += 1
             if not request.decoding:
                 request.prefill_step = self.step
             request.generated += 1
-            request.last_s = self.now
+            request.last_s, request.seen_s = self.now, seen_s
             if request.generated == request.output:
-                finished.append(request)
-        for request in sorted(finished, key=lambda r: (r.prefill_step, -r.admission)):
-            request.finish_s = self.now
-            self.running.remove(request)
-            self.lora.touch(request.adapter)
+                request.engine_finish_s, request.finish_s = self.now, seen_s
+                self.running.remove(request)
+                self.front_end.running.remove(request.adapter)

@@ -9,7 +9,7 @@ import numpy as np
 from packer.adapter import Adapter
 from packer.lengths import Lengths
 from packer.twin.calibrate.tables import Run
-from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
+from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 
 def fleet_of(run: Run) -> Workload:
@@ -22,7 +22,7 @@ def fleet_of(run: Run) -> Workload:
         adapters,
         input_tokens=Lengths.gamma(run.mean_input_tokens, SHAREGPT_INPUT.cv),
         output_tokens=Lengths.gamma(run.mean_output_tokens, SHAREGPT_OUTPUT.cv),
-        length_correlation=SHAREGPT_CORRELATION,
+        length_correlation=run.length_correlation,
     )
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from packer.errors import FileFormatError, shown
 from packer.io.files import read_text
+from packer.workload import SHAREGPT_CORRELATION
 
 Row = Mapping[str, str]
 
@@ -128,6 +129,7 @@ class Run:
     mean_output_tokens: float
     status: str
     metrics: Mapping[str, float] = field(default_factory=dict)
+    length_correlation: float = SHAREGPT_CORRELATION
 
     @property
     def ok(self) -> bool:

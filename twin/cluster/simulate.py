@@ -96,7 +96,7 @@ def simulate_cluster(
         work = Dispatch(chosen, cluster, workload, candidates, float(duration_s), stats_interval_s, seed)
         assigned = work.assign(marks.adapter, time_s)
         rows = work.adapter_rows(marks.adapter, assigned)
-        servers = _idle(cluster, setups, own, time_s, marks, rows, float(duration_s), timeline_bin_s)
+        servers = _idle(cluster, setups, own, time_s, marks, rows, float(duration_s), timeline_bin_s, seed)
         servers = work.run(servers, assigned)
     return ClusterSimulation.of(
         workload, cluster, how.name, chosen.name, own, servers, failed or "",
@@ -134,10 +134,11 @@ def _idle(
     rows: int,
     duration_s: float,
     bin_s: float,
+    seed: int,
 ) -> Servers:
     """The servers before the first request."""
     nothing = Marks(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
-    templates = {id(server): server.state(nothing, duration_s, bin_s) for server in own}
+    templates = {id(server): server.state(nothing, duration_s, bin_s, seed) for server in own}
     kinds = list(setups)
     return new_servers(
         [templates[id(server)] for server in own],
@@ -149,6 +150,7 @@ def _idle(
         next(iter(setups.values())).workload.ranks,
         np.stack([server.adapter_blocks() for server in setups.values()]),
         rows=rows,
+        seed=seed,
     )
 
 

@@ -26,13 +26,17 @@ from packer.twin.engine.state import (
     IN_FLIGHT,
     INBOX_COUNT,
     KV_BLOCKS,
+    N_ADAPTER_COLUMNS,
+    N_SIZE_COLUMNS,
     NEXT_S,
     NOW,
     OUTPUT,
     OWNER,
+    PENDING_COUNT,
     PROMPT,
     RANK,
     RANK_CLASS,
+    REACH_S,
     RESIDENT,
     RING,
     RUNNING,
@@ -41,8 +45,10 @@ from packer.twin.engine.state import (
     USED,
     WAITING,
     WAITING_PROMPT,
+    WALK,
     ServerState,
     new_links,
+    sizes_of,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
@@ -60,10 +66,11 @@ class Servers(NamedTuple):
     Fields named as in `ServerState` have a leading axis for the server, or are shared by all (`requests`,
     `times`, `status`, `links`). `law`: of each server, with a leading axis. sent_s (n,), adapter (n,), prompt
     (n,), output (n,): the requests, with the workload's numbers of adapters; server (n,): where each went, -1
-    if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of `blocks`
-    (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters. seen (S,): adapters that
-    a server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
-    `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle.
+    if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of
+    `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,), walk (m, 3): of the adapters,
+    see `sizes` of `ServerState`. seen (S,): adapters that a server has numbered; pair_key, pair_row: hash
+    table with open addressing, (server, adapter) → row of `adapters`. wake_s (S,): when a server next has
+    something to do, infinite if it is idle.
     """
 
     ints: IntArray
@@ -81,6 +88,8 @@ class Servers(NamedTuple):
     histogram: IntArray
     timeline: FloatArray
     vector: FloatArray
+    visits: IntArray
+    series: IntArray
     nothing: FloatArray
     law: Law
     sent_s: FloatArray
@@ -92,6 +101,7 @@ class Servers(NamedTuple):
     kind: IntArray
     ranks: IntArray
     rank_class: IntArray
+    walk: IntArray
     blocks: IntArray
     seen: IntArray
     pair_key: IntArray
@@ -110,6 +120,7 @@ def new_servers(
     blocks: IntArray,
     *,
     rows: int,
+    seed: int,
 ) -> Servers:
     """Idle servers, each with the settings of its template; `rows`: adapters that each has room for."""
     n, count = len(time_s), len(templates)
@@ -127,12 +138,14 @@ def new_servers(
         ints=ints,
         floats=np.stack([template.floats for template in templates]),
         requests=np.empty((n, 8), dtype=np.int64),
-        times=np.empty((n, 4)),
+        times=np.empty((n, 7)),
         status=np.zeros(n, dtype=np.int8),
         links=new_links(n, ring, count),
         adapters=adapters,
         sizes=sizes,
         heaps=heaps,
+        visits=np.zeros((count, 2, max(template.visits.shape[1] for template in templates)), dtype=np.int64),
+        series=np.zeros((count, max(template.series.size for template in templates)), dtype=np.int64),
         classes=classes,
         phase=np.zeros((count, max(template.phase.size for template in templates)), dtype=np.int64),
         tree=np.zeros((count, n + 1 if tree > 1 else 1), dtype=np.int64),
@@ -150,6 +163,7 @@ def new_servers(
         kind=np.array(kinds, dtype=np.int64),
         ranks=np.array(ranks),
         rank_class=rank_class.ravel().astype(np.int64) + 1,
+        walk=np.ascontiguousarray(sizes_of(ranks, ranks, seed)[0][1:, WALK:]),
         blocks=np.array(blocks),
         seen=np.zeros(count, dtype=np.int64),
         pair_key=np.zeros(pairs, dtype=np.int64),
@@ -161,8 +175,8 @@ def new_servers(
 def _adapter_rows(count: int, rows: int) -> tuple[IntArray, IntArray, IntArray]:
     """`adapters`, `sizes` and `heaps` for so many adapters of each server; untouched rows take no memory."""
     return (
-        np.zeros((count, rows + 1, 13), dtype=np.int64),
-        np.zeros((count, rows + 1, 3), dtype=np.int64),
+        np.zeros((count, rows + 1, N_ADAPTER_COLUMNS), dtype=np.int64),
+        np.zeros((count, rows + 1, N_SIZE_COLUMNS), dtype=np.int64),
         np.zeros((count, 2, rows), dtype=np.int64),
     )
 
@@ -183,13 +197,14 @@ def state_of(c: Servers, s: int) -> ServerState:
     return ServerState(
         c.ints[s], c.floats[s], c.nothing, c.requests, c.times, c.status, c.links, c.adapters[s], c.sizes[s],
         c.classes[s], c.heaps[s], c.phase[s], c.tree[s], c.histogram[s], c.timeline[s], c.vector[s], c.nothing,
+        c.visits[s], c.series[s],
     )  # fmt: skip
 
 
 @njit(inline="always", **ENGINE_FLAGS)
 def law_of_server(c: Servers, s: int) -> Law:
     """Its law, as views."""
-    return Law(c.law.coefficients[s], c.law.settings[s], c.law.loading[s])
+    return Law(c.law.coefficients[s], c.law.settings[s], c.law.loading[s], c.law.frontend[s])
 
 
 @njit(**ENGINE_FLAGS)
@@ -225,6 +240,8 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
         size[RANK] = c.ranks[a]
         size[BLOCKS] = c.blocks[c.kind[s], a]
         size[RANK_CLASS] = c.rank_class[a]
+        for column in range(c.walk.shape[1]):
+            size[WALK + column] = c.walk[a, column]
     prompt = min(c.prompt[r], c.longest[s] - 1)
     c.requests[r, OWNER] = c.pair_row[k] - 1
     c.requests[r, PROMPT] = prompt
@@ -246,14 +263,14 @@ def run_until(c: Servers, s: int, until_s: float) -> None:
     elif c.ints[s, RUNNING] + c.ints[s, WAITING] > 0:
         c.wake_s[s] = c.floats[s, NOW]
     else:
-        c.wake_s[s] = c.floats[s, NEXT_S]
+        c.wake_s[s] = min(c.floats[s, NEXT_S], c.floats[s, REACH_S])
 
 
 @njit(**ENGINE_FLAGS)
 def outstanding(c: Servers, s: int) -> int:
     """Requests that a server has: running, waiting and on their way."""
     ints = c.ints[s]
-    total: int = ints[RUNNING] + ints[WAITING] + ints[INBOX_COUNT]
+    total: int = ints[RUNNING] + ints[WAITING] + ints[INBOX_COUNT] + ints[PENDING_COUNT]
     return total
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from numba import njit
 
 from packer.twin.engine.containers import count_before, fenwick_add, link_last
+from packer.twin.engine.frontend import change
 from packer.twin.engine.schedule import blocks_of
-from packer.twin.engine.slots import bring, join, make_room
+from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import (
     ACTIVE, BLOCKS, BLOCK_SIZE, CONTEXT, ENDED, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
-    IN_BATCH, KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, NEXT, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
-    RUNNING, SCANNED, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED,
+    KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, NEXT, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
+    RUNNING, SCANNED, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, VISITS, USED,
     WAITING, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, take_first
@@ -50,16 +51,17 @@ def fits(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, tokens: in
 @njit(inline="always", **ENGINE_FLAGS)
 def admit_one(
     ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
-    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, loading: FloatArray, r: int,
-    a: int, tokens: int, take: int,
+    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, visits: IntArray,
+    series: IntArray, loading: FloatArray, r: int, a: int, tokens: int, take: int,
 ) -> None:  # fmt: skip
     """Request `r` joins the batch, with `take` of its `tokens` in this step."""
     if tree.size > 1 and requests[r, KEY] >= 0:
         fenwick_add(tree, requests[r, KEY], -1)
     take_first(ints, requests, adapters, r, a)
-    if adapters[a, IN_BATCH] == 0:
-        bring(ints, floats, adapters, sizes, loading, a)
-    join(ints, adapters, sizes, classes, a)
+    join(ints, floats, adapters, sizes, classes, visits, loading, a)
+    if series.size > 1 and requests[r, KEY] >= 0:  # to the front end, a preempted request has gone on running
+        change(ints, adapters, sizes, a, 1, -1)
+        change(ints, adapters, sizes, a, 0, 1)
     place(ints, adapters, heaps, a)
     ints[RUNNING] += 1
     link_last(links, OLDER, ints[SENTINEL], r)
@@ -75,7 +77,8 @@ def admit_one(
 @njit(inline="always", **ENGINE_FLAGS)
 def admit(
     ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
-    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, loading: FloatArray,
+    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, visits: IntArray,
+    series: IntArray, loading: FloatArray,
 ) -> None:  # fmt: skip
     """Admit what slots, KV blocks, sequences and the token budget allow; sets LOAD_MS and SCANNED."""
     floats[LOAD_MS] = 0.0
@@ -98,22 +101,12 @@ def admit(
                 break
             ints[USED] += blocks
             admit_one(
-                ints,
-                floats,
-                requests,
-                links,
-                adapters,
-                sizes,
-                classes,
-                heaps,
-                tree,
-                loading,
-                r,
-                a,
-                tokens,
-                take,
-            )
+                ints, floats, requests, links, adapters, sizes, classes, heaps, tree, visits, series, loading,
+                r, a, tokens, take,
+            )  # fmt: skip
             budget -= take
         # Preempted requests (keys < 0) are never passed over: they come first, and their slots are free.
         if tree.size > 1 and last_key > 0 and ints[HEAP_IDLE] > 0 and ints[ACTIVE] >= ints[SLOTS]:
             ints[SCANNED] = count_before(tree, last_key)
+    if ints[VISITS] > 0:
+        walk(ints, floats, adapters, sizes, visits, loading)

@@ -10,16 +10,18 @@ Numba notices changes of this file only: after one of the others in this folder 
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from packer.twin.engine.admit import admit
 from packer.twin.engine.arrive import arrive
 from packer.twin.engine.charge import charge
 from packer.twin.engine.emit import emit
+from packer.twin.engine.frontend import scrape
 from packer.twin.engine.schedule import schedule_running
 from packer.twin.engine.state import (
-    BLOCK_SIZE, BUCKET, END_S, EXHAUSTED, IN_FLIGHT, NEXT_S, NOW, PHASE, RING, RUNNING, RUN_S, STEP,
-    WAITING, ServerState,
+    BLOCK_SIZE, BUCKET, END_S, EXHAUSTED, IN_FLIGHT, NEXT_S, NOW, PHASE, REACH_S, RING, RUNNING, RUN_S,
+    STEP, WAITING, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
@@ -34,8 +36,8 @@ def advance(state: ServerState, law: Law, until_s: float) -> None:
     was sent has arrived. Returns early with EXHAUSTED if a stream has no rows left.
     """
     (ints, floats, stream_s, requests, times, status, links, adapters, sizes, classes, heaps, phase, tree,
-     histogram, timeline, vector, means) = state  # fmt: skip
-    coefficients, settings, loading = law
+     histogram, timeline, vector, means, visits, series) = state  # fmt: skip
+    coefficients, settings, loading, frontend = law
     while True:
         # ---- the step in flight ends
         over = False
@@ -44,28 +46,45 @@ def advance(state: ServerState, law: Law, until_s: float) -> None:
                 over = True
             else:
                 floats[NOW] = floats[END_S]
+                before = np.nextafter(floats[NOW], 0.0)
+                if floats[NEXT_S] <= before or floats[REACH_S] <= before:
+                    arrive(
+                        ints, floats, stream_s, requests, times, status, adapters, sizes, heaps, tree, series,
+                        frontend, before,
+                    )  # fmt: skip
+                scrape(ints, floats, frontend, floats[NOW])
                 emit(
                     ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase,
-                    histogram,
+                    histogram, visits, series,
                 )  # fmt: skip
                 ints[IN_FLIGHT] = 0
                 ints[STEP] += 1
                 ints[PHASE] = ints[PHASE] + 1 if ints[PHASE] + 1 < ints[BLOCK_SIZE] else 0
                 ints[BUCKET] = ints[BUCKET] + 1 if ints[BUCKET] + 1 < ints[RING] else 0
-        # ---- an idle engine jumps to the next arrival
-        if ints[RUNNING] == 0 and ints[WAITING] == 0 and floats[NOW] < floats[NEXT_S] < until_s:
-            floats[NOW] = floats[NEXT_S]
-        idle = ints[RUNNING] == 0 and ints[WAITING] == 0 and floats[NEXT_S] >= until_s
-        over = over or idle or floats[NOW] >= until_s
+        # ---- an idle engine jumps to the next arrival, at the front end or in the engine
+        idle = ints[RUNNING] == 0 and ints[WAITING] == 0
+        next_s = min(floats[NEXT_S], floats[REACH_S])
+        if idle and floats[NOW] < next_s < until_s:
+            floats[NOW] = next_s
+        over = over or (idle and next_s >= until_s) or floats[NOW] >= until_s
         if over and until_s < floats[RUN_S]:
             return
         # ---- the next step begins
         now = until_s if over else floats[NOW]
-        if floats[NEXT_S] <= now:
-            arrive(ints, floats, stream_s, requests, times, status, adapters, heaps, tree, now)
+        if floats[NEXT_S] <= now or floats[REACH_S] <= now:
+            arrive(
+                ints, floats, stream_s, requests, times, status, adapters, sizes, heaps, tree, series, frontend,
+                now,
+            )  # fmt: skip
         if over or ints[EXHAUSTED] == 1:
             return
-        schedule_running(ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase)
-        admit(ints, floats, requests, links, adapters, sizes, classes, heaps, tree, loading)
+        if ints[RUNNING] == 0 and ints[WAITING] == 0:
+            continue  # what was sent is still at the front end
+        schedule_running(
+            ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, visits,
+        )  # fmt: skip
+        admit(
+            ints, floats, requests, links, adapters, sizes, classes, heaps, tree, visits, series, loading,
+        )  # fmt: skip
         charge(ints, floats, timeline, vector, means, coefficients, settings)
         ints[IN_FLIGHT] = 1

@@ -1,4 +1,4 @@
-"""Requests arrive: from the inbox, or from a stream of times, into the queue of waiting requests."""
+"""Requests arrive, from the inbox or a stream of times: at the front end, and from there in the engine's queue."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 from numba import njit
 
 from packer.twin.engine.containers import fenwick_add
+from packer.twin.engine.frontend import accept, change
 from packer.twin.engine.state import (
-    ACCEPTED, EXHAUSTED, FINISH, FIRST, GENERATED, INBOX, INBOX_COUNT, INBOX_LAST, KEY, MAX_OUTSTANDING,
-    NEXT, NEXT_S, OWNER, REFUSED, RUNNING, SENT, SENT_AT, STREAM, TAKEN, WAITING, ByteArray, FloatArray,
+    ACCEPTED, EXHAUSTED, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT,
+    INBOX_LAST, KEY, MAX_OUTSTANDING, NEXT, NEXT_S, OWNER, PENDING, PENDING_COUNT, PENDING_LAST,
+    REACHED, REACH_S, REFUSED, RUNNING, SENT, SENT_AT, STREAM, TAKEN, WAITING, ByteArray, FloatArray,
     IntArray, ServerState,
 )  # fmt: skip
 from packer.twin.engine.waiting import put_last
@@ -36,16 +38,19 @@ def offer(state: ServerState, r: int) -> None:
 @njit(**ENGINE_FLAGS)
 def arrive(
     ints: IntArray, floats: FloatArray, stream_s: FloatArray, requests: IntArray, times: FloatArray,
-    status: ByteArray, adapters: IntArray, heaps: IntArray, tree: IntArray, now: float,
+    status: ByteArray, adapters: IntArray, sizes: IntArray, heaps: IntArray, tree: IntArray,
+    series: IntArray, frontend: FloatArray, now: float,
 ) -> None:  # fmt: skip
-    """Take in all requests sent up to `now`; those beyond the client's ceiling are refused.
+    """The front end takes in all requests sent up to `now`, and the engine those that reach it by then.
 
-    Of a stream, the i-th request accepted takes the i-th row: what is refused leaves its marks to the next.
+    Requests beyond the client's ceiling are refused. Of a stream, the i-th request accepted takes the i-th row:
+    what is refused leaves its marks to the next.
     """
     streaming = ints[STREAM] == 1
     while floats[NEXT_S] <= now:
         sent_s = floats[NEXT_S]
-        refused = ints[RUNNING] + ints[WAITING] >= ints[MAX_OUTSTANDING]
+        outstanding = ints[RUNNING] + ints[WAITING] + ints[PENDING_COUNT]
+        refused = outstanding >= ints[MAX_OUTSTANDING]
         if streaming:
             r = ints[TAKEN]
             if not refused and r == times.shape[0]:
@@ -54,6 +59,9 @@ def arrive(
             following = ints[SENT] + 1
             has_next = following < stream_s.size
             floats[NEXT_S] = stream_s[following] if has_next else math.inf
+            if refused:  # there may be no row left
+                ints[SENT] += 1
+                continue
             times[r, SENT_AT] = sent_s
         else:
             r = ints[INBOX] - 1
@@ -64,15 +72,33 @@ def arrive(
         ints[SENT] += 1
         a = requests[r, OWNER] + 1
         if refused:
-            if not streaming:
-                adapters[a, REFUSED] += 1
+            adapters[a, REFUSED] += 1
             continue
         requests[r, KEY] = ints[TAKEN]
         requests[r, GENERATED] = 0
         times[r, FIRST] = math.nan
         times[r, FINISH] = math.nan
+        times[r, FIRST_SEEN] = math.nan
+        times[r, FINISH_SEEN] = math.nan
         status[r] = ACCEPTED
-        if tree.size > 1:
-            fenwick_add(tree, ints[TAKEN], 1)
         ints[TAKEN] += 1
-        put_last(ints, requests, adapters, heaps, r, a)
+        times[r, REACHED] = accept(ints, floats, adapters, frontend, a, sent_s)
+        if series.size > 1:
+            change(ints, adapters, sizes, a, 1, 1)
+        if ints[PENDING] == 0:
+            ints[PENDING] = r + 1
+            floats[REACH_S] = times[r, REACHED]
+        else:
+            requests[ints[PENDING_LAST] - 1, NEXT] = r + 1
+        requests[r, NEXT] = 0
+        ints[PENDING_LAST] = r + 1
+        ints[PENDING_COUNT] += 1
+    while floats[REACH_S] <= now:
+        r = ints[PENDING] - 1
+        following = requests[r, NEXT]
+        ints[PENDING] = following
+        ints[PENDING_COUNT] -= 1
+        floats[REACH_S] = times[following - 1, REACHED] if following > 0 else math.inf
+        if tree.size > 1:
+            fenwick_add(tree, requests[r, KEY], 1)
+        put_last(ints, requests, adapters, heaps, r, requests[r, OWNER] + 1)

@@ -11,16 +11,20 @@ import math
 from numba import njit
 
 from packer.twin.engine.containers import link_last, unlink
+from packer.twin.engine.frontend import CHUNK_OUTPUTS, change, count_series
 from packer.twin.engine.schedule import blocks_of, phase_of
 from packer.twin.engine.slots import leave
 from packer.twin.engine.state import (
-    BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DT, DUE_AFTER, DUE_BEFORE, ENDED, FINISH,
-    FINISHED, FIRST, GENERATED, HEAD, HISTOGRAM_BINS, HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, IN_BATCH, LAST,
-    NEXT, NOW, OLDER, OUTPUT, OWNER, RING, RUNNING, SENTINEL, START, STEP, STEP_DECODES, USED, ByteArray,
-    FloatArray, IntArray,
+    BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, FINISH,
+    FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, FREE_S, GAPS, GENERATED, HEAD, HISTOGRAM_BINS,
+    HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, IN_BATCH, LAST, MERGED, NEXT, NOW, OLDER, OUTPUT, OWNER, RING,
+    RUNNING, SEEN_S, SENTINEL, START, STEP, STEP_DECODES, USED, ByteArray, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place
 from packer.twin.flags import ENGINE_FLAGS
+
+
+MIN_GAP_S = 5e-5  # between chunks that leave the front end in one burst
 
 
 @njit(**ENGINE_FLAGS)
@@ -39,6 +43,7 @@ def start_decode(
     now = floats[NOW]
     if requests[r, GENERATED] == 0:
         times[r, FIRST] = now
+        times[r, FIRST_SEEN] = max(now, floats[FREE_S])
     else:
         histogram[gap_bin(now - times[r, LAST])] += 1
     requests[r, START] = ints[STEP]
@@ -55,7 +60,7 @@ def start_decode(
 def complete(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
     links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
-    phase: IntArray, r: int,
+    phase: IntArray, visits: IntArray, series: IntArray, r: int,
 ) -> None:  # fmt: skip
     """Request `r` got its last token: its blocks are free, its adapter may leave the batch."""
     block_size = ints[BLOCK_SIZE]
@@ -63,6 +68,7 @@ def complete(
     unlink(links, OLDER, r)
     a = requests[r, OWNER] + 1
     times[r, FINISH] = floats[NOW]
+    times[r, FINISH_SEEN] = max(floats[NOW], floats[FREE_S])
     status[r] = FINISHED
     size = requests[r, CONTEXT] + ints[STEP] - requests[r, START]
     ints[USED] -= blocks_of(size, block_size)
@@ -70,7 +76,9 @@ def complete(
     phase[phase_of(requests, r, block_size)] -= 1
     ints[DECODES] -= 1
     ints[RUNNING] -= 1
-    leave(ints, adapters, sizes, classes, a)
+    leave(ints, adapters, sizes, classes, visits, a, ints[STEP])
+    if series.size > 1:
+        change(ints, adapters, sizes, a, 0, -1)
     if adapters[a, IN_BATCH] == 0 and adapters[a, HEAD] > 0:
         place(ints, adapters, heaps, a)
 
@@ -79,28 +87,28 @@ def complete(
 def emit(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
     links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
-    phase: IntArray, histogram: IntArray,
+    phase: IntArray, histogram: IntArray, visits: IntArray, series: IntArray,
 ) -> None:  # fmt: skip
-    """Tokens come out at NOW, the end of the step."""
-    if ints[STEP_DECODES] > 0:
-        histogram[gap_bin(floats[DT])] += ints[STEP_DECODES]
+    """Tokens come out at NOW, the end of the step, and are streamed as soon as the front end is free."""
+    decodes, ended = ints[STEP_DECODES], 0
     while ints[ENDED] > 0:
         r = ints[ENDED] - 1
         ints[ENDED] = requests[r, NEXT]
         start_decode(ints, floats, requests, times, links, phase, histogram, r)
+        ended += 1
+    if decodes > 0:
+        gap_s = max(floats[NOW], floats[FREE_S]) - floats[SEEN_S]
+        ints[GAPS] += decodes
+        if gap_s <= 0.0 and decodes + ended <= CHUNK_OUTPUTS:
+            ints[MERGED] += decodes
+        else:
+            histogram[gap_bin(max(gap_s, MIN_GAP_S))] += decodes
+    floats[SEEN_S] = max(floats[NOW], floats[FREE_S])
     bucket = ints[SENTINEL] + ints[BUCKET]
     while links[bucket, DUE_AFTER] != bucket:
         complete(
-            ints,
-            floats,
-            requests,
-            times,
-            status,
-            links,
-            adapters,
-            sizes,
-            classes,
-            heaps,
-            phase,
-            links[bucket, DUE_AFTER],
-        )
+            ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase, visits,
+            series, links[bucket, DUE_AFTER],
+        )  # fmt: skip
+    if series.size > 1:
+        count_series(ints, series)

@@ -36,6 +36,7 @@ def phase_of(requests: IntArray, r: int, block_size: int) -> int:
 def preempt(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
     adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray, phase: IntArray,
+    visits: IntArray,
 ) -> None:  # fmt: skip
     """Preempt the request admitted last: it loses its blocks and starts over, with its tokens as prompt."""
     block_size = ints[BLOCK_SIZE]
@@ -58,7 +59,7 @@ def preempt(
     ints[STEP_PREEMPTED] += 1
     ints[PREEMPTIONS] += 1
     put_first(ints, requests, adapters, r, a)
-    leave(ints, adapters, sizes, classes, a)
+    leave(ints, adapters, sizes, classes, visits, a, ints[STEP] - 1)
     place(ints, adapters, heaps, a)
 
 
@@ -74,6 +75,7 @@ def chunk_of(ints: IntArray, requests: IntArray) -> tuple[int, int]:
 def schedule_running(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
     adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray, phase: IntArray,
+    visits: IntArray,
 ) -> None:  # fmt: skip
     """Give the running requests their tokens; sets what the step computes (STEP_DECODES, STEP_PREFILL)."""
     ints[STEP_PREEMPTED] = 0
@@ -86,7 +88,7 @@ def schedule_running(
         make_room(ints, adapters, sizes, growth + phase[ints[PHASE]], 0)
         if ints[USED] + growth + phase[ints[PHASE]] > ints[KV_BLOCKS]:
             cut = ints[PARTIAL]
-            preempt(ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase)
+            preempt(ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, visits)
             if cut != ints[PARTIAL]:
                 chunk, growth = 0, 0
     ints[USED] += growth + phase[ints[PHASE]]

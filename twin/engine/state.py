@@ -45,30 +45,52 @@ HISTOGRAM_PER_E = 140.0  # bins per factor e: a resolution of 0.7 %
 (STEP, PHASE, BUCKET, IN_FLIGHT, STEP_DECODES, STEP_PREFILL, STEP_PREEMPTED, SCANNED, ENDED) = range(36, 45)
 # Totals.
 (PREEMPTIONS, ADAPTER_LOADS, DISK_LOADS, PEAK_BLOCKS, PEAK_RUNNING) = range(45, 50)
-N_INTS = 50
+# Slots: whether adapters of the batch are never evicted; lengths of the two rows of `visits`.
+(SPARES_BATCH, WALKERS, VISITS) = range(50, 53)
+# The front end: requests that it has accepted and the engine has not got yet; time series of /metrics and
+# names in their labels; of the sets of adapters that the next series would name: hash, size, hash of the last
+# one counted; gaps between tokens, and those that the client does not see because their chunks were merged.
+(PENDING, PENDING_LAST, PENDING_COUNT, SERIES, NAMES, SETS, NAMED, COUNTED, GAPS, MERGED) = range(53, 63)
+N_INTS = 63
 
 # ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the
 # next arrival (infinite if none is known); duration of the step, s, and of its loads, ms; totals; width of the
 # timeline's bins; end of the run.
 (NOW, END_S, NEXT_S, DT, LOAD_MS, BUSY_S, LOAD_S, BIN_S, RUN_S, STALL_S) = range(10)
-N_FLOATS = 10
+# The front end: when the first pending request reaches the engine (infinite if none does), when the next
+# scrape comes, when the work at hand is done, when the last tokens were streamed; time spent in scrapes.
+(REACH_S, SCRAPE_S, FREE_S, SEEN_S, SCRAPED_S) = range(10, 15)
+N_FLOATS = 15
+
+# ---- what the front end takes, s (`Law.frontend`): pause between scrapes, a scrape, per time series, per name
+# in its labels, a request, an adapter's first request.
+(INTERVAL_S, PER_SCRAPE_S, PER_SERIES_S, PER_NAME_S, PER_REQUEST_S, PER_FIRST_USE_S) = range(6)
 
 # ---- columns of `requests`: adapter, lengths, tokens that came out, step in which the last prefill ended,
 # tokens of that prefill, place in the order of waiting requests, the next one in whatever list it is in.
 (OWNER, PROMPT, OUTPUT, GENERATED, START, CONTEXT, KEY, NEXT) = range(8)
-# ---- columns of `times`, s: first token, finish (NaN until they happen), last token before a preemption, sent.
-(FIRST, FINISH, LAST, SENT_AT) = range(4)
+# ---- columns of `times`, s: first token, finish (NaN until they happen), last token before a preemption, sent,
+# got by the engine, first and last token as the client sees them.
+(FIRST, FINISH, LAST, SENT_AT, REACHED, FIRST_SEEN, FINISH_SEEN) = range(7)
 # ---- `status` of a request; anything else: not arrived, or refused.
 (ACCEPTED, FINISHED) = (1, 2)
 # ---- columns of `links`: running requests by admission; requests that finish in the same step.
 (OLDER, NEWER, DUE_BEFORE, DUE_AFTER) = range(4)
 # ---- columns of `adapters`: running requests; whether in a slot, in host memory; key of its first waiting
 # request, the heap that it is in (0: none) and its place there; its FIFO of waiting requests; rings by last
-# use of the adapters outside the batch that are in slots, and in host memory; requests refused.
+# use of the adapters outside the batch that are in slots, and in host memory alone; requests refused; step of
+# the last use + 2, step in which it joined the batch + 1; whether it was ever used; its requests that run and
+# that wait as the front end knows them; whether the walk must visit it.
 (IN_BATCH, RESIDENT, ON_HOST, FIRST_KEY, HEAP, PLACE, HEAD, TAIL, IDLE_BEFORE, IDLE_AFTER, HOST_BEFORE,
- HOST_AFTER, REFUSED) = range(13)  # fmt: skip
-# ---- columns of `sizes`: rank, KV blocks while in a slot (0 unless memory is unified), class of the rank.
-(RANK, BLOCKS, RANK_CLASS) = range(3)
+ HOST_AFTER, REFUSED, LAST_USE, JOINED, KNOWN, KNOWN_RUNNING, KNOWN_WAITING,
+ TO_BE_VISITED) = range(19)  # fmt: skip
+N_ADAPTER_COLUMNS = 19
+# ---- columns of `sizes`: rank, KV blocks while in a slot (0 unless memory is unified), class of the rank,
+# place in the walk over a batch; random words for the hash of the sets of running and of waiting adapters.
+(RANK, BLOCKS, RANK_CLASS, WALK, WORD_RUNNING, WORD_WAITING) = range(6)
+N_SIZE_COLUMNS = 6
+# ---- rows of `visits`, rows of adapters in the order of the walk: those in the batch, those that it must visit.
+(IN_WALK, TO_VISIT) = range(2)
 # ---- columns of `classes` (distinct ranks, ascending, from row 1): adapters in the batch, the rank.
 (MEMBERS, CLASS_RANK) = range(2)
 # ---- columns of `timeline`: integrals over each bin, except the last three, which are counts.
@@ -79,14 +101,15 @@ class ServerState(NamedTuple):
     """One server between two steps, or during one.
 
     For n requests and m adapters: ints (N_INTS,), floats (N_FLOATS,); stream_s (arrivals,), empty unless
-    STREAM; requests int64 (n, 8), times float64 (n, 4), status int8 (n,), links int64 (n + RING, 4): may be
+    STREAM; requests int64 (n, 8), times float64 (n, 7), status int8 (n,), links int64 (n + RING, 4): may be
     shared by the servers of a cluster, which then each have their own RING rows of `links`; adapters int64
-    (m + 1, 13), sizes int64 (m + 1, 3), classes int64 (distinct ranks + 1, 2); heaps int64 (2, m): adapters
+    (m + 1, 19), sizes int64 (m + 1, 6), classes int64 (distinct ranks + 1, 2); heaps int64 (2, m): adapters
     with waiting requests by the first of these, those outside the batch and those in it; phase int64
     (BLOCK_SIZE,): decodes by the step, modulo BLOCK_SIZE, in which they need a block; tree int64 (n + 1,) or
     (1,): counts waiting requests by key if the step law needs those passed over; histogram int64
     (HISTOGRAM_BINS,) of gaps between tokens; timeline float64 (bins, 8); vector float64 (terms,): what the
-    terms of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`.
+    terms of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`; visits int64
+    (2, SLOTS); series int64 (2^k,): hash set of the time series of /metrics, (1,) where nobody reads them.
     """
 
     ints: IntArray
@@ -106,13 +129,24 @@ class ServerState(NamedTuple):
     timeline: FloatArray
     vector: FloatArray
     means: FloatArray
+    visits: IntArray
+    series: IntArray
 
 
-def sizes_of(ranks: IntArray, blocks: IntArray) -> tuple[IntArray, IntArray]:
-    """`sizes` and empty `classes` (see `ServerState`) of adapters with these ranks and KV blocks, (m,) each."""
+def sizes_of(ranks: IntArray, blocks: IntArray, seed: int = 0) -> tuple[IntArray, IntArray]:
+    """`sizes` and empty `classes` (see `ServerState`) of adapters with these ranks and KV blocks, (m,) each.
+
+    `seed`: of the order in which the adapters of a batch are touched, that of a Python set in vLLM.
+    """
+    m = len(ranks)
     distinct, number = np.unique(ranks, return_inverse=True)
-    sizes = np.zeros((len(ranks) + 1, 3), dtype=np.int64)
-    sizes[1:] = np.column_stack([ranks, blocks, number.ravel() + 1])
+    rng = np.random.default_rng((seed, 0x77616C6B))
+    walk = rng.permutation(m)
+    sizes = np.zeros((m + 1, N_SIZE_COLUMNS), dtype=np.int64)
+    sizes[1:, :RANK_CLASS] = np.column_stack([ranks, blocks])
+    sizes[1:, RANK_CLASS] = number.ravel() + 1
+    sizes[1 + walk, WALK] = np.arange(m)
+    sizes[1:, WORD_RUNNING:] = rng.integers(1, 2**62, size=(m, 2))
     classes = np.zeros((len(distinct) + 1, 2), dtype=np.int64)
     classes[1:, CLASS_RANK] = distinct
     return sizes, classes
@@ -128,11 +162,13 @@ def new_links(n: int, ring: int, servers: int = 1) -> IntArray:
 def new_state(
     n: int, sizes: IntArray, classes: IntArray, settings: dict[int, int], *, longest_output: int,
     run_s: float, bin_s: float, count_waiting: bool, terms: int, mean_state: bool = False,
+    scraped_steps: int = 0,
 ) -> ServerState:  # fmt: skip
     """An idle server with memory for n requests.
 
     `settings`: values of the registers SLOTS … TRACK_HOST. `count_waiting`: the step law needs the number of
     requests passed over. `terms` of the linear step law; `mean_state`: sum up the state that tokens see.
+    `scraped_steps`: engine steps for which time series are counted, 0 where /metrics is not read.
     """
     ring = longest_output + 2
     ints = np.zeros(N_INTS, dtype=np.int64)
@@ -140,16 +176,18 @@ def new_state(
         ints[register] = value
     floats = np.zeros(N_FLOATS)
     floats[NEXT_S], floats[BIN_S], floats[RUN_S] = np.inf, bin_s, run_s
+    floats[REACH_S] = floats[SCRAPE_S] = np.inf
+    table = 2 ** int(np.clip(np.ceil(np.log2(2.0 * scraped_steps)), 10, 24)) if scraped_steps else 1
     bins = int(np.nextafter(run_s, 0.0) / bin_s) + 1
     return ServerState(
         ints=ints,
         floats=floats,
         stream_s=np.zeros(0),
         requests=np.empty((n, 8), dtype=np.int64),
-        times=np.empty((n, 4)),
+        times=np.empty((n, 7)),
         status=np.zeros(n, dtype=np.int8),
         links=new_links(n, ring),
-        adapters=np.zeros((len(sizes), 13), dtype=np.int64),
+        adapters=np.zeros((len(sizes), N_ADAPTER_COLUMNS), dtype=np.int64),
         sizes=sizes,
         classes=classes,
         heaps=np.zeros((2, len(sizes) - 1), dtype=np.int64),
@@ -159,4 +197,6 @@ def new_state(
         timeline=np.zeros((bins, 8)),
         vector=np.zeros(terms),
         means=np.zeros(terms + 2 if mean_state else 0),
+        visits=np.zeros((2, min(settings.get(SLOTS, 0), len(sizes) - 1)), dtype=np.int64),
+        series=np.zeros(table, dtype=np.int64),
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packer.profile import LatencySpec, Profile
+from packer.profile import FrontEndSpec, LatencySpec, Profile
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 
 FloatArray = npt.NDArray[np.float64]
@@ -19,18 +19,26 @@ class Law(NamedTuple):
 
     coefficients float64 (terms,): see `coefficient_vector`; settings float64 (2,): 1 if the form
     is the paper's, largest number of tokens with a CUDA graph; loading float64 (4,): ms to load an adapter from
-    host memory (base, per rank) and from disk (base, per rank).
+    host memory (base, per rank) and from disk (base, per rank); frontend float64 (6,): s, see `engine.state`.
     """
 
     coefficients: FloatArray
     settings: FloatArray
     loading: FloatArray
+    frontend: FloatArray
 
 
 def coefficient_vector(latency: LatencySpec) -> FloatArray:
     """Coefficients of a step law, float64 (terms of its form,), in the order of the table; absent ones are 0."""
     terms = LINEAR_TERMS if latency.form == "linear" else PAPER_TERMS
     return np.array([latency.coefficients.get(term, 0.0) for term in terms])
+
+
+def _frontend(spec: FrontEndSpec) -> FloatArray:
+    costs_ms = (
+        spec.scrape_base_ms, spec.scrape_per_series_ms, spec.scrape_per_name_ms, spec.request_ms, spec.first_use_ms,
+    )  # fmt: skip
+    return np.array([spec.scrape_interval_s or np.inf, *(ms * 1e-3 for ms in costs_ms)])
 
 
 def law_of(profile: Profile) -> Law:
@@ -47,4 +55,5 @@ def law_of(profile: Profile) -> Law:
                 loading.disk_per_rank_ms,
             ]
         ),
+        _frontend(profile.frontend),
     )

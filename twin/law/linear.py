@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from typing import Any
 
@@ -14,6 +15,9 @@ from packer.twin.flags import FLAGS
 
 FloatArray = npt.NDArray[np.float64]
 N_TERMS = len(LINEAR_TERMS)
+SPLIT_K_SMALL, SPLIT_K_LARGE = 64.0, 8.0
+LAST_SMALL_STEP = 120  # tokens; the next captured graph has 128
+BLOCK_M, BLOCK_N = 32, 16
 AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))
 """Place of each term in the vectors, by its name."""
 
@@ -46,6 +50,11 @@ def state_vector(
     out[AT.per_waiting_scanned_ms] = scanned
     out[AT.per_slot_rank_token_ms] = lora * slot_rank * t
     out[AT.per_waiting_ms] = waiting
+    # Thread blocks of vLLM's shrink kernel: SPLIT_K * ceil(T / BLOCK_M) * ceil(rank / BLOCK_N) for each slot.
+    blocks = SPLIT_K_SMALL if t <= LAST_SMALL_STEP else SPLIT_K_LARGE
+    blocks *= math.ceil(slot_rank / BLOCK_N)
+    out[AT.per_slot_block_ms] = lora * slots * blocks * math.ceil(t / BLOCK_M)
+    out[AT.per_adapter_block_ms] = a * blocks
 
 
 @njit(inline="always", **FLAGS)

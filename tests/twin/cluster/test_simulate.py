@@ -18,6 +18,7 @@ from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.engine import state as rows
+from packer.twin.engine.state import WALK, sizes_of
 from packer.twin.memory.policy import memory_policy
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
@@ -43,7 +44,7 @@ def _single(sim: Simulation, of: ClusterSimulation) -> Simulation:
     """A server's requests, replayed on the single twin."""
     return simulate(
         sim.workload, sim.profile, max_loras=sim.settings.max_loras, max_lora_rank=sim.settings.max_lora_rank,
-        duration_s=of.duration_s, timeline_bin_s=of.timeline_bin_s,
+        duration_s=of.duration_s, timeline_bin_s=of.timeline_bin_s, seed=of.seed,
     )  # fmt: skip
 
 
@@ -103,6 +104,10 @@ def _naive_server(sim: Simulation, run: ClusterSimulation) -> NaiveServer:
             max_seqs=engine.max_num_seqs,
             max_outstanding=math.inf,
             max_cpu_loras=math.inf,
+            walk=np.argsort(sizes_of(ranks, ranks, run.seed)[0][1:, WALK]).tolist(),
+            spares_batch=loading.spares_batch or profile.memory.policy == "unified",
+            scrape_interval_s=None,
+            front_end_s=(0.0, 0.0, 0.0, 0.0, 0.0),
         ),
         run.duration_s,
         run.timeline_bin_s,

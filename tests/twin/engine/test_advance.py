@@ -17,6 +17,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.lengths import Lengths
 from packer.profile import (
     EngineSpec,
+    FrontEndSpec,
     GpuSpec,
     LatencySpec,
     LoadingSpec,
@@ -34,6 +35,13 @@ from packer.workload import Workload
 # Coefficients are multiples of 1/1024 ms and what they multiply are whole numbers, so that sums are exact in
 # any order and both simulators see the very same times.
 GRAIN = 1024
+
+
+def front_end_costs_ms(spec: FrontEndSpec) -> tuple[float, ...]:
+    """What the front end takes, in the order of the reference."""
+    return (
+        spec.scrape_base_ms, spec.scrape_per_series_ms, spec.scrape_per_name_ms, spec.request_ms, spec.first_use_ms,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,12 @@ class Case:
             max_seqs=engine.max_num_seqs,
             max_outstanding=self.max_outstanding or math.inf,
             max_cpu_loras=engine.max_cpu_loras or math.inf,
+            walk=np.argsort(
+                rows.sizes_of(self.workload.ranks, self.workload.ranks, seed)[0][1:, rows.WALK]
+            ).tolist(),
+            spares_batch=loading.spares_batch or memory.policy == "unified",
+            scrape_interval_s=self.profile.frontend.scrape_interval_s,
+            front_end_s=tuple(ms * 1e-3 for ms in front_end_costs_ms(self.profile.frontend)),
         )
         longest = min(engine.max_model_len, (kv_blocks - max(adapter_blocks)) * engine.block_size)
         time_s, adapter = draw_times(self.workload, self.duration_s, seed)
@@ -108,11 +122,16 @@ def assert_agree(case: Case, seed: int = 0) -> NaiveTwin | None:
     same = {"rtol": 1e-12, "atol": 0.0, "equal_nan": True}
     assert raw.requests.adapter.tolist() == [r.adapter for r in naive.accepted]
     np.testing.assert_allclose(raw.first_s, [r.first_s for r in naive.accepted], **same)
+    engine_s = [(r.reached_s, r.engine_first_s, r.engine_finish_s) for r in naive.accepted]
+    np.testing.assert_allclose(raw.engine_s, np.array(engine_s).reshape(-1, 3), **same)
     np.testing.assert_allclose(raw.finish_s, [r.finish_s for r in naive.accepted], **same)
     np.testing.assert_allclose(raw.timeline[: len(naive.timeline)], naive.timeline, rtol=1e-9, atol=1e-12)
     expected = {
         rows.PREEMPTIONS: naive.preemptions, rows.ADAPTER_LOADS: naive.lora.loads,
         rows.DISK_LOADS: naive.lora.disk_loads, rows.SENT: naive.sent, rows.TAKEN: naive.sent - naive.refused,
+        rows.PENDING_COUNT: len(naive.pending), rows.MERGED: naive.merged,
+        rows.SERIES: len(naive.front_end.series),
+        rows.NAMES: sum(len(running) + len(waiting) for running, waiting in naive.front_end.series),
         rows.PEAK_BLOCKS: naive.peak_blocks, rows.PEAK_RUNNING: naive.peak_running,
         rows.RUNNING: len(naive.running), rows.WAITING: len(naive.waiting),
         rows.WAITING_PROMPT: sum(request.prompt for request in naive.waiting),
@@ -147,8 +166,13 @@ def profiles(draw: st.DrawFn) -> Profile:
     max_num_seqs = draw(st.integers(1, 12))
     kv_tokens = draw(st.integers(2, 60)) * block_size + draw(st.integers(0, block_size - 1))
     loading = LoadingSpec(
-        *(draw(st.integers(0, 64)) / 16 for _ in range(4)), cold_start=draw(st.booleans())
+        *(draw(st.integers(0, 64)) / 16 for _ in range(4)), cold_start=draw(st.booleans()),
+        spares_batch=draw(st.booleans()),
     )  # fmt: skip
+    interval_s = draw(st.sampled_from([None, None, 0.01, 0.1, 1.0]))
+    frontend = FrontEndSpec(
+        interval_s, *(draw(st.integers(0, high)) / 64 for high in (640, 64, 32, 64, 3200))
+    )
     return Profile(
         "tests/tight",
         ModelSpec("tight", 0.0, 100.0, draw(st.sampled_from([0.0, 25.0, 100.0]))),
@@ -166,6 +190,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         LatencySpec(form, coefficients, draw(st.integers(0, 20))),
         loading,
         calibrated=True,
+        frontend=draw(st.sampled_from([FrontEndSpec(), frontend])),
     )
 
 

@@ -55,7 +55,7 @@ def requests(server: Server) -> tuple[np.ndarray, Marks]:
 
 
 def _fresh(server: Server, requests: tuple[np.ndarray, Marks]) -> rows.ServerState:
-    state = server.state(requests[1], RUN_S, 1.0)
+    state = server.state(requests[1], RUN_S, 1.0, 0)
     state.times[:] = np.nan  # rows are written when a request arrives: the rest is whatever memory held
     state.requests[:, rows.GENERATED :] = 0
     state.links[: len(state.requests)] = 0
@@ -110,7 +110,8 @@ def test_step_at_the_stop_waits_for_what_arrives_then(server: Server) -> None:
     """A step that would start exactly at the stop sees the requests that arrive at the stop."""
     marks = Marks(np.array([0, 1]), np.array([10, 10]), np.array([3, 3]))
     times = np.array([1.0, 1.0])
-    together, apart = server.state(marks, RUN_S, 1.0), server.state(marks, RUN_S, 1.0)
+    together, apart = server.state(marks, RUN_S, 1.0, 0), server.state(marks, RUN_S, 1.0, 0)
+    together.times[:] = apart.times[:] = 0.0  # only rows of preempted requests use all columns
     law = law_of(server.profile)
     fill_inbox(together, times)
     advance(together, law, RUN_S)

@@ -20,6 +20,7 @@ BY_HAND = {
     "per_adapter_prefill_token_ms": 1200, "per_slot_token_ms": 8 * 603, "per_kv_token_ms": 900,
     "beyond_graph_step_ms": 1, "per_token_beyond_graph_ms": 91, "per_waiting_scanned_ms": 5,
     "per_slot_rank_token_ms": 16 * 603, "per_waiting_ms": 7,
+    "per_slot_block_ms": 8 * 8 * 19, "per_adapter_block_ms": 2 * 8,
 }  # fmt: skip
 """What the terms multiply in a step of 3 decodes and 600 prompt tokens, by the words of the table."""
 

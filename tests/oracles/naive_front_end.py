@@ -1,0 +1,59 @@
+"""The slow reference of vLLM's API server: one worker that takes its jobs in the order in which they come.
+
+Jobs are scrapes of /metrics, requests to be accepted, tokens to be streamed. Follows vllm/v1/metrics/loggers.py (a time
+series of `vllm:lora_requests_info` for each pair of label values, never dropped) and vllm/v1/metrics/stats.py
+(`LoRARequestStates`: an adapter waits from the arrival of a request until the step that schedules it first).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class NaiveFrontEnd:
+    """`costs_s`: of a scrape, per time series, per name in its labels, of a request, of an adapter's first request."""
+
+    interval_s: float | None
+    costs_s: tuple[float, float, float, float, float]
+    free_s: float = 0.0
+    waiting: list[int] = field(default_factory=list)  # adapters of requests, as often as there are requests
+    running: list[int] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
+    series: set[tuple[frozenset[int], frozenset[int]]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.next_scrape_s = self.interval_s
+
+    def scrape(self, until_s: float) -> None:
+        """All scrapes that are due by then."""
+        while self.next_scrape_s is not None and self.next_scrape_s <= until_s:
+            names = sum(len(running) + len(waiting) for running, waiting in self.series)
+            took_s = self.costs_s[0] + self.costs_s[1] * len(self.series) + self.costs_s[2] * names
+            self.free_s = max(self.next_scrape_s, self.free_s) + took_s
+            self.next_scrape_s = self.free_s + self.interval_s
+
+    def accept(self, sent_s: float, adapter: int) -> float:
+        """A request is sent; returns when the engine gets it."""
+        self.scrape(sent_s)
+        took_s = self.costs_s[3] + (0.0 if adapter in self.used else self.costs_s[4])
+        self.used.add(adapter)
+        self.waiting.append(adapter)
+        self.free_s = max(sent_s, self.free_s) + took_s
+        return self.free_s
+
+    def scheduled(self, adapter: int) -> None:
+        """A request joins the batch for the first time."""
+        self.waiting.remove(adapter)
+        self.running.append(adapter)
+
+    def seen_s(self, now: float) -> float:
+        """When the client sees what the engine hands over now."""
+        self.scrape(now)
+        return max(now, self.free_s)
+
+    def stepped(self) -> None:
+        """A step has ended: its labels are recorded."""
+        labels = frozenset(self.running), frozenset(self.waiting)
+        if self.interval_s is not None and labels != (frozenset(), frozenset()):
+            self.series.add(labels)

@@ -1,0 +1,80 @@
+"""vLLM's API server between the client and the engine: one event loop that accepts requests and streams tokens.
+
+Rendering /metrics stops it: the gauge `vllm:lora_requests_info` has a time series for every pair of sets of running
+and waiting adapters that ever occurred, named in its labels (vllm/v1/metrics/loggers.py). So does the first request of
+an adapter in versions that load a tokenizer for each. What is sent meanwhile is accepted afterwards; tokens that come
+out meanwhile are streamed afterwards, those of one request in one chunk unless the step has more than `CHUNK_OUTPUTS`
+outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE, vllm/v1/engine/async_llm.py).
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from packer.twin.engine.state import (
+    COUNTED, FREE_S, INTERVAL_S, KNOWN, KNOWN_RUNNING, NAMED, NAMES, PER_FIRST_USE_S, PER_NAME_S,
+    PER_REQUEST_S, PER_SCRAPE_S, PER_SERIES_S, SCRAPED_S, SCRAPE_S, SERIES, SETS, WORD_RUNNING,
+    FloatArray, IntArray,
+)  # fmt: skip
+from packer.twin.flags import ENGINE_FLAGS
+
+CHUNK_OUTPUTS = 128
+
+
+@njit(**ENGINE_FLAGS)
+def scrape(ints: IntArray, floats: FloatArray, frontend: FloatArray, now: float) -> None:
+    """Render /metrics as often as that is due up to `now`; the next scrape comes an interval after the end of one."""
+    while floats[SCRAPE_S] <= now:
+        took = (
+            frontend[PER_SCRAPE_S]
+            + frontend[PER_SERIES_S] * ints[SERIES]
+            + frontend[PER_NAME_S] * ints[NAMES]
+        )
+        floats[FREE_S] = max(floats[SCRAPE_S], floats[FREE_S]) + took
+        floats[SCRAPE_S] = floats[FREE_S] + frontend[INTERVAL_S]
+        floats[SCRAPED_S] += took
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def accept(
+    ints: IntArray, floats: FloatArray, adapters: IntArray, frontend: FloatArray, a: int, sent_s: float,
+) -> float:  # fmt: skip
+    """A request of adapter row `a` is sent; returns when the engine gets it."""
+    scrape(ints, floats, frontend, sent_s)
+    took = frontend[PER_REQUEST_S]
+    if adapters[a, KNOWN] == 0:
+        adapters[a, KNOWN] = 1
+        took += frontend[PER_FIRST_USE_S]
+    reached_s: float = max(sent_s, floats[FREE_S]) + took
+    floats[FREE_S] = reached_s
+    return reached_s
+
+
+@njit(**ENGINE_FLAGS)
+def change(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, which: int, by: int) -> None:
+    """A request more or less of adapter row `a` runs (`which` 0) or waits (1), as the front end knows."""
+    before = adapters[a, KNOWN_RUNNING + which]
+    adapters[a, KNOWN_RUNNING + which] = before + by
+    if before == 0 or before + by == 0:
+        ints[SETS] ^= sizes[a, WORD_RUNNING + which]
+        ints[NAMED] += by
+
+
+@njit(**ENGINE_FLAGS)
+def count_series(ints: IntArray, series: IntArray) -> None:
+    """After a step: the pair of sets becomes a time series if it has not occurred before."""
+    sets = ints[SETS]
+    if sets == ints[COUNTED] or sets == 0:
+        return
+    ints[COUNTED] = sets
+    mask = series.size - 1
+    if ints[SERIES] > mask - mask // 4:
+        return  # no room: the table is as large as memory allows
+    i = sets & mask
+    while series[i] != 0:
+        if series[i] == sets:
+            return
+        i = (i + 1) & mask
+    series[i] = sets
+    ints[SERIES] += 1
+    ints[NAMES] += ints[NAMED]
