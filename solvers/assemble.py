@@ -99,7 +99,8 @@ def _by_load(problem: Problem, plan: Plan) -> tuple[int, str, bool]:
     proven = not evaluator.imitates_twin
     if plan.verified and not proven:  # without the margin, which the twin did not simulate
         proven = load_bound(workload, problem.profile, 0.0) >= bound
-    return bound, "load on GPUs without adapters, by the twin", proven
+    source = "load on GPUs without adapters, by the twin"
+    return bound, source if proven else f"estimate: {source}", proven
 
 
 def _bounded(problem: Problem, plan: Plan, bound: int, source: str, proven: bool) -> Plan:

@@ -118,5 +118,6 @@ def test_a_plan_of_a_trained_predictor_is_optimal_only_if_the_twin_confirms_it(t
     )
     plan = solve(fleet, toy_profile, predictor=Imitating(), verify=False, margin=0.0)
     assert plan.n_gpus > 1
+    assert plan.bound_source.startswith("estimate") is not plan.bound_proven
     assert not plan.bound_proven or plan.lower_bound == 1
     assert plan.status is Status.FEASIBLE
