@@ -1,4 +1,4 @@
-"""What the report says, as plain data: every number of the page is made here, the template only places it."""
+"""Contents of the report as plain data: every number of the page is made here, the template only places it."""
 
 from __future__ import annotations
 
@@ -29,19 +29,8 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRow:
-    """One adapter of a GPU."""
-
-    name: str
-    rank: int
-    rate: str
-    offered: str
-    share: str
-
-
-@dataclass(frozen=True, slots=True)
 class GpuCard:
-    """One GPU: its flags, its load, its memory, its latency and its adapters."""
+    """One GPU: flags, load, memory, latency and adapters (name, rank, rate, offered load, share)."""
 
     index: int
     adapters: int
@@ -57,8 +46,8 @@ class GpuCard:
     ttft: str
     itl: str
     headroom: str
-    verdict: str
-    rows: tuple[AdapterRow, ...]
+    state: str
+    rows: tuple[tuple[str, int, str, str, str], ...]
 
 
 def visible(text: str) -> str:
@@ -82,20 +71,9 @@ def milliseconds(value: float | None) -> str:
     """A latency with the unit that fits."""
     if value is None or not math.isfinite(value):
         return "–"
-    return (
-        f"{value / 1000:,.1f} s"
-        if value >= 10_000
-        else f"{value:,.0f} ms"
-        if value >= 100
-        else f"{value:.1f} ms"
-    )
-
-
-def verdict(evaluation: Evaluation) -> str:
-    """One word for a server."""
-    if evaluation.memory_error:
-        return "memory error"
-    return "starved" if evaluation.starved else "holds"
+    if value >= 10_000:
+        return f"{value / 1000:,.1f} s"
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms"
 
 
 def growth_texts(plan: Plan, curves: Curves | None) -> list[str]:
@@ -143,6 +121,7 @@ def _card(plan: Plan, index: int, evaluation: Evaluation, most: float, room: str
     served = min(1.0, max(0.0, evaluation.served_share)) if math.isfinite(evaluation.served_share) else 0.0
     ranks = Counter(plan.workload.adapters[i].rank for i in item.adapters)
     length = 100 * evaluation.offered_tok_s / most
+    throughput = number(evaluation.total_token_throughput)
     return GpuCard(
         index=index,
         adapters=len(item.adapters),
@@ -150,14 +129,10 @@ def _card(plan: Plan, index: int, evaluation: Evaluation, most: float, room: str
         max_lora_rank=item.max_lora_rank,
         ranks=", ".join(f"{count} × r{rank}" for rank, count in sorted(ranks.items(), reverse=True)),
         offered=number(evaluation.offered_tok_s),
-        throughput=number(evaluation.total_token_throughput),
+        throughput=throughput,
         served=round(100 * served, 1),
         load=(
-            Bar(
-                round(length * served, 2),
-                "served",
-                f"{number(evaluation.total_token_throughput)} tok/s served",
-            ),
+            Bar(round(length * served, 2), "served", f"{throughput} tok/s served"),
             Bar(round(length * (1 - served), 2), "unserved", "not served in time"),
         ),
         memory=memory_bars(item, evaluation),
@@ -165,19 +140,19 @@ def _card(plan: Plan, index: int, evaluation: Evaluation, most: float, room: str
         ttft=milliseconds(evaluation.mean_ttft_ms),
         itl=milliseconds(evaluation.mean_itl_ms),
         headroom=room,
-        verdict=verdict(evaluation),
+        state="memory error" if evaluation.memory_error else "starved" if evaluation.starved else "holds",
         rows=_adapter_rows(plan, item),
     )
 
 
-def _adapter_rows(plan: Plan, item: Bin) -> tuple[AdapterRow, ...]:
+def _adapter_rows(plan: Plan, item: Bin) -> tuple[tuple[str, int, str, str, str], ...]:
     fleet = plan.workload
     order = sorted(
         zip(item.adapters, item.shares, strict=True),
         key=lambda pair: -float(fleet.offered_tok_s_by_adapter[pair[0]]) * pair[1],
     )
     return tuple(
-        AdapterRow(
+        (
             visible(fleet.names[i]),
             fleet.adapters[i].rank,
             f"{fleet.adapters[i].rate * share:.4g}",
@@ -244,15 +219,15 @@ def bound_text(plan: Plan) -> str:
         return "No plan was found that serves every adapter; the reasons are below."
     relative = f"by the predictor {plan.predictor!r}, whose own error is below"
     if plan.lower_bound is None:
-        return f"No lower bound was computed: a better plan may exist. The plan is judged {relative}."
+        return f"No lower bound was computed: a better plan may exist. The plan is evaluated {relative}."
     source = f" ({plan.bound_source})" if plan.bound_source else ""
     best = f"{plan.lower_bound:,.6g}{source}"
     if plan.status is Status.OPTIMAL:
-        return f"This plan is optimal: none does better than {best}, as judged {relative}."
+        return f"This plan is optimal: none does better than {best}, as evaluated {relative}."
     if plan.gap == 0:
-        return f"No better plan is known, and none was found possible: the bound is {best}, as judged {relative}."
+        return f"No better plan is known, and none was found possible: the bound is {best}, as evaluated {relative}."
     return (
-        f"Every plan needs at least {plan.lower_bound:,.6g}{source}, as judged {relative}. "
+        f"Every plan needs at least {plan.lower_bound:,.6g}{source}, as evaluated {relative}. "
         f"This plan is within {100 * (plan.gap or 0.0):.1f} % of that bound; the best lies between the two."
     )
 

@@ -17,7 +17,7 @@ from packer.workload import Workload
 FACTORS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 """Today's rates, and up to twice as much."""
 
-Judge = Callable[[Workload, Sequence[Bin]], Evaluations]
+Evaluate = Callable[[Workload, Sequence[Bin]], Evaluations]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Curves:
         One for each factor; rows in the order of `gpus`. After the factor at which a GPU breaks its rows are
         starved, with NaN for figures.
     predictor
-        Who judged.
+        What evaluated them.
     """
 
     factors: tuple[float, ...]
@@ -64,7 +64,7 @@ class Curves:
 
 def growth_curves(
     plan: Plan,
-    judge: Judge,
+    evaluate: Evaluate,
     *,
     predictor: str,
     today: Evaluations | None = None,
@@ -75,8 +75,8 @@ def growth_curves(
     """The curves of a plan's GPUs, or of `limit` of them; None where rates can't grow (a replayed trace).
 
     With a limit, half of the GPUs are those with the longest TTFT and the rest are spread evenly over the
-    others. A GPU that broke is not asked about again: more load never mends it. `today`: what the judge said
-    of the plan at factor 1, if that is known.
+    others. A GPU that broke is not evaluated again: it breaks under more load too. `today`: the evaluations of
+    the plan's bins at factor 1, if they are known.
     """
     if not plan.bins or plan.workload.arrivals.trace is not None:
         return None
@@ -86,15 +86,15 @@ def growth_curves(
     rows = []
     for done, factor in enumerate(factors):
         progress("rates grow", done, len(factors))
-        asked = [gpu for gpu in gpus if holding[gpu]]
+        left = [gpu for gpu in gpus if holding[gpu]]
         if factor == 1.0 and today is not None:
-            last.update((gpu, today[gpu]) for gpu in asked)
-        elif asked:
+            last.update((gpu, today[gpu]) for gpu in left)
+        elif left:
             fleet = plan.workload if factor == 1.0 else plan.workload.scaled(factor)
-            answers = judge(fleet, [plan.bins[gpu] for gpu in asked])
-            last.update(zip(asked, answers, strict=True))
+            found = evaluate(fleet, [plan.bins[gpu] for gpu in left])
+            last.update(zip(left, found, strict=True))
         rows.append(Evaluations.of([last[gpu] if holding[gpu] else _broken(last[gpu]) for gpu in gpus]))
-        for gpu in asked:
+        for gpu in left:
             holding[gpu] = last[gpu].feasible
     return Curves(tuple(factors), gpus, tuple(rows), predictor)
 

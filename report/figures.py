@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,18 +27,20 @@ Values = Sequence[float] | npt.NDArray[Any]
 """Numbers of a series; kept as a tuple of floats."""
 
 
-def _numbers(name: str, values: Iterable[float]) -> tuple[float, ...]:
-    try:
-        return tuple(float(value) for value in values)
-    except (TypeError, ValueError) as error:
-        raise ValidationError(f"Expected {name} of a series to be numbers: {error}.") from None
-
-
-def _same_length(label: str, *columns: Sequence[object] | Values) -> None:
-    if len({len(column) for column in columns}) != 1:
-        sizes = ", ".join(str(len(column)) for column in columns)
+def _check_columns(series: Series, names: Sequence[str], *others: Sequence[object]) -> None:
+    """Turn columns into tuples of floats; they and the `others` must be equally long."""
+    lengths = [len(column) for column in others]
+    for name in reversed(names):
+        try:
+            column = tuple(float(value) for value in getattr(series, name))
+        except (TypeError, ValueError) as error:
+            raise ValidationError(f"Expected {name} of a series to be numbers: {error}.") from None
+        object.__setattr__(series, name, column)
+        lengths.insert(0, len(column))
+    if len(set(lengths)) != 1:
+        sizes = ", ".join(map(str, lengths))
         raise ValidationError(
-            f"Expected the columns of series {shown(label)} to be equally long, got {sizes}."
+            f"Expected the columns of series {shown(series.label)} to be equally long, got {sizes}."
         )
 
 
@@ -54,9 +56,7 @@ class Line:
     markers: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "x", _numbers("x", self.x))
-        object.__setattr__(self, "y", _numbers("y", self.y))
-        _same_length(self.label, self.x, self.y)
+        _check_columns(self, ("x", "y"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,7 @@ class Scatter:
     texts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "x", _numbers("x", self.x))
-        object.__setattr__(self, "y", _numbers("y", self.y))
-        _same_length(self.label, self.x, self.y, *([self.texts] if self.texts else []))
+        _check_columns(self, ("x", "y"), *([self.texts] if self.texts else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +85,12 @@ class Bars:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "categories", tuple(str(name) for name in self.categories))
-        object.__setattr__(self, "y", _numbers("y", self.y))
-        _same_length(self.label, self.categories, self.y, *([self.failed] if self.failed else []))
+        _check_columns(self, ("y",), self.categories, *([self.failed] if self.failed else []))
 
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """The ground between two curves, e.g. quantiles around a line of the same colour."""
+    """The area between two curves, e.g. quantiles around a line of the same colour."""
 
     x: Values
     low: Values
@@ -102,9 +99,7 @@ class Area:
     color: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("x", "low", "high"):
-            object.__setattr__(self, name, _numbers(name, getattr(self, name)))
-        _same_length(self.label, self.x, self.low, self.high)
+        _check_columns(self, ("x", "low", "high"))
 
 
 Series = Line | Scatter | Bars | Area

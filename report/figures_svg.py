@@ -14,8 +14,9 @@ from packer.report.palette import SERIES
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 26.0, 18.0, 36.0
 _BAR, _BAR_GAP = 14.0, 8.0
+_TEXT = Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>')
 _MOST_TOOLTIPS = 400
-"""A line with more points has no tooltips: they would weigh more than the line."""
+"""A line with more points has no tooltips: they would make the page large."""
 
 Format = Callable[[float], str]
 
@@ -77,23 +78,27 @@ def chart(
     width: int = 340,
     height: int = 220,
     x_format: Format = "{:g}".format,
-    y_format: Format | None = None,
     from_zero: bool = True,
     many: bool = False,
 ) -> Chart:
-    """The panel with what stands around its drawing."""
+    """The panel as an `svg` element, with its title, unit and legend.
+
+    Colours are the classes `c0` … `c6` and the page's ink.
+    """
     legend = [
         (_kind(series, _color(series, position)), series.label)
         for position, series in enumerate(panel.series)
         if series.label
     ]
-    draw = y_format or short_number
     if any(isinstance(series, Bars) for series in panel.series):
-        svg = _bars_svg(panel, width, draw)
+        svg = _bars_svg(panel, width)
     else:
-        svg = render_panel(
-            panel, width=width, height=height, x_format=x_format, y_format=draw, from_zero=from_zero
-        )
+        x, y = _scales(panel, width, height, from_zero=from_zero)
+        parts = _grid(x, y, x_format, width, height)
+        for position, series in enumerate(panel.series):
+            parts += _series_parts(series, _color(series, position), x, y)
+        label = _TEXT.format("axis", (_LEFT + width - _RIGHT) / 2, height - 4, "middle", panel.x_label)
+        svg = _svg([*parts, *_marks(panel, x, y), label], width, height, panel)
     return Chart(panel.title, panel.y_label, svg, legend, many)
 
 
@@ -115,30 +120,12 @@ def short_number(value: float) -> str:
     return f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:,g}"
 
 
-def render_panel(
-    panel: Panel,
-    *,
-    width: int = 340,
-    height: int = 220,
-    x_format: Format = "{:g}".format,
-    y_format: Format = short_number,
-    from_zero: bool = True,
-) -> Markup:
-    """An `svg` element of lines, areas and points. Colours are the classes `c0` … `c6` and the page's ink."""
-    x, y = _scales(panel, width, height, from_zero=from_zero)
-    parts = [*_grid(x, y, x_format, y_format, width, height)]
-    for position, series in enumerate(panel.series):
-        parts += _series_parts(series, _color(series, position), x, y)
-    parts += [*_marks(panel, x, y), _axis_labels(panel, width, height)]
-    return _svg(parts, width, height, panel)
-
-
 def _svg(parts: Sequence[Markup], width: float, height: float, panel: Panel) -> Markup:
     form = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
     return form.format(width, height, escape(panel.title or panel.y_label), Markup("").join(parts))
 
 
-def _bars_svg(panel: Panel, width: int, draw: Format) -> Markup:
+def _bars_svg(panel: Panel, width: int) -> Markup:
     """Horizontal bars: a row for each category, its name above; a bar that failed is an outline."""
     bars = [(k, item) for k, item in enumerate(panel.series) if isinstance(item, Bars)]
     names = list(dict.fromkeys(name for _, item in bars for name in item.categories))
@@ -169,7 +156,9 @@ def _bars_svg(panel: Panel, width: int, draw: Format) -> Markup:
                 parts.append(Markup(form).format(kind, left, y, max(0.5, end - left), _BAR - 2, told))
                 form = '<text class="tick" x="{:.1f}" y="{:.1f}">{}</text>'
                 if not panel.stacked:
-                    parts.append(Markup(form).format(end + 4, y + 10, draw(float(f"{item.y[k]:.4g}"))))
+                    parts.append(
+                        Markup(form).format(end + 4, y + 10, short_number(float(f"{item.y[k]:.4g}")))
+                    )
                 left = end if panel.stacked else left
     return _svg([*parts, *_bar_marks(panel, scale, len(names) * step)], width, len(names) * step, panel)
 
@@ -213,34 +202,16 @@ def _range(values: Sequence[float], log: bool, *, from_zero: bool = False) -> tu
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _grid(
-    x: Scale,
-    y: Scale,
-    x_format: Format,
-    y_format: Format,
-    width: int,
-    height: int,
-) -> list[Markup]:
+def _grid(x: Scale, y: Scale, x_format: Format, width: int, height: int) -> list[Markup]:
+    line = Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>')
     parts = []
     for tick in y.ticks():
         at = round(y(tick), 1)
-        parts.append(
-            Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
-                _LEFT, width - _RIGHT, at, at
-            )
-        )
-        parts.append(
-            Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(
-                _LEFT - 5, at + 3.5, y_format(tick)
-            )
-        )
+        parts.append(line.format(_LEFT, width - _RIGHT, at, at))
+        parts.append(_TEXT.format("tick", _LEFT - 5, at + 3.5, "end", short_number(tick)))
     for tick in x.ticks():
         at = round(x(tick), 1)
-        parts.append(
-            Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(
-                at, height - _BOTTOM + 14, x_format(tick)
-            )
-        )
+        parts.append(_TEXT.format("tick", at, height - _BOTTOM + 14, "middle", x_format(tick)))
     return parts
 
 
@@ -324,10 +295,3 @@ def _path(xs: Values, ys: Values, x: Scale, y: Scale) -> str:
         words.append(f"{'L' if pen_down else 'M'}{x(a):.1f} {y(b):.1f}")
         pen_down = True
     return "".join(words)
-
-
-def _axis_labels(panel: Panel, width: int, height: int) -> Markup:
-    middle = (_LEFT + width - _RIGHT) / 2
-    return Markup('<text class="axis" x="{}" y="{}" text-anchor="middle">{}</text>').format(
-        middle, height - 4, panel.x_label
-    )

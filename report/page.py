@@ -65,17 +65,11 @@ def read_comparison(path: str | os.PathLike[str]) -> Sequence[Mapping[str, objec
     ):
         raise FileFormatError(f"expected a list of rows with the same keys, got {shown(data)}.", path=path)
     for number, row in enumerate(rows, start=1):
-        _check_cells(row, number, path)
+        for key, value in row.items():
+            if not isinstance(value, str | int | float | None):
+                raise FileFormatError(
+                    f"expected text, a number, true, false or null in each cell, got {shown(value)} as "
+                    f"{shown(key)} of entry {number}.",
+                    path=path,
+                )
     return rows
-
-
-def _check_cells(row: Mapping[str, object], number: int, path: str | os.PathLike[str]) -> None:
-    """Raise `FileFormatError` if a cell of the row holds cells itself."""
-
-    for key, value in row.items():
-        if not isinstance(value, str | int | float | None):
-            raise FileFormatError(
-                f"expected text, a number, true, false or null in each cell, got {shown(value)} as "
-                f"{shown(key)} of entry {number}.",
-                path=path,
-            )

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7b6bd0", "#a87000", "#808080")
 """Okabe and Ito's palette, with its too light hues darkened."""
 
-GOOD, WARN, BAD = "#009e73", "#b27700", "#d55e00"
-
 
 @dataclass(frozen=True, slots=True)
 class Theme:

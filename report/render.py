@@ -86,7 +86,7 @@ def _frontier(plan: Plan) -> list[Chart]:
 
 
 def _compared_keys(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Which columns of a comparison to show: those that people ask for, or all if none is among them."""
+    """Which columns of a comparison to show: those of `COMPARED` that differ, or all if none is among them."""
     keys = list(rows[0]) if rows else []
     known = [key for key in COMPARED if key in keys]
     varies = [key for key in known if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1]

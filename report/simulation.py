@@ -30,38 +30,17 @@ def simulation_figure(
     bin_s = timeline["time_s"][0]
     width_s = (duration_s - timeline["time_s"] + bin_s).clip(upper_bound=bin_s)  # the last bin may be short
     tokens = (timeline["prefill_tokens"] + timeline["decode_tokens"]) / width_s
-    return Figure(
-        [
-            Panel(
-                [
-                    Line(minutes, timeline["running"].to_list(), "running"),
-                    Line(minutes, timeline["waiting"].to_list(), "waiting"),
-                ],
-                title="Requests",
-                x_label="minutes",
-                y_label="requests",
-            ),
-            Panel(
-                [
-                    Line(minutes, (100 * timeline["kv_usage"]).to_list(), "in use"),
-                ],
-                title="KV cache",
-                x_label="minutes",
-                y_label="%",
-            ),
-            Panel(
-                [Line(minutes, timeline["active_adapters"].to_list(), "in the batch")],
-                title="Adapters in the batch",
-                x_label="minutes",
-                y_label="adapters",
-            ),
-            Panel(
-                [Line(minutes, tokens.to_list(), "processed")],
-                title="Tokens processed (prompts and outputs)",
-                x_label="minutes",
-                y_label="tok/s",
-                marks=(Mark(offered_tok_s, "offered", axis="y"),),
-            ),
-        ],
-        title=title,
-    )
+    offered = Mark(offered_tok_s, "offered", axis="y")
+
+    def panel(heading: str, unit: str, *marks: Mark, **columns: pl.Series) -> Panel:
+        lines = [Line(minutes, column.to_list(), label) for label, column in columns.items()]
+        return Panel(lines, title=heading, x_label="minutes", y_label=unit, marks=marks)
+
+    requests = {"running": timeline["running"], "waiting": timeline["waiting"]}
+    panels = [
+        panel("Requests", "requests", **requests),
+        panel("KV cache", "%", **{"in use": 100 * timeline["kv_usage"]}),
+        panel("Adapters in the batch", "adapters", **{"in the batch": timeline["active_adapters"]}),
+        panel("Tokens processed (prompts and outputs)", "tok/s", offered, processed=tokens),
+    ]
+    return Figure(panels, title=title)

@@ -24,7 +24,7 @@ from packer.bin import Bin
 from packer.cli.output import jsonable
 from packer.io.profiles import format_profile, load_profile
 from packer.settings import Slots
-from packer.twin.live.calibration import Grid, calibrate, options_for, profile_of
+from packer.twin.live.calibration import calibrate, options_for, profile_of
 from packer.twin.live.campaign import Campaign, Outcome, Session, Task
 from packer.twin.live.launch import Launch, read_launch
 from packer.twin.live.plans import measure_plans
@@ -36,7 +36,7 @@ from machine import machine
 from workloads import CASES, SECONDS, Case, fleet, largest_rate, workload_of
 
 RESULTS = Path(__file__).parent / "results"
-GRID = Grid((Slots(8, 16), Slots(16, 32), Slots(8, 64)))
+SERVERS = (Slots(8, 16), Slots(16, 32), Slots(8, 64))
 PASSES = 2
 """Everything is measured once a pass, many minutes apart: machines drift, and repeats back to back don't show it."""
 SOLVERS = ("greedy", "greedy-paper", "dlora", "maxbase", "random")
@@ -80,7 +80,7 @@ def run_servers(launch: Launch, place: Place) -> None:
     for k in range(PASSES):
         say(f"-- pass {k}: calibration")
         folder = place.work / f"calibrate-{k}"
-        first, outcomes, _ = calibrate(launch, folder, grid=GRID, seed=100 * k, progress=progress)
+        first, outcomes, _ = calibrate(launch, folder, servers=SERVERS, seed=100 * k, progress=progress)
         calibrations += outcomes
         planned = planned or validation_sessions(launch, first, place.seconds)  # the same loads in all passes
         say(f"-- pass {k}: validation")

@@ -105,9 +105,9 @@ def calibrate(given: Measured, out: Writing) -> None:
     with out.progress() as progress:
         common: dict[str, Any] = {"budget_s": given.budget, "seed": given.seed, "progress": progress}
         if given.launch_path is not None:
-            grid = calibration.Grid(given.servers) if given.servers else None
+            servers = given.servers or calibration.SERVERS
             launch = read_launch(given.launch_path)
-            found = calibration.calibrate(launch, Path(given.folder), grid=grid, **common)
+            found = calibration.calibrate(launch, Path(given.folder), servers=servers, **common)
         else:
             known = load_profile(given.known or "")
             settings = known.settings(given.max_loras or 0, given.max_lora_rank or 0)

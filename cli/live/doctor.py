@@ -26,12 +26,13 @@ def doctor(given: Given, out: Output) -> int:
     """
     from dataclasses import asdict
 
-    from packer.twin.live.environment import all_ok, diagnose, diagnose_url
+    from packer.twin.live.environment import diagnose, diagnose_url
 
     checks = diagnose(given.python) if given.url is None else diagnose_url(given.url.rstrip("/"))
+    ok = all(check.ok for check in checks)
     rows = [("ok" if c.ok else "MISSING", c.name, c.detail, c.fix) for c in checks]
     out.result(
-        {"ok": all_ok(checks), "checks": [asdict(check) for check in checks]},
+        {"ok": ok, "checks": [asdict(check) for check in checks]},
         lambda: [table(None, ("", "what", "found", "what mends it"), rows, left=(0, 1, 2, 3))],
     )
-    return 0 if all_ok(checks) else 2
+    return 0 if ok else 2

@@ -26,16 +26,17 @@ class Files:
     def write(self, found: Observed, out: Writing, *, source: str) -> None:
         """Write the workload and the loads, and say what was seen."""
         from packer.cli.workload.describe import headline
+        from packer.io.files import write_text
         from packer.io.workloads import write_workload
         from packer.traces.measure import rounded
-        from packer.traces.pattern import write_loads
+        from packer.traces.pattern import loads_text
 
         for each in found.notes:
             out.note(each)
         write_workload(rounded(found.fleet), self.output, force=out.force, comments=[source])
         rates = found.table
         if self.loads_path is not None:
-            write_loads(self.loads_path, rates.names, dict(found.loads), force=out.force)
+            write_text(self.loads_path, loads_text(rates.names, found.loads), force=out.force)
             out.note(f"wrote {self.loads_path}")
         totals = {
             name: {"requests_s": float(vector.sum()), "offered_tok_s": float(vector @ rates.tokens)}

@@ -8,7 +8,7 @@ a replicated adapter by its own routing policy; the planned shares are in the an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from packer.errors import ValidationError, shown
@@ -25,19 +25,16 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     for server in servers:
         config = kubernetes.config_map(server, options, with_adapters=False)
         labels = {_LABEL: quoting.label_value(server.model), "model.aibrix.ai/port": str(server.port)}
-        documents += [
-            config,
-            kubernetes.deployment(server, options, config, labels),
-            kubernetes.service(server, options),
-        ]
+        deployment = kubernetes.deployment(server, options, config, labels)
+        documents += [config, deployment, kubernetes.service(server, options)]
     sources = {item.name: item.source for server in servers for item in server.modules}
     table = routes(servers)
-    _check_names(list(table))
+    _check_names(table)
     adapters = [_model_adapter(name, sources[name], places, options) for name, places in table.items()]
     return {"model-adapters.yaml": quoting.yaml_text(adapters), "servers.yaml": quoting.yaml_text(documents)}
 
 
-def _check_names(names: Sequence[str]) -> None:
+def _check_names(names: Iterable[str]) -> None:
     """Raise `ValidationError` if two adapters would get a resource of the same name: one would replace the other."""
     owner: dict[str, str] = {}
     for name in names:
@@ -55,10 +52,8 @@ def _model_adapter(
 ) -> dict[str, Any]:
     base = quoting.label_value(places[0][0].model)
     names = [server.name for server, _ in places]
-    metadata: dict[str, Any] = {"name": quoting.dns_name(name)}
-    if options.namespace:
-        metadata["namespace"] = options.namespace
-    metadata["labels"] = {_LABEL: quoting.dns_name(name), "model.aibrix.ai/port": str(places[0][0].port)}
+    labels = {_LABEL: quoting.dns_name(name), "model.aibrix.ai/port": str(places[0][0].port)}
+    metadata = kubernetes.metadata(quoting.dns_name(name), labels, options)
     metadata["annotations"] = {"packer/adapter": name}
     if len(places) > 1:
         shares = {server.name: round(share, 6) for server, share in places}

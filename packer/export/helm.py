@@ -36,6 +36,7 @@ def _model_spec(server: Server, options: Options) -> dict[str, Any]:
     repository, _, tag = server.image.rpartition(":")
     if not repository or "/" in tag:  # no tag: what follows the last colon is a registry's port
         repository, tag = server.image, "latest"
+    said = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora")  # by other keys
     spec: dict[str, Any] = {
         "name": server.name,
         "repository": repository,
@@ -50,7 +51,9 @@ def _model_spec(server: Server, options: Options) -> dict[str, Any]:
             "maxModelLen": engine.max_model_len,
             "dtype": engine.dtype,
             "tensorParallelSize": engine.tensor_parallel_size,
-            "extraArgs": _extra_arguments(server),
+            "extraArgs": [
+                f"--{name}={value}" for name, value in server.settings().items() if name not in said
+            ],
         },
         "env": [dict(_RUNTIME_UPDATES)],
     }
@@ -62,14 +65,7 @@ def _model_spec(server: Server, options: Options) -> dict[str, Any]:
     return spec
 
 
-def _extra_arguments(server: Server) -> list[str]:
-    said_elsewhere = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora")
-    settings = {name: value for name, value in server.settings().items() if name not in said_elsewhere}
-    return [f"--{name}={value}" for name, value in settings.items()]
-
-
 def _lora_adapter(item: Module, server: Server, options: Options) -> dict[str, Any]:
-    source = _adapter_source(item)
     name = quoting.dns_name(f"{server.name}.{item.name}")
     metadata: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/managed-by": "packer"}}
     if options.namespace:
@@ -82,7 +78,7 @@ def _lora_adapter(item: Module, server: Server, options: Options) -> dict[str, A
         "metadata": metadata,
         "spec": {
             "baseModel": server.name,
-            "adapterSource": source,
+            "adapterSource": _adapter_source(item),
             "loraAdapterDeploymentConfig": {"algorithm": "default", "replicas": 1},
         },
     }

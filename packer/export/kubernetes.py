@@ -27,16 +27,13 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     return {"packer.yaml": quoting.yaml_text(documents)}
 
 
-def metadata(name: str, server: Server, options: Options) -> dict[str, Any]:
-    """Metadata with the labels that select this server."""
-    found: dict[str, Any] = {"name": name}
-    if options.namespace:
-        found["namespace"] = options.namespace
-    found["labels"] = labels(server)
-    return found
+def metadata(name: str, labels: dict[str, str], options: Options) -> dict[str, Any]:
+    """Name, namespace and labels of a resource."""
+    place = {"namespace": options.namespace} if options.namespace else {}
+    return {"name": name, **place, "labels": labels}
 
 
-def labels(server: Server) -> dict[str, str]:
+def server_labels(server: Server) -> dict[str, str]:
     """Labels of a server; unique to it among the plan's."""
     return {
         "app.kubernetes.io/name": "vllm",
@@ -59,7 +56,7 @@ def config_map(server: Server, options: Options, *, with_adapters: bool = True) 
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(server.name, server, options),
+        "metadata": metadata(server.name, server_labels(server), options),
         "data": {"vllm.yaml": text},
     }
 
@@ -68,13 +65,19 @@ def deployment(
     server: Server, options: Options, config: dict[str, Any], extra_labels: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """One pod of vLLM that reads `config`."""
-    pod_labels = labels(server) | (extra_labels or {})
+    labels = server_labels(server)
     digest = hashlib.sha256(config["data"]["vllm.yaml"].encode()).hexdigest()[:16]
-    about = metadata(server.name, server, options)
+    about = metadata(server.name, labels, options)
     about["annotations"] = {"packer/profile": server.bin.profile.label}
+    volumes: list[dict[str, Any]] = [
+        {"name": "config", "configMap": {"name": server.name}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    if options.adapters_claim:
+        volumes.append(adapters_volume(options))
     pod = {
-        "metadata": {"labels": pod_labels, "annotations": {"packer/config": digest}},
-        "spec": {"containers": [container(server, options)], "volumes": _volumes(server, options)},
+        "metadata": {"labels": labels | (extra_labels or {}), "annotations": {"packer/config": digest}},
+        "spec": {"containers": [container(server, options)], "volumes": volumes},
     }
     return {
         "apiVersion": "apps/v1",
@@ -84,7 +87,7 @@ def deployment(
             "replicas": 1,
             # One GPU can't hold the old and the new server at once.
             "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": labels(server)},
+            "selector": {"matchLabels": labels},
             "template": pod,
         },
     }
@@ -117,16 +120,6 @@ def container(server: Server, options: Options) -> dict[str, Any]:
     return found
 
 
-def _volumes(server: Server, options: Options) -> list[dict[str, Any]]:
-    volumes: list[dict[str, Any]] = [
-        {"name": "config", "configMap": {"name": server.name}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-    ]
-    if options.adapters_claim:
-        volumes.append(adapters_volume(options))
-    return volumes
-
-
 def adapters_volume(options: Options) -> dict[str, Any]:
     """The volume of the claim with the adapters."""
     claim = {"claimName": options.adapters_claim, "readOnly": True}
@@ -143,9 +136,9 @@ def service(server: Server, options: Options) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(server.name, server, options),
+        "metadata": metadata(server.name, server_labels(server), options),
         "spec": {
-            "selector": labels(server),
+            "selector": server_labels(server),
             "ports": [{"name": "http", "port": server.port, "targetPort": "http"}],
         },
     }

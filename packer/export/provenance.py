@@ -19,11 +19,7 @@ def marked(files: Mapping[str, str], plan: Plan) -> dict[str, str]:
 def estimates(plan: Plan) -> list[str]:
     """A line for each uncalibrated profile, in ASCII without control characters, so that it stays one line."""
     labels = dict.fromkeys(item.profile.label for item in plan.bins if not item.profile.calibrated)
-    return [f"Planned with the profile {_plain(label)}: expect large errors." for label in labels]
-
-
-def _plain(label: str) -> str:
-    return ascii(label)[1:-1]
+    return [f"Planned with the profile {ascii(label)[1:-1]}: expect large errors." for label in labels]
 
 
 def _under(comments: str, text: str) -> str:

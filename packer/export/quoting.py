@@ -1,6 +1,6 @@
-"""Text of users inside other languages: shell, JSON, YAML, Kubernetes names, file names, headers, nginx.
+"""Text of users inside other languages: JSON, YAML, Kubernetes names, file names, headers, nginx.
 
-An adapter may be called anything; nothing that it is called may change what a target does.
+An adapter may have any name; no name may change what a target does.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -22,11 +21,6 @@ _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan
 _DNS = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?", re.ASCII)
 DNS_LENGTH = 63
-
-
-def shell_words(words: Iterable[str]) -> str:
-    """Words for a POSIX shell, each one word whatever it holds."""
-    return shlex.join(words)
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:
@@ -58,16 +52,9 @@ def _dumper() -> type[yaml.SafeDumper]:
 
 def _fits_block(value: str) -> bool:
     """Whether a YAML literal block keeps the text: printable ASCII lines without blanks at the ends."""
-    lines = value.split("\n")
-    printable = all(
-        line.isascii() and (not line or line.isprintable()) and line == line.rstrip() for line in lines
-    )
-    return (
-        printable
-        and not value.startswith((" ", "\n"))
-        and value.endswith("\n")
-        and not value.endswith("\n\n")
-    )
+    if value.startswith((" ", "\n")) or not value.endswith("\n") or value.endswith("\n\n"):
+        return False
+    return value.isascii() and all(line.isprintable() and line == line.rstrip() for line in value.split("\n"))
 
 
 def yaml_text(documents: Iterable[object]) -> str:
@@ -85,16 +72,12 @@ def yaml_text(documents: Iterable[object]) -> str:
     )
 
 
-def _tag(name: str) -> str:
-    return hashlib.sha256(name.encode("utf-8")).hexdigest()[:10]
-
-
 def dns_name(name: str) -> str:
     """A DNS label (RFC 1123) for a name: itself where it is one, else a readable part and a hash."""
     if len(name) <= DNS_LENGTH and _DNS.fullmatch(name):
         return name
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower(), flags=re.ASCII).strip("-")[:40].strip("-")
-    return f"{readable or 'adapter'}-{_tag(name)}"
+    return f"{readable or 'adapter'}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
 
 
 def label_value(name: str) -> str:
@@ -106,29 +89,19 @@ def label_value(name: str) -> str:
 
 def file_name(name: str) -> str:
     """One component of a path: never empty, never `.` or `..`, never with a separator."""
-    quoted = url_component(name)
+    quoted = urllib.parse.quote(name, safe="")
     return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
-
-
-def url_component(name: str, *, safe: str = "") -> str:
-    """Percent-encoded UTF-8 (RFC 3986)."""
-    return urllib.parse.quote(name.encode("utf-8"), safe=safe)
 
 
 def header_key(name: str) -> str:
     """A name in a request header: itself if it is a usual name, else percent-encoded."""
-    return url_component(name, safe="/:@+").replace("~", "%7E")
-
-
-def compose_text(value: str) -> str:
-    """A value in a Compose file, where `$` starts an interpolation."""
-    return value.replace("$", "$$")
+    return urllib.parse.quote(name, safe="/:@+").replace("~", "%7E")
 
 
 def doubled_dollars(value: object) -> Any:
-    """`compose_text` on every text inside lists and mappings."""
+    """Values of a Compose file, where `$` starts an interpolation: escaped in every text inside lists and mappings."""
     if isinstance(value, str):
-        return compose_text(value)
+        return value.replace("$", "$$")
     if isinstance(value, Mapping):
         return {key: doubled_dollars(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What every format needs of a plan: its servers with their names, addresses, flags and adapters."""
+"""The servers of a plan as every format needs them: names, addresses, flags and adapters."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ class Module:
 
     name: str
     source: str
-    rank: int
     share: float
 
 
@@ -112,12 +111,6 @@ class Server:
         """GPUs of this server: its tensor-parallel size."""
         return self.bin.profile.engine.tensor_parallel_size
 
-    @property
-    def max_cpu_loras(self) -> int:
-        """Adapters kept in host memory; vLLM requires at least `max_loras`."""
-        limit = self.bin.profile.engine.max_cpu_loras
-        return max(self.bin.max_loras, len(self.modules) if limit is None else limit)
-
     def settings(self) -> dict[str, object]:
         """vLLM's flags without the adapters, by name; a True is a flag without value."""
         engine = self.bin.profile.engine
@@ -132,18 +125,12 @@ class Server:
             flags["tensor-parallel-size"] = engine.tensor_parallel_size
         if engine.block_size != _DEFAULT_BLOCK:
             flags["block-size"] = engine.block_size
+        limit = len(self.modules) if engine.max_cpu_loras is None else engine.max_cpu_loras
         flags["enable-lora"] = True
         flags["max-loras"] = self.bin.max_loras
         flags["max-lora-rank"] = self.bin.max_lora_rank
-        flags["max-cpu-loras"] = self.max_cpu_loras
+        flags["max-cpu-loras"] = max(self.bin.max_loras, limit)  # vLLM requires at least max_loras
         return flags
-
-    def flags(self) -> list[str]:
-        """`settings` as words of a command line."""
-        words: list[str] = []
-        for name, value in self.settings().items():
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        return words
 
     def lora_modules(self) -> list[str]:
         """Values of --lora-modules: JSON, because the older `name=path` can't hold every name.
@@ -160,11 +147,10 @@ class Server:
 
     def command(self, port: int) -> list[str]:
         """The whole command line."""
-        return [
-            *("vllm", "serve", self.model, "--port", str(port)),
-            *self.flags(),
-            *("--lora-modules", *self.lora_modules()),
-        ]
+        words = ["vllm", "serve", self.model, "--port", str(port)]
+        for name, value in self.settings().items():
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        return [*words, "--lora-modules", *self.lora_modules()]
 
 
 def servers(plan: Plan, options: Options) -> tuple[Server, ...]:
@@ -207,11 +193,11 @@ def _server(plan: Plan, index: int, options: Options, paths: Mapping[str, str]) 
     model = options.model if options.model is not None else profile.model.name
     if not model.strip() or model.startswith("-") or not model.isprintable():
         raise ValidationError(f"Expected the base model to be a path or repository, got {shown(model)}.")
-    modules = [
-        Module(plan.workload.names[i], paths[plan.workload.names[i]], plan.workload.adapters[i].rank, share)
-        for i, share in zip(item.adapters, item.shares, strict=True)
-    ]
-    modules.sort(key=lambda module: module.name)
+    names = plan.workload.names
+    placed = zip(item.adapters, item.shares, strict=True)
+    modules = sorted(
+        (Module(names[i], paths[names[i]], share) for i, share in placed), key=lambda module: module.name
+    )
     version = profile.engine.version.removeprefix("v")
     tag = f"v{version}" if _VERSION.fullmatch(version) else "latest"
     return Server(

@@ -33,22 +33,18 @@ def output_paths(names: Sequence[str], output: str, *, force: bool) -> dict[Path
     OutputError
         One of them could not be written, or `output` ends as a file of another kind does. Nothing is made.
     """
-
     target = Path(output)
-    folder = os.path.isdir(target)
-    if not folder and not output.endswith("/"):
-        name = _file_meant(names, target)
-        if name is not None:
-            return {check_writable(target, force=force): name}
-    if not folder:
-        _check_new_folder(target)
-        return {target / name: name for name in names}
-    return {check_writable(target / name, force=force): name for name in names}
+    if os.path.isdir(target):
+        return {check_writable(target / name, force=force): name for name in names}
+    name = None if output.endswith("/") else _file_meant(names, target)
+    if name is not None:
+        return {check_writable(target, force=force): name}
+    _check_new_folder(target)
+    return {target / name: name for name in names}
 
 
 def _file_meant(names: Sequence[str], target: Path) -> str | None:
     """The file of the format with that name or else that ending; None where the target is a folder."""
-
     suffix = target.suffix.lower()
     alike = [name for name in names if Path(name).suffix == _SAME.get(suffix, suffix)]
     if target.name in names:
@@ -66,7 +62,6 @@ def _file_meant(names: Sequence[str], target: Path) -> str | None:
 
 def _check_new_folder(target: Path) -> None:
     """Raise `OutputError` if the folder could not be made."""
-
     nearest = next((path for path in (target, *target.parents) if os.path.lexists(path)), target)
     if not nearest.is_dir():
         raise OutputError(f"{target}: the folder can't be made: {str(nearest)!r} is a file.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from packer.export import quoting
 from packer.export.servers import Options, Server, host_port
 
@@ -104,8 +106,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
         first_gpu += server.gpus
         command = server.command(port)
         # exec: vLLM takes the shell's place, so that a signal reaches it.
-        words = quoting.shell_words(command)
-        cases.append(_CASE.format(index=server.index, devices=devices, words=words))
+        cases.append(_CASE.format(index=server.index, devices=devices, words=shlex.join(command)))
         arguments.append(
             {
                 "server": server.name,

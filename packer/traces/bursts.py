@@ -63,11 +63,8 @@ def _significant(time_s: FloatArray, span_s: float) -> bool:
     """Whether some window's dispersion exceeds what Poisson arrivals have by chance."""
     from scipy.stats import chi2
 
-    for window, index in dispersion(time_s, span_s).items():
-        freedom = int(span_s // window) - 1
-        if index * freedom > chi2.ppf(SIGNIFICANCE, freedom):
-            return True
-    return False
+    found = ((index, int(span_s // window) - 1) for window, index in dispersion(time_s, span_s).items())
+    return any(index * freedom > chi2.ppf(SIGNIFICANCE, freedom) for index, freedom in found)
 
 
 def _own_bursts(trace: Trace, time_s: FloatArray, adapter: npt.NDArray[np.int64]) -> Bursts | None:

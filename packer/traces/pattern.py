@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,7 +153,7 @@ def _gap_s(trace: Trace) -> float:
     return trace.span_s / (len(trace) - 1)
 
 
-def loads_text(names: Sequence[str], loads: dict[str, FloatArray]) -> str:
+def loads_text(names: Sequence[str], loads: Mapping[str, FloatArray]) -> str:
     """The CSV that `--objective headroom:rates=FILE` reads: `adapter,<load>,<load>,…`, req/s."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -162,12 +161,3 @@ def loads_text(names: Sequence[str], loads: dict[str, FloatArray]) -> str:
     for k, name in enumerate(names):
         writer.writerow([name, *(f"{vector[k]:.6g}" for vector in loads.values())])
     return text.getvalue()
-
-
-def write_loads(
-    path: str | os.PathLike[str], names: Sequence[str], loads: dict[str, FloatArray], *, force: bool = False
-) -> None:
-    """Write `loads_text` atomically."""
-    from packer.io.files import write_text
-
-    write_text(path, loads_text(names, loads), force=force)

@@ -69,7 +69,8 @@ SOURCES = {
 }
 """Gateways whose counters are known."""
 
-Series = Mapping[str, FloatArray]
+_COUNTED = ("requests", "input_tokens", "output_tokens")
+"""Names of the counters; fields of `Source`."""
 
 
 def source_named(gateway: str, **names: str | None) -> Source:
@@ -105,18 +106,8 @@ def queries(source: Source, window_s: float) -> dict[str, str]:
     """The PromQL queries by name."""
     window = f"{max(1, round(window_s))}s"
     by = f"sum by ({source.label}) " if source.label else "sum "
-    found = {
-        "requests": f"{by}(increase({_ranged(source.requests, window)}))",
-        "input_tokens": f"{by}(increase({_ranged(source.input_tokens, window)}))",
-        "output_tokens": f"{by}(increase({_ranged(source.output_tokens, window)}))",
-    }
-    if source.running:
-        found["running"] = source.running
-    return found
-
-
-def _ranged(selector: str, window: str) -> str:
-    return f"{selector}[{window}]"
+    found = {name: f"{by}(increase({getattr(source, name)}[{window}]))" for name in _COUNTED}
+    return found | ({"running": source.running} if source.running else {})
 
 
 def fetch(
@@ -217,10 +208,7 @@ def parse(
     window_s = answers.get("window_s")
     if isinstance(window_s, bool) or not isinstance(window_s, (int, float)) or not 1 <= window_s < 1e9:
         raise FileFormatError(f"expected window_s to be a length in s, got {shown(window_s)}.", path=path)
-    found = {
-        name: _series(answers.get(name), source.label, path, name)
-        for name in ("requests", "input_tokens", "output_tokens")
-    }
+    found = {name: _series(answers.get(name), source.label, path, name) for name in _COUNTED}
     times = sorted({time for series in found["requests"].values() for time in series})
     if not times:
         raise FileFormatError("no request was counted in this time.", path=path, column="requests")
@@ -228,8 +216,7 @@ def parse(
     names = sorted(set(found["requests"]) - set(skip))
     counts = np.array([[found["requests"][name].get(t, 0.0) for name in names] for t in times])
     sums = {
-        kind: np.array([sum(found[kind].get(name, {}).values()) for name in names])
-        for kind in ("input_tokens", "output_tokens")
+        kind: np.array([sum(found[kind].get(name, {}).values()) for name in names]) for kind in _COUNTED[1:]
     }
     if shares is not None:
         names = sorted(shares)
@@ -256,7 +243,7 @@ def _metrics(
     if not kept:
         raise FileFormatError("no request of a named adapter was counted.", path=path, column="requests")
     means = []
-    for kind in ("input_tokens", "output_tokens"):
+    for kind in _COUNTED[1:]:
         known = sums[kind][kept].sum()
         if known <= 0:
             raise FileFormatError(f"no {kind.replace('_', ' ')} were counted.", path=path, column=kind)

@@ -1,4 +1,4 @@
-"""A judge made of arithmetic, and a real browser."""
+"""An evaluation by arithmetic, and a real browser."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLAGS = (
 def saturating() -> Callable[[Workload, Sequence[Bin]], Evaluations]:
     """Serves up to 4,000 tok/s; TTFT rises as 1 / (1 − load), as a queue's does."""
 
-    def judge(fleet: Workload, bins: Sequence[Bin]) -> Evaluations:
+    def evaluate(fleet: Workload, bins: Sequence[Bin]) -> Evaluations:
         rows = []
         for item in bins:
             load = item.offered_tok_s(fleet)
@@ -52,7 +52,7 @@ def saturating() -> Callable[[Workload, Sequence[Bin]], Evaluations]:
             )
         return Evaluations.of(rows)
 
-    return judge
+    return evaluate
 
 
 def fetch(url: str, body: bytes | None = None, method: str | None = None) -> Any:

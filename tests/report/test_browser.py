@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from packer.plan import Plan
-from packer.report.curves import Judge, growth_curves
+from packer.report.curves import Evaluate, growth_curves
 from packer.report.figures import Figure, Line, Mark, Panel, write_figure
 from packer.report.palette import DARK, LIGHT
 from packer.report.render import render_report
 
 
 @pytest.fixture
-def page(toy_plan: Callable[..., Plan], saturating: Judge, tmp_path: Path) -> Path:
+def page(toy_plan: Callable[..., Plan], saturating: Evaluate, tmp_path: Path) -> Path:
     """The report of a large plan with hostile names among its adapters."""
     names = [f"customer-{k:04d}" for k in range(994)]
     names += [

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from packer.report.figures import Area, Band, Bars, Line, Mark, Panel, Scatter
-from packer.report.figures_svg import Scale, chart, nice_step, render_panel
+from packer.report.figures_svg import Scale, chart, nice_step
 
 
 def test_values_land_where_they_belong() -> None:
@@ -33,7 +33,7 @@ def test_panel_is_xml_with_every_part() -> None:
         marks=(Mark(2, "</svg>"), Mark(1, axis="y")),
         bands=(Band(1, 2, "b"), Band(1, 2, axis="y")),
     )
-    root = ElementTree.fromstring(str(render_panel(panel)))
+    root = ElementTree.fromstring(str(chart(panel).svg))
     tags = [element.tag for element in root.iter()]
     assert tags.count("path") == tags.count("polygon") == tags.count("circle") == 1
     assert tags.count("rect") == 2
@@ -46,7 +46,7 @@ def test_panel_is_xml_with_every_part() -> None:
 def test_empty_panels_are_drawn() -> None:
     """A panel without a single finite value is an empty frame, not an error."""
     for log in (False, True):
-        ElementTree.fromstring(str(render_panel(Panel([Line([math.nan], [math.nan])], y_log=log))))
+        ElementTree.fromstring(str(chart(Panel([Line([math.nan], [math.nan])], y_log=log)).svg))
 
 
 @pytest.mark.parametrize(("stacked", "lefts"), [(False, 1), (True, 2)])

@@ -8,7 +8,7 @@ import pytest
 
 from packer.plan import Plan, Status
 from packer.report import context
-from packer.report.curves import FACTORS, Judge, choose_gpus, growth_curves
+from packer.report.curves import FACTORS, Evaluate, choose_gpus, growth_curves
 from packer.report.render import render_report
 
 VOID = {"meta", "link", "input", "br"}
@@ -61,7 +61,7 @@ def plan(toy_plan: Callable[..., Plan]) -> Plan:
     return toy_plan([f"adapter-{k}" for k in range(40)], gpus=4)
 
 
-def test_page_is_well_formed_and_needs_no_network(plan: Plan, saturating: Judge) -> None:
+def test_page_is_well_formed_and_needs_no_network(plan: Plan, saturating: Evaluate) -> None:
     """Every element closes, nothing is loaded from elsewhere, and only our own script runs."""
     curves = growth_curves(plan, saturating, predictor="saturating")
     page = Page(render_report(plan, curves=curves))
@@ -69,7 +69,7 @@ def test_page_is_well_formed_and_needs_no_network(plan: Plan, saturating: Judge)
     assert page.scripts == 1
 
 
-def test_hostile_names_are_text(toy_plan: Callable[..., Plan], saturating: Judge) -> None:
+def test_hostile_names_are_text(toy_plan: Callable[..., Plan], saturating: Evaluate) -> None:
     """Whatever an adapter or a workload is called, it appears as text and nothing else."""
     plan = toy_plan(HOSTILE, gpus=1)
     plan = dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, name=HOSTILE[0]))
@@ -91,7 +91,7 @@ def test_every_adapter_is_listed_once_per_server(toy_plan: Callable[..., Plan]) 
     """A replicated adapter shows up on each of its servers with its share."""
     plan = toy_plan(["hot", "b", "c"], gpus=2, replicated=True)
     cards = context.gpu_cards(plan)
-    shares = [row.share for card in cards for row in card.rows if row.name == "hot"]
+    shares = [row[4] for card in cards for row in card.rows if row[0] == "hot"]
     assert shares == ["33 %", "67 %"]
     assert sum(len(card.rows) for card in cards) == 4
 
@@ -143,15 +143,15 @@ def test_infeasible_plan_without_servers_has_a_page(plan: Plan) -> None:
     assert "All too hot." in Page(render_report(empty)).texts
 
 
-def test_curves_end_where_a_server_breaks(plan: Plan, saturating: Judge) -> None:
-    """A server keeps its figures up to the factor at which it starves, and is not asked about again."""
+def test_curves_end_where_a_server_breaks(plan: Plan, saturating: Evaluate) -> None:
+    """A server keeps its figures up to the factor at which it starves, and is not evaluated again."""
     asked: list[int] = []
 
-    def judge(fleet, bins):  # type: ignore[no-untyped-def]
+    def evaluate(fleet, bins):  # type: ignore[no-untyped-def]
         asked.append(len(bins))
         return saturating(fleet.scaled(3.0), bins)
 
-    curves = growth_curves(plan, judge, predictor="x")
+    curves = growth_curves(plan, evaluate, predictor="x")
     assert curves is not None
     load = plan.workload.offered_tok_s / 4 * 3
     first = next(factor for factor in FACTORS if load * factor > 4000 / 0.9)
@@ -166,7 +166,7 @@ def test_curves_end_where_a_server_breaks(plan: Plan, saturating: Judge) -> None
         assert finite == [True] * known + [False] * (len(FACTORS) - known)
 
 
-def test_replayed_traces_have_no_curves(plan: Plan, saturating: Judge) -> None:
+def test_replayed_traces_have_no_curves(plan: Plan, saturating: Evaluate) -> None:
     """The rates of a trace can't be multiplied, so the page leaves that section out."""
     import numpy as np
 
@@ -192,7 +192,7 @@ def test_limited_curves_show_the_slowest(plan: Plan) -> None:
     assert {6, 13} <= set(chosen)
 
 
-def test_large_report_is_small(toy_plan: Callable[..., Plan], saturating: Judge) -> None:
+def test_large_report_is_small(toy_plan: Callable[..., Plan], saturating: Evaluate) -> None:
     """1,000 adapters on 60 GPUs stay below 5 MB, curves of every GPU included."""
     plan = toy_plan([f"customer-{k:04d}-support-bot" for k in range(1000)], gpus=60)
     curves = growth_curves(plan, saturating, predictor="saturating")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from packer.twin.live import fit
 from packer.twin.live.campaign import BASE, Campaign, Endpoint, Outcome, Progress, Session, Task
 from packer.twin.live.environment import served_models
 from packer.twin.live.launch import Launch
-from packer.twin.live.server import ServerOptions, adapters_of
+from packer.twin.live.server import ServerOptions
 from packer.workload import Workload
 
 DRAIN_S = 120.0
@@ -31,71 +30,51 @@ GUESS_TOK_S_PER_SEQ = 8.0
 """First guess of a loaded server's output per place in the batch; sets how hard the mixed loads push."""
 BURST_PAUSE_S = 1.0
 PREFILL_PAUSE_S = 0.4
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Which servers a calibration starts, most important first."""
-
-    servers: tuple[Settings, ...] = (Slots(8, 16), Slots(32, 8), Slots(8, 64), Slots(16, 32))
+SERVERS: tuple[Settings, ...] = (Slots(8, 16), Slots(32, 8), Slots(8, 64), Slots(16, 32))
+"""Servers that a calibration starts unless others are given, most important first."""
 
 
 def options_for(launch: Launch, adapters: Sequence[Adapter], settings: Settings) -> ServerOptions:
     """A server of one launch file, with emulated slot memory where the file says so."""
-    real = [a for a in adapters if a.name != BASE]
     kv_bytes = launch.emulation.kv_bytes(settings) if launch.emulation else None
-    paths = adapters_of(launch, [a.name for a in real], [a.rank for a in real])
-    return ServerOptions(paths, settings, kv_bytes)
+    folders = ((a.name, launch.adapter_folder(a.name, a.rank)) for a in adapters if a.name != BASE)
+    return ServerOptions(tuple(folders), settings, kv_bytes)
 
 
-def burst(launch: Launch, key: str, names: Sequence[str], ranks: Sequence[int], batch: int) -> Task:
+def _replay(key: str, adapters: Sequence[Adapter], trace: RequestTrace, duration_s: float) -> Task:
+    workload = Workload(adapters, arrivals=Arrivals("trace", trace=trace))
+    return Task(key, workload, duration_s, drain_s=DRAIN_S)
+
+
+def burst(launch: Launch, key: str, adapters: Sequence[Adapter], batch: int) -> Task:
     """`batch` requests at once with short prompts and long outputs: decode steps of a fixed batch."""
     room = launch.engine.max_model_len
     prompt, output = max(1, min(16, room // 4)), max(2, min(64, room // 2))
-    n = np.full(batch, 1, dtype=np.int64)
-    adapter = np.arange(batch, dtype=np.int64) % len(names)
-    trace = RequestTrace(np.zeros(batch), adapter, n * prompt, n * output)
-    adapters = [Adapter(name, rank, 1.0) for name, rank in zip(names, ranks, strict=True)]
-    return Task(key, Workload(adapters, arrivals=Arrivals("trace", trace=trace)), 0.5, drain_s=DRAIN_S)
+    adapter = np.arange(batch) % len(adapters)
+    trace = RequestTrace(np.zeros(batch), adapter, np.full(batch, prompt), np.full(batch, output))
+    return _replay(key, adapters, trace, 0.5)
 
 
-def prefills(launch: Launch, key: str, name: str, rank: int, together: int) -> Task:
+def prefills(launch: Launch, key: str, adapter: Adapter, together: int) -> Task:
     """Prompts of all lengths, `together` at a time, one output token each: prefill steps."""
     room = min(launch.engine.max_model_len - 2, launch.engine.max_num_batched_tokens)
     lengths = np.unique(np.geomspace(8, room, 8).astype(np.int64))
     prompt = np.repeat(lengths, together)
     time_s = np.repeat(PREFILL_PAUSE_S * np.arange(len(lengths)), together)
-    ones = np.ones(len(prompt), dtype=np.int64)
-    trace = RequestTrace(time_s, 0 * ones, prompt, 2 * ones)
-    adapters = [Adapter(name, rank, 1.0)]
-    workload = Workload(adapters, arrivals=Arrivals("trace", trace=trace))
-    return Task(key, workload, PREFILL_PAUSE_S * len(lengths) + 0.1, drain_s=DRAIN_S)
+    n = len(prompt)
+    trace = RequestTrace(time_s, np.zeros(n, dtype=np.int64), prompt, np.full(n, 2))
+    return _replay(key, [adapter], trace, PREFILL_PAUSE_S * len(lengths) + 0.1)
 
 
-def mixed(launch: Launch, key: str, adapters: Sequence[Adapter], rate: float, seed: int) -> Task:
-    """A Poisson load over all adapters: the states that real traffic visits."""
-    room = launch.engine.max_model_len
-    mean_in, mean_out = min(200.0, room / 5), min(150.0, room / 7)
-    fleet = [Adapter(a.name, a.rank, rate / len(adapters)) for a in adapters]
-    high_in, high_out = room * 3 // 5, room * 2 // 5
-    workload = Workload(
-        fleet,
-        Lengths.gamma(mean_in, 0.8, high=high_in),
-        Lengths.gamma(mean_out, 0.8, high=high_out),
-        length_correlation=0.0,
-    )
-    return Task(key, workload, MIXED_S, seed)
-
-
-def sessions(launch: Launch, grid: Grid, *, seed: int = 0) -> list[Session]:
+def sessions(launch: Launch, servers: Sequence[Settings] = SERVERS, *, seed: int = 0) -> list[Session]:
     """The planned measurements: for each server bursts, prefills and three mixed loads."""
     planned = []
-    for k, settings in enumerate(grid.servers):
+    for k, settings in enumerate(servers):
         loras, rank = settings.max_loras, settings.max_lora_rank
         ranks = [r for r in checks.SLOT_RANKS if 8 <= r <= rank] or [rank]
         adapters = [Adapter(f"c{i}", ranks[-1 - i % len(ranks)], 1.0) for i in range(2 * loras)]
         probes = _bursts(launch, adapters, loras, rank)
-        if launch.step_log:  # every step tells its own batch: bursts needn't be kept apart
+        if launch.step_log:  # every step logs its own batch: bursts need not be kept apart
             probes = [in_a_row("probes", probes, BURST_PAUSE_S)]
         tasks = [*probes, *_mixes(launch, adapters, seed + 10 * k)]
         planned.append(
@@ -120,40 +99,42 @@ def in_a_row(key: str, tasks: Sequence[Task], pause_s: float) -> Task:
             column.append(part)
         start += float(trace.time_s[-1]) + pause_s
     whole = RequestTrace(*(np.concatenate(column) for column in columns))
-    workload = Workload(list(adapters.values()), arrivals=Arrivals("trace", trace=whole))
-    return Task(key, workload, start, drain_s=DRAIN_S)
+    return _replay(key, list(adapters.values()), whole, start)
 
 
 def _bursts(launch: Launch, adapters: Sequence[Adapter], loras: int, rank: int) -> list[Task]:
-    batches = [b for b in BURST_BATCHES if b <= launch.engine.max_num_seqs]
+    base = Adapter(BASE, rank, 1.0)
     tasks = []
-    for batch in batches:
-        tasks.append(burst(launch, f"decode-{batch}-base", [BASE], [rank], batch))
-        for n in sorted({1, min(4, batch, loras), min(batch, loras)}):
-            chosen = adapters[:n]
-            names, ranks = [a.name for a in chosen], [a.rank for a in chosen]
-            tasks.append(burst(launch, f"decode-{batch}-adapters-{n}", names, ranks, batch))
+    for batch in (b for b in BURST_BATCHES if b <= launch.engine.max_num_seqs):
+        tasks.append(burst(launch, f"decode-{batch}-base", [base], batch))
+        sizes = sorted({1, min(4, batch, loras), min(batch, loras)})
+        tasks += [burst(launch, f"decode-{batch}-adapters-{n}", adapters[:n], batch) for n in sizes]
     for together in (1, 3):
-        tasks.append(prefills(launch, f"prefill-{together}-base", BASE, rank, together))
-        first = adapters[0]
-        tasks.append(prefills(launch, f"prefill-{together}-adapter", first.name, first.rank, together))
+        tasks.append(prefills(launch, f"prefill-{together}-base", base, together))
+        tasks.append(prefills(launch, f"prefill-{together}-adapter", adapters[0], together))
     return tasks
 
 
 def _mixes(launch: Launch, adapters: Sequence[Adapter], seed: int) -> list[Task]:
-    mean_out = min(150.0, launch.engine.max_model_len / 7)
+    """Poisson loads over all adapters: the states that real traffic visits."""
+    room = launch.engine.max_model_len
+    mean_in, mean_out = min(200.0, room / 5), min(150.0, room / 7)
+    inputs = Lengths.gamma(mean_in, 0.8, high=room * 3 // 5)
+    outputs = Lengths.gamma(mean_out, 0.8, high=room * 2 // 5)
     full = GUESS_TOK_S_PER_SEQ * launch.engine.max_num_seqs / mean_out
-    return [
-        mixed(launch, f"mixed-{name}", adapters, share * full, seed + i)
-        for i, (name, share) in enumerate((("light", 0.5), ("busy", 1.5), ("starved", 5.0)))
-    ]
+    tasks = []
+    for i, (name, share) in enumerate((("light", 0.5), ("busy", 1.5), ("starved", 5.0))):
+        fleet = [Adapter(a.name, a.rank, share * full / len(adapters)) for a in adapters]
+        workload = Workload(fleet, inputs, outputs, length_correlation=0.0)
+        tasks.append(Task(f"mixed-{name}", workload, MIXED_S, seed + i))
+    return tasks
 
 
 def calibrate(
     launch: Launch,
     folder: Path,
     *,
-    grid: Grid | None = None,
+    servers: Sequence[Settings] = SERVERS,
     budget_s: float | None = None,
     seed: int = 0,
     progress: Progress = lambda _what, _done, _total: None,
@@ -168,7 +149,7 @@ def calibrate(
         Nothing usable was measured; says why the servers did not start.
     """
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress)
-    outcomes = campaign.run(sessions(launch, grid or Grid(), seed=seed))
+    outcomes = campaign.run(sessions(launch, servers, seed=seed))
     return profile_of(launch, outcomes), outcomes, campaign.out_of_time
 
 
@@ -189,14 +170,14 @@ def calibrate_url(
     url
         Of the server.
     known
-        A profile with its model, GPU and engine settings, which a server doesn't tell; an estimate will do.
+        A profile with its model, GPU and engine settings, which a server does not report; an estimate will do.
     settings
         Its slots; its adapters are taken to be of their rank.
 
     Raises
     ------
     LiveError
-        It doesn't answer, or serves no adapters.
+        It does not answer, or serves no adapters.
     """
     served = served_models(url)
     if len(served) < 2:

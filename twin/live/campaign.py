@@ -42,8 +42,11 @@ class Task:
     drain_s: float = 0.0
 
     def requests(self, max_model_len: int) -> RequestTrace:
-        """What is sent; longer than the model allows is cut, as vLLM would."""
-        return cut_to_model(draw_requests(self.workload, self.duration_s, self.seed), max_model_len)
+        """What is sent: prompts of at most max_model_len − 1 tokens, outputs of what is left."""
+        drawn = draw_requests(self.workload, self.duration_s, self.seed)
+        prompt = np.minimum(drawn.input_tokens, max_model_len - 1)
+        output = np.minimum(drawn.output_tokens, max_model_len - prompt)
+        return RequestTrace(drawn.time_s, drawn.adapter, prompt, output)
 
     def replayed(self, max_model_len: int) -> Workload:
         """The workload with exactly the requests that were sent, for the twin."""
@@ -82,16 +85,9 @@ class Outcome:
         return self.load is not None and self.load.fault is None and self.failure is None
 
 
-def cut_to_model(requests: RequestTrace, max_model_len: int) -> RequestTrace:
-    """Prompts of at most max_model_len − 1 tokens, outputs of what is left."""
-    prompt = np.minimum(requests.input_tokens, max_model_len - 1)
-    output = np.minimum(requests.output_tokens, max_model_len - prompt)
-    return RequestTrace(requests.time_s, requests.adapter, prompt, output)
-
-
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go: one of our servers, or one that somebody else started (`server` None)."""
+    """Where requests go: a server started here, or one that was running already (`server` None)."""
 
     url: str
     base: str = BASE
@@ -99,7 +95,7 @@ class Endpoint:
 
     @property
     def alive(self) -> bool:
-        """Whether our server runs; of somebody else's we only see its answers."""
+        """Whether the server runs; of a foreign one only the answers are seen."""
         return self.server is None or self.server.alive
 
     @property
@@ -128,7 +124,7 @@ class Campaign:
     progress
         Called with (what, tasks done, tasks in all).
     stop
-        Asked all the time: True ends the load and the campaign, from another thread.
+        Called several times a second: True ends the load and the campaign, from another thread.
     endpoint
         A running server to measure instead of starting any.
     """
@@ -151,7 +147,7 @@ class Campaign:
         self.out_of_time = False
 
     def run(self, sessions: Sequence[Session]) -> list[Outcome]:
-        """Outcomes in order; those that the budget didn't allow are absent and `out_of_time` is True."""
+        """Outcomes in order; those beyond the budget are absent and `out_of_time` is True."""
         outcomes: list[Outcome] = []
         total = sum(len(session.tasks) for session in sessions)
         for session in sessions:
@@ -213,10 +209,14 @@ class Campaign:
     def _failed(self, session: Session, tasks: Sequence[Task], failure: Failure) -> Iterable[Outcome]:
         for task in tasks:
             if failure.kind == "memory_error":  # a result; other failures are tried again on resuming
-                place = self.folder / session.key / task.key
+                place = self._place(session, task)
                 place.mkdir(parents=True, exist_ok=True)
                 write_text(place / "failure.json", json.dumps(asdict(failure), indent=2))
             yield Outcome(session, task, failure)
+
+    def _place(self, session: Session, task: Task) -> Path:
+        """Folder of a task's results."""
+        return self.folder / session.key / task.key
 
     def job(self, endpoint: Endpoint, task: Task) -> LoadJob:
         """What the load generator does for a task."""
@@ -235,11 +235,10 @@ class Campaign:
         )
 
     def _measure(self, endpoint: Endpoint, session: Session, task: Task) -> Outcome:
-        place = self.folder / session.key / task.key
+        place = self._place(session, task)
         place.mkdir(parents=True, exist_ok=True)
-        job = self.job(endpoint, task)
         result = run_job(
-            job,
+            self.job(endpoint, task),
             place,
             alive=lambda: endpoint.alive,
             stop=self.stop,
@@ -258,7 +257,7 @@ class Campaign:
 
     def load(self, session: Session, task: Task) -> Outcome | None:
         """A result of an earlier run, if it is complete and was a run of the same requests."""
-        place = self.folder / session.key / task.key
+        place = self._place(session, task)
         failure = place / "failure.json"
         if failure.exists():
             return Outcome(session, task, Failure(**json.loads(failure.read_text())))
@@ -270,21 +269,17 @@ class Campaign:
         return outcome if same else None
 
     def _read(self, session: Session, task: Task) -> Outcome:
-        place = self.folder / session.key / task.key
+        place = self._place(session, task)
         load = read_result(place / "load.npz")
         metrics = summarise(load.metrics)
         try:
             steps = read_steps(place / "steps.csv") if (place / "steps.csv").exists() else None
         except FileFormatError:
-            steps = None  # a version of vLLM whose steps our worker can't record: the rest stands
-        return Outcome(session, task, None, load, metrics, steps, usable_kv_tokens(metrics, self.launch))
-
-
-def usable_kv_tokens(metrics: MetricsSummary, launch: Launch) -> int | None:
-    """KV tokens that requests can use: one block is vLLM's null block (vllm/v1/core/block_pool.py)."""
-    if metrics.kv_cache_tokens is None:
-        return None
-    return metrics.kv_cache_tokens - launch.engine.block_size
+            steps = None  # a version of vLLM whose steps the worker cannot record: the rest stands
+        tokens = metrics.kv_cache_tokens
+        if tokens is not None:
+            tokens -= self.launch.engine.block_size  # vLLM's null block (vllm/v1/core/block_pool.py)
+        return Outcome(session, task, None, load, metrics, steps, tokens)
 
 
 def check_adapters(options: ServerOptions) -> None:
@@ -301,9 +296,6 @@ def check_adapters(options: ServerOptions) -> None:
 def _copy_rows(source: Path, target: Path, start_s: float, end_s: float) -> None:
     """The rows of a step log that began in a span of time."""
     head, *lines = source.read_text().splitlines()
-    kept = [head]
-    for line in lines:
-        first = line.partition(",")[0]
-        if first and start_s <= float(first) < end_s:
-            kept.append(line)
-    write_text(target, "\n".join(kept) + "\n")
+    starts = [float(line.partition(",")[0] or "nan") for line in lines]
+    kept = [line for line, start in zip(lines, starts, strict=True) if start_s <= start < end_s]
+    write_text(target, "\n".join([head, *kept]) + "\n")

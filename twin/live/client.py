@@ -10,6 +10,7 @@ SIGTERM or SIGINT end the run early; what was seen until then is written and mar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import math
@@ -355,42 +356,27 @@ async def _scrape(run: _Run, session: Any) -> None:
 async def _look(run: _Run, session: Any) -> None:
     """Keep the text of /metrics; it is parsed after the run. A missing page is kept as an empty text."""
     aiohttp = import_aiohttp()
-    text = ""
-    try:
-        async with session.get(
-            f"{run.job.url}/metrics", timeout=aiohttp.ClientTimeout(total=5.0)
-        ) as response:
+    lines: list[str] = []
+    timeout = aiohttp.ClientTimeout(total=5.0)
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+        async with session.get(f"{run.job.url}/metrics", timeout=timeout) as response:
             if response.status == 200:
-                text = "\n".join(_without_buckets(await response.text()))
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        text = ""
+                lines = (await response.text()).splitlines()
+    # vLLM's own metrics, histograms without their many buckets.
+    text = "\n".join(line for line in lines if "vllm" in line and "_bucket{" not in line)
     run.metrics.append((run.now() if run.start else 0.0, text))
-
-
-def _without_buckets(text: str) -> list[str]:
-    """The lines of vLLM's own metrics; histograms without their many buckets."""
-    return [line for line in text.splitlines() if "vllm" in line and "_bucket{" not in line]
 
 
 def write_job(job: LoadJob, path: Path) -> None:
     """Write a job for the client process."""
-    data = {k: v for k, v in asdict(job).items() if k != "requests"}
-    trace = job.requests
-    data["requests"] = {
-        "time_s": trace.time_s.tolist(),
-        "adapter": trace.adapter.tolist(),
-        "input_tokens": trace.input_tokens.tolist(),
-        "output_tokens": trace.output_tokens.tolist(),
-    }
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(asdict(job), default=np.ndarray.tolist))
 
 
 def read_job(path: Path) -> LoadJob:
     """Read what `write_job` wrote."""
     data = json.loads(path.read_text())
-    columns = data.pop("requests")
-    times = np.array(columns.pop("time_s"), dtype=np.float64)
-    trace = RequestTrace(times, *(np.array(columns[k], dtype=np.int64) for k in columns))
+    times, *counts, end_s = data.pop("requests").values()
+    trace = RequestTrace(np.array(times), *(np.array(n, dtype=np.int64) for n in counts), end_s=end_s)
     for key in ("models", "token_ids", "cores"):
         data[key] = tuple(data[key])
     return LoadJob(requests=trace, **data)

@@ -8,10 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from packer.errors import LiveError
 from packer.twin.live.metrics import parse_metrics
 from packer.twin.live.server import get
 
@@ -54,14 +54,9 @@ class VllmEnvironment:
     version: str
     back_end: str
 
-    @property
-    def on_gpu(self) -> bool:
-        """Whether it runs on a GPU."""
-        return self.back_end != "cpu"
-
 
 def probe(python: str, timeout_s: float = 120.0) -> VllmEnvironment | str:
-    """What an interpreter has; text for people where it has no vLLM or doesn't run."""
+    """What an interpreter has, or the reason why it is not usable."""
     try:
         done = subprocess.run(
             [python, "-c", PROBE], capture_output=True, text=True, timeout=timeout_s, check=False
@@ -81,19 +76,24 @@ def probe(python: str, timeout_s: float = 120.0) -> VllmEnvironment | str:
     return VllmEnvironment(python, version, found.get("gpu") or "cpu")
 
 
-def candidates(python: str | None = None) -> list[str]:
-    """Interpreters to look at, in order: the given one alone, or the variable, known folders and this one."""
-    if python is not None:
-        return [python]
-    listed = [os.environ[PYTHON_VARIABLE]] if PYTHON_VARIABLE in os.environ else []
-    folders = (Path(name, "bin", "python") for name in DEFAULT_ENVIRONMENTS)
-    return [*listed, *(str(p.absolute()) for p in folders if p.exists()), sys.executable]
+def usable_vllm(python: str) -> VllmEnvironment:
+    """What an interpreter has; raises LiveError if it has no vLLM or does not run."""
+    found = probe(python)
+    if isinstance(found, str):
+        raise LiveError(f"There is no usable vLLM: {found}.")
+    return found
 
 
 def find_vllm(python: str | None = None) -> tuple[VllmEnvironment | None, list[str]]:
-    """The first interpreter with vLLM, and why those before it were passed over."""
+    """The first interpreter with vLLM, and why those before it were passed over.
+
+    Interpreters in order: `python` alone if given; else the variable's, those of known folders and this one.
+    """
+    listed = [os.environ[PYTHON_VARIABLE]] if PYTHON_VARIABLE in os.environ else []
+    folders = (Path(name, "bin", "python") for name in DEFAULT_ENVIRONMENTS)
+    candidates = [*listed, *(str(p.absolute()) for p in folders if p.exists()), sys.executable]
     reasons: list[str] = []
-    for candidate in candidates(python):
+    for candidate in candidates if python is None else [python]:
         found = probe(candidate)
         if isinstance(found, VllmEnvironment):
             return found, reasons
@@ -111,40 +111,31 @@ def _client_checks() -> list[Check]:
     return checks
 
 
-def _machine_checks() -> list[Check]:
-    taskset = shutil.which("taskset")
+def _machine() -> Check:
     cores = len(os.sched_getaffinity(0))
-    detail = f"{cores} cores" if taskset else f"{cores} cores, but servers can't be pinned: no taskset"
-    return [
-        Check(
-            "machine", taskset is not None and cores >= 2, detail, "" if taskset else "apt install util-linux"
-        )
-    ]
+    if shutil.which("taskset"):
+        return Check("machine", cores >= 2, f"{cores} cores")
+    detail = f"{cores} cores, but servers can't be pinned: no taskset"
+    return Check("machine", False, detail, "apt install util-linux")
 
 
 def diagnose(python: str | None = None) -> list[Check]:
     """Everything that starting servers here needs."""
     environment, reasons = find_vllm(python)
     if environment is not None:
-        detail = f"{environment.version} on {environment.back_end}: {environment.python}"
-        vllm = Check("vLLM", True, detail)
+        vllm = Check("vLLM", True, f"{environment.version} on {environment.back_end}: {environment.python}")
     else:
         vllm = Check("vLLM", False, "; ".join(reasons), f"{INSTALL_CPU}   (with a GPU: {INSTALL_GPU})")
-    return [*_client_checks(), vllm, *_machine_checks()]
+    return [*_client_checks(), vllm, _machine()]
 
 
 def diagnose_url(url: str) -> list[Check]:
     """Everything that measuring a running server needs."""
     status, _ = get(url, "/health")
-    health = Check(
-        "health",
-        status == 200,
-        f"{url}/health answers {status or 'nothing'}",
-        "" if status == 200 else "start it",
-    )
+    answer = f"{url}/health answers {status or 'nothing'}"
     if status != 200:
-        return [*_client_checks(), health]
-    return [*_client_checks(), health, _version(url), _models(url), _metrics(url)]
+        return [*_client_checks(), Check("health", False, answer, "start it")]
+    return [*_client_checks(), Check("health", True, answer), _version(url), _models(url), _metrics(url)]
 
 
 def _version(url: str) -> Check:
@@ -179,8 +170,3 @@ def _metrics(url: str) -> Check:
     missing = [name for name in names if getattr(sample, name) is None]
     detail = f"without {', '.join(missing)}" if missing else f"KV cache of {sample.kv_cache_tokens} tokens"
     return Check("metrics", not missing, detail)
-
-
-def all_ok(checks: Sequence[Check]) -> bool:
-    """Whether nothing is missing."""
-    return all(check.ok for check in checks)

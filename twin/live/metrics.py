@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from packer.errors import MissingDependencyError
 
@@ -13,25 +13,20 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "waiting": ("vllm:num_requests_waiting",),
     "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
-    "prompt_tokens": ("vllm:prompt_tokens_total", "vllm:prompt_tokens"),
-    "generation_tokens": ("vllm:generation_tokens_total", "vllm:generation_tokens"),
 }
 """Figure → its names, the newest first (0.32, then those of older releases)."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at /metrics. Gauges: running, waiting, kv_usage (share); the rest count from the start."""
+    """One scrape of /metrics. Gauges: running, waiting, kv_usage (share); preemptions count from the start."""
 
     time_s: float
     running: float | None = None
     waiting: float | None = None
     kv_usage: float | None = None
     preemptions: float | None = None
-    prompt_tokens: float | None = None
-    generation_tokens: float | None = None
     kv_cache_tokens: int | None = None
-    max_loras: int | None = None
 
 
 def parse_metrics(text: str, time_s: float = 0.0) -> Sample:
@@ -45,8 +40,7 @@ def parse_metrics(text: str, time_s: float = 0.0) -> Sample:
     cache = labels.get("vllm:cache_config_info", {})
     blocks, size = _whole(cache.get("num_gpu_blocks")), _whole(cache.get("block_size"))
     tokens = blocks * size if blocks is not None and size is not None else None
-    slots = _whole(labels.get("vllm:lora_requests_info", {}).get("max_lora"))
-    return Sample(time_s, **found, kv_cache_tokens=tokens, max_loras=slots)
+    return Sample(time_s, **found, kv_cache_tokens=tokens)
 
 
 def _whole(text: str | None) -> int | None:
@@ -71,34 +65,26 @@ def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
 
 @dataclass(frozen=True)
 class MetricsSummary:
-    """Means of the gauges over a run and growth of the counters; None where the page lacks a figure."""
+    """Means of the gauges over a run, growth of the counter; None where the page lacks a figure."""
 
     mean_running: float | None
     mean_waiting: float | None
     mean_kv_usage: float | None
-    max_kv_usage: float | None
     preemptions: float | None
-    generation_tokens: float | None
     kv_cache_tokens: int | None
     samples: int
 
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Figures that the server's page lacks."""
-        return tuple(f.name for f in fields(self) if getattr(self, f.name) is None)
-
 
 def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
-    """Figures of a run from its pages (seconds, text); pages that could not be had have the text ""."""
+    """Figures of a run from its pages (seconds, text); pages that could not be read have the text ""."""
     samples = [parse_metrics(text, time_s) for time_s, text in pages if text]
     during = [s for s in samples if s.time_s > 0.0]
+    counts = [s.preemptions for s in samples if s.preemptions is not None]
     return MetricsSummary(
         _mean([s.running for s in during]),
         _mean([s.waiting for s in during]),
         _mean([s.kv_usage for s in during]),
-        max((s.kv_usage for s in during if s.kv_usage is not None), default=None),
-        _growth([s.preemptions for s in samples]),
-        _growth([s.generation_tokens for s in samples]),
+        counts[-1] - counts[0] if counts else None,
         next((s.kv_cache_tokens for s in samples if s.kv_cache_tokens is not None), None),
         len(samples),
     )
@@ -107,8 +93,3 @@ def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
 def _mean(values: list[float | None]) -> float | None:
     known = [v for v in values if v is not None and math.isfinite(v)]
     return sum(known) / len(known) if known else None
-
-
-def _growth(values: list[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return known[-1] - known[0] if known else None

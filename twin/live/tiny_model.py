@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from packer.errors import LiveError
 from packer.twin.live import inside
@@ -56,11 +57,16 @@ def write_tiny_model(python: str, folder: Path, model: TinyModel, ranks: tuple[i
     LiveError
         The interpreter lacks `tokenizers` or `safetensors`, or can't write there.
     """
+    write_with(python, {"directory": str(folder), "ranks": ranks} | asdict(model), "The tiny model")
+
+
+def write_with(python: str, spec: dict[str, Any], what: str) -> None:
+    """Run `make_tiny_model.py` with vLLM's interpreter; raises LiveError, which names `what`, if it fails."""
     script = Path(inside.__file__).with_name("make_tiny_model.py")
-    spec = json.dumps({"directory": str(folder), "ranks": ranks} | asdict(model))
-    done = subprocess.run([python, str(script), spec], capture_output=True, text=True, check=False)
+    command = [python, str(script), json.dumps(spec)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise LiveError(f"The tiny model could not be written: {done.stderr.strip()[-500:]}")
+        raise LiveError(f"{what} could not be written: {done.stderr.strip()[-500:]}")
 
 
 LAUNCH_TEMPLATE = """\

@@ -52,7 +52,7 @@ def smape(predicted: float | None, measured: float | None) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One repeat: what the server did and what the twin says of the same requests."""
+    """One repeat: what the server did and what the twin predicts for the same requests."""
 
     outcome: Outcome
     simulation: Simulation
@@ -193,7 +193,7 @@ class Validation:
                 place = free.pop()
             try:
                 outcomes = self._campaign(place, places[place]).run([self.session(index)])
-                report = self.report(index, outcomes)
+                report = report_of(index, self.bins[index], outcomes, self.launch)
                 with lock:
                     self.reports.append(report)
                     self.reports.sort(key=lambda r: r.index)
@@ -231,10 +231,6 @@ class Validation:
         tasks = [Task(f"repeat-{k}", traffic, spec.duration_s, spec.seed + k) for k in range(spec.repeats)]
         return Session(self.keys[index], options, tuple(tasks))
 
-    def report(self, index: int, outcomes: Sequence[Outcome]) -> BinReport:
-        """Set outcomes beside the twin's answers."""
-        return report_of(index, self.bins[index], outcomes, self.launch)
-
 
 def _wait_all(futures: Sequence[Future[None]]) -> None:
     """Wait so that Ctrl-C is heard; the first error of a thread is raised."""
@@ -254,7 +250,7 @@ def report_of(index: int, bin_: Bin, outcomes: Sequence[Outcome], launch: Launch
 
 
 def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Run:
-    duration_s = outcome.load.duration_s if outcome.load is not None else outcome.task.duration_s
+    duration_s = (outcome.load or outcome.task).duration_s
     simulation = simulate(
         outcome.task.replayed(launch.engine.max_model_len),
         bin_.profile,

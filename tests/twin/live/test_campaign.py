@@ -12,7 +12,7 @@ import pytest
 
 from packer.errors import LiveError, ValidationError
 from packer.settings import Slots
-from packer.twin.live.calibration import Grid, calibrate, calibrate_url, in_a_row, sessions
+from packer.twin.live.calibration import calibrate, calibrate_url, in_a_row, sessions
 from packer.twin.live.campaign import Campaign, Endpoint, Outcome, Session, Task, check_adapters
 from packer.twin.live.client import LoadJob, run_load
 from packer.twin.live.environment import diagnose_url
@@ -160,7 +160,7 @@ def test_the_twin_replays_what_was_sent(fleet: Workload) -> None:
 def test_calibration_is_planned_by_the_grid(launch: Launch) -> None:
     """One session a server; its slots, ranks and emulated bytes are the grid's; adapters fit the slots."""
     emulated = replace(launch, emulation=Emulation(2e7, 17408.0), step_log=True)
-    planned = sessions(emulated, Grid((Slots(8, 16), Slots(2, 64))))
+    planned = sessions(emulated, (Slots(8, 16), Slots(2, 64)))
     assert [s.key for s in planned] == ["slots-8-rank-16", "slots-2-rank-64"]
     assert planned[0].options.kv_cache_bytes == 20_000_000 - 8 * 16 * 17408
     assert {t.key for t in planned[0].tasks} == {"probes", "mixed-light", "mixed-busy", "mixed-starved"}
@@ -169,7 +169,7 @@ def test_calibration_is_planned_by_the_grid(launch: Launch) -> None:
 
 def test_tasks_in_a_row_keep_their_requests(launch: Launch) -> None:
     """Merged bursts are the same requests of the same adapters, one burst after another."""
-    parts = [t for t in sessions(launch, Grid((Slots(4, 8),)))[0].tasks if t.key.startswith("decode-")]
+    parts = [t for t in sessions(launch, (Slots(4, 8),))[0].tasks if t.key.startswith("decode-")]
     whole = in_a_row("all", parts, 1.0)
     trace = whole.workload.arrivals.trace
     assert trace is not None
@@ -210,7 +210,7 @@ def test_a_running_server_is_calibrated_from_outside(
 def test_a_calibration_without_a_server_says_why(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
     """No profile comes from nothing; the message has the server's reason."""
     with pytest.raises(LiveError, match="No available memory"):
-        calibrate(with_fault("memory"), tmp_path, grid=Grid((Slots(8, 16),)))
+        calibrate(with_fault("memory"), tmp_path, servers=(Slots(8, 16),))
 
 
 def test_the_doctor_looks_at_a_running_server(launch: Launch, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_an_interpreter_with_vllm_is_found(tmp_path: Path, monkeypatch: pytest.M
     found, passed_over = find_vllm()
     assert found == VllmEnvironment(str(fake), "0.32.0", "cpu")
     assert not passed_over
-    assert not found.on_gpu
+    assert found.back_end == "cpu"
 
 
 def test_the_doctor_says_what_mends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

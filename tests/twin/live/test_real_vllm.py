@@ -16,7 +16,7 @@ from packer.bin import Bin
 from packer.lengths import Lengths
 from packer.settings import Slots
 from packer.twin.live import calibration
-from packer.twin.live.calibration import Grid, calibrate
+from packer.twin.live.calibration import calibrate
 from packer.twin.live.environment import probe
 from packer.twin.live.launch import read_launch
 from packer.twin.live.validate import Validation, ValidationSpec
@@ -44,7 +44,7 @@ def test_calibrate_and_validate_on_real_vllm(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(calibration, "BURST_BATCHES", (1, 4, 16))
     monkeypatch.setattr(calibration, "MIXED_S", 5.0)
     launch = read_launch(os.environ[VARIABLE])
-    profile, outcomes, _ = calibrate(launch, tmp_path / "calibrate", grid=Grid((Slots(4, 8),)))
+    profile, outcomes, _ = calibrate(launch, tmp_path / "calibrate", servers=(Slots(4, 8),))
     assert all(o.complete for o in outcomes), [o.failure for o in outcomes]
     assert profile.memory.measured[0][:2] == (4, 8)
     assert profile.latency.coefficients
