@@ -198,8 +198,8 @@ class Frontier:
         most = len(self.workload) * self.max_replicas
         high = most if max_gpus is None else min(max_gpus, most)
         low = min(self.fewest(), high)
-        if low > 1:
-            self.at(low - 1)
+        while low > 1 and self.at(low - 1).holds and not self.over():
+            low = max(1, low // 2)  # the solver's limits are narrower than the twin's
         if not self._hottest_holds():
             self.at(low)
             return None

@@ -10,6 +10,7 @@ from packer.operate.frontier import LEVELS, Frontier, FrontierPoint, Progress
 from packer.operate.goal import LatencyGoal
 from packer.plan import Plan, Status
 from packer.profile import Profile
+from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.workload import Workload
 
 CONFIRMATIONS = 3
@@ -92,12 +93,17 @@ def _finished(
     job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool, broken: Sequence[int] = ()
 ) -> Plan:
     queues = tuple(f"GPU {k} breaks the goal: {job.goal}" for k in point.queueing)
+    crowded = tuple(
+        f"GPU {k} holds {len(item.adapters):,} adapters: measurements reach {MAX_ADAPTERS_PER_GPU}"
+        for k, item in enumerate(plan.bins)
+        if len(item.adapters) > MAX_ADAPTERS_PER_GPU
+    )
     starves = tuple(f"GPU {k} starves or does not start" for k in point.starving)
     return replace(
         plan,
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
         objective="recommend",
-        reasons=(*plan.reasons, *starves[:8], *queues[:8]),
+        reasons=(*plan.reasons, *crowded[:8], *starves[:8], *queues[:8]),
         runtime_s=time.monotonic() - job.started,
         interrupted=job.stop(),
         time_limit_reached=job.over() and not job.stop(),

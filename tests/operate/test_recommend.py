@@ -132,3 +132,11 @@ def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, 
     assert "8 GPUs serve it with" in text
     assert text.endswith("; 7 starve.")
     assert not math.isnan(last.p95_ttft_ms)
+
+
+def test_many_quiet_adapters_share_a_gpu(server: Profile) -> None:
+    """The search is not bound to the number of adapters that was measured; a plan beyond it is marked."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.002) for k in range(800)])
+    found = packer.recommend(fleet, server)
+    assert (found.status, found.n_gpus) == (Status.FEASIBLE, 1)
+    assert "holds 800 adapters: measurements reach 384" in found.reasons[0]
