@@ -95,13 +95,13 @@ def solve_s(workload: Path, *, cold: bool) -> dict[str, float]:
         }
 
 
-def cluster_s(servers: int, adapters: int, duration_s: float) -> dict[str, float]:
+def cluster_s(servers: int, adapters: int, duration_s: float, req_s: float) -> dict[str, float]:
     """CPU seconds of a cluster behind the router most-idle, and the peak memory of its process (MiB).
 
-    5.3 req/s for each server, popularity of adapters by a power law with exponent 1; compilation apart.
+    `req_s` for each server, popularity of adapters by a power law with exponent 1; compilation apart.
     """
     process = subprocess.Popen(
-        [sys.executable, __file__, "--cluster", str(servers), str(adapters), str(duration_s)],
+        [sys.executable, __file__, "--cluster", *map(str, (servers, adapters, duration_s, req_s))],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -112,10 +112,10 @@ def cluster_s(servers: int, adapters: int, duration_s: float) -> dict[str, float
     return found | {"peak_mib": usage.ru_maxrss / 1024}
 
 
-def _cluster_run(servers: int, adapters: int, duration_s: float) -> dict[str, float]:
+def _cluster_run(servers: int, adapters: int, duration_s: float, req_s: float) -> dict[str, float]:
     """What the process of `cluster_s` does."""
     weights = 1.0 / np.arange(1, adapters + 1)
-    rates = weights / weights.sum() * servers * 5.3125
+    rates = weights / weights.sum() * servers * req_s
     ranks = (8, 16, 32)
     fleet = packer.Workload(
         packer.Adapter(f"a{i}", ranks[i % 3], float(rate)) for i, rate in enumerate(rates)
@@ -173,7 +173,7 @@ def measure() -> dict[str, Any]:
             "solve_256_cold": solve_s(paper, cold=True),
             "solve_256_warm": solve_s(paper, cold=False),
             "solve_1000": solve_s(thousand(Path(folder)), cold=False),
-            "cluster": cluster_s(64, 40_000, 3600.0),
+            "cluster": cluster_s(64, 40_000, 3600.0, 340 / 64),
         }
 
 
@@ -209,11 +209,13 @@ def main() -> None:
     """Measure, print, and with --write keep."""
     parser = argparse.ArgumentParser(description="Measure how fast packer is.")
     parser.add_argument("--write", action="store_true", help="update benchmarks/speed.json and README.md")
-    parser.add_argument("--cluster", nargs=3, metavar=("SERVERS", "ADAPTERS", "SECONDS"), help="one cluster")
+    parser.add_argument(
+        "--cluster", nargs=4, metavar=("SERVERS", "ADAPTERS", "SECONDS", "REQ_S"), help="one cluster"
+    )
     options = parser.parse_args()
     if options.cluster:
-        servers, adapters, duration_s = options.cluster
-        print(json.dumps(_cluster_run(int(servers), int(adapters), float(duration_s))))
+        servers, adapters, duration_s, req_s = options.cluster
+        print(json.dumps(_cluster_run(int(servers), int(adapters), float(duration_s), float(req_s))))
         return
     found = measure()
     print(table(found))

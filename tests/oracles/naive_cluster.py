@@ -5,6 +5,7 @@ Written from vLLM's scheduler (`naive_twin`) and the published rules of the rout
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -112,24 +113,77 @@ def matching_score(servers: Sequence[NaiveServer], turn: Sequence[int], request:
     return max(turn, key=points)
 
 
+def _law(server: NaiveServer, decodes: float, prefill: float, adapters: set[int]) -> float:
+    """A step by the linear law with the terms of the random clusters, ms; nothing of the KV cache."""
+    c = server.server.coefficients
+    ms = c["base_ms"] + c["per_decode_ms"] * decodes + c["per_prefill_token_ms"] * prefill
+    return ms + c["per_adapter_ms"] * len(adapters)
+
+
+def _joined(server: NaiveServer, request: Request) -> set[int]:
+    """Adapters of the batch with the request's, as far as there are slots."""
+    active = server._active()
+    return active if len(active) >= server.server.slots else active | {request.adapter}
+
+
+def rank_aware(servers: Sequence[NaiveServer], turn: Sequence[int], request: Request, mean: float) -> int:
+    """CaraServe's Algorithm 1: rise of prefill per output token and of a decode step, times the requests."""
+
+    def cost(s: int) -> float:
+        server, n = servers[s], servers[s].outstanding
+        joined, queue = _joined(server, request), sum(r.prompt for r in server.waiting)
+        prefill = _law(server, 0, queue + request.prompt, joined)
+        if queue > 0:
+            prefill -= _law(server, 0, queue, joined)
+        after = _law(server, n + 1, 0, joined)
+        penalty = 1000.0 if after > 100.0 else 0.0
+        return (prefill / mean + after - _law(server, n, 0, server._active()) + penalty) * n
+
+    return min(turn, key=cost)
+
+
+def predicted(servers: Sequence[NaiveServer], turn: Sequence[int], request: Request, mean: float) -> int:
+    """The shortest time for the queue's prompts and the request's own, its adapter's load and its decode steps."""
+
+    def latency(s: int) -> float:
+        server = servers[s]
+        joined = _joined(server, request)
+        decodes = sum(r.decoding for r in server.running)
+        tokens = sum(r.prompt for r in server.waiting) + request.prompt
+        steps = math.ceil(tokens / max(1, server.server.token_budget - decodes))
+        ms = steps * _law(server, decodes, tokens / steps, joined)
+        if request.adapter not in server.lora.active:
+            base, per_rank = server.server.host_ms
+            ms += base + per_rank * server.server.ranks[request.adapter]
+        return ms + (mean - 1) * _law(server, server.outstanding + 1, 0, joined)
+
+    return min(turn, key=latency)
+
+
 RULES: Mapping[str, Rule] = {
     "most-idle": most_idle,
     "first-fit": first_fit,
     "punica": punica,
     "affinity": affinity,
     "matching-score": matching_score,
+    "predicted": predicted,
+    "rank-aware": rank_aware,
 }
 
 
 def run_cluster(
     servers: Sequence[NaiveServer],
     requests: Sequence[Request],
+    prompts: Sequence[int],
     rule: Rule,
     candidates: Callable[[int], Sequence[int]],
     mean_output: float,
     duration_s: float,
 ) -> list[int | None]:
-    """Route the requests, in order of arrival, and run to the end; the server of each."""
+    """Route the requests, in order of arrival, and run to the end; the server of each.
+
+    `prompts`: tokens that the router sees; a server cuts a request that is too long for it.
+    """
     route: list[int | None] = [None] * len(requests)
     now = 0.0
     for request in requests:
@@ -138,6 +192,7 @@ def run_cluster(
             server.run_until(now)
         own = candidates(request.adapter)
         turn = [own[(request.number + k) % len(own)] for k in range(len(own))]
+        cut, request.prompt = request.prompt, prompts[request.number]
         chosen = rule(servers, turn, request, mean_output)
         while chosen is None:  # wait for the end of the next step of any server
             for server in servers:
@@ -149,6 +204,7 @@ def run_cluster(
             for server in servers:
                 server.run_until(now)
             chosen = rule(servers, turn, request, mean_output)
+        request.prompt = cut
         if chosen is None:
             break
         route[request.number] = chosen

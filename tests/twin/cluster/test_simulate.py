@@ -140,8 +140,9 @@ def test_cluster_is_the_oracle(router: str, placed: bool, case: Callable[..., An
         servers = [_naive_server(sim, run) for sim in run.servers]
         mean = float(np.average(fleet.mean_output_tokens, weights=fleet.rates))
         route = run_cluster(
-            servers, requests, RULES[router], lambda a, c=allowed: c.of(a).tolist(), mean, found.duration_s
-        )
+            servers, requests, trace.input_tokens.tolist(), RULES[router],
+            lambda a, c=allowed: c.of(a).tolist(), mean, found.duration_s,
+        )  # fmt: skip
         assert [-1 if s is None else s for s in route] == placed_at
         same = {"rtol": 1e-12, "atol": 0.0, "equal_nan": True}
         np.testing.assert_allclose(run.raw.first_s, [r.first_s for r in requests], **same)

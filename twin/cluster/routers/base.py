@@ -87,6 +87,8 @@ class ScoringRouter:
     def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
         """What the score function gets: the fields, then the mean output tokens of a request."""
         own: Any = self
-        values = [float(getattr(self, item.name)) for item in fields(own)]
-        mean = float(np.average(workload.mean_output_tokens, weights=workload.rates))
-        return np.array([*values, mean])
+        return self.numbers(workload, *(float(getattr(self, item.name)) for item in fields(own)))
+
+    def numbers(self, workload: Workload, *values: float) -> FloatArray:
+        """These values, then the mean output tokens of a request."""
+        return np.array([*values, np.average(workload.mean_output_tokens, weights=workload.rates)])

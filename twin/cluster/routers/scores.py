@@ -6,18 +6,26 @@ import math
 
 from numba import njit
 
-from packer.twin.cluster.routers import affinity, first_fit, matching_score, most_idle, punica
+from packer.twin.cluster.routers import (
+    affinity,
+    first_fit,
+    matching_score,
+    most_idle,
+    predicted,
+    punica,
+    rank_aware,
+)  # fmt: skip
 from packer.twin.cluster.routers.base import HOLD, FloatArray, IntArray
 from packer.twin.cluster.state import Servers
 from packer.twin.flags import ENGINE_FLAGS
 
-NUMBERS = {
-    name: k for k, name in enumerate(("most-idle", "first-fit", "punica", "affinity", "matching-score"))
-}
+_NAMES = ("most-idle", "first-fit", "punica", "affinity", "matching-score", "predicted", "rank-aware")
+NUMBERS = {name: k for k, name in enumerate(_NAMES)}
 """Number of each score function, by the router's name."""
 
 _most_idle, _first_fit, _punica = most_idle.score, first_fit.score, punica.score
 _affinity, _matching_score = affinity.score, matching_score.score
+_predicted, _rank_aware = predicted.score, rank_aware.score
 
 
 @njit(**ENGINE_FLAGS)
@@ -31,7 +39,11 @@ def score(rule: int, c: Servers, p: FloatArray, s: int, r: int) -> float:
         return float(_punica(c, p, s, r))
     if rule == 3:
         return float(_affinity(c, p, s, r))
-    return float(_matching_score(c, p, s, r))
+    if rule == 4:
+        return float(_matching_score(c, p, s, r))
+    if rule == 5:
+        return float(_predicted(c, p, s, r))
+    return float(_rank_aware(c, p, s, r))
 
 
 @njit(**ENGINE_FLAGS)

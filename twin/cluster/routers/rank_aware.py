@@ -1,0 +1,60 @@
+"""Router "rank-aware": the smallest rise of everybody's time per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba import njit
+
+from packer import checks
+from packer.cluster import Cluster
+from packer.errors import ValidationError, shown
+from packer.twin.cluster.routers.base import FloatArray, ScoringRouter
+from packer.twin.cluster.routers.step_cost import adapters_with, step_ms
+from packer.twin.cluster.state import Servers, outstanding
+from packer.twin.engine.state import ACTIVE, ACTIVE_RANKS, WAITING_PROMPT
+from packer.twin.flags import ENGINE_FLAGS
+from packer.workload import Workload
+
+
+@dataclass(frozen=True)
+class RankAware(ScoringRouter):
+    """CaraServe's router (arXiv 2401.11240, Algorithm 1), with the step law of each server.
+
+    The cost of a request is what it adds to the prefill of the queue, per output token, and to a decode step; a
+    decode step beyond `slo_ms` costs `penalty_ms` more. The total is that cost times the server's requests.
+    `prefill` "step": the first request of a queue pays for a whole step; "linear": for its tokens only. The
+    paper gives neither the penalty nor the form of the prefill's cost.
+    """
+
+    name = "rank-aware"
+    slo_ms: float = 100.0
+    penalty_ms: float = 1000.0
+    prefill: str = "step"
+
+    def __post_init__(self) -> None:
+        checks.real("slo_ms", self.slo_ms, low=0.0, open_low=True)
+        checks.real("penalty_ms", self.penalty_ms, low=0.0)
+        if self.prefill not in ("step", "linear"):
+            raise ValidationError(f"Expected prefill to be 'step' or 'linear', got {shown(self.prefill)}.")
+
+    def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
+        """The fields, "linear" as 1, then the mean output tokens of a request."""
+        return self.numbers(workload, self.slo_ms, self.penalty_ms, float(self.prefill == "linear"))
+
+
+@njit(**ENGINE_FLAGS)
+def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+    """The total cost, ms; 0 for an idle server."""
+    ints, n = c.ints[s], float(outstanding(c, s))
+    adapters, ranks = adapters_with(c, s, c.adapter[r])
+    active, active_ranks = float(ints[ACTIVE]), float(ints[ACTIVE_RANKS])
+    queue = float(ints[WAITING_PROMPT])
+    prefill = step_ms(c, s, 0.0, queue + c.prompt[r], adapters, ranks)
+    if queue > 0.0 or p[2] > 0.0:
+        prefill -= step_ms(c, s, 0.0, queue, adapters, ranks)
+    decode = step_ms(c, s, n + 1.0, 0.0, adapters, ranks)
+    cost = prefill / p[3] + decode - step_ms(c, s, n, 0.0, active, active_ranks)
+    if decode > p[0]:
+        cost += p[1]
+    return cost * n
