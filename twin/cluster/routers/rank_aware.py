@@ -57,4 +57,5 @@ def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     cost = prefill / p[3] + decode - step_ms(c, s, n, 0.0, active, active_ranks)
     if decode > p[0]:
         cost += p[1]
-    return cost * n
+    total: float = cost * n
+    return total
