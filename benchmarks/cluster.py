@@ -21,11 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FLEET, CLUSTER = "examples/workloads/azure-conv-2023.csv", "examples/clusters/four-h100.toml"
 SYSTEMS = ("packer", "affinity", "vllm", "round-robin", "hrw")
 COLUMNS = (
-    ("slo_attainment", "SLO kept", 3),
-    ("goodput_tok_s", "goodput, tok/s", 0),
     ("total_token_throughput", "throughput, tok/s", 0),
     ("mean_ttft_ms", "TTFT, ms", 0),
+    ("p99_ttft_ms", "p99 TTFT, ms", 0),
     ("mean_tpot_ms", "TPOT, ms", 1),
+    ("p99_tpot_ms", "p99 TPOT, ms", 1),
+    ("preemptions", "preemptions", 0),
     ("hit_rate", "hits", 3),
 )
 SCALE = ((4, 600.0), (64, 600.0), (1024, 600.0))
@@ -34,16 +35,15 @@ ADAPTERS = 1_000_000
 
 
 def systems_table(results: list[SystemResult]) -> str:
-    """One row per system, mean ± half of the 95 % interval for the share that keeps the SLO."""
-    lines = ["| system | router | " + " | ".join(name for _, name, _ in COLUMNS) + " |", "|---" * 8 + "|"]
+    """One row per system: means over the seeds."""
+    lines = [
+        "| system | router | " + " | ".join(name for _, name, _ in COLUMNS) + " |",
+        "|---" * (len(COLUMNS) + 2) + "|",
+    ]
     for result in results:
         cells = []
         for key, _, digits in COLUMNS:
-            row = result.figures[key]
-            cell = f"{row.mean:,.{digits}f}"
-            if key == "slo_attainment" and row.high is not None and row.mean is not None:
-                cell += f" ± {row.high - row.mean:.3f}"
-            cells.append(cell)
+            cells.append(f"{result.figures[key].mean:,.{digits}f}")
         lines.append(f"| `{result.system}` | {result.router} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
