@@ -24,10 +24,10 @@ from packer.twin.live.step_log import Steps, read_steps
 from packer.workload import Workload
 
 BASE = "base"
-"""Name of the base model on our servers; an adapter of this name in a workload means no adapter."""
+"""Name of the base model on servers started here; an adapter of this name in a workload means no adapter."""
 STEP_LOG_FLUSH_S = 0.7
 METRICS_SAMPLES = 60
-"""Looks at /metrics in a run of a minute or more: each stops the server's output while the page is rendered."""
+"""Scrapes of /metrics in a run of a minute or more: each stops the server's output while the page is rendered."""
 Progress = Callable[[str, int, int], None]
 
 

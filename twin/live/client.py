@@ -46,7 +46,7 @@ class LoadJob:
     url
         Of the server, without a path.
     models
-        Name to ask for, for each adapter index of the trace.
+        Model name in the request, for each adapter index of the trace.
     requests
         When, which adapter, how long.
     duration_s
@@ -92,7 +92,7 @@ class _Run:
         self.finish = np.full(n, math.nan)
         self.received = np.zeros(n, dtype=np.int64)
         self.state = np.full(n, results.NOT_SENT, dtype=np.int64)
-        self.gaps = array("d")  # not lists: the garbage collector would walk through them
+        self.gaps = array("d")  # not lists: the garbage collector would scan them
         self.owners = array("q")
         self.errors: Counter[str] = Counter()
         self.metrics: list[tuple[float, str]] = []
@@ -182,7 +182,7 @@ async def run_load(job: LoadJob) -> LoadResult:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, interrupt)
     gc.collect()
-    gc.freeze()  # what exists now, thousands of request bodies, needn't be walked through in the run
+    gc.freeze()  # what exists now, thousands of request bodies, is not scanned in the run
     try:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             await _look(run, session)

@@ -38,7 +38,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's report; `fix` is the command that mends it."""
+    """One line of the doctor's report; `fix` is the command that resolves it."""
 
     name: str
     ok: bool
@@ -148,7 +148,7 @@ def _version(url: str) -> Check:
 
 
 def served_models(url: str) -> list[str]:
-    """Names that the server serves; empty where it doesn't say."""
+    """Names that the server serves; empty where it gives none."""
     try:
         return [str(item["id"]) for item in json.loads(get(url, "/v1/models")[1])["data"]]
     except (ValueError, KeyError, TypeError):

@@ -81,7 +81,7 @@ class Observations:
 def waiting_at(steps: Steps, load: LoadResult) -> FloatArray:
     """Requests that wait in each step, (n,): sent and not finished, less those in the batch.
 
-    The client and the worker share the machine's monotonic clock; the worker itself can't see the queue.
+    The client and the worker share the machine's monotonic clock; the worker has no access to the queue.
     """
     now = steps.start_s - load.started_monotonic_s
     sent = np.sort(load.sent_s[np.isfinite(load.sent_s)])
@@ -114,13 +114,10 @@ def from_steps(
     )
     _, group = np.unique(kinds, axis=0, return_inverse=True)
     group = group.ravel()
-    n = int(group.max()) + 1 if len(group) else 0
-    order = np.argsort(group, kind="stable")
-    medians = (
-        np.array([np.median(part) for part in np.split(periods[order], _cuts(group, n))]) if n else periods
-    )
-    clipped = np.minimum(periods, OUTLIER * medians[group]) if n else periods
-    count = np.bincount(group, minlength=n).astype(np.float64)
+    count = np.bincount(group).astype(np.float64)
+    n = len(count)
+    medians = np.array([np.median(periods[group == k]) for k in range(n)])
+    clipped = np.minimum(periods, OUTLIER * medians[group])
 
     def mean(values: FloatArray) -> FloatArray:
         out: FloatArray = np.bincount(group, weights=values, minlength=n) / count
@@ -138,10 +135,6 @@ def from_steps(
         mean(waiting),
         mean(scanned),
     )
-
-
-def _cuts(group: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.int64]:
-    return np.cumsum(np.bincount(group, minlength=n))[:-1]
 
 
 def _level(values: FloatArray) -> npt.NDArray[np.int64]:
@@ -206,7 +199,7 @@ def _unbiased(equations: Equations, terms: Sequence[str]) -> dict[str, float]:
 
 
 def _cross_validated(equations: Equations, terms: Sequence[str]) -> float:
-    """Mean relative error of the law on equations that it wasn't fitted on, percent, weighted by steps."""
+    """Mean relative error of the law on equations outside its fit, percent, weighted by steps."""
     fold = np.arange(len(equations.step_ms)) % FOLDS
     errors = np.zeros(len(fold))
     for k in range(FOLDS):

@@ -19,7 +19,7 @@ from packer.profile import EngineSpec, GpuSpec, ModelSpec
 from packer.settings import Settings
 
 DEFAULT_COMMAND = ("{python}", "-m", "vllm.entrypoints.openai.api_server")
-"""`vllm serve` asks for a distribution called vllm, which the CPU wheel isn't; the module always works."""
+"""`vllm serve` requires a distribution named vllm, unlike that of the CPU wheel; the module always works."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class Launch:
         CPU cores to pin to; empty means any. With several servers at once each takes its share of the first.
     api_cores
         Cores of the process that speaks HTTP, if other than `server_cores`: on a GPU it never takes time from
-        the model, and so it shouldn't on the CPU.
+        the model.
     token_ids
         Prompts are random token ids in [low, high[.
     startup_timeout_s
-        A server that isn't healthy by then has failed.
+        A server that is not healthy by then has failed.
     stall_timeout_s
         A server from which nothing comes for so long, with requests outstanding, hangs.
     """

@@ -31,16 +31,16 @@ def run_job(
     """Send a job's requests from another process; the files stay in `folder`.
 
     A run that the server cut short comes back as a result that says so. On KeyboardInterrupt the client is
-    stopped, what it saw is on disk, and the interrupt goes on.
+    stopped, its result so far is on disk, and the interrupt is raised again.
 
     Parameters
     ----------
     job, folder
         What to send, and where `load.json`, `load.npz` and `client.log` go.
     alive
-        Asked five times a second: False (the server died) ends the run.
+        Called five times a second: False (the server died) ends the run.
     stop
-        Asked likewise: True ends the run as interrupted.
+        Called as often: True ends the run as interrupted.
     progress
         Called with the seconds since the client was started.
 
@@ -84,7 +84,7 @@ def run_job(
 
 
 def _finish(client: subprocess.Popen[bytes]) -> None:
-    """Ask the client to write what it has, then make sure that it is gone."""
+    """Let the client write its result, then make sure that its process has ended."""
     if client.poll() is None:
         client.send_signal(signal.SIGTERM)
     try:

@@ -20,7 +20,7 @@ from packer.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPlan:
-    """What real servers say of a plan: summed throughput, mean latencies over completed requests."""
+    """A plan on real servers: summed throughput, mean latencies over completed requests."""
 
     gpus: int
     unplaced: int

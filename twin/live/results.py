@@ -1,7 +1,7 @@
 """What the load generator saw of one run: arrays per request, the gaps between tokens, and their summary.
 
 The summary has the keys and the definitions of `vllm bench serve` (vllm/benchmarks/serve.py), so that tools
-made for its result files read ours.
+made for its result files read these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IntArray = npt.NDArray[np.int64]
 NOT_SENT, UNFINISHED, COMPLETED, FAILED, REFUSED = range(5)
 """States of a request; refused: by the client, because too many were outstanding."""
 FAULTY_SHARE = 0.05
-"""A server that fails a larger share of the requests sent isn't evaluated."""
+"""A server that fails a larger share of the requests sent is not evaluated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +152,7 @@ class LoadResult:
         return float((self.finish_s - self.first_s)[many].sum() * 1e3 / gaps) if gaps else float("nan")
 
     def summary(self) -> dict[str, Any]:
-        """The keys of `vllm bench serve`, and ours: unfinished, refused, lateness, how the run ended."""
+        """The keys of `vllm bench serve`, and further ones: unfinished, refused, lateness, how the run ended."""
         done, span = self.done, self.duration_s
         states = (COMPLETED, FAILED, UNFINISHED, REFUSED)
         counts = {_STATE_WORDS[state]: int((self.state == state).sum()) for state in states}

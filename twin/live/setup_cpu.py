@@ -28,7 +28,7 @@ def install(folder: Path, find_links: str | None) -> str:
     MissingDependencyError
         uv is absent.
     LiveError
-        The packages can't be had; the message ends with what uv said.
+        The packages cannot be installed; the message ends with uv's own.
     """
     uv = shutil.which("uv")
     if uv is None:

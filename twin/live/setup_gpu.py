@@ -31,7 +31,7 @@ def setup_gpu(
     folder
         Made if absent.
     model
-        Folder with the model's config.json and tokenizer; the weights aren't read with `dummy_weights`.
+        Folder with the model's config.json and tokenizer; the weights are not read with `dummy_weights`.
     gpu
         Name of a data sheet, as `packer profiles estimate` takes it.
     python
@@ -39,14 +39,14 @@ def setup_gpu(
     ranks
         Ranks of the adapters.
     dummy_weights
-        Whether the server makes its weights up.
+        Whether the server runs with random weights.
     engine
         `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `gpu_memory_utilization`, if not default.
 
     Raises
     ------
     LiveError
-        The interpreter has no vLLM, or the adapters can't be written.
+        The interpreter has no vLLM, or the adapters cannot be written.
     """
     found = usable_vllm(python)
     dimensions = read_model_config(str(model / "config.json"))

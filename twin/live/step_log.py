@@ -50,7 +50,7 @@ class Steps:
     def periods_ms(self) -> FloatArray:
         """Time from each step's start to the next one's, (n,); NaN where the engine may have been idle after.
 
-        That is the whole step as requests feel it: scheduling, model, sampling and output.
+        That is the whole step: scheduling, model, sampling and output.
         """
         periods = np.full(len(self), np.nan)
         if len(self) > 1:

@@ -55,7 +55,7 @@ def write_tiny_model(python: str, folder: Path, model: TinyModel, ranks: tuple[i
     Raises
     ------
     LiveError
-        The interpreter lacks `tokenizers` or `safetensors`, or can't write there.
+        The interpreter lacks `tokenizers` or `safetensors`, or cannot write there.
     """
     write_with(python, {"directory": str(folder), "ranks": ranks} | asdict(model), "The tiny model")
 

@@ -6,8 +6,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -205,7 +204,8 @@ class Validation:
         pool = ThreadPoolExecutor(self.spec.parallel)
         futures = [pool.submit(one, index) for index in range(len(self.bins))]
         try:
-            _wait_all(futures)
+            for future in as_completed(futures):
+                future.result()  # raises the first error of a thread
         except BaseException:
             self._stop.set()
             raise
@@ -230,15 +230,6 @@ class Validation:
         spec = self.spec
         tasks = [Task(f"repeat-{k}", traffic, spec.duration_s, spec.seed + k) for k in range(spec.repeats)]
         return Session(self.keys[index], options, tuple(tasks))
-
-
-def _wait_all(futures: Sequence[Future[None]]) -> None:
-    """Wait so that Ctrl-C is heard; the first error of a thread is raised."""
-    left = set(futures)
-    while left:
-        done, left = wait_for(left, timeout=0.5)
-        for future in done:
-            future.result()
 
 
 def report_of(index: int, bin_: Bin, outcomes: Sequence[Outcome], launch: Launch) -> BinReport:
