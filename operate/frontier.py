@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packer import checks
 from packer.arrival import Arrivals
 from packer.bin import Bin
-from packer.checks import slot_rank_for
 from packer.errors import ModelError
 from packer.evaluation import Evaluation, Evaluations
 from packer.operate.goal import LatencyGoal, adapter_p95_ttft_ms
@@ -129,6 +129,10 @@ class Frontier:
     _hours: dict[Any, ServerHour] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        checks.integer("max_replicas", self.max_replicas, low=1)
+        checks.integer("seed", self.seed, low=0)
+        if self.time_limit_s is not None:
+            checks.real("the time limit (s)", self.time_limit_s, low=0, open_low=True)
         self.margin = rate_margin_for((self.profile,), margin=self.margin)
         replayed = self.workload.arrivals.trace is not None
         self._raised = self.workload if replayed else self.workload.scaled(1.0 + self.margin)
@@ -214,7 +218,7 @@ class Frontier:
     def _hottest_holds(self) -> bool:
         """Whether the adapter with the largest load keeps the goal on GPUs of its own."""
         index = self.hottest()
-        rank = slot_rank_for(self.workload.adapters[index].rank)
+        rank = checks.slot_rank_for(self.workload.adapters[index].rank)
         share = () if self.max_replicas == 1 else (1.0 / self.max_replicas,)
         alone = Bin((index,), self.profile.settings(1, rank), self.profile, share)
         return self.hour(alone, self._raised).used <= 1.0

@@ -168,7 +168,7 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
     """
     frame, notes = decoded([read_bytes(path)], path)
     if "packer" not in notes or "digest" not in notes:
-        raise FileFormatError("expected a data set written by packer dataset build.", path=path)
+        raise FileFormatError("expected a data set written by packer predictor build.", path=path)
     spec = parse(Spec, parse_json(notes["packer"], path), path)
     if spec.format != FORMAT:
         raise FileFormatError(f"expected the format {FORMAT!r}, got {spec.format[:80]!r}.", path=path)

@@ -27,7 +27,7 @@ from packer.twin.calibrate.tables import Run
 
 HERE = Path(__file__).parent
 PROVENANCE = {
-    "method": "packer calibrate fit on micro-benchmarks and runs; errors on families of runs left out of the fit",
+    "method": "packer profiles fit on micro-benchmarks and runs; errors on families of runs left out of the fit",
     "measured_by": "FerranAgulloLopez/GPULLMAdapterOptimization (Apache-2.0), public results of arXiv 2508.08343",
     "measured_on": "vLLM 0.8.5 era, V1 engine, one NVIDIA H100 with 64 GB, 3600 s a run, ShareGPT requests",
 }

@@ -103,10 +103,11 @@ def test_resume_refuses_another_sweep(fleet: str, tmp_path: Path, capsys: pytest
 
 def test_resume_refuses_another_table(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A file that holds something else is named, and stays as it is."""
-    before = Path(fleet).read_bytes()
-    assert run(["sweep", fleet, *ARGUMENTS, "-o", fleet, "--resume"]) == 2
+    table = Path(fleet).with_name("table.csv")
+    table.write_bytes(before := Path(fleet).read_bytes())
+    assert run(["sweep", fleet, *ARGUMENTS, "-o", str(table), "--resume"]) == 2
     assert "rows of a sweep" in capsys.readouterr().err
-    assert Path(fleet).read_bytes() == before
+    assert table.read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_refined_trees_are_small_and_readable(data: Dataset, small: Profile, tmp
 
 def test_ensembles_have_no_rules(models: dict[str, Model]) -> None:
     """A forest is not printed as rules."""
-    with pytest.raises(IncompatibleError, match="no single tree"):
+    with pytest.raises(IncompatibleError, match="not a single tree"):
         rules_of(models["forest"], STARVED)
 
 
