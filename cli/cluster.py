@@ -120,26 +120,24 @@ def title_of(first: Simulation) -> str:
     return f"{fleet} one {first.profile.label}, {slots}"
 
 
-def compared_table(results: Sequence[SystemResult], title: str) -> Table:
-    """One row per system."""
+def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) -> Table:
+    """One row per system, within 80 columns, with its number of servers where `sizes`; `--json` has the intervals and the other figures."""
     shown = (
-        ("goodput_tok_s", "goodput", 0),
+        ("slo_attainment", "SLO", 3),
         ("total_token_throughput", "tok/s", 0),
         ("mean_ttft_ms", "TTFT ms", 0),
         ("p99_ttft_ms", "p99 ms", 0),
         ("mean_tpot_ms", "TPOT ms", 1),
-        ("hit_rate", "hits", 3),
-        ("cold_start_share", "loads", 3),
+        ("hit_rate", "hits", 2),
     )
     rows = []
     for result in results:
-        kept = result.figures["slo_attainment"]
-        span = "" if kept.low is None else f"{max(kept.low, 0.0):.3f}–{min(kept.high or 1.0, 1.0):.3f}"
         cells = [number(result.figures[name].mean, digits) for name, _, digits in shown]
-        rows.append([result.system, result.router, result.servers, number(kept.mean, 3), span, *cells])
-    columns = ["system", "router", "servers", "SLO kept", "95 %", *(name for _, name, _ in shown)]
+        routed = result.system if result.router == result.system else f"{result.system}: {result.router}"
+        rows.append([routed, *([result.servers] if sizes else []), *cells])
+    columns = ["system: router", *(["servers"] if sizes else []), *(name for _, name, _ in shown)]
     caption = (
-        "Means over seeds, the same requests for every system. hits: admissions with the adapter on the GPU;"
+        "Means over seeds, the same requests for every system. SLO: share of the requests that keep it; "
+        "hits: admissions with the adapter on the GPU. --json has intervals and more figures."
     )
-    caption += " loads: time in batches lost to loads, share."
-    return table(title, columns, rows, left=(0, 1), caption=caption)
+    return table(title, columns, rows, left=(0,), caption=caption)

@@ -212,7 +212,7 @@ def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Fil
     data = {"workload": workload.name, "slo": systems.slo or dict(cluster.slo),
             "systems": [each.to_dict() for each in results]}  # fmt: skip
     write_json(data, files.output)
-    out.result(data, lambda: [compared_table(results, title)])
+    out.result(data, lambda: [compared_table(results, title, sizes=systems.size)])
 
 
 def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:
