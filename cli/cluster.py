@@ -121,7 +121,7 @@ def title_of(first: Simulation) -> str:
 
 
 def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) -> Table:
-    """One row per system, within 80 columns, with its number of servers where `sizes`; `--json` has the intervals and the other figures."""
+    """One row per system, within 80 columns; its number of servers too where `sizes`."""
     shown = (
         ("slo_attainment", "SLO", 3),
         ("total_token_throughput", "tok/s", 0),
