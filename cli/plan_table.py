@@ -42,7 +42,8 @@ def _frontier(plan: Plan) -> Table:
     points: Any = plan.details["frontier"]
     rows = []
     for row in points:
-        mark = "kept" if row["holds"] else f"broken on {len(row['queueing'])} GPUs"
+        broken = len(row["queueing"])
+        mark = "kept" if row["holds"] else f"broken on {broken} GPU{'s' if broken != 1 else ''}"
         mark = "broken in another hour" if row["broken_later"] else mark
         cells = [number(row[key], digits) for key, digits in _POINT]
         rows.append([row["n_gpus"], *cells, mark + (" ←" if row["n_gpus"] == plan.n_gpus else "")])
