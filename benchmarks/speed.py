@@ -186,7 +186,7 @@ def table(found: dict[str, Any]) -> str:
             f"twin, CPU time for a simulated hour, {twin['servers']} servers",
             f"{twin['median']:.3f} s (median), {twin['max']:.3f} s (slowest)",
         ),
-        ("the plan above, nothing compiled yet", _job(found["readme_job"])),
+        ("the fleet above with `--objective gpus`, nothing compiled yet", _job(found["readme_job"])),
         ("256 adapters, nothing compiled yet", _job(found["solve_256_cold"])),
         ("256 adapters, from the second time on", _job(found["solve_256_warm"])),
         ("1,000 adapters", _job(found["solve_1000"])),
