@@ -26,6 +26,9 @@ class Adapter:
         Mean request rate, req/s, at least `MIN_RATE`.
     input_tokens, output_tokens
         Its own length distributions; None takes the workload's.
+    model
+        The base model that it was trained for; None in a fleet of one model. Adapters of different models never
+        share a server.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Adapter:
     rate: float
     input_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         checks.name("an adapter's name", self.name)
@@ -40,3 +44,5 @@ class Adapter:
         object.__setattr__(self, "rank", checks.integer(f"the rank {who}", self.rank, low=1, high=MAX_RANK))
         rate = checks.real(f"the rate {who}", self.rate, low=MIN_RATE, high=1e6)
         object.__setattr__(self, "rate", rate)
+        if self.model is not None:
+            checks.name(f"the model {who}", self.model)

@@ -27,12 +27,12 @@ SHAREGPT_CORRELATION = -0.39
 
 @dataclass(frozen=True)
 class Workload:
-    """Adapters of one base model, their lengths and arrivals. Never changes; columns come as arrays.
+    """Adapters, their lengths and arrivals. Never changes; columns come as arrays.
 
     Parameters
     ----------
     adapters
-        At least one; names are unique.
+        At least one; names are unique. Either each one names its base model, or none does.
     input_tokens, output_tokens
         Length distributions of the adapters that have none of their own (default: ShareGPT's).
     length_correlation
@@ -77,6 +77,11 @@ class Workload:
             if adapter.name in seen:
                 raise ValidationError(f"Expected unique adapter names, got {shown(adapter.name)} twice.")
             seen.add(adapter.name)
+        without = [adapter.name for adapter in self.adapters if adapter.model is None]
+        if without and len(without) < len(self.adapters):
+            raise ValidationError(
+                f"Expected every adapter to name its base model, or none, got {shown(without[0])} without one."
+            )
         trace = self.arrivals.trace
         if trace is not None and len(trace) and int(trace.adapter.max()) >= len(self.adapters):
             raise ValidationError(
@@ -90,6 +95,11 @@ class Workload:
     def names(self) -> tuple[str, ...]:
         """Names, in order."""
         return tuple(adapter.name for adapter in self.adapters)
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """Base models of the adapters, sorted; empty where adapters name none."""
+        return tuple(sorted({adapter.model for adapter in self.adapters if adapter.model is not None}))
 
     @cached_property
     def ranks(self) -> npt.NDArray[np.int64]:

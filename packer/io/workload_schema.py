@@ -101,6 +101,7 @@ class AdapterTable(Table):
     rate: float
     input_tokens: LengthsTable | float | None = None
     output_tokens: LengthsTable | float | None = None
+    model: str | None = None
 
 
 class WorkloadFile(Table):
@@ -128,7 +129,7 @@ def workload_from_dict(data: Any, path: str | os.PathLike[str], *, name: str = "
     for k, row in enumerate(file.adapters):
         with _at(path, f"adapters.{k}"):
             own_inputs, own_outputs = _lengths(row.input_tokens, inputs), _lengths(row.output_tokens, outputs)
-            adapters.append(Adapter(row.name, row.rank, row.rate, own_inputs, own_outputs))
+            adapters.append(Adapter(row.name, row.rank, row.rate, own_inputs, own_outputs, row.model))
     with _at(path, None):
         return Workload(
             adapters, inputs, outputs, file.length_correlation, arrivals, file.name if file.name else name
@@ -170,6 +171,8 @@ def _adapter_to_dict(adapter: Adapter) -> dict[str, Any]:
         lengths = getattr(adapter, key)
         if lengths is not None:
             data[key] = lengths_to_dict(lengths)
+    if adapter.model is not None:
+        data["model"] = adapter.model
     return data
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REQUIRED = ("adapter", "rank", "rate")
 OPTIONAL = (
+    "model",
     "input_tokens",
     "output_tokens",
     "input_cv",
@@ -37,9 +38,9 @@ FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 def read_workload(path: str | os.PathLike[str]) -> Workload:
     """A workload from a file.
 
-    The ending of the name gives the format: .csv, .parquet (columns `adapter,rank,rate` and perhaps `input_tokens,
-    output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts`), .json, .yaml; also
-    with .gz. A trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is read as a
+    The ending of the name gives the format: .csv, .parquet (columns `adapter,rank,rate` and perhaps `model,
+    input_tokens, output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts`), .json,
+    .yaml; also with .gz. A trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is read as a
     workload that replays
     it.
 
@@ -88,12 +89,20 @@ def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: 
         whole.read(row)
     if not adapters:
         raise FileFormatError("expected at least one adapter, got 0 rows.", path=path)
-    return Workload(
+    return _workload(
+        path,
         adapters,
         length_correlation=whole.values.get("length_correlation", SHAREGPT_CORRELATION),
         arrivals=_bursty(whole.values.get("bursts"), whole.values.get("own_bursts")),
         name=name,
     )
+
+
+def _workload(path: str | os.PathLike[str], adapters: Sequence[Adapter], **given: Any) -> Workload:
+    try:
+        return Workload(adapters, **given)
+    except ValidationError as error:
+        raise FileFormatError(str(error), path=path) from None
 
 
 class _WholeFile:
@@ -154,8 +163,9 @@ def _adapter(row: Row) -> Adapter:
     rate = row.real("rate", low=0.0, high=1e6, open_low=True)
     inputs = _mean_and_cv(row, "input_tokens", "input_cv", SHAREGPT_INPUT)
     outputs = _mean_and_cv(row, "output_tokens", "output_cv", SHAREGPT_OUTPUT)
+    model = None if row.is_blank("model") else row.text("model")
     try:
-        return Adapter(name, rank, rate, inputs, outputs)
+        return Adapter(name, rank, rate, inputs, outputs, model=model)
     except ValidationError as error:
         row.fail("adapter", str(error))
 
@@ -235,7 +245,7 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         raise IncompatibleError(
             f"A table can't hold {workload.arrivals.kind} arrivals: write .json or .yaml instead."
         )
-    for name in workload.names:
+    for name in (*workload.names, *workload.models):
         if name != name.strip():
             raise IncompatibleError(
                 f"A table can't hold a name with blanks around it, got {shown(name)}: write .json instead."
@@ -247,6 +257,7 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "adapter": list(workload.names),
         "rank": workload.ranks.tolist(),
         "rate": workload.rates.tolist(),
+        "model": [adapter.model for adapter in workload.adapters],
         "input_tokens": [mean for mean, _ in inputs],
         "output_tokens": [mean for mean, _ in outputs],
         "input_cv": [cv for _, cv in inputs],

@@ -134,3 +134,17 @@ def test_lengths_that_nobody_gave_are_known_as_such() -> None:
     assert not Workload([Adapter("a", 8, 0.1)], given, given).assumed_lengths
     assert not Workload([Adapter("a", 8, 0.1, given, given)]).assumed_lengths
     assert Workload([Adapter("a", 8, 0.1, given)]).assumed_lengths
+
+
+def test_models_are_named_by_all_or_none() -> None:
+    """An adapter without a base model in a fleet that has several could be placed on a wrong server."""
+    both = Workload([Adapter("a", 8, 1.0, model="llama"), Adapter("b", 8, 1.0, model="qwen")])
+    assert both.models == ("llama", "qwen")
+    assert both.subset([1]).models == ("qwen",)
+    assert Workload([Adapter("a", 8, 1.0)]).models == ()
+    with pytest.raises(
+        ValidationError, match="every adapter to name its base model, or none, got 'b' without"
+    ):
+        Workload([Adapter("a", 8, 1.0, model="llama"), Adapter("b", 8, 1.0)])
+    with pytest.raises(ValidationError, match="the model of adapter 'a'"):
+        Adapter("a", 8, 1.0, model="")

@@ -49,8 +49,19 @@ def fleets(
     adapter = st.tuples(st.integers(1, 512), st.floats(1e-6, 1e5), st.none() | lengths, st.none() | lengths)
     rows = st.dictionaries(names, adapter, min_size=1, max_size=6)
     return st.builds(
-        lambda found, i, o, c, a: Workload([Adapter(n, *v) for n, v in found.items()], i, o, c, a, "fleet"),
+        lambda found, models, i, o, c, a: Workload(
+            [
+                Adapter(name, *row, model=models and models[k % len(models)])
+                for k, (name, row) in enumerate(found.items())
+            ],
+            i,
+            o,
+            c,
+            a,
+            "fleet",
+        ),
         rows,
+        st.none() | st.lists(names, min_size=1, max_size=3),
         lengths,
         lengths,
         st.floats(-1.0, 1.0),
