@@ -1,22 +1,20 @@
-"""`auto`: greedy first, then proofs and refinements while the gap is open and time remains."""
+"""`auto`: greedy first, then column generation while the gap is open and time remains."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
-from packer.solvers.cpsat.solver import CpSat, refine
 from packer.solvers.exact.solver import START_SHARE, ExactSearch
 from packer.solvers.limit import within_limit
 from packer.solvers.start import start
-from packer.solvers.support import counts_gpus, plain
+from packer.solvers.support import counts_gpus
 from packer.solvers.verify import confirmed
 
 _DEFAULT_S = 60.0
-_EXACT_SHARE = 0.7
-_REFINE_SHARE = 0.8
-"""Of what exact search leaves, where the rest is for the twin to confirm the plan."""
+_EXACT_SHARE = 0.85
+"""Of the time that greedy leaves; the rest is for the twin to confirm the plan."""
 
 
 class Auto:
@@ -28,15 +26,13 @@ class Auto:
     name = "auto"
 
     def supports(self, problem: Problem) -> str | None:
-        """Everything: what the refinements can't take is left to greedy or, spread, to spread-refined."""
+        """Everything: what column generation can't take is left to greedy or, spread, to spread-refined."""
         return None
 
     def solve(self, problem: Problem) -> Solution:
         """The best plan found, with its bound where GPUs are counted."""
         if problem.objective.fixed_gpus:
-            if plain(problem) is not None:
-                return start(problem, "spread-refined")
-            return CpSat().solve(_limited(problem))
+            return start(problem, "spread-refined")
         first = start(_limited(problem).with_share(START_SHARE))
         if counts_gpus(problem) is not None:
             return within_limit(problem, replace(first, details={**first.details, "refined": False}))
@@ -46,12 +42,6 @@ class Auto:
         search = ExactSearch(timed.with_share(_EXACT_SHARE), first.bins)
         search.run()
         details: dict[str, object] = {"greedy_gpus": len(first.bins)}
-        if not search.closed and not timed.out_of_time():
-            # Column generation has its share of the time; what it leaves goes to the large neighbourhoods.
-            learned = timed.evaluator.imitates_twin
-            left = timed.with_share(_REFINE_SHARE) if learned else timed
-            search.bins, statistics = refine(left, search.bins, enough=search.bound.value)
-            details.update(asdict(statistics))
         refused = _refused(problem, first.bins, search.bins)
         if refused:
             details[refused] = len(search.bins)

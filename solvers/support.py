@@ -25,7 +25,7 @@ def counts_gpus(problem: Problem) -> str | None:
     """Why a solver that minimises the number of GPUs can't take the problem, or None if it can."""
     objective = problem.objective
     if objective.fixed_gpus:
-        return "it minimises the number of GPUs; for a fixed number take cpsat or spread-refined"
+        return "it minimises the number of GPUs; for a fixed number take spread-refined"
     if objective.minimises != "gpus":
         return f"it minimises the number of GPUs, and the objective {objective.name!r} minimises {objective.minimises}"
     if not objective.symmetric:

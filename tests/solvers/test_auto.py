@@ -18,8 +18,8 @@ from packer.plan import Status
 from packer.solvers import auto
 from packer.solvers.api import solve
 from packer.solvers.auto import Auto
-from packer.solvers.base import Problem, Solution
-from packer.solvers.cpsat.lns import Statistics
+from packer.solvers.base import Solution
+from packer.solvers.exact.solver import ExactSearch
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
@@ -72,16 +72,15 @@ def test_without_time_for_the_twin_greedys_plan_is_kept(monkeypatch: pytest.Monk
     )
     stopped: list[bool] = []
 
-    def refined(_problem: Problem, bins: Sequence[Bin], **_: int) -> tuple[tuple[Bin, ...], Statistics]:
+    def searched(search: ExactSearch) -> None:
         stopped.append(True)
-        return tuple(bins)[:6], Statistics()
+        search.bins = search.bins[:6]
 
     def never(*_: object) -> bool:
         raise AssertionError("simulated after the time was up")
 
     monkeypatch.setattr(auto, "start", lambda _problem, *_: Solution(wasteful))
-    monkeypatch.setattr(auto.ExactSearch, "run", lambda _search: None)
-    monkeypatch.setattr(auto, "refine", refined)
+    monkeypatch.setattr(ExactSearch, "run", searched)
     monkeypatch.setattr(auto, "confirmed", never)
     found = Auto().solve(problem(fleet, predictor=Imitator(), stop=lambda: bool(stopped)))
     assert found.bins == wasteful
@@ -126,10 +125,7 @@ COOL = [Adapter(f"a{i}", 8, 4.0) for i in range(6)]
 @pytest.mark.parametrize(
     ("adapters", "changes"),
     [
-        *(
-            ([Adapter("hot", 8, 15.0), *COOL], {"solver": name})
-            for name in ("auto", "exact", "cpsat", "bounds")
-        ),
+        *(([Adapter("hot", 8, 15.0), *COOL], {"solver": name}) for name in ("auto", "exact", "bounds")),
         (COOL, {"solver": "auto", "objective": "cost"}),
         (COOL, {"solver": "auto", "max_replicas": 2}),
     ],

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -99,28 +96,3 @@ def test_bins_of_one_adapter_are_not_swapped() -> None:
         task = problem(fleet, objective=Slo(mean_ttft_ms=40.0), predictor=AnalyticPredictor(), max_gpus=2)
         posed = replace(task, max_replicas=2)
         check(posed, SpreadRefined().solve(posed))
-
-
-SCRIPT = """
-import os, signal
-pressed = []
-signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
-import numpy as np
-from packer.solvers.cpsat.model import RepackModel
-from packer.solvers.cpsat.surrogate import SCALE, Option
-option = Option(2, 8, np.array([SCALE // 3]))
-one = np.ones((1, 1), dtype=bool)
-model = RepackModel(np.array([4]), np.array([8]), one, [option], bins=2, most=SCALE)
-rows, _ = model.solve(time_limit_s=1.0, seed=0)
-assert rows is not None
-os.kill(os.getpid(), signal.SIGINT)
-assert pressed == [True]
-print("whole")
-"""
-
-
-def test_ctrl_c_after_cp_sat_reaches_the_handler() -> None:
-    """The handler of Ctrl-C that was set before a repacking is still there after it."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "whole"), done.stderr
-    assert signal.getsignal(signal.SIGINT) is not None

@@ -230,3 +230,16 @@ def test_only_certain_bounds_are_proven() -> None:
         seen = search.bound.certain
         assert (found.proven, found.bound_source) == (seen, "said so" if seen else "estimate: said so")
     assert search.bound.certain
+
+
+def test_prices_decide_between_covers() -> None:
+    """Where one large bin costs more than two small ones, the small ones are taken, whole and relaxed."""
+    patterns, demand = np.array([[4], [2]]), np.array([4])
+    for prices, use, value in (([3.0, 1.0], [0, 2], 2.0), ([1.5, 1.0], [1, 0], 1.5)):
+        relaxed = solve_relaxation(patterns, demand, np.array(prices))
+        assert relaxed is not None
+        assert relaxed.value == pytest.approx(value)
+        whole, proven = solve_integer(patterns, demand, time_limit_s=5.0, prices=np.array(prices))
+        assert whole is not None
+        assert (whole.tolist(), proven) == (use, True)
+    assert solve_integer(np.zeros((0, 1), dtype=np.int64), demand, time_limit_s=1.0) == (None, False)
