@@ -172,7 +172,7 @@ def evaluate(
 
 def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
     """The plan's servers behind a live router; 3 if they starve."""
-    from packer.cli.simulate import lines_of
+    from packer.cli.simulation_table import lines_of
     from packer.twin.cluster.simulate import simulate_cluster
 
     refuse_unused("--router", ("predictor", "add_path", "remove", "rewrite", "output", "log_path", "url"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.cluster import METRICS as CLUSTER_METRICS
 from packer.cli.cluster import Behind, averaged, refuse_without_cluster, title_of
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
@@ -25,7 +25,7 @@ from packer.cli.options import (
     seed_option,
 )
 from packer.cli.output import number, table, write_frame, write_json
-from packer.cli.plan_table import assumed_lengths
+from packer.cli.simulation_table import lines_of
 from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
@@ -35,31 +35,6 @@ if TYPE_CHECKING:
     from packer.profile import Profile
     from packer.twin.result import Simulation
     from packer.workload import Workload
-
-METRICS = (
-    ("offered_tok_s", "offered load, tok/s", 0),
-    ("total_token_throughput", "throughput, tok/s", 0),
-    ("request_throughput", "completed, req/s", 2),
-    ("sent", "requests sent", 0),
-    ("refused", "refused by the client", 0),
-    ("completed", "completed", 0),
-    ("mean_ttft_ms", "TTFT mean, ms", 1),
-    ("median_ttft_ms", "TTFT median, ms", 1),
-    ("p99_ttft_ms", "TTFT p99, ms", 1),
-    ("mean_tpot_ms", "TPOT mean, ms", 2),
-    ("p99_tpot_ms", "TPOT p99, ms", 2),
-    ("mean_itl_ms", "ITL mean, ms", 2),
-    ("p99_itl_ms", "ITL p99, ms", 2),
-    ("mean_running", "running, mean", 1),
-    ("max_running", "running, most", 0),
-    ("mean_waiting", "waiting, mean", 1),
-    ("mean_kv_usage", "KV cache in use, mean share", 3),
-    ("preemptions", "preemptions", 0),
-    ("adapter_loads", "adapter loads", 0),
-    ("loads_per_request", "adapter loads per request", 2),
-    ("busy_share", "engine busy, share of the time", 3),
-)
-"""Rows of the table: metric, what it is called, digits."""
 
 
 @bundle
@@ -192,7 +167,8 @@ def simulate(
     """What one vLLM server, or a cluster, does with a workload: throughput, latencies, state over time.
 
     A server that does not start (memory error) is a result, not a failure: the reason is printed and the exit
-    code is 0. With --seeds, files of the state over time and of adapters are those of the first seed. With
+    code is 0. With --seeds, the probability that the server starves or queues without end is given, and the load
+    factor at which it reaches 5 %; files of the state over time and of adapters are those of the first seed. With
     --predictor, a learned predictor gives its figures instead of the twin. With --cluster, many servers behind a
     router serve the workload.
 
@@ -229,6 +205,8 @@ def simulate(
     if files.plot is not None:
         _draw(first, files.plot, out)
     result = result_of(simulations)
+    if run.seeds > 1 and system.cluster is None and first.status == "ok":
+        result |= _risk(simulations, run, out)
     write_json(result, files.output)
     out.result(result, lambda: lines_of(simulations, result))
 
@@ -260,6 +238,20 @@ def _simulated(
         )
 
 
+def _risk(simulations: Sequence[Simulation], run: Run, out: Writing) -> dict[str, Any]:
+    """The probability that a run starves or queues without end, and the load at which it reaches 5 %."""
+    from packer.twin.cliff import SEEDS, chance, cliff
+
+    first = simulations[0]
+    with out.progress() as progress:
+        found = cliff(
+            first.workload, first.profile, max_loras=first.max_loras, max_lora_rank=first.max_lora_rank,
+            seeds=min(SEEDS, run.seeds), seed=run.seed, jobs=-1, progress=progress, duration_s=run.duration_s,
+            max_outstanding=run.max_outstanding, scrape_interval_s=run.scrape_interval_s,
+        )  # fmt: skip
+    return {"failure": asdict(chance(simulations)), "cliff": None if found is None else asdict(found)}
+
+
 def _predict(
     workload: Workload, profile: Profile, server: Server, seed: int, files: Files, out: Writing
 ) -> None:
@@ -289,47 +281,6 @@ def result_of(simulations: Sequence[Simulation]) -> dict[str, Any]:
     result["seeds"] = len(simulations)
     result["intervals_95"] = rows
     return averaged(simulations, result)
-
-
-def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[Table | str]:
-    """The metrics for people."""
-    first, n = simulations[0], len(simulations)
-    if first.status != "ok":
-        return [title_of(first), f"memory error: the server does not start: {first.status_reason}."]
-    several = n > 1
-    rows = []
-    cluster = "slo_attainment" in result
-    for metric, name, digits in METRICS + (CLUSTER_METRICS if cluster else ()):
-        cells = [name, number(result[metric], digits)]
-        if several:
-            row = result["intervals_95"][metric]
-            cells += [number(row["low"], digits), number(row["high"], digits)]
-        rows.append(cells)
-    columns = ["", f"mean of {n} seeds", "95 % from", "to"] if several else ["", "value"]
-    share = result["total_token_throughput"] / result["offered_tok_s"] if result["offered_tok_s"] else 1.0
-    found = "starves" if result["starved"] else "keeps up"
-    if several and 0 < result["starved_share"] < 1:
-        found += f" (in {result['starved_share']:.0%} of the runs it starves)"
-    tokens = f"{first.kv_cache_tokens:,} KV tokens"
-    return [
-        title_of(first),
-        table(None, columns, rows),
-        f"{tokens}. The {'cluster' if cluster else 'server'} {found}: {share:.1%} of the offered load is served.",
-        *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),
-        *([] if cluster else _thrashing(first)),
-    ]
-
-
-def _thrashing(sim: Simulation) -> list[str]:
-    from packer.twin.thrash import relief, thrashes
-
-    if not thrashes(sim):
-        return []
-    found = relief(sim)
-    remedy = "more slots do not fit or do not help"
-    if found is not None:
-        remedy = f"max_loras {found.max_loras} would need {found.loads_per_request:.1f}"
-    return [f"Slots thrash: {sim.loads_per_request:.1f} loads per request; {remedy}."]
 
 
 def _predicted(found: Prediction) -> list[Table | str]:

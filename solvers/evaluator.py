@@ -20,6 +20,7 @@ from packer.predictors.api import load_predictor
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.content import ContentCache, Factors, FloatArray
 from packer.predictors.learned import LearnedPredictor
+from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.strategies import Predictor, TwinBased
 from packer.twin.margin import QUANTILES, error_key, rate_margin
@@ -80,6 +81,7 @@ class Evaluator:
         self.objective, self.margin = objective, margin
         self.raised = 0.0
         """Share by which `evaluate` raises rates beyond the margin."""
+        self._given = given
         self._whole = {k: _scaling(each) for k, each in given.items()}
         self.searching: _ByProfile = {
             k: each.for_search() if isinstance(each, AutoPredictor) else self._whole[k]
@@ -139,6 +141,13 @@ class Evaluator:
     def scaled(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures for a search, of each bin at its rates times its factor, without scenarios and margin."""
         return _of_profiles(self.searching, workload, bins, factors)
+
+    def twin_of(self, profile: Profile) -> TwinPredictor | None:
+        """The twin that has the last word on bins of a profile; None where another predictor has it."""
+        predictor = self._given.get(profile, self._given.get(None))
+        if isinstance(predictor, AutoPredictor):
+            return predictor.twin
+        return predictor if isinstance(predictor, TwinPredictor) else None
 
     def _worst(
         self, predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factor: float

@@ -22,10 +22,13 @@ def headroom(
     evaluator: Evaluator,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[float | None, ...]:
-    """Factor by which every rate of a bin may grow until it starves, in steps of 4 % up to `LARGEST`.
+    """Factor by which every rate of a bin may grow, up to `LARGEST`.
 
-    All bins are bisected together, one batch a step; stopped early, the largest factors known to hold are returned.
-    Below 1 the bin starves already: then the factor is None, as it is for a replayed trace.
+    Where the twin has the last word, until the bin starves or queues without end in 5 % of all hours
+    (`packer.twin.cliff`), but at least 1 for a bin that holds; else until the predictor says that it starves, in steps
+    of 4 %. All bins are bisected together, one batch a step; stopped early, the largest factors known to hold are
+    returned, None where the twin did not come to its word. Below 1 the bin starves already: then the factor is None,
+    as it is for a replayed trace.
     """
     if workload.arrivals.trace is not None or not bins:
         return (None,) * len(bins)
@@ -40,4 +43,18 @@ def headroom(
         found = evaluator.scaled(workload, [bins[k] for k in open_.tolist()], levels[middle])
         low[open_] = np.where(found.feasible, middle, low[open_])
         high[open_] = np.where(found.feasible, high[open_], middle)
-    return tuple(float(levels[level]) if level >= 0 else None for level in low.tolist())
+    known = [float(levels[level]) if level >= 0 else None for level in low.tolist()]
+    return tuple(
+        _last_word(workload, item, evaluator, factor, stop) for item, factor in zip(bins, known, strict=True)
+    )
+
+
+def _last_word(
+    workload: Workload, item: Bin, evaluator: Evaluator, near: float | None, stop: Callable[[], bool]
+) -> float | None:
+    """The load factor of the twin, where it has the last word, near that of the search."""
+    twin = evaluator.twin_of(item.profile)
+    if near is None or twin is None:
+        return near
+    found = twin.cliff(workload, item, near=near, stop=stop)
+    return None if found is None else max(1.0, found.load_factor)

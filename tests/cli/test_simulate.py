@@ -85,6 +85,25 @@ def test_seeds_give_means_and_intervals(fleet: str, capsys: pytest.CaptureFixtur
     assert "mean of 5 seeds" in capsys.readouterr().out
 
 
+def test_seeds_tell_how_far_the_cliff_is(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several seeds give the probability of failure with an interval, and the load at which it reaches 5 %."""
+    short = [*SERVER, "--seeds", "3", "--duration", "300"]
+    result = _json(["simulate", fleet, *short], capsys)
+    failure, cliff = result["failure"], result["cliff"]
+    assert isinstance(failure, dict)
+    assert isinstance(cliff, dict)
+    assert (failure["probability"], failure["low"], failure["runs"]) == (0.0, 0.0, 3)
+    assert 0.0 < failure["high"] < 1.0
+    assert cliff["low"] <= cliff["load_factor"] <= cliff["high"]
+    assert cliff["seeds"] == 3
+    assert run(["simulate", fleet, *short]) == 0
+    out = capsys.readouterr().out
+    assert "Starves or queues without end with a probability of 0%" in out
+    assert "times the load" in out
+    heavy = _json(["simulate", fleet, *short, "--rate-factor", "40"], capsys)
+    assert heavy["failure"]["probability"] == 1.0  # type: ignore[index]
+
+
 def test_memory_error_is_a_result(fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that does not start exits with 0, says why, and draws nothing."""
     picture = tmp_path / "s.html"

@@ -19,6 +19,9 @@ from packer.evaluation import Evaluations
 from packer.objectives.latency import Latency
 from packer.objectives.moves import Moves, moved
 from packer.plan import Plan
+from packer.predictors.auto import AutoPredictor
+from packer.predictors.twin import TwinPredictor
+from packer.profile import Profile
 from packer.settings import Slots
 from packer.solvers.api import solve
 from packer.solvers.base import Problem, Solver
@@ -123,6 +126,20 @@ def test_headroom_is_where_the_predictor_says_starved() -> None:
         assert factor is not None
         assert ANALYTIC.evaluate(workload.scaled(factor), bins)[k].feasible
         assert factor == LARGEST or not ANALYTIC.evaluate(workload.scaled(factor * 1.05), bins)[k].feasible
+
+
+def test_headroom_of_the_twin_is_where_an_hour_in_twenty_fails(toy_profile: Profile) -> None:
+    """Where the twin has the last word, rates may grow until a server starves or its queue grows in 5 % of hours."""
+    workload = random_fleet(6, seed=3, rates=(0.2,), ranks=(8,))
+    item = Bin(tuple(range(6)), Slots(6, 8), toy_profile)
+    twin = TwinPredictor(seed=4)
+    found = twin.cliff(workload, item)
+    assert found is not None
+    for predictor in (twin, AutoPredictor(None, twin)):
+        (factor,) = headroom(workload, [item], Evaluator(predictor))
+        assert factor == pytest.approx(found.load_factor, rel=0.02)
+    (stopped,) = headroom(workload, [item], Evaluator(twin), lambda: True)
+    assert stopped is None
 
 
 def test_no_headroom_where_none_is_left_or_none_is_defined() -> None:

@@ -1,0 +1,103 @@
+"""The figures of simulations for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from packer.cli.cluster import METRICS as CLUSTER_METRICS
+from packer.cli.cluster import title_of
+from packer.cli.output import number, table
+from packer.cli.plan_table import assumed_lengths
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.twin.result import Simulation
+
+METRICS = (
+    ("offered_tok_s", "offered load, tok/s", 0),
+    ("total_token_throughput", "throughput, tok/s", 0),
+    ("request_throughput", "completed, req/s", 2),
+    ("sent", "requests sent", 0),
+    ("refused", "refused by the client", 0),
+    ("completed", "completed", 0),
+    ("mean_ttft_ms", "TTFT mean, ms", 1),
+    ("median_ttft_ms", "TTFT median, ms", 1),
+    ("p99_ttft_ms", "TTFT p99, ms", 1),
+    ("mean_tpot_ms", "TPOT mean, ms", 2),
+    ("p99_tpot_ms", "TPOT p99, ms", 2),
+    ("mean_itl_ms", "ITL mean, ms", 2),
+    ("p99_itl_ms", "ITL p99, ms", 2),
+    ("mean_running", "running, mean", 1),
+    ("max_running", "running, most", 0),
+    ("mean_waiting", "waiting, mean", 1),
+    ("mean_kv_usage", "KV cache in use, mean share", 3),
+    ("preemptions", "preemptions", 0),
+    ("adapter_loads", "adapter loads", 0),
+    ("loads_per_request", "adapter loads per request", 2),
+    ("busy_share", "engine busy, share of the time", 3),
+)
+"""Rows of the table: metric, what it is called, digits."""
+
+
+def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[Table | str]:
+    """The metrics for people."""
+    first, n = simulations[0], len(simulations)
+    if first.status != "ok":
+        return [title_of(first), f"memory error: the server does not start: {first.status_reason}."]
+    several = n > 1
+    rows = []
+    cluster = "slo_attainment" in result
+    for metric, name, digits in METRICS + (CLUSTER_METRICS if cluster else ()):
+        cells = [name, number(result[metric], digits)]
+        if several:
+            row = result["intervals_95"][metric]
+            cells += [number(row["low"], digits), number(row["high"], digits)]
+        rows.append(cells)
+    columns = ["", f"mean of {n} seeds", "95 % from", "to"] if several else ["", "value"]
+    share = result["total_token_throughput"] / result["offered_tok_s"] if result["offered_tok_s"] else 1.0
+    found = "starves" if result["starved"] else "keeps up"
+    if several and 0 < result["starved_share"] < 1:
+        found += f" (in {result['starved_share']:.0%} of the runs it starves)"
+    tokens = f"{first.kv_cache_tokens:,} KV tokens"
+    return [
+        title_of(first),
+        table(None, columns, rows),
+        f"{tokens}. The {'cluster' if cluster else 'server'} {found}: {share:.1%} of the offered load is served.",
+        *_risk_lines(result),
+        *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),
+        *([] if cluster else _thrashing(first)),
+    ]
+
+
+def _risk_lines(result: dict[str, Any]) -> list[str]:
+    """What `_risk` found, for people."""
+    if "failure" not in result:
+        return []
+    failure, cliff = result["failure"], result["cliff"]
+    lines = [
+        f"Starves or queues without end with a probability of {failure['probability']:.0%} "
+        f"(95 % from {failure['low']:.0%} to {failure['high']:.0%}, {failure['runs']} runs)."
+    ]
+    if cliff is None:
+        return lines
+    if cliff["at_least"]:
+        return [*lines, f"No run failed up to {cliff['load_factor']:g} times the load."]
+    return [
+        *lines,
+        f"That probability reaches {cliff['probability']:.0%} at {cliff['load_factor']:.2f} times the load "
+        f"(95 % from {cliff['low']:.2f} to {cliff['high']:.2f}).",
+    ]
+
+
+def _thrashing(sim: Simulation) -> list[str]:
+    from packer.twin.thrash import relief, thrashes
+
+    if not thrashes(sim):
+        return []
+    found = relief(sim)
+    remedy = "more slots do not fit or do not help"
+    if found is not None:
+        remedy = f"max_loras {found.max_loras} would need {found.loads_per_request:.1f}"
+    return [f"Slots thrash: {sim.loads_per_request:.1f} loads per request; {remedy}."]

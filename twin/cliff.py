@@ -1,0 +1,212 @@
+"""How far the cliff is: the probability that a server fails within the run, and the load at which it reaches 5 %.
+
+A server fails that starves, or whose queue grows for as long as requests come. Near its limit that is a matter of
+chance: slots that are nearly all in use have two states at the same load, one with short steps and one in which every
+step loads adapters, and a run falls from the first into the second at some time or not at all.
+
+Every seed has its own threshold, the load factor from which on it fails. The thresholds of a few seeds tell the load
+at which a further run fails with a given probability: that of a normal distribution of their logarithms, by Student's
+predictive distribution, which allows for how few they are.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.profile import Profile
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+STEP = 1.01
+"""Ratio of the load factors between which a threshold is searched."""
+LOWEST, HIGHEST = 0.1, 4.0
+"""No load factor outside is tried."""
+PROBABILITY = 0.05
+SEEDS = 6
+_CONFIDENCE = 0.95
+_ROUNDING_VARIANCE = math.log(STEP) ** 2 / 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """A probability seen as a share of `runs`, and its 95 % interval (Clopper and Pearson)."""
+
+    probability: float
+    low: float
+    high: float
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cliff:
+    """The load factor at which a run fails with `probability`; `low` and `high`: the 95 % interval of that factor.
+
+    `at_least`: no run failed up to `HIGHEST`, which is then the load factor. `runs`: simulations that it took.
+    """
+
+    probability: float
+    load_factor: float
+    low: float
+    high: float
+    seeds: int
+    runs: int
+    at_least: bool = False
+
+
+def fails(sim: Simulation) -> bool:
+    """Whether the server starves, or its queue grows for as long as requests come; a memory error is a failure."""
+    return sim.starved or not sim.stable
+
+
+def chance(simulations: Sequence[Simulation]) -> Chance:
+    """The probability that a run fails, from simulations that differ by their seeds only."""
+    return share(sum(map(fails, simulations)), len(simulations))
+
+
+def share(failures: int, runs: int) -> Chance:
+    """The probability of which `failures` of `runs` are a sample."""
+    from scipy.special import betaincinv
+
+    tail = (1.0 - _CONFIDENCE) / 2.0
+    low = float(betaincinv(failures, runs - failures + 1, tail)) if failures else 0.0
+    high = float(betaincinv(failures + 1, runs - failures, 1.0 - tail)) if failures < runs else 1.0
+    return Chance(failures / runs, low, high, runs)
+
+
+def cliff(
+    workload: Workload,
+    profile: Profile,
+    *,
+    max_loras: int,
+    probability: float = PROBABILITY,
+    seeds: int = SEEDS,
+    seed: int = 0,
+    near: float = 1.0,
+    jobs: int = 1,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    **settings: Any,
+) -> Cliff | None:
+    """The load factor at which a run of this server fails with a probability of 5 %.
+
+    Parameters
+    ----------
+    workload, profile, max_loras, settings
+        As `packer.twin.simulate.simulate` takes them; every rate is multiplied by the load factor.
+    probability
+        Of failure, in (0, 0.5].
+    seeds
+        Thresholds on which the answer stands, at least 2; each takes three to five simulations, the first ten.
+    near
+        Where the search begins.
+    jobs
+        Threads, -1 for one per core; the answer does not depend on it.
+    stop
+        Whether to give up.
+
+    Returns
+    -------
+    None for a replayed trace, for a server that fails at any load (a memory error), and where the search was stopped.
+    """
+    checks.real("probability", probability, low=0.0, high=0.5, open_low=True)
+    checks.integer("seeds", seeds, low=2, high=10_000)
+    checks.real("near", near, low=LOWEST, high=HIGHEST)
+    if workload.arrivals.trace is not None:
+        return None
+
+    def failed(factor: float, run_seed: int) -> bool:
+        fleet = workload if factor == 1.0 else workload.scaled(factor)
+        return fails(simulate(fleet, profile, max_loras=max_loras, seed=run_seed, **settings))
+
+    return cliff_of(
+        failed, probability=probability, seeds=range(seed, seed + seeds), near=near, jobs=jobs, stop=stop,
+        progress=progress,
+    )  # fmt: skip
+
+
+def cliff_of(
+    failed: Callable[[float, int], bool],
+    *,
+    probability: float,
+    seeds: Sequence[int],
+    near: float,
+    jobs: int = 1,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+) -> Cliff | None:
+    """`cliff` of anything that fails at a load factor, with a seed, or does not: `failed(factor, seed)`."""
+    lowest, highest = _level(LOWEST), _level(HIGHEST)
+
+    def threshold(run_seed: int, start: int) -> tuple[int, int]:
+        return _first_bad(lambda level: failed(STEP**level, run_seed), start, lowest, highest, stop)
+
+    level, runs = threshold(seeds[0], _level(near))
+    levels = [level]
+    progress("load factors", 1, len(seeds))
+    if level == lowest:
+        return None
+    with ThreadPoolExecutor(os.cpu_count() or 1 if jobs < 0 else jobs) as pool:
+        for found, took in pool.map(lambda each: threshold(each, levels[0] - 1), seeds[1:]):
+            levels.append(found)
+            runs += took
+            progress("load factors", len(levels), len(seeds))
+    if stop():
+        return None
+    if min(levels) > highest:
+        return Cliff(probability, HIGHEST, HIGHEST, HIGHEST, len(seeds), runs, at_least=True)
+    factor, low, high = _quantile(math.log(STEP) * (np.array(levels) - 0.5), probability)
+    return Cliff(probability, factor, low, min(high, HIGHEST), len(seeds), runs)
+
+
+def _level(factor: float) -> int:
+    return round(math.log(factor) / math.log(STEP))
+
+
+def _first_bad(
+    bad: Callable[[int], bool], start: int, lowest: int, highest: int, stop: Callable[[], bool]
+) -> tuple[int, int]:
+    """The lowest bad level, and the calls that it took: outwards from `start` in growing steps, then halving.
+
+    `lowest` if that one is bad, `highest` + 1 if none is; levels beyond the lowest bad one are taken to be bad.
+    """
+    good, ill, level, step, calls = lowest - 1, highest + 1, start, 2, 0
+    while ill - good > 1 and not stop():
+        calls += 1
+        if bad(level):
+            ill = level
+        else:
+            good = level
+        if good < lowest:
+            level, step = max(ill - step, lowest), 2 * step
+        elif ill > highest:
+            level, step = min(good + step, highest), 2 * step
+        else:
+            level = (good + ill) // 2
+    return ill, calls
+
+
+def _quantile(thresholds: npt.NDArray[np.float64], probability: float) -> tuple[float, float, float]:
+    """The factor below which a further threshold lies with this probability, and the 95 % interval of the quantile.
+
+    `thresholds` (n,): logarithms, n >= 2. By Student's predictive distribution; the interval by the noncentral t
+    distribution (G. J. Hahn and W. Q. Meeker, Statistical Intervals, 1991, section 4.4).
+    """
+    from scipy.special import nctdtrit, ndtri, stdtrit
+
+    n = len(thresholds)
+    mean = float(thresholds.mean())
+    sd = math.sqrt(float(thresholds.var(ddof=1)) + _ROUNDING_VARIANCE)
+    predicted = float(stdtrit(n - 1, probability)) * math.sqrt(1.0 + 1.0 / n)
+    tail, shift = (1.0 - _CONFIDENCE) / 2.0, -float(ndtri(probability)) * math.sqrt(n)
+    far, close = (float(nctdtrit(n - 1, shift, p)) / math.sqrt(n) for p in (1.0 - tail, tail))
+    return math.exp(mean + predicted * sd), math.exp(mean - far * sd), math.exp(mean - close * sd)
