@@ -1,7 +1,4 @@
-"""Features of many bins at once, compiled by Numba; `tests/oracles/naive_predictors.py` is the slow reference.
-
-Numba notices changes of this file only: after one of physics.py or packer.twin.law clear its cache.
-"""
+"""Features of many bins at once, compiled by Numba; `tests/oracles/naive_predictors.py` is the slow reference."""
 
 from __future__ import annotations
 

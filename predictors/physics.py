@@ -6,8 +6,6 @@ and the expected number of distinct adapters, each of which is running with prob
 running requests). The largest rate over the B that fit into the KV cache is the server's capacity; the B whose
 rate is the offered one is where it works. Adapters are grouped by load (factors of two), so that the work does
 not grow with their number.
-
-Numba notices changes of this file only: after one of packer.twin.law clear its cache.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Evaluations of a few bins by trees in one compiled call: what a search needs thousands of times.
 
 The same figures as `LearnedPredictor.evaluate_features` computes from features and `Ensemble.rows`, which is the
-slow reference. Numba notices changes of this file only: after one of features_kernel.py, kernels.py or physics.py
-clear its cache.
+slow reference.
 """
 
 from __future__ import annotations

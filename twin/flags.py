@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from packer.twin.kernel_cache import install
+
+install()
+
 FLAGS: dict[str, Any] = {"cache": True, "nogil": True, "boundscheck": False}
 
 ENGINE_FLAGS: dict[str, Any] = FLAGS | {"_nrt": False}

@@ -3,9 +3,6 @@
 A step has a beginning (arrivals, schedule, duration) and an end (tokens). In between, a cluster's router sees
 the server as it is during the step. All parts are inlined here into one function: a call per part and step,
 with all these arrays, would cost as much as the step.
-
-Numba notices changes of this file only: after one of the others in this folder or in `packer.twin.law`, delete
-`twin/engine/__pycache__/*.nb*`.
 """
 
 from __future__ import annotations

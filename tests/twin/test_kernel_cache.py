@@ -1,0 +1,99 @@
+"""Compiled kernels are used again exactly while nothing that they depend on has changed, wherever they are."""
+
+from __future__ import annotations
+
+import dis
+import importlib
+import os
+import pkgutil
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from numba import njit
+from numba.core.dispatcher import Dispatcher
+
+import packer
+from packer.twin import kernel_cache
+from packer.twin.engine.advance import advance
+from packer.twin.kernel_cache import KernelLocator, stamp
+
+SOURCE = """
+LIMIT = 3
+
+@njit
+def inner(x):
+    return x + 1
+
+def outer(x):
+    return inner(x) * LIMIT
+"""
+
+
+def outer_of(source: str) -> types.FunctionType:
+    """The function `outer` of a module with this source."""
+    namespace = {"njit": njit, "__name__": "packer.somewhere"}
+    exec(source, namespace)
+    found = namespace["outer"]
+    assert isinstance(found, types.FunctionType)
+    return found
+
+
+def kernels() -> Iterator[Dispatcher]:
+    """All kernels of the twin and the predictors."""
+    for folder in ("twin", "predictors"):
+        for found in pkgutil.walk_packages([str(Path(packer.__file__).parent.parent / folder)]):
+            module = importlib.import_module(f"packer.{folder}.{found.name}")
+            yield from (value for value in vars(module).values() if isinstance(value, Dispatcher))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("x + 1", "x + 2"), ("LIMIT = 3", "LIMIT = 4"), ("@njit", "@njit(inline='always')"), ("(x) *", "(x) +")],
+)
+def test_a_change_of_what_a_kernel_depends_on_is_noticed(change: tuple[str, str]) -> None:
+    assert stamp(outer_of(SOURCE)) != stamp(outer_of(SOURCE.replace(*change)))
+
+
+def test_comments_and_places_do_not_matter() -> None:
+    assert stamp(outer_of(SOURCE)) == stamp(outer_of("\n# a comment\n" + SOURCE))
+
+
+def test_every_kernel_is_kept_under_its_stamp() -> None:
+    locator = advance._cache._impl.locator
+    assert isinstance(locator, KernelLocator)
+    assert locator.get_source_stamp() == stamp(advance.py_func)
+
+
+def test_all_that_kernels_use_is_defined_before_them() -> None:
+    """A global defined after its use would not be part of the stamp, taken when a kernel is decorated."""
+    late = []
+    for kernel in kernels():
+        lines = Path(kernel.py_func.__code__.co_filename).read_text("utf-8").splitlines()
+        for instruction in dis.get_instructions(kernel.py_func):
+            if instruction.opname == "LOAD_GLOBAL":
+                value = kernel.py_func.__globals__.get(instruction.argval)
+                if isinstance(value, Dispatcher) and value.py_func.__module__ == kernel.py_func.__module__:
+                    first = value.py_func.__code__.co_firstlineno
+                    if first > kernel.py_func.__code__.co_firstlineno:
+                        late.append(f"{kernel.py_func.__name__}: {lines[first - 1]}")
+    assert not late
+
+
+def test_functions_of_others_are_left_to_numba() -> None:
+    other = types.FunctionType((lambda: None).__code__, {"__name__": "other"})
+    assert KernelLocator.from_function(other, "") is None
+
+
+def test_old_kernels_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    old, young = (tmp_path / "kernels" / name for name in ("old.nbi", "young.nbi"))
+    old.parent.mkdir()
+    old.touch()
+    young.touch()
+    monkeypatch.setattr(kernel_cache.time, "time", lambda: young.stat().st_mtime + kernel_cache.KEPT_S)
+    os.utime(old, (0, 0))
+    assert KernelLocator.from_function(outer_of(SOURCE), "") is not None
+    assert not old.exists()
+    assert young.exists()

@@ -1,0 +1,141 @@
+"""Where compiled kernels are kept, and what makes them stale.
+
+Numba keeps a kernel beside its source file and notices changes of that file only. Kernels of this project call
+each other across files, so a kernel here is known by its own bytecode and that of all that it calls, with the
+constants that they use. The folder is one of the user: other checkouts and installations of the same kernels,
+in other folders, find them compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numba.core.caching import CacheImpl, _CacheLocator
+from numba.core.dispatcher import Dispatcher
+from numba.misc.appdirs import user_cache_dir
+
+KEPT_S = 90 * 86400.0
+"""Compiled kernels older than this are removed, so that those of old versions do not gather."""
+
+
+def cache_folder() -> Path:
+    """Folder of the compiled kernels: `NUMBA_CACHE_DIR` where it is set, else in the user's cache."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    return Path(given or user_cache_dir("packer", appauthor=False)) / "kernels"  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def stamp(function: types.FunctionType) -> str:
+    """Hash of what the machine code of a kernel depends on, flags and versions apart."""
+    digest = hashlib.sha256()
+    for part in _parts(function):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _parts(function: types.FunctionType) -> Iterator[str]:
+    yield function.__qualname__
+    yield repr(function.__defaults__)
+    yield from _code_parts(function.__code__)
+    closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            yield f"{name}={_meaning(function.__globals__[name])}"
+    for name, cell in closed.items():
+        yield f"{name}={_meaning(cell.cell_contents)}"
+
+
+def _code_parts(code: types.CodeType) -> Iterator[str]:
+    yield code.co_code.hex()
+    yield repr((code.co_names, code.co_varnames))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code_parts(constant)
+        else:
+            yield repr(constant)
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Global names, and attributes, of a code object and those inside it, sorted."""
+    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part)]
+    return sorted({*code.co_names, *inner})
+
+
+def _meaning(value: object) -> str:
+    """What a global stands for in a kernel, as text that changes when it does."""
+    if isinstance(value, Dispatcher):
+        return f"{stamp(value.py_func)} {sorted(value.targetoptions.items())}"
+    if isinstance(value, types.FunctionType):
+        return stamp(value)
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}{getattr(value, '_fields', '')}"
+    return repr(value) if not callable(value) else getattr(value, "__qualname__", type(value).__qualname__)
+
+
+class KernelLocator(_CacheLocator):
+    """Tells Numba where the compiled code of one of our kernels is, and under which name."""
+
+    def __init__(self, function: types.FunctionType, folder: Path) -> None:
+        self._stamp = stamp(function)
+        self._folder = folder
+
+    def get_cache_path(self) -> str:
+        """Folder of the compiled kernels."""
+        return str(self._folder)
+
+    def get_source_stamp(self) -> str:
+        """What must be equal for compiled code to be used."""
+        return self._stamp
+
+    def get_disambiguator(self) -> str:
+        """Part of the file's name: versions of a kernel live side by side."""
+        return self._stamp[:20]
+
+    @classmethod
+    def from_function(cls, py_func: types.FunctionType, py_file: str) -> Self | None:
+        """The locator of a kernel of this project; None for other functions and without a writable folder."""
+        if py_func.__module__.partition(".")[0] != "packer":
+            return None
+        folder = cache_folder()
+        return cls(py_func, folder) if _ready(folder) else None
+
+
+@functools.cache
+def _ready(folder: Path) -> bool:
+    """Whether files can be written to the folder, which is made; old ones in it are removed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+        _remove_old(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_old(folder: Path) -> None:
+    now = time.time()
+    for entry in os.scandir(folder):
+        if now - entry.stat().st_mtime > KEPT_S:
+            Path(entry.path).unlink(missing_ok=True)
+
+
+def install() -> None:
+    """Make Numba use the locator for this project's kernels; it leaves all other functions alone."""
+    # `NUMBA_CACHE_LOCATOR_CLASSES`, the public way, would replace the locators of all other functions.
+    locators: list[Any] = CacheImpl._locator_classes  # noqa: SLF001
+    if KernelLocator not in locators:
+        locators.insert(0, KernelLocator)
