@@ -167,12 +167,7 @@ def assumed_lengths() -> str:
 
 
 def _objective(plan: Plan) -> str:
-    goal: Any = plan.details.get("goal")
-    if goal is None:
-        return plan.objective
-    from packer.operate.goal import LatencyGoal
-
-    return f"{LatencyGoal(**goal)} for every adapter"
+    return str(plan.workload.slo) if plan.objective == "recommend" else plan.objective
 
 
 def _bound(plan: Plan) -> str:

@@ -69,9 +69,11 @@ class Planning:
         help="What a good plan is: gpus, latency, slo:…, cost, …  [default: the fewest GPUs on which every "
         "adapter keeps --slo, and what fewer or more would give]",
     )
-    slo: str | None = option(
-        metavar="KEY=MS,…",
-        help="Latency goal of every adapter, without an objective.  [default: p95_ttft_ms=2000,mean_itl_ms=100]",
+    slo: tuple[str, ...] = option(
+        multiple=True,
+        metavar="[CLASS:]KEY=MS,…",
+        help="Latency limits of every adapter, or of those of an slo_class; adapter_share=0.95: 95 % of "
+        "the adapters must keep theirs; repeatable.  [default: the workload's, else p95_ttft_ms=2000,mean_itl_ms=100]",
     )
     solver: str | None = option(
         metavar="NAME",
@@ -111,14 +113,13 @@ class Planning:
 
     def recommended(self, fleet: Workload, profile: Profile, **given: Any) -> Plan:
         """The plan to deploy."""
-        from packer.operate.goal import LatencyGoal
         from packer.operate.recommend import recommend
         from packer.solvers.evaluator import rate_margin_for
 
         return recommend(
             fleet,
             profile,
-            goal=LatencyGoal.parse(self.slo or ""),
+            slo=fleet.slo.parsed(self.slo),
             margin=rate_margin_for((profile,), confidence=self.confidence, margin=self.margin),
             max_gpus=self.gpus,
             max_replicas=self.max_replicas,
@@ -195,7 +196,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     old = None if planning.old_path is None else read_plan(planning.old_path)
     if old is not None and servers.profile_names:
         raise IncompatibleError("--from plans with the servers of the running plan: leave out --profile.")
-    if planning.slo is not None and not planning.recommends:
+    if planning.slo and not planning.recommends:
         raise IncompatibleError("--slo goes without an objective, a solver and a running plan: slo:… is one.")
     profiles = servers.profiles() if old is None else list(dict.fromkeys(item.profile for item in old.bins))
     out.note_profiles(*profiles)

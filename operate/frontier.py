@@ -16,10 +16,11 @@ from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.errors import ModelError
 from packer.evaluation import Evaluation, Evaluations
-from packer.operate.goal import LatencyGoal, adapter_p95_ttft_ms
+from packer.operate.goal import adapter_p95_ttft_ms, used_of_slo
 from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
 from packer.profile import Profile
+from packer.slo import Slo
 from packer.solvers.api import HEADROOM_GPUS, solve
 from packer.solvers.assemble import versions
 from packer.solvers.evaluator import rate_margin_for
@@ -107,9 +108,7 @@ class Frontier:
     Parameters
     ----------
     workload, profile
-        The fleet and the server.
-    goal
-        What every adapter has to keep.
+        The fleet, with its latency limits (`Workload.slo`), and the server.
     margin
         Share by which every rate is raised; the default margin of the profile if None.
     max_replicas, seed, stop, time_limit_s
@@ -118,7 +117,6 @@ class Frontier:
 
     workload: Workload
     profile: Profile
-    goal: LatencyGoal
     margin: float | None = None
     max_replicas: int = 1
     seed: int = 0
@@ -129,6 +127,7 @@ class Frontier:
     _hours: dict[Any, ServerHour] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.workload.slo.check(self.workload)
         checks.integer("max_replicas", self.max_replicas, low=1)
         checks.integer("seed", self.seed, low=0)
         if self.time_limit_s is not None:
@@ -258,7 +257,7 @@ class Frontier:
         if hour.figures.memory_error or math.isfinite(hour.used):
             return hour.used
         # Among servers that starve or queue, less delay is still better.
-        return 1e3 + hour.figures.mean_ttft_ms / self.goal.p95_ttft_ms
+        return 1e3 + hour.figures.mean_ttft_ms / self.workload.slo.limits.p95_ttft_ms
 
     def hour(self, item: Bin, fleet: Workload, *, seed: int | None = None) -> ServerHour:
         """One hour (or the trace) of a server, remembered."""
@@ -282,7 +281,7 @@ class Frontier:
         ttft_ms = sim.ttft_ms.astype(np.float32) if fleet is self.workload else np.zeros(0, np.float32)
         return ServerHour(
             evaluation_of([sim]),
-            float(self.goal.used(sim).max()),
+            float(used_of_slo(sim).max()),
             fleet.names[item.adapters[worst]],
             float(slowest[worst]),
             ttft_ms,
@@ -358,7 +357,7 @@ def frontier(
     workload: Workload,
     profile: Profile,
     *,
-    goal: LatencyGoal | None = None,
+    slo: Slo | None = None,
     margin: float | None = None,
     max_gpus: int | None = None,
     max_replicas: int = 1,
@@ -371,8 +370,9 @@ def frontier(
     ----------
     workload, profile
         The fleet and the server.
-    goal
-        What `FrontierPoint.holds` refers to; p95 TTFT <= 2 s and mean ITL <= 100 ms for every adapter if None.
+    slo
+        What `FrontierPoint.holds` refers to; None: the workload's, which is p95 TTFT <= 2 s and mean ITL <= 100 ms
+        for every adapter unless it says otherwise.
     margin
         Share by which every rate is raised for the goal; None takes the profile's default.
     max_gpus
@@ -380,6 +380,7 @@ def frontier(
     max_replicas, seed
         As for `packer.solve`.
     """
-    job = Frontier(workload, profile, goal or LatencyGoal(), margin, max_replicas, seed, progress=progress)
+    fleet = workload if slo is None else replace(workload, slo=slo)
+    job = Frontier(fleet, profile, margin, max_replicas, seed, progress=progress)
     job.explore(max_gpus)
     return [point for point in job.points if not point.starving]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from packer.operate.frontier import LEVELS, Frontier, FrontierPoint, Progress
-from packer.operate.goal import LatencyGoal
 from packer.plan import Plan, Status
 from packer.profile import Profile
+from packer.slo import Slo
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.workload import Workload
 
@@ -23,7 +23,7 @@ def recommend(
     workload: Workload,
     profile: Profile,
     *,
-    goal: LatencyGoal | None = None,
+    slo: Slo | None = None,
     margin: float | None = None,
     max_gpus: int | None = None,
     max_replicas: int = 1,
@@ -36,14 +36,15 @@ def recommend(
     """The fewest GPUs on which every adapter keeps the goal with every rate raised by the margin.
 
     The plan's servers are simulated again on a fresh hour; its headroom is the growth at which the goal breaks.
-    `details` has the "decision" in a sentence, the "goal" and the "frontier" (rows of `FrontierPoint.to_dict`).
+    `details` has the "decision" in a sentence and the "frontier" (rows of `FrontierPoint.to_dict`).
 
     Parameters
     ----------
     workload, profile
         The fleet and the server.
-    goal
-        What every adapter has to keep; p95 TTFT <= 2 s and mean ITL <= 100 ms if None.
+    slo
+        Latency limits of the adapters; None: the workload's, which is p95 TTFT <= 2 s and mean ITL <= 100 ms for
+        every adapter unless it says otherwise.
     margin
         Share by which every rate is raised; None takes the profile's default.
     max_gpus
@@ -53,8 +54,8 @@ def recommend(
     max_replicas, seed, progress, stop, time_limit_s
         As for `packer.solve`.
     """
-    wanted = goal or LatencyGoal()
-    job = Frontier(workload, profile, wanted, margin, max_replicas, seed, progress, stop, time_limit_s)
+    fleet = workload if slo is None else replace(workload, slo=slo)
+    job = Frontier(fleet, profile, margin, max_replicas, seed, progress, stop, time_limit_s)
     best = job.explore(max_gpus)
     if best is None:
         return _missed(job, max_gpus)
@@ -92,7 +93,7 @@ def _missed(job: Frontier, max_gpus: int | None) -> Plan:
 def _finished(
     job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool, broken: Sequence[int] = ()
 ) -> Plan:
-    queues = tuple(f"GPU {k} breaks the goal: {job.goal}" for k in point.queueing)
+    queues = tuple(f"GPU {k} breaks the goal: {job.workload.slo}" for k in point.queueing)
     crowded = tuple(
         f"GPU {k} holds {len(item.adapters):,} adapters: measurements reach {MAX_ADAPTERS_PER_GPU}"
         for k, item in enumerate(plan.bins)
@@ -108,8 +109,9 @@ def _finished(
         interrupted=job.stop(),
         time_limit_reached=job.over() and not job.stop(),
         details={
-            "decision": decision(point, job.points, plan.headroom, job.goal, holds=holds, broken=broken),
-            "goal": asdict(job.goal),
+            "decision": decision(
+                point, job.points, plan.headroom, job.workload.slo, holds=holds, broken=broken
+            ),
             "frontier": [
                 each.to_dict() | {"broken_later": each.n_gpus in broken}
                 for each in job.points
@@ -123,7 +125,7 @@ def decision(
     best: FrontierPoint,
     points: Sequence[FrontierPoint],
     headroom: Sequence[float | None],
-    goal: LatencyGoal,
+    slo: Slo,
     *,
     holds: bool,
     broken: Sequence[int] = (),
@@ -142,7 +144,7 @@ def decision(
         text += f", holds to {'more than ' if least >= LEVELS[-1] else ''}+{least - 1.0:.0%}"
     if best.price_per_hour is not None:
         text += f", {best.price_per_hour:,.2f} per hour"
-    text += "." if holds else f". This breaks the goal ({goal})."
+    text += "." if holds else f". This breaks the goal ({slo})."
     fewer = [point for point in points if point.n_gpus < best.n_gpus]
     parts = []
     if serving := [point for point in fewer if not point.starving]:

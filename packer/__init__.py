@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from packer.operate.drift import drift as drift
     from packer.operate.evaluate import evaluate_plan as evaluate_plan
     from packer.operate.frontier import frontier as frontier
-    from packer.operate.goal import LatencyGoal as LatencyGoal
     from packer.operate.recommend import recommend as recommend
     from packer.operate.systems import compare_systems as compare_systems
     from packer.plan import Plan as Plan
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from packer.predictors.api import evaluate_server as evaluate_server
     from packer.predictors.api import load_predictor as load_predictor
     from packer.profile import Profile as Profile
+    from packer.slo import Limits as Limits
+    from packer.slo import Slo as Slo
     from packer.solvers.api import solve as solve
     from packer.twin.cluster.simulate import simulate_cluster as simulate_cluster
     from packer.twin.result import Simulation as Simulation
@@ -52,13 +53,14 @@ _HOME = {
     "Cluster": "packer.cluster:Cluster",
     "Evaluation": "packer.evaluation:Evaluation",
     "Evaluations": "packer.evaluation:Evaluations",
-    "LatencyGoal": "packer.operate.goal:LatencyGoal",
     "Lengths": "packer.lengths:Lengths",
+    "Limits": "packer.slo:Limits",
     "PackerError": "packer.errors:PackerError",
     "Plan": "packer.plan:Plan",
     "Profile": "packer.profile:Profile",
     "RequestTrace": "packer.arrival:RequestTrace",
     "Simulation": "packer.twin.result:Simulation",
+    "Slo": "packer.slo:Slo",
     "Status": "packer.plan:Status",
     "Workload": "packer.workload:Workload",
     "compare_systems": "packer.operate.systems:compare_systems",
@@ -84,13 +86,14 @@ __all__ = [
     "Cluster",
     "Evaluation",
     "Evaluations",
-    "LatencyGoal",
     "Lengths",
+    "Limits",
     "PackerError",
     "Plan",
     "Profile",
     "RequestTrace",
     "Simulation",
+    "Slo",
     "Status",
     "Workload",
     "__version__",

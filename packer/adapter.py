@@ -29,6 +29,8 @@ class Adapter:
     model
         The base model that it was trained for; None in a fleet of one model. Adapters of different models never
         share a server.
+    slo_class
+        Which limits of the workload's `Slo` it has; None: those of adapters without a class.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Adapter:
     input_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
     model: str | None = None
+    slo_class: str | None = None
 
     def __post_init__(self) -> None:
         checks.name("an adapter's name", self.name)
@@ -46,3 +49,5 @@ class Adapter:
         object.__setattr__(self, "rate", rate)
         if self.model is not None:
             checks.name(f"the model {who}", self.model)
+        if self.slo_class is not None:
+            checks.name(f"the slo_class {who}", self.slo_class)

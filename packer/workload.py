@@ -16,6 +16,7 @@ from packer.arrival import Arrivals
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
 from packer.lengths import Lengths
+from packer.slo import Slo
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -41,6 +42,8 @@ class Workload:
         The arrival process.
     name
         What it is called in plans and reports.
+    slo
+        Latency limits of the adapters.
     """
 
     adapters: tuple[Adapter, ...]
@@ -49,6 +52,7 @@ class Workload:
     length_correlation: float = SHAREGPT_CORRELATION
     arrivals: Arrivals = field(default_factory=Arrivals)
     name: str = "workload"
+    slo: Slo = field(default_factory=Slo)
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class Workload:
         length_correlation: float = SHAREGPT_CORRELATION,
         arrivals: Arrivals | None = None,
         name: str = "workload",
+        slo: Slo | None = None,
     ) -> None:
         setter = object.__setattr__
         setter(self, "adapters", tuple(adapters))
@@ -67,6 +72,7 @@ class Workload:
         setter(self, "length_correlation", correlation)
         setter(self, "arrivals", arrivals if arrivals is not None else Arrivals())
         setter(self, "name", name)
+        setter(self, "slo", slo if slo is not None else Slo())
         self._check()
 
     def _check(self) -> None:
@@ -145,6 +151,7 @@ class Workload:
             output_tokens=self.output_tokens,
             length_correlation=self.length_correlation,
             arrivals=self.arrivals,
+            slo=self.slo,
         )
 
     def subset(self, indices: Sequence[int], shares: Sequence[float] | None = None) -> Workload:

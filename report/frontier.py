@@ -7,9 +7,10 @@ from typing import Any
 
 from packer.report.figures import Line, Mark, Panel
 from packer.report.figures_svg import Chart, chart
+from packer.slo import Limits
 
 
-def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, goal: Mapping[str, float]) -> list[Chart]:
+def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limits) -> list[Chart]:
     """TTFT and ITL over GPUs, with the goal and the plan's number of GPUs marked.
 
     Parameters
@@ -18,8 +19,8 @@ def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, goal: Mappin
         As `packer.operate.frontier.FrontierPoint.to_dict` gives them.
     chosen
         GPUs of the plan.
-    goal
-        The limits of `packer.operate.goal.LatencyGoal`, by name.
+    limits
+        Of the adapters without a class.
     """
     gpus = [row["n_gpus"] for row in rows]
     ttft = Panel(
@@ -31,13 +32,13 @@ def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, goal: Mappin
         x_label="GPUs",
         y_label="ms, logarithmic",
         y_log=True,
-        marks=(Mark(chosen, "this plan"), Mark(goal["p95_ttft_ms"], "goal", axis="y")),
+        marks=(Mark(chosen, "this plan"), Mark(limits.p95_ttft_ms, "goal", axis="y")),
     )
     itl = Panel(
         [Line(gpus, [row["mean_itl_ms"] for row in rows], "all requests", markers=True)],
         title="Mean ITL",
         x_label="GPUs",
         y_label="ms",
-        marks=(Mark(chosen, "this plan"), Mark(goal["mean_itl_ms"], "goal", axis="y")),
+        marks=(Mark(chosen, "this plan"), Mark(limits.mean_itl_ms, "goal", axis="y")),
     )
     return [chart(panel) for panel in (ttft, itl)]

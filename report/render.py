@@ -76,11 +76,11 @@ def render_report(
 
 def _frontier(plan: Plan) -> list[Chart]:
     """The frontier that a recommended plan carries; a plan file's content is checked here."""
-    rows, goal = plan.details.get("frontier"), plan.details.get("goal")
-    if not isinstance(rows, list | tuple) or not isinstance(goal, Mapping) or len(rows) < 2:
+    rows = plan.details.get("frontier")
+    if not isinstance(rows, list | tuple) or len(rows) < 2:
         return []
     try:
-        return frontier_charts(rows, plan.n_gpus, goal)
+        return frontier_charts(rows, plan.n_gpus, plan.workload.slo.limits)
     except (KeyError, TypeError, ValueError):
         return []
 

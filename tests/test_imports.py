@@ -10,7 +10,7 @@ import pytest
 
 CORE = {
     "adapter", "arrival", "bin", "checks", "cluster", "errors", "evaluation", "fingerprint", "lengths", "memo",
-    "placement", "plan", "profile", "registry", "settings", "strategies", "terms", "workload",
+    "placement", "plan", "profile", "registry", "settings", "slo", "strategies", "terms", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

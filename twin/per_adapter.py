@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,24 +51,59 @@ def mean_itl_ms(sim: Simulation) -> FloatArray:
     return _ratio(_sums(sim, span_ms), _sums(sim, sim.raw.requests.output_tokens[done] - 1.0))
 
 
-def share_within(sim: Simulation, *, ttft_ms: float = math.inf, itl_ms: float = math.inf) -> FloatArray:
-    """Share of each adapter's requests that kept both limits, float64 (m,); NaN where none was decided.
+def kept_requests(
+    sim: Simulation, ttft_ms: FloatArray, itl_ms: FloatArray
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which requests kept the limits of their adapter, and which broke them, bool (requests,) each.
 
-    A request fails if it was refused, its first token came later than `ttft_ms`, has not come although that
-    time has passed, or its mean gap between tokens, once it completed, is above `itl_ms`. It keeps the limits
-    if it completed without failing. The others, which the end of the run cut off, do not count.
+    A request breaks them if its first token came later than `ttft_ms`, has not come although that time has
+    passed, or its mean gap between tokens, once it completed, is above `itl_ms`. It keeps them if it completed
+    otherwise. The others, which the end of the run cut off, do neither.
+
+    Parameters
+    ----------
+    ttft_ms, itl_ms
+        Limits of each adapter, float64 (m,).
     """
     if sim.raw is None:
-        return np.full(len(sim.workload), np.nan)
+        none = np.zeros(0, dtype=np.bool_)
+        return none, none
     raw, requests = sim.raw, sim.raw.requests
-    waited_ms = np.where(np.isnan(raw.first_s), sim.duration_s, raw.first_s) - requests.time_s
-    failed = waited_ms * 1e3 > ttft_ms
+    waited_ms = (np.where(np.isnan(raw.first_s), sim.duration_s, raw.first_s) - requests.time_s) * 1e3
+    broke: npt.NDArray[np.bool_] = waited_ms > ttft_ms[requests.adapter]
     gaps = np.maximum(requests.output_tokens - 1, 1)
     with np.errstate(invalid="ignore"):
-        failed |= raw.finished & ((raw.finish_s - raw.first_s) * 1e3 > itl_ms * gaps)
+        broke |= raw.finished & ((raw.finish_s - raw.first_s) * 1e3 > itl_ms[requests.adapter] * gaps)
+    return raw.finished & ~broke, broke
+
+
+def slo_attainment(sim: Simulation) -> FloatArray:
+    """Share of each adapter's requests that kept its limits (`Workload.slo`), float64 (m,); NaN: none decided.
+
+    A refused request breaks the limits.
+    """
+    kept, decided = slo_counts(sim)
+    return _ratio(kept, decided)
+
+
+def slo_counts(sim: Simulation) -> tuple[FloatArray, FloatArray]:
+    """Requests of each adapter that kept the limits of `Workload.slo`, and those that kept or broke them."""
     m = len(sim.workload)
-    kept = np.bincount(requests.adapter[raw.finished & ~failed], minlength=m)
-    return _ratio(kept, kept + np.bincount(requests.adapter[failed], minlength=m) + raw.refused)
+    if sim.raw is None:
+        return np.zeros(m), np.zeros(m)
+    kept, broke = kept_requests(sim, *sim.workload.slo.columns(sim.workload))
+    owner = sim.raw.requests.adapter
+    number = np.bincount(owner[kept], minlength=m).astype(np.float64)
+    return number, number + np.bincount(owner[broke], minlength=m) + sim.raw.refused
+
+
+def goodput_tok_s(sim: Simulation) -> float:
+    """Input + output tokens of the requests that kept the limits of `Workload.slo` / duration, tok/s."""
+    if sim.raw is None:
+        return 0.0
+    kept, _ = kept_requests(sim, *sim.workload.slo.columns(sim.workload))
+    requests = sim.raw.requests
+    return float((requests.input_tokens + requests.output_tokens)[kept].sum() / sim.duration_s)
 
 
 def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
@@ -97,8 +131,9 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
         "p95_ttft_ms": quantile_ttft_ms(sim, 0.95),
         "mean_tpot_ms": tpot_ms,
         "mean_itl_ms": mean_itl_ms(sim),
+        "slo_attainment": slo_attainment(sim),
     }
-    return pl.DataFrame(columns).with_columns(pl.col("^.*_ms$").fill_nan(None))
+    return pl.DataFrame(columns).with_columns(pl.col("^.*_ms$|^slo_attainment$").fill_nan(None))
 
 
 def _owners(sim: Simulation) -> npt.NDArray[np.int64]:

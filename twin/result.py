@@ -317,8 +317,8 @@ class Simulation:
     @cached_property
     def per_adapter(self) -> pl.DataFrame:
         """One row per adapter: adapter, rank, rate, sent, completed, input_tokens and output_tokens of
-        completed requests, total_token_throughput, mean_ttft_ms, p95_ttft_ms, mean_tpot_ms, mean_itl_ms (null
-        where nothing completed).
+        completed requests, total_token_throughput, mean_ttft_ms, p95_ttft_ms, mean_tpot_ms, mean_itl_ms,
+        slo_attainment (null where nothing completed).
         """
         return figures.per_adapter_frame(self)
 
@@ -337,9 +337,25 @@ class Simulation:
         """Mean gap between tokens of each adapter, ms, float64 (adapters,); NaN where no gap completed."""
         return figures.mean_itl_ms(self)
 
-    def adapter_share_within(self, *, ttft_ms: float = math.inf, itl_ms: float = math.inf) -> FloatArray:
-        """Share of each adapter's requests that kept both limits; see `packer.twin.per_adapter.share_within`."""
-        return figures.share_within(self, ttft_ms=ttft_ms, itl_ms=itl_ms)
+    # ---- service level
+    @cached_property
+    def adapter_slo_attainment(self) -> FloatArray:
+        """Share of each adapter's requests within its limits, float64 (adapters,); NaN where none was decided.
+
+        The limits are those of `Workload.slo`; see `packer.twin.per_adapter.kept_requests`.
+        """
+        return figures.slo_attainment(self)
+
+    @property
+    def slo_attainment(self) -> float:
+        """Share of all requests within the limits of `Workload.slo`; NaN where none was decided."""
+        kept, decided = figures.slo_counts(self)
+        return float(kept.sum() / decided.sum()) if decided.any() else math.nan
+
+    @property
+    def goodput_tok_s(self) -> float:
+        """Throughput of the requests within the limits of `Workload.slo`, tok/s."""
+        return figures.goodput_tok_s(self)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able summary with the keys of `vllm bench serve` where it has them; NaN becomes None."""

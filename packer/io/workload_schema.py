@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import FileFormatError, ValidationError
 from packer.io.schema import Table, parse
 from packer.lengths import Lengths
+from packer.slo import Limits, Slo
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 SCHEMA = 1
@@ -102,6 +104,27 @@ class AdapterTable(Table):
     input_tokens: LengthsTable | float | None = None
     output_tokens: LengthsTable | float | None = None
     model: str | None = None
+    slo_class: str | None = None
+
+
+class LimitsTable(Table):
+    """Latency limits, ms; of a class, what is left out is that of adapters without a class."""
+
+    p95_ttft_ms: float | None = None
+    mean_itl_ms: float | None = None
+
+
+class SloTable(LimitsTable):
+    """Limits of adapters without a class, those of classes, and the share of the adapters that must keep them."""
+
+    adapter_share: float = 1.0
+    classes: dict[str, LimitsTable] = Field(default_factory=dict)
+
+    def slo(self) -> Slo:
+        """The objective."""
+        limits = _limits(self, Limits())
+        classes = tuple((name, _limits(each, limits)) for name, each in self.classes.items())
+        return Slo(limits, classes, self.adapter_share)
 
 
 class WorkloadFile(Table):
@@ -113,6 +136,7 @@ class WorkloadFile(Table):
     output_tokens: LengthsTable | float | None = None
     length_correlation: float = SHAREGPT_CORRELATION
     arrivals: ArrivalsTable = ArrivalsTable()
+    slo: SloTable = SloTable()
     adapters: list[AdapterTable]
 
 
@@ -129,11 +153,13 @@ def workload_from_dict(data: Any, path: str | os.PathLike[str], *, name: str = "
     for k, row in enumerate(file.adapters):
         with _at(path, f"adapters.{k}"):
             own_inputs, own_outputs = _lengths(row.input_tokens, inputs), _lengths(row.output_tokens, outputs)
-            adapters.append(Adapter(row.name, row.rank, row.rate, own_inputs, own_outputs, row.model))
+            adapters.append(
+                Adapter(row.name, row.rank, row.rate, own_inputs, own_outputs, row.model, row.slo_class)
+            )
+    with _at(path, "slo"):
+        slo = file.slo.slo()
     with _at(path, None):
-        return Workload(
-            adapters, inputs, outputs, file.length_correlation, arrivals, file.name if file.name else name
-        )
+        return Workload(adapters, inputs, outputs, file.length_correlation, arrivals, file.name or name, slo)
 
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
@@ -145,6 +171,7 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
         "output_tokens": lengths_to_dict(workload.output_tokens),
         "length_correlation": workload.length_correlation,
         "arrivals": _arrivals_to_dict(workload.arrivals),
+        **({} if workload.slo == Slo() else {"slo": slo_to_dict(workload.slo)}),
         "adapters": [_adapter_to_dict(adapter) for adapter in workload.adapters],
     }
 
@@ -173,7 +200,20 @@ def _adapter_to_dict(adapter: Adapter) -> dict[str, Any]:
             data[key] = lengths_to_dict(lengths)
     if adapter.model is not None:
         data["model"] = adapter.model
+    if adapter.slo_class is not None:
+        data["slo_class"] = adapter.slo_class
     return data
+
+
+def slo_to_dict(slo: Slo) -> dict[str, Any]:
+    """A service-level objective in the shape of the file."""
+    classes = {name: asdict(limits) for name, limits in slo.classes}
+    return {**asdict(slo.limits), "adapter_share": slo.adapter_share, "classes": classes}
+
+
+def _limits(table: LimitsTable, others: Limits) -> Limits:
+    keys = [each.name for each in fields(Limits)]
+    return replace(others, **{key: value for key in keys if (value := getattr(table, key)) is not None})
 
 
 def _arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.parquet import check_plain, parquet_bytes, read_parquet
 from packer.io.tables import COMMENT, Row, check_columns, csv_rows, frame_rows
 from packer.lengths import Lengths
+from packer.slo import Slo
 from packer.traces.columns import looks_like_trace
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
@@ -31,6 +32,7 @@ OPTIONAL = (
     "length_correlation",
     "bursts",
     "own_bursts",
+    "slo_class",
 )
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 
@@ -39,10 +41,9 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
     """A workload from a file.
 
     The ending of the name gives the format: .csv, .parquet (columns `adapter,rank,rate` and perhaps `model,
-    input_tokens, output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts`), .json,
-    .yaml; also with .gz. A trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is read as a
-    workload that replays
-    it.
+    slo_class, input_tokens, output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts`),
+    .json, .yaml; also with .gz. A trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is
+    read as a workload that replays it.
 
     Raises
     ------
@@ -165,7 +166,8 @@ def _adapter(row: Row) -> Adapter:
     outputs = _mean_and_cv(row, "output_tokens", "output_cv", SHAREGPT_OUTPUT)
     model = None if row.is_blank("model") else row.text("model")
     try:
-        return Adapter(name, rank, rate, inputs, outputs, model=model)
+        slo_class = None if row.is_blank("slo_class") else row.name("slo_class")
+        return Adapter(name, rank, rate, inputs, outputs, model=model, slo_class=slo_class)
     except ValidationError as error:
         row.fail("adapter", str(error))
 
@@ -245,6 +247,8 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         raise IncompatibleError(
             f"A table can't hold {workload.arrivals.kind} arrivals: write .json or .yaml instead."
         )
+    if workload.slo != Slo():
+        raise IncompatibleError("A table can't hold latency limits (slo): write .json or .yaml instead.")
     for name in (*workload.names, *workload.models):
         if name != name.strip():
             raise IncompatibleError(
@@ -265,6 +269,7 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "length_correlation": [None if correlation == SHAREGPT_CORRELATION else correlation] * len(workload),
         "bursts": [_bursts_cell(workload.arrivals.common)] * len(workload),
         "own_bursts": [_bursts_cell(workload.arrivals.own)] * len(workload),
+        "slo_class": [adapter.slo_class for adapter in workload.adapters],
     }
     kept = [name for name, cells in columns.items() if any(cell is not None for cell in cells)]
     return kept, [list(row) for row in zip(*(columns[name] for name in kept), strict=True)]

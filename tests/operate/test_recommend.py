@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import packer
-from packer import Adapter, Bin, Workload
-from packer.errors import ValidationError
+from packer import Adapter, Bin, Slo, Workload
 from packer.operate.frontier import Frontier
-from packer.operate.goal import LatencyGoal, adapter_p95_ttft_ms
+from packer.operate.goal import adapter_p95_ttft_ms, used_of_slo
 from packer.operate.recommend import decision
 from packer.plan import Plan, Status
 from packer.profile import Profile
@@ -92,30 +91,20 @@ def test_an_adapter_too_hot_for_a_gpu_is_named(server: Profile) -> None:
     assert "'hot'" in found.reasons[0]
 
 
-def test_goals_are_read_from_text() -> None:
-    """What is not named keeps its default; anything else is refused with the right form."""
-    assert LatencyGoal.parse("") == LatencyGoal(2000.0, 100.0)
-    assert LatencyGoal.parse("mean_itl_ms=50") == LatencyGoal(2000.0, 50.0)
-    for text in ("mean_itl=50", "p95_ttft_ms", "p95_ttft_ms=x", "p95_ttft_ms=0"):
-        with pytest.raises(ValidationError, match="Expected"):
-            LatencyGoal.parse(text)
-
-
 def test_use_of_the_goal_is_the_worse_of_both_limits(fleet: Workload, server: Profile) -> None:
     """The share of the goal that an adapter uses is that of its TTFT or its ITL, infinite on a growing queue."""
-    half = fleet.subset(range(20))
+    half = replace(fleet.subset(range(20)), slo=Slo.of(500.0, 40.0))
     run = packer.simulate(half, server, max_loras=20, seed=1)
-    goal = LatencyGoal(500.0, 40.0)
     expected = np.maximum(adapter_p95_ttft_ms(run) / 500.0, run.adapter_mean_itl_ms / 40.0)
-    np.testing.assert_allclose(goal.used(run), expected)
+    np.testing.assert_allclose(used_of_slo(run), expected)
     over = packer.simulate(fleet.scaled(4.0), server, max_loras=40, duration_s=900, seed=1)
-    assert np.isinf(goal.used(over)).all()
+    assert np.isinf(used_of_slo(over)).all()
 
 
 def test_slots_are_added_where_the_goal_breaks(server: Profile) -> None:
     """A server with too few slots gets more until its adapters keep the goal."""
     fleet = Workload([Adapter(f"a{k}", 8, 0.2) for k in range(32)])
-    job = Frontier(fleet, server, LatencyGoal(), margin=0.0)
+    job = Frontier(fleet, server, margin=0.0)
     tight = Bin(tuple(range(32)), server.settings(1, 8), server)
     settled = job._settled(tight)
     assert job._used(tight) > 1.0 >= job._used(settled)
@@ -127,7 +116,7 @@ def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, 
     points = packer.frontier(fleet, server, max_gpus=2)
     last = replace(points[-1], n_gpus=9)
     fewer = [replace(points[-1], n_gpus=7, starving=(0,)), replace(points[-1], n_gpus=8)]
-    text = decision(last, [*fewer, last], (1.21, 1.5), LatencyGoal(), holds=True)
+    text = decision(last, [*fewer, last], (1.21, 1.5), Slo(), holds=True)
     assert "holds to +21%" in text
     assert "8 GPUs serve it with" in text
     assert text.endswith("; 7 starve.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
+from packer.slo import Limits, Slo
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -83,18 +85,37 @@ def _one_slot(make_profile: MakeProfile, *requests: tuple[float, int, int]) -> S
     return simulate(fleet, make_profile(), max_loras=1, duration_s=2.0, max_outstanding=3)
 
 
-def test_share_within_limits_by_hand(make_profile: MakeProfile) -> None:
+def _attained(sim: Simulation, slo: Slo) -> list[float]:
+    """Share of each adapter's requests within limits, of a run that has taken place."""
+    return replace(sim, workload=replace(sim.workload, slo=slo)).adapter_slo_attainment.tolist()
+
+
+def test_attainment_and_goodput_by_hand(make_profile: MakeProfile) -> None:
     """Late first tokens, refused and never started requests fail, those that the end cuts off do not count."""
     # a0 gets its first token after 10 ms and ends at 0.5 s; a1 waits for its slot until then; a2 never gets it
     sim = _one_slot(make_profile, (0.0, 0, 50), (0.1, 1, 400), (0.2, 2, 5), (0.3, 2, 5))
     assert sim.refused == 1
-    assert sim.adapter_share_within(ttft_ms=500.0).tolist() == pytest.approx(
-        [1.0, math.nan, 0.0], nan_ok=True
-    )
-    assert sim.adapter_share_within(ttft_ms=300.0).tolist() == [1.0, 0.0, 0.0]
-    assert sim.adapter_share_within(ttft_ms=5.0).tolist() == [0.0, 0.0, 0.0]
-    assert sim.adapter_share_within(itl_ms=9.0)[0] == 0.0
-    assert sim.adapter_share_within(itl_ms=11.0)[0] == 1.0
+    assert _attained(sim, Slo.of(500.0)) == pytest.approx([1.0, math.nan, 0.0], nan_ok=True)
+    assert _attained(sim, Slo.of(300.0)) == [1.0, 0.0, 0.0]
+    assert _attained(sim, Slo.of(5.0)) == [0.0, 0.0, 0.0]
+    assert _attained(sim, Slo.of(2000.0, 9.0))[0] == 0.0
+    assert _attained(sim, Slo.of(2000.0, 11.0))[0] == 1.0
+    tight = replace(sim, workload=replace(sim.workload, slo=Slo.of(300.0)))
+    assert tight.slo_attainment == pytest.approx(1 / 4)
+    requests = sim.workload.arrivals.trace
+    assert requests is not None
+    assert tight.goodput_tok_s == (requests.input_tokens[0] + 50) / sim.duration_s
+
+
+def test_a_class_has_its_own_limits(make_profile: MakeProfile) -> None:
+    """Requests are compared with the limits of their adapter's class."""
+    sim = _one_slot(make_profile, (0.0, 0, 50), (0.1, 1, 5), (0.8, 0, 5))
+    fleet = sim.workload
+    patient = replace(fleet.adapters[1], slo_class="batch")
+    classed = replace(fleet, adapters=(fleet.adapters[0], patient, *fleet.adapters[2:]))
+    slo = Slo(Limits(300.0), {"batch": Limits(5000.0)})  # type: ignore[arg-type]
+    assert _attained(sim, slo)[:2] == [1.0, 0.0]
+    assert _attained(replace(sim, workload=classed), slo)[:2] == [1.0, 1.0]
 
 
 def test_loads_per_request_by_hand(make_profile: MakeProfile) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from packer.io.tables import csv_rows
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
 from packer.io.workloads import OPTIONAL, REQUIRED, read_workload, workload_from_rows, write_workload
 from packer.lengths import Lengths
+from packer.slo import Limits, Slo
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 TABLES = (".csv", ".csv.gz", ".parquet", ".parquet.gz")
@@ -336,3 +338,18 @@ def test_examples_are_read(root: Path, name: str) -> None:
     assert fleet.name == name
     assert len(fleet) == (256 if name == "paper-256" else 200)
     assert fleet.offered_tok_s > 6_000
+
+
+def test_classes_and_limits_round_trip(tmp_path: Path) -> None:
+    """Tables hold the class of an adapter, documents the limits as well; a table with limits is refused."""
+    classed = Workload([Adapter("a", 8, 1.0, slo_class="chat"), Adapter("b", 16, 0.5)], name="fleet")
+    for ending in ("csv", "parquet", "json", "yaml"):
+        path = tmp_path / f"fleet.{ending}"
+        write_workload(classed, path)
+        assert read_workload(path) == classed
+    limited = replace(classed, slo=Slo(Limits(1500.0), (("chat", Limits(300.0, 50.0)),), 0.9))
+    path = tmp_path / "limited.json"
+    write_workload(limited, path)
+    assert read_workload(path).slo == limited.slo
+    with pytest.raises(IncompatibleError, match="latency limits"):
+        write_workload(limited, tmp_path / "limited.csv")
