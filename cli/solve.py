@@ -23,6 +23,7 @@ from packer.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from packer.gpu import GpuKind
     from packer.plan import Plan
     from packer.profile import Profile
     from packer.workload import Workload
@@ -46,12 +47,26 @@ class Servers:
         help="Price of a GPU per hour, for the objective cost; repeatable.  [default: the profile's]",
     )
 
-    def profiles(self) -> list[Profile]:
-        """The profiles with the prices that were given for some of them."""
+    available: tuple[str, ...] = option(
+        "--available",
+        multiple=True,
+        metavar="PROFILE=N",
+        help="GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable.  "
+        "[default: any number]",
+    )
+
+    def kinds(self) -> list[GpuKind]:
+        """The profiles with the prices and numbers that were given for some of them."""
+        from packer.gpu import GpuKind
         from packer.io.profiles import load_profile
 
         names = self.profile_names or (DEFAULT_PROFILE,)
-        return priced({name: load_profile(name) for name in names}, self.prices)
+        prices = _by_profile("--price", "PRICE", self.prices, names)
+        counts = _by_profile("--available", "N", self.available, names)
+        return [
+            GpuKind(load_profile(name), prices.get(name), None if (n := counts.get(name)) is None else int(n))
+            for name in names
+        ]
 
 
 @bundle
@@ -129,13 +144,13 @@ class Planning:
             **given,
         )
 
-    def solved(self, fleet: Workload, profiles: list[Profile], old: Plan | None, **given: Any) -> Plan:
+    def solved(self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, **given: Any) -> Plan:
         """The plan for the objective."""
         from packer.solvers.api import solve as run
 
         return run(
             fleet,
-            profiles,
+            kinds,
             self.objective or ("gpus" if old is None else "moves"),
             solver=self.solver or (None if old is None else "replan"),
             predictor=self.predictor,
@@ -198,14 +213,15 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
         raise IncompatibleError("--from plans with the servers of the running plan: leave out --profile.")
     if planning.slo and not planning.recommends:
         raise IncompatibleError("--slo goes without an objective, a solver and a running plan: slo:… is one.")
-    profiles = servers.profiles() if old is None else list(dict.fromkeys(item.profile for item in old.bins))
+    kinds = servers.kinds() if old is None else _running(old)
+    profiles = [kind.profile for kind in kinds]
     out.note_profiles(*profiles)
     fleet = file.fleet()
     with interruptible() as stop, out.progress() as progress:
         if planning.recommends and len(profiles) == 1:
             plan = planning.recommended(fleet, profiles[0], progress=progress, stop=stop)
         else:
-            plan = planning.solved(fleet, profiles, old, progress=progress, stop=stop)
+            plan = planning.solved(fleet, kinds, old, progress=progress, stop=stop)
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)
     if path is not None and written:
@@ -224,21 +240,27 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     return 3 if infeasible else 0
 
 
-def priced(profiles: dict[str, Profile], prices: Sequence[str]) -> list[Profile]:
-    """The profiles with the prices that were given for some of them, as NAME=PRICE."""
-    from dataclasses import replace
+def _running(old: Plan) -> list[GpuKind]:
+    from packer.gpu import GpuKind
 
-    found = dict(profiles)
-    for item in prices:
-        name, _, text = item.rpartition("=")
+    return [GpuKind(profile) for profile in dict.fromkeys(item.profile for item in old.bins)]
+
+
+def _by_profile(name: str, what: str, given: Sequence[str], profiles: Sequence[str]) -> dict[str, float]:
+    """Numbers for some of the profiles, given as PROFILE=NUMBER; whole ones for the number of GPUs."""
+    found = {}
+    for item in given:
+        profile, _, text = item.rpartition("=")
         try:
-            price = float(text)
+            value = float(text)
         except ValueError:
-            price = -1.0
-        if name not in found or not 0.0 <= price < 1e9:
-            known = ", ".join(found)
+            value = -1.0
+        whole = what == "PRICE" or value.is_integer()
+        if profile not in profiles or not 0.0 <= value < 1e9 or not whole:
+            number = "a price" if what == "PRICE" else "a whole number"
             raise click.UsageError(
-                f"--price: expected PROFILE=PRICE with one of {known} and a price >= 0, got {item[:80]!r}."
+                f"{name}: expected PROFILE={what} with one of {', '.join(profiles)} and {number} >= 0, "
+                f"got {item[:80]!r}."
             )
-        found[name] = replace(found[name], gpu=replace(found[name].gpu, price_per_hour=price))
-    return list(found.values())
+        found[profile] = value
+    return found

@@ -92,7 +92,7 @@ class Objective:
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """What is minimised, lexicographically, of a complete plan: here the number of GPUs."""
         del workload, evaluations
-        return (float(len(bins)),)
+        return (float(sum(item.gpus for item in bins)),)
 
     def attained(self, key: tuple[float, ...], bound: float) -> bool:
         """Whether no key can be smaller if none has a first entry below `bound`."""

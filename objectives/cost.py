@@ -28,4 +28,7 @@ class Cost(Objective):
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(price per hour, GPUs)."""
-        return (sum(bin_.profile.gpu.price_per_hour or 0.0 for bin_ in bins), float(len(bins)))
+        return (
+            sum(bin_.profile.gpu.price_per_hour or 0.0 for bin_ in bins),
+            float(sum(item.gpus for item in bins)),
+        )

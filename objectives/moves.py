@@ -38,7 +38,7 @@ class Moves(Objective):
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(GPUs, adapters moved)."""
-        return (float(len(bins)), float(len(moved(self.old, bins))))
+        return (float(sum(item.gpus for item in bins)), float(len(moved(self.old, bins))))
 
     def attained(self, key: tuple[float, ...], bound: float) -> bool:
         """Whether there are as few GPUs as possible and nothing moves."""

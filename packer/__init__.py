@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from packer.errors import PackerError as PackerError
     from packer.evaluation import Evaluation as Evaluation
     from packer.evaluation import Evaluations as Evaluations
+    from packer.gpu import GpuKind as GpuKind
     from packer.io.clusters import read_cluster as read_cluster
     from packer.io.plans import read_plan as load_plan
     from packer.io.profiles import load_profile as load_profile
@@ -53,6 +54,7 @@ _HOME = {
     "Cluster": "packer.cluster:Cluster",
     "Evaluation": "packer.evaluation:Evaluation",
     "Evaluations": "packer.evaluation:Evaluations",
+    "GpuKind": "packer.gpu:GpuKind",
     "Lengths": "packer.lengths:Lengths",
     "Limits": "packer.slo:Limits",
     "PackerError": "packer.errors:PackerError",
@@ -86,6 +88,7 @@ __all__ = [
     "Cluster",
     "Evaluation",
     "Evaluations",
+    "GpuKind",
     "Lengths",
     "Limits",
     "PackerError",

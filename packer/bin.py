@@ -1,4 +1,4 @@
-"""One server on one GPU: its adapters, its settings and its part of their load."""
+"""One server, on one GPU or a tensor-parallel group: its adapters, its settings and its part of their load."""
 
 from __future__ import annotations
 
@@ -63,6 +63,11 @@ class Bin:
     def max_lora_rank(self) -> int:
         """Largest rank that the server takes; the rank of every slot."""
         return self.settings.max_lora_rank
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the server takes."""
+        return self.profile.engine.tensor_parallel_size
 
     @property
     def is_split(self) -> bool:

@@ -8,13 +8,14 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.errors import ValidationError
+from packer.gpu import base_model
 from packer.workload import Workload
 
 SHARE_TOLERANCE = 1e-6
 
 
 def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[int]) -> None:
-    """Raise unless each adapter is on one server, or in shares that sum to 1, or unplaced, and ranks fit.
+    """Raise unless each adapter is on one server, or in shares that sum to 1, or unplaced, ranks fit and models too.
 
     Raises
     ------
@@ -33,6 +34,14 @@ def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[
                 f"Expected max_lora_rank of GPU {k} >= {rank}, the largest rank of its adapters, "
                 f"got {bin_.max_lora_rank}."
             )
+        served = base_model(bin_.profile.model.name)
+        for i in index if workload.models else ():
+            model = workload.adapters[i].model
+            if model is not None and base_model(model) != served:
+                raise ValidationError(
+                    f"GPU {k} serves {bin_.profile.model.name!r}, and its adapter {workload.names[i]!r} is for "
+                    f"{model!r}."
+                )
         placed[index] += np.array(bin_.shares)
     if not all(0 <= i < n for i in unplaced):
         raise ValidationError(f"An unplaced adapter is not one of the {n} of the workload.")

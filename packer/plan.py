@@ -50,7 +50,7 @@ class Plan:
     workload
         The fleet that the bins' indices refer to.
     bins
-        One per GPU; empty when infeasible and nothing was placed.
+        One per server; empty when infeasible and nothing was placed.
     evaluations
         What the predictor says, one row per bin.
     status
@@ -117,8 +117,8 @@ class Plan:
 
     @property
     def n_gpus(self) -> int:
-        """GPUs used."""
-        return len(self.bins)
+        """GPUs used: a tensor-parallel group counts each of its own."""
+        return sum(item.gpus for item in self.bins)
 
     @property
     def gap(self) -> float | None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from packer import registry
 from packer.bin import Bin
-from packer.errors import IncompatibleError, ValidationError
+from packer.errors import IncompatibleError
 from packer.evaluation import STARVATION_THRESHOLD
+from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.api import load_objective
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
-from packer.profile import Profile
+from packer.solvers import by_model
 from packer.solvers.assemble import assemble, bounded
 from packer.solvers.base import Problem, Solver
 from packer.solvers.evaluator import Evaluator, rate_margin_for
@@ -35,7 +36,7 @@ HEADROOM_GPUS = 32
 
 def solve(
     workload: Workload,
-    profile: Profile | Sequence[Profile],
+    profile: Kinds,
     objective: str | Objective = "gpus",
     *,
     solver: str | Solver | None = None,
@@ -58,14 +59,16 @@ def solve(
     workload
         The fleet.
     profile
-        The server, or several GPU types to choose from (objective "cost").
+        The server, or several kinds to choose from: profiles, or `packer.gpu.GpuKind` with a price and the number
+        of GPUs at hand. A fleet of several base models needs one for each.
     objective
         Its name, with parameters where it has some ("slo:mean_ttft_ms=500"), or an `Objective`.
     solver, predictor
         A registered name, the path of a trained predictor, or an object. Without a solver: greedy, and
         spread-refined for objectives on a given number of GPUs.
     max_gpus
-        Most GPUs that may be used; with an objective that spreads, their exact number.
+        Most GPUs that may be used; with an objective that spreads, their exact number. Several base models divide
+        them.
     max_replicas
         Over how many GPUs one adapter may be split.
     seed
@@ -97,13 +100,13 @@ def solve(
     VerificationError
         The solver broke the rules of a plan.
     """
-    profiles = (profile,) if isinstance(profile, Profile) else tuple(profile)
+    kinds = kinds_of(profile)
+    served = serving(workload, tuple(kind.profile for kind in kinds)).values()
+    profiles = tuple(kind.profile for kind in kinds if any(kind.profile in each for each in served))
     if old_plan is not None and not old_plan.bins:
         raise IncompatibleError(
             "The running plan has no GPUs, so that there is nothing to keep: plan without it."
         )
-    if not profiles:
-        raise ValidationError("Expected at least one profile, got none.")
     old_bins = () if old_plan is None else _same_fleet_bins(old_plan, workload)
     goal = _objective(objective).anchored(old_bins)
     if solver is None:
@@ -116,6 +119,7 @@ def solve(
         goal,
         Evaluator.load(predictor, profiles, seed=seed, objective=goal, margin=raised),
         max_gpus=max_gpus,
+        stock=stock_of(kinds),
         max_replicas=max_replicas,
         seed=seed,
         time_limit_s=time_limit_s,
@@ -144,7 +148,7 @@ def _objective(objective: str | Objective) -> Objective:
 
 def _planned(problem: Problem, search: Solver) -> Plan:
     """One search, checked and evaluated."""
-    solution = search.solve(problem)
+    solution = by_model.solved(problem, search)
     check(problem, solution)
     return assemble(problem, solution, search.name, time.monotonic() - problem.started)
 
@@ -215,15 +219,10 @@ def _with_headroom(problem: Problem, plan: Plan) -> Plan:
 
 
 def _check_fit(problem: Problem, solver: Solver) -> None:
-    models = sorted({profile.model.name for profile in problem.profiles})
-    if len(models) > 1:
-        raise IncompatibleError(
-            f"Expected GPU types that serve one base model, got profiles of {', '.join(models)}."
-        )
     reason = problem.objective.supports(problem.profiles)
     if reason is not None:
         raise IncompatibleError(f"The objective {problem.objective.name!r} can't be used here: {reason}.")
-    reason = solver.supports(problem)
+    reason = by_model.supports(problem, solver)
     if reason is not None:
         raise IncompatibleError(
             f"The solver {solver.name!r} can't take this problem (objective "

@@ -12,8 +12,9 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.plan import Plan, Status
 from packer.profile import Profile
-from packer.solvers.backbone import load_bound
+from packer.solvers.backbone import load_bound, mixed_bound
 from packer.solvers.base import Problem, Solution
+from packer.solvers.by_model import parts
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.twin.memory.policy import memory_error
 
@@ -71,39 +72,60 @@ def bounded(problem: Problem, plan: Plan) -> Plan:
     The bound is the twin's: it holds for plans that the twin evaluated or confirmed (the latter at the rates as
     given), for those of a predictor that imitates it it is an estimate, and it says nothing about other predictors.
     """
-    counts = problem.objective.minimises == "gpus" and not problem.objective.fixed_gpus
-    own, gpus = plan.lower_bound, plan.n_gpus
-    if not counts or not gpus or (own is not None and (plan.bound_proven or own != gpus)):
+    minimises = problem.objective.minimises
+    counts = minimises in ("gpus", "price") and not problem.objective.fixed_gpus
+    own, value = plan.lower_bound, next(iter(plan.objective_value), 0.0)
+    if not counts or not plan.bins or (own is not None and (plan.bound_proven or own != value)):
         return plan
-    if gpus == 1:
+    if plan.n_gpus == 1 and minimises == "gpus":
         return _bounded(problem, plan, 1, ONE_GPU, proven=True)
-    bound, source, proven = _by_load(problem, plan)
+    found = [_by_load(part.problem, plan) for part in parts(problem)]
+    bound = float(sum(value for value, _, _ in found))
+    source = " + ".join(dict.fromkeys(source for _, source, _ in found))
     # Beyond the plan: trained predictors can be more optimistic than the twin, or adapters are unplaced.
-    if bound > gpus or (own is not None and bound < gpus):
+    if bound > value + 1e-9 or (own is not None and bound < value):
         return plan
-    return _bounded(problem, plan, bound, source, proven)
+    return _bounded(problem, plan, bound, source, all(proven for _, _, proven in found))
 
 
-def _by_load(problem: Problem, plan: Plan) -> tuple[int, str, bool]:
-    """A bound by load or by number of adapters, why, and whether it is proven."""
-    workload, evaluator = problem.workload, problem.evaluator
-    fewest = math.ceil(len(workload) / MAX_ADAPTERS_PER_GPU)
-    if len(problem.profiles) > 1 or not evaluator.twin_based:
-        return fewest, MOST_ADAPTERS if fewest > 1 else ONE_GPU, True
-    simulated = (
-        plan.verified is not None or not evaluator.imitates_twin
-    )  # else it would take longer than the plan
-    bound = load_bound(workload, problem.profile, evaluator.margin, simulated=simulated)
-    if bound <= fewest:
-        return fewest, MOST_ADAPTERS if fewest > 1 else ONE_GPU, True
-    proven = not evaluator.imitates_twin
+def _by_load(problem: Problem, plan: Plan) -> tuple[float, str, bool]:
+    """A bound by load or by number of adapters for one base model, why, and whether it is proven."""
+    evaluator = problem.evaluator
+    proven, trivial = not evaluator.imitates_twin, _by_number(problem)
+    if not evaluator.twin_based:
+        return trivial
+    bound = _load_bound(problem, evaluator.margin, simulated=plan.verified is not None or proven)
+    if bound <= trivial[0]:
+        return trivial
     if plan.verified and not proven:  # without the margin, which the twin did not simulate
-        proven = load_bound(workload, problem.profile, 0.0) >= bound
+        proven = _load_bound(problem, 0.0) >= bound
     source = "load on GPUs without adapters, by the twin"
     return bound, source if proven else f"estimate: {source}", proven
 
 
-def _bounded(problem: Problem, plan: Plan, bound: int, source: str, proven: bool) -> Plan:
+def _by_number(problem: Problem) -> tuple[float, str, bool]:
+    fewest = math.ceil(len(problem.workload) / MAX_ADAPTERS_PER_GPU)
+    least = fewest * min(_weights(problem).values())
+    return least, MOST_ADAPTERS if fewest > 1 else ONE_GPU, True
+
+
+def _weights(problem: Problem) -> dict[Profile, float]:
+    """What a server of each kind adds to the objective: its GPUs or its price."""
+    if problem.objective.minimises == "price":
+        return {each: each.gpu.price_per_hour or 0.0 for each in problem.profiles}
+    return {each: float(each.engine.tensor_parallel_size) for each in problem.profiles}
+
+
+def _load_bound(problem: Problem, margin: float, *, simulated: bool = True) -> float:
+    """By load, in GPUs or price; `simulated`: also with an overloaded twin, else it would take longer than the plan."""
+    weights = _weights(problem)
+    if len(weights) == 1:
+        servers = load_bound(problem.workload, problem.profile, margin, simulated=simulated)
+        return servers * weights[problem.profile]
+    return _rounded(problem, mixed_bound(problem.workload, weights, margin))
+
+
+def _bounded(problem: Problem, plan: Plan, bound: float, source: str, proven: bool) -> Plan:
     return _closed(problem, replace(plan, lower_bound=float(bound), bound_source=source, bound_proven=proven))
 
 

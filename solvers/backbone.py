@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from packer.arrival import Arrivals
 from packer.evaluation import STARVATION_THRESHOLD
@@ -104,41 +106,73 @@ def _second_half_tok_s(found: Simulation) -> float:
 
 
 def engine_load(workload: Workload, profile: Profile) -> float:
-    """Seconds of engine time that a second's requests take at the least, without adapters; in GPUs.
+    """Seconds of engine time that a second's requests take at the least, without adapters; in servers.
 
     Sums over requests, hence the same however adapters are placed. Of the step law only what every step pays is
     shared: there are at least as many steps as decodes / `max_num_seqs`, and as KV tokens held over all steps /
     KV capacity.
     """
+    return float(_busy_s(workload, profile).sum(axis=1).max())
+
+
+def _busy_s(workload: Workload, profile: Profile) -> npt.NDArray[np.float64]:
+    """Engine time of each adapter, s per s, float64 (2, n): steps shared by `max_num_seqs`, and by the KV cache."""
     _rank, rate, prompt, output, _i2, output_2, product, _group = _fleet_table(workload).T
     bare = without_adapters(profile)
     law, kv_tokens = bare.latency.coefficients, kv_cache_tokens(bare, bare.settings(1, 8))
-    decodes = float(rate @ np.maximum(output - 1.0, 0.0))
-    held = float(rate @ np.maximum(product + 0.5 * output_2 - prompt - output, 0.0))
-    steps = max(decodes / profile.engine.max_num_seqs, held / max(kv_tokens, 1))
+    decodes = rate * np.maximum(output - 1.0, 0.0)
+    held = rate * np.maximum(product + 0.5 * output_2 - prompt - output, 0.0)
+    steps = np.stack([decodes / profile.engine.max_num_seqs, held / max(kv_tokens, 1)])
     if profile.latency.form == "paper":
         per_step, per_decode = law.get("k5", 0.0), law.get("k4", 0.0)
         ms = law.get("k7", 0.0) * (per_step * steps + per_decode * decodes) + law.get("k1", 0.0) * decodes
     else:
         ms = law.get("base_ms", 0.0) * steps + law.get("per_decode_ms", 0.0) * decodes
-        ms += law.get("per_prefill_token_ms", 0.0) * float(rate @ prompt)
+        ms += law.get("per_prefill_token_ms", 0.0) * rate * prompt
         ms += law.get("per_kv_token_ms", 0.0) * held
-    return ms * 1e-3
+    return np.asarray(ms * 1e-3, dtype=np.float64)
+
+
+def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margin: float) -> float:
+    """What servers of several kinds weigh together at the least, by `engine_load`, where one weighs `weights`.
+
+    A set of adapters on kind k weighs at least w_k max(Σ a, Σ b), the two rows of `_busy_s`, hence
+    w_k Σ ((1 − t) a + t b) for every t in [0, 1]: each adapter weighs no less than on its best kind.
+    """
+    least = min(weights.values())
+    factor = _load_factor(workload, margin)
+    if factor is None:
+        return least
+    busy = [weight * _busy_s(workload, profile) for profile, weight in weights.items()]
+    total = max(
+        float(np.min([(1.0 - t) * first + t * second for first, second in busy], axis=0).sum())
+        for t in np.linspace(0.0, 1.0, 11).tolist()
+    )
+    return max(least, total * factor)
+
+
+def _load_factor(workload: Workload, margin: float) -> float | None:
+    """By what servers count less than their load: a server that serves 0.9 of it does not starve, and 5 % are left for
+    chance. None for arrivals whose mean rate is not that of the fleet."""
+    arrivals = workload.arrivals
+    if arrivals.kind in ("trace", "unpredictable"):
+        return None
+    swing = float(np.mean(arrivals.factors)) if arrivals.kind == "piecewise" else 1.0
+    return swing * (1.0 + margin) * STARVATION_THRESHOLD / _BOUND_SLACK
 
 
 def load_bound(workload: Workload, profile: Profile, margin: float, *, simulated: bool = True) -> int:
-    """GPUs that any plan needs, by load alone, relative to the twin.
+    """Servers that any plan needs, by load alone, relative to the twin.
 
     Adapters only cost: no server serves more than the base model without them, and one that serves less than
     0.9 of its load starves. Measured by an overloaded twin, if `simulated`, where every server gets the same mix of
     lengths; in any case by `engine_load`. Both leave 5 % for chance. 1 for arrivals whose mean rate is not that of
     the fleet.
     """
-    arrivals = workload.arrivals
-    if arrivals.kind in ("trace", "unpredictable"):
+    factor = _load_factor(workload, margin)
+    if factor is None:
         return 1
-    swing = float(np.mean(arrivals.factors)) if arrivals.kind == "piecewise" else 1.0
     busy = engine_load(workload, profile)
     if simulated and len({(a.input_tokens, a.output_tokens) for a in workload.adapters}) == 1:
         busy = max(busy, workload.offered_tok_s / backbone_tok_s(workload, profile))
-    return max(1, math.ceil(busy * swing * (1.0 + margin) * STARVATION_THRESHOLD / _BOUND_SLACK))
+    return max(1, math.ceil(busy * factor))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -29,13 +29,15 @@ class Problem:
     workload
         The fleet.
     profiles
-        GPU types to choose from, the first one is the default; only some objectives take more than one.
+        Kinds of server to choose from, the first one is the default.
     objective
         What is minimised, and what a plan may contain.
     evaluator
         Evaluates bins, at the objective's loads and with the margin.
     max_gpus
-        Limit on the bins, None for no limit; with a `fixed_gpus` objective, their number.
+        Limit on the GPUs, None for no limit; with a `fixed_gpus` objective, the number of servers.
+    stock
+        GPUs at hand by their name (`profile.gpu.name`); there is any number of those that are not in it.
     max_replicas
         Over how many GPUs one adapter may be split.
     seed
@@ -57,6 +59,7 @@ class Problem:
     objective: Objective
     evaluator: Evaluator
     max_gpus: int | None = None
+    stock: Mapping[str, int] = field(default_factory=dict)
     max_replicas: int = 1
     seed: int = 0
     time_limit_s: float | None = None
@@ -118,6 +121,14 @@ class Solution:
     moves: Moves | None = None
 
 
+def used_gpus(bins: Iterable[Bin]) -> dict[str, int]:
+    """GPUs that servers take, by the name of the GPU."""
+    used: dict[str, int] = {}
+    for item in bins:
+        used[item.profile.gpu.name] = used.get(item.profile.gpu.name, 0) + item.gpus
+    return used
+
+
 @runtime_checkable
 class Solver(Protocol):
     """A search for a plan. `name` is what the command line calls it."""
@@ -131,6 +142,13 @@ class Solver(Protocol):
     def solve(self, problem: Problem) -> Solution:
         """Best bins found; adapters without a bin go to `unplaced`, with reasons."""
         ...
+
+
+@runtime_checkable
+class Joint(Protocol):
+    """A solver that takes several base models at once: `joint` is true."""
+
+    joint: bool
 
 
 @runtime_checkable

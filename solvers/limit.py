@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
@@ -15,34 +16,41 @@ from packer.workload import Workload
 
 
 def within_limit(problem: Problem, found: Solution) -> Solution:
-    """At most `max_gpus` bins, those with the most load; the rest is unplaced.
+    """At most `max_gpus` GPUs and no more of a kind than are at hand: the servers with the most load; the rest is
+    unplaced.
 
     An adapter is served whole or not at all: one that loses a share leaves every GPU, which may spare so many
     that others can stay.
     """
-    limit = problem.max_gpus
-    if limit is None or len(found.bins) <= limit:
-        return found
-    bins = found.bins
-    gone: set[int] = set()
-    while len(bins) > limit:
-        kept, dropped = _heaviest(problem.workload, bins, limit)
-        lost = {i for bin_ in dropped for i in bin_.adapters}
-        torn = {i for bin_ in kept for i in bin_.adapters} & lost
+    bins, gone = found.bins, set[int]()
+    while len(kept := _heaviest(problem, bins)) < len(bins):
+        lost = {i for k, bin_ in enumerate(bins) if k not in kept for i in bin_.adapters}
+        torn = {i for k in kept for i in bins[k].adapters} & lost
         gone |= torn or lost
-        bins = without(problem.workload, bins, torn) if torn else kept
+        bins = without(problem.workload, bins, torn) if torn else tuple(bins[k] for k in kept)
+    if not gone:
+        return found
     left = sorted(gone)
-    needed = None if found.unplaced else len(found.bins)
+    needed = None if found.unplaced else sum(bin_.gpus for bin_ in found.bins)
     reasons = (*found.reasons, *out_of_gpus(problem, left, needed))
     return replace(found, bins=bins, unplaced=tuple(sorted({*found.unplaced, *left})), reasons=reasons)
 
 
-def _heaviest(workload: Workload, bins: Sequence[Bin], limit: int) -> tuple[tuple[Bin, ...], tuple[Bin, ...]]:
-    """The `limit` bins with the most load, in their order, and the others."""
-    loads = np.array([bin_.offered_tok_s(workload) for bin_ in bins])
-    heavy = set(np.argsort(-loads, kind="stable")[:limit].tolist())
-    kept = tuple(bin_ for k, bin_ in enumerate(bins) if k in heavy)
-    return kept, tuple(bin_ for k, bin_ in enumerate(bins) if k not in heavy)
+def _heaviest(problem: Problem, bins: Sequence[Bin]) -> list[int]:
+    """The servers with the most load that the GPUs suffice for, in their order."""
+    fixed = problem.objective.fixed_gpus
+    total = math.inf if problem.max_gpus is None else problem.max_gpus
+    at_hand = dict(problem.stock)
+    loads = np.array([bin_.offered_tok_s(problem.workload) for bin_ in bins])
+    kept = []
+    for k in np.argsort(-loads, kind="stable").tolist():
+        gpu, size = bins[k].profile.gpu.name, 1 if fixed else bins[k].gpus
+        if size <= total and bins[k].gpus <= at_hand.get(gpu, math.inf):
+            kept.append(k)
+            total -= size
+            if gpu in at_hand:
+                at_hand[gpu] -= bins[k].gpus
+    return sorted(kept)
 
 
 def without(workload: Workload, bins: Sequence[Bin], gone: Container[int]) -> tuple[Bin, ...]:

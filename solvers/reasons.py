@@ -32,6 +32,9 @@ def out_of_gpus(problem: Problem, left: Sequence[int], needed: int | None = None
     share = load / problem.workload.offered_tok_s
     help_ = f"--gpus {needed}" if needed is not None else "more --gpus"
     given = f"{problem.max_gpus} GPU{'s' if problem.max_gpus != 1 else ''}"
+    if problem.max_gpus is None:
+        given = ", ".join(f"{count} {gpu}" for gpu, count in problem.stock.items())
+        help_ = "more GPUs at hand"
     return (
         f"{given} can't hold {listed(problem.workload, left)} ({load:,.0f} tok/s, {share:.0%} of the load). "
         f"What would help: {help_}, or rates lower by about {share:.0%}",

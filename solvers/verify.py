@@ -17,7 +17,7 @@ from packer.evaluation import Evaluation, Evaluations
 from packer.objectives.base import Objective
 from packer.placement import check_placement
 from packer.predictors.twin import TwinPredictor
-from packer.solvers.base import Problem, Solution
+from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.evaluator import Evaluator
 from packer.twin.memory.policy import memory_error
 from packer.workload import Workload
@@ -38,7 +38,8 @@ def check(problem: Problem, solution: Solution) -> None:
     """Raise unless the solution keeps the rules of a plan.
 
     Each adapter is in one bin, or its shares sum to 1 over at most `max_replicas` bins, or it is unplaced;
-    ranks fit the slots; GPU types are those of the problem; there are at most `max_gpus` bins.
+    ranks fit the slots; GPU types are those of the problem; there are at most `max_gpus` GPUs,
+    and of each kind no more than are at hand.
 
     Raises
     ------
@@ -60,8 +61,13 @@ def check(problem: Problem, solution: Solution) -> None:
             f"Adapter {workload.adapters[i].name!r} is on {copies[i]} GPUs, more than the "
             f"{problem.max_replicas} allowed."
         )
-    if problem.max_gpus is not None and len(solution.bins) > problem.max_gpus:
-        raise VerificationError(f"The plan has {len(solution.bins)} GPUs, more than {problem.max_gpus}.")
+    gpus = sum(item.gpus for item in solution.bins)
+    if problem.max_gpus is not None and gpus > problem.max_gpus:
+        raise VerificationError(f"The plan has {gpus} GPUs, more than {problem.max_gpus}.")
+    used = used_gpus(solution.bins)
+    for name, most in problem.stock.items():
+        if used.get(name, 0) > most:
+            raise VerificationError(f"The plan has {used[name]} GPUs {name}, more than the {most} at hand.")
 
 
 def twin_failures(

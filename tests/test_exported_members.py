@@ -19,6 +19,7 @@ PUBLIC = [
     "Cluster",
     "Evaluation",
     "Evaluations",
+    "GpuKind",
     "Lengths",
     "Limits",
     "PackerError",

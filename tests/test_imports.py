@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 CORE = {
-    "adapter", "arrival", "bin", "checks", "cluster", "errors", "evaluation", "fingerprint", "lengths", "memo",
-    "placement", "plan", "profile", "registry", "settings", "slo", "strategies", "terms", "workload",
+    "adapter", "arrival", "bin", "checks", "cluster", "errors", "evaluation", "fingerprint", "gpu", "lengths",
+    "memo", "placement", "plan", "profile", "registry", "settings", "slo", "strategies", "terms", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

@@ -23,8 +23,8 @@ def disagreements(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"gpus.{k}", f"its evaluation says that it starts, but {error}"
     for key in ("headroom", "moves.servers"):
         found = plan.headroom if key == "headroom" else plan.moves.servers if plan.moves else ()
-        if found and len(found) != plan.n_gpus:
-            yield key, f"expected an entry for each of the {plan.n_gpus} GPUs, got {len(found)}"
+        if found and len(found) != len(plan.bins):
+            yield key, f"expected an entry for each of the {len(plan.bins)} servers, got {len(found)}"
     yield from _status(plan)
     for profile in dict.fromkeys(item.profile for item in plan.bins):
         noted = plan.versions.get(f"profile {profile.name}", profile.fingerprint)

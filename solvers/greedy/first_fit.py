@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from packer.bin import Bin
 from packer.profile import Profile
-from packer.solvers.base import Problem
+from packer.solvers.base import Problem, used_gpus
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.top_up import top_up
-from packer.solvers.reasons import largest_share, listed, too_hot
+from packer.solvers.reasons import largest_share, listed, out_of_gpus, too_hot
 from packer.solvers.slots import SlotSearch
 
 _FIRST_GUESS = 32
@@ -44,6 +44,10 @@ class FirstFit:
         while self.queue.size:
             self.problem.progress("packing", total - len(self.queue), total)
             opened = self._open()
+            if opened is None and self._sold_out():
+                self.left += self.queue.tolist()
+                self.reasons += out_of_gpus(self.problem, self.left)
+                return
             if opened is None:
                 hot = int(self.queue[0])
                 self._take([hot])
@@ -75,15 +79,27 @@ class FirstFit:
 
     def _open(self) -> Bin | None:
         """The next GPU with a prefix of the queue, of the type that suits the objective best."""
-        found = [self.fill(profile) for profile in self.problem.profiles]
+        used = used_gpus(self.bins) if self.problem.stock else {}
+        found = [
+            self.fill(profile)
+            for profile in self.problem.profiles
+            if used.get(profile.gpu.name, 0) + profile.engine.tensor_parallel_size
+            <= self.problem.stock.get(profile.gpu.name, math.inf)
+        ]
         bins = [bin_ for bin_ in found if bin_ is not None]
         return min(bins, key=self._preference) if bins else None
 
+    def _sold_out(self) -> bool:
+        """Whether some kind of GPU is used up: the rest of the queue may fail for want of it."""
+        used = used_gpus(self.bins)
+        return any(used.get(name, 0) >= most for name, most in self.problem.stock.items())
+
     def _preference(self, bin_: Bin) -> tuple[float, float]:
         """Smaller is better: price per load if the price counts, else the largest load, then the lower price."""
-        price = bin_.profile.gpu.price_per_hour or math.inf  # unknown: the last to be taken
+        price = bin_.profile.gpu.price_per_hour
+        price = math.inf if price is None else price  # unknown: the last to be taken
         load = bin_.offered_tok_s(self.problem.workload)
-        return (price / load if self.problem.objective.minimises == "price" else -load, price)
+        return (price / load if self.problem.objective.minimises == "price" else -load / bin_.gpus, price)
 
     def fill(self, profile: Profile, seed: Sequence[tuple[int, float]] = ()) -> Bin | None:
         """The largest admissible bin of `seed` (adapter, share) and a prefix of the queue, or None."""

@@ -1,0 +1,103 @@
+"""A kind of server that a plan may use: its profile, its price, and how many GPUs of it there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from packer import checks
+from packer.errors import IncompatibleError, ValidationError
+from packer.profile import Profile
+from packer.workload import Workload
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """A kind of server.
+
+    Parameters
+    ----------
+    profile
+        What the server is; a tensor-parallel group is one server on several GPUs.
+    price_per_hour
+        Of one server with all of its GPUs; None takes the profile's.
+    available
+        GPUs at hand; None: any number. Kinds on equal GPUs (`profile.gpu.name`) share them.
+    """
+
+    profile: Profile
+    price_per_hour: float | None = None
+    available: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.price_per_hour is not None:
+            price = checks.real(f"the price of {self.profile.name}", self.price_per_hour, low=0.0, high=1e9)
+            priced = replace(self.profile, gpu=replace(self.profile.gpu, price_per_hour=price))
+            object.__setattr__(self, "profile", priced)
+        if self.available is not None:
+            checks.integer(f"the GPUs at hand for {self.profile.name}", self.available, low=0)
+
+
+Kinds = Profile | GpuKind | Sequence[Profile | GpuKind]
+"""What planning takes for servers: one kind or several."""
+
+
+def kinds_of(given: Kinds) -> tuple[GpuKind, ...]:
+    """The kinds in the order given, each once."""
+    several = (given,) if isinstance(given, Profile | GpuKind) else tuple(given)
+    if not several:
+        raise ValidationError("Expected at least one profile, got none.")
+    kinds = (each if isinstance(each, GpuKind) else GpuKind(each) for each in several)
+    return tuple({each.profile: each for each in kinds}.values())
+
+
+def stock_of(kinds: Iterable[GpuKind]) -> dict[str, int]:
+    """GPUs at hand by their name; those of which there is any number are left out.
+
+    Raises
+    ------
+    ValidationError
+        Two kinds on equal GPUs say different numbers.
+    """
+    stock: dict[str, int] = {}
+    for kind in kinds:
+        name = kind.profile.gpu.name
+        if kind.available is not None and stock.setdefault(name, kind.available) != kind.available:
+            raise ValidationError(
+                f"Expected one number of GPUs at hand for {name}, got {stock[name]} and {kind.available}."
+            )
+    return stock
+
+
+def base_model(name: str) -> str:
+    """A model's name without its owner and in lower case, by which adapters and profiles are matched."""
+    return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None, tuple[Profile, ...]]:
+    """The profiles that serve each base model of a fleet, by the adapters' name of the model.
+
+    A fleet that names no model has the one that all profiles serve.
+
+    Raises
+    ------
+    IncompatibleError
+        No profile serves a model, or the profiles serve several and the adapters name none.
+    """
+    offered = sorted({profile.model.name for profile in profiles})
+    if not workload.models:
+        if len(offered) > 1:
+            raise IncompatibleError(
+                f"Expected profiles of one base model, got {', '.join(offered)}: with several, every adapter "
+                "names its own (column model)."
+            )
+        return {None: tuple(profiles)}
+    found: dict[str | None, tuple[Profile, ...]] = {}
+    for model in workload.models:
+        wanted = base_model(model)
+        found[model] = tuple(each for each in profiles if base_model(each.model.name) == wanted)
+        if not found[model]:
+            raise IncompatibleError(
+                f"Expected a profile that serves the base model {model!r}, got profiles of {', '.join(offered)}."
+            )
+    return found

@@ -1,0 +1,262 @@
+"""A fleet of several base models, and solvers that know one kind of GPU: one search becomes several.
+
+Adapters of different models never share a server, so that each model is a problem of its own but for the GPUs at hand:
+where their number is to be found, the models take what they need one after the other; where it is given, the GPUs are
+divided so that the objective gains most. A solver that knows one kind of GPU plans with each kind alone, and the best
+plan is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.errors import IncompatibleError
+from packer.gpu import base_model, serving
+from packer.objectives.gpus import Gpus
+from packer.plan import Moves
+from packer.solvers.base import Joint, Problem, Solution, Solver, used_gpus
+from packer.solvers.greedy.solver import Greedy
+from packer.solvers.limit import within_limit
+
+MOST_DIVISIONS = 24
+"""Plans up to which every division of the GPUs among the models is evaluated; beyond, by marginal gain."""
+
+Rank = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The adapters of one base model, by their numbers in the fleet, and the problem that they are."""
+
+    adapters: tuple[int, ...]
+    problem: Problem
+    old: tuple[int, ...] = ()
+    """Numbers of the running servers of this model."""
+
+
+def parts(problem: Problem) -> list[Part]:
+    """One part for each base model of the fleet."""
+    fleet = problem.workload
+    offered = serving(fleet, problem.profiles)
+    if len(offered) == 1:
+        (profiles,) = offered.values()
+        everyone = tuple(range(len(fleet)))
+        return [Part(everyone, replace(problem, profiles=profiles), tuple(range(len(problem.old_bins))))]
+    found = []
+    for model, profiles in offered.items():
+        index = tuple(i for i, adapter in enumerate(fleet.adapters) if adapter.model == model)
+        number = {i: k for k, i in enumerate(index)}
+        old = [k for k, item in enumerate(problem.old_bins) if set(item.adapters) <= number.keys()]
+        bins = tuple(
+            replace(problem.old_bins[k], adapters=tuple(number[i] for i in problem.old_bins[k].adapters))
+            for k in old
+        )
+        own = replace(
+            problem,
+            workload=fleet.subset(index),
+            profiles=profiles,
+            objective=problem.objective.anchored(bins),
+            old_bins=bins,
+        )
+        found.append(Part(index, own, tuple(old)))
+    return sorted(found, key=_urgency)
+
+
+def _urgency(part: Part) -> tuple[int, int, float]:
+    """Which model takes GPUs first: those with a limit on every kind, then those with few kinds, then by load."""
+    problem = part.problem
+    other = any(profile.gpu.name not in problem.stock for profile in problem.profiles)
+    return int(other), len(problem.profiles), -problem.workload.offered_tok_s
+
+
+def is_whole(problem: Problem) -> bool:
+    """Whether a solver takes the problem as it is: one base model, one kind of server on single GPUs."""
+    one = len(problem.profiles) == 1 and problem.profile.engine.tensor_parallel_size == 1
+    return one and len(problem.workload.models) < 2 and not problem.stock
+
+
+def supports(problem: Problem, solver: Solver) -> str | None:
+    """Why a solver can't take the problem, in parts and with each kind of server alone; None if it can."""
+    for part in parts(problem):
+        reasons = [
+            why
+            for each in _kinds(part.problem, solver)
+            if (why := _searching(problem, each, solver).supports(each)) is not None
+        ]
+        if len(reasons) == len(_kinds(part.problem, solver)):
+            return reasons[0]
+    return None
+
+
+def solved(problem: Problem, solver: Solver) -> Solution:
+    """What a solver finds for a problem that it `supports`."""
+    if is_whole(problem) or (isinstance(solver, Joint) and solver.joint):
+        return solver.solve(problem)
+    found = parts(problem)
+    if problem.objective.fixed_gpus:
+        return _divided(problem, found, solver)
+    stock = dict(problem.stock)
+    solutions = []
+    for part in found:
+        one = _of_kinds(problem, replace(part.problem, max_gpus=None, stock=dict(stock)), solver)
+        for name, count in used_gpus(one.bins).items():
+            if name in stock:
+                stock[name] -= count
+        solutions.append(one)
+    return within_limit(problem, merged(problem, found, solutions))
+
+
+def merged(problem: Problem, found: Sequence[Part], solutions: Sequence[Solution]) -> Solution:
+    """One solution from those of the parts; the bounds add up where GPUs or prices are minimised."""
+    bins: list[Bin] = []
+    unplaced: list[int] = []
+    reasons: list[str] = []
+    servers: list[int | None] = []
+    moved: list[int] = []
+    for part, one in zip(found, solutions, strict=True):
+        index = np.array(part.adapters, dtype=np.int64)
+        bins += [replace(item, adapters=tuple(index[list(item.adapters)].tolist())) for item in one.bins]
+        unplaced += index[list(one.unplaced)].tolist()
+        model = part.problem.workload.models
+        reasons += [f"{model[0]}: {text}" if len(found) > 1 and model else text for text in one.reasons]
+        changes = one.moves or Moves((), (None,) * len(one.bins))
+        moved += index[list(changes.adapters)].tolist()
+        servers += [None if k is None else part.old[k] for k in changes.servers]
+    order = list(range(len(bins)))
+    if problem.old_bins:  # servers keep their numbers, new ones come at the end
+        order.sort(key=lambda k: (len(problem.old_bins) if (old := servers[k]) is None else old, k))
+    continues = any(one.moves is not None for one in solutions)
+    bound = _bound(problem, solutions)
+    return Solution(
+        tuple(bins[k] for k in order),
+        tuple(sorted(unplaced)),
+        tuple(reasons),
+        lower_bound=bound,
+        bound_source=" + ".join(dict.fromkeys(one.bound_source for one in solutions)) if bound else "",
+        details=_details(found, solutions),
+        proven=bound is not None and all(one.proven for one in solutions),
+        moves=Moves(tuple(sorted(moved)), tuple(servers[k] for k in order)) if continues else None,
+    )
+
+
+def _bound(problem: Problem, solutions: Sequence[Solution]) -> float | None:
+    bounds = [one.lower_bound for one in solutions if one.lower_bound is not None]
+    additive = problem.objective.minimises in ("gpus", "price")
+    return sum(bounds) if additive and len(bounds) == len(solutions) else None
+
+
+def _details(found: Sequence[Part], solutions: Sequence[Solution]) -> dict[str, object]:
+    if len(found) == 1:
+        return dict(solutions[0].details)
+    return {
+        str(part.problem.workload.models[0]): dict(one.details)
+        for part, one in zip(found, solutions, strict=True)
+        if one.details
+    }
+
+
+def _kinds(problem: Problem, solver: Solver) -> list[Problem]:
+    """The problem, or as many with one kind of server each if the solver knows one kind only."""
+    if len(problem.profiles) == 1 or solver.supports(problem) is None:
+        return [problem]
+    return [replace(problem, profiles=(profile,)) for profile in problem.profiles]
+
+
+def _searching(whole: Problem, part: Problem, solver: Solver) -> Solver:
+    """The solver, or greedy for a model of which nothing runs yet where a running plan is followed."""
+    return Greedy() if solver.name == "replan" and not part.old_bins and whole.old_bins else solver
+
+
+def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
+    """What the solver finds for a part, with the best kind of server alone if it knows one kind only."""
+    search = _searching(whole, problem, solver)
+    if search is not solver:
+        problem = replace(problem, objective=Gpus())
+    options = []
+    for each in _kinds(problem, solver):
+        if search.supports(each) is None:
+            tensor = 1 if len(each.profiles) > 1 else each.profile.engine.tensor_parallel_size
+            fixed = problem.objective.fixed_gpus and each.max_gpus is not None
+            if fixed and (each.max_gpus or 0) < tensor:
+                continue
+            servers = (each.max_gpus or 0) // tensor if fixed else each.max_gpus
+            one = search.solve(replace(each, max_gpus=servers))
+            if one.lower_bound is not None and problem.objective.minimises == "gpus":
+                one = replace(one, lower_bound=one.lower_bound * tensor)
+            options.append(within_limit(replace(each, max_gpus=servers), one))
+    if not options:
+        raise IncompatibleError(
+            f"The solver {solver.name!r} can't take {problem.max_gpus} GPUs for servers on more of them each."
+        )
+    best = min(options, key=lambda one: rank(problem, one))
+    if len(options) == 1 and len(_kinds(problem, solver)) == 1:
+        return best
+    # With other kinds beside it, or mixed with them, less might do.
+    return replace(best, lower_bound=None, bound_source="", proven=False)
+
+
+def rank(problem: Problem, found: Solution) -> Rank:
+    """Smaller is better: load without a place, servers that the objective refuses, the objective's key."""
+    if not found.bins:
+        return (problem.workload.offered_tok_s, np.inf)
+    evaluations = problem.evaluator.evaluate(problem.workload, found.bins)
+    left = float(problem.workload.offered_tok_s_by_adapter[list(found.unplaced)].sum())
+    refused = float((~problem.objective.admissible(evaluations)).sum())
+    return (left, refused, *problem.objective.key(problem.workload, found.bins, evaluations))
+
+
+def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solution:
+    """The given GPUs divided among the models: evaluated for every division where those are few, else one GPU after
+    the other to the model that gains most."""
+    total = problem.max_gpus or len(found)
+    plans: dict[tuple[int, int], Solution] = {}
+
+    def at(counts: Sequence[int]) -> Solution:
+        for m, n in enumerate(counts):
+            if (m, n) not in plans:
+                plans[m, n] = _of_kinds(problem, replace(found[m].problem, max_gpus=n), solver)
+        return merged(problem, found, [plans[m, n] for m, n in enumerate(counts)])
+
+    fewest = [_fewest(part.problem) for part in found]
+    if sum(fewest) > total:
+        needs = ", ".join(
+            f"{n} for {base_model(part.problem.workload.models[0])}"
+            for n, part in zip(fewest, found, strict=True)
+        )
+        if total < len(found):
+            reason = f"{len(found)} base models need at least as many GPUs ({needs})"
+            return Solution((), tuple(range(len(problem.workload))), (reason,))
+        fewest = [max(1, n * total // sum(fewest)) for n in fewest]
+        while sum(fewest) > total:
+            fewest[fewest.index(max(fewest))] -= 1
+    spare = total - sum(fewest)
+    if spare * len(found) <= MOST_DIVISIONS:
+        options = [[n + k for n, k in zip(fewest, more, strict=True)] for more in _shares(spare, len(found))]
+        return min((at(counts) for counts in options), key=lambda one: rank(problem, one))
+    counts = fewest
+    for _ in range(spare):
+        if problem.out_of_time():
+            break
+        options = [[n + (k == m) for k, n in enumerate(counts)] for m in range(len(found))]
+        counts = min(options, key=lambda each: rank(problem, at(each)))
+    return at(counts)
+
+
+def _fewest(problem: Problem) -> int:
+    """GPUs on which greedy serves a model."""
+    found = Greedy().solve(replace(problem, objective=Gpus(), max_gpus=None, old_bins=()))
+    return max(1, sum(item.gpus for item in found.bins))
+
+
+def _shares(spare: int, count: int) -> list[list[int]]:
+    """Every way to give `spare` to `count`."""
+    ends = spare + count - 1
+    return [
+        [b - a - 1 for a, b in zip((-1, *bars), (*bars, ends), strict=True)]
+        for bars in combinations(range(ends), count - 1)
+    ]

@@ -1,0 +1,57 @@
+"""Kinds of server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.errors import IncompatibleError, ValidationError
+from packer.gpu import GpuKind, base_model, kinds_of, serving, stock_of
+from packer.placement import check_placement
+from packer.testing.analytic import small_profile
+from packer.workload import Workload
+
+LLAMA = small_profile()
+QWEN = replace(LLAMA, name="test-gpu/qwen", model=replace(LLAMA.model, name="Qwen"))
+FLEET = Workload([Adapter("a", 8, 1.0, model="org/Test-Model"), Adapter("b", 8, 1.0, model="qwen")])
+
+
+def test_a_price_replaces_that_of_the_profile() -> None:
+    """The price of a kind is that of its profile unless another one is given."""
+    assert GpuKind(LLAMA).profile is LLAMA
+    assert GpuKind(LLAMA, price_per_hour=2.5).profile.gpu.price_per_hour == 2.5
+    with pytest.raises(ValidationError, match="price of test-gpu/test-model"):
+        GpuKind(LLAMA, price_per_hour=-1.0)
+
+
+def test_kinds_on_equal_gpus_share_them() -> None:
+    """GPUs at hand belong to the GPU, whatever model runs on it, and are one number."""
+    assert stock_of([GpuKind(LLAMA, available=4), GpuKind(QWEN)]) == {LLAMA.gpu.name: 4}
+    with pytest.raises(ValidationError, match="one number of GPUs at hand for test-gpu, got 4 and 5"):
+        stock_of([GpuKind(LLAMA, available=4), GpuKind(QWEN, available=5)])
+    assert [kind.profile for kind in kinds_of([LLAMA, GpuKind(LLAMA), QWEN])] == [LLAMA, QWEN]
+    with pytest.raises(ValidationError, match="at least one profile"):
+        kinds_of([])
+
+
+def test_models_are_matched_without_owner_and_case() -> None:
+    """Adapters name models as hubs do, profiles in short."""
+    assert base_model("meta-llama/Llama-3.1-8B-Instruct") == "llama-3.1-8b-instruct"
+    assert serving(FLEET, [LLAMA, QWEN]) == {"org/Test-Model": (LLAMA,), "qwen": (QWEN,)}
+    with pytest.raises(IncompatibleError, match="serves the base model 'qwen', got profiles of test-model"):
+        serving(FLEET, [LLAMA])
+    with pytest.raises(IncompatibleError, match="every adapter names its own"):
+        serving(Workload([Adapter("a", 8, 1.0)]), [LLAMA, QWEN])
+
+
+def test_an_adapter_is_not_placed_on_another_model() -> None:
+    """A server of another base model can't serve an adapter, whoever made the plan."""
+    right = [Bin((0,), LLAMA.settings(1, 8), LLAMA), Bin((1,), QWEN.settings(1, 8), QWEN)]
+    check_placement(FLEET, right, ())
+    with pytest.raises(
+        ValidationError, match="GPU 0 serves 'Qwen', and its adapter 'a' is for 'org/Test-Model'"
+    ):
+        check_placement(FLEET, [Bin((0, 1), QWEN.settings(2, 8), QWEN)], ())

@@ -1,0 +1,206 @@
+"""Several base models and several kinds of server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packer import registry
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.errors import IncompatibleError, VerificationError
+from packer.gpu import GpuKind, base_model
+from packer.objectives.gpus import Gpus
+from packer.plan import Plan, Status
+from packer.profile import Profile
+from packer.solvers.api import solve
+from packer.solvers.base import Problem, Solution, used_gpus
+from packer.solvers.by_model import _shares
+from packer.solvers.evaluator import Evaluator
+from packer.solvers.verify import check as verify
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.workload import Workload
+
+
+def kind(name: str, model: str, price: float, tensor: int = 1) -> Profile:
+    """A small server of this GPU and model."""
+    base = small_profile()
+    return replace(
+        base,
+        name=f"{name}/{model}",
+        model=replace(base.model, name=model),
+        gpu=replace(base.gpu, name=name, price_per_hour=price),
+        engine=replace(base.engine, tensor_parallel_size=tensor),
+    )
+
+
+def fleet(n: int = 30, models: tuple[str, ...] = ("llama", "qwen")) -> Workload:
+    """`n` adapters, the models in turn."""
+    rng = np.random.default_rng(3)
+    return Workload(
+        [
+            Adapter(
+                f"a{i}",
+                int(rng.choice([8, 16])),
+                float(rng.choice([0.4, 0.2])),
+                model=models[i % len(models)],
+            )
+            for i in range(n)
+        ]
+    )
+
+
+KINDS = [kind("big", "llama", 3.0), kind("small", "llama", 2.0), kind("big", "qwen", 3.0)]
+
+
+def plan_of(workload: Workload, kinds: Any, **changes: Any) -> Plan:
+    """A plan by the analytic predictor, without margin and verification."""
+    settings: dict[str, Any] = {"predictor": AnalyticPredictor(), "verify": False, "margin": 0.0, **changes}
+    return solve(workload, kinds, **settings)
+
+
+def check(plan: Plan) -> None:
+    """No server holds an adapter of another model."""
+    for item in plan.bins:
+        for i in item.adapters:
+            model = plan.workload.adapters[i].model
+            assert model is not None
+            assert base_model(model) == item.profile.model.name
+
+
+@pytest.mark.parametrize("solver", sorted(set(registry.names("solver")) - {"replan"}))
+def test_every_solver_takes_models_and_kinds(solver: str) -> None:
+    """Solvers that know one model and one kind of GPU plan fleets of several."""
+    given: dict[str, Any] = {"solver": solver, "time_limit_s": 5.0}
+    if solver in ("spread", "spread-refined"):
+        given |= {"objective": "latency", "max_gpus": 4}
+    plan = plan_of(fleet(16), KINDS, **given)
+    check(plan)
+    assert sorted(i for item in plan.bins for i in item.adapters) + sorted(plan.unplaced) == list(range(16))
+    assert {item.profile.model.name for item in plan.bins} == {"llama", "qwen"}
+
+
+def test_models_need_what_they_need_alone() -> None:
+    """The plan of a fleet of two models is that of each one beside the other."""
+    whole = plan_of(fleet(), KINDS[1:])
+    alone = [
+        plan_of(fleet().subset([i for i, a in enumerate(fleet().adapters) if a.model == model]), KINDS[1:])
+        for model in ("llama", "qwen")
+    ]
+    assert whole.n_gpus == sum(plan.n_gpus for plan in alone)
+    assert whole.lower_bound is not None
+    assert whole.lower_bound == sum(plan.lower_bound or 0.0 for plan in alone)
+
+
+def test_gpus_at_hand_are_shared_and_kept() -> None:
+    """A kind of which there are few is used up to that, and the rest goes to another kind or has no place."""
+    hot = fleet(80).scaled(3.0)
+    few = plan_of(hot, [GpuKind(KINDS[0], available=1), KINDS[1], KINDS[2]])
+    assert used_gpus(few.bins)["big"] == 1
+    assert few.status is Status.INFEASIBLE
+    assert all(few.workload.adapters[i].model == "qwen" for i in few.unplaced)
+    assert any("1 big can't hold" in reason and "more GPUs at hand" in reason for reason in few.reasons)
+    enough = plan_of(hot, KINDS)
+    assert enough.status is not Status.INFEASIBLE
+    exact = plan_of(hot, [GpuKind(KINDS[0], available=used_gpus(enough.bins)["big"]), *KINDS[1:]])
+    assert exact.n_gpus == enough.n_gpus
+
+
+def test_the_verifier_counts_gpus_at_hand() -> None:
+    """A solver that takes more of a kind than there are is refused."""
+
+    class Greedier:
+        name = "greedier"
+
+        def supports(self, _problem: object) -> None:
+            return None
+
+        def solve(self, problem: Any) -> Solution:
+            server = problem.profile
+            return Solution(
+                tuple(Bin((i,), server.settings(1, 16), server) for i in range(len(problem.workload)))
+            )
+
+    plan = plan_of(fleet(4, ("llama",)), GpuKind(KINDS[0], available=2), solver=Greedier())
+    assert plan.n_gpus == 2  # cut down, and the rest has no place
+    evaluator = Evaluator(AnalyticPredictor())
+    problem = Problem(fleet(4, ("llama",)), (KINDS[0],), Gpus(), evaluator, stock={"big": 1})
+    with pytest.raises(VerificationError, match="more than the 1 at hand"):
+        verify(problem, Greedier().solve(problem))
+
+
+def test_a_tensor_parallel_group_counts_its_gpus() -> None:
+    """A server on two GPUs is two GPUs, in the plan, its objective, its bound and under a limit."""
+    single = plan_of(fleet(20, ("llama",)), kind("big", "llama", 3.0))
+    double = plan_of(fleet(20, ("llama",)), kind("big", "llama", 3.0, tensor=2))
+    assert len(double.bins) == len(single.bins)
+    assert double.n_gpus == double.objective_value[0] == 2 * single.n_gpus
+    assert double.lower_bound is not None
+    assert double.lower_bound % 2 == 0
+    limited = plan_of(fleet(20, ("llama",)), kind("big", "llama", 3.0, tensor=2), max_gpus=3)
+    assert limited.n_gpus == 2
+    spread = plan_of(
+        fleet(20, ("llama",)),
+        kind("big", "llama", 3.0, tensor=2),
+        objective="latency",
+        max_gpus=8,
+        solver="spread",
+    )
+    assert (len(spread.bins), spread.n_gpus) == (4, 8)
+
+
+@pytest.mark.parametrize("gpus", [4, 9, 30])
+def test_given_gpus_are_divided_among_the_models(gpus: int) -> None:
+    """All GPUs are used, each model has some, and no division with one GPU moved is better."""
+    uneven = Workload(
+        [replace(a, rate=a.rate * (3.0 if a.model == "llama" else 1.0)) for a in fleet(24).adapters]
+    )
+    plan = plan_of(uneven, KINDS[1:], objective="latency", max_gpus=gpus, solver="spread")
+    check(plan)
+    counts = {m: sum(item.profile.model.name == m for item in plan.bins) for m in ("llama", "qwen")}
+    assert sum(counts.values()) <= gpus
+    if gpus < 24:
+        assert sum(counts.values()) == gpus
+        assert counts["llama"] > counts["qwen"]
+
+
+def test_divisions_are_complete() -> None:
+    """Every way to give k GPUs to m models, each once."""
+    assert sorted(_shares(2, 3)) == sorted([a, b, 2 - a - b] for a in range(3) for b in range(3 - a))
+    assert _shares(0, 2) == [[0, 0]]
+
+
+def test_the_price_has_a_proven_bound() -> None:
+    """No plan costs less than the bound, which the cheapest kind for each adapter gives."""
+    plan = plan_of(fleet(40), KINDS, objective="cost", predictor="twin", margin=0.0)
+    assert plan.lower_bound is not None
+    assert plan.bound_proven
+    assert 0.0 < plan.lower_bound <= plan.objective_value[0]
+    assert plan.objective_value[0] == sum(item.profile.gpu.price_per_hour or 0.0 for item in plan.bins)
+
+
+def test_a_running_plan_of_two_models_is_followed() -> None:
+    """Servers keep their numbers, adapters their servers, and a model that is new starts its own."""
+    old = plan_of(fleet(20), KINDS[1:])
+    more = Workload([*fleet(20).adapters, Adapter("new", 8, 0.2, model="qwen")])
+    plan = plan_of(more, KINDS[1:], objective="moves", solver="replan", old_plan=old)
+    check(plan)
+    assert plan.moves is not None
+    assert plan.moves.servers[: len(old.bins)] == tuple(range(len(old.bins)))
+    assert len(plan.moves.adapters) <= 1
+    third = Workload([*fleet(20).adapters, Adapter("first", 8, 0.2, model="third")])
+    plan = plan_of(
+        third, [*KINDS[1:], kind("big", "third", 3.0)], objective="moves", solver="replan", old_plan=old
+    )
+    check(plan)
+    assert plan.moves is not None
+    assert plan.moves.servers.count(None) == 1
+
+
+def test_a_model_without_a_server_is_refused() -> None:
+    """The message names the model, and what is offered."""
+    with pytest.raises(IncompatibleError, match="the base model 'qwen', got profiles of llama"):
+        plan_of(fleet(), KINDS[:2])
