@@ -10,10 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
-from packer.errors import IncompatibleError
-from packer.evaluation import Evaluations
+from packer.errors import IncompatibleError, ValidationError, shown
+from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.profile import Profile
 from packer.workload import Workload
+
+STABLE_FACTOR = 1.02 / STARVATION_THRESHOLD
+"""A server that does not starve with every rate times this serves 1.02 times its load: its queue does not grow."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Objective:
         return {}
 
     @property
+    def stable(self) -> bool:
+        """Whether no server of a plan may have a queue that grows for as long as requests come."""
+        return False
+
+    @property
     def symmetric(self) -> bool:
         """Whether adapters of equal rank, rate and lengths can be exchanged for each other."""
         return True
@@ -66,7 +74,10 @@ class Objective:
 
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:
         """Loads at which every bin must hold, at least one; figures are those of the first."""
-        return (Scenario(workload),)
+        nominal = Scenario(workload)
+        if not self.stable:
+            return (nominal,)
+        return (nominal, Scenario(workload, STABLE_FACTOR, f"at {STABLE_FACTOR:.2f} times the rates"))
 
     def anchored(self, old: Sequence[Bin]) -> Self:
         """The objective for a fleet that runs on these bins (in indices of its workload)."""
@@ -97,3 +108,9 @@ class Objective:
     def attained(self, key: tuple[float, ...], bound: float) -> bool:
         """Whether no key can be smaller if none has a first entry below `bound`."""
         return len(key) == 1 and key[0] <= bound + 1e-9
+
+
+def check_stable(stable: bool) -> None:
+    """Raise unless the parameter `stable` is 0 or 1."""
+    if stable not in (0, 1):
+        raise ValidationError(f"Expected stable to be 0 or 1, got {shown(stable)}.")

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer.objectives.base import Objective
+from packer.objectives.base import Objective, check_stable
 
 
 @dataclass(frozen=True)
 class Gpus(Objective):
-    """Minimise the number of GPUs."""
+    """Minimise the number of GPUs.
+
+    Parameters
+    ----------
+    stable
+        1: no server may have a queue that grows for as long as requests come. "Serves 0.9 of its load within an
+        hour" alone admits such servers.
+    """
+
+    stable: bool = False
 
     name = "gpus"
+
+    def __post_init__(self) -> None:
+        check_stable(self.stable)

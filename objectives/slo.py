@@ -6,12 +6,15 @@ from dataclasses import dataclass, fields
 
 from packer import checks
 from packer.errors import ValidationError
-from packer.objectives.base import Objective
+from packer.objectives.base import Objective, check_stable
 
 
 @dataclass(frozen=True)
 class Slo(Objective):
-    """Minimise the number of GPUs such that each keeps the limits that are given, all in ms."""
+    """Minimise the number of GPUs such that each keeps the limits that are given, all in ms.
+
+    `stable`: 1 if no server may have a queue that grows for as long as requests come.
+    """
 
     mean_ttft_ms: float | None = None
     median_ttft_ms: float | None = None
@@ -19,12 +22,14 @@ class Slo(Objective):
     mean_tpot_ms: float | None = None
     mean_itl_ms: float | None = None
     p99_itl_ms: float | None = None
+    stable: bool = False
 
     name = "slo"
 
     def __post_init__(self) -> None:
+        check_stable(self.stable)
         if not self.limits:
-            listed = ", ".join(item.name for item in fields(self))
+            listed = ", ".join(_limits())
             raise ValidationError(
                 f"The objective 'slo' needs at least one limit (slo:KEY=MS,…) of: {listed}."
             )
@@ -34,5 +39,10 @@ class Slo(Objective):
     @property
     def limits(self) -> dict[str, float]:
         """The limits that are given."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values = {name: getattr(self, name) for name in _limits()}
         return {key: value for key, value in values.items() if value is not None}
+
+
+def _limits() -> list[str]:
+    """Names of the figures that can be limited."""
+    return [item.name for item in fields(Slo) if item.name.endswith("_ms")]

@@ -20,6 +20,7 @@ from packer.predictors.twin import TwinPredictor
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.evaluator import Evaluator
 from packer.twin.memory.policy import memory_error
+from packer.twin.stability import stability
 from packer.workload import Workload
 
 _SHARE_TOLERANCE = 1e-6
@@ -76,13 +77,21 @@ def twin_failures(
     """Why which bins fail, by the twin and with a seed that no search has used: bin → one sentence.
 
     Every scenario of the objective is simulated, the rates as given first, without a margin; limits may be exceeded
-    by `LATENCY_SLACK`. A plan that was read from a file knows its objective by name alone: without an objective
-    starvation and memory are checked at the rates as given.
+    by `LATENCY_SLACK`. Where the objective demands stable servers, the queue of each is followed until it is clear.
+    A plan that was read from a file knows its objective by name alone: without an objective starvation and memory
+    are checked at the rates as given.
     """
     twin = Evaluator(TwinPredictor(seed=seed + FRESH_SEED), objective)
     found = twin.scaled(workload, bins)
     failed = {k: _broken(k, bins[k], row) for k, row in enumerate(found) if not row.feasible}
     if objective is not None:
+        if objective.stable:
+            for k in sorted({*range(len(bins))} - failed.keys()):
+                growth_req_h = _growth_req_h(workload, bins[k], seed + FRESH_SEED)
+                if growth_req_h is not None:
+                    failed[k] = _breaks(
+                        k, objective, f"its queue grows by {growth_req_h:,.0f} requests an hour"
+                    )
         for scenario in twin.scenarios(workload):
             rows = twin.scaled(scenario.workload, bins, scenario.factor)
             for k in np.flatnonzero(~rows.feasible).tolist():
@@ -94,6 +103,13 @@ def twin_failures(
                 k, _breaks(k, objective, _exceeded(objective, whole[k]) or "it is not admissible")
             )
     return dict(sorted(failed.items()))
+
+
+def _growth_req_h(workload: Workload, bin_: Bin, seed: int) -> float | None:
+    """Requests per hour by which the queue of a server grows, None if it is stable."""
+    slots = {"max_loras": bin_.max_loras, "max_lora_rank": bin_.max_lora_rank}
+    found = stability(bin_.workload(workload), bin_.profile, seed=seed, **slots)
+    return None if found.stable else 3600.0 * max(0.0, found.growth_req_s)
 
 
 def confirmed(problem: Problem, bins: Sequence[Bin]) -> bool:

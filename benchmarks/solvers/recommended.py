@@ -40,7 +40,9 @@ def few_hot(rng: np.random.Generator) -> packer.Workload:
 def many_quiet(rng: np.random.Generator) -> packer.Workload:
     """Hundreds of adapters with a request every few minutes each."""
     rates = rng.lognormal(np.log(0.01), 1.2, int(rng.integers(200, 500)))
-    return packer.Workload([packer.Adapter(f"a{i}", 8, float(min(rate, 1.0))) for i, rate in enumerate(rates)])
+    return packer.Workload(
+        [packer.Adapter(f"a{i}", 8, float(min(rate, 1.0))) for i, rate in enumerate(rates)]
+    )
 
 
 def long_outputs(rng: np.random.Generator) -> packer.Workload:

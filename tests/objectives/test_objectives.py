@@ -57,7 +57,7 @@ def test_parameters_follow_the_name() -> None:
         ("slo:mean_ttft_ms=-1", ValidationError, "> 0"),
         ("latency:metric=speed", ValidationError, "request, ttft, itl"),
         ("headroom:factor=0", ValidationError, "> 0"),
-        ("gpus:factor=2", ValidationError, "none"),
+        ("gpus:factor=2", ValidationError, "stable"),
     ],
 )
 def test_wrong_specs_say_what_is_known(spec: str, error: type[Exception], says: str) -> None:

@@ -10,16 +10,21 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.errors import VerificationError
+from packer.errors import ValidationError, VerificationError
+from packer.lengths import Lengths
+from packer.objectives.api import load_objective
 from packer.objectives.gpus import Gpus
 from packer.objectives.headroom import Headroom
 from packer.objectives.slo import Slo
 from packer.predictors.twin import TwinPredictor
+from packer.profile import LatencySpec, Profile
 from packer.settings import Slots
+from packer.solvers.api import solve
 from packer.solvers.base import Solution
 from packer.solvers.verify import FRESH_SEED, check, twin_failures
 from packer.testing.analytic import small_profile
 from packer.testing.problems import problem
+from packer.twin.stability import stability
 from packer.workload import Workload
 
 PROFILE = small_profile()
@@ -105,3 +110,25 @@ def test_plain_reasons_come_first() -> None:
         failures = twin_failures(heavy, bins, seed=0, objective=objective)
         assert sorted(failures) == [1]
         assert "GPU 1 starves" in failures[1]
+
+
+def test_an_objective_can_demand_queues_that_do_not_grow(toy_profile: Profile) -> None:
+    """Where one server serves 0.96 of the load and its queue grows, the twin refuses it and `stable` takes two."""
+    slow = {"base_ms": 160.0, "per_decode_ms": 0.4, "per_adapter_ms": 1.0}
+    profile = replace(toy_profile, latency=LatencySpec("linear", slow))
+    lengths = Lengths.constant(400), Lengths.constant(200)
+    fleet = Workload([Adapter(f"a{i}", 8, 0.86, *lengths) for i in range(8)])
+    grown = solve(fleet, profile, Gpus(), predictor="twin", margin=0.0)
+    assert (grown.n_gpus, grown.verified) == (1, True)
+    assert "queue grows by" in twin_failures(fleet, grown.bins, seed=0, objective=Gpus(stable=True))[0]
+    whole = solve(fleet, profile, "gpus:stable=1", predictor="twin", margin=0.0)
+    assert (whole.n_gpus, whole.verified) == (2, True)
+    for item in whole.bins:
+        assert stability(item.workload(fleet), profile, max_loras=item.max_loras, seed=99).stable
+
+
+@pytest.mark.parametrize("spec", ["gpus:stable=2", "slo:mean_ttft_ms=500,stable=yes"])
+def test_stable_is_0_or_1(spec: str) -> None:
+    """Any other value is refused with the rule."""
+    with pytest.raises(ValidationError, match="0 or 1"):
+        load_objective(spec)
