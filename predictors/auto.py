@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 
 import numpy as np
@@ -35,6 +36,8 @@ class AutoPredictor:
         Between which probabilities the learned one is uncertain.
     guesses_bursty
         Let `learned` evaluate bursty arrivals as if they were Poisson.
+    guide
+        Takes the part of `learned` in searches, where there is none.
     """
 
     name = "auto"
@@ -47,9 +50,11 @@ class AutoPredictor:
         low: float = UNCERTAIN[0],
         high: float = UNCERTAIN[1],
         guesses_bursty: bool = False,
+        guide: LearnedPredictor | None = None,
     ) -> None:
         self.learned, self.twin = learned, twin
-        self.imitates_twin = learned is not None
+        self.guide = guide
+        self.imitates_twin = learned is not None or guide is not None
         self.low, self.high = low, high
         self.guesses_bursty = guesses_bursty
         self._as_poisson: Memo[Workload, Workload] = Memo(lambda fleet: fleet.with_arrivals(Arrivals()))
@@ -60,16 +65,22 @@ class AutoPredictor:
 
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> AutoPredictor:
-        """The shipped boosted trees, where there are some for the profile, and the twin."""
+        """The shipped boosted trees, where there are some for the profile, and the twin.
+
+        Without, those of another profile lead searches.
+        """
+        learned = guide = None
         try:
             learned = BoostingPredictor.for_profile(profile)
         except ModelError:  # none is shipped for this profile, or for another state of it
-            learned = None
-        return cls(learned, TwinPredictor(seed=seed))
+            with suppress(ModelError):
+                guide = BoostingPredictor.guide(profile)
+        return cls(learned, TwinPredictor(seed=seed), guide=guide)
 
     def for_search(self) -> AutoPredictor:
         """The same predictors for a search whose result is evaluated anew: the twin only beyond what was learned."""
-        return AutoPredictor(self.learned, self.twin, low=0.5, high=0.5, guesses_bursty=True)
+        leading = self.learned or self.guide
+        return AutoPredictor(leading, self.twin, low=0.5, high=0.5, guesses_bursty=True, guide=self.guide)
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures of each bin at its rates times its factor; one row per bin, in order."""
@@ -81,6 +92,8 @@ class AutoPredictor:
             return self.twin.evaluate(workload, bins, factors)
         fleet = self._as_poisson(workload) if guessed else workload
         found, outside = self.learned.evaluate_checked(fleet, bins, factors)
+        if self.guide is not None:  # no server of this profile is in its range
+            return found
         chance = found.starvation_probability
         uncertain = (chance > self.low) & (chance < self.high)
         unsure = np.flatnonzero((uncertain | outside) & ~found.memory_error)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
 from packer.evaluation import Evaluations
+from packer.io.profiles import load_profile, profile_names
 from packer.memo import Memo
 from packer.predictors.content import Factors
 from packer.predictors.ensemble import Ensemble
@@ -42,13 +43,18 @@ class LearnedPredictor:
         From `packer.predictors.train` or a file.
     profile
         The one that it was trained for.
+    transferred
+        It was trained for another one: see `guide`.
     """
 
     kind = ""
     imitates_twin = True
 
-    def __init__(self, model: Model, profile: Profile, *, where: str = "the predictor") -> None:
-        model.check_profile(profile, where)
+    def __init__(
+        self, model: Model, profile: Profile, *, where: str = "the predictor", transferred: bool = False
+    ) -> None:
+        if not transferred:
+            model.check_profile(profile, where)
         self.model, self.profile = model, profile
         self.name = model.kind
         self.family = family_of(model)
@@ -72,6 +78,28 @@ class LearnedPredictor:
             model, where = shipped_model(cls.kind, profile)
             _SHIPPED[key] = cls(model, profile, where=where)
         return _SHIPPED[key]
+
+    @classmethod
+    def guide(cls, profile: Profile) -> LearnedPredictor:
+        """The shipped predictor of another profile, if possible of the same model, with the step law and memory of this
+        one.
+
+        What was learned are corrections of the equilibrium of the profile's own law, which carry over well enough
+        to lead a search whose result the twin confirms, and for nothing else. Raises `ModelError` if none is
+        shipped.
+        """
+        key = (f"guide {cls.kind}", profile)
+        if key in _SHIPPED:
+            return _SHIPPED[key]
+        alike = sorted(profile_names(), key=lambda name: name.rpartition("/")[2] != profile.model.name)
+        for name in alike:
+            try:
+                model, where = shipped_model(cls.kind, load_profile(name))
+            except ModelError:
+                continue
+            _SHIPPED[key] = cls(model, profile, where=where, transferred=True)
+            return _SHIPPED[key]
+        raise ModelError(f"There is no trained {cls.kind!r} predictor of any profile.")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], profile: Profile) -> LearnedPredictor:

@@ -14,6 +14,7 @@ from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.api import load_objective
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
+from packer.profile import Profile
 from packer.solvers import by_model
 from packer.solvers.assemble import assemble, bounded
 from packer.solvers.base import Problem, Solver
@@ -159,24 +160,36 @@ def _confirmed(problem: Problem, search: Solver) -> Plan:
     Where it refuses bins that the search took, the rates of the search are raised by what these bins failed to serve,
     and at last the search uses the whole predictor. A plan without a place for every adapter is made again likewise.
     """
-    evaluator, raised = problem.evaluator, 0.0
+    evaluator, raised = problem.evaluator, dict[Profile, float]()
     plan = _planned(problem, search)
     for _ in range(CONFIRMING_STEPS if evaluator.confirms else 0):
         if plan.status is not Status.INFEASIBLE or plan.unplaced or problem.out_of_time():
             break
-        raised = (1.0 + raised) * (1.0 + _lacking(problem, plan)) - 1.0
+        for profile, share in _lacking(problem, plan).items():
+            raised[profile] = (1.0 + raised.get(profile, 0.0)) * (1.0 + share) - 1.0
         again = replace(problem, evaluator=evaluator.hardened(raised))
-        plan = replace(_planned(again, search), details={**plan.details, "search_raised": raised})
+        plan = replace(
+            _planned(again, search), details={**plan.details, "search_raised": max(raised.values())}
+        )
     if plan.status is Status.INFEASIBLE and evaluator.confirms and not problem.out_of_time():
         return _planned(replace(problem, evaluator=evaluator.whole()), search)
     return plan
 
 
-def _lacking(problem: Problem, plan: Plan) -> float:
-    """Share by which the load of the worst bin exceeds what it serves, at least `HARDENING_STEP`."""
+def _lacking(problem: Problem, plan: Plan) -> dict[Profile, float]:
+    """By profile, the share by which the load of its worst bin exceeds what it serves, at least `HARDENING_STEP`.
+
+    Profiles whose bins the whole predictor admits are left out, unless it admits all.
+    """
     found = problem.evaluator.confirmed(problem.workload, plan.bins)
-    served = [row.served_share for row in found if row.starved and not row.memory_error]
-    return max(HARDENING_STEP, STARVATION_THRESHOLD / max(min(served, default=1.0), 0.5) - 1.0)
+    refused = ~problem.objective.admissible(found)
+    lacking: dict[Profile, float] = {}
+    for item, row, bad in zip(plan.bins, found, refused.tolist(), strict=True):
+        if bad:
+            served = row.served_share if row.starved and not row.memory_error else 1.0
+            share = max(HARDENING_STEP, STARVATION_THRESHOLD / max(served, 0.5) - 1.0)
+            lacking[item.profile] = max(lacking.get(item.profile, 0.0), share)
+    return lacking or dict.fromkeys((item.profile for item in plan.bins), HARDENING_STEP)
 
 
 def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:

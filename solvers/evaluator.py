@@ -79,8 +79,8 @@ class Evaluator:
         self.twin_based = isinstance(first, TwinBased)
         self.imitates_twin = isinstance(first, TwinBased) and first.imitates_twin
         self.objective, self.margin = objective, margin
-        self.raised = 0.0
-        """Share by which `evaluate` raises rates beyond the margin."""
+        self.raised: Mapping[Profile, float] = {}
+        """Share by which `evaluate` raises the rates of servers of a profile beyond the margin."""
         self._given = given
         self._whole = {k: _scaling(each) for k, each in given.items()}
         self.searching: _ByProfile = {
@@ -112,8 +112,8 @@ class Evaluator:
         other.margin = margin
         return other
 
-    def hardened(self, raised: float) -> Evaluator:
-        """The same evaluator, whose searches raise rates by this share beyond the margin."""
+    def hardened(self, raised: Mapping[Profile, float]) -> Evaluator:
+        """The same evaluator, whose searches raise the rates of servers of these profiles beyond the margin."""
         other = self.with_margin(self.margin)
         other.raised = raised
         return other
@@ -126,7 +126,10 @@ class Evaluator:
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures for a search, at the rates raised by the margin; one row per bin, in order."""
-        return self._worst(self.searching, workload, bins, (1.0 + self.margin) * (1.0 + self.raised))
+        factor: Factors = 1.0 + self.margin
+        if self.raised:
+            factor = factor * (1.0 + np.array([self.raised.get(item.profile, 0.0) for item in bins]))
+        return self._worst(self.searching, workload, bins, factor)
 
     def confirmed(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """As `evaluate`, with the whole predictor."""
@@ -150,7 +153,7 @@ class Evaluator:
         return predictor if isinstance(predictor, TwinPredictor) else None
 
     def _worst(
-        self, predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factor: float
+        self, predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factor: Factors
     ) -> Evaluations:
         first, *others = self.scenarios(workload)
         found = _of_profiles(predictors, first.workload, bins, first.factor * factor)
@@ -171,6 +174,9 @@ def _of_profiles(
     if len(predictors) == 1:
         (only,) = predictors.values()
         return only.evaluate(workload, bins, factors)
+    first = bins[0].profile if bins else None
+    if first in predictors and all(item.profile is first for item in bins):
+        return predictors[first].evaluate(workload, bins, factors)
     scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
     rows: list[Evaluation | None] = [None] * len(bins)
     for profile, predictor in predictors.items():

@@ -1,0 +1,57 @@
+"""The default predictor where no trees were trained for a profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.bin import Bin
+from packer.io.profiles import load_profile
+from packer.predictors.auto import AutoPredictor
+from packer.predictors.scenarios import scenario
+from packer.predictors.twin import TwinPredictor
+from packer.profile import Profile
+from packer.solvers.api import solve
+from packer.testing.problems import random_fleet
+
+
+@pytest.fixture(scope="module")
+def slower() -> Profile:
+    """An H100 at half its speed and with half of its KV cache: nobody trained trees for it."""
+    known = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    terms = {name: 2.0 * value for name, value in known.latency.coefficients.items()}
+    memory = replace(
+        known.memory, kv_budget_bytes=known.memory.kv_budget_bytes / 2, measured=(), min_kv_tokens=8192
+    )
+    engine = replace(known.engine, max_model_len=8192)
+    return replace(known.with_coefficients(**terms), name="slower", memory=memory, engine=engine)
+
+
+def test_trees_of_another_profile_lead_searches_only(slower: Profile) -> None:
+    """They know most servers that starve; what they say is never reported."""
+    auto = AutoPredictor.for_profile(slower)
+    assert auto.learned is None
+    search = auto.for_search()
+    alike, n = 0, 40
+    for i in range(n):
+        chosen = scenario(300 + i, slower, 1)
+        bins = [chosen.bin(slower)]
+        guess = search.evaluate(chosen.workload, bins)
+        result = TwinPredictor().evaluate(chosen.workload, bins)
+        alike += bool(guess.starved[0] == result.starved[0])
+    assert alike >= 0.85 * n
+    assert search.left_to_twin == 0
+    fleet = random_fleet(10, seed=1)
+    one = [Bin(tuple(range(10)), slower.settings(10, 32), slower)]
+    reported, simulated = auto.evaluate(fleet, one), TwinPredictor().evaluate(fleet, one)
+    assert np.array_equal(reported.mean_ttft_ms, simulated.mean_ttft_ms)
+
+
+def test_the_twin_confirms_a_plan_that_they_led_to(slower: Profile) -> None:
+    """Every server of such a plan holds in the twin."""
+    plan = solve(random_fleet(60, seed=2, rates=(0.8, 0.4)), slower, seed=3)
+    assert plan.verified
+    assert plan.evaluations.feasible.all()
+    assert plan.n_gpus > 1
