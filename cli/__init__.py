@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "export": (
         "packer.cli.export:export",
-        "What starts a plan: vLLM commands, Kubernetes, Helm, AIBrix, routing tables.",
+        "What starts a plan: vLLM commands, Kubernetes and its stacks, routing tables.",
     ),
     "workload": (
         "packer.cli.workload:workload",

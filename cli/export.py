@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from packer.export.servers import Options
     from packer.plan import Plan
 
-_STARTS = ("vllm", "compose", "k8s", "helm", "aibrix")
+_STARTS = ("vllm", "sglang", "compose", "k8s", "helm", "aibrix", "llm-d", "kserve", "ray", "dynamo")
 """Formats that name the base model."""
 
 
@@ -27,7 +27,7 @@ class Target:
         "--format",
         type=click.Choice(tuple(FORMATS)),
         default="vllm",
-        help="What to write: start commands, manifests, chart values, or routing tables.",
+        help="What to write: start commands, manifests, chart values, routing tables, or a dashboard.",
     )
     output: str | None = option(
         "-o",
@@ -53,7 +53,9 @@ class Deployment:
         metavar="FOLDER",
         help="Where adapters lie on the servers, for those without a source.",
     )
-    model: str | None = option(metavar="NAME|PATH", help="Base model.  [default: the profile's]")
+    model: str | None = option(
+        metavar="NAME|PATH", help="Base model.  [default: the repository in the profile]"
+    )
     image: str | None = option(
         metavar="IMAGE", help="Container image.  [default: vLLM's, of the profile's version]"
     )
@@ -84,11 +86,13 @@ class Deployment:
 
 @command
 def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing) -> int:
-    """Write what starts a plan: vLLM commands, Compose, Kubernetes, Helm, AIBrix, routing tables.
+    """Write what starts a plan: vLLM and SGLang commands, Compose, Kubernetes and its stacks, routing tables.
+
+    Stacks: the vLLM production stack (helm), AIBrix, llm-d, KServe, Ray Serve LLM, NVIDIA Dynamo; each format
+    names the versions that it fits in docs/how-to/export.md. grafana is a dashboard of predicted and measured figures.
 
     An infeasible plan is not exported (exit code 3). With --json the files are printed as one JSON object.
-    vLLM loads adapters from paths and Hugging Face repositories; AIBrix and the production stack from buckets
-    too.
+    vLLM loads adapters from paths and Hugging Face repositories; some stacks from buckets too.
 
     \b
     Examples:
@@ -128,7 +132,7 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
 
 
 def _note_model(plan: Plan, out: Writing) -> None:
-    names = {item.profile.model.name for item in plan.bins}
+    names = {item.profile.model.repository or item.profile.model.name for item in plan.bins}
     if any("/" not in name for name in names):
         listed = ", ".join(sorted(names))
         out.note(f"the profile calls the base model {listed}; --model gives vLLM its repository")

@@ -38,12 +38,17 @@ def _integer(spec: object, key: str, *, low: int, high: int = _MOST_COUNT) -> No
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The base model. `lora_bytes_per_rank`: bytes of one adapter per unit of rank."""
+    """The base model.
+
+    `lora_bytes_per_rank`: bytes of one adapter per unit of rank. `repository`: where an engine loads the model
+    from, as "meta-llama/Llama-3.1-8B-Instruct"; None: `name` is that.
+    """
 
     name: str
     weights_bytes: float
     kv_bytes_per_token: float
     lora_bytes_per_rank: float
+    repository: str | None = None
 
     def __post_init__(self) -> None:
         _real(self, "model.weights_bytes", low=0, high=_MOST_BYTES)
@@ -229,7 +234,7 @@ class Profile:
         """Hash of everything that changes the twin's result: 16 hex digits; see `packer.fingerprint`."""
         terms = {key: value for key, value in self.latency.coefficients.items() if value != 0.0}
         return fingerprint(
-            model=self.model,
+            model=replace(self.model, repository=None),
             engine=self.engine,
             memory=self.memory,
             latency=replace(self.latency, coefficients=terms),
@@ -248,6 +253,7 @@ class Profile:
         return (
             self.name,
             self.fingerprint,
+            self.model.repository,
             self.gpu,
             self.calibrated,
             dict(self.provenance),

@@ -7,8 +7,10 @@ adapters by their bytes over the bandwidth; host work stays as it is.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from packer import checks
-from packer.errors import IncompatibleError
+from packer.errors import IncompatibleError, UnknownNameError
 from packer.io.profiles import load_profile
 from packer.profile import (
     EngineSpec,
@@ -30,6 +32,9 @@ RUNTIME_BYTES = 0.53e9
 """CUDA context, communication buffers and allocator slack: what the KV budgets of both calibrated profiles
 leave unexplained by weights, activations and logits (0.57 and 0.49 GB)."""
 
+ENGINES = {"vllm": "0.8.5", "sglang": "0.5"}
+"""Engines whose memory and slots are modelled, with the version that they are modelled after."""
+
 BYTES_PER_LOGIT = 18
 """Of vLLM's profiling run in the sampler: bf16, float32, sorted float32 and int64 indices."""
 
@@ -44,20 +49,25 @@ def estimate_profile(
     gpu_memory_utilization: float = 0.9,
     price_per_hour: float | None = None,
     name: str | None = None,
+    engine_name: str = "vllm",
 ) -> Profile:
     """An uncalibrated profile of one model on one GPU of `packer.twin.datasheets`.
 
     Raises
     ------
     UnknownNameError
-        There is no data sheet of that GPU.
+        There is no data sheet of that GPU, or the engine is none of `ENGINES`.
     IncompatibleError
         The weights alone don't fit.
     """
     sheet = datasheet(gpu)
+    if engine_name not in ENGINES:
+        raise UnknownNameError("engine", engine_name, ENGINES)
+    sglang = engine_name == "sglang"
     engine = EngineSpec(
-        name="vllm",
-        version="0.8.5",
+        name=engine_name,
+        version=ENGINES[engine_name],
+        block_size=1 if sglang else 16,
         max_model_len=max_model_len or model.max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
@@ -74,16 +84,27 @@ def estimate_profile(
     reference = load_profile(REFERENCE)
     return Profile(
         name=name or f"{sheet.name}/{model.name}",
-        model=ModelSpec(model.name, model.weights_bytes, model.kv_bytes_per_token, model.lora_bytes_per_rank),
+        model=ModelSpec(
+            model.name,
+            model.weights_bytes,
+            model.kv_bytes_per_token,
+            model.lora_bytes_per_rank,
+            model.repository,
+        ),
         gpu=GpuSpec(
             sheet.title,
             sheet.memory_bytes,
             sheet.price_per_hour if price_per_hour is None else price_per_hour,
         ),
         engine=engine,
-        memory=MemorySpec(budget, model.slot_bytes, model.slot_bytes_per_rank, engine.max_model_len),
+        memory=MemorySpec(
+            budget,
+            0.0 if sglang else model.slot_bytes,
+            model.lora_bytes_per_rank if sglang else model.slot_bytes_per_rank,
+            engine.max_model_len,
+        ),
         latency=_latency(model, sheet, reference),
-        loading=_loading(model, reference),
+        loading=replace(_loading(model, reference), spares_batch=sglang),
         calibrated=False,
         provenance={
             "method": f"estimated from the model's dimensions and the data sheet of {sheet.title}; step law "
@@ -93,7 +114,13 @@ def estimate_profile(
 
 
 def kv_budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:
-    """Bytes left for KV cache and adapter slots after weights and vLLM's profiling run; may be < 0."""
+    """Bytes left for KV cache and adapter slots; may be < 0.
+
+    vLLM takes its profiling run from `gpu_memory_utilization`; SGLang leaves activations outside of
+    `--mem-fraction-static`, and allocates the slots before the KV cache (model_runner.py, mem_pool.py).
+    """
+    if engine.name == "sglang":
+        return sheet.memory_bytes * engine.gpu_memory_utilization - model.weights_bytes - RUNTIME_BYTES
     activations = BYTES * engine.max_num_batched_tokens * 3 * model.intermediate
     logits = BYTES_PER_LOGIT * engine.max_num_seqs * model.vocabulary
     available = sheet.memory_bytes * engine.gpu_memory_utilization

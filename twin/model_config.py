@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ EMBEDDING_LORA_TYPES = ("granite", "llama", "mistral", "phi3")
 EXTRA_VOCABULARY = 256
 """Tokens that an adapter may add (vLLM's `lora_extra_vocab_size`)."""
 
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
 BYTES = 2
 """Of a weight, bf16."""
 
@@ -54,6 +57,7 @@ class ModelDimensions:
     vocabulary: int
     tied: bool
     max_model_len: int
+    repository: str | None = None
 
     @property
     def weights_bytes(self) -> float:
@@ -127,7 +131,14 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
         vocabulary=_size(config, "vocab_size", path),
         tied=_flag(config, "tie_word_embeddings", path, default=kind in TIED_BY_DEFAULT),
         max_model_len=_size(config, "max_position_embeddings", path),
+        repository=_repository(data),
     )
+
+
+def _repository(config: dict[str, Any]) -> str | None:
+    """The Hugging Face repository that the config names, if it names one."""
+    said = config.get("_name_or_path")
+    return said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None
 
 
 def _refuse_unknown(config: dict[str, Any], kind: object, path: str | os.PathLike[str]) -> None:

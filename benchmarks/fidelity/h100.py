@@ -37,13 +37,21 @@ def _lora_bytes_per_rank(hidden: int, intermediate: int, kv: int, layers: int) -
 SPECS = {
     "llama-3.1-8b-instruct": (
         ModelSpec(
-            "llama-3.1-8b-instruct", 2 * 8_030_261_248, 131_072, _lora_bytes_per_rank(4096, 14336, 1024, 32)
+            "llama-3.1-8b-instruct",
+            2 * 8_030_261_248,
+            131_072,
+            _lora_bytes_per_rank(4096, 14336, 1024, 32),
+            "meta-llama/Llama-3.1-8B-Instruct",
         ),
         131_072,
     ),
     "qwen-2.5-7b-instruct": (
         ModelSpec(
-            "qwen-2.5-7b-instruct", 2 * 7_615_616_512, 57_344, _lora_bytes_per_rank(3584, 18944, 512, 28)
+            "qwen-2.5-7b-instruct",
+            2 * 7_615_616_512,
+            57_344,
+            _lora_bytes_per_rank(3584, 18944, 512, 28),
+            "Qwen/Qwen2.5-7B-Instruct",
         ),
         32_768,
     ),

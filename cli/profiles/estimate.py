@@ -36,6 +36,12 @@ class Given:
     gpu_memory_utilization: float = option(
         type=click.FloatRange(0.0, 1.0, min_open=True), default=0.9, help="As given to vLLM."
     )
+    engine_name: str = option(
+        "--engine",
+        type=click.Choice(("vllm", "sglang")),
+        default="vllm",
+        help="The engine: its memory for slots and its eviction; the step law is vLLM's, scaled.",
+    )
     price_per_hour: float | None = option("--price", type=float, help="Price of the GPU per hour.")
     output: str = output_option("Where to write the profile (.toml).", required=True)
 

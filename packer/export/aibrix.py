@@ -1,9 +1,10 @@
 """AIBrix: the servers as Kubernetes resources without adapters, and a ModelAdapter for each adapter.
 
-model.aibrix.ai/v1alpha1: `spec.podSelector` names the servers that may hold the adapter, `spec.replicas`
-how many of them do. AIBrix serves an adapter under the name of its resource, which must be a DNS label:
-where an adapter's own name is none, the annotation `packer/adapter` keeps it. AIBrix splits the requests of
-a replicated adapter by its own routing policy; the planned shares are in the annotation `packer/shares`.
+model.aibrix.ai/v1alpha1 of AIBrix 0.5 to 0.7: an adapter is loaded on every pod that `spec.podSelector`
+selects, which are its planned servers; `spec.replicas` is left out, since 1 is the only number it may be.
+AIBrix serves an adapter under the name of its resource, which must be a DNS label: where an adapter's own
+name is none, the annotation `packer/adapter` keeps it. AIBrix splits the requests of a replicated adapter by
+its own routing policy; the planned shares are in the annotation `packer/shares`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from packer.errors import ValidationError, shown
 from packer.export import kubernetes, quoting
+from packer.export.pods import check_pods
 from packer.export.servers import Options, Server, routes
 from packer.export.sources import kind_of, refused, without_scheme
 
@@ -31,6 +33,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     table = routes(servers)
     _check_names(table)
     adapters = [_model_adapter(name, sources[name], places, options) for name, places in table.items()]
+    check_pods(servers, options)
     return {"model-adapters.yaml": quoting.yaml_text(adapters), "servers.yaml": quoting.yaml_text(documents)}
 
 
@@ -71,7 +74,6 @@ def _model_adapter(
                 ],
             },
             "artifactURL": _artifact(name, source),
-            "replicas": len(places),
         },
     }
 

@@ -25,6 +25,7 @@ def _service(server: Server, devices: list[str], options: Options) -> dict[str, 
         "ports": [f"{host_port(server.index, options)}:{server.port}"],
         "ipc": "host",
         "restart": "unless-stopped",
+        "environment": ["HF_TOKEN"],  # without a value: the host's, if it has one
         "volumes": [
             {"type": "bind", "source": "./adapters", "target": options.adapters_dir, "read_only": True},
             {"type": "volume", "source": "models", "target": "/root/.cache/huggingface"},

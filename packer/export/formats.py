@@ -18,23 +18,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format: where its `render` is, and what it is for."""
+    """A format: where its `render` is, what it is for, and the version of it that it was checked against."""
 
     module: str
     summary: str
+    fits: str = ""
+    engine: str = "vllm"
 
 
 FORMATS = {
-    "vllm": Format("packer.export.vllm", "Start commands: a shell script and JSON arguments."),
+    "vllm": Format(
+        "packer.export.vllm", "Start commands: a shell script and JSON arguments.", "0.8.5 to 0.32"
+    ),
+    "sglang": Format(
+        "packer.export.sglang", "Start commands of SGLang, for a profile of it.", "0.5", engine="sglang"
+    ),
     "compose": Format("packer.export.compose", "Docker Compose: one service per GPU."),
-    "k8s": Format("packer.export.kubernetes", "Kubernetes: Deployment, Service and ConfigMap per GPU."),
-    "helm": Format("packer.export.helm", "vLLM production stack: chart values and LoraAdapter resources."),
-    "aibrix": Format("packer.export.aibrix", "AIBrix: servers and ModelAdapter resources."),
+    "k8s": Format(
+        "packer.export.kubernetes", "Kubernetes: Deployment, Service and ConfigMap per GPU.", "1.31"
+    ),
+    "helm": Format(
+        "packer.export.helm", "vLLM production stack: chart values and LoraAdapter resources.", "chart 0.1.12"
+    ),
+    "aibrix": Format("packer.export.aibrix", "AIBrix: servers and ModelAdapter resources.", "0.5 to 0.7"),
+    "llm-d": Format("packer.export.llmd", "llm-d: servers as a pool, and an endpoint picker.", "router 0.10"),
+    "kserve": Format("packer.export.kserve", "KServe: an LLMInferenceService per GPU.", "0.20"),
+    "ray": Format("packer.export.ray", "Ray Serve LLM: an LLMConfig per GPU.", "2.49 and later"),
+    "dynamo": Format("packer.export.dynamo", "NVIDIA Dynamo: a graph and DynamoModels.", "1.3 to 1.4"),
     "routing": Format("packer.export.routing", "Adapter to server: JSON, nginx, Envoy and LiteLLM."),
     "nginx": Format("packer.export.nginx", "Adapter to server: an nginx map."),
     "envoy": Format("packer.export.envoy", "Adapter to server: an Envoy route configuration."),
     "litellm": Format("packer.export.litellm", "Adapter to server: a LiteLLM proxy configuration."),
+    "grafana": Format("packer.export.grafana", "A dashboard: predicted beside measured.", "10 to 12"),
 }
+_ANY_ENGINE = ("routing", "nginx", "envoy", "litellm", "grafana")
 
 
 def export_plan(plan: Plan, format_name: str, options: Options | None = None) -> dict[str, str]:
@@ -45,7 +62,8 @@ def export_plan(plan: Plan, format_name: str, options: Options | None = None) ->
     UnknownNameError
         No format has that name.
     IncompatibleError
-        The plan is infeasible, or the format can't read the source of an adapter.
+        The plan is infeasible, the format starts another engine than the plan's, it can't read the source of an
+        adapter, or what its pods need is missing: a volume, a token.
     ValidationError
         An adapter has no source though a table was given, or a server gets no valid port or address.
     """
@@ -55,5 +73,26 @@ def export_plan(plan: Plan, format_name: str, options: Options | None = None) ->
     if format_name not in FORMATS:
         raise UnknownNameError("export format", format_name, FORMATS)
     chosen = options or Options()
+    found = servers(plan, chosen)
+    if format_name not in _ANY_ENGINE:
+        _check_engine(plan, format_name)
     render: Render = import_module(FORMATS[format_name].module).render
-    return marked(render(servers(plan, chosen), chosen), plan)
+    return marked(render(found, chosen), plan)
+
+
+def _check_engine(plan: Plan, format_name: str) -> None:
+    """Raise `IncompatibleError` if a server's profile describes another engine than the format starts."""
+    from packer.errors import IncompatibleError, shown
+
+    wanted = FORMATS[format_name].engine
+    for item in plan.bins:
+        engine = item.profile.engine.name.lower()
+        if engine != wanted:
+            fitting = [
+                name for name, each in FORMATS.items() if each.engine == engine and name not in _ANY_ENGINE
+            ]
+            remedy = f"Use --format {' or '.join(fitting)}" if fitting else "Only routing can be exported"
+            raise IncompatibleError(
+                f"Expected a plan for {wanted}, which --format {format_name} starts, got one whose profile "
+                f"{shown(item.profile.name)} describes {shown(engine)}. {remedy}."
+            )

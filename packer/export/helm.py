@@ -1,9 +1,9 @@
 """vLLM production stack: chart values with a `modelSpec` per server, and a LoraAdapter per adapter there.
 
 The operator puts an adapter on the pods of its `baseModel`, which is the name of a `modelSpec`; so each
-server gets a `modelSpec` of its own. Resources: production-stack.vllm.ai/v1alpha1. The chart's router looks
-an adapter's servers up by itself and has no shares: the annotation `packer/share` has the planned share, and
-where shares must hold, route with one of the routing formats.
+server gets a `modelSpec` of its own. Resources: production-stack.vllm.ai/v1alpha1 and chart 0.1.12. The
+chart's router looks an adapter's servers up by itself and has no shares: the annotation `packer/share` has
+the planned share, and where shares must hold, route with one of the routing formats.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from packer.export import quoting
 from packer.export.kubernetes import adapters_mount, adapters_volume
+from packer.export.pods import check_pods
 from packer.export.servers import Module, Options, Server
 from packer.export.sources import kind_of, refused, without_scheme
 
@@ -22,6 +23,7 @@ _TYPES = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "ht
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`values.yaml` for `helm install`, and `lora-adapters.yaml` for `kubectl apply`."""
+    check_pods(servers, options)
     specs = [_model_spec(server, options) for server in servers]
     values = {
         "servingEngineSpec": {"modelSpec": specs},

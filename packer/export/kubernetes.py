@@ -11,6 +11,7 @@ from typing import Any
 
 from packer.errors import ValidationError
 from packer.export import quoting
+from packer.export.pods import check_pods
 from packer.export.servers import Options, Server
 
 _CONFIG = "/etc/packer/vllm.yaml"
@@ -20,11 +21,18 @@ _MAX_CONFIG_BYTES = 1_000_000
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`packer.yaml`, for `kubectl apply -f`."""
+    check_pods(servers, options)
+    return {"packer.yaml": manifests(servers, options, {})}
+
+
+def manifests(servers: tuple[Server, ...], options: Options, extra_labels: dict[str, str]) -> str:
+    """ConfigMap, Deployment and Service of every server; `extra_labels`: further labels of the pods."""
     documents: list[object] = []
     for server in servers:
         config = config_map(server, options)
-        documents += [config, deployment(server, options, config), service(server, options)]
-    return {"packer.yaml": quoting.yaml_text(documents)}
+        pod = deployment(server, options, config, extra_labels)
+        documents += [config, pod, service(server, options)]
+    return quoting.yaml_text(documents)
 
 
 def metadata(name: str, labels: dict[str, str], options: Options) -> dict[str, Any]:
@@ -115,9 +123,13 @@ def container(server: Server, options: Options) -> dict[str, Any]:
         "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
     }
     if options.token_secret:
-        reference = {"secretKeyRef": {"name": options.token_secret, "key": "token"}}
-        found["env"].append({"name": "HF_TOKEN", "valueFrom": reference})
+        found["env"].append(token(options.token_secret))
     return found
+
+
+def token(secret: str) -> dict[str, Any]:
+    """The environment variable with the Hugging Face token."""
+    return {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}
 
 
 def adapters_volume(options: Options) -> dict[str, Any]:

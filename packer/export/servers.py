@@ -1,4 +1,7 @@
-"""The servers of a plan as every format needs them: names, addresses, flags and adapters."""
+"""The servers of a plan as every format needs them: names, addresses, flags and adapters.
+
+The flags are vLLM's; those of SGLang are in `packer.export.sglang`.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,9 @@ class Options:
     adapters_dir
         Folder of the adapters on the servers; an adapter without a source is its sub-folder of that name.
     model
-        Base model as vLLM should load it; None takes the profile's.
+        Base model as the engine should load it; None takes the profile's repository, else its name.
     image
-        Container image; None takes vLLM's of the profile's version.
+        Container image; None takes the format's, of the profile's version of vLLM.
     prefix
         Start of every server's name, a DNS label that starts with a letter: `gpu` gives gpu-0, gpu-1, ….
     namespace
@@ -111,6 +114,12 @@ class Server:
         """GPUs of this server: its tensor-parallel size."""
         return self.bin.profile.engine.tensor_parallel_size
 
+    @property
+    def max_cpu_loras(self) -> int:
+        """Adapters that host memory holds; the engine requires at least `max_loras`."""
+        limit = self.bin.profile.engine.max_cpu_loras
+        return max(self.bin.max_loras, len(self.modules) if limit is None else limit)
+
     def settings(self) -> dict[str, object]:
         """vLLM's flags without the adapters, by name; a True is a flag without value."""
         engine = self.bin.profile.engine
@@ -125,11 +134,10 @@ class Server:
             flags["tensor-parallel-size"] = engine.tensor_parallel_size
         if engine.block_size != _DEFAULT_BLOCK:
             flags["block-size"] = engine.block_size
-        limit = len(self.modules) if engine.max_cpu_loras is None else engine.max_cpu_loras
         flags["enable-lora"] = True
         flags["max-loras"] = self.bin.max_loras
         flags["max-lora-rank"] = self.bin.max_lora_rank
-        flags["max-cpu-loras"] = max(self.bin.max_loras, limit)  # vLLM requires at least max_loras
+        flags["max-cpu-loras"] = self.max_cpu_loras
         return flags
 
     def lora_modules(self) -> list[str]:
@@ -190,7 +198,7 @@ def _sources(plan: Plan, options: Options) -> dict[str, str]:
 def _server(plan: Plan, index: int, options: Options, paths: Mapping[str, str]) -> Server:
     item = plan.bins[index]
     profile = item.profile
-    model = options.model if options.model is not None else profile.model.name
+    model = options.model or profile.model.repository or profile.model.name
     if not model.strip() or model.startswith("-") or not model.isprintable():
         raise ValidationError(f"Expected the base model to be a path or repository, got {shown(model)}.")
     names = plan.workload.names

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 
 from packer.export import quoting
 from packer.export.servers import Options, Server, host_port
 
 _HEAD = """#!/bin/sh
-# Starts the servers of a plan, one vLLM each.
+# Starts the servers of a plan, one engine each.
 #   sh start.sh GPU     one server, in the foreground
 #   sh start.sh all     all of them on this host, until interrupted
 # With all, a server that ends is named and the others run on. The script ends when none is left, with the
@@ -81,7 +82,7 @@ if [ "${1:-}" = all ]; then
     server "$number" &
     running="$running $number:$!"
   done
-  # A server that is still a copy of this shell would lose a signal: let each become vLLM.
+  # A server that is still a copy of this shell would lose a signal: let each become its engine.
   sleep 1 &
   wait "$!" || :
   started=yes
@@ -98,22 +99,29 @@ fi
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`start.sh` and `args.json`."""
+    return scripts(servers, options, Server.command)
+
+
+def scripts(
+    servers: tuple[Server, ...], options: Options, command: Callable[[Server, int], list[str]]
+) -> dict[str, str]:
+    """`start.sh` and `args.json` of any engine; `command`: a server and its port → its command line."""
     first_gpu = 0
     cases, arguments = [], []
     for server in servers:
         port = host_port(server.index, options)
         devices = ",".join(str(first_gpu + k) for k in range(server.gpus))
         first_gpu += server.gpus
-        command = server.command(port)
-        # exec: vLLM takes the shell's place, so that a signal reaches it.
-        cases.append(_CASE.format(index=server.index, devices=devices, words=shlex.join(command)))
+        words = command(server, port)
+        # exec: the engine takes the shell's place, so that a signal reaches it.
+        cases.append(_CASE.format(index=server.index, devices=devices, words=shlex.join(words)))
         arguments.append(
             {
                 "server": server.name,
                 "profile": server.bin.profile.label,
                 "port": port,
                 "env": {"CUDA_VISIBLE_DEVICES": devices},
-                "command": command,
+                "command": words,
             }
         )
     numbers = " ".join(str(server.index) for server in servers)

@@ -15,6 +15,7 @@ from packer.cli import run
 from packer.plan import Plan, Status
 
 Capture = pytest.CaptureFixture[str]
+CLAIM = ("--adapters-claim", "adapters")
 
 
 @pytest.fixture
@@ -46,14 +47,14 @@ def test_folder_takes_every_file(plan_path: str, tmp_path: Path) -> None:
 def test_path_with_the_suffix_takes_one_file(plan_path: str, tmp_path: Path) -> None:
     """A path that ends as a format's file does is that file."""
     path = tmp_path / "mine.yaml"
-    assert run(["export", plan_path, "--format", "k8s", "-o", str(path), "--namespace", "ml"]) == 0
+    assert run(["export", plan_path, "--format", "k8s", "-o", str(path), *CLAIM]) == 0
     kinds = [document["kind"] for document in yaml.safe_load_all(path.read_text())]
     assert kinds == ["ConfigMap", "Deployment", "Service"] * 2
 
 
 def test_json_holds_the_files(plan_path: str, capsys: Capture) -> None:
     """With --json a script gets every file."""
-    assert run(["export", plan_path, "--format", "helm", "--json"]) == 0
+    assert run(["export", plan_path, "--format", "helm", "--json", *CLAIM]) == 0
     document = json.loads(capsys.readouterr().out)
     assert set(document["files"]) == {"values.yaml", "lora-adapters.yaml"}
 
@@ -103,7 +104,7 @@ def test_files_of_another_kind_are_refused(
 ) -> None:
     """An output that ends like a file of another kind is an error with the right endings, not a folder."""
     before = sorted(tmp_path.rglob("*"))
-    assert run(["export", plan_path, "--format", format_name, "-o", str(tmp_path / name)]) == 2
+    assert run(["export", plan_path, "--format", format_name, *CLAIM, "-o", str(tmp_path / name)]) == 2
     assert f"ends in {ending}, got the ending {Path(name).suffix.lower()!r}" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -128,7 +129,7 @@ def test_files_left_out_are_named(
     plan_path: str, tmp_path: Path, capsys: Capture, format_name: str, name: str, kind: str, left_out: str
 ) -> None:
     """One file of a format with several holds what its name or ending says, and the others are named."""
-    assert run(["export", plan_path, "--format", format_name, "-o", str(tmp_path / name)]) == 0
+    assert run(["export", plan_path, "--format", format_name, *CLAIM, "-o", str(tmp_path / name)]) == 0
     assert kind in (tmp_path / name).read_text()
     assert f"-o FOLDER also writes {left_out}" in capsys.readouterr().err
 
@@ -170,6 +171,12 @@ def test_estimates_are_announced(toy_plan: Callable[..., Plan], tmp_path: Path, 
     ("words", "message"),
     [
         (["--port", "65535"], "at most 65535, got 65535 + 1"),
+        (["--format", "k8s"], "'/adapters/a', and no volume is mounted there: give --adapters-claim"),
+        (["--format", "helm", *CLAIM, "--adapters-dir", "/a", "--sources", "hf.yaml"], "lie below /a/"),
+        (["--format", "aibrix", *CLAIM, "--model", "meta-llama/Llama-3.1-8B"], "give --token-secret"),
+        (["--format", "sglang"], "plan for sglang.*describes 'vllm'.*--format vllm or compose or k8s"),
+        (["--format", "ray"], "s3:// or gs:// with the adapter's name at its end"),
+        (["--format", "kserve", *CLAIM], "KServe's start script keeps.*got 'c; rm -rf /'"),
         (["--prefix", "0gpu"], "start with a small letter, got '0gpu'"),
         (["--sources", "s3.yaml"], "the source of adapter 'b'.*got 's3://loras/b'.*--format aibrix"),
     ],
@@ -184,6 +191,7 @@ def test_what_could_not_run_is_refused(
 ) -> None:
     """Options that would only fail on the servers are an input error here, in one line."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "hf.yaml").write_text("a: acme/a\nb: /elsewhere/b\n'c; rm -rf /': /a/c\nd: acme/d\n")
     (tmp_path / "s3.yaml").write_text("a: /a\nb: s3://loras/b\n'c; rm -rf /': /c\nd: /d\n")
     assert run(["export", plan_path, *words]) == 2
     out, err = capsys.readouterr()

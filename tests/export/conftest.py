@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 
+from packer.export.formats import FORMATS, export_plan
+from packer.export.servers import Options
 from packer.plan import Plan
 
 HOSTILE_NAMES = (
@@ -64,3 +67,21 @@ HOSTILE_NAMES = (
 def hostile_plan(toy_plan: Callable[..., Plan]) -> Plan:
     """Every hostile name, on three servers; the first one on all of them with shares 1 : 2 : 3."""
     return toy_plan(HOSTILE_NAMES, gpus=3, replicated=True)
+
+
+@pytest.fixture(scope="session")
+def exported() -> Callable[[Plan, str], dict[str, str]]:
+    """Files of a format for any plan: what the format needs beside the plan is given."""
+
+    def files(plan: Plan, name: str) -> dict[str, str]:
+        options = Options(adapters_claim="adapters")
+        if name == "ray":
+            options = Options(sources={each: f"s3://loras/{each}" for each in plan.workload.names})
+        engine = dataclasses.replace(plan.bins[0].profile.engine, name=FORMATS[name].engine)
+        bins = [
+            dataclasses.replace(item, profile=dataclasses.replace(item.profile, engine=engine))
+            for item in plan.bins
+        ]
+        return export_plan(dataclasses.replace(plan, bins=tuple(bins)), name, options)
+
+    return files

@@ -43,14 +43,16 @@ def test_compose_gives_each_server_its_gpu(hostile_plan: Plan) -> None:
         assert service["ports"] == [f"{8000 + gpu}:8000"]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_output_is_ascii_and_reproducible(hostile_plan: Plan, name: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"kserve", "ray"}))
+def test_output_is_ascii_and_reproducible(
+    hostile_plan: Plan, exported: Callable[[Plan, str], dict[str, str]], name: str
+) -> None:
     """No raw control character or bidi mark reaches a file; the same plan gives the same bytes."""
-    files = export_plan(hostile_plan, name)
+    files = exported(hostile_plan, name)
     for text in files.values():
         assert text.isascii()
         assert all(sign.isprintable() or sign == "\n" for sign in text)
-    assert files == export_plan(hostile_plan, name)
+    assert files == exported(hostile_plan, name)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -94,10 +96,16 @@ def test_adapters_stay_inside_their_folder(hostile_plan: Plan) -> None:
 def test_any_names_survive_yaml_and_json(toy_plan: Callable[..., Plan], chosen: list[str]) -> None:
     """Whatever adapters are called, parsing the exports gives exactly these names back."""
     plan = toy_plan(chosen, gpus=1)
-    documents = list(yaml.safe_load_all(export_plan(plan, "k8s")["packer.yaml"]))
+    documents = list(
+        yaml.safe_load_all(export_plan(plan, "k8s", Options(adapters_claim="adapters"))["packer.yaml"])
+    )
     settings_text = yaml.safe_load(documents[0]["data"]["vllm.yaml"])
     assert {json.loads(item)["name"] for item in settings_text["lora-modules"]} == set(chosen)
-    adapters = list(yaml.safe_load_all(export_plan(plan, "aibrix")["model-adapters.yaml"]))
+    adapters = list(
+        yaml.safe_load_all(
+            export_plan(plan, "aibrix", Options(adapters_claim="adapters"))["model-adapters.yaml"]
+        )
+    )
     assert {each["metadata"]["annotations"]["packer/adapter"] for each in adapters} == set(chosen)
     routing = export_plan(plan, "routing")["routing.json"]
     assert set(json.loads(routing)["adapters"]) == set(chosen)

@@ -27,7 +27,7 @@ def validated(text: str) -> list[dict[str, Any]]:
     return documents
 
 
-@pytest.mark.parametrize("options", [Options(), OPTIONS])
+@pytest.mark.parametrize("options", [Options(adapters_claim="adapters"), OPTIONS])
 def test_every_document_is_valid(hostile_plan: Plan, options: Options) -> None:
     """Deployment, Service and ConfigMap of every server satisfy Kubernetes' schemas."""
     documents = validated(export_plan(hostile_plan, "k8s", options)["packer.yaml"])
@@ -40,7 +40,7 @@ def test_settings_hold_the_adapters(hostile_plan: Plan) -> None:
     """The file that vLLM reads holds exactly the server's adapters."""
     from json import loads
 
-    documents = validated(export_plan(hostile_plan, "k8s")["packer.yaml"])
+    documents = validated(export_plan(hostile_plan, "k8s", OPTIONS)["packer.yaml"])
     for gpu, config in enumerate(documents[::3]):
         settings = yaml.safe_load(config["data"]["vllm.yaml"])
         assert settings["max-loras"] == hostile_plan.bins[gpu].max_loras
@@ -51,7 +51,7 @@ def test_settings_hold_the_adapters(hostile_plan: Plan) -> None:
 
 def test_nothing_of_a_name_is_on_the_command_line(hostile_plan: Plan) -> None:
     """Kubernetes expands $(NAME) in arguments, so they hold no name."""
-    documents = validated(export_plan(hostile_plan, "k8s")["packer.yaml"])
+    documents = validated(export_plan(hostile_plan, "k8s", OPTIONS)["packer.yaml"])
     for deployment in documents[1::3]:
         container = deployment["spec"]["template"]["spec"]["containers"][0]
         assert container["command"] == ["vllm", "serve", "--config", "/etc/packer/vllm.yaml"]
@@ -60,7 +60,7 @@ def test_nothing_of_a_name_is_on_the_command_line(hostile_plan: Plan) -> None:
 
 def test_selectors_match_their_own_pods_only(hostile_plan: Plan) -> None:
     """A Service selects the pods of its server and of no other."""
-    documents = validated(export_plan(hostile_plan, "k8s")["packer.yaml"])
+    documents = validated(export_plan(hostile_plan, "k8s", OPTIONS)["packer.yaml"])
     pods = [
         each["spec"]["template"]["metadata"]["labels"] for each in documents if each["kind"] == "Deployment"
     ]
@@ -73,7 +73,7 @@ def test_too_large_settings_are_refused(toy_plan: Callable[..., Plan]) -> None:
     """What doesn't fit a ConfigMap is an error here, not on the cluster."""
     names = [f"{k:04d}" + "\U0001f984" * 200 for k in range(300)]
     with pytest.raises(ValidationError, match="1 MiB"):
-        export_plan(toy_plan(names, gpus=1), "k8s")
+        export_plan(toy_plan(names, gpus=1), "k8s", OPTIONS)
 
 
 @pytest.mark.parametrize("bad", ["Upper", "a b", "x" * 41, "", "-x", "a\n"])
@@ -101,22 +101,21 @@ def test_aibrix_resources(hostile_plan: Plan) -> None:
         assert (each["apiVersion"], each["kind"]) == ("model.aibrix.ai/v1alpha1", "ModelAdapter")
         assert DNS.fullmatch(each["metadata"]["name"])
         assert each["spec"]["artifactURL"] == f"huggingface://{sources[name]}"
-        assert each["spec"]["replicas"] == len(places)
         assert each["spec"]["podSelector"]["matchExpressions"][0]["values"] == places
-        assert set(each["spec"]) == {"baseModel", "podSelector", "artifactURL", "replicas"}
+        assert set(each["spec"]) == {"baseModel", "podSelector", "artifactURL"}
 
 
 def test_aibrix_names_that_collide_are_refused(toy_plan: Callable[..., Plan]) -> None:
     """An adapter called as another one's resource would silently replace it."""
     taken = quoting.dns_name("My Adapter")
     with pytest.raises(ValidationError, match=f"'My Adapter' and '{taken}'"):
-        export_plan(toy_plan(["My Adapter", taken], gpus=1), "aibrix")
-    assert export_plan(toy_plan(["My Adapter", "my-adapter"], gpus=1), "aibrix")
+        export_plan(toy_plan(["My Adapter", taken], gpus=1), "aibrix", OPTIONS)
+    assert export_plan(toy_plan(["My Adapter", "my-adapter"], gpus=1), "aibrix", OPTIONS)
 
 
 def test_aibrix_pods_carry_the_selected_labels(hostile_plan: Plan) -> None:
-    """What a ModelAdapter selects is what the servers' pods are labelled with."""
-    files = export_plan(hostile_plan, "aibrix")
+    """A ModelAdapter is loaded on every pod that it selects: these are its planned servers."""
+    files = export_plan(hostile_plan, "aibrix", OPTIONS)
     pods = [
         each["spec"]["template"]["metadata"]["labels"]
         for each in yaml.safe_load_all(files["servers.yaml"])
@@ -130,7 +129,8 @@ def test_aibrix_pods_carry_the_selected_labels(hostile_plan: Plan) -> None:
             if selector["matchLabels"].items() <= pod.items()
             and all(pod[rule["key"]] in rule["values"] for rule in selector["matchExpressions"])
         ]
-        assert len(found) == each["spec"]["replicas"]
+        index = hostile_plan.workload.names.index(each["metadata"]["annotations"]["packer/adapter"])
+        assert len(found) == sum(index in item.adapters for item in hostile_plan.bins)
 
 
 def test_helm_values_and_adapters(hostile_plan: Plan) -> None:
@@ -169,7 +169,8 @@ def test_helm_mounts_the_claim(hostile_plan: Plan) -> None:
         (volume,), (mount,) = spec["extraVolumes"], spec["extraVolumeMounts"]
         assert volume["persistentVolumeClaim"] == {"claimName": "loras", "readOnly": True}
         assert mount == {"name": volume["name"], "mountPath": "/mnt/loras", "readOnly": True}
-    without = yaml.safe_load(export_plan(hostile_plan, "helm")["values.yaml"])
+    sources = dict.fromkeys(hostile_plan.workload.names, "acme/lora")
+    without = yaml.safe_load(export_plan(hostile_plan, "helm", Options(sources=sources))["values.yaml"])
     assert all("extraVolumes" not in spec for spec in without["servingEngineSpec"]["modelSpec"])
 
 

@@ -24,26 +24,32 @@ def with_profile(plan: Plan, profile: Profile) -> Plan:
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_files_of_an_estimate_say_so(
-    toy_plan: Callable[..., Plan], toy_profile: Profile, format_name: str
+    toy_plan: Callable[..., Plan],
+    toy_profile: Profile,
+    exported: Callable[[Plan, str], dict[str, str]],
+    format_name: str,
 ) -> None:
     """Every file made with an uncalibrated profile says so, and none of a calibrated one does."""
     plan = toy_plan(["a", "b"])
-    for name, text in export_plan(plan, format_name).items():
+    for name, text in exported(plan, format_name).items():
         assert f"toy ({MARK})" in text, name
     calibrated = with_profile(plan, dataclasses.replace(toy_profile, calibrated=True))
-    for text in export_plan(calibrated, format_name).values():
+    for text in exported(calibrated, format_name).values():
         assert MARK not in text
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_names_of_profiles_stay_in_their_comment(
-    toy_plan: Callable[..., Plan], toy_profile: Profile, format_name: str
+    toy_plan: Callable[..., Plan],
+    toy_profile: Profile,
+    exported: Callable[[Plan, str], dict[str, str]],
+    format_name: str,
 ) -> None:
     """A profile may be called anything: the mark stays one line of ASCII, and the file means the same."""
     plan = toy_plan(["a", "b"])
     hostile = dataclasses.replace(toy_profile, name="x\nexec rm -rf / #\r\u2028é\x7f'\"")
-    plain = export_plan(plan, format_name)
-    for name, text in export_plan(with_profile(plan, hostile), format_name).items():
+    plain = exported(plan, format_name)
+    for name, text in exported(with_profile(plan, hostile), format_name).items():
         if name.endswith(".json"):
             assert json.loads(text)
             continue
@@ -63,11 +69,13 @@ def test_the_script_still_opens_with_its_shell(toy_plan: Callable[..., Plan]) ->
     assert MARK in lines[1]
 
 
-def test_the_cluster_and_programs_keep_the_mark(toy_plan: Callable[..., Plan]) -> None:
+def test_the_cluster_and_programs_keep_the_mark(
+    toy_plan: Callable[..., Plan], exported: Callable[[Plan, str], dict[str, str]]
+) -> None:
     """Comments do not survive an upload: Deployments hold the profile's label, and so does JSON."""
     plan = toy_plan(["a", "b"])
     label = plan.bins[0].profile.label
-    for document in yaml.safe_load_all(export_plan(plan, "k8s")["packer.yaml"]):
+    for document in yaml.safe_load_all(exported(plan, "k8s")["packer.yaml"]):
         if document["kind"] == "Deployment":
             assert document["metadata"]["annotations"]["packer/profile"] == label
     assert {entry["profile"] for entry in json.loads(export_plan(plan, "vllm")["args.json"])} == {label}

@@ -285,4 +285,4 @@ def test_ports_of_a_shared_host_end_at_the_last_one(hostile_plan: Plan) -> None:
         with pytest.raises(ValidationError, match=r"at most 65535, got 65534 \+ 2"):
             export_plan(hostile_plan, name, options)
         assert "65535" in "".join(export_plan(hostile_plan, name, replace(options, port=65_533)).values())
-    assert export_plan(hostile_plan, "k8s", Options(port=65_535))
+    assert export_plan(hostile_plan, "k8s", Options(port=65_535, adapters_claim="adapters"))

@@ -23,7 +23,8 @@ def exported(toy_plan: Callable[..., Plan]) -> Callable[[str, str], Any]:
     plan = toy_plan(["a"], gpus=1)
 
     def source_in(format_name: str, source: str) -> Any:
-        files = export_plan(plan, format_name, Options(sources={"a": source}))
+        options = Options(sources={"a": source}, adapters_claim="adapters")
+        files = export_plan(plan, format_name, options)
         if format_name == "vllm":
             return json.loads(json.loads(files["args.json"])[0]["command"][-1])["path"]
         if format_name == "compose":
@@ -44,8 +45,7 @@ def exported(toy_plan: Callable[..., Plan]) -> Callable[[str, str], Any]:
     ("source", "path"),
     [
         ("/adapters/a", "/adapters/a"),
-        ("~/a", "~/a"),
-        ("./some/where/a", "./some/where/a"),
+        ("/adapters/./some/where/a", "/adapters/./some/where/a"),
         ("file:///adapters/a", "/adapters/a"),
         ("acme/lora", "acme/lora"),
         ("hf://acme/lora", "acme/lora"),

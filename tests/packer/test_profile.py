@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from packer.errors import ValidationError
-from packer.io.profiles import load_profile
+from packer.io.profiles import load_profile, profile_names
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 
 
@@ -16,6 +16,7 @@ def test_what_the_twin_sees_decides_the_fingerprint(toy_profile: Profile) -> Non
     """A new coefficient changes the fingerprint; a new price or a note does not."""
     assert toy_profile.with_coefficients(base_ms=9.0).fingerprint != toy_profile.fingerprint
     noted = replace(toy_profile, provenance={"who": "us"}, gpu=replace(toy_profile.gpu, price_per_hour=3.0))
+    noted = replace(noted, model=replace(noted.model, repository="acme/toy"))
     assert noted.fingerprint == toy_profile.fingerprint
     assert noted != toy_profile
     assert hash(noted) == hash(toy_profile)
@@ -31,6 +32,12 @@ def test_what_the_twin_sees_decides_the_fingerprint(toy_profile: Profile) -> Non
 def test_fingerprints_of_the_shipped_profiles_are_pinned(name: str, expected: str) -> None:
     """Models, data sets and results carry these: a change of code alone must not change them."""
     assert load_profile(name).fingerprint == expected
+
+
+def test_shipped_profiles_name_their_repositories() -> None:
+    """A start command needs the full name of a Hugging Face repository."""
+    for name in profile_names():
+        assert "/" in (load_profile(name).model.repository or "")
 
 
 def test_a_new_field_with_a_default_keeps_the_fingerprint(toy_profile: Profile) -> None:

@@ -169,3 +169,25 @@ def test_too_large_a_model_and_unknown_gpus(root: Path, tmp_path: Path) -> None:
         estimate_profile(large, "l4")
     with pytest.raises(UnknownNameError, match="Did you mean 'h100-80gb'"):
         estimate_profile(large, "h100-80g")
+
+
+def test_sglang_keeps_its_slots_apart(root: Path) -> None:
+    """SGLang reserves slots of the largest rank, keeps activations outside its share, and spares the running batch."""
+    llama = dimensions(root, LLAMA)
+    ours, theirs = (estimate_profile(llama, "h100-80gb", engine_name=name) for name in ("vllm", "sglang"))
+    assert (theirs.engine.name, theirs.engine.block_size) == ("sglang", 1)
+    assert theirs.loading.spares_batch
+    assert not ours.loading.spares_batch
+    slot = kv_cache_tokens(theirs, theirs.settings(1, 16)) - kv_cache_tokens(theirs, theirs.settings(2, 16))
+    assert slot * llama.kv_bytes_per_token == pytest.approx(16 * llama.lora_bytes_per_rank, abs=2**18)
+    assert theirs.memory.kv_budget_bytes > ours.memory.kv_budget_bytes
+    with pytest.raises(UnknownNameError, match="Known: sglang, vllm"):
+        estimate_profile(llama, "h100-80gb", engine_name="tensorrt-llm")
+
+
+def test_a_config_names_its_repository(tmp_path: Path, root: Path) -> None:
+    """A start command gets the repository that the config names; a local path is none."""
+    for said, wanted in (("acme/toy-7b", "acme/toy-7b"), ("/models/toy", None), ("./toy", None), (7, None)):
+        read_ = read(tmp_path, config(root, **{"_name_or_path": said}))
+        assert read_.repository == wanted
+        assert estimate_profile(read_, "h100-80gb").model.repository == wanted

@@ -1,0 +1,119 @@
+"""KServe 0.20: an LLMInferenceService for each server, with its adapters (serving.kserve.io/v1alpha2).
+
+The controller downloads or mounts the adapters and writes vLLM's flags from `spec.model.lora`; the others go through
+VLLM_ADDITIONAL_ARGS, which its start script expands in a shell. It registers each adapter under two names, so host
+memory must hold twice as many. A service has a route of its own: which one an adapter's requests take is for the
+routing formats to say.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from packer.errors import IncompatibleError, shown
+from packer.export import kubernetes, quoting
+from packer.export.pods import check_pods
+from packer.export.servers import Module, Options, Server
+from packer.export.sources import kind_of, refused, without_scheme
+
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", re.ASCII)
+_SEGMENT = re.compile(r"[^a-zA-Z0-9._-]")
+_LORA_FLAGS = {"enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "tensor-parallel-size"}
+
+
+def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+    """`services.yaml`, for `kubectl apply -f`."""
+    check_pods(servers, options)
+    return {"services.yaml": quoting.yaml_text([_service(server, options) for server in servers])}
+
+
+def _service(server: Server, options: Options) -> dict[str, Any]:
+    about = kubernetes.metadata(server.name, kubernetes.server_labels(server), options)
+    about["annotations"] = {"packer/profile": server.bin.profile.label}
+    _check_names(server)
+    arguments = [f"--{name} {value}" for name, value in server.settings().items() if name not in _LORA_FLAGS]
+    env: list[dict[str, Any]] = [{"name": "VLLM_ADDITIONAL_ARGS", "value": " ".join(arguments)}]
+    containers: list[dict[str, Any]] = [
+        {
+            "name": "main",
+            "env": env,
+            "resources": {"limits": {"nvidia.com/gpu": str(server.gpus)}},
+        }
+    ]
+    if options.image:
+        containers[0]["image"] = options.image
+    if options.token_secret:
+        containers.append({"name": "storage-initializer", "env": [kubernetes.token(options.token_secret)]})
+    spec: dict[str, Any] = {
+        "replicas": 1,
+        "model": {
+            "uri": _model_uri(server.model),
+            "name": server.model,
+            "lora": {
+                "maxRank": server.bin.max_lora_rank,
+                "maxAdapters": server.bin.max_loras,
+                "maxCpuAdapters": _host_adapters(server),
+                "adapters": [
+                    {"name": item.name, "uri": _adapter_uri(item, options)} for item in server.modules
+                ],
+            },
+        },
+        "template": {"containers": containers},
+        "router": {"route": {}, "gateway": {}},
+    }
+    if server.gpus > 1:
+        spec["parallelism"] = {"tensor": server.gpus}
+    return {
+        "apiVersion": "serving.kserve.io/v1alpha2",
+        "kind": "LLMInferenceService",
+        "metadata": about,
+        "spec": spec,
+    }
+
+
+def _host_adapters(server: Server) -> int:
+    """Adapters in host memory, where each one is there under two names."""
+    limit = server.bin.profile.engine.max_cpu_loras
+    return max(server.bin.max_loras, 2 * (len(server.modules) if limit is None else limit))
+
+
+def _model_uri(model: str) -> str:
+    kind, rest = kind_of(model), without_scheme(model)
+    if kind == "huggingface":
+        return f"hf://{rest}"
+    if kind == "s3" or model.startswith(("pvc://", "oci://")):
+        return model
+    raise IncompatibleError(
+        f"Expected the base model to be what KServe loads, a Hugging Face repository, s3:// or pvc://, got "
+        f"{shown(model)}: give --model."
+    )
+
+
+def _adapter_uri(item: Module, options: Options) -> str:
+    kind, rest = kind_of(item.source), without_scheme(item.source)
+    if kind == "huggingface":
+        return f"hf://{rest}"
+    if kind == "s3":
+        return item.source
+    if kind == "path":
+        return f"pvc://{options.adapters_claim}/{rest.removeprefix(options.adapters_dir.rstrip('/') + '/')}"
+    raise refused(item.name, item.source, "a path in the claim, a Hugging Face repository or s3://")
+
+
+def _check_names(server: Server) -> None:
+    """Raise `IncompatibleError` where KServe's shell or its folders could not keep two names apart."""
+    owner: dict[str, str] = {}
+    for item in server.modules:
+        if not _SAFE.fullmatch(item.name) or item.name == server.model:
+            raise IncompatibleError(
+                "Expected names of adapters that KServe's start script keeps, of letters, digits and ._/:@+-, "
+                f"other than the base model's, got {shown(item.name)}."
+            )
+        folder = _SEGMENT.sub("-", item.name)
+        if folder in owner:
+            raise IncompatibleError(
+                f"KServe puts the adapters {shown(owner[folder])} and {shown(item.name)} into one folder, "
+                f"{folder!r}: rename one."
+            )
+        owner[folder] = item.name

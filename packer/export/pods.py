@@ -1,0 +1,49 @@
+"""What pods need beside the plan: volumes with the adapters, and a token for gated models.
+
+A pod that lacks one of them is scheduled, takes a GPU and fails, so it is refused here.
+"""
+
+from __future__ import annotations
+
+from packer.errors import IncompatibleError, shown
+from packer.export.servers import Options, Server
+from packer.export.sources import kind_of, without_scheme
+
+GATED = ("meta-llama/", "google/gemma")
+"""Starts of repositories that Hugging Face hands out only with a token."""
+
+
+def check_pods(servers: tuple[Server, ...], options: Options) -> None:
+    """Raise `IncompatibleError` if a pod of these servers could not read an adapter or its base model."""
+    check_volume(servers, options)
+    check_token(servers, options)
+
+
+def check_volume(servers: tuple[Server, ...], options: Options) -> None:
+    """Raise `IncompatibleError` if an adapter is a path on which nothing is mounted."""
+    folder = options.adapters_dir.rstrip("/") + "/"
+    for server in servers:
+        for item in server.modules:
+            if kind_of(item.source) != "path":
+                continue
+            path = without_scheme(item.source)
+            if not options.adapters_claim:
+                raise IncompatibleError(
+                    f"Adapter {shown(item.name)} is the path {shown(path)}, and no volume is mounted there: give "
+                    "--adapters-claim, the volume claim that holds the adapters, or --sources with repositories."
+                )
+            if not path.startswith(folder):
+                raise IncompatibleError(
+                    f"Expected the path of adapter {shown(item.name)} to lie below {folder}, where the claim "
+                    f"{options.adapters_claim} is mounted (--adapters-dir), got {shown(path)}."
+                )
+
+
+def check_token(servers: tuple[Server, ...], options: Options) -> None:
+    """Raise `IncompatibleError` if a base model is gated and no secret with a token is named."""
+    for model in sorted({server.model for server in servers}):
+        if model.startswith(GATED) and not options.token_secret:
+            raise IncompatibleError(
+                f"{model} is downloaded only with a Hugging Face token: give --token-secret, the Secret whose key "
+                "'token' holds it, or --model with a copy that needs none."
+            )

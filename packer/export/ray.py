@@ -1,0 +1,73 @@
+"""Ray Serve LLM: one LLMConfig for each server, with `lora_config` (ray.serve.llm:build_openai_app).
+
+Ray loads an adapter from `dynamic_lora_loading_path`/NAME at its first request, and holds at most `max_loras` of them.
+Clients ask for `SERVER:ADAPTER`, as `gpu-0:sql`; of a replicated adapter they choose the server by its share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packer.errors import IncompatibleError, shown
+from packer.export import quoting
+from packer.export.servers import Options, Server, routes
+from packer.export.sources import kind_of
+
+_SCHEMES = ("s3", "gcs")
+
+
+def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+    """`serve.yaml`, for `serve deploy`; `models.json`: adapter → the names under which it is served, with shares."""
+    document = {
+        "applications": [
+            {
+                "name": options.prefix,
+                "route_prefix": "/",
+                "import_path": "ray.serve.llm:build_openai_app",
+                "args": {"llm_configs": [_config(server) for server in servers]},
+            }
+        ]
+    }
+    names = {
+        "profiles": {server.name: server.bin.profile.label for server in servers},
+        "adapters": {
+            name: [{"model": f"{server.name}:{name}", "share": round(share, 9)} for server, share in places]
+            for name, places in routes(servers).items()
+        },
+    }
+    return {
+        "serve.yaml": quoting.yaml_text([document]),
+        "models.json": quoting.json_text(names, indent=2) + "\n",
+    }
+
+
+def _config(server: Server) -> dict[str, Any]:
+    arguments = {name.replace("-", "_"): value for name, value in server.settings().items()}
+    return {
+        "model_loading_config": {"model_id": server.name, "model_source": server.model},
+        "engine_kwargs": arguments | {"max_cpu_loras": server.bin.max_loras},
+        "lora_config": {
+            "dynamic_lora_loading_path": _folder(server),
+            "max_num_adapters_per_replica": server.bin.max_loras,
+        },
+        "deployment_config": {"num_replicas": 1},
+    }
+
+
+def _folder(server: Server) -> str:
+    """The folder that holds every adapter of a server under its own name."""
+    folders = set()
+    for item in server.modules:
+        folder, _, last = item.source.rstrip("/").rpartition("/")
+        if kind_of(item.source) not in _SCHEMES or last != item.name:
+            raise IncompatibleError(
+                f"Expected the source of adapter {shown(item.name)} to be s3:// or gs:// with the adapter's name at "
+                f"its end, which is where Ray Serve looks, got {shown(item.source)}. Give --sources."
+            )
+        folders.add(folder.replace("gcs://", "gs://", 1))
+    if len(folders) > 1:
+        raise IncompatibleError(
+            f"Expected the adapters of {server.name} in one folder, as Ray Serve takes one for each server, got "
+            f"{', '.join(sorted(folders)[:3])}."
+        )
+    return folders.pop()

@@ -1,0 +1,239 @@
+"""What is exported for a stack, against the stack's own schema.
+
+The tables in tests/data/schemas hold facts of the projects' public sources: fields, types, limits. Each names its
+project, version, commit and files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from packer.export.formats import FORMATS, export_plan
+from packer.export.servers import Options
+from packer.plan import Plan
+
+TABLES = Path(__file__).parent.parent / "data" / "schemas"
+NAMES = ("sql", "support-de", "tone.v2", "Legal_DE", "a/b")
+PLACES = {
+    "path": {name: f"/adapters/{k}" for k, name in enumerate(NAMES)},
+    "huggingface": {name: f"acme/lora-{k}" for k, name in enumerate(NAMES)},
+    "s3": {name: f"s3://loras/all/{name.replace('/', '-')}" for name in NAMES},
+}
+ALL = {"adapters_claim": "adapters", "token_secret": "hf", "namespace": "ml"}
+
+
+def table(name: str) -> dict[tuple[str | None, str], Any]:
+    """(apiVersion, kind) → schema."""
+    data = json.loads((TABLES / f"{name}.json").read_text("utf-8"))
+    assert set(data["source"]) >= {"project", "version", "commit", "date", "path"}
+    return {(each.get("apiVersion"), each["kind"]): each["spec"] for each in data["resources"]}
+
+
+def conforms(document: Any, name: str, kind: str, api: str | None = None) -> None:
+    """Check a document, or the spec of a resource, against a table."""
+    jsonschema.Draft202012Validator(table(name)[api, kind]).validate(document)
+
+
+def resources(text: str, name: str) -> list[dict[str, Any]]:
+    """The resources of a manifest, each one known to the table and as it demands."""
+    found = list(yaml.safe_load_all(text))
+    for each in found:
+        assert set(each) == {"apiVersion", "kind", "metadata", "spec"}
+        conforms(each["spec"], name, each["kind"], each["apiVersion"])
+        kubernetes_validate.validate(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": each["metadata"]}, "1.31", strict=True
+        )
+    return found
+
+
+def pod(spec: dict[str, Any]) -> None:
+    """Check a pod's spec against Kubernetes' schema."""
+    document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+    kubernetes_validate.validate(document, "1.31", strict=True)
+
+
+@pytest.fixture(params=["path", "huggingface", "s3"])
+def sources(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Adapters in each kind of place."""
+    return PLACES[request.param]
+
+
+@pytest.fixture(scope="module")
+def plan(toy_plan: Callable[..., Plan]) -> Plan:
+    """Five adapters on two servers, the first one on both."""
+    return toy_plan(NAMES, gpus=2, replicated=True)
+
+
+def test_aibrix(plan: Plan, sources: dict[str, str]) -> None:
+    """Every ModelAdapter is one that AIBrix's definition takes, replicated adapters included."""
+    files = export_plan(plan, "aibrix", Options(sources=sources, **ALL))
+    assert len(resources(files["model-adapters.yaml"], "aibrix")) == len(NAMES)
+
+
+def test_production_stack(plan: Plan, sources: dict[str, str]) -> None:
+    """LoraAdapters are as their definition demands, and the chart's values are keys that the chart has."""
+    files = export_plan(plan, "helm", Options(sources=sources, **ALL))
+    assert len(resources(files["lora-adapters.yaml"], "production-stack")) == len(NAMES) + 1
+    conforms(yaml.safe_load(files["values.yaml"]), "production-stack", "values.yaml")
+
+
+def test_kserve(plan: Plan, sources: dict[str, str]) -> None:
+    """Each LLMInferenceService is one that KServe's definition takes, with a template that a pod can be."""
+    services = resources(
+        export_plan(plan, "kserve", Options(sources=sources, **ALL))["services.yaml"], "kserve"
+    )
+    for service, item in zip(services, plan.bins, strict=True):
+        lora = service["spec"]["model"]["lora"]
+        assert lora["maxRank"] == item.max_lora_rank
+        assert lora["maxAdapters"] == item.max_loras
+        assert lora["maxCpuAdapters"] == 2 * len(item.adapters)
+        assert {each["name"] for each in lora["adapters"]} == {plan.workload.names[i] for i in item.adapters}
+        containers = [{"image": "x", **each} for each in service["spec"]["template"]["containers"]]
+        pod({"containers": containers})
+        flags = containers[0]["env"][0]["value"]
+        assert "--max-num-seqs 512" in flags
+        assert "lora" not in flags
+
+
+def test_dynamo(plan: Plan, sources: dict[str, str]) -> None:
+    """The graph and its DynamoModels are as NVIDIA's types demand, and each model finds its worker."""
+    files = export_plan(plan, "dynamo", Options(sources=sources, **ALL))
+    (graph,) = resources(files["graph.yaml"], "dynamo")
+    workers = {
+        each["modelRef"]["name"]: each for each in graph["spec"]["services"].values() if "modelRef" in each
+    }
+    for worker in workers.values():
+        pod({"containers": [{"name": "main", **worker["extraPodSpec"]["mainContainer"]}]})
+        assert "--enable-lora" in worker["extraPodSpec"]["mainContainer"]["args"]
+    models = resources(files["dynamo-models.yaml"], "dynamo")
+    placed = {(each["spec"]["baseModelName"], each["spec"]["modelName"]) for each in models}
+    names = plan.workload.names
+    assert placed == {(f"gpu-{k}", names[i]) for k, item in enumerate(plan.bins) for i in item.adapters}
+    assert set(workers) == {base for base, _ in placed}
+    assert len({each["metadata"]["name"] for each in models}) == len(models)
+
+
+def test_ray_serve(toy_plan: Callable[..., Plan]) -> None:
+    """The file is one that `serve deploy` takes, with LLMConfigs of fields that Ray has."""
+    names = ("sql", "tone", "legal")
+    plan = toy_plan(names, gpus=2, replicated=True)
+    files = export_plan(plan, "ray", Options(sources={name: f"gs://loras/all/{name}/" for name in names}))
+    document = yaml.safe_load(files["serve.yaml"])
+    conforms(document, "ray-serve", "serve.yaml")
+    configs = document["applications"][0]["args"]["llm_configs"]
+    for config, item in zip(configs, plan.bins, strict=True):
+        assert config["lora_config"]["dynamic_lora_loading_path"] == "gs://loras/all"
+        # Ray requires these two to be equal.
+        assert config["lora_config"]["max_num_adapters_per_replica"] == item.max_loras
+        assert config["engine_kwargs"]["max_loras"] == item.max_loras
+    models = json.loads(files["models.json"])["adapters"]
+    assert [each["model"] for each in models["sql"]] == ["gpu-0:sql", "gpu-1:sql"]
+    assert sum(each["share"] for each in models["sql"]) == pytest.approx(1.0)
+
+
+def test_ray_serve_takes_the_configurations(toy_plan: Callable[..., Plan]) -> None:
+    """Ray's own classes read the file, where Ray Serve LLM is installed."""
+    llm = pytest.importorskip("ray.serve.llm", exc_type=ImportError)
+    plan = toy_plan(["sql", "tone"], gpus=1)
+    options = Options(sources={name: f"s3://loras/{name}" for name in ("sql", "tone")})
+    document = yaml.safe_load(export_plan(plan, "ray", options)["serve.yaml"])
+    for config in document["applications"][0]["args"]["llm_configs"]:
+        llm.LLMConfig(**config)
+
+
+def test_llm_d(plan: Plan, sources: dict[str, str]) -> None:
+    """The endpoint picker's configuration is llm-d's, and each adapter reaches its own servers only."""
+    if sources["sql"].startswith("s3"):
+        pytest.skip("vLLM does not read buckets")
+    files = export_plan(plan, "llm-d", Options(sources=sources, **ALL))
+    values = yaml.safe_load(files["values.yaml"])
+    conforms(values, "llm-d", "values.yaml")
+    router = values["router"]
+    config = yaml.safe_load(router["epp"]["pluginsCustomConfig"][router["epp"]["pluginsConfigFile"]])
+    conforms(config, "llm-d", "EndpointPickerConfig")
+    plugins = {each.get("name", each["type"]): each for each in config["plugins"]}
+    for each in plugins.values():
+        if "parameters" in each:
+            conforms(each["parameters"], "llm-d", f"parameters/{each['type']}")
+    pods = []
+    for document in yaml.safe_load_all(files["servers.yaml"]):
+        kubernetes_validate.validate(document, "1.31", strict=True)
+        if document["kind"] == "Deployment":
+            pods.append(document["spec"]["template"]["metadata"]["labels"])
+    assert all(router["modelServers"]["matchLabels"].items() <= labels.items() for labels in pods)
+    profiles = {each["name"]: each["plugins"] for each in config["schedulingProfiles"]}
+    assert plugins["header-profile-handler"]["parameters"]["defaultProfile"] in profiles
+    for index, name in enumerate(NAMES):
+        (rule,) = plugins[profiles[name][0]["pluginRef"]]["parameters"]["matchExpressions"]
+        reached = [k for k, labels in enumerate(pods) if labels[rule["key"]] in rule["values"]]
+        assert reached == [k for k, item in enumerate(plan.bins) if index in item.adapters]
+
+
+def test_sglang(plan: Plan, exported: Callable[[Plan, str], dict[str, str]]) -> None:
+    """Every flag is one of SGLang's, with a value of its type, and each adapter is an entry of --lora-paths."""
+    flags = table("sglang")[None, "flags"]
+    entries = json.loads(exported(plan, "sglang")["args.json"])
+    assert len(entries) == len(plan.bins)
+    for entry, item in zip(entries, plan.bins, strict=True):
+        command = entry["command"]
+        assert command[:3] == ["python3", "-m", "sglang.launch_server"]
+        at = command.index("--lora-paths")
+        words, adapters = iter(command[3:at]), [json.loads(each) for each in command[at + 1 :]]
+        given: dict[str, str] = {}
+        for word in words:
+            kind = flags[word.removeprefix("--")]
+            given[word] = "" if kind == "flag" else next(words)
+            if isinstance(kind, list):
+                assert given[word] in kind
+            elif kind in ("int", "float"):
+                assert {"int": int, "float": float}[kind](given[word]) > 0
+        assert given["--max-loras-per-batch"] == str(item.max_loras)
+        assert given["--max-lora-rank"] == str(item.max_lora_rank)
+        assert int(given["--max-loaded-loras"]) >= item.max_loras
+        for each in adapters:
+            conforms(each, "sglang", "lora-paths")
+        assert {each["lora_name"] for each in adapters} == {plan.workload.names[i] for i in item.adapters}
+
+
+def test_the_dashboard(plan: Plan) -> None:
+    """The dashboard has the fields that Grafana's schema knows, no two panels overlap, and ids differ."""
+    dashboard = json.loads(export_plan(plan, "grafana")["dashboard.json"])
+    conforms(dashboard, "grafana", "dashboard.json")
+    cells = [
+        (x, y)
+        for panel in dashboard["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_the_tables_notice_a_wrong_field(plan: Plan) -> None:
+    """A table that let everything pass would test nothing: unknown fields, wrong types and limits are errors."""
+    options = Options(sources=PLACES["huggingface"], **ALL)
+    adapter = next(yaml.safe_load_all(export_plan(plan, "aibrix", options)["model-adapters.yaml"]))["spec"]
+    service = next(yaml.safe_load_all(export_plan(plan, "kserve", options)["services.yaml"]))["spec"]
+    for spec, name, kind, api in (
+        (adapter | {"replicas": 2}, "aibrix", "ModelAdapter", "model.aibrix.ai/v1alpha1"),
+        (adapter | {"bucket": "x"}, "aibrix", "ModelAdapter", "model.aibrix.ai/v1alpha1"),
+        (service | {"replicas": "1"}, "kserve", "LLMInferenceService", "serving.kserve.io/v1alpha2"),
+        (service | {"loras": []}, "kserve", "LLMInferenceService", "serving.kserve.io/v1alpha2"),
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            conforms(spec, name, kind, api)
+
+
+def test_formats_say_which_versions_they_fit() -> None:
+    """A format of a stack that changes names the versions that it was checked against."""
+    for name in ("vllm", "sglang", "helm", "aibrix", "llm-d", "kserve", "ray", "dynamo", "grafana"):
+        assert FORMATS[name].fits
