@@ -36,14 +36,15 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
         "extraPodSpec": {"mainContainer": {"image": image}},
     }
     services = {"Frontend": front} | {server.name: _worker(server, image, options) for server in servers}
+    spec: dict[str, Any] = {"backendFramework": "vllm", "services": services}
+    if options.adapters_claim:
+        spec["pvcs"] = [{"create": False, "name": options.adapters_claim}]
     graph = {
         "apiVersion": "nvidia.com/v1alpha1",
         "kind": "DynamoGraphDeployment",
         "metadata": kubernetes.metadata(options.prefix, {"app.kubernetes.io/managed-by": "packer"}, options),
-        "spec": {"backendFramework": "vllm", "services": services},
+        "spec": spec,
     }
-    if options.adapters_claim:
-        graph["spec"]["pvcs"] = [{"create": False, "name": options.adapters_claim}]
     models = [_model(item, server, options) for server in servers for item in server.modules]
     return {"graph.yaml": quoting.yaml_text([graph]), "dynamo-models.yaml": quoting.yaml_text(models)}
 

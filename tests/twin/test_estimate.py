@@ -188,6 +188,6 @@ def test_sglang_keeps_its_slots_apart(root: Path) -> None:
 def test_a_config_names_its_repository(tmp_path: Path, root: Path) -> None:
     """A start command gets the repository that the config names; a local path is none."""
     for said, wanted in (("acme/toy-7b", "acme/toy-7b"), ("/models/toy", None), ("./toy", None), (7, None)):
-        read_ = read(tmp_path, config(root, **{"_name_or_path": said}))
+        read_ = read(tmp_path, config(root, _name_or_path=said))
         assert read_.repository == wanted
         assert estimate_profile(read_, "h100-80gb").model.repository == wanted
