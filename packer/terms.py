@@ -18,7 +18,8 @@ class Term:
     """A term of a step law: coefficient `name`, in `unit`, times `times`.
 
     Symbols: B decodes, P prefill tokens, T = B + P, A distinct adapters in the batch, R the sum of their
-    ranks, S slots, M their rank, K context tokens of the decodes, W waiting requests passed over, V all
+    ranks, N requests in the batch, Q the sum of their ranks, L the largest rank among them, S slots, M their
+    rank, K context tokens of the decodes, W waiting requests passed over, V all
     waiting requests, G the largest batch with a CUDA graph, D the SPLIT_K of vLLM's shrink kernel (64 below
     128 tokens, padded as CUDA graphs are, else 8; vllm/lora/ops/triton_ops/utils.py); [x] is 1 if x holds,
     else 0. `part`: what it belongs to; without adapters and queue only "model" is left. `bound`: what its
@@ -54,6 +55,8 @@ LINEAR = (
     Term("per_waiting_ms", "ms/request", "V", "queue", "host"),
     Term("per_slot_block_ms", "ms/(slot block)", "[A > 0] S D ceil(T / 32) ceil(M / 16)", "lora", "adapters"),
     Term("per_adapter_block_ms", "ms/(adapter block)", "A D ceil(M / 16)", "lora", "adapters"),
+    Term("per_request_rank_ms", "ms/rank", "Q", "lora", "adapters"),
+    Term("per_padded_rank_ms", "ms/rank", "N L", "lora", "adapters"),
 )
 """Terms of the linear law: a step takes the sum of coefficient × what it multiplies, in this order."""
 

@@ -63,10 +63,14 @@ class NaiveServer(NaiveTwin):
         """Requests that were given to the server and are not finished."""
         return len(self.running) + len(self.waiting) + len(self.inbox)
 
+    def queued_prompt(self) -> int:
+        """Prompt tokens of the requests that are not in the batch."""
+        return sum(request.prompt for request in [*self.waiting, *self.inbox])
+
     def free_tokens(self) -> int:
-        """Tokens that fit into free KV blocks, those of waiting prompts taken off."""
+        """Tokens that fit into free KV blocks, those of prompts outside the batch taken off."""
         free = (self.server.kv_blocks - self._used()) * self.server.block_size
-        return free - sum(request.prompt for request in self.waiting)
+        return free - self.queued_prompt()
 
     def has_room(self, request: Request, max_batch: int, mean_output: float) -> bool:
         """An idle server, or one with a place in its batch and KV cache for the request."""
@@ -113,11 +117,22 @@ def matching_score(servers: Sequence[NaiveServer], turn: Sequence[int], request:
     return max(turn, key=points)
 
 
-def _law(server: NaiveServer, decodes: float, prefill: float, adapters: set[int]) -> float:
-    """A step by the linear law with the terms of the random clusters, ms; nothing of the KV cache."""
+def _law(
+    server: NaiveServer, decodes: float, prefill: float, adapters: set[int], requests: Sequence[int]
+) -> float:
+    """A step by the linear law with the terms of the random clusters, ms; nothing of the KV cache.
+
+    `requests`: rank of each request in the step.
+    """
     c = server.server.coefficients
     ms = c["base_ms"] + c["per_decode_ms"] * decodes + c["per_prefill_token_ms"] * prefill
+    ms += c["per_request_rank_ms"] * sum(requests)
+    ms += c["per_padded_rank_ms"] * len(requests) * max(requests, default=0)
     return ms + c["per_adapter_ms"] * len(adapters)
+
+
+def _ranks(server: NaiveServer, requests: Sequence[Request]) -> list[int]:
+    return [server.server.ranks[request.adapter] for request in requests]
 
 
 def _joined(server: NaiveServer, request: Request) -> set[int]:
@@ -131,13 +146,24 @@ def rank_aware(servers: Sequence[NaiveServer], turn: Sequence[int], request: Req
 
     def cost(s: int) -> float:
         server, n = servers[s], servers[s].outstanding
-        joined, queue = _joined(server, request), sum(r.prompt for r in server.waiting)
-        prefill = _law(server, 0, queue + request.prompt, joined)
+        joined, queue = _joined(server, request), server.queued_prompt()
+        queued = [*server.waiting, *server.inbox]
+        everyone = [*server.running, *queued]
+        own = server.server.ranks[request.adapter]
+        # The padded kernel's rank is the largest on the server, wherever its request is.
+        padded = max([own, *_ranks(server, everyone)])
+        c = server.server.coefficients["per_padded_rank_ms"]
+        missing = padded - max([own, *_ranks(server, queued)])
+        prefill = _law(server, 0, queue + request.prompt, joined, [*_ranks(server, queued), own])
+        prefill += c * (len(queued) + 1) * missing
         if queue > 0:
-            prefill -= _law(server, 0, queue, joined)
-        after = _law(server, n + 1, 0, joined)
+            prefill -= _law(server, 0, queue, joined, _ranks(server, queued))
+            largest = max(_ranks(server, everyone), default=0)
+            prefill -= c * len(queued) * (largest - max(_ranks(server, queued)))
+        after = _law(server, n + 1, 0, joined, [*_ranks(server, everyone), own])
+        before = _law(server, n, 0, server._active(), _ranks(server, everyone))
         penalty = 1000.0 if after > 100.0 else 0.0
-        return (prefill / mean + after - _law(server, n, 0, server._active()) + penalty) * n
+        return (prefill / mean + after - before + penalty) * n
 
     return min(turn, key=cost)
 
@@ -149,13 +175,20 @@ def predicted(servers: Sequence[NaiveServer], turn: Sequence[int], request: Requ
         server = servers[s]
         joined = _joined(server, request)
         decodes = sum(r.decoding for r in server.running)
-        tokens = sum(r.prompt for r in server.waiting) + request.prompt
+        tokens = server.queued_prompt() + request.prompt
         steps = math.ceil(tokens / max(1, server.server.token_budget - decodes))
-        ms = steps * _law(server, decodes, tokens / steps, joined)
+        queued = [*server.waiting, *server.inbox]
+        own, everyone = server.server.ranks[request.adapter], [*server.running, *queued]
+        padded = max([own, *_ranks(server, everyone)])
+        beside = [*_ranks(server, everyone if decodes else queued), own]
+        ms = _law(server, decodes, tokens / steps, joined, beside)
+        ms += server.server.coefficients["per_padded_rank_ms"] * len(beside) * (padded - max(beside))
+        ms *= steps
         if request.adapter not in server.lora.active:
             base, per_rank = server.server.host_ms
             ms += base + per_rank * server.server.ranks[request.adapter]
-        return ms + (mean - 1) * _law(server, server.outstanding + 1, 0, joined)
+        all_ranks = [*_ranks(server, everyone), own]
+        return ms + (mean - 1) * _law(server, server.outstanding + 1, 0, joined, all_ranks)
 
     return min(turn, key=latency)
 

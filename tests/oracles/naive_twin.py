@@ -261,6 +261,7 @@ class NaiveTwin:
                 + (c["k4"] * b + c["k5"]) * (c["k6"] * a + c["k7"])
             )
         t = b + p
+        request_ranks = [server.ranks[request.adapter] for request in self.running]
         some, prefill, beyond = float(a > 0), float(p > 0), float(t > server.graph_max)
         lora_ms = (
             c["first_adapter_ms"]
@@ -284,6 +285,8 @@ class NaiveTwin:
             + c["per_rank_ms"] * sum(server.ranks[adapter] for adapter in active)
             + c["per_adapter_token_ms"] * a * t
             + c["per_adapter_block_ms"] * a * split_k * rank_blocks
+            + c["per_request_rank_ms"] * sum(request_ranks)
+            + c["per_padded_rank_ms"] * len(request_ranks) * max(request_ranks, default=0)
             + c["per_adapter_prefill_token_ms"] * a * p
             + c["per_kv_token_ms"] * context
             + beyond * (c["beyond_graph_step_ms"] + c["per_token_beyond_graph_ms"] * (t - server.graph_max))

@@ -84,7 +84,9 @@ class Dispatch:
         c, p = self.candidates, router.parameters(self.cluster, self.workload)
         n, r, now_s = len(servers.server), 0, 0.0
         while True:
-            seen = servers._replace(ints=servers.ints.copy()) if self.stats_interval_s else servers
+            seen = servers
+            if self.stats_interval_s:
+                seen = servers._replace(ints=servers.ints.copy(), classes=servers.classes.copy())
             r, now_s = events.route(
                 servers, seen, self.stats_interval_s, NUMBERS[router.name], p, c.group, c.start, c.server, r,
                 now_s, self.duration_s,

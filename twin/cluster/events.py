@@ -35,10 +35,14 @@ def run_all_until(c: Servers, until_s: float) -> None:
 
 
 @njit(**ENGINE_FLAGS)
-def _copy(source: IntArray, target: IntArray) -> None:
-    for i in range(source.shape[0]):
-        for j in range(source.shape[1]):
-            target[i, j] = source[i, j]
+def _look(c: Servers, seen: Servers) -> None:
+    """Bring the registers up to date by which a router knows the servers."""
+    for s in range(c.ints.shape[0]):
+        for j in range(c.ints.shape[1]):
+            seen.ints[s, j] = c.ints[s, j]
+        for k in range(c.classes.shape[1]):
+            for j in range(c.classes.shape[2]):
+                seen.classes[s, k, j] = c.classes[s, k, j]
 
 
 @njit(**ENGINE_FLAGS)
@@ -68,7 +72,7 @@ def route(
         now_s = max(now_s, c.sent_s[r])
         run_all_until(c, now_s)
         if interval_s > 0.0 and now_s >= looked_s + interval_s:
-            _copy(c.ints, seen.ints)
+            _look(c, seen)
             looked_s = now_s
         s = choose(rule, seen, p, group, start, server, r)
         while s == HOLD:

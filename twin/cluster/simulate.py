@@ -26,6 +26,7 @@ from packer.twin.simulate import HOUR_S, MAX_BINS
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 
 def simulate_cluster(
@@ -87,7 +88,7 @@ def simulate_cluster(
     setups = _setups(workload, cluster)
     slot_ranks = [setups[kind].settings.max_lora_rank for kind in cluster.servers]
     candidates = candidates_of(cluster, workload, slot_ranks)
-    own = _own_setups(workload, cluster, setups, candidates)
+    own, served = _own_setups(workload, cluster, setups, candidates)
     failed = next(filter(None, map(_does_not_start, {id(server): server for server in own}.values())), None)
     servers = None
     if failed is None:
@@ -96,7 +97,9 @@ def simulate_cluster(
         work = Dispatch(chosen, cluster, workload, candidates, float(duration_s), stats_interval_s, seed)
         assigned = work.assign(marks.adapter, time_s)
         rows = work.adapter_rows(marks.adapter, assigned)
-        servers = _idle(cluster, setups, own, time_s, marks, rows, float(duration_s), timeline_bin_s, seed)
+        servers = _idle(
+            cluster, setups, own, served, time_s, marks, rows, float(duration_s), timeline_bin_s, seed
+        )
         servers = work.run(servers, assigned)
     return ClusterSimulation.of(
         workload, cluster, how.name, chosen.name, own, servers, failed or "",
@@ -129,6 +132,7 @@ def _idle(
     cluster: Cluster,
     setups: Mapping[str, Server],
     own: Sequence[Server],
+    served: Sequence[IntArray],
     time_s: FloatArray,
     marks: Marks,
     rows: int,
@@ -142,6 +146,7 @@ def _idle(
     kinds = list(setups)
     return new_servers(
         [templates[id(server)] for server in own],
+        served,
         [law_of(server.profile) for server in own],
         [server.longest_request() for server in own],
         [kinds.index(kind) for kind in cluster.servers],
@@ -150,20 +155,24 @@ def _idle(
         next(iter(setups.values())).workload.ranks,
         np.stack([server.adapter_blocks() for server in setups.values()]),
         rows=rows,
-        seed=seed,
     )
 
 
 def _own_setups(
     workload: Workload, cluster: Cluster, setups: Mapping[str, Server], candidates: Candidates
-) -> list[Server]:
-    """Each server with the adapters that it may serve; servers of one kind with the same adapters share theirs."""
+) -> tuple[list[Server], list[IntArray]]:
+    """Each server with the adapters that it may serve, and their numbers in ascending order.
+
+    Servers of one kind with the same adapters share theirs.
+    """
     groups = candidates.groups_of_servers(len(cluster))
-    found: dict[tuple[str, tuple[int, ...]], Server] = {}
+    found: dict[tuple[str, tuple[int, ...]], tuple[Server, IntArray]] = {}
     for kind, served in zip(cluster.servers, groups, strict=True):
         if (kind, served) not in found:
             own = np.flatnonzero(np.isin(candidates.group, served))
-            whole = len(own) in (0, len(workload))
-            subset = workload if whole else workload.subset(own.tolist())
-            found[kind, served] = replace(setups[kind], workload=subset)
-    return [found[key] for key in zip(cluster.servers, groups, strict=True)]
+            if len(own) == 0:
+                own = np.arange(len(workload))
+            subset = workload if len(own) == len(workload) else workload.subset(own.tolist())
+            found[kind, served] = replace(setups[kind], workload=subset), own
+    each = [found[key] for key in zip(cluster.servers, groups, strict=True)]
+    return [server for server, _ in each], [own for _, own in each]

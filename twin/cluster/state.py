@@ -27,6 +27,7 @@ from packer.twin.engine.state import (
     INBOX_COUNT,
     KV_BLOCKS,
     N_ADAPTER_COLUMNS,
+    N_CLASS_COLUMNS,
     N_SIZE_COLUMNS,
     NEXT_S,
     NOW,
@@ -48,7 +49,6 @@ from packer.twin.engine.state import (
     WALK,
     ServerState,
     new_links,
-    sizes_of,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
@@ -67,10 +67,11 @@ class Servers(NamedTuple):
     `times`, `status`, `links`). `law`: of each server, with a leading axis. sent_s (n,), adapter (n,), prompt
     (n,), output (n,): the requests, with the workload's numbers of adapters; server (n,): where each went, -1
     if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of
-    `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,), walk (m, 3): of the adapters,
-    see `sizes` of `ServerState`. seen (S,): adapters that a server has numbered; pair_key, pair_row: hash
-    table with open addressing, (server, adapter) → row of `adapters`. wake_s (S,): when a server next has
-    something to do, infinite if it is idle.
+    `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters, see `sizes` of
+    `ServerState`. first, last (S,): where in `served` the numbers of the adapters stand that a server may serve,
+    ascending; walk, beside `served` (…, 3): the rest of their `sizes`. seen (S,): adapters that a
+    server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
+    `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle.
     """
 
     ints: IntArray
@@ -101,6 +102,9 @@ class Servers(NamedTuple):
     kind: IntArray
     ranks: IntArray
     rank_class: IntArray
+    first: IntArray
+    last: IntArray
+    served: IntArray
     walk: IntArray
     blocks: IntArray
     seen: IntArray
@@ -111,6 +115,7 @@ class Servers(NamedTuple):
 
 def new_servers(
     templates: Sequence[ServerState],
+    served: Sequence[IntArray],
     laws: Sequence[Law],
     longest: Sequence[int],
     kinds: Sequence[int],
@@ -120,13 +125,15 @@ def new_servers(
     blocks: IntArray,
     *,
     rows: int,
-    seed: int,
 ) -> Servers:
-    """Idle servers, each with the settings of its template; `rows`: adapters that each has room for."""
+    """Idle servers, each with the settings of its template; `rows`: adapters that each has room for.
+
+    `served`: numbers of the adapters that each may serve, those of its template; servers may share one array.
+    """
     n, count = len(time_s), len(templates)
     ring = int(marks.output_tokens.max()) + 2 if n else 3
     distinct, rank_class = np.unique(ranks, return_inverse=True)
-    classes = np.zeros((count, len(distinct) + 1, 2), dtype=np.int64)
+    classes = np.zeros((count, len(distinct) + 1, N_CLASS_COLUMNS), dtype=np.int64)
     classes[:, 1:, CLASS_RANK] = distinct
     ints = np.stack([template.ints for template in templates])
     ints[:, RING] = ring
@@ -134,6 +141,9 @@ def new_servers(
     pairs = 1 << max(4, (2 * min(n, count * len(ranks))).bit_length())
     adapters, sizes, heaps = _adapter_rows(count, rows)
     tree = max(template.tree.size for template in templates)
+    lists = {id(own): (own, template) for own, template in zip(served, templates, strict=True)}
+    ends = dict(zip(lists, np.cumsum([len(own) for own, _ in lists.values()]).tolist(), strict=True))
+    last = np.array([ends[id(own)] for own in served], dtype=np.int64)
     return Servers(
         ints=ints,
         floats=np.stack([template.floats for template in templates]),
@@ -163,7 +173,10 @@ def new_servers(
         kind=np.array(kinds, dtype=np.int64),
         ranks=np.array(ranks),
         rank_class=rank_class.ravel().astype(np.int64) + 1,
-        walk=np.ascontiguousarray(sizes_of(ranks, ranks, seed)[0][1:, WALK:]),
+        first=last - np.array([len(own) for own in served], dtype=np.int64),
+        last=last,
+        served=np.concatenate([own for own, _ in lists.values()]),
+        walk=np.concatenate([template.sizes[1:, WALK:] for _, template in lists.values()]),
         blocks=np.array(blocks),
         seen=np.zeros(count, dtype=np.int64),
         pair_key=np.zeros(pairs, dtype=np.int64),
@@ -240,8 +253,15 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
         size[RANK] = c.ranks[a]
         size[BLOCKS] = c.blocks[c.kind[s], a]
         size[RANK_CLASS] = c.rank_class[a]
+        low, high = c.first[s], c.last[s]
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if c.served[middle] <= a:
+                low = middle
+            else:
+                high = middle
         for column in range(c.walk.shape[1]):
-            size[WALK + column] = c.walk[a, column]
+            size[WALK + column] = c.walk[low, column]
     prompt = min(c.prompt[r], c.longest[s] - 1)
     c.requests[r, OWNER] = c.pair_row[k] - 1
     c.requests[r, PROMPT] = prompt

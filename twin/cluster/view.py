@@ -56,7 +56,7 @@ class ClusterView:
 
     @property
     def waiting_prompt_tokens(self) -> IntArray:
-        """Prompt tokens of the requests in the queue."""
+        """Prompt tokens of the requests that are not in the batch."""
         return self._register(rows.WAITING_PROMPT)
 
     @property

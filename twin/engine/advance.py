@@ -83,5 +83,5 @@ def advance(state: ServerState, law: Law, until_s: float) -> None:
         admit(
             ints, floats, requests, links, adapters, sizes, classes, heaps, tree, visits, series, loading,
         )  # fmt: skip
-        charge(ints, floats, timeline, vector, means, coefficients, settings)
+        charge(ints, floats, classes, timeline, vector, means, coefficients, settings)
         ints[IN_FLIGHT] = 1

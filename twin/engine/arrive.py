@@ -11,8 +11,8 @@ from packer.twin.engine.frontend import accept, change
 from packer.twin.engine.state import (
     ACCEPTED, EXHAUSTED, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT,
     INBOX_LAST, KEY, MAX_OUTSTANDING, NEXT, NEXT_S, OWNER, PENDING, PENDING_COUNT, PENDING_LAST,
-    REACHED, REACH_S, REFUSED, RUNNING, SENT, SENT_AT, STREAM, TAKEN, WAITING, ByteArray, FloatArray,
-    IntArray, ServerState,
+    PROMPT, RANK_CLASS, REACHED, REACH_S, REFUSED, RUNNING, SENT, SENT_AT, STREAM, TAKEN, UNFINISHED, WAITING,
+    WAITING_PROMPT, ByteArray, FloatArray, IntArray, ServerState,
 )  # fmt: skip
 from packer.twin.engine.waiting import put_last
 from packer.twin.flags import ENGINE_FLAGS
@@ -33,6 +33,8 @@ def offer(state: ServerState, r: int) -> None:
         state.requests[ints[INBOX_LAST] - 1, NEXT] = r + 1
     ints[INBOX_LAST] = r + 1
     ints[INBOX_COUNT] += 1
+    ints[WAITING_PROMPT] += state.requests[r, PROMPT]
+    state.classes[state.sizes[state.requests[r, OWNER] + 1, RANK_CLASS], UNFINISHED] += 1
 
 
 @njit(**ENGINE_FLAGS)
@@ -63,6 +65,7 @@ def arrive(
                 ints[SENT] += 1
                 continue
             times[r, SENT_AT] = sent_s
+            ints[WAITING_PROMPT] += requests[r, PROMPT]
         else:
             r = ints[INBOX] - 1
             following = requests[r, NEXT]
@@ -73,6 +76,7 @@ def arrive(
         a = requests[r, OWNER] + 1
         if refused:
             adapters[a, REFUSED] += 1
+            ints[WAITING_PROMPT] -= requests[r, PROMPT]
             continue
         requests[r, KEY] = ints[TAKEN]
         requests[r, GENERATED] = 0

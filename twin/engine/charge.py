@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.twin.engine.slots import largest_rank
 from packer.twin.engine.state import (
     ACTIVE, ACTIVE_RANKS, BIN_S, BUSY_S, CONTEXT_TOKENS, DT, END_S, LOAD_MS, LOAD_S, NOW, PEAK_BLOCKS,
-    PEAK_RUNNING, RUNNING, SCANNED, SERVED, SLOTS, SLOT_RANK, STALL_S, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
-    T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING, T_WAITING, USED, WAITING,
-    FloatArray, IntArray,
+    PEAK_RUNNING, REQUEST_RANKS, RUNNING, SCANNED, SERVED, SLOTS, SLOT_RANK, STALL_S, STEP_DECODES,
+    STEP_PREEMPTED, STEP_PREFILL, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING,
+    T_WAITING, USED, WAITING, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import GRAPH_MAX, IS_PAPER
@@ -34,8 +35,8 @@ def add_means(means: FloatArray, vector: FloatArray, decodes: int, step_ms: floa
 
 @njit(inline="always", **ENGINE_FLAGS)
 def step_ms(
-    ints: IntArray, vector: FloatArray, means: FloatArray, coefficients: FloatArray, settings: FloatArray,
-    load_ms: float,
+    ints: IntArray, classes: IntArray, vector: FloatArray, means: FloatArray, coefficients: FloatArray,
+    settings: FloatArray, load_ms: float,
 ) -> float:  # fmt: skip
     """Time of the step by its law, and of its loads, ms; fills `vector` where it is needed."""
     paper = settings[IS_PAPER] > 0
@@ -43,6 +44,7 @@ def step_ms(
         state_vector(
             vector, ints[STEP_DECODES], ints[STEP_PREFILL], ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS],
             ints[SLOT_RANK], ints[CONTEXT_TOKENS], ints[SCANNED], ints[WAITING], settings[GRAPH_MAX],
+            ints[REQUEST_RANKS], ints[RUNNING] * largest_rank(ints, classes),
         )  # fmt: skip
     if paper:
         ms = paper_ms(coefficients, ints[STEP_DECODES], ints[WAITING], ints[ACTIVE], ints[SERVED])
@@ -56,11 +58,11 @@ def step_ms(
 
 @njit(inline="always", **ENGINE_FLAGS)
 def charge(
-    ints: IntArray, floats: FloatArray, timeline: FloatArray, vector: FloatArray, means: FloatArray,
-    coefficients: FloatArray, settings: FloatArray,
+    ints: IntArray, floats: FloatArray, classes: IntArray, timeline: FloatArray, vector: FloatArray,
+    means: FloatArray, coefficients: FloatArray, settings: FloatArray,
 ) -> None:  # fmt: skip
     """Compute the step's duration (DT, END_S) by the step law and the loads; add it to totals and timeline."""
-    dt = step_ms(ints, vector, means, coefficients, settings, floats[LOAD_MS]) * 1e-3
+    dt = step_ms(ints, classes, vector, means, coefficients, settings, floats[LOAD_MS]) * 1e-3
     if dt < MIN_STEP_S:
         dt = MIN_STEP_S
     floats[DT] = dt

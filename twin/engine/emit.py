@@ -17,8 +17,8 @@ from packer.twin.engine.slots import leave
 from packer.twin.engine.state import (
     BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, FINISH,
     FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, FREE_S, GAPS, GENERATED, HEAD, HISTOGRAM_BINS,
-    HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, IN_BATCH, LAST, MERGED, NEXT, NOW, OLDER, OUTPUT, OWNER, RING,
-    RUNNING, SEEN_S, SENTINEL, START, STEP, STEP_DECODES, USED, ByteArray, FloatArray, IntArray,
+    HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, IN_BATCH, LAST, MERGED, NEXT, NOW, OLDER, OUTPUT, OWNER, RANK_CLASS, RING,
+    RUNNING, SEEN_S, SENTINEL, START, STEP, STEP_DECODES, UNFINISHED, USED, ByteArray, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place
 from packer.twin.flags import ENGINE_FLAGS
@@ -76,6 +76,7 @@ def complete(
     phase[phase_of(requests, r, block_size)] -= 1
     ints[DECODES] -= 1
     ints[RUNNING] -= 1
+    classes[sizes[a, RANK_CLASS], UNFINISHED] -= 1
     leave(ints, adapters, sizes, classes, visits, a, ints[STEP])
     if series.size > 1:
         change(ints, adapters, sizes, a, 0, -1)

@@ -31,7 +31,8 @@ HISTOGRAM_PER_E = 140.0  # bins per factor e: a resolution of 0.7 %
 # Requests on their way: the inbox (offered, not yet arrived) and what became of those that arrived. EXHAUSTED
 # 1: more requests were accepted than there are rows.
 (INBOX, INBOX_LAST, INBOX_COUNT, SENT, TAKEN, EXHAUSTED) = range(13, 19)
-# Waiting requests: number, prompt tokens, key of the next one put in front, sizes of the two heaps.
+# Waiting requests: number; prompt tokens of all that are not in the batch, on their way or waiting; key of the
+# next one put in front, sizes of the two heaps.
 (WAITING, WAITING_PROMPT, FRONT, HEAP_IDLE, HEAP_ACTIVE) = range(19, 24)
 # The batch: running requests, those that decode, KV blocks in use (those of adapters included), context
 # tokens of the decodes, distinct adapters, sum of their ranks, sum of the ranks of the requests, class of the
@@ -91,8 +92,10 @@ N_ADAPTER_COLUMNS = 19
 N_SIZE_COLUMNS = 6
 # ---- rows of `visits`, rows of adapters in the order of the walk: those in the batch, those that it must visit.
 (IN_WALK, TO_VISIT) = range(2)
-# ---- columns of `classes` (distinct ranks, ascending, from row 1): adapters in the batch, the rank.
-(MEMBERS, CLASS_RANK) = range(2)
+# ---- columns of `classes` (distinct ranks, ascending, from row 1): adapters in the batch, the rank, requests
+# offered one by one and not finished.
+(MEMBERS, CLASS_RANK, UNFINISHED) = range(3)
+N_CLASS_COLUMNS = 3
 # ---- columns of `timeline`: integrals over each bin, except the last three, which are counts.
 (T_BUSY, T_RUNNING, T_WAITING, T_KV, T_ADAPTERS, T_PREFILL, T_DECODE, T_PREEMPTED) = range(8)
 
@@ -103,7 +106,7 @@ class ServerState(NamedTuple):
     For n requests and m adapters: ints (N_INTS,), floats (N_FLOATS,); stream_s (arrivals,), empty unless
     STREAM; requests int64 (n, 8), times float64 (n, 7), status int8 (n,), links int64 (n + RING, 4): may be
     shared by the servers of a cluster, which then each have their own RING rows of `links`; adapters int64
-    (m + 1, 19), sizes int64 (m + 1, 6), classes int64 (distinct ranks + 1, 2); heaps int64 (2, m): adapters
+    (m + 1, 19), sizes int64 (m + 1, 6), classes int64 (distinct ranks + 1, 3); heaps int64 (2, m): adapters
     with waiting requests by the first of these, those outside the batch and those in it; phase int64
     (BLOCK_SIZE,): decodes by the step, modulo BLOCK_SIZE, in which they need a block; tree int64 (n + 1,) or
     (1,): counts waiting requests by key if the step law needs those passed over; histogram int64
@@ -147,7 +150,7 @@ def sizes_of(ranks: IntArray, blocks: IntArray, seed: int = 0) -> tuple[IntArray
     sizes[1:, RANK_CLASS] = number.ravel() + 1
     sizes[1 + walk, WALK] = np.arange(m)
     sizes[1:, WORD_RUNNING:] = rng.integers(1, 2**62, size=(m, 2))
-    classes = np.zeros((len(distinct) + 1, 2), dtype=np.int64)
+    classes = np.zeros((len(distinct) + 1, N_CLASS_COLUMNS), dtype=np.int64)
     classes[1:, CLASS_RANK] = distinct
     return sizes, classes
 

@@ -48,7 +48,6 @@ def put_last(
 ) -> None:  # fmt: skip
     """An arrived request waits behind all others."""
     ints[WAITING] += 1
-    ints[WAITING_PROMPT] += requests[r, PROMPT]
     requests[r, NEXT] = 0
     if adapters[a, HEAD] > 0:
         requests[adapters[a, TAIL] - 1, NEXT] = r + 1

@@ -25,7 +25,8 @@ AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))
 @njit(inline="always", **FLAGS)
 def state_vector(
     out: FloatArray, b: float, p: float, a: float, ranks: float, slots: float, slot_rank: float,
-    context: float, scanned: float, waiting: float, graph_max: float,
+    context: float, scanned: float, waiting: float, graph_max: float, request_ranks: float,
+    padded_ranks: float,
 ) -> None:  # fmt: skip
     """Write what each linear term multiplies in this state, float64 (N_TERMS,); symbols: see `packer.terms`."""
     t = b + p
@@ -55,6 +56,8 @@ def state_vector(
     blocks *= math.ceil(slot_rank / BLOCK_N)
     out[AT.per_slot_block_ms] = lora * slots * blocks * math.ceil(t / BLOCK_M)
     out[AT.per_adapter_block_ms] = a * blocks
+    out[AT.per_request_rank_ms] = request_ranks
+    out[AT.per_padded_rank_ms] = padded_ranks
 
 
 @njit(inline="always", **FLAGS)
@@ -70,7 +73,7 @@ def linear_ms(c: FloatArray, vector: FloatArray) -> float:
 def _fill(out: FloatArray, states: FloatArray, graph_max: float) -> None:
     for i in range(out.shape[0]):
         s = states[i]
-        state_vector(out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], graph_max)
+        state_vector(out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], graph_max, s[9], s[10])
 
 
 def linear_features(
@@ -85,10 +88,13 @@ def linear_features(
     waiting_scanned: npt.ArrayLike,
     waiting: npt.ArrayLike,
     graph_max_tokens: int,
+    sum_request_ranks: npt.ArrayLike = 0.0,
+    padded_ranks: npt.ArrayLike = 0.0,
 ) -> FloatArray:
     """`state_vector` of many states, float64 (n, N_TERMS); for regressions on measurements."""
     columns = (
         decodes, prefill_tokens, adapters, sum_ranks, slots, slot_rank, kv_tokens, waiting_scanned, waiting,
+        sum_request_ranks, padded_ranks,
     )  # fmt: skip
     numbers = [np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in columns]
     states = np.column_stack(np.broadcast_arrays(*numbers))

@@ -43,6 +43,8 @@ def _profile(rng: np.random.Generator, name: str) -> Profile:
         "per_prefill_token_ms": int(rng.integers(0, 60)) / GRAIN,
         "per_adapter_ms": int(rng.integers(0, 200)) / GRAIN,
         "per_kv_token_ms": int(rng.integers(0, 10)) / GRAIN,
+        "per_request_rank_ms": int(rng.integers(0, 8)) / GRAIN,
+        "per_padded_rank_ms": int(rng.integers(0, 8)) / GRAIN,
     }
     kv_tokens = int(rng.integers(8, 60)) * block_size
     policy = rng.choice(["reserved", "unified"])

@@ -22,6 +22,7 @@ from packer.twin.engine.state import WALK, sizes_of
 from packer.twin.memory.policy import memory_policy
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
+from packer.workload import Workload
 
 ROUTERS = [name for name in registry.names("router") if name != "plan"]
 SEEDS = range(25)
@@ -82,7 +83,14 @@ def test_servers_replayed_alone_give_the_same_times(
             _same(sim, _single(sim, run))
 
 
-def _naive_server(sim: Simulation, run: ClusterSimulation) -> NaiveServer:
+def _walk(served: Workload, run: ClusterSimulation) -> list[int]:
+    """The order in which a server touches the adapters of its batch, by their numbers in the fleet."""
+    number = {name: i for i, name in enumerate(run.workload.names)}
+    order = np.argsort(sizes_of(served.ranks, served.ranks, run.seed)[0][1:, WALK])
+    return [number[served.names[i]] for i in order]
+
+
+def _naive_server(sim: Simulation, served: Workload, run: ClusterSimulation) -> NaiveServer:
     profile = sim.profile
     engine, loading = profile.engine, profile.loading
     ranks = run.workload.ranks
@@ -104,7 +112,7 @@ def _naive_server(sim: Simulation, run: ClusterSimulation) -> NaiveServer:
             max_seqs=engine.max_num_seqs,
             max_outstanding=math.inf,
             max_cpu_loras=math.inf,
-            walk=np.argsort(sizes_of(ranks, ranks, run.seed)[0][1:, WALK]).tolist(),
+            walk=_walk(served, run),
             spares_batch=loading.spares_batch or profile.memory.policy == "unified",
             scrape_interval_s=None,
             front_end_s=(0.0, 0.0, 0.0, 0.0, 0.0),
@@ -137,7 +145,10 @@ def test_cluster_is_the_oracle(router: str, placed: bool, case: Callable[..., An
             requests.append(Request(k, float(trace.time_s[k]), int(trace.adapter[k]), prompt, output))
         slot_ranks = [sim.settings.max_lora_rank for sim in run.servers]
         allowed = candidates_of(cluster, fleet, slot_ranks)
-        servers = [_naive_server(sim, run) for sim in run.servers]
+        servers = [
+            _naive_server(sim, setup.workload, run)
+            for sim, setup in zip(run.servers, run.setups, strict=True)
+        ]
         mean = float(np.average(fleet.mean_output_tokens, weights=fleet.rates))
         route = run_cluster(
             servers, requests, trace.input_tokens.tolist(), RULES[router],

@@ -134,7 +134,7 @@ def assert_agree(case: Case, seed: int = 0) -> NaiveTwin | None:
         rows.NAMES: sum(len(running) + len(waiting) for running, waiting in naive.front_end.series),
         rows.PEAK_BLOCKS: naive.peak_blocks, rows.PEAK_RUNNING: naive.peak_running,
         rows.RUNNING: len(naive.running), rows.WAITING: len(naive.waiting),
-        rows.WAITING_PROMPT: sum(request.prompt for request in naive.waiting),
+        rows.WAITING_PROMPT: sum(request.prompt for request in [*naive.waiting, *naive.pending]),
         rows.REQUEST_RANKS: sum(naive.server.ranks[request.adapter] for request in naive.running),
     }  # fmt: skip
     assert {row: raw.ints[row] for row in expected} == expected

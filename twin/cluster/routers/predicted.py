@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from numba import njit
 
 from packer.twin.cluster.routers.base import FloatArray, ScoringRouter
-from packer.twin.cluster.routers.step_cost import adapters_with, step_ms
+from packer.twin.cluster.routers.step_cost import adapters_with, ranks_of, step_ms
 from packer.twin.cluster.state import Servers, on_gpu, outstanding
-from packer.twin.engine.state import DECODES, TOKEN_BUDGET, WAITING_PROMPT
+from packer.twin.engine.state import DECODES, RUNNING, TOKEN_BUDGET, WAITING_PROMPT
 from packer.twin.flags import ENGINE_FLAGS
 
 
@@ -31,9 +31,16 @@ def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     decodes, tokens = float(ints[DECODES]), float(ints[WAITING_PROMPT] + c.prompt[r])
     budget = max(1.0, ints[TOKEN_BUDGET] - decodes)
     steps = math.ceil(tokens / budget)
-    prefill = steps * step_ms(c, s, decodes, tokens / steps, adapters, ranks)
+    rank, n = float(c.ranks[a]), outstanding(c, s) + 1.0
+    all_ranks, queued_ranks, largest = ranks_of(c, s)
+    most = max(largest, rank)
+    if decodes > 0.0:
+        prefill = step_ms(c, s, decodes, tokens / steps, adapters, ranks, all_ranks + rank, n * most)
+    else:
+        alone = (n - ints[RUNNING]) * most
+        prefill = step_ms(c, s, 0.0, tokens / steps, adapters, ranks, queued_ranks + rank, alone)
     load = 0.0
     if not on_gpu(c, s, a):
         load = c.law.loading[s, 0] + c.law.loading[s, 1] * c.ranks[a]
-    decode = step_ms(c, s, outstanding(c, s) + 1.0, 0.0, adapters, ranks)
-    return float(prefill + load + (p[0] - 1.0) * decode)
+    decode = step_ms(c, s, n, 0.0, adapters, ranks, all_ranks + rank, n * most)
+    return float(steps * prefill + load + (p[0] - 1.0) * decode)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from numba import njit
 
 from packer.twin.cluster.state import Servers, row_of
-from packer.twin.engine.state import ACTIVE, ACTIVE_RANKS, IN_BATCH, SERVED, SLOT_RANK, SLOTS
+from packer.twin.engine.state import (
+    ACTIVE,
+    ACTIVE_RANKS,
+    CLASS_RANK,
+    IN_BATCH,
+    REQUEST_RANKS,
+    SERVED,
+    SLOT_RANK,
+    SLOTS,
+    UNFINISHED,
+)  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import GRAPH_MAX, IS_PAPER
 from packer.twin.law.linear import linear_ms, state_vector
@@ -13,15 +23,20 @@ from packer.twin.law.paper import paper_ms
 
 
 @njit(**ENGINE_FLAGS)
-def step_ms(c: Servers, s: int, decodes: float, prefill: float, adapters: float, ranks: float) -> float:
-    """A step of so many decodes and prefill tokens, distinct adapters and their summed ranks; without the KV terms."""
+def step_ms(
+    c: Servers, s: int, decodes: float, prefill: float, adapters: float, ranks: float, request_ranks: float,
+    padded_ranks: float,
+) -> float:  # fmt: skip
+    """A step of so many decodes and prefill tokens, distinct adapters and their summed ranks, and the ranks of its
+    requests, summed and padded; without the KV terms.
+    """
     coefficients, settings, ints = c.law.coefficients[s], c.law.settings[s], c.ints[s]
     if settings[IS_PAPER] > 0:
         return float(paper_ms(coefficients, decodes, 0.0, adapters, ints[SERVED]))
     vector = c.vector[s]  # scratch: the engine fills it anew in each step
     state_vector(
         vector, decodes, prefill, adapters, ranks, ints[SLOTS], ints[SLOT_RANK], 0.0, 0.0, 0.0,
-        settings[GRAPH_MAX],
+        settings[GRAPH_MAX], request_ranks, padded_ranks,
     )  # fmt: skip
     return float(linear_ms(coefficients, vector))
 
@@ -34,3 +49,14 @@ def adapters_with(c: Servers, s: int, a: int) -> tuple[float, float]:
     if row > 0 and c.adapters[s, row, IN_BATCH] > 0:
         return adapters, ranks
     return min(adapters + 1.0, float(c.ints[s, SLOTS])), ranks + c.ranks[a]
+
+
+@njit(**ENGINE_FLAGS)
+def ranks_of(c: Servers, s: int) -> tuple[float, float, float]:
+    """Ranks of the requests of a server: their sum, that of those outside the batch, and the largest of all."""
+    total, largest = 0.0, 0.0
+    for k in range(1, c.classes.shape[1]):
+        if c.classes[s, k, UNFINISHED] > 0:
+            largest = float(c.classes[s, k, CLASS_RANK])
+            total += c.classes[s, k, UNFINISHED] * largest
+    return total, total - c.ints[s, REQUEST_RANKS], largest
