@@ -190,6 +190,8 @@ def fill_inbox(state: rows.ServerState, time_s: FloatArray) -> None:
     if n:
         state.times[:, rows.SENT_AT] = time_s
         state.ints[rows.WAITING_PROMPT] = state.requests[:, rows.PROMPT].sum()
+        classes = state.sizes[state.requests[:, rows.OWNER] + 1, rows.RANK_CLASS]
+        state.classes[:, rows.UNFINISHED] = np.bincount(classes, minlength=len(state.classes))
         state.requests[:, rows.NEXT] = np.arange(2, n + 2)
         state.requests[-1, rows.NEXT] = 0
         state.ints[[rows.INBOX, rows.INBOX_LAST, rows.INBOX_COUNT]] = 1, n, n

@@ -93,7 +93,7 @@ N_SIZE_COLUMNS = 6
 # ---- rows of `visits`, rows of adapters in the order of the walk: those in the batch, those that it must visit.
 (IN_WALK, TO_VISIT) = range(2)
 # ---- columns of `classes` (distinct ranks, ascending, from row 1): adapters in the batch, the rank, requests
-# offered one by one and not finished.
+# of the inbox that are not finished.
 (MEMBERS, CLASS_RANK, UNFINISHED) = range(3)
 N_CLASS_COLUMNS = 3
 # ---- columns of `timeline`: integrals over each bin, except the last three, which are counts.
