@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from packer.operate.drift import Drift
     from packer.operate.evaluate import PlanEvaluation
+    from packer.operate.watch import Exporter
     from packer.plan import Plan
     from packer.workload import Workload
 
@@ -90,6 +91,10 @@ class Traffic:
         metavar="SECONDS",
         help="Repeat the measurement until interrupted.  [default: once]",
     )
+    listen: str | None = option(
+        metavar="HOST:PORT",
+        help="With --every: serve the predicted figures and the advice to Prometheus, at /metrics.",
+    )
     seen_path: str | None = option(
         "--seen", metavar="FILE", help="Write the measured workload here each time, for packer solve --from."
     )
@@ -138,7 +143,7 @@ def evaluate(
       packer evaluate changed.json --rewrite
       packer evaluate plan.json --router affinity
       packer evaluate plan.json --log access.jsonl --seen seen.csv
-      packer evaluate plan.json --url http://prometheus:9090 --every 300 --json
+      packer evaluate plan.json --url http://prometheus:9090 --every 300 --listen 0.0.0.0:9877
     """
     from packer.errors import ValidationError
     from packer.io.workloads import read_workload
@@ -148,6 +153,8 @@ def evaluate(
     read = traffic.reader(metrics)
     if read is None and (traffic.every_s is not None or traffic.seen_path is not None):
         raise ValidationError("Expected one of --log, --url and --input with --every or --seen.")
+    if traffic.listen is not None and traffic.every_s is None:
+        raise ValidationError("--listen serves what is measured again and again: give --every too.")
     plan = file.plan(changed=changes.rewrite)
     out.note_profiles(*(item.profile for item in plan.bins))
     if changes.router is not None:
@@ -194,14 +201,37 @@ def _follow(
     out: Writing,
 ) -> int:
     """Evaluate at the measured rates, once or again and again."""
-    import time
+    from contextlib import nullcontext
 
-    from packer.errors import IncompatibleError, InputError
-    from packer.operate.drift import drift
+    from packer.errors import IncompatibleError
+    from packer.operate.watch import Exporter
 
     refuse_unused("measured traffic", ("rate_factor", "add_path", "remove", "duration_s"))
     if not plan.bins:
         raise IncompatibleError("The plan has no GPUs, so there is nothing to evaluate.")
+    exporter = Exporter()
+    with exporter.listen(traffic.listen) if traffic.listen else nullcontext(0) as port:
+        if traffic.listen:
+            out.note(f"serving metrics at http://{traffic.listen.rpartition(':')[0]}:{port}/metrics")
+        return _repeat(plan, read, changes, traffic, ranks, exporter, out)
+
+
+def _repeat(
+    plan: Plan,
+    read: Callable[[], Workload],
+    changes: Changes,
+    traffic: Traffic,
+    ranks: RankOptions,
+    exporter: Exporter,
+    out: Writing,
+) -> int:
+    """Measure, evaluate and tell, until interrupted or, without --every, once."""
+    import time
+
+    from packer.errors import InputError
+    from packer.operate.drift import drift
+    from packer.operate.watch import metrics_text
+
     while True:
         try:
             seen = read()
@@ -213,6 +243,7 @@ def _follow(
             found = drift(
                 plan, seen, tolerance=traffic.tolerance, predictor=changes.predictor, seed=changes.seed
             )
+            exporter.text = metrics_text(found, time.time())
             if traffic.seen_path is not None:
                 _write_seen(plan, seen, ranks, traffic.seen_path)
             _write(found.evaluation, changes.output, out)

@@ -85,10 +85,15 @@ def observe_log(log: AccessLog, ranks: Ranks, view: View = View(), *, window_s: 
 def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = View()) -> Observed:
     """The fleet of a gateway's counters (`packer.traces.prometheus`); the spread of lengths is ShareGPT's."""
     table, loads = view.loads(metrics.table)
-    fleet = _of_metrics(metrics, next(iter(loads.values())).tolist(), ranks.of(table.names))
+    known = replace(ranks, table={**metrics.ranks, **ranks.table})
+    fleet = _of_metrics(metrics, next(iter(loads.values())).tolist(), known.of(table.names))
     notes = ["mean lengths are measured; their spread is not in the metrics and is ShareGPT's"]
     if metrics.estimated:
-        notes.append("vLLM's metrics carry no adapter: the shares are estimated from which adapters run")
+        notes.append("vLLM's metrics carry no adapter: the shares are estimated from which adapters are seen")
+    if metrics.load_ms is not None:
+        notes.append(
+            f"loading an adapter took {metrics.load_ms:,.0f} ms in the mean (vllm:lora_adapter_load_seconds)"
+        )
     return Observed(fleet, table, loads, tuple(notes))
 
 

@@ -41,8 +41,8 @@ def from_metrics(
     """Measure a workload from Prometheus: requests and tokens per adapter, as a gateway counts them.
 
     vLLM's own metrics have no adapter label. With --gateway vllm the total rate and the mean lengths are
-    measured and the adapters' shares are estimated from how often each is seen running
-    (vllm:lora_requests_info).
+    measured and the adapters' shares are estimated from how often each is seen in flight
+    (vllm:lora_requests_info) or, where that is gone, in a slot (vllm:lora_adapter_loaded, which knows the ranks).
 
     \b
     Examples:

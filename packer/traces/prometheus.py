@@ -1,11 +1,8 @@
 """Rates and lengths per adapter from a Prometheus server, or from a saved answer of one.
 
-Gateways count requests and tokens per model, and behind a gateway an adapter is a model. vLLM's own metrics
-carry no adapter label. Of vLLM alone, the total rate and the mean lengths are known;
-`vllm:lora_requests_info` holds at each scrape the adapters with running requests, and that gives the
-shares: if requests of an adapter arrive at random with rate r and stay for a time W, one is running with
-probability p = 1 − exp(−r·W), so r is proportional to −ln(1 − p) as long as W is alike for all (a M/G/∞
-queue). Such shares are estimates.
+Gateways count requests and tokens per model, and behind a gateway an adapter is a model. vLLM's own counters
+carry no adapter: of vLLM alone the total rate and the mean lengths are known, and the adapters' shares are
+estimates (`packer.traces.vllm_metrics`).
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +25,7 @@ from packer.errors import FileFormatError, SourceError, ValidationError, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text
 from packer.traces.pattern import RateTable
+from packer.traces.vllm_metrics import Series, mean_load_ms, ranks_of, shares_in_flight, shares_resident
 
 FloatArray = npt.NDArray[np.float64]
 MAX_ANSWER_BYTES = 500_000_000
@@ -37,13 +35,15 @@ MAX_POINTS = 11_000
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Names of a gateway's counters and of the label with the adapter; `running`: vLLM's gauge instead."""
+    """Names of a gateway's counters and of the label with the adapter; the others: vLLM's metrics of adapters."""
 
     requests: str
     input_tokens: str
     output_tokens: str
     label: str
     running: str = ""
+    loaded: str = ""
+    load_seconds: str = ""
 
 
 SOURCES = {
@@ -65,12 +65,17 @@ SOURCES = {
         "vllm:generation_tokens_total",
         "",
         "vllm:lora_requests_info",
+        "vllm:lora_adapter_loaded",
+        "vllm:lora_adapter_load_seconds",
     ),
 }
 """Gateways whose counters are known."""
 
 _COUNTED = ("requests", "input_tokens", "output_tokens")
 """Names of the counters; fields of `Source`."""
+
+_GAUGES = ("running", "loaded")
+"""Names of what is sampled finely; fields of `Source`."""
 
 
 def source_named(gateway: str, **names: str | None) -> Source:
@@ -94,12 +99,18 @@ def source_named(gateway: str, **names: str | None) -> Source:
 
 @dataclass(frozen=True, eq=False)
 class Metrics:
-    """Figures of a server; `mean_input`, `mean_output`: tokens of a request, float64 (adapters,)."""
+    """Figures of a server.
+
+    `mean_input`, `mean_output`: tokens of a request, float64 (adapters,). `estimated`: the shares are estimates.
+    `ranks`: adapter → rank and `load_ms`: mean time to load one, as far as the metrics tell.
+    """
 
     table: RateTable
     mean_input: FloatArray
     mean_output: FloatArray
     estimated: bool
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    load_ms: float | None = None
 
 
 def queries(source: Source, window_s: float) -> dict[str, str]:
@@ -107,7 +118,11 @@ def queries(source: Source, window_s: float) -> dict[str, str]:
     window = f"{max(1, round(window_s))}s"
     by = f"sum by ({source.label}) " if source.label else "sum "
     found = {name: f"{by}(increase({getattr(source, name)}[{window}]))" for name in _COUNTED}
-    return found | ({"running": source.running} if source.running else {})
+    found |= {name: query for name in _GAUGES if (query := getattr(source, name))}
+    if source.load_seconds:
+        for part in ("sum", "count"):
+            found[f"load_{part}"] = f"sum (increase({source.load_seconds}_{part}[{window}]))"
+    return found
 
 
 def fetch(
@@ -136,7 +151,7 @@ def fetch(
     answers: dict[str, Any] = {"window_s": window_s}
     for name, query in queries(source, window_s).items():
         # A counter's increase is that of the window before the time of the query; a gauge is sampled finely.
-        step = max(15.0, span_s / (MAX_POINTS - 1)) if name == "running" else window_s
+        step = max(15.0, span_s / (MAX_POINTS - 1)) if name in _GAUGES else window_s
         parameters = {"query": query, "start": end_s - span_s + window_s, "end": end_s, "step": step}
         answers[name] = _get(f"{url.rstrip('/')}/api/v1/query_range", parameters, timeout_s)
     return answers
@@ -212,7 +227,8 @@ def parse(
     times = sorted({time for series in found["requests"].values() for time in series})
     if not times:
         raise FileFormatError("no request was counted in this time.", path=path, column="requests")
-    shares = _running_shares(answers.get("running"), path) if source.running else None
+    loaded = _optional(answers, "loaded", path)
+    shares = _shares(_optional(answers, "running", path), loaded, path) if source.running else None
     names = sorted(set(found["requests"]) - set(skip))
     counts = np.array([[found["requests"][name].get(t, 0.0) for name in names] for t in times])
     sums = {
@@ -223,9 +239,21 @@ def parse(
         weights = np.array([shares[name] for name in names])
         counts = counts.sum(axis=1, keepdims=True) * weights
         sums = {kind: total.sum() * weights for kind, total in sums.items()}
-    return _metrics(
+    metrics = _metrics(
         names, counts, sums, np.array(times), float(window_s), estimated=shares is not None, path=path
     )
+    load_ms = mean_load_ms(_optional(answers, "load_sum", path), _optional(answers, "load_count", path))
+    return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms)
+
+
+def _shares(running: Series, loaded: Series, path: str) -> dict[str, float]:
+    """Shares from the requests in flight, or from the slots where vLLM does not tell the former any more."""
+    return shares_resident(loaded, path) if loaded and not running else shares_in_flight(running, path)
+
+
+def _optional(answers: Mapping[str, Any], name: str, path: str) -> Series:
+    """The series of an answer that older servers and saved files do not have."""
+    return _result(answers[name], path, name) if answers.get(name) is not None else []
 
 
 def _metrics(
@@ -290,28 +318,3 @@ def _result(answer: Any, path: str, name: str) -> list[tuple[Mapping[str, Any], 
             path=path,
             column=name,
         ) from None
-
-
-def _running_shares(answer: Any, path: str) -> dict[str, float]:
-    """Share of the requests of each adapter, from how often it is seen running; they sum to 1.
-
-    vLLM keeps one series for each set of adapters it has seen; its value is when that set was last current,
-    so the one with the largest value at a time is the set of that time.
-    """
-    latest: dict[float, tuple[float, str]] = {}
-    for labels, points in _result(answer, path, "running"):
-        running = str(labels.get("running_lora_adapters", ""))
-        for time, value in points:
-            if value > latest.get(time, (-math.inf, ""))[0]:
-                latest[time] = (value, running)
-    seen: dict[str, int] = {}
-    for _, running in latest.values():
-        for name in {part.strip() for part in running.split(",")} - {""}:
-            seen[name] = seen.get(name, 0) + 1
-    if not seen:
-        raise FileFormatError("no adapter was seen running in this time.", path=path, column="running")
-    # Half a sample less than always, so that an adapter that is always there gets a finite weight.
-    samples = len(latest)
-    weights = {name: -math.log1p(-min(count, samples - 0.5) / samples) for name, count in seen.items()}
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}

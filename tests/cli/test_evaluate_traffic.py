@@ -226,3 +226,21 @@ def test_estimates_are_marked(plan_path: str, tmp_path: Path, capsys: Capture) -
     assert json.loads(capsys.readouterr().out)["calibrated"] is False
     assert run([*words, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--listen", "127.0.0.1:0"], "give --every"),
+        (["--listen", "nowhere", "--every", "60"], "Expected HOST:PORT"),
+        (["--listen", "256.0.0.1:1", "--every", "60"], "nothing can listen there"),
+    ],
+)
+def test_metrics_need_an_address_and_repetition(
+    plan_path: str, tmp_path: Path, capsys: Capture, words: list[str], message: str
+) -> None:
+    """--listen without --every, or on no address, is an input error before anything is measured."""
+    log = tmp_path / "log.jsonl"
+    log.write_text(traffic(10))
+    assert run(["evaluate", plan_path, "--log", str(log), *words]) == 2
+    assert message in capsys.readouterr().err

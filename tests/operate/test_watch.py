@@ -1,0 +1,137 @@
+"""The drift of a plan for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from packer.errors import OutputError, ValidationError
+from packer.export.formats import export_plan
+from packer.operate.drift import Drift, drift
+from packer.operate.watch import PLAN_METRICS, SERVER_METRICS, Exporter, metrics_text, parse_address
+from packer.plan import Plan
+
+
+@pytest.fixture(scope="module")
+def found(toy_plan: Callable[..., Plan]) -> Drift:
+    """Light traffic at twice the planned rates."""
+    plan = toy_plan(["a", "b", "c", "d"])
+    return drift(plan, plan.workload.scaled(2.0))
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """(metric, value of its label) → value, as Prometheus's own parser reads the text."""
+    return {
+        (each.name, next(iter(each.labels.values()), "")): each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+    }
+
+
+def test_the_text_holds_the_drift(found: Drift) -> None:
+    """Every figure of each server, the loads, the advice and the counts are there, by Prometheus's parser."""
+    text = metrics_text(found, 1234.5)
+    values = samples(text)
+    for k, row in enumerate(found.evaluation.plan.evaluations):
+        for name, (figure, _) in SERVER_METRICS.items():
+            assert values[name, f"gpu-{k}"] == pytest.approx(float(getattr(row, figure)))
+    assert values["packer_plan_offered_tok_s", "measured"] == pytest.approx(
+        2 * values["packer_plan_offered_tok_s", "planned"]
+    )
+    advice = {each: values["packer_plan_advice", each] for each in ("keep", "watch", "replan")}
+    assert advice == {"keep": 0.0, "watch": 1.0, "replan": 0.0}
+    assert values["packer_plan_drifted_adapters", ""] == 4
+    assert values["packer_watch_last_success_timestamp_seconds", ""] == 1234.5
+    assert {family.name for family in text_string_to_metric_families(text)} == {
+        *SERVER_METRICS,
+        *PLAN_METRICS,
+    }
+
+
+def test_the_dashboard_asks_for_what_is_served(toy_plan: Callable[..., Plan]) -> None:
+    """Every metric of packer that the dashboard draws is one that packer serves."""
+    text = export_plan(toy_plan(["a"], gpus=1), "grafana")["dashboard.json"]
+    queries = [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
+    drawn = {name for query in queries for name in re.findall(r"packer_\w+", query)}
+    assert drawn
+    assert drawn <= {*SERVER_METRICS, *PLAN_METRICS}
+
+
+def test_metrics_are_served(found: Drift) -> None:
+    """/metrics has the latest text, other paths are not found, and a port in use is an error with exit code 2."""
+    exporter = Exporter()
+    with exporter.listen("127.0.0.1:0") as port:
+        exporter.text = metrics_text(found, 1.0)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert answer.read().decode() == exporter.text
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+        with pytest.raises(OutputError, match="nothing can listen"), Exporter().listen(f"127.0.0.1:{port}"):
+            pass
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+
+
+@pytest.mark.parametrize("address", ["9877", ":9877", "host:", "host:x", "host:70000", "host:-1", "host:٣"])
+def test_bad_addresses_are_refused(address: str) -> None:
+    """An address is a host and a port."""
+    with pytest.raises(ValidationError, match="HOST:PORT"):
+        parse_address(address)
+
+
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="Prometheus is not installed (Debian: prometheus)"
+)
+def test_a_real_prometheus_scrapes_it(found: Drift, tmp_path: Path) -> None:
+    """A Prometheus server that scrapes packer answers queries of its metrics."""
+    exporter = Exporter()
+    exporter.text = metrics_text(found, time.time())
+    with exporter.listen("127.0.0.1:0") as port, Exporter().listen("127.0.0.1:0") as free:
+        own = free + 1 if free < 65_535 else free - 1
+        (tmp_path / "prometheus.yml").write_text(
+            "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+            f"scrape_configs: [{{job_name: packer, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]\n"
+        )
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={tmp_path}/prometheus.yml",
+                f"--storage.tsdb.path={tmp_path}/data",
+                f"--web.listen-address=127.0.0.1:{own}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            result = asked(own, "packer_plan_advice == 1")
+        finally:
+            process.terminate()
+            process.wait(30)
+    assert [each["metric"]["advice"] for each in result] == ["watch"]
+
+
+def asked(port: int, query: str) -> list[dict[str, dict[str, str]]]:
+    """The answer of a Prometheus server, once it has one."""
+    address = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                found: list[dict[str, dict[str, str]]] = json.load(answer)["data"]["result"]
+                if found:
+                    return found
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("Prometheus has no sample after 30 s")
