@@ -1,4 +1,4 @@
-"""Objectives, predictors, routers and solvers by name: built-ins and plug-ins come in by the same door.
+"""Objectives, predictors, routers, solvers, tuning policies by name; built-ins and plug-ins come by the same door.
 
 A third-party package registers a class in its own pyproject.toml, as this one does:
 
@@ -27,6 +27,7 @@ GROUPS = {
     "predictor": "packer.predictors",
     "router": "packer.routers",
     "solver": "packer.solvers",
+    "tuning policy": "packer.tuning",
 }
 
 

@@ -15,6 +15,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
+from packer.job import FineTuning
 from packer.lengths import Lengths
 from packer.slo import Slo
 
@@ -44,6 +45,8 @@ class Workload:
         What it is called in plans and reports.
     slo
         Latency limits of the adapters.
+    fine_tuning
+        What each server trains beside its requests; None: nothing.
     """
 
     adapters: tuple[Adapter, ...]
@@ -53,6 +56,7 @@ class Workload:
     arrivals: Arrivals = field(default_factory=Arrivals)
     name: str = "workload"
     slo: Slo = field(default_factory=Slo)
+    fine_tuning: FineTuning | None = None
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Workload:
         arrivals: Arrivals | None = None,
         name: str = "workload",
         slo: Slo | None = None,
+        fine_tuning: FineTuning | None = None,
     ) -> None:
         setter = object.__setattr__
         setter(self, "adapters", tuple(adapters))
@@ -73,6 +78,7 @@ class Workload:
         setter(self, "arrivals", arrivals if arrivals is not None else Arrivals())
         setter(self, "name", name)
         setter(self, "slo", slo if slo is not None else Slo())
+        setter(self, "fine_tuning", fine_tuning)
         self._check()
 
     def _check(self) -> None:
@@ -152,6 +158,7 @@ class Workload:
             length_correlation=self.length_correlation,
             arrivals=self.arrivals,
             slo=self.slo,
+            fine_tuning=self.fine_tuning,
         )
 
     def subset(self, indices: Sequence[int], shares: Sequence[float] | None = None) -> Workload:

@@ -18,6 +18,7 @@ from packer.twin.engine import state as rows
 from packer.twin.served import served_share
 from packer.twin.server import Raw
 from packer.twin.stability import is_stable
+from packer.twin.tuning.policy import Trained
 from packer.workload import Workload
 
 if TYPE_CHECKING:
@@ -180,6 +181,19 @@ class Simulation:
         """Part of the time in which the engine had something to do."""
         busy_s = float(self.raw.floats[rows.BUSY_S]) if self.raw is not None else 0.0
         return min(1.0, busy_s / self.duration_s)
+
+    @cached_property
+    def tuning(self) -> Trained | None:
+        """What training beside the requests came to; None if the server does not train."""
+        job = self.workload.fine_tuning
+        if self.raw is None or self.raw.tuning is None or job is None:
+            return None
+        return Trained(job.policy, self.raw.tuning, self.duration_s, self.engine_steps)
+
+    @property
+    def tuning_tok_s(self) -> float:
+        """Tokens of samples on which training was complete, per second; 0 if the server does not train."""
+        return 0.0 if self.tuning is None else self.tuning.tok_s
 
     def _count(self, register: int) -> int:
         return int(self.raw.ints[register]) if self.raw is not None else 0

@@ -17,6 +17,8 @@ from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import memory_policy
+from packer.twin.tuning.policy import new_tuning, trains
+from packer.twin.tuning.state import Tuning
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -35,7 +37,7 @@ class Raw:
     where it did not happen) and `finished`. `refused` (m,): how many the client could not send, by adapter.
     `sent_tokens`: input + output tokens of all requests sent, refused ones included (at their mean where their
     lengths were never drawn). `engine_s` (n, 3): when a request reached the engine, its first token and finish
-    there, before the front end.
+    there, before the front end. `tuning`: registers of `packer.twin.tuning.state`, if the server trained.
     """
 
     requests: RequestTrace
@@ -50,6 +52,7 @@ class Raw:
     timeline: FloatArray
     means: FloatArray
     engine_s: FloatArray
+    tuning: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,10 @@ class Server:
                 state = with_stream(state, time_s)
             else:
                 fill_inbox(state, time_s)
-            advance(state, law_of(self.profile), duration_s)
+            tuning = self.tuning(seed)
+            advance(state, law_of(self.profile), duration_s, tuning)
             if not state.ints[rows.EXHAUSTED]:
-                return self._raw(state, marks, seed)
+                return self._raw(state, marks, seed, tuning)
             enough = min(len(time_s), 2 * enough)
 
     def _clipped(self, marks: Marks) -> Marks:
@@ -102,6 +106,11 @@ class Server:
             return marks
         prompt = np.minimum(marks.input_tokens, longest - 1)
         return Marks(marks.adapter, prompt, np.minimum(marks.output_tokens, longest - prompt))
+
+    def tuning(self, seed: int) -> Tuning | None:
+        """The job that the server trains, at its start."""
+        job = self.workload.fine_tuning
+        return new_tuning(job, self.profile, seed) if job is not None and trains(job) else None
 
     def state(self, marks: Marks, duration_s: float, timeline_bin_s: float, seed: int) -> rows.ServerState:
         """The idle server, with rows for the requests of these marks that are still to be sent."""
@@ -144,7 +153,7 @@ class Server:
         state.requests[:, rows.OUTPUT] = marks.output_tokens
         return state
 
-    def _raw(self, state: rows.ServerState, marks: Marks, seed: int) -> Raw:
+    def _raw(self, state: rows.ServerState, marks: Marks, seed: int, tuning: Tuning | None) -> Raw:
         n_taken, n_refused = int(state.ints[rows.TAKEN]), int(state.ints[rows.SENT] - state.ints[rows.TAKEN])
         streamed = bool(state.ints[rows.STREAM])
         dense = streamed or not n_refused
@@ -173,6 +182,7 @@ class Server:
             state.timeline,
             state.means,
             times[:, [rows.REACHED, rows.FIRST, rows.FINISH]],
+            None if tuning is None else tuning.registers,
         )
 
 

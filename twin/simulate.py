@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from packer import checks
 from packer.errors import ValidationError
+from packer.job import FineTuning
 from packer.profile import Profile
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.result import Simulation
 from packer.twin.server import Server
+from packer.twin.tuning.policy import kv_tokens_of
 from packer.workload import Workload
 
 MAX_BINS = 1_000_000
@@ -28,6 +30,7 @@ def simulate(
     timeline_bin_s: float = 10.0,
     mean_state: bool = False,
     scrape_interval_s: float | None = None,
+    tuning: str | None = None,
 ) -> Simulation:
     """Simulate one vLLM server that serves this workload.
 
@@ -51,6 +54,9 @@ def simulate(
     scrape_interval_s
         Time from one scrape of /metrics, which stops the front end, to the next; None takes the profile's
         (`frontend.scrape_interval_s`), which by default is none at all.
+    tuning
+        Policy by which training shares the server, as in "llmstation:slo_decode_ms=45"; "none": it does not train;
+        None: that of the workload's job, if it has one. A workload without a job gets one of the default kind.
 
     Raises
     ------
@@ -72,8 +78,12 @@ def simulate(
     if scrape_interval_s is not None:
         frontend = replace(profile.frontend, scrape_interval_s=scrape_interval_s)
         profile = replace(profile, frontend=frontend)
-    kv_tokens = kv_cache_tokens(profile, settings)
-    reason = memory_error(profile, settings)
+    if tuning is not None:
+        job = workload.fine_tuning or FineTuning()
+        workload = replace(workload, fine_tuning=replace(job, policy=tuning))
+    reserved = kv_tokens_of(workload.fine_tuning, profile)
+    kv_tokens = kv_cache_tokens(profile, settings) - reserved
+    reason = memory_error(profile, settings, reserved)
     raw = None
     if reason is None:
         server = Server(workload, profile, settings, kv_tokens, max_outstanding, mean_state)

@@ -44,6 +44,8 @@ def summary(sim: Simulation) -> dict[str, Any]:
     for name in SUMMARY:
         value = getattr(sim, name)
         values[name] = None if isinstance(value, float) and math.isnan(value) else value
+    if sim.tuning is not None:
+        values["tuning"] = sim.tuning.to_dict()
     return values
 
 

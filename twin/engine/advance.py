@@ -12,20 +12,22 @@ from numba import njit
 
 from packer.twin.engine.admit import admit
 from packer.twin.engine.arrive import arrive
-from packer.twin.engine.charge import charge
+from packer.twin.engine.charge import charge, step_ms
 from packer.twin.engine.emit import emit
 from packer.twin.engine.frontend import scrape
 from packer.twin.engine.schedule import schedule_running
 from packer.twin.engine.state import (
-    BLOCK_SIZE, BUCKET, END_S, EXHAUSTED, IN_FLIGHT, NEXT_S, NOW, PHASE, REACH_S, RING, RUNNING, RUN_S,
+    BLOCK_SIZE, BUCKET, END_S, EXHAUSTED, IN_FLIGHT, LOAD_MS, NEXT_S, NOW, PHASE, REACH_S, RING, RUNNING, RUN_S,
     STEP, WAITING, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
+from packer.twin.tuning.state import Tuning
+from packer.twin.tuning.step import step_beside_ms, work_idle
 
 
 @njit(**ENGINE_FLAGS)
-def advance(state: ServerState, law: Law, until_s: float) -> None:
+def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None = None) -> None:
     """Execute every step that starts strictly before `until_s`; finish those that end by then.
 
     A step that would start exactly at `until_s` waits: it must see what arrives then. May be called again and
@@ -61,6 +63,8 @@ def advance(state: ServerState, law: Law, until_s: float) -> None:
         # ---- an idle engine jumps to the next arrival, at the front end or in the engine
         idle = ints[RUNNING] == 0 and ints[WAITING] == 0
         next_s = min(floats[NEXT_S], floats[REACH_S])
+        if tuning is not None and idle:
+            next_s = work_idle(tuning, floats, until_s)
         if idle and floats[NOW] < next_s < until_s:
             floats[NOW] = next_s
         over = over or (idle and next_s >= until_s) or floats[NOW] >= until_s
@@ -83,5 +87,11 @@ def advance(state: ServerState, law: Law, until_s: float) -> None:
         admit(
             ints, floats, requests, links, adapters, sizes, classes, heaps, tree, visits, series, loading,
         )  # fmt: skip
-        charge(ints, floats, classes, timeline, vector, means, coefficients, settings)
+        if tuning is None:
+            ms = step_ms(ints, classes, vector, means, coefficients, settings, floats[LOAD_MS])
+        else:
+            ms = step_beside_ms(
+                tuning, ints, floats, classes, vector, means, coefficients, settings, floats[LOAD_MS],
+            )  # fmt: skip
+        charge(ints, floats, timeline, ms)
         ints[IN_FLIGHT] = 1

@@ -34,22 +34,32 @@ def add_means(means: FloatArray, vector: FloatArray, decodes: int, step_ms: floa
 
 
 @njit(inline="always", **ENGINE_FLAGS)
+def law_ms(
+    ints: IntArray, classes: IntArray, vector: FloatArray, coefficients: FloatArray, settings: FloatArray,
+    decodes: float, prefill: float,
+) -> float:  # fmt: skip
+    """Time of a step with so many decodes and prefill tokens by the linear law, ms; fills `vector`."""
+    state_vector(
+        vector, decodes, prefill, ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS], ints[SLOT_RANK],
+        ints[CONTEXT_TOKENS], ints[SCANNED], ints[WAITING], settings[GRAPH_MAX], ints[REQUEST_RANKS],
+        ints[RUNNING] * largest_rank(ints, classes),
+    )  # fmt: skip
+    ms: float = linear_ms(coefficients, vector)
+    return ms
+
+
+@njit(inline="always", **ENGINE_FLAGS)
 def step_ms(
     ints: IntArray, classes: IntArray, vector: FloatArray, means: FloatArray, coefficients: FloatArray,
     settings: FloatArray, load_ms: float,
 ) -> float:  # fmt: skip
     """Time of the step by its law, and of its loads, ms; fills `vector` where it is needed."""
-    paper = settings[IS_PAPER] > 0
-    if not paper or means.size > 0:
-        state_vector(
-            vector, ints[STEP_DECODES], ints[STEP_PREFILL], ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS],
-            ints[SLOT_RANK], ints[CONTEXT_TOKENS], ints[SCANNED], ints[WAITING], settings[GRAPH_MAX],
-            ints[REQUEST_RANKS], ints[RUNNING] * largest_rank(ints, classes),
-        )  # fmt: skip
-    if paper:
+    if settings[IS_PAPER] > 0:
         ms = paper_ms(coefficients, ints[STEP_DECODES], ints[WAITING], ints[ACTIVE], ints[SERVED])
+        if means.size > 0:
+            law_ms(ints, classes, vector, coefficients, settings, ints[STEP_DECODES], ints[STEP_PREFILL])
     else:
-        ms = linear_ms(coefficients, vector)
+        ms = law_ms(ints, classes, vector, coefficients, settings, ints[STEP_DECODES], ints[STEP_PREFILL])
     if means.size > 0:
         add_means(means, vector, ints[STEP_DECODES], ms + load_ms)
     total: float = ms + load_ms
@@ -57,12 +67,9 @@ def step_ms(
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def charge(
-    ints: IntArray, floats: FloatArray, classes: IntArray, timeline: FloatArray, vector: FloatArray,
-    means: FloatArray, coefficients: FloatArray, settings: FloatArray,
-) -> None:  # fmt: skip
-    """Compute the step's duration (DT, END_S) by the step law and the loads; add it to totals and timeline."""
-    dt = step_ms(ints, classes, vector, means, coefficients, settings, floats[LOAD_MS]) * 1e-3
+def charge(ints: IntArray, floats: FloatArray, timeline: FloatArray, ms: float) -> None:
+    """The step takes so long (DT, END_S): add it to totals and timeline."""
+    dt = ms * 1e-3
     if dt < MIN_STEP_S:
         dt = MIN_STEP_S
     floats[DT] = dt

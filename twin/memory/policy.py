@@ -65,16 +65,17 @@ def kv_cache_tokens(profile: Profile, settings: Settings) -> int:
     return int(kv_cache_tokens_many(profile, settings.max_loras, settings.max_lora_rank))
 
 
-def memory_error(profile: Profile, settings: Settings) -> str | None:
+def memory_error(profile: Profile, settings: Settings, reserved: int = 0) -> str | None:
     """Why the server does not start, for people, or None if it does.
 
     vLLM refuses to start when the KV cache can't hold one request of `max_model_len`
-    (vllm/v1/core/kv_cache_utils.py, `check_enough_kv_cache_memory`).
+    (vllm/v1/core/kv_cache_utils.py, `check_enough_kv_cache_memory`). `reserved`: KV tokens whose memory
+    training takes.
     """
-    tokens, needed = kv_cache_tokens(profile, settings), profile.memory.min_kv_tokens
+    tokens, needed = kv_cache_tokens(profile, settings) - reserved, profile.memory.min_kv_tokens
     if tokens >= needed:
         return None
-    taken = memory_policy(profile).taken_by(settings)
+    taken = memory_policy(profile).taken_by(settings) + (" and training" if reserved else "")
     if tokens <= 0:
         return f"{taken} leave no memory for the KV cache of {profile.name}"
     return f"{taken} leave {tokens} KV tokens on {profile.name}, fewer than the {needed} it needs"

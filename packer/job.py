@@ -1,0 +1,54 @@
+"""A fine-tuning job that shares a server with inference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from packer import checks
+from packer.lengths import Lengths
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """A LoRA adapter that is trained beside the requests of a server, or of each server of a plan or cluster.
+
+    Parameters
+    ----------
+    samples
+        Samples to train on, of every server; None: without end.
+    sample_tokens
+        Length of a sample, tokens.
+    rank
+        Rank of the adapter that is trained.
+    batch
+        Samples of one training step (a forward and a backward pass).
+    backward_ratio
+        Time of a backward pass, in forward passes: 1 with frozen weights, 2 if activations are computed anew.
+    layers
+        Transformer layers of the base model: a pass is divided into so many tasklets.
+    weights_ms
+        Fixed time of a pass, mostly that of reading the weights, ms; None: by the profile's step law, whose fixed
+        part also holds the engine's work on the host.
+    policy
+        How training shares the server, with parameters as in "llmstation:slo_decode_ms=45"; "none": not at all.
+    """
+
+    samples: int | None = None
+    sample_tokens: Lengths = field(default_factory=lambda: Lengths.constant(512.0))
+    rank: int = 16
+    batch: int = 1
+    backward_ratio: float = 1.0
+    layers: int = 32
+    weights_ms: float | None = None
+    policy: str = "llmstation"
+
+    def __post_init__(self) -> None:
+        if self.samples is not None:
+            checks.integer("samples", self.samples, low=0, high=10**12)
+        checks.integer("rank", self.rank, low=1, high=checks.SLOT_RANKS[-1])
+        checks.integer("batch", self.batch, low=1, high=100_000)
+        checks.integer("layers", self.layers, low=1, high=10_000)
+        checks.real("backward_ratio", self.backward_ratio, low=0.0, high=100.0, open_low=True)
+        if self.weights_ms is not None:
+            checks.real("weights_ms", self.weights_ms, low=0.0, high=1e6)
+        checks.name("policy", self.policy)

@@ -1,0 +1,69 @@
+"""Chunked training, as in FlexLLM: samples in chunks, at most one of them beside each decode step.
+
+"Resource Multiplexing in Tuning and Serving Large Language Models", USENIX ATC 2025, section 2.3.2: with N chunks a
+sample, the weights are read 2 N times for it. A server without requests trains chunk after chunk, so that an arrival
+waits for one of them at most.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from numba import njit
+
+from packer import checks
+from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.tuning.state import CHUNK, CHUNKED, LEFT, PASS, SLO_MS, TOKENS, FloatArray, pass_ms
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """Parameters of chunked training.
+
+    Parameters
+    ----------
+    chunk_tokens
+        Tokens of a chunk.
+    slo_decode_ms
+        Limit of a decode step with a chunk beside it; steps that would exceed it run alone.
+    """
+
+    chunk_tokens: int = 64
+    slo_decode_ms: float = 45.0
+
+    name: ClassVar[str] = "chunked"
+    rule: ClassVar[int] = CHUNKED
+    searched: ClassVar[tuple[str, tuple[float, ...]]] = (
+        "chunk_tokens", (16, 32, 48, 64, 96, 128, 192, 256, 384, 512),
+    )  # fmt: skip
+    own_base_model: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        checks.integer("chunk_tokens", self.chunk_tokens, low=1, high=10**6)
+        checks.real("slo_decode_ms", self.slo_decode_ms, low=0.0, high=1e6, open_low=True)
+
+    def registers(self) -> dict[int, float]:
+        """What the kernel reads."""
+        return {CHUNK: float(self.chunk_tokens), SLO_MS: self.slo_decode_ms}
+
+
+@njit(**ENGINE_FLAGS)
+def chunks_of(r: FloatArray) -> float:
+    """Chunks of a pass."""
+    return float(math.ceil(r[TOKENS] / r[CHUNK]))
+
+
+@njit(**ENGINE_FLAGS)
+def chunk_ms(r: FloatArray) -> float:
+    """Time of the next chunk with the GPU to itself, ms; the last one of a pass has the rest of the tokens."""
+    tokens = r[TOKENS] - (chunks_of(r) - 1.0) * r[CHUNK] if r[LEFT] == 1.0 else r[CHUNK]
+    return pass_ms(r, tokens, r[PASS])
+
+
+@njit(**ENGINE_FLAGS)
+def chunk_beside(r: FloatArray, decode_ms: float) -> tuple[float, float]:
+    """Time of a decode step with the chunk that runs beside it, ms, and the number of chunks: 0 or 1."""
+    ms = decode_ms + chunk_ms(r)
+    return (ms, 1.0) if ms <= r[SLO_MS] else (decode_ms, 0.0)

@@ -1,0 +1,96 @@
+"""LLMStation: training in tasklets of one layer, as many beside each decode iteration as its limit allows.
+
+"Resource Multiplexing in Tuning and Serving Large Language Models", USENIX ATC 2025, Algorithm 1: a forward pass is
+fused with decoding, a backward pass runs in parallel with it, steps with a prefill suspend training, and a server
+without requests trains alone, one tasklet after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from numba import njit
+
+from packer import checks
+from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.tuning.planner import plan
+from packer.twin.tuning.state import (
+    BACKWARD,
+    DECODE_FACTOR,
+    DEFER_S,
+    FORWARD,
+    LAYERS,
+    LEFT,
+    LLMSTATION,
+    PASS,
+    SLO_MS,
+    TOKENS,
+    TUNING_FACTOR,
+    FloatArray,
+    pass_ms,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LLMStation:
+    """Parameters of LLMStation.
+
+    Parameters
+    ----------
+    slo_decode_ms
+        Limit of a decode iteration; below that of the TPOT, which prefills raise.
+    kappa_decode, kappa_tuning
+        By which share decoding, and a backward pass, slow down beside each other (not given in the paper).
+    suspend_overhead
+        What dividing a pass costs, as a share of its time (Figure 12: < 0.5 % on one GPU).
+    defer_ms
+        How long the first request after an idle time waits for others (section 4.1).
+    """
+
+    slo_decode_ms: float = 45.0
+    kappa_decode: float = 0.35
+    kappa_tuning: float = 0.25
+    suspend_overhead: float = 0.005
+    defer_ms: float = 0.0
+
+    name: ClassVar[str] = "llmstation"
+    rule: ClassVar[int] = LLMSTATION
+    searched: ClassVar[tuple[str, tuple[float, ...]]] = (
+        "slo_decode_ms", (15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0, 60.0, 80.0),
+    )  # fmt: skip
+    own_base_model: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        checks.real("slo_decode_ms", self.slo_decode_ms, low=0.0, high=1e6, open_low=True)
+        for name in ("kappa_decode", "kappa_tuning", "suspend_overhead"):
+            checks.real(name, getattr(self, name), low=0.0, high=100.0)
+        checks.real("defer_ms", self.defer_ms, low=0.0, high=1e6)
+
+    def registers(self) -> dict[int, float]:
+        """What the kernel reads."""
+        return {
+            SLO_MS: self.slo_decode_ms,
+            DECODE_FACTOR: 1.0 + self.kappa_decode,
+            TUNING_FACTOR: (1.0 + self.kappa_tuning) * (1.0 + self.suspend_overhead),
+            DEFER_S: self.defer_ms * 1e-3,
+        }
+
+
+@njit(**ENGINE_FLAGS)
+def tasklets_beside(r: FloatArray, decode_ms: float, fused_ms: float) -> tuple[float, float]:
+    """Time of a decode step with the tasklets that run beside it, ms, and their number.
+
+    `decode_ms`: the step alone; `fused_ms`: with the tokens of the batch in its forward pass.
+    """
+    layers = r[LAYERS]
+    alone_ms = decode_ms / layers
+    if r[PASS] == FORWARD:
+        beside_ms = tasklet_ms = fused_ms / layers
+    else:
+        beside_ms = alone_ms * r[DECODE_FACTOR]
+        tasklet_ms = pass_ms(r, r[TOKENS], BACKWARD) / layers * r[TUNING_FACTOR]
+    beside, tasklets = plan(layers, r[LEFT], alone_ms, beside_ms, tasklet_ms, r[SLO_MS])
+    if tasklets == 0.0:
+        return decode_ms, 0.0
+    return decode_ms + beside * (beside_ms - alone_ms), tasklets

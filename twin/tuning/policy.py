@@ -1,0 +1,150 @@
+"""Policies by which training shares a server, by name, and what a job with one of them is to the kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from packer import registry
+from packer.errors import IncompatibleError
+from packer.job import FineTuning
+from packer.profile import Profile
+from packer.twin.law.law import coefficient_vector
+from packer.twin.law.linear import linear_features
+from packer.twin.tuning import state as rows
+from packer.twin.tuning.state import FloatArray, Tuning
+from packer.twin.tuning.step import next_batch
+
+NONE = "none"
+"""The policy of a server that does not train."""
+LENGTHS = 4096
+"""Lengths of samples that are drawn; then they come again in the same order."""
+ACTIVATIONS = 14.0
+"""Activations kept for the backward pass, in hidden states of a layer and token."""
+OPTIMISER_BYTES = 16.0
+"""Of a trained parameter: weight, gradient and Adam's two moments in fp32."""
+
+
+@runtime_checkable
+class TuningPolicy(Protocol):
+    """How training shares a server; the fields of its dataclass are its parameters.
+
+    `rule`: the branch of `packer.twin.tuning.step` that executes it. `searched`: the parameter that trades
+    training for latency, and its values. `own_base_model`: training has its own copy of the weights.
+    """
+
+    name: ClassVar[str]
+    rule: ClassVar[int]
+    searched: ClassVar[tuple[str, tuple[float, ...]]]
+    own_base_model: ClassVar[bool]
+
+    def registers(self) -> dict[int, float]:
+        """Register of `packer.twin.tuning.state` → value, for the kernel."""
+        ...
+
+
+def load_policy(spec: str) -> TuningPolicy:
+    """The policy that a text names, with parameters as in "chunked:chunk_tokens=64".
+
+    Raises
+    ------
+    UnknownNameError, ValidationError
+        No policy has that name or parameter, or a value is out of range.
+    """
+    policy: TuningPolicy = registry.make("tuning policy", spec)
+    return policy
+
+
+def trains(job: FineTuning | None) -> bool:
+    """Whether there is anything to train."""
+    return job is not None and job.policy != NONE and job.samples != 0
+
+
+def pass_law_ms(profile: Profile) -> tuple[float, float]:
+    """Fixed time of a forward pass, and time of each of its tokens, ms, by the step law of prefills."""
+    one, many = _prefill_ms(profile, 1), _prefill_ms(profile, 513)
+    token_ms = (many - one) / 512.0
+    return one - token_ms, token_ms
+
+
+def _prefill_ms(profile: Profile, tokens: int) -> float:
+    state = linear_features(
+        decodes=0, prefill_tokens=tokens, adapters=0, sum_ranks=0, slots=0, slot_rank=0, kv_tokens=0,
+        waiting_scanned=0, waiting=0, graph_max_tokens=profile.latency.graph_max_tokens,
+    )  # fmt: skip
+    return float(state[0] @ coefficient_vector(profile.latency))
+
+
+def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
+    """The job at its start.
+
+    Raises
+    ------
+    IncompatibleError
+        The profile's step law does not say what a prefill token costs.
+    """
+    policy = load_policy(job.policy)
+    if profile.latency.form != "linear":
+        raise IncompatibleError(
+            f"Training beside inference needs a profile whose step law is linear, and {profile.name} has the "
+            "paper's, which does not say what the tokens of a prefill cost."
+        )
+    weights_ms, token_ms = pass_law_ms(profile)
+    registers = np.zeros(rows.N_REGISTERS)
+    given = {
+        rows.RULE: policy.rule,
+        rows.LAYERS: job.layers,
+        rows.WEIGHTS_MS: max(weights_ms, 0.0) if job.weights_ms is None else job.weights_ms,
+        rows.TOKEN_MS: token_ms,
+        rows.BACKWARD_RATIO: job.backward_ratio,
+        rows.BATCH: job.batch,
+        rows.SAMPLES: math.inf if job.samples is None else job.samples,
+        **policy.registers(),
+    }
+    registers[list(given)] = list(given.values())
+    lengths = job.sample_tokens.sample(np.random.default_rng((seed, 0x74756E65)), LENGTHS)
+    next_batch(registers, lengths)
+    return Tuning(registers, lengths)
+
+
+def reserved_bytes(job: FineTuning, profile: Profile) -> float:
+    """GPU memory that training takes from the KV cache, bytes.
+
+    The trained adapter with its optimiser, and the activations of a batch: `ACTIVATIONS` x layers x tokens x hidden
+    size x 2 bytes, the hidden size h from 12 h² parameters of 2 bytes a layer. With a policy whose training runs in a
+    process of its own, the weights as well.
+    """
+    adapter = profile.model.lora_bytes_per_rank * job.rank / 2.0 * OPTIMISER_BYTES
+    hidden = math.sqrt(profile.model.weights_bytes / (24.0 * job.layers))
+    tokens = job.batch * job.sample_tokens.expected
+    activations = ACTIVATIONS * job.layers * tokens * hidden * 2.0
+    own = profile.model.weights_bytes if load_policy(job.policy).own_base_model else 0.0
+    return adapter + activations + own
+
+
+def kv_tokens_of(job: FineTuning | None, profile: Profile) -> int:
+    """`reserved_bytes` in tokens of the KV cache; 0 if nothing is trained."""
+    if job is None or not trains(job):
+        return 0
+    return math.ceil(reserved_bytes(job, profile) / profile.model.kv_bytes_per_token)
+
+
+class Trained:
+    """What training came to in a run; `registers`: as the kernel left them."""
+
+    def __init__(self, policy: str, registers: FloatArray, duration_s: float, steps: int) -> None:
+        self.policy = policy
+        self.samples = int(registers[rows.DONE])
+        """Samples whose backward pass was complete."""
+        self.samples_s = self.samples / duration_s
+        """Samples per second."""
+        self.tok_s = float(registers[rows.TOKENS_DONE]) / duration_s
+        """Tokens of these samples per second."""
+        self.beside_share = float(registers[rows.BESIDE]) / steps if steps else 0.0
+        """Share of the engine's steps beside which training ran."""
+
+    def to_dict(self) -> dict[str, float | str | int]:
+        """For JSON."""
+        return dict(vars(self))
