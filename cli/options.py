@@ -199,6 +199,13 @@ def seed_option(**attributes: Any) -> Any:
     return option(type=SEED, **{"default": 0, "help": text, **attributes})
 
 
+def tuning_option(text: str, **attributes: Any) -> Any:
+    """`--tuning`, explained by `text`."""
+    return option(
+        metavar="POLICY", shell_complete=complete_registered("tuning policy"), help=text, **attributes
+    )
+
+
 def max_lora_rank_option() -> Any:
     """`--max-lora-rank`."""
     return option(

@@ -149,6 +149,10 @@ def _totals(plan: Plan) -> list[str]:
         f"Found by    {plan.solver} for {_objective(plan)}, predicted by {plan.predictor}{_margin(plan)}, "
         f"in {plan.runtime_s:.2f} s, seed {plan.seed}",
     ]
+    training = float(plan.evaluations.tuning_tok_s.sum())
+    if training and plan.workload.fine_tuning is not None:
+        policy = plan.workload.fine_tuning.policy
+        lines.append(f"Training    {number(training, 0)} tok/s beside the requests, by {policy}")
     if plan.bins:
         lines.append(f"Server      {servers(plan.bins)}")
     if plan.workload.assumed_lengths:

@@ -23,6 +23,7 @@ from packer.cli.options import (
     predictor_option,
     rate_factor_option,
     seed_option,
+    tuning_option,
 )
 from packer.cli.output import number, table, write_frame, write_json
 from packer.cli.simulation_table import lines_of
@@ -79,6 +80,16 @@ class Run:
         type=click.FloatRange(min=0.001),
         metavar="SECONDS",
         help="Time between scrapes of /metrics, which stop the API server.  [default: the profile's, or none]",
+    )
+
+
+@bundle
+class Beside:
+    """What servers do beside their requests."""
+
+    tuning: str | None = tuning_option(
+        "Train beside the requests by this policy, as in llmstation:slo_decode_ms=45: the workload's job "
+        "(fine_tuning in a .json or .yaml file), or samples of 512 tokens without end.  [default: the job's]"
     )
 
 
@@ -159,6 +170,7 @@ def simulate(
     kind: OneProfile,
     server: Server,
     run: Run,
+    beside: Beside,
     process: ArrivalOptions,
     system: System,
     files: Files,
@@ -177,13 +189,14 @@ def simulate(
       packer simulate fleet.csv --max-loras 32 --plot server.html
       packer simulate fleet.csv --max-loras 32 --seeds 10 --arrivals unpredictable --arrivals-cv 4
       packer simulate fleet.csv --max-loras 32 --predictor tree --explain
+      packer simulate fleet.csv --max-loras 32 --tuning llmstation:slo_decode_ms=45
       packer simulate fleet.csv --cluster cluster.toml --router affinity --slo ttft_ms=2000,tpot_ms=100
     """
     out.check_tables(files.timeline, files.per_adapter, files.per_server, files.requests)
     out.check_pictures(files.plot)
     out.check(files.output)
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
-    workload = process.apply(workload)
+    workload = process.apply(workload if beside.tuning is None else workload.tuned_by(beside.tuning))
     if system.cluster is None:
         refuse_without_cluster(("router", "slo", "system", "per_server", "requests"))
     elif server.predictor != "twin":
@@ -279,6 +292,9 @@ def result_of(simulations: Sequence[Simulation]) -> dict[str, Any]:
     result["starved_share"] = sum(sim.starved for sim in simulations) / len(simulations)
     result["starved"] = result["starved_share"] > 0.5
     result["seeds"] = len(simulations)
+    trained = [sim.tuning for sim in simulations if sim.tuning is not None]
+    for name in ("samples", "samples_s", "tok_s", "beside_share") if trained else ():
+        result["tuning"][name] = sum(getattr(each, name) for each in trained) / len(trained)
     result["intervals_95"] = rows
     return averaged(simulations, result)
 

@@ -48,7 +48,7 @@ def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[
         return [title_of(first), f"memory error: the server does not start: {first.status_reason}."]
     several = n > 1
     rows = []
-    cluster = "slo_attainment" in result
+    cluster = "hit_rate" in result
     for metric, name, digits in METRICS + (CLUSTER_METRICS if cluster else ()):
         cells = [name, number(result[metric], digits)]
         if several:
@@ -66,9 +66,17 @@ def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[
         table(None, columns, rows),
         f"{tokens}. The {'cluster' if cluster else 'server'} {found}: {share:.1%} of the offered load is served.",
         *_risk_lines(result),
+        *([_trained(result["tuning"])] if "tuning" in result else []),
         *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),
         *([] if cluster else _thrashing(first)),
     ]
+
+
+def _trained(tuning: dict[str, Any]) -> str:
+    return (
+        f"Training ({tuning['policy']}): {tuning['samples_s']:.2f} samples/s, {tuning['tok_s']:,.0f} tok/s; "
+        f"beside {tuning['beside_share']:.0%} of the engine's steps."
+    )
 
 
 def _risk_lines(result: dict[str, Any]) -> list[str]:

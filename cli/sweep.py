@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from packer.cli.cluster import Limits
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
     LENGTH,
@@ -17,17 +18,22 @@ from packer.cli.options import (
     output_option,
     plot_option,
     seed_option,
+    tuning_option,
 )
 from packer.cli.output import note, number, table, write_frame
 from packer.cli.ranges import numbers
+from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
     import polars as pl
     from rich.table import Table
 
+    from packer.profile import Profile
     from packer.twin.sweep import Sweep
+    from packer.workload import Workload
 
 CURVE_POINTS = 12
+KEPT = {"p99_ttft_ms": 500.0, "p99_tpot_ms": 50.0}
 MAX_LORAS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 
 
@@ -62,6 +68,22 @@ class Axes:
 
 
 @bundle
+class Training:
+    """Instead of the grid: how much a server can train."""
+
+    tuning: tuple[str, ...] = tuning_option(
+        "Largest training throughput beside the requests within the limits of --keep, by this policy with its best "
+        "parameter; repeatable.",
+        multiple=True,
+    )
+    keep: dict[str, float] | None = option(
+        type=Limits(),
+        metavar="LIMIT=MS,…",
+        help="Limits with --tuning.  [default: p99_ttft_ms=500,p99_tpot_ms=50]",
+    )
+
+
+@bundle
 class Files:
     """What is written."""
 
@@ -71,7 +93,9 @@ class Files:
 
 
 @command
-def sweep(file: FleetFile, kind: OneProfile, axes: Axes, files: Files, out: Writing) -> None:
+def sweep(
+    file: FleetFile, kind: OneProfile, axes: Axes, training: Training, files: Files, out: Writing
+) -> None:
     """How far one server goes until it breaks: throughput, TTFT and ITL over a grid.
 
     LIST is numbers separated by commas, or START:STOP:STEP.
@@ -79,6 +103,7 @@ def sweep(file: FleetFile, kind: OneProfile, axes: Axes, files: Files, out: Writ
     \b
     Example:
       packer sweep fleet.csv --adapters 16:256:16 --max-loras 16,64 -o sweep.csv --plot sweep.html
+      packer sweep fleet.csv --max-loras 32 --rate-factors 0.5,1,2 --tuning llmstation --tuning chunked
     """
     from dataclasses import replace
 
@@ -91,6 +116,11 @@ def sweep(file: FleetFile, kind: OneProfile, axes: Axes, files: Files, out: Writ
     targets.check_tables(files.output)
     targets.check_pictures(files.plot)
     profile, workload = kind.profile(out), file.fleet()
+    if training.tuning:
+        _tune(workload, profile, axes, training, files, out)
+        return
+    if training.keep is not None:
+        raise click.UsageError("--keep needs --tuning.")
     last = range(1, CURVE_POINTS + 1)
     counts = axes.adapters or tuple(sorted({max(1, len(workload) * k // CURVE_POINTS) for k in last}))
     slots = axes.max_loras or tuple(n for n in MAX_LORAS if n <= max(counts)) or MAX_LORAS[:1]
@@ -105,6 +135,45 @@ def sweep(file: FleetFile, kind: OneProfile, axes: Axes, files: Files, out: Writ
         lambda: {**head, "seed": axes.seed, "rows": frame.to_dicts(), "max_pack": packs.to_dicts()},
         lambda: [_table(frame, packs, f"{workload.name} on one {profile.label}: Max_pack of each curve")],
     )
+
+
+def _tune(
+    workload: Workload, profile: Profile, axes: Axes, training: Training, files: Files, out: Writing
+) -> None:
+    """Policies side by side: their best parameter and what they train with it."""
+    import polars as pl
+
+    from packer.twin.tuning.search import tuning_rows
+
+    refuse_unused("--tuning", ("adapters", "plot", "resume"))
+    slots = axes.max_loras or (min(len(workload), MAX_LORAS[2]),)
+    with out.progress() as progress:
+        rows = tuning_rows(
+            workload, profile, training.tuning, rate_factors=axes.rate_factors, max_loras=slots,
+            max_lora_rank=axes.max_lora_rank, limits=training.keep or KEPT, duration_s=axes.duration_s,
+            seed=axes.seed, workers=axes.jobs or 1, progress=progress,
+        )  # fmt: skip
+    plain = [{name: value for name, value in row.items() if name != "tried"} for row in rows]
+    write_frame(pl.DataFrame(plain, infer_schema_length=None) if files.output else None, files.output)
+    out.result(
+        {"workload": workload.name, "profile": profile.name, "limits": training.keep or KEPT, "rows": rows},
+        lambda: [_tuned_table(plain, f"{workload.name}: most training beside the requests")],
+    )
+
+
+def _tuned_table(rows: list[dict[str, Any]], title: str) -> Table:
+    columns = (("rate", 2), ("samples_s", 2), ("tuning_tok_s", 0), ("p99_ttft_ms", 0), ("p99_tpot_ms", 1))
+    heads = ["policy", "with", "max_loras", "req/s", "samples/s", "tok/s", "p99 TTFT ms", "p99 TPOT ms"]
+    cells = [
+        [
+            row["policy"],
+            "limits not kept" if row["best"] is None else row["best"].partition(":")[2],
+            row["max_loras"],
+            *(number(row.get(name), digits) for name, digits in columns),
+        ]
+        for row in rows
+    ]
+    return table(title, heads, cells, left=(0, 1))
 
 
 def _simulate(plan: Sweep, files: Files, jobs: int, out: Writing) -> pl.DataFrame:

@@ -46,11 +46,14 @@ class Objective:
     fixed_gpus
         True: the number of GPUs is given (`max_gpus`) and the solver spreads over all of them; False: the
         solver chooses how many to use, at most `max_gpus`.
+    balances
+        Whether even loads are good for it; False: a search over a fixed number of GPUs also tries uneven ones.
     """
 
     name: ClassVar[str] = ""
     minimises: ClassVar[str] = "gpus"
     fixed_gpus: ClassVar[bool] = False
+    balances: ClassVar[bool] = True
 
     @property
     def limits(self) -> Mapping[str, float]:
@@ -71,6 +74,10 @@ class Objective:
         """Why it can't be used with these GPU types, for people, or None if it can."""
         del profiles
         return None
+
+    def fleet(self, workload: Workload) -> Workload:
+        """The fleet that is planned; an objective may add what it is about."""
+        return workload
 
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:
         """Loads at which every bin must hold, at least one; figures are those of the first."""

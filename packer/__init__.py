@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from packer.io.plans import read_plan as load_plan
     from packer.io.profiles import load_profile as load_profile
     from packer.io.workloads import read_workload as read_workload
+    from packer.job import FineTuning as FineTuning
     from packer.lengths import Lengths as Lengths
     from packer.operate.drift import drift as drift
     from packer.operate.evaluate import evaluate_plan as evaluate_plan
@@ -54,6 +55,7 @@ _HOME = {
     "Cluster": "packer.cluster:Cluster",
     "Evaluation": "packer.evaluation:Evaluation",
     "Evaluations": "packer.evaluation:Evaluations",
+    "FineTuning": "packer.job:FineTuning",
     "GpuKind": "packer.gpu:GpuKind",
     "Lengths": "packer.lengths:Lengths",
     "Limits": "packer.slo:Limits",
@@ -88,6 +90,7 @@ __all__ = [
     "Cluster",
     "Evaluation",
     "Evaluations",
+    "FineTuning",
     "GpuKind",
     "Lengths",
     "Limits",

@@ -50,6 +50,7 @@ class _Figures(Generic[Number, Flag]):
     p99_itl_ms: Number = field(metadata=_shown("p99 ITL", "ms", 1))
     kv_cache_tokens: Number = field(metadata=_shown("KV cache", "tokens"))
     starvation_probability: Number = field(metadata=_shown("probability of starvation", digits=2))
+    tuning_tok_s: Number = field(default=0.0, metadata=_shown("training", "tok/s"))  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Evaluation(_Figures[float, bool]):
     """What a predictor says of one server.
 
     Latencies are NaN where the server does not start; `starvation_probability` is 0 or 1 from a predictor that
-    doesn't estimate it.
+    doesn't estimate it. `tuning_tok_s`: tokens on which the server trains beside its requests.
     """
 
     @property
@@ -74,6 +75,10 @@ class Evaluation(_Figures[float, bool]):
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
     """`Evaluation` of n servers as columns: every field is an array (n,), bool or float64."""
+
+    def __post_init__(self) -> None:
+        if np.ndim(self.tuning_tok_s) == 0:
+            object.__setattr__(self, "tuning_tok_s", np.full(len(self.starved), self.tuning_tok_s))
 
     @classmethod
     def of(cls, rows: Sequence[Evaluation]) -> Evaluations:

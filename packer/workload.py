@@ -194,6 +194,10 @@ class Workload:
             for side, default in sides
         )
 
+    def tuned_by(self, policy: str) -> Workload:
+        """The same fleet, whose servers train by this policy: its own job, or one of the default kind."""
+        return replace(self, fine_tuning=replace(self.fine_tuning or FineTuning(), policy=policy))
+
     def with_arrivals(self, arrivals: Arrivals) -> Workload:
         """The same fleet with another arrival process."""
         return replace(self, arrivals=arrivals)

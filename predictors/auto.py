@@ -17,6 +17,7 @@ from packer.predictors.content import Factors
 from packer.predictors.learned import BoostingPredictor, LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.twin.tuning.policy import trains
 from packer.workload import Workload
 
 UNCERTAIN = (0.05, 0.95)
@@ -26,7 +27,7 @@ class AutoPredictor:
     """Evaluates with `learned`, and with `twin` where the probability of starvation is in ]low, high[.
 
     The twin also evaluates servers outside the range of what `learned` was trained on, and all servers where
-    arrivals are other than Poisson, on which it was not trained at all.
+    arrivals are other than Poisson, or that train beside their requests, on which it was not trained at all.
 
     Parameters
     ----------
@@ -87,7 +88,7 @@ class AutoPredictor:
         self.requested += len(bins)
         kind = workload.arrivals.kind
         guessed = self.guesses_bursty and kind == "bursty"
-        if self.learned is None or (kind != "poisson" and not guessed):
+        if self.learned is None or trains(workload.fine_tuning) or (kind != "poisson" and not guessed):
             self.left_to_twin += len(bins)
             return self.twin.evaluate(workload, bins, factors)
         fleet = self._as_poisson(workload) if guessed else workload

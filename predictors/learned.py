@@ -24,6 +24,7 @@ from packer.predictors.store import Model, read_model
 from packer.predictors.targets import LARGEST_CORRECTION, OUTPUTS, STARVED, TARGETS, decoded, probability
 from packer.predictors.trees_kernel import N_FIGURES, TreeModel, evaluate
 from packer.profile import Profile
+from packer.twin.tuning.policy import trains
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -125,6 +126,10 @@ class LearnedPredictor:
                 "take the predictor auto or twin."
             )
         first = bins[0].profile
+        if trains(workload.fine_tuning):
+            raise IncompatibleError(
+                "The trained predictors know nothing of servers that train beside their requests: take the twin."
+            )
         if all(item.profile is first for item in bins):
             return self._of_profile(first).evaluate_table(workload, BinTable.of(bins, factors))
         scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))

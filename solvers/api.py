@@ -110,6 +110,7 @@ def solve(
         )
     old_bins = () if old_plan is None else _same_fleet_bins(old_plan, workload)
     goal = _objective(objective).anchored(old_bins)
+    workload = goal.fleet(workload)
     if solver is None:
         solver = "spread-refined" if goal.fixed_gpus else "greedy"
     search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver

@@ -110,18 +110,22 @@ class _Search:
         return state, _ROUNDS
 
     def _improve(self, state: _State) -> _State | None:
-        """The best neighbour that is better, among moves from the worst GPU and swaps with it."""
+        """The best neighbour that is better, among moves from the worst GPU and swaps with it.
+
+        Where even loads are not what the objective wants, also among those from the best one.
+        """
         order = sorted(range(len(state.bins)), key=lambda k: self._badness(state, k))
-        worst, targets = order[-1], order[:-1][:_TARGETS]
+        pairs = [(order[-1], target) for target in order[:-1][:_TARGETS]]
+        if not self.problem.objective.balances:
+            pairs += [(order[0], target) for target in order[1:][-_TARGETS:]]
         options = [
             option
-            for target in targets
-            for option in (*self._moves(state, worst, target), *self._swaps(state, worst, target))
+            for source, target in pairs
+            for option in (*self._moves(state, source, target), *self._swaps(state, source, target))
         ]
         if not options:
             return None
-        pairs = [pair for _, _, pair in options]
-        found, admissible = self.slots.evaluate([bin_ for pair in pairs for bin_ in pair])
+        found, admissible = self.slots.evaluate([bin_ for _, _, pair in options for bin_ in pair])
         neighbours = []
         for k, (one, other, pair) in enumerate(options):
             bins, rows = list(state.bins), list(state.rows)

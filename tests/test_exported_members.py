@@ -19,6 +19,7 @@ PUBLIC = [
     "Cluster",
     "Evaluation",
     "Evaluations",
+    "FineTuning",
     "GpuKind",
     "Lengths",
     "Limits",

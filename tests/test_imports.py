@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 CORE = {
-    "adapter", "arrival", "bin", "checks", "cluster", "errors", "evaluation", "fingerprint", "gpu", "lengths",
+    "adapter", "arrival", "bin", "checks", "cluster", "errors", "evaluation", "fingerprint", "gpu", "job", "lengths",
     "memo", "placement", "plan", "profile", "registry", "settings", "slo", "strategies", "terms", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}

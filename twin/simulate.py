@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from packer import checks
 from packer.errors import ValidationError
-from packer.job import FineTuning
 from packer.profile import Profile
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.result import Simulation
@@ -79,8 +78,7 @@ def simulate(
         frontend = replace(profile.frontend, scrape_interval_s=scrape_interval_s)
         profile = replace(profile, frontend=frontend)
     if tuning is not None:
-        job = workload.fine_tuning or FineTuning()
-        workload = replace(workload, fine_tuning=replace(job, policy=tuning))
+        workload = workload.tuned_by(tuning)
     reserved = kv_tokens_of(workload.fine_tuning, profile)
     kv_tokens = kv_cache_tokens(profile, settings) - reserved
     reason = memory_error(profile, settings, reserved)

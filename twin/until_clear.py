@@ -95,6 +95,7 @@ def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
         p99_itl_ms=mean("p99_itl_ms"),
         kv_cache_tokens=float(first.kv_cache_tokens),
         starvation_probability=float(starved),
+        tuning_tok_s=float(np.mean([sim.tuning_tok_s for sim in simulations])),
     )
 
 

@@ -15,6 +15,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import FileFormatError, ValidationError
 from packer.io.schema import Table, parse
+from packer.job import FineTuning
 from packer.lengths import Lengths
 from packer.slo import Limits, Slo
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
@@ -127,6 +128,28 @@ class SloTable(LimitsTable):
         return Slo(limits, classes, self.adapter_share)
 
 
+class FineTuningTable(Table):
+    """A job that shares the servers; a bare number of tokens is the length of every sample."""
+
+    samples: int | None = None
+    sample_tokens: LengthsTable | float = 512.0
+    rank: int = 16
+    batch: int = 1
+    backward_ratio: float = 1.0
+    layers: int = 32
+    weights_ms: float | None = None
+    policy: str = "llmstation"
+
+    def job(self) -> FineTuning:
+        """The job."""
+        tokens = self.sample_tokens
+        lengths = tokens.lengths() if isinstance(tokens, LengthsTable) else Lengths.constant(tokens)
+        return FineTuning(
+            self.samples, lengths, self.rank, self.batch, self.backward_ratio, self.layers, self.weights_ms,
+            self.policy,
+        )  # fmt: skip
+
+
 class WorkloadFile(Table):
     """The whole file."""
 
@@ -137,6 +160,7 @@ class WorkloadFile(Table):
     length_correlation: float = SHAREGPT_CORRELATION
     arrivals: ArrivalsTable = ArrivalsTable()
     slo: SloTable = SloTable()
+    fine_tuning: FineTuningTable | None = None
     adapters: list[AdapterTable]
 
 
@@ -158,8 +182,11 @@ def workload_from_dict(data: Any, path: str | os.PathLike[str], *, name: str = "
             )
     with _at(path, "slo"):
         slo = file.slo.slo()
+    with _at(path, "fine_tuning"):
+        job = None if file.fine_tuning is None else file.fine_tuning.job()
     with _at(path, None):
-        return Workload(adapters, inputs, outputs, file.length_correlation, arrivals, file.name or name, slo)
+        correlation, name = file.length_correlation, file.name or name
+        return Workload(adapters, inputs, outputs, correlation, arrivals, name, slo, job)
 
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
@@ -172,6 +199,7 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
         "length_correlation": workload.length_correlation,
         "arrivals": _arrivals_to_dict(workload.arrivals),
         **({} if workload.slo == Slo() else {"slo": slo_to_dict(workload.slo)}),
+        **({} if workload.fine_tuning is None else {"fine_tuning": job_to_dict(workload.fine_tuning)}),
         "adapters": [_adapter_to_dict(adapter) for adapter in workload.adapters],
     }
 
@@ -190,6 +218,12 @@ def lengths_to_dict(lengths: Lengths) -> dict[str, Any]:
     if lengths.high is not None:
         data["high"] = lengths.high
     return data
+
+
+def job_to_dict(job: FineTuning) -> dict[str, Any]:
+    """The table `fine_tuning`; keys without a value are left out."""
+    given = {name: value for name, value in vars(job).items() if value is not None}
+    return given | {"sample_tokens": lengths_to_dict(job.sample_tokens)}
 
 
 def _adapter_to_dict(adapter: Adapter) -> dict[str, Any]:

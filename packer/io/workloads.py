@@ -243,6 +243,8 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
     IncompatibleError
         A table can't hold its lengths or arrivals.
     """
+    if workload.fine_tuning is not None:
+        raise IncompatibleError("A table can't hold a fine-tuning job: write .json or .yaml instead.")
     if workload.arrivals.kind not in ("poisson", "bursty"):
         raise IncompatibleError(
             f"A table can't hold {workload.arrivals.kind} arrivals: write .json or .yaml instead."

@@ -16,6 +16,7 @@ SPECS = [
     "headroom:factor=1.5",
     "cost",
     "moves",
+    "tuning:p99_ttft_ms=1000",
 ]
 
 

@@ -54,9 +54,9 @@ def _units(r: FloatArray) -> float:
     if r[RULE] == LLMSTATION:
         return float(r[LAYERS])
     if r[RULE] == CHUNKED:
-        return chunks_of(r)
+        return float(chunks_of(r))
     if r[RULE] == SPATIAL:
-        return pass_ms(r, r[TOKENS], FORWARD) + pass_ms(r, r[TOKENS], BACKWARD)
+        return float(pass_ms(r, r[TOKENS], FORWARD) + pass_ms(r, r[TOKENS], BACKWARD))
     return 1.0
 
 
@@ -84,10 +84,10 @@ def work(r: FloatArray, lengths: IntArray, units: float) -> None:
 def _alone_ms(r: FloatArray) -> float:
     """Time of the next unit of work that can't be interrupted, with the GPU to itself, ms."""
     if r[RULE] == LLMSTATION:
-        return pass_ms(r, r[TOKENS], r[PASS]) / r[LAYERS]
+        return float(pass_ms(r, r[TOKENS], r[PASS]) / r[LAYERS])
     if r[RULE] == CHUNKED:
-        return chunk_ms(r)
-    return pass_ms(r, r[TOKENS], FORWARD) + pass_ms(r, r[TOKENS], BACKWARD)
+        return float(chunk_ms(r))
+    return float(pass_ms(r, r[TOKENS], FORWARD) + pass_ms(r, r[TOKENS], BACKWARD))
 
 
 @njit(**ENGINE_FLAGS)
@@ -97,7 +97,7 @@ def work_idle(tuning: Tuning, floats: FloatArray, until_s: float) -> float:
     NOW may pass `until_s` and the arrival: work that has begun is finished.
     """
     r, lengths = tuning
-    next_s = min(floats[NEXT_S], floats[REACH_S])
+    next_s: float = min(floats[NEXT_S], floats[REACH_S])
     if r[RULE] == SPATIAL:
         end_s = next_s
         if next_s >= until_s:
@@ -108,7 +108,7 @@ def work_idle(tuning: Tuning, floats: FloatArray, until_s: float) -> float:
             work(r, lengths, (end_s - floats[NOW]) * 1e3 * r[SHARE])
         return next_s
     while has_work(r):
-        deferred_s = min(floats[NEXT_S] + r[DEFER_S], floats[REACH_S])
+        deferred_s: float = min(floats[NEXT_S] + r[DEFER_S], floats[REACH_S])
         if floats[NOW] >= min(deferred_s, until_s):
             return deferred_s
         floats[NOW] += _alone_ms(r) * 1e-3
@@ -124,7 +124,7 @@ def step_beside_ms(
 ) -> float:  # fmt: skip
     """Time of the step with the training that runs beside it, and of its loads, ms."""
     r, lengths = tuning
-    alone_ms = step_ms(ints, classes, vector, means, coefficients, settings, load_ms)
+    alone_ms: float = step_ms(ints, classes, vector, means, coefficients, settings, load_ms)
     if not has_work(r) or r[RULE] == TEMPORAL:
         return alone_ms
     decodes, prefill = float(ints[STEP_DECODES]), float(ints[STEP_PREFILL])
@@ -143,7 +143,7 @@ def step_beside_ms(
             law_ms(ints, classes, vector, coefficients, settings, decodes, 0.0) if prefill > 0.0 else ms
         )
         ms, units = shared_ms(r, decode_ms, ms)
-    total_ms = ms + load_ms
+    total_ms: float = ms + load_ms
     if units > 0.0 and floats[NOW] + total_ms * 1e-3 <= floats[RUN_S]:
         work(r, lengths, units)
         r[BESIDE] += 1.0

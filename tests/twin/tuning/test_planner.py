@@ -16,6 +16,7 @@ TIMES = st.floats(0.01, 10.0)
 def test_as_exhaustive_search(
     layers: int, left: int, decode_ms: float, slower: float, tasklet_ms: float, slo_ms: float
 ) -> None:
+    """N_d and N_p are those of a search over all pairs."""
     beside_ms = decode_ms + slower
     beside, tasklets = plan.py_func(layers, left, decode_ms, beside_ms, tasklet_ms, slo_ms)
     assert (beside, tasklets) == best_plan(layers, left, decode_ms, beside_ms, tasklet_ms, slo_ms)

@@ -99,6 +99,7 @@ def test_as_the_slow_reference(
     profile: Profile, policy: str, rate: float, batch: int, ratio: float, samples: int | None,
     lengths: Lengths, seed: int,
 ) -> None:  # fmt: skip
+    """Times of all requests and the work done are those of the reference."""
     job = FineTuning(samples, lengths, rank=8, batch=batch, backward_ratio=ratio, layers=8, policy=policy)
     workload = replace(_fleet(rate), fine_tuning=job)
     sim = simulate(workload, profile, max_loras=2, duration_s=DURATION_S, seed=seed)

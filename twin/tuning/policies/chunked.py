@@ -59,7 +59,7 @@ def chunks_of(r: FloatArray) -> float:
 def chunk_ms(r: FloatArray) -> float:
     """Time of the next chunk with the GPU to itself, ms; the last one of a pass has the rest of the tokens."""
     tokens = r[TOKENS] - (chunks_of(r) - 1.0) * r[CHUNK] if r[LEFT] == 1.0 else r[CHUNK]
-    return pass_ms(r, tokens, r[PASS])
+    return float(pass_ms(r, tokens, r[PASS]))
 
 
 @njit(**ENGINE_FLAGS)

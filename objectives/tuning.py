@@ -1,0 +1,75 @@
+"""Most training beside inference, on a given number of GPUs and within latency limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from packer import checks
+from packer.bin import Bin
+from packer.errors import IncompatibleError
+from packer.evaluation import Evaluations
+from packer.job import FineTuning
+from packer.objectives.base import Objective
+from packer.profile import Profile
+from packer.twin.tuning.policy import trains
+from packer.workload import Workload
+
+
+@dataclass(frozen=True)
+class Tuning(Objective):
+    """Maximise the tokens on which the GPUs train per second, while each keeps the limits that are given, in ms.
+
+    Parameters
+    ----------
+    policy
+        How training shares a server; "": as the workload's job says, or "llmstation" if it has none.
+    """
+
+    policy: str = ""
+    mean_ttft_ms: float | None = None
+    median_ttft_ms: float | None = None
+    p99_ttft_ms: float | None = None
+    mean_tpot_ms: float | None = None
+    mean_itl_ms: float | None = None
+    p99_itl_ms: float | None = None
+
+    name = "tuning"
+    minimises = "negative training tok/s"
+    fixed_gpus = True
+    balances = False
+
+    def __post_init__(self) -> None:
+        for key, value in self.limits.items():
+            checks.real(key, value, low=0.0, open_low=True)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are given."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name.endswith("_ms")}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def supports(self, profiles: Sequence[Profile]) -> str | None:
+        """Training is charged by the linear step law."""
+        paper = [profile.name for profile in profiles if profile.latency.form != "linear"]
+        return f"it needs a linear step law, which {', '.join(paper)} has not" if paper else None
+
+    def fleet(self, workload: Workload) -> Workload:
+        """The fleet with a job on every server, one of the default kind if it has none.
+
+        Raises
+        ------
+        IncompatibleError
+            The job has no samples, or its policy is "none".
+        """
+        fleet = workload.tuned_by(self.policy or (workload.fine_tuning or FineTuning()).policy)
+        if not trains(fleet.fine_tuning):
+            raise IncompatibleError(
+                "The objective 'tuning' needs a job with samples, and a policy other than 'none'."
+            )
+        return fleet
+
+    def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
+        """(minus the training tokens per second of all GPUs,)."""
+        del workload
+        return (-float(evaluations.tuning_tok_s.sum()),) if bins else ()

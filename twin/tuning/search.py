@@ -1,0 +1,143 @@
+"""The largest training throughput of a server that keeps its latency limits: policies tuned as their papers do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from packer import checks
+from packer.errors import UnknownNameError
+from packer.profile import Profile
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
+from packer.twin.tuning.policy import load_policy
+from packer.workload import Workload
+
+LIMITS = ("p99_ttft_ms", "p99_tpot_ms", "mean_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_itl_ms")
+"""What may be limited, ms."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A policy with its best parameters; `simulation` None: with none of them the limits are kept.
+
+    `tried`: (policy with its parameters, training tok/s, whether the limits are kept).
+    """
+
+    policy: str
+    best: str | None
+    simulation: Simulation | None
+    tried: tuple[tuple[str, float, bool], ...]
+
+    @property
+    def samples_s(self) -> float:
+        """Training throughput, samples/s; 0 if the limits can't be kept."""
+        trained = None if self.simulation is None else self.simulation.tuning
+        return 0.0 if trained is None else trained.samples_s
+
+    @property
+    def tok_s(self) -> float:
+        """Training throughput, tok/s; 0 if the limits can't be kept."""
+        return 0.0 if self.simulation is None else self.simulation.tuning_tok_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        row: dict[str, Any] = {"policy": self.policy, "best": self.best}
+        row |= {"samples_s": self.samples_s, "tuning_tok_s": self.tok_s}
+        if self.simulation is not None:
+            row |= {name: getattr(self.simulation, name) for name in LIMITS[:2]}
+        return row | {"tried": [list(each) for each in self.tried]}
+
+
+def check_limits(limits: Mapping[str, float]) -> dict[str, float]:
+    """The limits as floats.
+
+    Raises
+    ------
+    UnknownNameError, ValidationError
+        A limit is unknown, or not a number > 0.
+    """
+    for name in limits:
+        if name not in LIMITS:
+            raise UnknownNameError("limit", str(name), LIMITS)
+    return {name: checks.real(name, value, low=0.0, open_low=True) for name, value in limits.items()}
+
+
+def most_training(
+    workload: Workload,
+    profile: Profile,
+    policy: str,
+    *,
+    max_loras: int,
+    max_lora_rank: int | None = None,
+    limits: Mapping[str, float],
+    duration_s: float | None = None,
+    seed: int = 0,
+    workers: int = 1,
+) -> Tuned:
+    """Try the values of the policy's searched parameter and keep the one that trains most within the limits.
+
+    Parameters
+    ----------
+    policy
+        Its name, with parameters that stay as they are; naming the searched one tries only that value.
+    limits
+        Largest values, ms, of figures among `LIMITS`. Unfinished requests break them: the server must not starve.
+    workers
+        Threads.
+
+    Other parameters are those of `packer.simulate`.
+    """
+    kept = check_limits(limits)
+    specs = candidates(policy)
+
+    def run(spec: str) -> Simulation:
+        return simulate(
+            workload, profile, max_loras=max_loras, max_lora_rank=max_lora_rank, duration_s=duration_s,
+            seed=seed, tuning=spec,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(workers) as pool:
+        found: list[Simulation] = list(pool.map(run, specs))
+    good = [
+        not sim.starved and all(getattr(sim, name) <= limit for name, limit in kept.items()) for sim in found
+    ]
+    best = max((k for k, ok in enumerate(good) if ok), key=lambda k: found[k].tuning_tok_s, default=None)
+    return Tuned(
+        load_policy(policy).name,
+        None if best is None else specs[best],
+        None if best is None else found[best],
+        tuple((spec, sim.tuning_tok_s, ok) for spec, sim, ok in zip(specs, found, good, strict=True)),
+    )
+
+
+def candidates(policy: str) -> Sequence[str]:
+    """The policy with each value of its searched parameter."""
+    name, values = load_policy(policy).searched
+    if f"{name}=" in policy:
+        return [policy]
+    joint = "," if ":" in policy else ":"
+    return [f"{policy}{joint}{name}={value:g}" for value in values]
+
+
+def tuning_rows(
+    workload: Workload,
+    profile: Profile,
+    policies: Sequence[str],
+    *,
+    rate_factors: Sequence[float] = (1.0,),
+    max_loras: Sequence[int],
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    **given: Any,
+) -> list[dict[str, Any]]:
+    """One row for each number of slots, rate factor and policy; `given`: see `most_training`."""
+    grid = [(slots, factor, policy) for slots in max_loras for factor in rate_factors for policy in policies]
+    found = []
+    for k, (slots, factor, policy) in enumerate(grid):
+        fleet = workload if factor == 1.0 else workload.scaled(factor)
+        tuned = most_training(fleet, profile, policy, max_loras=slots, **given)
+        found.append({"max_loras": slots, "rate_factor": factor, "rate": fleet.rate, **tuned.to_dict()})
+        progress("tuning", k + 1, len(grid))
+    return found
