@@ -10,6 +10,10 @@ import click
 from packer.cli.declare import LazyGroup
 
 COMMANDS = {
+    "init": (
+        "packer.cli.init:init",
+        "Start here: a log or a fleet becomes a folder with profile, fleet, plan and report.",
+    ),
     "solve": (
         "packer.cli.solve:solve",
         "Plan: how many GPUs, which adapter where, how to start each server.",

@@ -11,6 +11,7 @@ from packer.cli.interrupt import interruptible
 from packer.cli.options import (
     DEFAULT_PROFILE,
     FleetFile,
+    NumberList,
     Writing,
     complete_registered,
     gpus_option,
@@ -47,6 +48,27 @@ class Servers:
         help="Price of a GPU per hour, for the objective cost; repeatable.  [default: the profile's]",
     )
 
+    max_num_seqs: tuple[int, ...] = option(
+        type=NumberList(int),
+        default=(),
+        show_default=False,
+        metavar="N,…",
+        help="Start servers with this --max-num-seqs; of several the plan takes the best.  [default: the profile's]",
+    )
+    max_model_len: tuple[int, ...] = option(
+        type=NumberList(int),
+        default=(),
+        show_default=False,
+        metavar="N,…",
+        help="The same for --max-model-len.  [default: the profile's]",
+    )
+    gpu_memory_utilization: tuple[float, ...] = option(
+        type=NumberList(float),
+        default=(),
+        show_default=False,
+        metavar="X,…",
+        help="The same for --gpu-memory-utilization.  [default: the profile's]",
+    )
     available: tuple[str, ...] = option(
         "--available",
         multiple=True,
@@ -55,17 +77,29 @@ class Servers:
         "[default: any number]",
     )
 
+    @property
+    def changes_settings(self) -> bool:
+        """Whether an engine setting is given."""
+        return bool(self.max_num_seqs or self.max_model_len or self.gpu_memory_utilization)
+
     def kinds(self) -> list[GpuKind]:
         """The profiles with the prices and numbers that were given for some of them."""
         from packer.gpu import GpuKind
         from packer.io.profiles import load_profile
+        from packer.twin.override import variants
 
         names = self.profile_names or (DEFAULT_PROFILE,)
         prices = _by_profile("--price", "PRICE", self.prices, names)
         counts = _by_profile("--available", "N", self.available, names)
         return [
-            GpuKind(load_profile(name), prices.get(name), None if (n := counts.get(name)) is None else int(n))
+            GpuKind(profile, prices.get(name), None if (n := counts.get(name)) is None else int(n))
             for name in names
+            for profile in variants(
+                load_profile(name),
+                max_num_seqs=self.max_num_seqs,
+                max_model_len=self.max_model_len,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+            )
         ]
 
 
@@ -209,8 +243,10 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT
     out.check(path)
     old = None if planning.old_path is None else read_plan(planning.old_path)
-    if old is not None and servers.profile_names:
-        raise IncompatibleError("--from plans with the servers of the running plan: leave out --profile.")
+    if old is not None and (servers.profile_names or servers.changes_settings):
+        raise IncompatibleError(
+            "--from plans with the servers of the running plan: leave out --profile and engine settings."
+        )
     if planning.slo and not planning.recommends:
         raise IncompatibleError("--slo goes without an objective, a solver and a running plan: slo:… is one.")
     kinds = servers.kinds() if old is None else _running(old)

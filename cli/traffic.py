@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -60,6 +60,46 @@ class RankOptions:
                 raise IncompatibleError("--rank goes with a table of --ranks, not with a list of ranks.")
             return Ranks(others=self.ranks)
         return Ranks({} if self.ranks is None else read_ranks(self.ranks), others)
+
+
+@bundle
+class LogOptions:
+    """How an access log is read."""
+
+    keys: tuple[str, ...] = option(
+        "--key",
+        multiple=True,
+        metavar="FIELD=NAME",
+        help="Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…; dots go "
+        "into nested objects; repeatable.",
+    )
+    skip: tuple[str, ...] = option(
+        multiple=True, metavar="MODEL", help="A model that is no adapter, as the base model; repeatable."
+    )
+    strip_prefix: str = option(
+        default="",
+        show_default=False,
+        metavar="TEXT",
+        help="What stands before adapters' names, as hosted_vllm/.",
+    )
+
+    def options(self) -> dict[str, Any]:
+        """As `packer.traces.access_log.read_access_log` takes them."""
+        return {"keys": _parse_keys(self.keys), "skip": self.skip, "strip_prefix": self.strip_prefix}
+
+
+def _parse_keys(pairs: tuple[str, ...]) -> dict[str, str]:
+    """FIELD=NAME pairs as a mapping."""
+    from packer.errors import ValidationError
+    from packer.traces.access_log import KEYS
+
+    found = {}
+    for pair in pairs:
+        name, separator, key = pair.partition("=")
+        if not separator or name not in KEYS or not key:
+            raise ValidationError(f"Expected --key {'|'.join(KEYS)}=NAME, got {pair[:80]!r}.")
+        found[name] = key
+    return found
 
 
 @bundle

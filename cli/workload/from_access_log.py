@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from packer.cli.declare import argument, bundle, command, option
+from packer.cli.declare import argument, bundle, command
 from packer.cli.options import Writing
-from packer.cli.traffic import RankOptions, ViewOptions
+from packer.cli.traffic import LogOptions, RankOptions, ViewOptions
 from packer.cli.workload.observed import Files
 
 
 @bundle
 class Log:
-    """The log and how it is read."""
+    """The log."""
 
     log_path: str = argument("LOG.jsonl")
-    keys: tuple[str, ...] = option(
-        "--key",
-        multiple=True,
-        metavar="FIELD=NAME",
-        help="Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…; dots go "
-        "into nested objects; repeatable.",
-    )
-    skip: tuple[str, ...] = option(
-        multiple=True, metavar="MODEL", help="A model that is no adapter, as the base model; repeatable."
-    )
-    strip_prefix: str = option(
-        default="",
-        show_default=False,
-        metavar="TEXT",
-        help="What stands before adapters' names, as hosted_vllm/.",
-    )
 
 
 @command
-def from_access_log(log: Log, ranks: RankOptions, view: ViewOptions, files: Files, out: Writing) -> None:
+def from_access_log(
+    log: Log, reading: LogOptions, ranks: RankOptions, view: ViewOptions, files: Files, out: Writing
+) -> None:
     """Measure a workload from a gateway's access log: JSON lines with time, model and token counts.
 
     The usual names of LiteLLM, Envoy AI Gateway, nginx and OpenAI-like logs are known; --key names others.
@@ -49,22 +35,6 @@ def from_access_log(log: Log, ranks: RankOptions, view: ViewOptions, files: File
 
     out.check(files.output, files.loads_path)
     known = ranks.read()
-    read = read_access_log(
-        log.log_path, keys=parse_keys(log.keys), skip=log.skip, strip_prefix=log.strip_prefix
-    )
+    read = read_access_log(log.log_path, **reading.options())
     found = observe_log(read, known, view.view(), window_s=view.window_s)
     files.write(found, out, source="packer workload from-access-log")
-
-
-def parse_keys(pairs: tuple[str, ...]) -> dict[str, str]:
-    """FIELD=NAME pairs as a mapping."""
-    from packer.errors import ValidationError
-    from packer.traces.access_log import KEYS
-
-    found = {}
-    for pair in pairs:
-        name, separator, key = pair.partition("=")
-        if not separator or name not in KEYS or not key:
-            raise ValidationError(f"Expected --key {'|'.join(KEYS)}=NAME, got {pair[:80]!r}.")
-        found[name] = key
-    return found

@@ -1,0 +1,138 @@
+"""`packer init`: from a log or a fleet to a first plan."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packer.cli.declare import argument, bundle, command, option
+from packer.cli.interrupt import interruptible
+from packer.cli.options import Writing, seed_option
+from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
+
+if TYPE_CHECKING:
+    from packer.profile import Profile
+
+FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
+"""What is written, in this order."""
+
+
+@bundle
+class Given:
+    """What is known at the start."""
+
+    traffic_path: str = argument("LOG.jsonl|WORKLOAD")
+    model: str = option(
+        required=True,
+        metavar="NAME|CONFIG.json",
+        help="Base model: a Hugging Face repository that packer knows, or the model's config.json.",
+    )
+    gpu: str = option(
+        required=True, metavar="NAME", help="h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, …"
+    )
+    folder: str = option(
+        "-o", "--output", default=".", metavar="FOLDER", help="Where the project is written."
+    )
+    slo: tuple[str, ...] = option(
+        multiple=True,
+        metavar="[CLASS:]KEY=MS,…",
+        help="Latency limits, as packer solve takes them; repeatable.",
+    )
+    max_num_seqs: int | None = option(type=click.IntRange(min=1), help="As given to vLLM.")
+    max_model_len: int | None = option(type=click.IntRange(min=1), help="As given to vLLM.")
+    gpu_memory_utilization: float | None = option(
+        type=click.FloatRange(0.0, 1.0, min_open=True), help="As given to vLLM."
+    )
+    seed: int = seed_option()
+
+    def profile(self) -> Profile:
+        """The profile of the model on the GPU."""
+        from packer.operate.project import profile_for
+
+        names = ("max_num_seqs", "max_model_len", "gpu_memory_utilization")
+        settings: dict[str, Any] = {
+            name: value for name in names if (value := getattr(self, name)) is not None
+        }
+        return profile_for(self.model, self.gpu, settings)
+
+
+@command
+def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) -> int:
+    """Start a project: profile.toml, fleet.csv, packer.toml, plan.json and report.html in one folder.
+
+    The traffic is an access log (.jsonl, .ndjson, .log, also .gz: time, model and token counts on each line; its
+    ranks come from --ranks or --rank) or a workload file (adapter, rank, rate). The profile is the calibrated one of
+    the model and GPU if packer has it, else an estimate. packer.toml holds the defaults of later commands in the folder.
+
+    Exit code 3 means that no plan keeps the latency limits; the other files are written.
+
+    \b
+    Examples:
+      packer init access.jsonl --rank 16 --model meta-llama/Llama-3.1-8B-Instruct --gpu h100-80gb -o project
+      packer init fleet.csv --model config.json --gpu l40s --max-model-len 8192 -o project
+    """
+    from packer.cli.plan_table import plan_lines
+    from packer.io.plans import plan_to_dict, write_plan
+    from packer.io.profiles import write_profile
+    from packer.io.workloads import write_workload
+    from packer.operate.project import LOGS, fleet_for
+    from packer.operate.recommend import recommend
+    from packer.plan import Status
+    from packer.report.page import write_report
+    from packer.traces.measure import rounded
+
+    if not given.traffic_path.lower().removesuffix(".gz").endswith(LOGS):
+        refuse_unused("a workload file", ("ranks", "rank", "keys", "skip", "strip_prefix"))
+    paths = {name: str(Path(given.folder) / name) for name in FILES}
+    _make(given.folder)
+    out.check(*(path for path in paths.values() if os.path.exists(path)))
+    fleet, observed = fleet_for(given.traffic_path, ranks.read(), log_options=reading.options())
+    slo = fleet.slo.parsed(given.slo)
+    profile = given.profile()
+    for text in () if observed is None else observed.notes:
+        out.note(text)
+    out.note_profiles(profile)
+    write_profile(profile, paths["profile.toml"], force=out.force)
+    source = f"packer init {Path(given.traffic_path).name}"
+    write_workload(rounded(fleet), paths["fleet.csv"], force=out.force, comments=[source])
+    _write_settings(given, paths["packer.toml"], force=out.force)
+    with interruptible() as stop, out.progress() as progress:
+        plan = recommend(fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop)
+        if plan.status is not Status.INFEASIBLE:
+            write_plan(plan, paths["plan.json"], force=out.force)
+            write_report(plan, paths["report.html"], curves=3, force=out.force, progress=progress)
+    out.result(lambda: plan_to_dict(plan), lambda: plan_lines(plan))
+    if plan.status is Status.INFEASIBLE:
+        return 3
+    for path in paths.values():
+        out.note(f"wrote {path}")
+    out.note(f"next, in {given.folder}: packer export plan.json --format vllm, or another of its formats")
+    return 130 if plan.interrupted else 0
+
+
+def _make(folder: str) -> None:
+    from packer.errors import OutputError
+
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{folder}: the folder can't be made: {error}.") from None
+
+
+def _write_settings(given: Given, path: str, *, force: bool) -> None:
+    """The defaults of later commands in the folder."""
+    import tomlkit
+
+    from packer.io.files import write_text
+
+    document = tomlkit.document()
+    document.add(tomlkit.comment("Defaults of packer's commands in this folder: docs/how-to/configure.md."))
+    document.add("profile", tomlkit.item("profile.toml"))
+    if given.slo:
+        table = tomlkit.table()
+        table.add("slo", list(given.slo))
+        document.add("solve", table)
+    write_text(path, tomlkit.dumps(document), force=force)

@@ -1,0 +1,93 @@
+"""What a project starts from: the profile of a model on a GPU, and the fleet of a log or a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from packer.errors import IncompatibleError, UnknownNameError
+from packer.io.profiles import load_profile, profile_names
+from packer.io.workloads import read_workload
+from packer.operate.observe import Observed, observe_log
+from packer.profile import Profile
+from packer.traces.access_log import read_access_log
+from packer.traces.ranks import Ranks
+from packer.twin.datasheets import GPUS
+from packer.twin.estimate import estimate_profile
+from packer.twin.memory.policy import kv_cache_tokens
+from packer.twin.model_config import read_model_config
+from packer.twin.models import model_named
+from packer.twin.override import with_engine
+from packer.workload import Workload
+
+LOGS = (".jsonl", ".ndjson", ".log")
+"""Endings of access logs, also with .gz."""
+
+
+def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
+    """The calibrated profile of a model on a GPU if one is shipped, else an estimate.
+
+    Parameters
+    ----------
+    model
+        A Hugging Face repository of `packer.twin.models`, or the path of a config.json.
+    gpu
+        A name of `packer.twin.datasheets`.
+    settings
+        `max_num_seqs`, `max_model_len` and `gpu_memory_utilization`, where they are not the usual ones.
+
+    Raises
+    ------
+    UnknownNameError
+        The model or the GPU is not known.
+    IncompatibleError
+        The model does not fit the GPU, or not with its whole context.
+    """
+    found = _profile(model, gpu, settings)
+    tokens = kv_cache_tokens(found, found.settings(1, 8))
+    if tokens < found.memory.min_kv_tokens:
+        raise IncompatibleError(
+            f"Beside {found.model.name} and one adapter of rank 8 a {found.gpu.name} holds {tokens:,} tokens of KV "
+            f"cache, and vLLM does not start with fewer than max_model_len, {found.engine.max_model_len:,}: give "
+            "--max-model-len."
+        )
+    return found
+
+
+def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
+    if gpu not in GPUS:
+        raise UnknownNameError("GPU", gpu, GPUS)
+    if model.endswith(".json") or os.path.isfile(model):
+        return estimate_profile(read_model_config(model), gpu, **settings)
+    dimensions = model_named(model)
+    for name in profile_names():
+        shipped = load_profile(name)
+        if name.partition("/")[0] == gpu and shipped.model.repository == dimensions.repository:
+            return with_engine(shipped, **settings)
+    return estimate_profile(dimensions, gpu, **settings)
+
+
+def fleet_for(
+    path: str | os.PathLike[str], ranks: Ranks, *, log_options: Mapping[str, Any] | None = None
+) -> tuple[Workload, Observed | None]:
+    """The fleet of an access log (by its ending) or of a workload file, and for a log what was observed.
+
+    Raises
+    ------
+    FileFormatError
+        The file is neither, or the log has no request of an adapter.
+    IncompatibleError
+        Ranks were given with a workload file, which has its own.
+    """
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    suffix = next((each for each in reversed(suffixes) if each != ".gz"), "")
+    if suffix in LOGS:
+        found = observe_log(read_access_log(path, **(log_options or {})), ranks)
+        return found.fleet, found
+    if ranks.table or ranks.others:
+        raise IncompatibleError(
+            f"{os.fspath(path)} is a workload file and has ranks: leave out --ranks and --rank."
+        )
+    return read_workload(path), None

@@ -1,0 +1,91 @@
+"""A profile with other engine settings than those it was measured or estimated with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from packer.profile import MemorySpec, Profile
+from packer.twin.estimate import BYTES_PER_LOGIT
+
+LARGEST_VOCABULARY = 262_144
+"""Of Gemma's tokenizer: a profile does not know its model's, and memory is not to be underestimated."""
+
+
+def with_engine(
+    profile: Profile,
+    *,
+    max_num_seqs: int | None = None,
+    max_model_len: int | None = None,
+    gpu_memory_utilization: float | None = None,
+) -> Profile:
+    """The profile with these settings; None keeps one.
+
+    The KV cache changes by the GPU's memory times the change of `gpu_memory_utilization`, and loses what vLLM's
+    profiling run takes for each further sequence in the sampler (`BYTES_PER_LOGIT` × `LARGEST_VOCABULARY`).
+    `max_model_len` is also the least number of KV tokens with which vLLM starts. The step law stays.
+
+    Raises
+    ------
+    ValidationError
+        A setting breaks a rule, as `max_num_seqs` above `max_num_batched_tokens`.
+    """
+    changes = {
+        "max_num_seqs": max_num_seqs,
+        "max_model_len": max_model_len,
+        "gpu_memory_utilization": gpu_memory_utilization,
+    }
+    given: dict[str, Any] = {
+        name: value
+        for name, value in changes.items()
+        if value is not None and value != getattr(profile.engine, name)
+    }
+    if not given:
+        return profile
+    engine = replace(profile.engine, **given)
+    share = engine.gpu_memory_utilization - profile.engine.gpu_memory_utilization
+    further = max(0, engine.max_num_seqs - profile.engine.max_num_seqs)
+    extra_bytes = share * profile.gpu.memory_bytes - further * BYTES_PER_LOGIT * LARGEST_VOCABULARY
+    told = ", ".join(f"{name} {value:g}" for name, value in given.items())
+    return replace(
+        profile,
+        name=f"{profile.name} ({told})",
+        engine=engine,
+        memory=_memory(profile, extra_bytes, engine.max_model_len),
+        provenance={**profile.provenance, "settings": f"those of {profile.name}, but for {told}"},
+    )
+
+
+def variants(
+    profile: Profile,
+    *,
+    max_num_seqs: Sequence[int] = (),
+    max_model_len: Sequence[int] = (),
+    gpu_memory_utilization: Sequence[float] = (),
+) -> list[Profile]:
+    """The profile with every combination of these settings, each once; empty keeps a setting."""
+    combinations = product(
+        max_num_seqs or (None,), max_model_len or (None,), gpu_memory_utilization or (None,)
+    )
+    found = (
+        with_engine(profile, max_num_seqs=seqs, max_model_len=length, gpu_memory_utilization=share)
+        for seqs, length, share in combinations
+    )
+    return list(dict.fromkeys(found))
+
+
+def _memory(profile: Profile, extra_bytes: float, max_model_len: int) -> MemorySpec:
+    """The memory with so many bytes more for the KV cache."""
+    memory, kv = profile.memory, profile.model.kv_bytes_per_token
+    measured = tuple(
+        (loras, rank, max(0, int(tokens + extra_bytes / kv))) for loras, rank, tokens in memory.measured
+    )
+    least = max_model_len if memory.min_kv_tokens == profile.engine.max_model_len else memory.min_kv_tokens
+    return replace(
+        memory,
+        kv_budget_bytes=memory.kv_budget_bytes + extra_bytes,
+        min_kv_tokens=least,
+        measured=measured,
+    )
