@@ -78,6 +78,18 @@ def mixture(traffic: Traffic, batch: float) -> tuple[float, float, float]:
 
 
 @njit(**FLAGS)
+def request_ranks(traffic: Traffic) -> tuple[float, float]:
+    """Mean rank of the requests, and the largest rank."""
+    requests, ranks, largest = 0.0, 0.0, 0.0
+    for g in range(traffic.k):
+        rate = traffic.groups[0, g] * traffic.groups[1, g]
+        requests += rate
+        ranks += rate * traffic.groups[3, g]
+        largest = max(largest, traffic.groups[3, g])
+    return (ranks / requests if requests > 0.0 else 0.0), largest
+
+
+@njit(**FLAGS)
 def step(
     server: Server, traffic: Traffic, batch: float, scanned: float, waiting: float
 ) -> tuple[float, float]:
@@ -101,14 +113,16 @@ def step(
     else:
         some = 1.0 - math.exp(-admitted)
         context = batch * traffic.held
+        mean_rank, largest_rank = request_ranks(traffic)
         state_vector(
             server.vector, batch, admitted * traffic.prompt / some, adapters, ranks, server.slots,
-            server.slot_rank, context, scanned, waiting, server.graph_max,
+            server.slot_rank, context, scanned, waiting, server.graph_max, batch * mean_rank,
+            batch * largest_rank,
         )  # fmt: skip
         with_prompt = linear_ms(server.law, server.vector)
         state_vector(
             server.vector, batch, 0.0, adapters, ranks, server.slots, server.slot_rank, context, scanned,
-            waiting, server.graph_max,
+            waiting, server.graph_max, batch * mean_rank, batch * largest_rank,
         )  # fmt: skip
         ms = some * with_prompt + (1.0 - some) * linear_ms(server.law, server.vector)
     # Loads stall the step. At this batch only a part of the demand arrives: req/s here over those offered.
