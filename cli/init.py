@@ -65,7 +65,7 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
 
     The traffic is an access log (.jsonl, .ndjson, .log, also .gz: time, model and token counts on each line; its
     ranks come from --ranks or --rank) or a workload file (adapter, rank, rate). The profile is the calibrated one of
-    the model and GPU if packer has it, else an estimate. packer.toml holds the defaults of later commands in the folder.
+    the model and GPU if packer has it, else an estimate. packer.toml holds the defaults of commands in the folder.
 
     Exit code 3 means that no plan keeps the latency limits; the other files are written.
 

@@ -1,0 +1,117 @@
+"""`packer init` from the command line."""
+
+from __future__ import annotations
+
+import json
+import random
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from packer.cli import run
+from packer.io.plans import read_plan
+from packer.io.profiles import load_profile
+from packer.io.workloads import read_workload
+
+Capture = pytest.CaptureFixture[str]
+SERVER = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-64gb")
+NAMES = ("support", "sql", "tone")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """An hour of requests to three adapters."""
+    draw = random.Random(1)
+    path = tmp_path / "access.jsonl"
+    lines = [
+        {
+            "timestamp": 1767225600 + k * 1.5,
+            "model": draw.choices(NAMES, [4, 2, 1])[0],
+            "usage": {"prompt_tokens": draw.randint(20, 600), "completion_tokens": draw.randint(10, 300)},
+        }
+        for k in range(2400)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def test_a_log_becomes_a_project(
+    log: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder holds profile, fleet, defaults, plan and report, and later commands need no more than that."""
+    folder = tmp_path / "project"
+    words = ["init", log, "--rank", "16", *SERVER, "--slo", "p95_ttft_ms=1500", "-o", str(folder)]
+    assert run(words) == 0
+    assert "wrote" in capsys.readouterr().err
+    names = {"profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert load_profile(str(folder / "profile.toml")) == load_profile("h100-64gb/llama-3.1-8b-instruct")
+    assert set(read_workload(str(folder / "fleet.csv")).names) == set(NAMES)
+    assert read_plan(str(folder / "plan.json")).n_gpus == 1
+    assert tomllib.loads((folder / "packer.toml").read_text())["solve"]["slo"] == ["p95_ttft_ms=1500"]
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("PACKER_CONFIG", raising=False)
+    assert run(["solve", "fleet.csv", "-o", "again.json"]) == 0
+    assert read_plan("again.json").bins[0].profile == read_plan("plan.json").bins[0].profile
+    capsys.readouterr()
+    assert run(["export", "plan.json"]) == 0
+    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in capsys.readouterr().out
+    assert run(["init", log, "--rank", "16", *SERVER]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
+def test_a_fleet_and_a_config_become_an_estimate(tmp_path: Path, root: Path) -> None:
+    """A model that packer does not know comes with its config.json, and a workload file has its ranks."""
+    fleet = tmp_path / "fleet.csv"
+    fleet.write_text("adapter,rank,rate\na,8,0.2\nb,16,0.1\n")
+    model = str(root / "tests" / "data" / "models" / "qwen-2.5-7b.json")
+    settings = ["--max-model-len", "8192", "--max-num-seqs", "128"]
+    assert (
+        run(["init", str(fleet), "--model", model, "--gpu", "l40s", *settings, "-o", str(tmp_path / "p")])
+        == 0
+    )
+    profile = load_profile(str(tmp_path / "p" / "profile.toml"))
+    assert not profile.calibrated
+    assert (profile.engine.max_model_len, profile.engine.max_num_seqs) == (8192, 128)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rank", "8", "--model", "acme/unknown", "--gpu", "l4"], "Unknown model 'acme/unknown'"),
+        (["--rank", "8", "--model", "Qwen/Qwen3-8B", "--gpu", "h100"], "Unknown GPU 'h100'.*h100-80gb"),
+        (["--rank", "8", "--model", "Qwen/Qwen3-8B", "--gpu", "l4"], "give --max-model-len"),
+        (["--rank", "8", "--model", "meta-llama/Llama-3.1-70B-Instruct", "--gpu", "l4"], "leaves no memory"),
+        ([*SERVER], "--ranks FILE.csv"),
+        (["--rank", "8", *SERVER, "--slo", "speed=1"], "speed"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    log: str, tmp_path: Path, capsys: Capture, words: list[str], message: str
+) -> None:
+    """An unknown model or GPU, a model that does not fit and missing ranks are input errors, in one line."""
+    import re
+
+    assert run(["init", log, *words, "-o", str(tmp_path / "p")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search(message, err)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("line", ['{"status": 200, "path": "/health"}', "not JSON"])
+def test_a_log_without_adapters_is_refused(tmp_path: Path, capsys: Capture, line: str) -> None:
+    """A log of something else is an input error that names the file."""
+    path = tmp_path / "other.log"
+    path.write_text(f"{line}\n")
+    assert run(["init", str(path), "--rank", "8", *SERVER, "-o", str(tmp_path / "p")]) == 2
+    assert "other.log" in capsys.readouterr().err
+
+
+def test_ranks_of_a_workload_file_are_its_own(tmp_path: Path, capsys: Capture) -> None:
+    """--rank beside a file that has ranks would be ignored: it is refused."""
+    fleet = tmp_path / "fleet.csv"
+    fleet.write_text("adapter,rank,rate\na,8,0.2\n")
+    assert run(["init", str(fleet), "--rank", "8", *SERVER, "-o", str(tmp_path / "p")]) == 2
+    assert "--rank" in capsys.readouterr().err

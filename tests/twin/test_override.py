@@ -1,0 +1,72 @@
+"""Profiles with other engine settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer.errors import ValidationError
+from packer.io.profiles import load_profile
+from packer.profile import Profile
+from packer.twin.estimate import estimate_profile
+from packer.twin.memory.policy import kv_cache_tokens
+from packer.twin.models import model_named
+from packer.twin.override import variants, with_engine
+
+LLAMA = load_profile("h100-64gb/llama-3.1-8b-instruct")
+
+
+def tokens(profile: Profile) -> int:
+    return kv_cache_tokens(profile, profile.settings(32, 16))
+
+
+def test_the_profile_stays_where_nothing_changes() -> None:
+    """Settings that are those of the profile give the profile itself, with its fingerprint."""
+    assert with_engine(LLAMA) is LLAMA
+    assert with_engine(LLAMA, max_num_seqs=2048, gpu_memory_utilization=0.9) is LLAMA
+
+
+def test_memory_follows_the_gpu_memory_utilization() -> None:
+    """A twentieth of the GPU's memory less is that many KV tokens less, at measured points too."""
+    less = with_engine(LLAMA, gpu_memory_utilization=0.85)
+    lost = 0.05 * LLAMA.gpu.memory_bytes / LLAMA.model.kv_bytes_per_token
+    assert tokens(LLAMA) - tokens(less) == pytest.approx(lost, abs=2)
+    assert less.engine.gpu_memory_utilization == 0.85
+    assert less.fingerprint != LLAMA.fingerprint
+    assert "gpu_memory_utilization 0.85" in less.name
+
+
+def test_an_estimate_with_the_settings_is_the_other_way() -> None:
+    """Changing an estimate gives what estimating with the setting gives, or less memory where logits grow."""
+    model = model_named("meta-llama/Llama-3.1-8B-Instruct")
+    plain = estimate_profile(model, "h100-80gb")
+    for settings in ({"gpu_memory_utilization": 0.8}, {"max_model_len": 8192}):
+        assert tokens(with_engine(plain, **settings)) == pytest.approx(
+            tokens(estimate_profile(model, "h100-80gb", **settings)), abs=1
+        )
+    more = tokens(estimate_profile(model, "h100-80gb", max_num_seqs=1024))
+    assert 0.9 * more < tokens(with_engine(plain, max_num_seqs=1024)) < more < tokens(plain)
+    assert tokens(with_engine(plain, max_num_seqs=64)) == tokens(plain)
+
+
+def test_a_shorter_context_needs_less_kv_cache_to_start() -> None:
+    """vLLM starts with room for one request of max_model_len."""
+    assert LLAMA.memory.min_kv_tokens == 131_072
+    assert with_engine(LLAMA, max_model_len=8192).memory.min_kv_tokens == 8192
+
+
+def test_every_combination_is_a_kind_of_server() -> None:
+    """Lists of settings give each combination once, the profile's own settings included where they are named."""
+    found = variants(LLAMA, max_num_seqs=(256, 2048), gpu_memory_utilization=(0.9, 0.95, 0.9))
+    assert len(found) == 4
+    assert LLAMA in found
+    assert len({each.name for each in found}) == 4
+    assert variants(LLAMA) == [LLAMA]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_num_seqs": 0}, {"max_num_seqs": 4096}, {"gpu_memory_utilization": 1.5}]
+)
+def test_settings_that_no_server_takes_are_refused(settings: dict[str, float]) -> None:
+    """The rules of a profile hold for changed settings too."""
+    with pytest.raises(ValidationError):
+        with_engine(LLAMA, **settings)
