@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from packer.twin.result import Simulation
 
 METRICS = (
-    ("slo_attainment", "requests that keep the SLO, share", 3),
-    ("goodput_tok_s", "goodput, tok/s", 0),
     ("hit_rate", "admissions with the adapter on the GPU, share", 3),
     ("cold_start_share", "time in batches lost to loads, share", 3),
 )

@@ -45,6 +45,13 @@ class Changes:
     remove: tuple[str, ...] = option(
         multiple=True, metavar="ADAPTER", help="An adapter that goes; repeatable."
     )
+    lose: tuple[int, ...] = option(
+        "--lose-gpu",
+        type=click.IntRange(min=0),
+        multiple=True,
+        metavar="K",
+        help="A GPU that is lost: its adapters go to the others; repeatable.",
+    )
     seed: int | None = seed_option(
         default=None, help="Seed of the evaluation.  [default: one that the search did not use]"
     )
@@ -129,9 +136,10 @@ def evaluate(
 ) -> int:
     """Whether a plan holds: with another seed or predictor, a changed fleet, or the traffic measured.
 
-    Servers keep their settings; an adapter that comes goes to the least loaded server with large enough
-    slots. Rates are taken without the margin that the plan was made with. Exit code 3 means that a server
-    starves or does not start, or that an adapter has no server: packer solve --from makes the next plan.
+    Servers keep their settings; an adapter that comes, or whose GPU is lost, goes to the least loaded server with
+    large enough slots. Rates are taken without the margin that the plan was made with. Exit code 3 means that a
+    server starves or does not start, that an adapter has no server, or that a plan which was made to keep latency
+    limits breaks them: packer solve --from makes the next plan.
 
     With --log, --url or --input the rates are those measured, and the advice is "keep" (the plan holds),
     "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server breaks, exit code 3).
@@ -140,6 +148,7 @@ def evaluate(
     Examples:
       packer evaluate plan.json --seed 7 --duration 14400
       packer evaluate plan.json --rate-factor 1.2 --add new.csv --remove old-adapter
+      packer evaluate plan.json --lose-gpu 0
       packer evaluate changed.json --rewrite
       packer evaluate plan.json --router affinity
       packer evaluate plan.json --log access.jsonl --seen seen.csv
@@ -168,6 +177,7 @@ def evaluate(
             rate_factor=changes.rate_factor,
             add=read_workload(changes.add_path).adapters if changes.add_path else (),
             remove=changes.remove,
+            lose=changes.lose,
             seed=changes.seed,
             duration_s=changes.duration_s,
             progress=progress,
@@ -277,7 +287,7 @@ def _write_seen(plan: Plan, seen: Workload, ranks: RankOptions, path: str) -> No
 
 def _servers(plan: Plan, found: PlanEvaluation) -> Table:
     columns = ["GPU", "adapters", "offered tok/s", "(plan)", "tok/s", "(plan)", "TTFT ms", "(plan)"]
-    columns += ["ITL ms", "(plan)", "headroom", "result"]
+    columns += ["worst p95 ms", "(plan)", "ITL ms", "(plan)", "headroom", "result"]
     rows = []
     for k, gpu in enumerate(found.gpus):
         new, old = found.plan.evaluations[k], found.before[k]
@@ -286,6 +296,7 @@ def _servers(plan: Plan, found: PlanEvaluation) -> Table:
             ("offered_tok_s", 0),
             ("total_token_throughput", 0),
             ("mean_ttft_ms", 0),
+            ("worst_adapter_ttft_ms", 0),
             ("mean_itl_ms", 1),
         ):
             cells += [number(getattr(new, name), digits), number(getattr(old, name), digits)]
@@ -297,13 +308,19 @@ def _servers(plan: Plan, found: PlanEvaluation) -> Table:
 def _conclusion(found: PlanEvaluation) -> list[str]:
     """Whether the plan holds, which server is the first to break, and for which servers that is."""
     plan, lines = found.plan, []
+    if found.over_limits:
+        shown = ", ".join(map(str, found.over_limits[:SHOWN]))
+        lines.append(f"Latency limits ({plan.workload.slo}) break on GPU {shown}.")
     if found.breaks_first is not None:
         lines.append(_weakest(found, found.breaks_first))
     if plan.unplaced:
         names = ", ".join(plan.workload.names[i] for i in plan.unplaced[:SHOWN])
         lines.append(f"No server has slots large enough for: {names}.")
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
-    lines.append(conclusion(len(found.broken), len(found.gpus), len(plan.unplaced)))
+    if not found.holds and not found.broken and not plan.unplaced:
+        lines.append("The plan breaks its latency limits. packer solve --from makes the next one.")
+    else:
+        lines.append(conclusion(len(found.broken), len(found.gpus), len(plan.unplaced)))
     return lines
 
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 from packer.cli.output import number, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    import polars as pl
     from rich.table import Table
 
     from packer.bin import Bin
     from packer.evaluation import Evaluation
     from packer.plan import Plan
+    from packer.room import Room
 
 VERIFIED = {True: "it holds", False: "it breaks", None: "not done"}
 SLOW_TTFT_MS = 2000.0
@@ -32,6 +34,7 @@ def plan_lines(plan: Plan) -> list[Table | str]:
         *gpus,
         *frontier,
         *_totals(plan),
+        *room_lines(plan.rooms, range(plan.n_gpus)),
         *(f"- {reason}" for reason in plan.reasons),
         *_queues(plan),
     ]
@@ -44,14 +47,21 @@ def _frontier(plan: Plan) -> Table:
     for row in points:
         broken = len(row["queueing"])
         mark = "kept" if row["holds"] else f"broken on {broken} GPU{'s' if broken != 1 else ''}"
+        mark = mark if row["holds"] or broken else "broken when a GPU is lost"
         mark = "broken in another hour" if row["broken_later"] else mark
         cells = [number(row[key], digits) for key, digits in _POINT]
         rows.append([row["n_gpus"], *cells, mark + (" ←" if row["n_gpus"] == plan.n_gpus else "")])
-    columns = ["GPUs", "TTFT p95 ms", "worst adapter ms", "ITL ms", "price/h", "latency goal"]
-    return table("GPUs against latency", columns, rows, left=(5,))
+    columns = ["GPUs", "TTFT p95 ms", "worst adapter ms", "ITL ms", "in limits", "price/h", "latency goal"]
+    return table("GPUs against latency", columns, rows, left=(6,))
 
 
-_POINT = (("p95_ttft_ms", 0), ("worst_adapter_ttft_ms", 0), ("mean_itl_ms", 1), ("price_per_hour", 2))
+_POINT = (
+    ("p95_ttft_ms", 0),
+    ("worst_adapter_ttft_ms", 0),
+    ("mean_itl_ms", 1),
+    ("slo_attainment", 3),
+    ("price_per_hour", 2),
+)
 
 
 def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
@@ -75,8 +85,8 @@ def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
 
 def _gpus(plan: Plan) -> Table:
     several = len({item.profile for item in plan.bins}) > 1
-    columns = ["GPU", *(["server"] if several else []), "adapters by rank", "max_loras", "max_lora_rank"]
-    columns += ["offered tok/s", "throughput", "TTFT ms", "ITL ms", "headroom"]
+    columns = ["GPU", *(["server"] if several else []), "adapters by rank", "max_loras × rank"]
+    columns += [head for head, _, _ in _FIGURES] + ["headroom"]
     columns += ["problem"] if not plan.evaluations.feasible.all() else []
     rows = []
     for k, item in enumerate(plan.bins):
@@ -86,19 +96,67 @@ def _gpus(plan: Plan) -> Table:
                 k,
                 *([item.profile.name] if several else []),
                 by_rank(plan, item),
-                item.max_loras,
-                item.max_lora_rank,
-                number(row.offered_tok_s, 0),
-                number(row.total_token_throughput, 0),
-                number(row.mean_ttft_ms, 0),
-                number(row.mean_itl_ms, 1),
+                f"{item.max_loras} × {item.max_lora_rank}",
+                *(number(getattr(row, name), digits) for _, name, digits in _FIGURES),
                 growth(plan.headroom[k] if plan.headroom else None),
             ]
         )
         if columns[-1] == "problem":
-            rows[-1].append("" if row.feasible else result_of(row))
+            rows[-1].append("" if row.feasible else f"{result_of(row)}, {row.served_share:.0%} served")
     title = f"Plan for {plan.workload.name!r}: {_adapters(plan)}, {_count(plan)}"
     return table(title, columns, rows, left=(1, 2) if several else (1,))
+
+
+_FIGURES = (
+    ("offered tok/s", "offered_tok_s", 0),
+    ("TTFT ms", "mean_ttft_ms", 0),
+    ("worst p95 ms", "worst_adapter_ttft_ms", 0),
+    ("ITL ms", "mean_itl_ms", 1),
+    ("in limits", "slo_attainment", 3),
+)
+"""Columns of a server's figures: head, figure, decimals."""
+
+
+def room_lines(rooms: Sequence[Room], gpus: Sequence[int]) -> list[str]:
+    """How far the load of each server may grow, what limits it and what helps; those with the least room."""
+    order = sorted(range(len(rooms)), key=lambda k: (rooms[k].headroom or 0.0, k))
+    lines = [f"GPU {gpus[k]:<7} {_marks(rooms[k])}" for k in sorted(order[:SHOWN_ROOMS])]
+    more = len(rooms) - len(lines)
+    return lines + ([f"            {more} more GPUs have more room"] if more > 0 else [])
+
+
+SHOWN_ROOMS = 8
+
+
+def _marks(room: Room) -> str:
+    marks = (
+        ("latency limits kept to", room.slo),
+        ("no queue to", room.queue),
+        ("no starvation to", room.starvation),
+    )
+    text = ", ".join(f"{name} {growth(factor)}" for name, factor in marks)
+    return f"{text}; {room}" if room.limit else text
+
+
+def adapters_frame(plan: Plan) -> pl.DataFrame:
+    """One row for each adapter of a plan: rank, rate, its servers, and what it gets there."""
+    import polars as pl
+
+    fleet = plan.workload
+    places: list[list[str]] = [[] for _ in fleet.adapters]
+    for k, item in enumerate(plan.bins):
+        for i in item.adapters:
+            places[i].append(str(k))
+    columns: dict[str, Any] = {
+        "adapter": list(fleet.names),
+        "slo_class": [adapter.slo_class for adapter in fleet.adapters],
+        "rank": fleet.ranks,
+        "rate": fleet.rates,
+        "gpus": [" ".join(each) for each in places],
+        **({} if plan.adapters is None else plan.adapters._asdict()),
+    }
+    frame = pl.DataFrame(columns, schema_overrides={"slo_class": pl.String})
+    return frame.with_columns(pl.col(pl.Float64).fill_nan(None))
 
 
 def servers(bins: Iterable[Bin]) -> str:
@@ -120,13 +178,13 @@ def by_rank(plan: Plan, item: Bin) -> str:
 
 
 def growth(factor: float | None) -> str:
-    """How much rates may grow: "+23 %"."""
-    from packer.solvers.headroom import LARGEST
+    """How much rates may grow: "+23 %"; "–" where nothing is known or the server fails as it is."""
+    from packer.operate.hours import LEVELS
 
     if factor is None:
         return "–"
     more = f"+{factor - 1.0:.0%}"
-    return f"> {more}" if factor >= LARGEST else more
+    return f"> {more}" if factor >= LEVELS[-1] else more
 
 
 def _adapters(plan: Plan) -> str:

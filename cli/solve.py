@@ -20,6 +20,7 @@ from packer.cli.options import (
     seed_option,
     time_limit_option,
 )
+from packer.cli.output import write_frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,11 +132,17 @@ class Planning:
     )
     predictor: str = predictor_option(default=DEFAULT_PREDICTOR)
     gpus: int | None = gpus_option()
-    max_replicas: int = option(
+    max_replicas: int | None = option(
         type=click.IntRange(min=1, max=10_000),
-        default=1,
         metavar="N",
-        help="Split an adapter that is too hot for one GPU over up to so many.",
+        help="Split an adapter that is too hot for one GPU over up to so many.  [default: without an objective as "
+        "many as it needs, else 1]",
+    )
+    spare: int = option(
+        type=click.IntRange(min=0, max=1),
+        default=0,
+        metavar="0|1",
+        help="GPUs that may fail: with 1 the plan keeps --slo on those that are left.",
     )
     confidence: float | None = option(
         type=click.FloatRange(min=0.5, max=0.99),
@@ -168,10 +175,10 @@ class Planning:
         return recommend(
             fleet,
             profile,
-            slo=fleet.slo.parsed(self.slo),
             margin=rate_margin_for((profile,), confidence=self.confidence, margin=self.margin),
             max_gpus=self.gpus,
             max_replicas=self.max_replicas,
+            spare=self.spare,
             seed=self.seed,
             verify=self.verify,
             time_limit_s=self.time_limit_s,
@@ -189,7 +196,7 @@ class Planning:
             solver=self.solver or (None if old is None else "replan"),
             predictor=self.predictor,
             max_gpus=self.gpus,
-            max_replicas=self.max_replicas,
+            max_replicas=self.max_replicas or 1,
             confidence=self.confidence,
             margin=self.margin,
             time_limit_s=self.time_limit_s,
@@ -209,6 +216,10 @@ class Result:
         "--output",
         metavar="FILE",
         help=f"Where to write the plan.  [default: {DEFAULT_OUTPUT}; with --json nowhere]",
+    )
+    per_adapter: str | None = option(
+        metavar="FILE",
+        help="Write what each adapter gets (TTFT, ITL, share of its requests in its limits): .csv or .parquet.",
     )
 
 
@@ -235,24 +246,31 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
       packer solve fleet.csv --objective cost --profile big.toml --profile small.toml --price small.toml=1.2
       packer solve new.csv --from plan.json -o next.json
     """
-    from packer.cli.plan_table import changes_lines, plan_lines
+    from dataclasses import replace
+
+    from packer.cli.plan_table import adapters_frame, changes_lines, plan_lines
     from packer.errors import IncompatibleError
     from packer.io.plans import plan_to_dict, read_plan, write_plan
+    from packer.operate.hours import with_adapters
     from packer.plan import Status
 
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT
     out.check(path)
+    out.check_tables(result.per_adapter)
     old = None if planning.old_path is None else read_plan(planning.old_path)
     if old is not None and (servers.profile_names or servers.changes_settings):
         raise IncompatibleError(
             "--from plans with the servers of the running plan: leave out --profile and engine settings."
         )
-    if planning.slo and not planning.recommends:
-        raise IncompatibleError("--slo goes without an objective, a solver and a running plan: slo:… is one.")
+    if planning.spare and not planning.recommends:
+        raise IncompatibleError(
+            "--spare goes without an objective, a solver and a running plan: gpus:spare=1 is one."
+        )
     kinds = servers.kinds() if old is None else _running(old)
     profiles = [kind.profile for kind in kinds]
     out.note_profiles(*profiles)
     fleet = file.fleet()
+    fleet = replace(fleet, slo=fleet.slo.parsed(planning.slo))
     with interruptible() as stop, out.progress() as progress:
         if planning.recommends and len(profiles) == 1:
             plan = planning.recommended(fleet, profiles[0], progress=progress, stop=stop)
@@ -262,6 +280,8 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     written = path is not None and (result.output is not None or not infeasible)
     if path is not None and written:
         write_plan(plan, path, force=out.force)  # first: whoever reads the output may close the pipe
+    if result.per_adapter is not None:
+        write_frame(adapters_frame(with_adapters(plan)), result.per_adapter)
     out.result(
         lambda: plan_to_dict(plan),
         lambda: [*plan_lines(plan), *(changes_lines(old, plan) if old is not None else [])],

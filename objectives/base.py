@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -57,13 +57,18 @@ class Objective:
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """Largest value of figures of `Evaluations` (name → ms) that a bin may have."""
+        """Largest value of figures of `Evaluations` (by name) that a bin may have."""
         return {}
 
     @property
     def stable(self) -> bool:
         """Whether no server of a plan may have a queue that grows for as long as requests come."""
         return False
+
+    @property
+    def figures(self) -> Collection[str]:
+        """The figures of `Evaluations` that are looked at, beyond whether a bin starves or does not start."""
+        return self.limits
 
     @property
     def symmetric(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from packer import checks
-from packer.errors import ValidationError
 from packer.objectives.base import Objective, check_stable
 
 
@@ -14,6 +13,9 @@ class Slo(Objective):
     """Minimise the number of GPUs such that each keeps the limits that are given, all in ms.
 
     `stable`: 1 if no server may have a queue that grows for as long as requests come.
+
+    Without limits, every adapter (or the share of those of each GPU that `Workload.slo` says) keeps those of its
+    workload.
     """
 
     mean_ttft_ms: float | None = None
@@ -28,17 +30,15 @@ class Slo(Objective):
 
     def __post_init__(self) -> None:
         check_stable(self.stable)
-        if not self.limits:
-            listed = ", ".join(_limits())
-            raise ValidationError(
-                f"The objective 'slo' needs at least one limit (slo:KEY=MS,…) of: {listed}."
-            )
-        for key, value in self.limits.items():
+        for key, value in self._given().items():
             checks.real(key, value, low=0.0, open_low=True)
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits that are given."""
+        """The limits that are given, or that of how much of its own limits an adapter uses."""
+        return self._given() or {"slo_used": 1.0}
+
+    def _given(self) -> dict[str, float]:
         values = {name: getattr(self, name) for name in _limits()}
         return {key: value for key, value in values.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""A running plan under a changed fleet, without a new plan: other rates, adapters gone, adapters added."""
+"""A running plan under a changed fleet, without a new plan: other rates, adapters gone or added, servers lost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import UnknownNameError, ValidationError, shown
+from packer.failover import placed, without_server
 from packer.plan import Plan
 from packer.workload import Workload
 
@@ -16,7 +17,7 @@ from packer.workload import Workload
 class Changed:
     """The servers as they run, with the changed fleet.
 
-    `gpus`: the plan's index of each bin (a server without adapters is left out); `unplaced`: names of added
+    `gpus`: the plan's index of each bin (a server without adapters is left out); `unplaced`: names of the
     adapters that no running server can hold.
     """
 
@@ -27,21 +28,28 @@ class Changed:
 
 
 def changed_plan(
-    plan: Plan, *, rate_factor: float = 1.0, add: Sequence[Adapter] = (), remove: Collection[str] = ()
+    plan: Plan,
+    *,
+    rate_factor: float = 1.0,
+    add: Sequence[Adapter] = (),
+    remove: Collection[str] = (),
+    lose: Collection[int] = (),
 ) -> Changed:
     """The plan's servers when rates change, adapters go and others come.
 
-    Servers keep their `max_loras` and `max_lora_rank`. A new adapter goes to the server with the least
-    offered load whose slots are large enough, the busiest adapter first.
+    Servers keep their `max_loras` and `max_lora_rank`. A new adapter, and one whose only server is lost, goes to
+    the server with the least offered load whose slots are large enough, the busiest adapter first; the other
+    replicas of an adapter take over what a lost one served (`packer.failover`).
 
     Raises
     ------
     UnknownNameError
         An adapter to remove is not in the plan.
     ValidationError
-        An adapter to add is there already, or none is left.
+        An adapter to add is there already, none is left, or a lost server is not one of the plan's.
     """
     fleet = plan.workload
+    bins, numbers, lost = _surviving(plan, lose)
     for name in remove:
         if name not in fleet.names:
             raise UnknownNameError("adapter", name, fleet.names)
@@ -62,20 +70,28 @@ def changed_plan(
     if rate_factor != 1.0:
         workload = workload.scaled(rate_factor)
     position = {old: new for new, old in enumerate(kept)}
-    bins = [
-        (gpu, left) for gpu, item in enumerate(plan.bins) if (left := _without(item, position)) is not None
+    kept_bins = [
+        (gpu, left) for gpu, item in enumerate(bins) if (left := _without(item, position)) is not None
     ]
-    unplaced = []
     newcomers = range(len(kept), len(adapters))
-    for i in sorted(newcomers, key=lambda i: (-float(workload.offered_tok_s_by_adapter[i]), i)):
-        hosts = [k for k, (_, item) in enumerate(bins) if item.max_lora_rank >= workload.adapters[i].rank]
-        if not hosts:
-            unplaced.append(workload.names[i])
-            continue
-        best = min(hosts, key=lambda k: bins[k][1].offered_tok_s(workload))
-        gpu, item = bins[best]
-        bins[best] = (gpu, _with(item, i))
-    return Changed(workload, tuple(item for _, item in bins), tuple(gpu for gpu, _ in bins), tuple(unplaced))
+    found, unplaced = placed(workload, [item for _, item in kept_bins], newcomers)
+    names = (*(fleet.names[i] for i in lost if i in position), *(workload.names[i] for i in unplaced))
+    return Changed(workload, found, tuple(numbers[gpu] for gpu, _ in kept_bins), names)
+
+
+def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list[int], list[int]]:
+    """The bins that are left, their numbers in the plan, and the adapters that none of them can hold."""
+    bins, numbers = plan.bins, list(range(plan.n_gpus))
+    unplaced: list[int] = []
+    for gpu in sorted(set(lose), reverse=True):
+        if not 0 <= gpu < plan.n_gpus or len(bins) == 1:
+            raise ValidationError(
+                f"Expected to lose some of the GPUs 0 to {plan.n_gpus - 1}, and not all of them, got GPU {gpu}."
+            )
+        bins, more = without_server(plan.workload, bins, gpu)
+        numbers.remove(gpu)
+        unplaced += more
+    return bins, numbers, unplaced
 
 
 def _without(item: Bin, position: dict[int, int]) -> Bin | None:
@@ -87,7 +103,3 @@ def _without(item: Bin, position: dict[int, int]) -> Bin | None:
         return None
     adapters, shares = zip(*left, strict=True)
     return replace(item, adapters=adapters, shares=shares)
-
-
-def _with(item: Bin, adapter: int) -> Bin:
-    return replace(item, adapters=(*item.adapters, adapter), shares=(*item.shares, 1.0))

@@ -11,7 +11,7 @@ import numpy as np
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.evaluation import Evaluation, Evaluations
+from packer.evaluation import SIMULATED, Evaluation, Evaluations
 from packer.operate.changes import changed_plan
 from packer.plan import Plan, Status
 from packer.solvers.api import HEADROOM_GPUS
@@ -45,8 +45,16 @@ class PlanEvaluation:
 
     @property
     def holds(self) -> bool:
-        """Whether every adapter has a server, and every server starts and serves its load."""
+        """Whether every adapter has a server, every server starts and serves its load, and a plan that was made to
+        keep latency limits keeps them.
+        """
         return self.plan.status is not Status.INFEASIBLE
+
+    @property
+    def over_limits(self) -> tuple[int, ...]:
+        """Numbers of the servers that serve their load, but whose adapters break their latency limits."""
+        found = self.plan.evaluations
+        return tuple(self.gpus[k] for k in np.flatnonzero(found.feasible & (found.slo_used > 1.0)).tolist())
 
     @property
     def broken(self) -> tuple[int, ...]:
@@ -74,6 +82,7 @@ class PlanEvaluation:
             "seed": plan.seed,
             "breaks_first": self.breaks_first,
             "broken_gpus": self.broken,
+            "over_limits_gpus": self.over_limits,
             "unplaced": [plan.workload.names[i] for i in plan.unplaced],
             "gpus": [
                 {
@@ -85,6 +94,7 @@ class PlanEvaluation:
                     "memory_error": row.memory_error,
                     "mean_ttft_ms": row.mean_ttft_ms,
                     "mean_itl_ms": row.mean_itl_ms,
+                    **{name: getattr(row, name) for name in SIMULATED},
                     "headroom": self.plan.headroom[k],
                 }
                 for k, (gpu, row) in enumerate(zip(self.gpus, plan.evaluations, strict=True))
@@ -99,6 +109,7 @@ def evaluate_plan(
     rate_factor: float = 1.0,
     add: Sequence[Adapter] = (),
     remove: Collection[str] = (),
+    lose: Collection[int] = (),
     seed: int | None = None,
     duration_s: float | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
@@ -114,6 +125,8 @@ def evaluate_plan(
     rate_factor, add, remove
         Every rate times this; adapters that come (each goes to the server with the least offered load whose
         slots are large enough) and names of those that go.
+    lose
+        Numbers of servers that are lost: their adapters go to the others (`packer.failover`).
     seed
         Of everything random; None takes one that no search has used.
     duration_s
@@ -127,7 +140,7 @@ def evaluate_plan(
     UnknownNameError, ValidationError
         An adapter to remove is not in the plan, or one to add is.
     """
-    changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove)
+    changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove, lose=lose)
     if not changed.bins:
         raise IncompatibleError("No GPU of the plan has an adapter, so there is nothing to evaluate.")
     used = plan.seed + FRESH_SEED if seed is None else seed
@@ -148,7 +161,8 @@ def evaluate_plan(
             room = headroom(changed.workload, changed.bins, evaluator)
     names = list(changed.workload.names)
     unplaced = sorted({*(names.index(name) for name in changed.unplaced), *_never_placed(plan, names)})
-    whole = not unplaced and bool(found.feasible.all())
+    kept = plan.objective != "recommend" or not bool((found.slo_used > 1.0).any())
+    whole = not unplaced and bool(found.feasible.all()) and kept
     evaluated = replace(
         plan,
         workload=changed.workload,
@@ -162,15 +176,17 @@ def evaluate_plan(
         bound_source="",
         margin=None,
         headroom=tuple(room),
+        rooms=(),
+        adapters=None,
         moves=None,
         interrupted=False,
         time_limit_reached=False,
-        reasons=(),
+        reasons=() if kept else (f"The latency limits break: {plan.workload.slo}",),
         unplaced=tuple(unplaced),
         verified=whole if evaluator.name == "twin" else None,
         seed=used,
         versions=versions(profiles),
-        details={"evaluated": True, "rate_factor": rate_factor, "duration_s": duration_s},
+        details={"evaluated": True, "rate_factor": rate_factor, "duration_s": duration_s, "lost": list(lose)},
     )
     before = Evaluations.of([plan.evaluations[gpu] for gpu in changed.gpus])
     return PlanEvaluation(evaluated, before, changed.gpus)

@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from packer.operate.frontier import LEVELS, Frontier, FrontierPoint, Progress
+from packer.operate.explore import Frontier
+from packer.operate.frontier import FrontierPoint, Progress
+from packer.operate.hours import LEVELS
+from packer.operate.replicas import MOST_REPLICAS
 from packer.plan import Plan, Status
 from packer.profile import Profile
+from packer.room import Room
 from packer.slo import Slo
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.workload import Workload
@@ -26,7 +30,8 @@ def recommend(
     slo: Slo | None = None,
     margin: float | None = None,
     max_gpus: int | None = None,
-    max_replicas: int = 1,
+    max_replicas: int | None = None,
+    spare: int = 0,
     seed: int = 0,
     verify: bool = True,
     progress: Progress = lambda _what, _done, _total: None,
@@ -35,7 +40,8 @@ def recommend(
 ) -> Plan:
     """The fewest GPUs on which every adapter keeps the goal with every rate raised by the margin.
 
-    The plan's servers are simulated again on a fresh hour; its headroom is the growth at which the goal breaks.
+    The plan's servers are simulated again on a fresh hour; its `rooms` say how far rates may grow and what limits
+    each server, its `adapters` what every adapter gets.
     `details` has the "decision" in a sentence and the "frontier" (rows of `FrontierPoint.to_dict`).
 
     Parameters
@@ -51,11 +57,15 @@ def recommend(
         GPUs at hand; where they do not suffice, the plan on them is infeasible and says how many would.
     verify
         Simulate the plan again on a fresh hour, and take more GPUs if the goal breaks then.
-    max_replicas, seed, progress, stop, time_limit_s
+    max_replicas
+        Over how many GPUs one adapter may be split; None: as many as the hottest one needs.
+    spare
+        GPUs that may be lost, 0 or 1: with 1 the limits are kept at the rates as given on those that are left.
+    seed, progress, stop, time_limit_s
         As for `packer.solve`.
     """
     fleet = workload if slo is None else replace(workload, slo=slo)
-    job = Frontier(fleet, profile, margin, max_replicas, seed, progress, stop, time_limit_s)
+    job = Frontier(fleet, profile, margin, max_replicas, spare, seed, progress, stop, time_limit_s)
     best = job.explore(max_gpus)
     if best is None:
         return _missed(job, max_gpus)
@@ -69,25 +79,38 @@ def recommend(
         best = job.at(best.n_gpus + 1)
         confirmed = best.holds and job.confirmed(best.plan.bins)
     progress("headroom", 0, 0)
-    plan = replace(best.plan, headroom=job.headroom(best.plan.bins), verified=confirmed if verify else None)
+    rooms = job.rooms(best.plan.bins)
+    plan = replace(
+        best.plan,
+        rooms=rooms,
+        headroom=tuple(room.headroom for room in rooms),
+        verified=confirmed if verify else None,
+    )
     return _finished(job, plan, best, holds=confirmed, broken=broken)
 
 
 def _missed(job: Frontier, max_gpus: int | None) -> Plan:
     """The plan on the GPUs at hand, which breaks the goal, with what would keep it."""
     nearest = job.points[-1]
+    reasons: tuple[str, ...] = ()
     enough = None
-    if max_gpus is not None and nearest.n_gpus == max_gpus:
+    if not job.parts.too_hot and max_gpus is not None and nearest.n_gpus == max_gpus:
         enough = job.first_that_holds(max_gpus + 1, max_gpus + BEYOND)
     if enough is not None:
-        reason = f"{enough} GPUs keep the goal: --gpus {enough}."
-    else:
-        adapter = job.workload.adapters[job.hottest()]
-        reason = (
-            f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal on a GPU of its own. What would "
-            "help: --max-replicas, a faster GPU, or a wider --slo."
+        reasons = (f"{enough} GPUs keep the goal: --gpus {enough}.",)
+    elif job.parts.too_hot:
+        adapter = job.workload.adapters[job.parts.too_hot[0]]
+        allowed = MOST_REPLICAS if job.max_replicas is None else job.max_replicas
+        alone = (
+            "on a GPU of its own" if allowed == 1 else f"even in {allowed} equal parts on GPUs of their own"
         )
-    return _finished(job, replace(nearest.plan, reasons=(reason,)), nearest, holds=False)
+        reasons = (
+            f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {alone}. What would help: "
+            f"{'' if job.max_replicas is None else '--max-replicas, '}a faster GPU, or a wider --slo.",
+        )
+    elif job.over():
+        reasons = ("The search ended before a plan was found that keeps the goal: a longer --time-limit.",)
+    return _finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
 
 
 def _finished(
@@ -110,7 +133,7 @@ def _finished(
         time_limit_reached=job.over() and not job.stop(),
         details={
             "decision": decision(
-                point, job.points, plan.headroom, job.workload.slo, holds=holds, broken=broken
+                point, job.points, plan.rooms, job.workload.slo, holds=holds, broken=broken, spare=job.spare
             ),
             "frontier": [
                 each.to_dict() | {"broken_later": each.n_gpus in broken}
@@ -124,26 +147,29 @@ def _finished(
 def decision(
     best: FrontierPoint,
     points: Sequence[FrontierPoint],
-    headroom: Sequence[float | None],
+    rooms: Sequence[Room],
     slo: Slo,
     *,
     holds: bool,
     broken: Sequence[int] = (),
+    spare: int = 0,
 ) -> str:
     """What to deploy and what fewer GPUs would give, in a sentence or two.
 
-    `broken`: numbers of GPUs that hold in the first simulated hour and not in the second.
+    `broken`: numbers of GPUs that hold in the first simulated hour and not in the second; `spare`: GPUs that may be
+    lost.
     """
     text = (
         f"{_gpus(best.n_gpus)}: TTFT p95 {_latency(best.p95_ttft_ms)}, worst adapter "
         f"{_latency(best.worst_adapter_ttft_ms)}, ITL {best.mean_itl_ms:.0f} ms"
     )
-    known = [factor for factor in headroom if factor is not None]
-    if holds and known and len(known) == len(headroom):
-        least = min(known)
+    least = min((room.headroom or 0.0 for room in rooms), default=0.0)
+    if holds and least > 1.0:
         text += f", holds to {'more than ' if least >= LEVELS[-1] else ''}+{least - 1.0:.0%}"
     if best.price_per_hour is not None:
         text += f", {best.price_per_hour:,.2f} per hour"
+    if spare and holds:
+        text += "; the goal is kept when any GPU is lost"
     text += "." if holds else f". This breaks the goal ({slo})."
     fewer = [point for point in points if point.n_gpus < best.n_gpus]
     parts = []
@@ -152,11 +178,18 @@ def decision(
         parts.append(
             f"{_gpus(last.n_gpus)} {'serves' if last.n_gpus == 1 else 'serve'} it with "
             f"{_latency(last.p95_ttft_ms)}, worst adapter {_latency(last.worst_adapter_ttft_ms)}"
-            f"{', and break the goal in another hour' if last.n_gpus in broken else ''}"
+            f"{_shortcoming(last, broken, spare)}"
         )
     if starving := [point.n_gpus for point in fewer if point.starving]:
         parts.append(f"{starving[-1]} starve{'s' if starving[-1] == 1 else ''}")
     return f"{text} {'; '.join(parts)}." if parts else text
+
+
+def _shortcoming(point: FrontierPoint, broken: Sequence[int], spare: int) -> str:
+    """Why a number of GPUs whose latency may look fine is not enough."""
+    if point.n_gpus in broken:
+        return ", and break the goal in another hour"
+    return ", and break the goal when a GPU is lost" if spare and not point.queueing else ""
 
 
 def _gpus(count: int) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,10 @@ class Label:
         return self.text[0].upper() + self.text[1:]
 
 
+_NONE: Any = 0.0
+_UNKNOWN: Any = math.nan
+
+
 def _shown(text: str, unit: str = "", digits: int = 0) -> dict[str, Label]:
     return {"label": Label(text, unit, digits)}
 
@@ -50,7 +55,11 @@ class _Figures(Generic[Number, Flag]):
     p99_itl_ms: Number = field(metadata=_shown("p99 ITL", "ms", 1))
     kv_cache_tokens: Number = field(metadata=_shown("KV cache", "tokens"))
     starvation_probability: Number = field(metadata=_shown("probability of starvation", digits=2))
-    tuning_tok_s: Number = field(default=0.0, metadata=_shown("training", "tok/s"))  # type: ignore[assignment]
+    tuning_tok_s: Number = field(default=_NONE, metadata=_shown("training", "tok/s"))
+    worst_adapter_ttft_ms: Number = field(default=_UNKNOWN, metadata=_shown("worst adapter's p95 TTFT", "ms"))
+    slo_used: Number = field(default=_UNKNOWN, metadata=_shown("share of the latency limits used", digits=2))
+    slo_attainment: Number = field(default=_UNKNOWN, metadata=_shown("requests within limits", digits=3))
+    goodput_tok_s: Number = field(default=_UNKNOWN, metadata=_shown("goodput", "tok/s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,10 @@ class Evaluation(_Figures[float, bool]):
     """What a predictor says of one server.
 
     Latencies are NaN where the server does not start; `starvation_probability` is 0 or 1 from a predictor that
-    doesn't estimate it. `tuning_tok_s`: tokens on which the server trains beside its requests.
+    doesn't estimate it. `tuning_tok_s`: tokens on which the server trains beside its requests. The figures of
+    `SIMULATED` are NaN from one that does not simulate requests: the highest
+    95th percentile of an adapter's TTFT, how much of its limits (`Workload.slo`) the adapter nearest to them uses
+    (infinite where the server starves or its queue grows), the share of requests within them, their throughput.
     """
 
     @property
@@ -77,8 +89,10 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
     """`Evaluation` of n servers as columns: every field is an array (n,), bool or float64."""
 
     def __post_init__(self) -> None:
-        if np.ndim(self.tuning_tok_s) == 0:
-            object.__setattr__(self, "tuning_tok_s", np.full(len(self.starved), self.tuning_tok_s))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if np.ndim(value) == 0:  # left out
+                object.__setattr__(self, item.name, np.full(len(self.starved), value))
 
     @classmethod
     def of(cls, rows: Sequence[Evaluation]) -> Evaluations:
@@ -99,14 +113,33 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
 
     def __getitem__(self, i: int) -> Evaluation:
         row: dict[str, Any] = {name: getattr(self, name)[i].item() for name in FIGURES}
-        return Evaluation(**row)
+        # One object stands for every NaN, so that rows with equal figures are equal.
+        unknown: dict[str, Any] = {name: math.nan for name, value in row.items() if value != value}
+        return Evaluation(**(row | unknown))
 
     def __iter__(self) -> Iterator[Evaluation]:
         return (self[i] for i in range(len(self)))
 
 
+class AdapterFigures(NamedTuple):
+    """What each adapter of a server or of a plan gets, float64 (n,) each; NaN where nothing was completed.
+
+    TTFT in ms (mean, and 95th percentile: that of its server where it has few requests), mean ITL in ms, the share
+    of its requests within its limits (`Workload.slo`), and how much of the limits it uses: above 1 it breaks them.
+    """
+
+    mean_ttft_ms: npt.NDArray[np.float64]
+    p95_ttft_ms: npt.NDArray[np.float64]
+    mean_itl_ms: npt.NDArray[np.float64]
+    slo_attainment: npt.NDArray[np.float64]
+    slo_used: npt.NDArray[np.float64]
+
+
 FIGURES: Mapping[str, Label] = {item.name: item.metadata["label"] for item in fields(Evaluation)}
 """Every figure of a server by its name, in the order of tables and files."""
+
+SIMULATED = ("worst_adapter_ttft_ms", "slo_used", "slo_attainment", "goodput_tok_s")
+"""Figures that only a simulation of requests gives."""
 
 FLAGS = ("starved", "memory_error")
 """Figures that are true or false."""

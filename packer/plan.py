@@ -12,8 +12,9 @@ from enum import StrEnum
 
 from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
-from packer.evaluation import Evaluations
+from packer.evaluation import AdapterFigures, Evaluations
 from packer.profile import Profile
+from packer.room import Room
 from packer.workload import Workload
 
 
@@ -71,6 +72,11 @@ class Plan:
     headroom
         Factor by which each bin's rates may grow before it fails, None where it was not found; empty if it was
         not computed.
+    rooms
+        For each bin the factors at which its latency limits break, a queue forms and it starves, and what limits
+        it; empty if they were not computed.
+    adapters
+        What each adapter of the workload gets; None if it was not simulated.
     moves
         What changes on running servers; None unless the plan continues some.
     interrupted, time_limit_reached
@@ -104,6 +110,8 @@ class Plan:
     bound_source: str = ""
     margin: float | None = None
     headroom: tuple[float | None, ...] = ()
+    rooms: tuple[Room, ...] = ()
+    adapters: AdapterFigures | None = None
     moves: Moves | None = None
     interrupted: bool = False
     time_limit_reached: bool = False

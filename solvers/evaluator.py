@@ -13,7 +13,7 @@ import numpy.typing as npt
 from packer import checks
 from packer.bin import Bin
 from packer.errors import ValidationError
-from packer.evaluation import Evaluation, Evaluations
+from packer.evaluation import SIMULATED, Evaluation, Evaluations
 from packer.memo import Memo
 from packer.objectives.base import Objective
 from packer.predictors.api import load_predictor
@@ -70,6 +70,10 @@ class Evaluator:
         )
         if isinstance(predictors, Mapping):
             given |= dict(predictors.items())
+        if objective is not None and set(objective.figures) & set(
+            SIMULATED
+        ):  # which trained trees do not give
+            given = {k: each.twin if isinstance(each, AutoPredictor) else each for k, each in given.items()}
         first = next(iter(given.values()))
         self.name = first.name
         self.confirms = isinstance(first, AutoPredictor) and first.imitates_twin

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 
+FEW_REQUESTS = 20
+"""With fewer completed requests than this, an adapter's 95th percentile is that of its server."""
+
 
 def mean_ttft_ms(sim: Simulation) -> FloatArray:
     """Mean TTFT of each adapter's completed requests, float64 (m,); NaN where nothing completed."""
@@ -49,6 +52,36 @@ def mean_itl_ms(sim: Simulation) -> FloatArray:
     done = sim.raw.finished
     span_ms = (sim.raw.finish_s[done] - sim.raw.first_s[done]) * 1e3
     return _ratio(_sums(sim, span_ms), _sums(sim, sim.raw.requests.output_tokens[done] - 1.0))
+
+
+def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
+    """The 95th percentile of each adapter's TTFT, ms, float64 (m,); 0 without a completed request.
+
+    An adapter with fewer than `FEW_REQUESTS` has no 95th percentile of its own: it gets that of all requests of
+    its server, or its mean where that is higher. NaN where the server does not start.
+    """
+    if sim.raw is None:
+        return np.full(len(sim.workload), np.nan)
+    number = _sums(sim, None)
+    everyone = float(np.quantile(sim.ttft_ms, 0.95)) if number.any() else 0.0
+    mean = np.nan_to_num(sim.adapter_mean_ttft_ms, nan=0.0)
+    own = np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0)
+    pooled = np.where(number > 0, np.maximum(mean, everyone), 0.0)
+    found: FloatArray = np.where(number >= FEW_REQUESTS, own, pooled)
+    return found
+
+
+def slo_used(sim: Simulation) -> FloatArray:
+    """How much of its limits (`Workload.slo`) each adapter uses, float64 (m,): 1 is all of it, more breaks them.
+
+    Infinite where the server does not start, starves or has a queue that grows.
+    """
+    if sim.status != "ok" or sim.starved or not sim.stable:
+        return np.full(len(sim.workload), np.inf)
+    ttft_limit_ms, itl_limit_ms = sim.workload.slo.columns(sim.workload)
+    itl_ms = np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0)
+    worst: FloatArray = np.maximum(pooled_p95_ttft_ms(sim) / ttft_limit_ms, itl_ms / itl_limit_ms)
+    return worst
 
 
 def kept_requests(

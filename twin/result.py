@@ -360,6 +360,22 @@ class Simulation:
         """
         return figures.slo_attainment(self)
 
+    @cached_property
+    def adapter_slo_used(self) -> FloatArray:
+        """How much of its limits each adapter uses, float64 (adapters,); see `packer.twin.per_adapter.slo_used`."""
+        return figures.slo_used(self)
+
+    @property
+    def slo_used(self) -> float:
+        """That of the adapter at the quantile `adapter_share` of `Workload.slo`: above 1 too few keep their limits."""
+        used = self.adapter_slo_used
+        return float(np.sort(used)[math.ceil(self.workload.slo.adapter_share * len(used) - 1e-9) - 1])
+
+    @property
+    def worst_adapter_ttft_ms(self) -> float:
+        """The highest 95th percentile of an adapter's TTFT; see `packer.twin.per_adapter.pooled_p95_ttft_ms`."""
+        return float(figures.pooled_p95_ttft_ms(self).max())
+
     @property
     def slo_attainment(self) -> float:
         """Share of all requests within the limits of `Workload.slo`; NaN where none was decided."""

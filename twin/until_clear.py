@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from packer.evaluation import STARVATION_THRESHOLD, Evaluation
+from packer.evaluation import SIMULATED, STARVATION_THRESHOLD, Evaluation
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin.result import Simulation
@@ -96,6 +96,7 @@ def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
         kv_cache_tokens=float(first.kv_cache_tokens),
         starvation_probability=float(starved),
         tuning_tok_s=float(np.mean([sim.tuning_tok_s for sim in simulations])),
+        **{name: mean(name) for name in SIMULATED},
     )
 
 

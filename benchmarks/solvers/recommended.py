@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from packer.operate.goal import LatencyGoal
 
 import packer
 from packer.arrival import Arrivals, Bursts
-from packer.operate.goal import LatencyGoal
 
 HERE = Path(__file__).resolve().parent
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")

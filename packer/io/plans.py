@@ -6,14 +6,16 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import chain
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from packer.bin import Bin
 from packer.errors import FileFormatError, ValidationError
-from packer.evaluation import FIGURES, FLAGS, Evaluation, Evaluations
+from packer.evaluation import FIGURES, FLAGS, AdapterFigures, Evaluation, Evaluations
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.io.plan_checks import content, disagreements
@@ -23,6 +25,7 @@ from packer.io.workload_schema import workload_from_dict, workload_to_dict
 from packer.placement import check_placement
 from packer.plan import Moves, Plan, Status
 from packer.profile import Profile
+from packer.room import Room
 
 SCHEMA = 2
 """Version of the file format."""
@@ -40,6 +43,7 @@ class GpuTable(Table):
     adapters: list[str]
     shares: list[float] = Field(default_factory=list)
     evaluation: dict[str, float | bool | None] | None = None
+    room: dict[str, Any] | None = None
 
 
 class MovesTable(Table):
@@ -64,6 +68,7 @@ class PlanFile(Table):
     gap: float | None = None
     margin: float | None = None
     headroom: list[float | None] = Field(default_factory=list)
+    adapters: dict[str, list[float | None]] | None = None
     moves: MovesTable | None = None
     interrupted: bool = False
     time_limit_reached: bool = False
@@ -98,6 +103,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "gap": plan.gap,
         "margin": plan.margin,
         "headroom": list(plan.headroom),
+        "adapters": _adapters_to_dict(plan.adapters),
         "moves": _moves_to_dict(plan),
         "interrupted": plan.interrupted,
         "time_limit_reached": plan.time_limit_reached,
@@ -111,6 +117,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "content": content(plan),
         "gpus": [
             _gpu_to_dict(k, item, plan.evaluations[k], labels[item.profile], names)
+            | ({"room": asdict(plan.rooms[k])} if plan.rooms else {})
             for k, item in enumerate(plan.bins)
         ],
         "profiles": {label: profile_to_dict(profile) for profile, label in labels.items()},
@@ -136,6 +143,15 @@ def _moves_to_dict(plan: Plan) -> dict[str, Any] | None:
         return None
     adapters = [plan.workload.names[i] for i in plan.moves.adapters]
     return {"adapters": adapters, "servers": list(plan.moves.servers)}
+
+
+def _adapters_to_dict(figures: AdapterFigures | None) -> dict[str, Any] | None:
+    """Columns in the order of the workload's adapters."""
+    if figures is None:
+        return None
+    return {
+        name: [_or_none(value) for value in column.tolist()] for name, column in figures._asdict().items()
+    }
 
 
 def _gpu_to_dict(k: int, item: Bin, row: Evaluation, label: str, names: Sequence[str]) -> dict[str, Any]:
@@ -210,6 +226,8 @@ def plan_from_dict(data: Any, path: str | os.PathLike[str], *, changed: bool = F
         bound_source=file.bound_source,
         margin=file.margin,
         headroom=tuple(file.headroom),
+        rooms=_rooms(file, path),
+        adapters=_adapters(file, len(workload), path),
         moves=moves,
         interrupted=file.interrupted,
         time_limit_reached=file.time_limit_reached,
@@ -272,6 +290,28 @@ def _evaluation(k: int, gpu: GpuTable, path: str | os.PathLike[str], changed: bo
         return Evaluation(**figures)
     figures = {name: _or_nan(value) for name, value in gpu.evaluation.items()}
     return parse(Evaluation, figures, path, f"gpus.{k}.evaluation")
+
+
+def _rooms(file: PlanFile, path: str | os.PathLike[str]) -> tuple[Room, ...]:
+    found = [gpu.room for gpu in file.gpus]
+    if not any(found):
+        return ()
+    return tuple(parse(Room, each or {}, path, f"gpus.{k}.room") for k, each in enumerate(found))
+
+
+def _adapters(file: PlanFile, n: int, path: str | os.PathLike[str]) -> AdapterFigures | None:
+    if file.adapters is None:
+        return None
+    columns = {
+        name: np.array([math.nan if value is None else value for value in column])
+        for name, column in file.adapters.items()
+    }
+    if set(columns) != set(AdapterFigures._fields) or any(len(column) != n for column in columns.values()):
+        rule = (
+            f"expected the columns {', '.join(AdapterFigures._fields)} with an entry for each of {n} adapters"
+        )
+        raise FileFormatError(f"{rule}.", path=path, key="adapters")
+    return AdapterFigures(**columns)
 
 
 def _numbers(

@@ -53,7 +53,6 @@ def test_parameters_follow_the_name() -> None:
         ("slo:mean_ttft=5", ValidationError, "mean_ttft_ms"),
         ("slo:mean_ttft_ms", ValidationError, "key=value"),
         ("slo:mean_ttft_ms=soon", ValidationError, "finite number"),
-        ("slo", ValidationError, "at least one limit"),
         ("slo:mean_ttft_ms=-1", ValidationError, "> 0"),
         ("latency:metric=speed", ValidationError, "request, ttft, itl"),
         ("headroom:factor=0", ValidationError, "> 0"),
@@ -174,3 +173,21 @@ def test_moves_never_matches_another_gpu_type() -> None:
     old = [Bin((0, 1), Slots(2, 8), PROFILE)]
     assert moved(old, [Bin((0, 1), Slots(2, 8), other)]) == [0, 1]
     assert Moves().supports([PROFILE]) is not None
+
+
+def test_slo_without_limits_keeps_those_of_the_adapters(evaluations: Evaluations) -> None:
+    """A bin is admissible while no adapter uses more than all of its own limits."""
+    found = replace(evaluations, slo_used=np.array([0.4, 1.0, 1.2]))
+    assert Slo().admissible(found).tolist() == [True, True, False]
+    with pytest.raises(IncompatibleError, match="slo_used"):
+        Slo().admissible(evaluations)
+
+
+def test_goodput_is_what_counts_most(evaluations: Evaluations) -> None:
+    """More goodput is better; of equal goodput, the plan whose worst GPU uses less of its limits."""
+    better = replace(evaluations, goodput_tok_s=np.array([5.0, 5.0, 5.0]), slo_used=np.array([0.1, 0.2, 0.9]))
+    worse = replace(better, goodput_tok_s=np.array([5.0, 5.0, 4.9]), slo_used=np.zeros(3))
+    equal = replace(better, slo_used=np.array([0.1, 0.2, np.inf]))
+    keys = [load_objective("goodput").key(FLEET, BINS, each) for each in (better, equal, worse)]
+    assert keys == sorted(keys)
+    assert keys[0] == (-15.0, 0.9)

@@ -93,3 +93,15 @@ def test_every_adapter_has_its_whole_rate(toy_plan: Make, data: st.DataObject) -
     for i, name in enumerate(changed.workload.names):
         # A replica goes with the server that only it was on.
         assert total[i] == pytest.approx(1.0) or name in changed.unplaced
+
+
+def test_adapters_of_a_lost_server_move(toy_plan: Make) -> None:
+    """The adapters of a lost server run on the others, under the plan's numbers; losing all of them is an error."""
+    plan = toy_plan(["a", "b", "c"])  # a and c on GPU 0, b on GPU 1
+    changed = changed_plan(plan, lose=[0])
+    assert changed.gpus == (1,)
+    assert sorted(changed.bins[0].adapters) == [0, 1, 2]
+    assert changed.workload == plan.workload
+    for wrong in ([0, 1], [2]):
+        with pytest.raises(ValidationError, match="Expected to lose some of the GPUs 0 to 1"):
+            changed_plan(plan, lose=wrong)

@@ -1,0 +1,326 @@
+"""The search for plans by number of GPUs: proposed by trained trees, settled and measured by the twin."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from packer import checks
+from packer.arrival import Arrivals
+from packer.bin import Bin
+from packer.errors import ModelError
+from packer.evaluation import Evaluations
+from packer.failover import without_server
+from packer.operate.frontier import FrontierPoint, Progress
+from packer.operate.hours import Hours, ServerHour, merged
+from packer.operate.replicas import Replicas, needed
+from packer.plan import Plan, Status
+from packer.predictors.api import load_predictor
+from packer.profile import Profile
+from packer.room import Room
+from packer.solvers.api import HEADROOM_GPUS, solve
+from packer.solvers.assemble import versions
+from packer.solvers.evaluator import rate_margin_for
+from packer.solvers.verify import FRESH_SEED
+from packer.strategies import Predictor
+from packer.workload import Workload
+
+GAIN = 0.1
+"""A GPU more that lowers the p95 TTFT by less than this share, and the ITL by less than half of it, is no gain."""
+MOST_POINTS = 12
+TIGHT = 0.5
+"""A server that uses more than this of its limits is tried with more slots."""
+SOLVERS = ("spread-refined", "spread")
+"""What proposes which adapters share a GPU; the next is tried where a proposal breaks the limits."""
+
+
+@dataclass(eq=False)
+class Frontier:
+    """Plans of one fleet by number of GPUs, each made when it is first needed.
+
+    A learned predictor proposes which adapters share a GPU, for Poisson arrivals; the twin simulates each GPU
+    with the fleet's own arrivals and every rate raised by the margin, and gives more slots to those that break
+    their limits. An adapter that breaks them on a GPU of its own is split into equal parts.
+
+    Parameters
+    ----------
+    workload, profile
+        The fleet, with its latency limits (`Workload.slo`), and the server.
+    margin
+        Share by which every rate is raised; the default margin of the profile if None.
+    max_replicas
+        Over how many GPUs one adapter may be split; None: as many as the hottest one needs.
+    spare
+        GPUs that may be lost, 0 or 1.
+    seed, stop, time_limit_s
+        As for `packer.solve`.
+    """
+
+    workload: Workload
+    profile: Profile
+    margin: float | None = None
+    max_replicas: int | None = None
+    spare: int = 0
+    seed: int = 0
+    progress: Progress = lambda _what, _done, _total: None
+    stop: Callable[[], bool] = lambda: False
+    time_limit_s: float | None = None
+    _points: dict[int, FrontierPoint] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.started = time.monotonic()
+        self.workload.slo.check(self.workload)
+        if self.max_replicas is not None:
+            checks.integer("max_replicas", self.max_replicas, low=1)
+        checks.integer("spare", self.spare, low=0, high=1)
+        checks.integer("seed", self.seed, low=0)
+        if self.time_limit_s is not None:
+            checks.real("the time limit (s)", self.time_limit_s, low=0, open_low=True)
+        self.margin = rate_margin_for((self.profile,), margin=self.margin)
+        replayed = self.workload.arrivals.trace is not None
+        self.raised = self.workload if replayed else self.workload.scaled(1.0 + self.margin)
+        self.hours = Hours(self.seed, self.over)
+        self._predictor = search_predictor(self.profile, self.seed)
+        self.progress("hottest adapters alone", 0, 0)
+        self.parts = Replicas(self.workload, needed(self.hours, self.raised, self.profile, self.max_replicas))
+        self._calm = self.parts.fleet.with_arrivals(Arrivals())
+
+    @property
+    def required(self) -> int:
+        """How many adapters must keep their limits."""
+        return math.ceil(self.workload.slo.adapter_share * len(self.workload) - 1e-9)
+
+    def over(self) -> bool:
+        """Whether to end with the best plan so far."""
+        return self.stop() or self.remaining_s() <= 0.0
+
+    def remaining_s(self) -> float:
+        """Time left."""
+        limit = math.inf if self.time_limit_s is None else self.time_limit_s
+        return limit - (time.monotonic() - self.started)
+
+    def fewest(self) -> int:
+        """GPUs of a plan on which nothing starves with Poisson arrivals: where the frontier begins."""
+        self.progress("fewest GPUs", 0, 0)
+        return max(1, self._solved("gpus").n_gpus)
+
+    @property
+    def points(self) -> list[FrontierPoint]:
+        """The points made so far, fewest GPUs first."""
+        return [self._points[n] for n in sorted(self._points)]
+
+    def at(self, n_gpus: int) -> FrontierPoint:
+        """The plan on that many GPUs."""
+        if n_gpus not in self._points:
+            self.progress(f"{n_gpus} GPUs", 0, 0)
+            best: list[Bin] = []
+            for bins in self._proposed(n_gpus):
+                settled = self._settled(bins, self.raised)
+                if self.spare:
+                    settled = self._with_spare_slots(settled)
+                if not best or self._cost(settled) < self._cost(best):
+                    best = settled
+                if self._keeps(best) or self.over():
+                    break
+            self._points[n_gpus] = self._point(best)
+        return self._points[n_gpus]
+
+    def first_that_holds(self, low: int, high: int) -> int | None:
+        """Fewest GPUs from `low` to `high` on which the limits are kept; None if none does."""
+        step, below, n = 1, low - 1, low
+        while not self.at(n).holds:
+            if n >= high or self.over():
+                return None
+            below, n, step = n, min(high, n + step), 2 * step
+        while n - below > 1 and not self.over():
+            middle = (n + below) // 2
+            below, n = (below, middle) if self.at(middle).holds else (middle, n)
+        return n
+
+    def extend(self, low: int, high: int) -> None:
+        """Add points upward from `low` until one more GPU gains little, and fill the gaps below."""
+        n = low
+        while n < high and len(self._points) < MOST_POINTS and not self.over():
+            step = max(1, round(0.1 * n))
+            here, there = self.at(n), self.at(min(high, n + step))
+            ttft, itl = there.p95_ttft_ms / here.p95_ttft_ms, there.mean_itl_ms / here.mean_itl_ms
+            if here.holds and ttft > 1.0 - GAIN and itl > 1.0 - GAIN / 2:
+                return
+            n = there.n_gpus
+
+    def explore(self, max_gpus: int | None = None) -> FrontierPoint | None:
+        """Fill the points; the one with the fewest GPUs that holds, or None up to `max_gpus`."""
+        most = len(self._calm) + self.spare
+        high = most if max_gpus is None else min(max_gpus, most)
+        low = min(self.fewest() + self.spare, high)
+        while low > 1 + self.spare and self.at(low - 1).holds and not self.over():
+            low = max(1 + self.spare, low // 2)  # the solver's limits are narrower than the twin's
+        if len(self.workload) - len(self.parts.too_hot) < self.required:
+            self.at(low)
+            return None
+        first = self.first_that_holds(low, high)
+        self.extend(first or low, high)
+        return None if first is None else self.at(first)
+
+    def _solved(self, objective: str, **given: Any) -> Plan:
+        return solve(
+            self._calm, self.profile, objective, predictor=self._predictor, margin=self.margin, seed=self.seed,
+            verify=False, time_limit_s=max(0.1, min(2.0, self.remaining_s())), stop=self.stop, **given,
+        )  # fmt: skip
+
+    def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
+        """Servers for that many GPUs, of which those with spare ones have slots for every rank."""
+        for solver in SOLVERS:
+            plan = self._solved("latency", solver=solver, max_gpus=n_gpus)
+            if plan.unplaced:
+                continue
+            bins = self.parts.joined(plan.bins)
+            if self.spare:
+                rank = max(item.max_lora_rank for item in bins)
+                bins = tuple(
+                    replace(item, settings=self.profile.settings(item.max_loras, rank)) for item in bins
+                )
+            yield bins
+
+    def _with_spare_slots(self, bins: Sequence[Bin]) -> list[Bin]:
+        """Servers with the slots that they need when any other one is lost."""
+        slots = [item.max_loras for item in bins]
+        for lost in range(len(bins)):
+            left, _ = without_server(self.workload, bins, lost)
+            others = [k for k in range(len(bins)) if k != lost]
+            for k, item in zip(others, self._settled(left, self.workload), strict=True):
+                slots[k] = max(slots[k], item.max_loras)
+        return [
+            replace(item, settings=self.profile.settings(most, item.max_lora_rank))
+            for item, most in zip(bins, slots, strict=True)
+        ]
+
+    def _settled(self, bins: Sequence[Bin], fleet: Workload) -> list[Bin]:
+        """Each server with the number of slots that keeps its limits best; more are tried where they are tight."""
+        best = list(bins)
+        open_ = set(range(len(best)))
+        slots = [item.max_loras for item in best]
+        while open_ and not self.over():
+            used = self._used(best, fleet)
+            open_ = {k for k in open_ if used[k] > TIGHT and slots[k] < len(best[k].adapters)}
+            order = sorted(open_)
+            for k in order:
+                slots[k] = min(len(best[k].adapters), 2 * slots[k])
+            others = [
+                replace(best[k], settings=self.profile.settings(slots[k], best[k].max_lora_rank))
+                for k in order
+            ]
+            for k, other, found in zip(order, others, self._used(others, fleet), strict=True):
+                if found < used[k]:
+                    best[k] = other
+                elif math.isfinite(used[k]):
+                    open_.discard(k)
+        return best
+
+    def _cost(self, bins: Sequence[Bin]) -> float:
+        """What settled servers are compared by: how far they exceed their limits."""
+        return sum(max(1.0, min(used, 1e6)) for used in self._used(bins, self.raised))
+
+    def _used(self, bins: Sequence[Bin], fleet: Workload) -> list[float]:
+        """How much of its limits each server uses."""
+        limit_ms = self.workload.slo.limits.p95_ttft_ms
+        return [
+            hour.used
+            if hour.figures.memory_error or math.isfinite(hour.used)
+            # Among servers that starve or queue, less delay is still better.
+            else 1e3 + hour.figures.mean_ttft_ms / limit_ms
+            for hour in self.hours.all(bins, fleet)
+        ]
+
+    def _keeps(self, bins: Sequence[Bin]) -> bool:
+        """Whether the limits are kept at the raised rates, and on what is left when any one server is lost."""
+        if not self.within(self.raised, bins, self.hours.all(bins, self.raised)):
+            return False
+        if not self.spare:
+            return True
+        order = sorted(range(len(bins)), key=lambda k: -bins[k].offered_tok_s(self.workload))
+        return all(self._survives(bins, lost) for lost in order)
+
+    def _survives(self, bins: Sequence[Bin], lost: int) -> bool:
+        left, unplaced = without_server(self.workload, bins, lost)
+        return (
+            bool(left)
+            and not unplaced
+            and self.within(self.workload, left, self.hours.all(left, self.workload))
+        )
+
+    def within(self, fleet: Workload, bins: Sequence[Bin], hours: Sequence[ServerHour]) -> bool:
+        """Whether no server starves or has a queue that grows, and enough adapters keep their limits."""
+        if not all(served and stable for _, stable, served in (hour.keeps for hour in hours)):
+            return False
+        used = merged(fleet, bins, hours).slo_used
+        return int((used <= 1.0).sum()) >= self.required
+
+    def confirmed(self, bins: Sequence[Bin]) -> bool:
+        """Whether the limits are kept in another hour, at the rates as given."""
+        fresh = self.hours.all(bins, self.workload, seed=self.seed + FRESH_SEED)
+        return self.within(self.workload, bins, fresh)
+
+    def rooms(self, bins: Sequence[Bin]) -> tuple[Room, ...]:
+        """How far the rates of each server may grow, and what limits it; nothing for more than `HEADROOM_GPUS`."""
+        return () if len(bins) > HEADROOM_GPUS else self.hours.rooms(bins, self.workload)
+
+    def _point(self, bins: Sequence[Bin]) -> FrontierPoint:
+        hours = self.hours.all(bins, self.workload)
+        raised = self.hours.all(bins, self.raised)
+        adapters = merged(self.workload, bins, hours)
+        worst = int(np.nan_to_num(adapters.p95_ttft_ms, nan=math.inf).argmax())
+        requests = np.concatenate([hour.ttft_ms for hour in hours])
+        figures = Evaluations.of([hour.figures for hour in hours])
+        starving = tuple(k for k, hour in enumerate(raised) if not hour.figures.feasible)
+        price = self.profile.gpu.price_per_hour
+        plan = Plan(
+            self.workload,
+            tuple(bins),
+            figures,
+            Status.INFEASIBLE if starving else Status.FEASIBLE,
+            objective="gpus",
+            solver="frontier",
+            predictor="twin",
+            objective_value=(float(len(bins)),),
+            margin=self.margin,
+            adapters=adapters,
+            runtime_s=time.monotonic() - self.started,
+            seed=self.seed,
+            versions=versions((self.profile,)),
+        )
+        return FrontierPoint(
+            len(bins),
+            float(np.quantile(requests, 0.95)) if len(requests) else math.nan,
+            self.workload.names[worst],
+            float(adapters.p95_ttft_ms[worst]),
+            _average(figures.mean_itl_ms, figures.total_token_throughput),
+            _average(figures.slo_attainment, np.array([item.rates(self.workload).sum() for item in bins])),
+            float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
+            None if price is None else price * len(bins),
+            self._keeps(bins),
+            starving,
+            tuple(k for k, hour in enumerate(raised) if hour.used > 1.0 and k not in starving),
+            plan,
+        )
+
+
+def _average(values: Any, weights: Any) -> float:
+    """Weighted mean of what is known; NaN where nothing is."""
+    weights = np.where(np.isnan(values), 0.0, weights)
+    return (
+        float(np.average(np.nan_to_num(values, nan=0.0), weights=weights)) if weights.sum() > 0 else math.nan
+    )
+
+
+def search_predictor(profile: Profile, seed: int) -> Predictor:
+    """The fastest predictor for a profile: a trained tree where one is shipped, else the twin."""
+    try:
+        return load_predictor("tree", profile, seed=seed)
+    except ModelError:
+        return load_predictor("twin", profile, seed=seed)

@@ -1,0 +1,185 @@
+"""Simulated hours of servers: each once, several at a time."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.bin import Bin
+from packer.evaluation import AdapterFigures, Evaluation
+from packer.plan import Plan
+from packer.room import Room
+from packer.solvers.verify import FRESH_SEED
+from packer.twin.limits import limit_of
+from packer.twin.per_adapter import pooled_p95_ttft_ms
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
+from packer.twin.until_clear import evaluation_of
+from packer.workload import Workload
+
+FloatArray = npt.NDArray[np.float64]
+HOUR_S = 3600.0
+LEVELS = tuple(round(1.08**k, 4) for k in range(19))
+"""Factors of the rates at which room to grow is looked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServerHour:
+    """What a simulated hour of one server shows.
+
+    `used`: `Simulation.slo_used`; `adapters`: figures of each of its adapters; `ttft_ms`: TTFT of every completed
+    request, float32; `keeps`: whether its limits are kept, its queue does not grow, and it does not starve.
+    """
+
+    figures: Evaluation
+    used: float
+    adapters: AdapterFigures
+    ttft_ms: npt.NDArray[np.float32]
+    keeps: tuple[bool, bool, bool]
+
+
+@dataclass(eq=False)
+class Hours:
+    """Hours of servers under a fleet (or the whole of its replayed trace), simulated when first needed.
+
+    `stop`: no further simulation is started once it is true.
+    """
+
+    seed: int = 0
+    stop: Callable[[], bool] = lambda: False
+    _stored: dict[Any, ServerHour] = field(default_factory=dict)
+
+    def all(self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None) -> list[ServerHour]:
+        """One hour of each server."""
+        chosen = self.seed if seed is None else seed
+        keys = [(item.adapters, item.shares, item.settings, id(fleet), chosen) for item in items]
+        missing = {key: item for key, item in zip(keys, items, strict=True) if key not in self._stored}
+        runs = self._runs([(item, fleet, chosen) for item in missing.values()])
+        self._stored.update(zip(missing, map(_hour, runs), strict=True))
+        return [self._stored[key] for key in keys]
+
+    def one(self, item: Bin, fleet: Workload) -> ServerHour:
+        """One hour of a server."""
+        return self.all([item], fleet)[0]
+
+    def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
+        """How far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then.
+
+        Stopped early, the largest factors known to hold are given. A replayed trace is not scaled: nothing is found.
+        """
+        if fleet.arrivals.trace is not None:
+            return ()
+        fleets = {level: fleet if level == 1.0 else fleet.scaled(level) for level in LEVELS}
+        first = self._room(items[0], fleets, (None, None, None))
+        hints = (first.slo, first.queue, first.starvation)
+        return (first, *self._parallel(lambda item: self._room(item, fleets, hints), items[1:]))
+
+    def _room(self, item: Bin, fleets: dict[float, Workload], hints: Sequence[float | None]) -> Room:
+        """`hints`: factors that are tried first."""
+        found: dict[int, tuple[bool, bool, bool]] = {}
+        broken: tuple[int, Simulation | None] = len(LEVELS), None  # the lowest load that breaks the limits
+        marks: list[float | None] = []
+        for mark, hint in enumerate(hints):
+            tries = [] if hint is None else [LEVELS.index(hint) + 1, LEVELS.index(hint)]
+            while not self.stop():
+                high = min((k for k, each in found.items() if not each[mark]), default=len(LEVELS))
+                low = max((k for k, each in found.items() if each[mark] and k < high), default=-1)
+                if high - low <= 1:
+                    break
+                tries = [k for k in tries if low < k < high]
+                level = tries.pop(0) if tries else (low + high) // 2
+                run = _run(item, fleets[LEVELS[level]], self.seed)
+                found[level] = _keeps(run)
+                if not found[level][0] and level < broken[0]:
+                    broken = level, run
+            known = [k for k, each in found.items() if each[mark]]
+            failed = [k for k, each in found.items() if not each[mark]]
+            low = max((k for k in known if k < min(failed, default=len(LEVELS))), default=-1)
+            marks.append(LEVELS[low] if low >= 0 else None)
+        slo, queue, starvation = marks
+        level, sim = broken
+        if sim is None:
+            return Room(slo, queue, starvation)
+        limit = limit_of(sim)
+        growth = "" if level == 0 else f" at {LEVELS[level] - 1.0:+.0%}"
+        return Room(slo, queue, starvation, limit.name, limit.usage + growth, limit.advice)
+
+    def _runs(self, jobs: Sequence[tuple[Bin, Workload, int]]) -> list[Simulation]:
+        return self._parallel(lambda job: _run(*job), jobs)
+
+    @staticmethod
+    def _parallel(function: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
+        """The kernel releases the GIL: as many at a time as there are cores."""
+        if len(jobs) < 2:
+            return [function(job) for job in jobs]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            return list(pool.map(function, jobs))
+
+
+def _run(item: Bin, fleet: Workload, seed: int) -> Simulation:
+    sim = simulate(
+        item.workload(fleet),
+        item.profile,
+        max_loras=item.max_loras,
+        max_lora_rank=item.max_lora_rank,
+        duration_s=None if fleet.arrivals.trace is not None else HOUR_S,
+        seed=seed,
+    )
+    sim.adapter_slo_used  # noqa: B018 - computed here, in the thread
+    return sim
+
+
+def _keeps(sim: Simulation) -> tuple[bool, bool, bool]:
+    served = sim.status == "ok" and not sim.starved
+    return sim.slo_used <= 1.0, served and sim.stable, served
+
+
+def _hour(sim: Simulation) -> ServerHour:
+    return ServerHour(
+        evaluation_of([sim]),
+        sim.slo_used,
+        AdapterFigures(
+            sim.adapter_mean_ttft_ms,
+            pooled_p95_ttft_ms(sim),
+            sim.adapter_mean_itl_ms,
+            sim.adapter_slo_attainment,
+            sim.adapter_slo_used,
+        ),
+        sim.ttft_ms.astype(np.float32),
+        _keeps(sim),
+    )
+
+
+def with_adapters(plan: Plan) -> Plan:
+    """The plan with what each of its adapters gets, from one simulated hour of each server."""
+    if plan.adapters is not None or not plan.bins:
+        return plan
+    hours = Hours(plan.seed + FRESH_SEED).all(plan.bins, plan.workload)
+    return replace(plan, adapters=merged(plan.workload, plan.bins, hours))
+
+
+def merged(workload: Workload, items: Sequence[Bin], hours: Sequence[ServerHour]) -> AdapterFigures:
+    """Figures of each adapter of the fleet over its servers: the worst, and the attainment weighted by shares.
+
+    NaN where an adapter has no server, or nothing of it was completed.
+    """
+    n = len(workload)
+    columns = {name: np.full(n, np.nan) for name in AdapterFigures._fields}
+    kept, weight = np.zeros(n), np.zeros(n)
+    for item, hour in zip(items, hours, strict=True):
+        index = list(item.adapters)
+        for name, column in columns.items():
+            column[index] = np.fmax(column[index], getattr(hour.adapters, name))
+        known = ~np.isnan(hour.adapters.slo_attainment)
+        kept[index] += np.where(known, hour.adapters.slo_attainment, 0.0) * np.array(item.shares)
+        weight[index] += np.where(known, item.shares, 0.0)
+    with np.errstate(invalid="ignore"):
+        columns["slo_attainment"] = np.where(weight > 0, kept / weight, math.nan)
+    return AdapterFigures(**columns)

@@ -1,0 +1,113 @@
+"""Adapters that one server can't carry, in equal parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.checks import slot_rank_for
+from packer.operate.hours import Hours
+from packer.profile import Profile
+from packer.workload import Workload
+
+MOST_REPLICAS = 64
+"""An adapter is split into no more parts unless more are allowed."""
+
+
+def needed(hours: Hours, fleet: Workload, profile: Profile, allowed: int | None) -> dict[int, int | None]:
+    """Fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` do not do.
+
+    Of each class of limits, adapters are tried by falling load until one needs no more than one GPU.
+
+    Parameters
+    ----------
+    hours, fleet
+        Simulated hours, and the fleet at the rates that servers must carry.
+    allowed
+        Most parts; None for `MOST_REPLICAS`.
+    """
+    most = MOST_REPLICAS if allowed is None else allowed
+    found: dict[int, int | None] = {}
+
+    def holds(i: int, parts: int) -> bool:
+        rank = slot_rank_for(fleet.adapters[i].rank)
+        item = Bin((i,), profile.settings(1, rank), profile, (1.0 / parts,))
+        return hours.one(item, fleet).used <= 1.0
+
+    settled: set[str | None] = set()
+    for i in np.argsort(-fleet.offered_tok_s_by_adapter, kind="stable").tolist():
+        kind = fleet.adapters[i].slo_class
+        if kind in settled:
+            continue
+        if holds(i, 1) or hours.stop():
+            settled.add(kind)
+            continue
+        below, parts = 1, 2
+        while parts <= most and not holds(i, parts):
+            below, parts = parts, 2 * parts
+        if parts > most and (below == most or not holds(i, most)):
+            found[i] = None
+            continue
+        parts = min(parts, most)
+        while parts - below > 1:
+            middle = (below + parts) // 2
+            below, parts = (below, middle) if holds(i, middle) else (middle, parts)
+        found[i] = parts
+    return found
+
+
+@dataclass(eq=False)
+class Replicas:
+    """A fleet in which hot adapters are several: `fleet` is what is placed, `joined` gives shares of the original.
+
+    Parameters
+    ----------
+    workload
+        The fleet.
+    parts
+        Number of equal parts by adapter; None: no number was found, it stays whole.
+    """
+
+    workload: Workload
+    parts: Mapping[int, int | None]
+    fleet: Workload = field(init=False)
+    too_hot: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.too_hot = tuple(i for i, parts in self.parts.items() if parts is None)
+        names = set(self.workload.names)
+        adapters = []
+        self._whole: list[int] = []
+        for i, adapter in enumerate(self.workload.adapters):
+            parts = self.parts.get(i) or 1
+            self._whole += [i] * parts
+            for k in range(parts):
+                name = adapter.name
+                while k and name in names:
+                    name = f"{name[:200]} {k}"
+                names.add(name)
+                adapters.append(replace(adapter, name=name, rate=adapter.rate / parts))
+        # Parts are placed for random arrivals: a trace says nothing of them.
+        plain = self.workload if not self.parts else replace(self.workload, adapters=tuple(adapters))
+        self.fleet = plain
+
+    def joined(self, bins: Sequence[Bin]) -> tuple[Bin, ...]:
+        """The bins of the fleet of parts, with shares of the original's adapters."""
+        if not self.parts:
+            return tuple(bins)
+        found = []
+        for item in bins:
+            shares: dict[int, int] = {}
+            for part in item.adapters:
+                shares[self._whole[part]] = shares.get(self._whole[part], 0) + 1
+            exact = tuple(
+                1.0 if count == (self.parts.get(i) or 1) else count / (self.parts.get(i) or 1)
+                for i, count in shares.items()
+            )
+            slots = min(item.max_loras, len(shares))
+            settings = item.profile.settings(slots, item.max_lora_rank)
+            found.append(replace(item, adapters=tuple(shares), shares=exact, settings=settings))
+        return tuple(found)

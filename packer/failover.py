@@ -1,0 +1,64 @@
+"""Where the adapters of a server go that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from packer.bin import Bin
+from packer.workload import Workload
+
+
+def without_server(
+    workload: Workload, bins: Sequence[Bin], lost: int
+) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
+    """The other bins with the adapters of a lost one, in their order, and the adapters that none of them can hold.
+
+    What a replica served goes to the other replicas of its adapter in proportion to their shares. An adapter that
+    was there as a whole goes to the server with the least offered load whose slots are large enough, the adapter
+    with the largest load first.
+    """
+    left = [item for k, item in enumerate(bins) if k != lost]
+    shares = [dict(zip(item.adapters, item.shares, strict=True)) for item in left]
+    whole: list[int] = []
+    for i, share in zip(bins[lost].adapters, bins[lost].shares, strict=True):
+        holding = [own for own in shares if i in own]
+        if not holding:
+            whole.append(i)
+        for own in holding:
+            own[i] = min(1.0, own[i] / (1.0 - share))
+    moved = [
+        item if dict(zip(item.adapters, item.shares, strict=True)) == own else _with(item, own)
+        for item, own in zip(left, shares, strict=True)
+    ]
+    return placed(workload, moved, whole)
+
+
+def placed(
+    workload: Workload, bins: Sequence[Bin], adapters: Sequence[int]
+) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
+    """The bins with further adapters, and those that none of them can hold.
+
+    Each goes to the server with the least offered load whose slots are large enough, the adapter with the largest
+    load first.
+    """
+    found = list(bins)
+    loads = [item.offered_tok_s(workload) for item in found]
+    added: list[dict[int, float]] = [{} for _ in found]
+    unplaced = []
+    for i in sorted(adapters, key=lambda i: (-float(workload.offered_tok_s_by_adapter[i]), i)):
+        hosts = [k for k, item in enumerate(found) if item.max_lora_rank >= workload.adapters[i].rank]
+        if not hosts:
+            unplaced.append(i)
+            continue
+        best = min(hosts, key=lambda k: loads[k])
+        loads[best] += float(workload.offered_tok_s_by_adapter[i])
+        added[best][i] = 1.0
+    for k, more in enumerate(added):
+        if more:
+            found[k] = _with(found[k], dict(zip(found[k].adapters, found[k].shares, strict=True)) | more)
+    return tuple(found), tuple(unplaced)
+
+
+def _with(item: Bin, shares: dict[int, float]) -> Bin:
+    return replace(item, adapters=tuple(shares), shares=tuple(shares.values()))

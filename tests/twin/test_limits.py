@@ -1,0 +1,45 @@
+"""What limits a server is the resource that is used up, and the advice relieves it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import packer
+from packer import Adapter, Lengths, Workload
+from packer.twin.limits import limit_of
+from packer.twin.result import Simulation
+
+
+def run(fleet: Workload, max_loras: int, rank: int | None = None) -> Simulation:
+    """A quarter of an hour of a shipped server."""
+    server = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+    return packer.simulate(fleet, server, max_loras=max_loras, max_lora_rank=rank, duration_s=900.0)
+
+
+def test_slots_limit_many_adapters_in_few_of_them() -> None:
+    """With two slots for forty adapters all of them are in use; the slots that are named serve the load faster."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.2) for k in range(40)])
+    tight = run(fleet, 2)
+    found = limit_of(tight)
+    assert found.name == "slots"
+    assert found.usage == "2 of 2 in use"
+    assert found.advice == "max_loras 3"
+    assert run(fleet, 3).mean_ttft_ms < tight.mean_ttft_ms
+
+
+def test_long_requests_use_up_the_cache() -> None:
+    """Requests of many tokens fill the KV cache; a few adapters of a large rank that cost memory are named."""
+    fleet = Workload(
+        [Adapter(f"a{k}", 128 if k < 2 else 8, 0.05) for k in range(24)],
+        Lengths.constant(6000.0), Lengths.constant(4000.0),
+    )  # fmt: skip
+    found = limit_of(run(replace(fleet, slo=packer.Slo.of(2000.0, 1000.0)), 24))
+    assert found.name == "KV cache"
+    assert "moving the 2 adapters of rank 128 away" in found.advice
+
+
+def test_a_tight_limit_of_the_itl_is_step_time() -> None:
+    """An ITL near its limit is the time of a step."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.5) for k in range(8)])
+    strict = replace(fleet, slo=packer.Slo.of(2000.0, 15.0))
+    assert limit_of(run(strict, 8)).name == "step time"

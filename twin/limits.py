@@ -1,0 +1,109 @@
+"""What limits a server in a simulation, and what would help."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from packer.checks import slot_rank_for
+from packer.twin.engine import state as rows
+from packer.twin.memory.policy import kv_cache_tokens, memory_error
+from packer.twin.result import Simulation
+
+GROWTH = 1.5
+"""Advice names half as many slots more."""
+
+
+class Limit(NamedTuple):
+    """What is scarce: its name, the part of it that is in use, that in words, and what would help."""
+
+    name: str
+    pressure: float
+    usage: str
+    advice: str
+
+
+def limit_of(sim: Simulation) -> Limit:
+    """The resource of a server of which the largest part is in use while requests wait.
+
+    Compared are the slots (where there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of
+    a step, the part of the time that loads take, and the ITL against its limit, which stands for the time of a
+    step.
+    """
+    return max(_limits(sim), key=lambda each: each.pressure)
+
+
+def _limits(sim: Simulation) -> list[Limit]:
+    engine, raw = sim.profile.engine, sim.raw
+    if sim.status != "ok" or raw is None:
+        return [Limit("memory", 1.0, sim.status_reason, _smaller_slots(sim) or "fewer or smaller slots")]
+    waiting = raw.timeline[:, rows.T_WAITING] >= sim.timeline_bin_s  # one request on average
+    crowded = raw.timeline[waiting] if waiting.any() else raw.timeline
+    mean = crowded.sum(axis=0) / max(float(crowded[:, rows.T_BUSY].sum()), 1e-9)
+    active, running = float(mean[rows.T_ADAPTERS]), float(mean[rows.T_RUNNING])
+    kv = float(mean[rows.T_KV]) * engine.block_size / max(sim.kv_cache_tokens, 1)
+    loading = float(raw.floats[rows.LOAD_S]) / max(float(raw.floats[rows.BUSY_S]), 1e-9)
+    tokens = float(raw.timeline[:, [rows.T_PREFILL, rows.T_DECODE]].sum()) / max(sim.engine_steps, 1)
+    _, itl_limits_ms = sim.workload.slo.columns(sim.workload)
+    itl = sim.mean_itl_ms if math.isfinite(sim.mean_itl_ms) else 0.0
+    found = [
+        Limit("KV cache", kv, f"{kv:.0%} of {sim.kv_cache_tokens:,} tokens", _more_cache(sim)),
+        Limit(
+            "batch", running / engine.max_num_seqs, f"{running:.0f} of {engine.max_num_seqs} requests run",
+            f"max_num_seqs {2 * engine.max_num_seqs}",
+        ),
+        Limit(
+            "prefill", tokens / engine.max_num_batched_tokens,
+            f"{tokens:,.0f} of {engine.max_num_batched_tokens:,} tokens a step",
+            f"max_num_batched_tokens {2 * engine.max_num_batched_tokens}, or fewer requests per GPU",
+        ),
+        Limit("loading", loading, f"{loading:.0%} of the time goes into loading adapters", _more_slots(sim)),
+        Limit(
+            "step time", itl / float(itl_limits_ms.min()),
+            f"ITL {itl:.0f} ms with {running:.0f} requests running", "fewer requests per GPU",
+        ),
+    ]  # fmt: skip
+    if sim.max_loras < len(sim.workload):
+        slots = active / sim.max_loras
+        used = f"{active:.0f} of {sim.max_loras} in use"
+        found.append(Limit("slots", slots, used, _more_slots(sim)))
+    return found
+
+
+def _more_slots(sim: Simulation) -> str:
+    """Slots that fit, or what makes room for them."""
+    slots = min(len(sim.workload), math.ceil(GROWTH * sim.max_loras))
+    if slots <= sim.max_loras:
+        return "fewer adapters per GPU"
+    settings = sim.profile.settings(slots, sim.max_lora_rank)
+    fits = memory_error(sim.profile, settings) is None
+    parts = [f"max_loras {slots}"] if fits else []
+    moving = _smaller_slots(sim)
+    return " or ".join([*parts, *([moving] if moving else [])]) or "fewer adapters per GPU"
+
+
+def _more_cache(sim: Simulation) -> str:
+    """Slots without use, or adapters of large ranks, that take memory from the KV cache."""
+    peak = min(sim.max_loras, len(sim.workload))
+    parts = []
+    if peak < sim.max_loras:
+        gained = kv_cache_tokens(sim.profile, sim.profile.settings(peak, sim.max_lora_rank))
+        parts.append(f"max_loras {peak} gives {gained:,} tokens")
+    moving = _smaller_slots(sim)
+    return " or ".join([*parts, *([moving] if moving else [])]) or "fewer requests per GPU"
+
+
+def _smaller_slots(sim: Simulation) -> str:
+    """Moving the adapters of the largest rank away, where they are the smaller part and the slots get smaller."""
+    ranks = sim.workload.ranks
+    largest = int(ranks.max())
+    others = ranks[ranks < largest]
+    few = len(ranks) - len(others)
+    if not others.size or few > len(others) or slot_rank_for(int(others.max())) >= sim.max_lora_rank:
+        return ""
+    smaller = sim.profile.settings(sim.max_loras, slot_rank_for(int(np.max(others))))
+    gained = kv_cache_tokens(sim.profile, smaller) - max(sim.kv_cache_tokens, 0)
+    which = "adapter" if few == 1 else f"{few} adapters"
+    return f"moving the {which} of rank {largest} away (+{gained:,} KV tokens)" if gained > 0 else ""
