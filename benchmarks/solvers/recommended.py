@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from packer.operate.goal import LatencyGoal
 
 import packer
 from packer.arrival import Arrivals, Bursts
+from packer.slo import Limits
 
 HERE = Path(__file__).resolve().parent
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
@@ -166,7 +166,7 @@ def one(number: int, hours: int) -> dict[str, Any]:
 
 def _used(run: packer.Simulation) -> np.ndarray[Any, Any]:
     """How much of the goal each adapter uses by its own figures, whatever the server's queue does."""
-    goal = LatencyGoal()
+    goal = Limits()
     ttft = np.nan_to_num(run.adapter_p95_ttft_ms, nan=0.0) / goal.p95_ttft_ms
     return np.maximum(ttft, np.nan_to_num(run.adapter_mean_itl_ms, nan=0.0) / goal.mean_itl_ms)
 

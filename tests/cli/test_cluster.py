@@ -72,7 +72,11 @@ def test_table_and_files(
     arguments = ["simulate", fleet, "--cluster", cluster, "--duration", "60", "--seeds", "3"]
     assert run([*arguments, "--requests", requests, "--per-server", servers]) == 0
     text = capsys.readouterr().out
-    for words in ("on 2 servers, system vllm, router most-idle", "keep the SLO", "The cluster keeps up"):
+    for words in (
+        "on 2 servers, system vllm, router most-idle",
+        "within their latency limits",
+        "The cluster keeps up",
+    ):
         assert words in text
     assert set(pl.read_csv(requests)["server"]) == {0, 1}
     assert pl.read_parquet(servers)["completed"].sum() <= len(pl.read_csv(requests))
