@@ -9,27 +9,22 @@ from dataclasses import replace
 from packer import registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.evaluation import STARVATION_THRESHOLD
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.api import load_objective
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
-from packer.profile import Profile
 from packer.solvers import by_model
 from packer.solvers.assemble import assemble, bounded
 from packer.solvers.base import Problem, Solver
+from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.solvers.headroom import headroom
 from packer.solvers.verify import check, twin_failures
 from packer.strategies import Predictor
 from packer.workload import Workload
 
-HARDENING_STEP = 0.03
 HARDENING_STEPS = 3
-"""By how much the margin is raised, and how often, until the twin confirms the plan."""
-
-CONFIRMING_STEPS = 4
-"""How often a search with a trained predictor is repeated until the whole predictor admits its bins."""
+"""How often the margin is raised until the twin confirms the plan."""
 
 HEADROOM_GPUS = 32
 """Plans of more GPUs come without headroom: it would take longer than the plan."""
@@ -130,7 +125,7 @@ def solve(
         stop=stop,
     )
     _check_fit(problem, search)
-    plan = _confirmed(problem, search)
+    plan = _planned(problem, search)
     if verify and plan.status is not Status.INFEASIBLE:
         plan = verified(plan, goal)
         if not plan.verified and confidence is None and margin is None:
@@ -149,48 +144,10 @@ def _objective(objective: str | Objective) -> Objective:
 
 
 def _planned(problem: Problem, search: Solver) -> Plan:
-    """One search, checked and evaluated."""
-    solution = by_model.solved(problem, search)
+    """One search whose bins the whole predictor admits, checked and evaluated."""
+    solution = confirmed_solution(problem, lambda posed: by_model.solved(posed, search))
     check(problem, solution)
     return assemble(problem, solution, search.name, time.monotonic() - problem.started)
-
-
-def _confirmed(problem: Problem, search: Solver) -> Plan:
-    """A plan whose bins the whole predictor admits, too.
-
-    Where it refuses bins that the search took, the rates of the search are raised by what these bins failed to serve,
-    and at last the search uses the whole predictor. A plan without a place for every adapter is made again likewise.
-    """
-    evaluator, raised = problem.evaluator, dict[Profile, float]()
-    plan = _planned(problem, search)
-    for _ in range(CONFIRMING_STEPS if evaluator.confirms else 0):
-        if plan.status is not Status.INFEASIBLE or plan.unplaced or problem.out_of_time():
-            break
-        for profile, share in _lacking(problem, plan).items():
-            raised[profile] = (1.0 + raised.get(profile, 0.0)) * (1.0 + share) - 1.0
-        again = replace(problem, evaluator=evaluator.hardened(raised))
-        plan = replace(
-            _planned(again, search), details={**plan.details, "search_raised": max(raised.values())}
-        )
-    if plan.status is Status.INFEASIBLE and evaluator.confirms and not problem.out_of_time():
-        return _planned(replace(problem, evaluator=evaluator.whole()), search)
-    return plan
-
-
-def _lacking(problem: Problem, plan: Plan) -> dict[Profile, float]:
-    """By profile, the share by which the load of its worst bin exceeds what it serves, at least `HARDENING_STEP`.
-
-    Profiles whose bins the whole predictor admits are left out, unless it admits all.
-    """
-    found = problem.evaluator.confirmed(problem.workload, plan.bins)
-    refused = ~problem.objective.admissible(found)
-    lacking: dict[Profile, float] = {}
-    for item, row, bad in zip(plan.bins, found, refused.tolist(), strict=True):
-        if bad:
-            served = row.served_share if row.starved and not row.memory_error else 1.0
-            share = max(HARDENING_STEP, STARVATION_THRESHOLD / max(served, 0.5) - 1.0)
-            lacking[item.profile] = max(lacking.get(item.profile, 0.0), share)
-    return lacking or dict.fromkeys((item.profile for item in plan.bins), HARDENING_STEP)
 
 
 def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
@@ -203,7 +160,7 @@ def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
         if problem.out_of_time():
             break
         raised = problem.evaluator.with_margin(margin + k * HARDENING_STEP)
-        plan = _confirmed(replace(problem, evaluator=raised), search)
+        plan = _planned(replace(problem, evaluator=raised), search)
         if plan.status is Status.INFEASIBLE:
             break
         plan = verified(plan, problem.objective)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
+from packer.solvers.confirm import confirmed_solution, mended
 from packer.solvers.exact.solver import START_SHARE, ExactSearch
 from packer.solvers.limit import within_limit
 from packer.solvers.start import start
@@ -33,34 +36,40 @@ class Auto:
         """The best plan found, with its bound where GPUs are counted."""
         if problem.objective.fixed_gpus:
             return start(problem, "spread-refined")
-        first = start(_limited(problem).with_share(START_SHARE))
+        timed = _limited(replace(problem, max_gpus=None))
+        first = confirmed_solution(timed.with_share(START_SHARE), start)
         if counts_gpus(problem) is not None:
             return within_limit(problem, replace(first, details={**first.details, "refined": False}))
         if first.unplaced:
             return within_limit(problem, first)
-        timed = _limited(replace(problem, max_gpus=None))
         search = ExactSearch(timed.with_share(_EXACT_SHARE), first.bins)
         search.run()
         details: dict[str, object] = {"greedy_gpus": len(first.bins)}
-        refused = _refused(problem, first.bins, search.bins)
-        if refused:
-            details[refused] = len(search.bins)
-            search.bins = first.bins
+        if len(search.bins) < len(first.bins):
+            held, refused = _held(timed, search.bins)
+            if held is None:
+                details[refused] = len(search.bins)
+            search.bins = held or first.bins
         search.problem = problem
         found = search.solution(first)
         return replace(found, details={**found.details, **details})
 
 
-def _refused(problem: Problem, first: tuple[Bin, ...], bins: tuple[Bin, ...]) -> str:
-    """Why a smaller plan is not taken, "" if it is.
+def _held(problem: Problem, bins: tuple[Bin, ...]) -> tuple[tuple[Bin, ...] | None, str]:
+    """The bins of a smaller plan, mended where necessary; None if they don't hold, and why.
 
     A search finds the bins about which a trained predictor is wrong, so the twin has to confirm them.
     """
-    if len(bins) >= len(first) or not problem.evaluator.imitates_twin:
-        return ""
+    evaluator = problem.evaluator
+    if not evaluator.imitates_twin:
+        return bins, ""
     if problem.out_of_time():
-        return "not_confirmed_in_time"
-    return "" if confirmed(problem, bins) else "refused_by_twin"
+        return None, "not_confirmed_in_time"
+    if not evaluator.confirms:
+        return (bins if confirmed(problem, bins) else None), "refused_by_twin"
+    found = problem.objective.admissible(evaluator.confirmed(problem.workload, bins))
+    refused = np.flatnonzero(~found).tolist()
+    return (mended(problem, bins, refused) if refused else bins), "refused_by_twin"
 
 
 def _limited(problem: Problem) -> Problem:

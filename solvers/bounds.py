@@ -36,18 +36,23 @@ class Bound:
     """No plan has fewer than `value` GPUs; `source` is the argument in words.
 
     `weights` (K,), where the argument is a plain sum: no feasible bin found weighs more than 1. `certain`: the
-    argument holds relative to the predictor, whatever a search for the heaviest bin may have missed.
+    argument holds relative to what evaluates bins in the search, whatever a search for the heaviest bin may have
+    missed. `always`: it holds whatever evaluates bins.
     """
 
     value: int
     source: str
     weights: FloatArray | None = None
     certain: bool = False
+    always: bool = False
 
-    @property
-    def words(self) -> str:
-        """The argument, marked as an estimate where it rests on a search."""
-        return self.source if self.certain else f"estimate: {self.source}"
+    def proven(self, problem: Problem) -> bool:
+        """Whether it holds relative to what evaluates the plan, which may be another than evaluates the search."""
+        return self.always or (self.certain and not problem.evaluator.confirms)
+
+    def words(self, problem: Problem) -> str:
+        """The argument, marked as an estimate where it is not proven."""
+        return self.source if self.proven(problem) else f"estimate: {self.source}"
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ def quick_bound(feasibility: Feasibility, rng: np.random.Generator, known: IntAr
             int(np.ceil(int(demand.sum()) / MAX_ADAPTERS_PER_GPU)),
             f"a GPU holds at most {MAX_ADAPTERS_PER_GPU} adapters",
             certain=True,
+            always=True,
         )
     ]
     if np.all(found.load_tok_s > 0):
@@ -192,7 +198,7 @@ def bound_of(problem: Problem, first: Solution) -> tuple[Bound, dict[str, object
         bound = quick_bound(feasibility, np.random.default_rng(problem.seed), known.reshape(-1, len(classes)))
     except OutOfTime:
         source = "at least one GPU; the time was up before anything better was shown"
-        bound = Bound(1, source, certain=True)
+        bound = Bound(1, source, certain=True, always=True)
     return bound, {"bins_evaluated": feasibility.evaluated}
 
 
@@ -204,12 +210,12 @@ def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, 
     found = replace(
         first,
         lower_bound=float(bound.value) if known else None,
-        bound_source=bound.words if known else "",
-        proven=known and bound.certain,
+        bound_source=bound.words(problem) if known else "",
+        proven=known and bound.proven(problem),
         details={**first.details, **details},
     )
     cut = within_limit(problem, found)
     if problem.max_gpus is None or cut is found or bound.value <= problem.max_gpus:
         return cut
-    necessary = f"At least {bound.value} GPUs are necessary ({bound.words})"
+    necessary = f"At least {bound.value} GPUs are necessary ({bound.words(problem)})"
     return replace(cut, reasons=(*cut.reasons, necessary))

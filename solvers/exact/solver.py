@@ -65,7 +65,7 @@ class ExactSearch:
 
     def __init__(self, problem: Problem, bins: Sequence[Bin]) -> None:
         self.problem, self.bins = problem, tuple(bins)
-        self.bound = Bound(1, "a fleet needs at least one GPU", certain=True)
+        self.bound = Bound(1, "a fleet needs at least one GPU", certain=True, always=True)
         few = len(problem.workload) <= _FEW_ADAPTERS
         most = _FEW_ADAPTERS if few else MAX_CLASSES
         self.classes = aggregate(problem.workload, max_classes=most)
