@@ -101,9 +101,7 @@ def most_training(
 
     with ThreadPoolExecutor(workers) as pool:
         found: list[Simulation] = list(pool.map(run, specs))
-    good = [
-        not sim.starved and all(getattr(sim, name) <= limit for name, limit in kept.items()) for sim in found
-    ]
+    good = [_keeps(sim, kept) for sim in found]
     best = max((k for k, ok in enumerate(good) if ok), key=lambda k: found[k].tuning_tok_s, default=None)
     return Tuned(
         load_policy(policy).name,
@@ -111,6 +109,13 @@ def most_training(
         None if best is None else found[best],
         tuple((spec, sim.tuning_tok_s, ok) for spec, sim, ok in zip(specs, found, good, strict=True)),
     )
+
+
+def _keeps(sim: Simulation, limits: Mapping[str, float]) -> bool:
+    """Whether a server starts, does not starve and keeps the limits; one without requests keeps all."""
+    if sim.raw is None or sim.starved:
+        return False
+    return not sim.sent or all(getattr(sim, name) <= limit for name, limit in limits.items())
 
 
 def candidates(policy: str) -> Sequence[str]:

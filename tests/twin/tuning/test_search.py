@@ -59,3 +59,10 @@ def test_rows_cover_the_grid() -> None:
         duration_s=60.0,
     )
     assert [(row["max_loras"], row["rate"]) for row in rows] == [(2, 2.0), (2, 4.0), (4, 2.0), (4, 4.0)]
+
+
+def test_a_server_without_requests_keeps_every_limit() -> None:
+    """Nobody waits there: it trains as much as it can."""
+    silent = Workload([Adapter("a", 8, 1e-9)])
+    tuned = most_training(silent, PROFILE, "temporal", limits={"p99_ttft_ms": 1.0}, **RUN)
+    assert tuned.samples_s > 10.0

@@ -1,0 +1,86 @@
+"""The systems of the papers beside what their authors published.
+
+uv run python benchmarks/systems/run.py                       # print the tables of all papers
+uv run python benchmarks/systems/run.py llmstation            # … of one
+uv run python benchmarks/systems/run.py --write               # results.json, results.md and docs/systems.md
+uv run python benchmarks/systems/run.py --seeds 1 caraserve   # quickly
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from packer.io.files import write_text
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from rows import MARKS, Section, markdown  # noqa: E402
+
+PAPERS = ("slora", "caraserve", "rock", "llmstation", "mainpaper")
+"""Modules with a function `section(seeds)`, in the order of the document."""
+
+
+def measured(name: str, seeds: int) -> dict[str, Any]:
+    """A section with the CPU time that it took."""
+    started = time.process_time()
+    make: Callable[[int], Section] = import_module(name).section
+    section = make(seeds)
+    print(markdown(section), flush=True)
+    return section.to_dict() | {
+        "seeds": seeds,
+        "cpu_s": round(time.process_time() - started, 1),
+        "text": markdown(section),
+    }
+
+
+def summary(results: dict[str, Any]) -> str:
+    """How many rules hold, for each paper."""
+    lines = ["| paper | rules | kept | shown without a claim | CPU s |", "|---|---|---|---|---|"]
+    for name in PAPERS:
+        if name in results:
+            rows = results[name]["rows"]
+            judged = [row["kept"] for row in rows if row["kept"] is not None]
+            lines.append(
+                f"| {results[name]['title']} | {len(judged)} | {sum(judged)} | {len(rows) - len(judged)} | "
+                f"{results[name]['cpu_s']:.0f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def document(results: dict[str, Any]) -> str:
+    """docs/systems.md: the introduction in intro.md, the summary, and every section."""
+    marks = "".join(f"- {text}\n" for text in MARKS.values())
+    parts = [(HERE / "intro.md").read_text("utf-8").replace("{marks}", marks), summary(results)]
+    parts += [results[name]["text"] for name in PAPERS if name in results]
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def main() -> None:
+    """Simulate, print, and with --write keep."""
+    parser = argparse.ArgumentParser(description="Simulate the systems of the papers.")
+    parser.add_argument("papers", nargs="*", choices=(*PAPERS, []), help="which ones; all by default")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="keep the results and rewrite docs/systems.md")
+    options = parser.parse_args()
+    path = HERE / "results.json"
+    results = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    for name in options.papers or PAPERS:
+        results[name] = measured(name, options.seeds)
+    print(summary(results))
+    if options.write:
+        write_text(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n", force=True)
+        text = document(results)
+        write_text(HERE / "results.md", text.replace("](", "](../../docs/"), force=True)
+        write_text(HERE.parent.parent / "docs" / "systems.md", text, force=True)
+
+
+if __name__ == "__main__":
+    main()
