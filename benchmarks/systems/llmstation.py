@@ -90,9 +90,15 @@ class Machine:
         )
 
 
-SMALL = Machine("llama-3.1-8b", "2x RTX 3090", 48 * GIB, 16.06e9, 131072.0, 32, 8, 14.0, 0.15, 0.225, 8.6, 50.0)
-MIDDLE = Machine("llama-2-13b", "4x RTX 3090", 96 * GIB, 26.0e9, 819200.0, 40, 16, 14.0, 0.2, 0.183, 7.0, 80.0)
-LARGE = Machine("llama-3.1-70b", "4x H100", 320 * GIB, 141.0e9, 327680.0, 80, 32, 18.0, 0.1, 0.071, 10.5, 80.0)
+SMALL = Machine(
+    "llama-3.1-8b", "2x RTX 3090", 48 * GIB, 16.06e9, 131072.0, 32, 8, 14.0, 0.15, 0.225, 8.6, 50.0
+)
+MIDDLE = Machine(
+    "llama-2-13b", "4x RTX 3090", 96 * GIB, 26.0e9, 819200.0, 40, 16, 14.0, 0.2, 0.183, 7.0, 80.0
+)
+LARGE = Machine(
+    "llama-3.1-70b", "4x H100", 320 * GIB, 141.0e9, 327680.0, 80, 32, 18.0, 0.1, 0.071, 10.5, 80.0
+)
 
 
 def best(machine: Machine, rate: float, policy: str, seed: int, **changes: float) -> float:
@@ -100,7 +106,13 @@ def best(machine: Machine, rate: float, policy: str, seed: int, **changes: float
     spec = policy + (":" + ",".join(f"{k}={v:g}" for k, v in changes.items()) if changes else "")
     limits = {"p99_ttft_ms": 500.0, "p99_tpot_ms": machine.tpot_ms}
     return most_training(
-        machine.fleet(rate), machine.profile(), spec, max_loras=1, limits=limits, duration_s=DURATION_S, seed=seed
+        machine.fleet(rate),
+        machine.profile(),
+        spec,
+        max_loras=1,
+        limits=limits,
+        duration_s=DURATION_S,
+        seed=seed,
     ).samples_s
 
 
@@ -175,7 +187,9 @@ def large_rows(seeds: int) -> list[Row]:
     """70B on two servers: FineInfer and torchtune train on one of them, LLMStation and chunks on both."""
     rate = 1.0
     silent = 1e-6
-    ours = of_seeds(lambda k: best(LARGE, rate, "llmstation", k) + best(LARGE, silent, "llmstation", k), seeds)
+    ours = of_seeds(
+        lambda k: best(LARGE, rate, "llmstation", k) + best(LARGE, silent, "llmstation", k), seeds
+    )
     chunked = of_seeds(lambda k: best(LARGE, rate, "chunked", k) + best(LARGE, silent, "chunked", k), seeds)
     alone = of_seeds(lambda k: best(LARGE, silent, "temporal", k), seeds)
     rows = []
@@ -243,7 +257,8 @@ def latency_rows(seeds: int) -> list[Row]:
             text,
             "FineInfer ≥ 5 × LLMStation",
             factor >= 5.0,
-            "largest training throughput: " + ", ".join(f"{name} {value:.2f}" for name, value in reach.items()),
+            "largest training throughput: "
+            + ", ".join(f"{name} {value:.2f}" for name, value in reach.items()),
         ),
         Row(
             "Fig. 10: P99 TTFT over LLMStation's (FineInfer / torchtune / chunked)",
@@ -265,6 +280,7 @@ def latency_rows(seeds: int) -> list[Row]:
 
 def effects(seeds: int) -> list[Row]:
     """What the assumptions do to the ratio at the rate of the claim."""
+
     def ratio(machine: Machine, seed: int, tokens: float = 512.0, **ours: float) -> float:
         del tokens
         return best(machine, LOW, "llmstation", seed, **ours) / best(machine, LOW, "chunked", seed)

@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """The comparison with one paper."""
+    """The comparison with one paper; `tables`: further ones, in Markdown, that no single row can show."""
 
     name: str
     title: str
@@ -59,6 +59,7 @@ class Section:
     rows: Sequence[Row]
     remarks: Sequence[str] = ()
     presets: Sequence[str] = ()
+    tables: Sequence[str] = ()
     figures: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,16 +87,27 @@ def mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
+def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown below its title."""
+    lines = [f"**{title}**", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
 def markdown(section: Section) -> str:
     """The section as tables."""
     lines = [f"## {section.title}", "", f"Source: {section.source}.", ""]
     if section.presets:
-        lines += ["Systems of `packer systems`: " + ", ".join(f"`{name}`" for name in section.presets) + ".", ""]
+        lines += [
+            "Systems of `packer systems`: " + ", ".join(f"`{name}`" for name in section.presets) + ".",
+            "",
+        ]
     lines += ["| result | published | simulated | rule | kept |", "|---|---|---|---|---|"]
     words = {True: "yes", False: "**no**", None: "–"}
     for row in section.rows:
         ours = row.ours + (f" ({row.note})" if row.note else "")
         lines.append(f"| {row.what} | {row.published} | {ours} | {row.rule or '–'} | {words[row.kept]} |")
+    for table in section.tables:
+        lines += ["", table.rstrip("\n")]
     lines += ["", "| constant | value | from | remark |", "|---|---|---|---|"]
     lines += [f"| {c.name} | {c.value} | {MARKS[c.mark]} | {c.note or '–'} |" for c in section.constants]
     if section.remarks:
