@@ -344,7 +344,7 @@ def section(seeds: int) -> Section:
 CONSTANTS = (
     Constant("limits", "P99 TTFT 500 ms; P99 TPOT 50 ms (8B), 80 ms (larger)", "T"),
     Constant("layers, ranks", "32 / 40 / 80; 8 / 16 / 32", "T", "Table 1 says 32 layers for 13B, section 6.4 says 40"),
-    Constant("decode step, 8B on 2 RTX 3090", "14 + 0.15 ms per request", "D", "16 GB / (2 · 936 GB/s) = 8.6 ms, and the host"),
+    Constant("decode step, 8B on 2 RTX 3090", "14 + 0.15 ms per request", "D", "16 GB in 8.6 ms, and the host"),
     Constant("prefill and forward pass, 8B", "0.225 ms per token", "D", "2 · 8e9 FLOPs at half of 2 · 71 TFLOPS"),
     Constant("pass over the weights, 8B", "8.6 ms", "D", "paid by each chunk, and once by a whole sample"),
     Constant("13B on 4 RTX 3090", "14 + 0.2 ms; 0.183 ms per token; 7 ms", "D"),

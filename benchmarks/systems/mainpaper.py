@@ -322,7 +322,7 @@ def section(seeds: int) -> Section:
 CONSTANTS = (
     Constant("rates, req/s", "high 2.4–0.15, low 0.075–0.0047, mixed 0.6–0.0375", "T"),
     Constant("ranks", "8; 32; 8, 16, 32", "T"),
-    Constant("servers", "shipped profiles of Llama 3.1 8B and Qwen 2.5 7B on an H100 with 64 GB", "F", "fitted to the paper's public single-server runs, not to its placements"),
+    Constant("servers", "shipped profiles of both models, H100 64 GB", "F", "to public runs of single servers"),
     Constant("numbers of adapters", "16 to 1,280", "A", "curves unreadable; the text names 128, 160 and 1,280"),
     Constant("Proposed", "`greedy-paper` with a random forest", "T"),
     Constant("ProposedFast", "`greedy-paper` with a small tree", "T"),
