@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from packer.bin import Bin
+from packer.errors import InputError
 from packer.evaluation import Evaluation
+from packer.export.formats import start_commands
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.report.curves import Curves
+from packer.report.latency import AdapterLatencies
 from packer.twin.memory.policy import memory_policy
 
 GIB = 2.0**30
@@ -30,7 +34,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
-    """One GPU: flags, load, memory, latency and adapters (name, rank, rate, offered load, share)."""
+    """One GPU: flags, load, memory, latency, adapters (name, rank, rate, offered load, share, mean TTFT, p95 TTFT,
+    mean ITL) and the command that starts it.
+    """
 
     index: int
     adapters: int
@@ -47,7 +53,8 @@ class GpuCard:
     itl: str
     headroom: str
     state: str
-    rows: tuple[tuple[str, int, str, str, str], ...]
+    rows: tuple[tuple[str, int, str, str, str, str, str, str], ...]
+    start: str
 
 
 def visible(text: str) -> str:
@@ -105,18 +112,41 @@ def plural(count: int, name: str) -> str:
     return name if count == 1 else f"{name}s"
 
 
-def gpu_cards(plan: Plan, curves: Curves | None = None) -> tuple[GpuCard, ...]:
-    """One card for each GPU, in order."""
+def gpu_cards(
+    plan: Plan, curves: Curves | None = None, latencies: Sequence[AdapterLatencies | None] = ()
+) -> tuple[GpuCard, ...]:
+    """One card for each GPU, in order; `latencies`: those of its adapters, empty where they are not known."""
+    try:
+        starts = start_commands(plan)
+    except InputError:  # an infeasible plan, another engine, a name that no command line can hold
+        starts = []
     loads = [evaluation.offered_tok_s for evaluation in plan.evaluations]
     most = max(loads, default=0.0) or 1.0
     rooms = growth_texts(plan, curves)
     return tuple(
-        _card(plan, index, evaluation, most, rooms[index])
+        _card(
+            plan,
+            index,
+            evaluation,
+            most,
+            rooms[index],
+            rows=_adapter_rows(plan, plan.bins[index], latencies[index] if latencies else None),
+            start=starts[index] if starts else "",
+        )
         for index, evaluation in enumerate(plan.evaluations)
     )
 
 
-def _card(plan: Plan, index: int, evaluation: Evaluation, most: float, room: str) -> GpuCard:
+def _card(
+    plan: Plan,
+    index: int,
+    evaluation: Evaluation,
+    most: float,
+    room: str,
+    *,
+    rows: tuple[tuple[str, int, str, str, str, str, str, str], ...],
+    start: str,
+) -> GpuCard:
     item = plan.bins[index]
     served = min(1.0, max(0.0, evaluation.served_share)) if math.isfinite(evaluation.served_share) else 0.0
     ranks = Counter(plan.workload.adapters[i].rank for i in item.adapters)
@@ -141,15 +171,25 @@ def _card(plan: Plan, index: int, evaluation: Evaluation, most: float, room: str
         itl=milliseconds(evaluation.mean_itl_ms),
         headroom=room,
         state="memory error" if evaluation.memory_error else "starved" if evaluation.starved else "holds",
-        rows=_adapter_rows(plan, item),
+        rows=rows,
+        start=start,
     )
 
 
-def _adapter_rows(plan: Plan, item: Bin) -> tuple[tuple[str, int, str, str, str], ...]:
+def _adapter_rows(
+    plan: Plan, item: Bin, latencies: AdapterLatencies | None
+) -> tuple[tuple[str, int, str, str, str, str, str, str], ...]:
     fleet = plan.workload
+    none = (math.nan,) * len(item.adapters)
+    columns = (none, none, none)
+    if latencies is not None:
+        columns = tuple(
+            tuple(each.tolist())
+            for each in (latencies.mean_ttft_ms, latencies.p95_ttft_ms, latencies.mean_itl_ms)
+        )
     order = sorted(
-        zip(item.adapters, item.shares, strict=True),
-        key=lambda pair: -float(fleet.offered_tok_s_by_adapter[pair[0]]) * pair[1],
+        zip(item.adapters, item.shares, *columns, strict=True),
+        key=lambda row: -float(fleet.offered_tok_s_by_adapter[row[0]]) * row[1],
     )
     return tuple(
         (
@@ -158,8 +198,11 @@ def _adapter_rows(plan: Plan, item: Bin) -> tuple[tuple[str, int, str, str, str]
             f"{fleet.adapters[i].rate * share:.4g}",
             number(float(fleet.offered_tok_s_by_adapter[i]) * share, 1),
             f"{100 * share:.0f} %",
+            milliseconds(ttft),
+            milliseconds(p95),
+            milliseconds(itl),
         )
-        for i, share in order
+        for i, share, ttft, p95, itl in order
     )
 
 

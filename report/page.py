@@ -10,6 +10,7 @@ from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.plan import Plan
 from packer.report.curves import Curves, growth_curves
+from packer.report.latency import adapter_latencies
 from packer.report.render import render_report
 from packer.solvers.evaluator import Evaluator
 
@@ -27,7 +28,7 @@ def write_report(
     force: bool = True,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> Curves | None:
-    """Write the page and return the curves that it shows.
+    """Write the page and return the curves that it shows; latencies of adapters are those of a simulated hour.
 
     Parameters
     ----------
@@ -50,7 +51,9 @@ def write_report(
         drawn = growth_curves(
             plan, evaluator.evaluate, predictor=name, today=today, limit=curves, progress=progress
         )
-    write_text(path, render_report(plan, curves=drawn, comparison=comparison), force=force)
+    latencies = adapter_latencies(plan, seed=seed, progress=progress)
+    text = render_report(plan, curves=drawn, comparison=comparison, latencies=latencies)
+    write_text(path, text, force=force)
     return drawn
 
 

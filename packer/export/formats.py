@@ -80,6 +80,31 @@ def export_plan(plan: Plan, format_name: str, options: Options | None = None) ->
     return marked(render(found, chosen), plan)
 
 
+def start_commands(plan: Plan) -> list[str]:
+    """The command line that starts each server, for a shell; adapters are below `/adapters`.
+
+    Raises
+    ------
+    InputError
+        As `export_plan`, and for engines whose start is not known.
+    """
+    from shlex import join
+
+    from packer.errors import UnknownNameError
+    from packer.export import sglang
+    from packer.export.servers import Options, Server, servers
+
+    command = {"vllm": Server.command, "sglang": sglang.command}
+    options = Options()
+    found = []
+    for server in servers(plan, options):
+        engine = server.bin.profile.engine.name.lower()
+        if engine not in command:
+            raise UnknownNameError("engine", engine, command)
+        found.append(join(command[engine](server, options.port)))
+    return found
+
+
 def _check_engine(plan: Plan, format_name: str) -> None:
     """Raise `IncompatibleError` if a server's profile describes another engine than the format starts."""
     from packer.errors import IncompatibleError, shown

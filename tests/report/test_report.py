@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
 from collections.abc import Callable
 from html.parser import HTMLParser
 
 import pytest
 
+from packer.export.formats import export_plan
 from packer.plan import Plan, Status
 from packer.report import context
 from packer.report.curves import FACTORS, Evaluate, choose_gpus, growth_curves
+from packer.report.latency import adapter_latencies
 from packer.report.render import render_report
 
 VOID = {"meta", "link", "input", "br"}
@@ -256,3 +260,35 @@ def test_a_recommended_plan_opens_with_its_decision(toy_plan: Callable[..., Plan
     assert "worst adapter: 2, 250" in page
     broken = {**details, "frontier": [{"n_gpus": 1}, {"n_gpus": 2}]}
     assert "GPUs against latency" not in render_report(dataclasses.replace(plan, details=broken))
+
+
+def test_each_server_has_a_command_to_copy(toy_plan: Callable[..., Plan]) -> None:
+    """The page holds the start command of every server as a shell reads it, whatever the adapters are called."""
+    hostile_plan = toy_plan([*HOSTILE, "it's", "$(id)"], gpus=3)
+    page = Page(render_report(hostile_plan))
+    commands = [text for text in page.texts if text.startswith("vllm serve ")]
+    entries = json.loads(export_plan(hostile_plan, "vllm")["args.json"])
+    assert len(commands) == len(entries)
+    for text, entry, item in zip(commands, entries, hostile_plan.bins, strict=True):
+        words = shlex.split(text)
+        assert words[:3] == entry["command"][:3]
+        assert (
+            words[words.index("--lora-modules") :]
+            == entry["command"][entry["command"].index("--lora-modules") :]
+        )
+        assert words[words.index("--max-loras") + 1] == str(item.max_loras)
+
+
+def test_each_adapter_has_its_latency(toy_plan: Callable[..., Plan]) -> None:
+    """The table of a GPU's adapters shows each one's TTFT and ITL of a simulated hour, beside its own name."""
+    plan = toy_plan(["a", "b", "c"], gpus=2)
+    found = adapter_latencies(plan, duration_s=600.0)
+    cards = context.gpu_cards(plan, latencies=found)
+    for card, latencies, item in zip(cards, found, plan.bins, strict=True):
+        assert latencies is not None
+        mean = dict(zip((plan.workload.names[i] for i in item.adapters), latencies.mean_ttft_ms, strict=True))
+        assert {row[0]: row[5] for row in card.rows} == {
+            name: context.milliseconds(value) for name, value in mean.items()
+        }
+        assert all(row[6] != "–" and row[7] != "–" for row in card.rows)
+    assert {row[5] for card in context.gpu_cards(plan) for row in card.rows} == {"–"}
