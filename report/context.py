@@ -181,7 +181,7 @@ def _adapter_rows(
 ) -> tuple[tuple[str, int, str, str, str, str, str, str], ...]:
     fleet = plan.workload
     none = (math.nan,) * len(item.adapters)
-    columns = (none, none, none)
+    columns: tuple[tuple[float, ...], ...] = (none, none, none)
     if latencies is not None:
         columns = tuple(
             tuple(each.tolist())
