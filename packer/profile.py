@@ -169,7 +169,8 @@ class LoadingSpec:
     """Time to bring an adapter into a slot: a + b × rank, ms, from host memory; plus the same from disk.
 
     `cold_start`: at the start all adapters are on disk, so that each one's first request waits for it; False:
-    those that fit (`max_cpu_loras`) are in host memory already. `spares_batch`: an adapter that needs a slot
+    they were loaded before, in order, so that the last `max_cpu_loras` are in host memory (servers of a cluster whose
+    host memory does not hold all start without any). `spares_batch`: an adapter that needs a slot
     never evicts one whose requests are running; vLLM's LRU does (`packer.twin.engine.slots`).
     """
 

@@ -15,6 +15,7 @@ from packer.terms import LINEAR_TERMS
 from packer.twin.arrivals import Marks, draw_marks, draw_times
 from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
+from packer.twin.engine_rules import rules_of
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import memory_policy
 from packer.twin.tuning.policy import new_tuning, trains
@@ -89,6 +90,8 @@ class Server:
         while True:
             marks = self._clipped(draw_marks(self.workload, adapter, enough, seed))
             state = self.state(marks, duration_s, timeline_bin_s, seed)
+            if state.ints[rows.TRACK_HOST] and not self.profile.loading.cold_start:
+                rows.register(state, in_slots=not state.sizes[:, rows.BLOCKS].any())
             if adapter is None:
                 state = with_stream(state, time_s)
             else:
@@ -120,6 +123,7 @@ class Server:
         )
         # vLLM refuses to start with max_cpu_loras < max_loras.
         places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
+        rules = rules_of(engine)
         settings = {
             rows.SLOTS: self.settings.max_loras,
             rows.SLOT_RANK: self.settings.max_lora_rank,
@@ -132,6 +136,8 @@ class Server:
             rows.HOST_PLACES: places,
             rows.SPARES_BATCH: int(profile.loading.spares_batch or profile.memory.policy == "unified"),
             rows.TRACK_HOST: int(profile.loading.cold_start or places < m),
+            rows.PREFILLS_FIRST: int(rules.prefills_first),
+            rows.SERIES_OF_LISTS: int(rules.series_of_lists),
         }
         interval_s = profile.frontend.scrape_interval_s
         state = rows.new_state(

@@ -2,7 +2,8 @@
 
 Jobs are scrapes of /metrics, requests to be accepted, tokens to be streamed. Follows vllm/v1/metrics/loggers.py (a time
 series of `vllm:lora_requests_info` for each pair of label values, never dropped) and vllm/v1/metrics/stats.py
-(`LoRARequestStates`: an adapter waits from the arrival of a request until the step that schedules it first).
+(`LoRARequestStates`: an adapter waits from the arrival of a request until the step that schedules it first; in 0.32
+both labels list the adapters of requests that have a token and are not finished, in order of entry).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ class NaiveFrontEnd:
 
     interval_s: float | None
     costs_s: tuple[float, float, float, float, float]
+    lists: bool = False
     free_s: float = 0.0
     waiting: list[int] = field(default_factory=list)  # adapters of requests, as often as there are requests
     running: list[int] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
-    series: set[tuple[frozenset[int], frozenset[int]]] = field(default_factory=set)
+    in_flight: dict[int, int] = field(default_factory=dict)  # requests by adapter
+    series: set[tuple[frozenset[int] | tuple[int, ...], ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.next_scrape_s = self.interval_s
@@ -47,6 +50,17 @@ class NaiveFrontEnd:
         self.waiting.remove(adapter)
         self.running.append(adapter)
 
+    def began(self, adapter: int) -> None:
+        """The first token of a request came out."""
+        self.in_flight[adapter] = self.in_flight.get(adapter, 0) + 1
+
+    def finished(self, adapter: int) -> None:
+        """A request has ended."""
+        self.running.remove(adapter)
+        self.in_flight[adapter] -= 1
+        if not self.in_flight[adapter]:
+            del self.in_flight[adapter]
+
     def seen_s(self, now: float) -> float:
         """When the client sees what the engine hands over now."""
         self.scrape(now)
@@ -54,6 +68,7 @@ class NaiveFrontEnd:
 
     def stepped(self) -> None:
         """A step has ended: its labels are recorded."""
-        labels = frozenset(self.running), frozenset(self.waiting)
-        if self.interval_s is not None and labels != (frozenset(), frozenset()):
+        listed = tuple(self.in_flight)
+        labels = (listed, listed) if self.lists else (frozenset(self.running), frozenset(self.waiting))
+        if self.interval_s is not None and any(labels):
             self.series.add(labels)

@@ -38,10 +38,22 @@ class Server:
     max_seqs: int
     max_outstanding: float
     max_cpu_loras: float
-    walk: Sequence[int]
+    hashes: Sequence[int]
     spares_batch: bool
+    prefills_first: bool
+    series_of_lists: bool
     scrape_interval_s: float | None
     front_end_s: tuple[float, float, float, float, float]
+
+
+class Named:
+    """An adapter's `LoRARequest`: its hash is that of its name, random for each process."""
+
+    def __init__(self, adapter: int, value: int) -> None:
+        self.adapter, self.value = adapter, value
+
+    def __hash__(self) -> int:
+        return self.value
 
 
 @dataclass(eq=False)
@@ -84,17 +96,20 @@ class NaiveTwin:
     def __init__(self, server: Server, duration_s: float, bin_s: float) -> None:
         self.server, self.duration_s, self.bin_s = server, duration_s, bin_s
         self.running: list[Request] = []
+        self.batch: dict[int, Named] = {}  # `InputBatch.lora_id_to_lora_request`
         self.waiting: deque[Request] = deque()
         self.accepted: list[Request] = []
         self.arrivals: deque[float] = deque()
         self.marks: deque[tuple[int, int, int]] = deque()
         self.marks_wait = False
         self.pending: list[Request] = []  # accepted by the front end, not yet in the engine
-        self.front_end = NaiveFrontEnd(server.scrape_interval_s, server.front_end_s)
+        self.front_end = NaiveFrontEnd(server.scrape_interval_s, server.front_end_s, server.series_of_lists)
         host = max(server.max_cpu_loras, server.slots)  # vLLM refuses fewer host places than slots
         self.lora = NaiveLora(host, server.slots)
         if not server.cold_start and host >= len(server.ranks):
             self.lora.registered.update(dict.fromkeys(range(len(server.ranks))))
+        elif not server.cold_start:
+            self._load_all()
         self.now, self.step, self.admissions = 0.0, 0, 0
         self.sent = self.refused = self.preemptions = 0
         self.peak_blocks = self.peak_running = self.merged = 0
@@ -137,6 +152,14 @@ class NaiveTwin:
         while self.pending and self.pending[0].reached_s <= self.now and self.pending[0].reached_s < before_s:
             self.waiting.append(self.pending.pop(0))
 
+    def _load_all(self) -> None:
+        """Every adapter is loaded once before the first request; in unified memory they leave the GPU again."""
+        for adapter in range(len(self.server.ranks)):
+            self.lora.add_adapter(adapter)
+        if any(self.server.adapter_blocks):
+            self.lora.active.clear()
+        self.lora.loads = self.lora.disk_loads = 0
+
     # ---- helpers
     def _blocks(self, tokens: int) -> int:
         return math.ceil(tokens / self.server.block_size)
@@ -147,6 +170,11 @@ class NaiveTwin:
 
     def _active(self) -> set[int]:
         return {request.adapter for request in self.running}
+
+    def _left(self, adapter: int) -> None:
+        """A request of the adapter left the batch: with the last one `InputBatch.remove_request` forgets it."""
+        if adapter not in self._active():
+            del self.batch[adapter]
 
     def _evict_idle(self, but: int = -1) -> bool:
         """Throw out the least recently used adapter to make room for KV blocks (unified memory only)."""
@@ -161,12 +189,16 @@ class NaiveTwin:
     def _one_step(self) -> None:
         scheduled: dict[Request, int] = {}
         preempted = self._schedule_running(scheduled)
+        before = set(self.batch)
         decodes = [request for request in scheduled if request.decoding]
         context = sum(request.computed + 1 for request in decodes)
         load_ms, passed_over = 0.0, 0
         if not preempted:
             load_ms, passed_over = self._schedule_waiting(scheduled)
-        load_ms += sum(self._touch(a) for a in self.server.walk if a in self._active())
+        if self.server.prefills_first:  # they joined in a step of their own
+            load_ms += sum(self._touch(adapter) for adapter in self.batch if adapter not in before)
+        # `InputBatch.make_lora_inputs` makes a set of the dict's values.
+        load_ms += sum(self._touch(named.adapter) for named in set(self.batch.values()))
         prefill_tokens = sum(n for request, n in scheduled.items() if not request.decoding)
         dt = (self._step_ms(len(decodes), prefill_tokens, context, passed_over) + load_ms) * 1e-3
         dt = max(dt, MIN_STEP_S)
@@ -206,6 +238,7 @@ class NaiveTwin:
         self.preemptions += 1
         request.blocks = request.computed = 0
         request.prefill_step = -1
+        self._left(request.adapter)
         self.waiting.appendleft(request)
 
     def _schedule_waiting(self, scheduled: dict[Request, int]) -> tuple[float, int]:
@@ -235,6 +268,9 @@ class NaiveTwin:
             request.admission = self.admissions
             self.admissions += 1
             self.running.append(request)
+            self.batch.setdefault(
+                request.adapter, Named(request.adapter, self.server.hashes[request.adapter])
+            )
             scheduled[request] = new
             budget -= new
         self.waiting.extendleft(reversed(skipped))
@@ -318,6 +354,7 @@ class NaiveTwin:
                 continue
             if request.generated == 0:
                 request.engine_first_s, request.first_s = self.now, seen_s
+                self.front_end.began(request.adapter)
             elif not request.decoding:
                 request.gaps_s.append(self.now - request.last_s)
             elif seen_s > request.seen_s or len(outputs) > CHUNK_OUTPUTS:
@@ -331,4 +368,5 @@ class NaiveTwin:
             if request.generated == request.output:
                 request.engine_finish_s, request.finish_s = self.now, seen_s
                 self.running.remove(request)
-                self.front_end.running.remove(request.adapter)
+                self._left(request.adapter)
+                self.front_end.finished(request.adapter)

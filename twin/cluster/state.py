@@ -22,6 +22,7 @@ from packer.twin.engine.state import (
     BLOCKS,
     CLASS_RANK,
     END_S,
+    HASH,
     HISTOGRAM_BINS,
     IN_FLIGHT,
     INBOX_COUNT,
@@ -46,7 +47,6 @@ from packer.twin.engine.state import (
     USED,
     WAITING,
     WAITING_PROMPT,
-    WALK,
     ServerState,
     new_links,
 )  # fmt: skip
@@ -69,7 +69,7 @@ class Servers(NamedTuple):
     if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of
     `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters, see `sizes` of
     `ServerState`. first, last (S,): where in `served` the numbers of the adapters stand that a server may serve,
-    ascending; walk, beside `served` (…, 3): the rest of their `sizes`. seen (S,): adapters that a
+    ascending; words, beside `served` (…, 3): the rest of their `sizes`. seen (S,): adapters that a
     server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
     `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle.
     """
@@ -89,7 +89,7 @@ class Servers(NamedTuple):
     histogram: IntArray
     timeline: FloatArray
     vector: FloatArray
-    visits: IntArray
+    sets: IntArray
     series: IntArray
     nothing: FloatArray
     law: Law
@@ -105,7 +105,7 @@ class Servers(NamedTuple):
     first: IntArray
     last: IntArray
     served: IntArray
-    walk: IntArray
+    words: IntArray
     blocks: IntArray
     seen: IntArray
     pair_key: IntArray
@@ -154,7 +154,7 @@ def new_servers(
         adapters=adapters,
         sizes=sizes,
         heaps=heaps,
-        visits=np.zeros((count, 2, max(template.visits.shape[1] for template in templates)), dtype=np.int64),
+        sets=np.zeros((count, 4, max(template.sets.shape[1] for template in templates)), dtype=np.int64),
         series=np.zeros((count, max(template.series.size for template in templates)), dtype=np.int64),
         classes=classes,
         phase=np.zeros((count, max(template.phase.size for template in templates)), dtype=np.int64),
@@ -176,7 +176,7 @@ def new_servers(
         first=last - np.array([len(own) for own in served], dtype=np.int64),
         last=last,
         served=np.concatenate([own for own, _ in lists.values()]),
-        walk=np.concatenate([template.sizes[1:, WALK:] for _, template in lists.values()]),
+        words=np.concatenate([template.sizes[1:, HASH:] for _, template in lists.values()]),
         blocks=np.array(blocks),
         seen=np.zeros(count, dtype=np.int64),
         pair_key=np.zeros(pairs, dtype=np.int64),
@@ -210,7 +210,7 @@ def state_of(c: Servers, s: int) -> ServerState:
     return ServerState(
         c.ints[s], c.floats[s], c.nothing, c.requests, c.times, c.status, c.links, c.adapters[s], c.sizes[s],
         c.classes[s], c.heaps[s], c.phase[s], c.tree[s], c.histogram[s], c.timeline[s], c.vector[s], c.nothing,
-        c.visits[s], c.series[s],
+        c.sets[s], c.series[s],
     )  # fmt: skip
 
 
@@ -260,8 +260,8 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
                 low = middle
             else:
                 high = middle
-        for column in range(c.walk.shape[1]):
-            size[WALK + column] = c.walk[low, column]
+        for column in range(c.words.shape[1]):
+            size[HASH + column] = c.words[low, column]
     prompt = min(c.prompt[r], c.longest[s] - 1)
     c.requests[r, OWNER] = c.pair_row[k] - 1
     c.requests[r, PROMPT] = prompt

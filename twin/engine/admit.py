@@ -10,12 +10,13 @@ from numba import njit
 
 from packer.twin.engine.containers import count_before, fenwick_add, link_last
 from packer.twin.engine.frontend import change
-from packer.twin.engine.schedule import blocks_of
+from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import (
-    ACTIVE, BLOCKS, BLOCK_SIZE, CONTEXT, ENDED, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
-    KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, NEXT, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
-    RUNNING, SCANNED, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, VISITS, USED,
+    ACTIVE, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
+    KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
+    JOINERS, RUNNING, SCANNED, SENTINEL, SERIES_OF_LISTS, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
+    TOKEN_BUDGET, USED,
     WAITING, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, take_first
@@ -51,15 +52,16 @@ def fits(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, tokens: in
 @njit(inline="always", **ENGINE_FLAGS)
 def admit_one(
     ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
-    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, visits: IntArray,
+    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, sets: IntArray,
     series: IntArray, loading: FloatArray, r: int, a: int, tokens: int, take: int,
 ) -> None:  # fmt: skip
     """Request `r` joins the batch, with `take` of its `tokens` in this step."""
     if tree.size > 1 and requests[r, KEY] >= 0:
         fenwick_add(tree, requests[r, KEY], -1)
     take_first(ints, requests, adapters, r, a)
-    join(ints, floats, adapters, sizes, classes, visits, loading, a)
-    if series.size > 1 and requests[r, KEY] >= 0:  # to the front end, a preempted request has gone on running
+    join(ints, floats, adapters, sizes, classes, sets, loading, a)
+    known = series.size > 1 and ints[SERIES_OF_LISTS] == 0
+    if known and requests[r, KEY] >= 0:  # to the front end, a preempted request has gone on running
         change(ints, adapters, sizes, a, 1, -1)
         change(ints, adapters, sizes, a, 0, 1)
     place(ints, adapters, heaps, a)
@@ -70,14 +72,13 @@ def admit_one(
     if take < tokens:
         ints[PARTIAL], ints[PARTIAL_DONE] = r + 1, take
     else:
-        requests[r, NEXT] = ints[ENDED]
-        ints[ENDED] = r + 1
+        end_prefill(ints, requests, r)
 
 
 @njit(inline="always", **ENGINE_FLAGS)
 def admit(
     ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
-    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, visits: IntArray,
+    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, sets: IntArray,
     series: IntArray, loading: FloatArray,
 ) -> None:  # fmt: skip
     """Admit what slots, KV blocks, sequences and the token budget allow; sets LOAD_MS and SCANNED."""
@@ -101,12 +102,12 @@ def admit(
                 break
             ints[USED] += blocks
             admit_one(
-                ints, floats, requests, links, adapters, sizes, classes, heaps, tree, visits, series, loading,
+                ints, floats, requests, links, adapters, sizes, classes, heaps, tree, sets, series, loading,
                 r, a, tokens, take,
             )  # fmt: skip
             budget -= take
         # Preempted requests (keys < 0) are never passed over: they come first, and their slots are free.
         if tree.size > 1 and last_key > 0 and ints[HEAP_IDLE] > 0 and ints[ACTIVE] >= ints[SLOTS]:
             ints[SCANNED] = count_before(tree, last_key)
-    if ints[VISITS] > 0:
-        walk(ints, floats, adapters, sizes, visits, loading)
+    if ints[JOINERS] > 0:
+        walk(ints, floats, adapters, sizes, sets, loading)

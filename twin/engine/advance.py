@@ -35,7 +35,7 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
     was sent has arrived. Returns early with EXHAUSTED if a stream has no rows left.
     """
     (ints, floats, stream_s, requests, times, status, links, adapters, sizes, classes, heaps, phase, tree,
-     histogram, timeline, vector, means, visits, series) = state  # fmt: skip
+     histogram, timeline, vector, means, sets, series) = state  # fmt: skip
     coefficients, settings, loading, frontend = law
     while True:
         # ---- the step in flight ends
@@ -54,7 +54,7 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
                 scrape(ints, floats, frontend, floats[NOW])
                 emit(
                     ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase,
-                    histogram, visits, series,
+                    histogram, sets, series,
                 )  # fmt: skip
                 ints[IN_FLIGHT] = 0
                 ints[STEP] += 1
@@ -82,10 +82,10 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
         if ints[RUNNING] == 0 and ints[WAITING] == 0:
             continue  # what was sent is still at the front end
         schedule_running(
-            ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, visits,
+            ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, sets,
         )  # fmt: skip
         admit(
-            ints, floats, requests, links, adapters, sizes, classes, heaps, tree, visits, series, loading,
+            ints, floats, requests, links, adapters, sizes, classes, heaps, tree, sets, series, loading,
         )  # fmt: skip
         if tuning is None:
             ms = step_ms(ints, classes, vector, means, coefficients, settings, floats[LOAD_MS])

@@ -11,7 +11,7 @@ from packer.twin.engine.frontend import accept, change
 from packer.twin.engine.state import (
     ACCEPTED, EXHAUSTED, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT,
     INBOX_LAST, KEY, MAX_OUTSTANDING, NEXT, NEXT_S, OWNER, PENDING, PENDING_COUNT, PENDING_LAST,
-    PROMPT, RANK_CLASS, REACHED, REACH_S, REFUSED, RUNNING, SENT, SENT_AT, STREAM, TAKEN, UNFINISHED, WAITING,
+    PROMPT, RANK_CLASS, REACHED, REACH_S, REFUSED, RUNNING, SENT, SENT_AT, SERIES_OF_LISTS, STREAM, TAKEN, UNFINISHED, WAITING,
     WAITING_PROMPT, ByteArray, FloatArray, IntArray, ServerState,
 )  # fmt: skip
 from packer.twin.engine.waiting import put_last
@@ -87,7 +87,7 @@ def arrive(
         status[r] = ACCEPTED
         ints[TAKEN] += 1
         times[r, REACHED] = accept(ints, floats, adapters, frontend, a, sent_s)
-        if series.size > 1:
+        if series.size > 1 and ints[SERIES_OF_LISTS] == 0:
             change(ints, adapters, sizes, a, 1, 1)
         if ints[PENDING] == 0:
             ints[PENDING] = r + 1

@@ -18,7 +18,7 @@ from packer.twin.engine.state import (
     BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, FINISH,
     FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, FREE_S, GAPS, GENERATED, HEAD, HISTOGRAM_BINS,
     HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, IN_BATCH, LAST, MERGED, NEXT, NOW, OLDER, OUTPUT, OWNER, RANK_CLASS, RING,
-    RUNNING, SEEN_S, SENTINEL, START, STEP, STEP_DECODES, UNFINISHED, USED, ByteArray, FloatArray, IntArray,
+    RUNNING, SEEN_S, SENTINEL, SERIES_OF_LISTS, START, STEP, STEP_DECODES, UNFINISHED, USED, ByteArray, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place
 from packer.twin.flags import ENGINE_FLAGS
@@ -37,13 +37,15 @@ def gap_bin(gap_s: float) -> int:
 @njit(inline="always", **ENGINE_FLAGS)
 def start_decode(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
-    phase: IntArray, histogram: IntArray, r: int,
+    adapters: IntArray, sizes: IntArray, phase: IntArray, histogram: IntArray, series: IntArray, r: int,
 ) -> None:  # fmt: skip
     """The prefill of request `r` ended with this step, its first token (or next, if preempted) comes out."""
     now = floats[NOW]
     if requests[r, GENERATED] == 0:
         times[r, FIRST] = now
         times[r, FIRST_SEEN] = max(now, floats[FREE_S])
+        if series.size > 1 and ints[SERIES_OF_LISTS] == 1:
+            change(ints, adapters, sizes, requests[r, OWNER] + 1, 0, 1)
     else:
         histogram[gap_bin(now - times[r, LAST])] += 1
     requests[r, START] = ints[STEP]
@@ -60,7 +62,7 @@ def start_decode(
 def complete(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
     links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
-    phase: IntArray, visits: IntArray, series: IntArray, r: int,
+    phase: IntArray, sets: IntArray, series: IntArray, r: int,
 ) -> None:  # fmt: skip
     """Request `r` got its last token: its blocks are free, its adapter may leave the batch."""
     block_size = ints[BLOCK_SIZE]
@@ -77,7 +79,7 @@ def complete(
     ints[DECODES] -= 1
     ints[RUNNING] -= 1
     classes[sizes[a, RANK_CLASS], UNFINISHED] -= 1
-    leave(ints, adapters, sizes, classes, visits, a, ints[STEP])
+    leave(ints, adapters, sizes, classes, sets, a, ints[STEP])
     if series.size > 1:
         change(ints, adapters, sizes, a, 0, -1)
     if adapters[a, IN_BATCH] == 0 and adapters[a, HEAD] > 0:
@@ -88,14 +90,16 @@ def complete(
 def emit(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
     links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
-    phase: IntArray, histogram: IntArray, visits: IntArray, series: IntArray,
+    phase: IntArray, histogram: IntArray, sets: IntArray, series: IntArray,
 ) -> None:  # fmt: skip
     """Tokens come out at NOW, the end of the step, and are streamed as soon as the front end is free."""
     decodes, ended = ints[STEP_DECODES], 0
     while ints[ENDED] > 0:
         r = ints[ENDED] - 1
         ints[ENDED] = requests[r, NEXT]
-        start_decode(ints, floats, requests, times, links, phase, histogram, r)
+        start_decode(
+            ints, floats, requests, times, links, adapters, sizes, phase, histogram, series, r,
+        )  # fmt: skip
         ended += 1
     if decodes > 0:
         gap_s = max(floats[NOW], floats[FREE_S]) - floats[SEEN_S]
@@ -108,8 +112,8 @@ def emit(
     bucket = ints[SENTINEL] + ints[BUCKET]
     while links[bucket, DUE_AFTER] != bucket:
         complete(
-            ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase, visits,
+            ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase, sets,
             series, links[bucket, DUE_AFTER],
         )  # fmt: skip
     if series.size > 1:
-        count_series(ints, series)
+        count_series(ints, adapters, sizes, series)

@@ -1,7 +1,8 @@
 """vLLM's API server between the client and the engine: one event loop that accepts requests and streams tokens.
 
 Rendering /metrics stops it: the gauge `vllm:lora_requests_info` has a time series for every pair of sets of running
-and waiting adapters that ever occurred, named in its labels (vllm/v1/metrics/loggers.py). So does the first request of
+and waiting adapters that ever occurred, named in its labels (vllm/v1/metrics/loggers.py), or for every list of those
+with requests in flight in later versions (`packer.twin.engine_rules`). So does the first request of
 an adapter in versions that load a tokenizer for each. What is sent meanwhile is accepted afterwards; tokens that come
 out meanwhile are streamed afterwards, those of one request in one chunk unless the step has more than `CHUNK_OUTPUTS`
 outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE, vllm/v1/engine/async_llm.py).
@@ -11,14 +12,17 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
-    COUNTED, FREE_S, INTERVAL_S, KNOWN, KNOWN_RUNNING, NAMED, NAMES, PER_FIRST_USE_S, PER_NAME_S,
-    PER_REQUEST_S, PER_SCRAPE_S, PER_SERIES_S, SCRAPED_S, SCRAPE_S, SERIES, SETS, WORD_RUNNING,
+    COUNTED, FREE_S, INTERVAL_S, KNOWN, KNOWN_RUNNING, NAMED, NAMED_AFTER, NAMED_BEFORE, NAMES, PER_FIRST_USE_S,
+    PER_NAME_S, PER_REQUEST_S, PER_SCRAPE_S, PER_SERIES_S, SCRAPED_S, SCRAPE_S, SERIES, SERIES_OF_LISTS, SETS,
+    WORD_RUNNING,
     FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 
 CHUNK_OUTPUTS = 128
+HASH_FACTOR = 0x9E3779B97F4A7C1  # odd; products overflow as they may
 
 
 @njit(**ENGINE_FLAGS)
@@ -55,26 +59,50 @@ def change(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, which: i
     """A request more or less of adapter row `a` runs (`which` 0) or waits (1), as the front end knows."""
     before = adapters[a, KNOWN_RUNNING + which]
     adapters[a, KNOWN_RUNNING + which] = before + by
-    if before == 0 or before + by == 0:
+    if before > 0 and before + by > 0:
+        return
+    if ints[SERIES_OF_LISTS] == 0:
         ints[SETS] ^= sizes[a, WORD_RUNNING + which]
         ints[NAMED] += by
+    else:
+        ints[SETS] = 0  # another list: `count_series` makes its hash
+        ints[NAMED] += 2 * by
+        if by > 0:
+            link_last(adapters, NAMED_BEFORE, 0, a)
+        else:
+            unlink(adapters, NAMED_BEFORE, a)
 
 
 @njit(**ENGINE_FLAGS)
-def count_series(ints: IntArray, series: IntArray) -> None:
-    """After a step: the pair of sets becomes a time series if it has not occurred before."""
-    sets = ints[SETS]
-    if sets == ints[COUNTED] or sets == 0:
+def hash_of_list(adapters: IntArray, sizes: IntArray) -> int:
+    """A hash of the adapters that a series names, in order; not 0."""
+    value = 0
+    a = adapters[0, NAMED_AFTER]
+    while a != 0:
+        value = (value * HASH_FACTOR) ^ sizes[a, WORD_RUNNING]
+        a = adapters[a, NAMED_AFTER]
+    return value if value != 0 else 1
+
+
+@njit(**ENGINE_FLAGS)
+def count_series(ints: IntArray, adapters: IntArray, sizes: IntArray, series: IntArray) -> None:
+    """After a step: the labels become a time series if they have not occurred before."""
+    if ints[NAMED] == 0:
         return
-    ints[COUNTED] = sets
+    if ints[SETS] == 0:
+        ints[SETS] = hash_of_list(adapters, sizes)
+    labels = ints[SETS]
+    if labels == ints[COUNTED]:
+        return
+    ints[COUNTED] = labels
     mask = series.size - 1
     if ints[SERIES] > mask - mask // 4:
         return  # no room: the table is as large as memory allows
-    i = sets & mask
+    i = labels & mask
     while series[i] != 0:
-        if series[i] == sets:
+        if series[i] == labels:
             return
         i = (i + 1) & mask
-    series[i] = sets
+    series[i] = labels
     ints[SERIES] += 1
     ints[NAMES] += ints[NAMED]

@@ -11,7 +11,7 @@ from numba import njit
 from packer.twin.engine.containers import unlink
 from packer.twin.engine.slots import leave, make_room
 from packer.twin.engine.state import (
-    BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, GENERATED, KV_BLOCKS, LAST, NEXT, NOW,
+    BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, ENDED_LAST, GENERATED, KV_BLOCKS, LAST, NEXT, NOW,
     OLDER, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, RUNNING, SENTINEL, START, STEP, STEP_DECODES,
     STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED, FloatArray, IntArray,
 )  # fmt: skip
@@ -32,11 +32,22 @@ def phase_of(requests: IntArray, r: int, block_size: int) -> int:
     return phase
 
 
+@njit(inline="always", **ENGINE_FLAGS)
+def end_prefill(ints: IntArray, requests: IntArray, r: int) -> None:
+    """The prefill of request `r` ends with this step, as those noted before it."""
+    requests[r, NEXT] = 0
+    if ints[ENDED] == 0:
+        ints[ENDED] = r + 1
+    else:
+        requests[ints[ENDED_LAST] - 1, NEXT] = r + 1
+    ints[ENDED_LAST] = r + 1
+
+
 @njit(**ENGINE_FLAGS)
 def preempt(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
     adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray, phase: IntArray,
-    visits: IntArray,
+    sets: IntArray,
 ) -> None:  # fmt: skip
     """Preempt the request admitted last: it loses its blocks and starts over, with its tokens as prompt."""
     block_size = ints[BLOCK_SIZE]
@@ -59,7 +70,7 @@ def preempt(
     ints[STEP_PREEMPTED] += 1
     ints[PREEMPTIONS] += 1
     put_first(ints, requests, adapters, r, a)
-    leave(ints, adapters, sizes, classes, visits, a, ints[STEP] - 1)
+    leave(ints, adapters, sizes, classes, sets, a, ints[STEP] - 1)
     place(ints, adapters, heaps, a)
 
 
@@ -75,7 +86,7 @@ def chunk_of(ints: IntArray, requests: IntArray) -> tuple[int, int]:
 def schedule_running(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
     adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray, phase: IntArray,
-    visits: IntArray,
+    sets: IntArray,
 ) -> None:  # fmt: skip
     """Give the running requests their tokens; sets what the step computes (STEP_DECODES, STEP_PREFILL)."""
     ints[STEP_PREEMPTED] = 0
@@ -88,7 +99,7 @@ def schedule_running(
         make_room(ints, adapters, sizes, growth + phase[ints[PHASE]], 0)
         if ints[USED] + growth + phase[ints[PHASE]] > ints[KV_BLOCKS]:
             cut = ints[PARTIAL]
-            preempt(ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, visits)
+            preempt(ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, sets)
             if cut != ints[PARTIAL]:
                 chunk, growth = 0, 0
     ints[USED] += growth + phase[ints[PHASE]]
@@ -99,6 +110,5 @@ def schedule_running(
         r = ints[PARTIAL] - 1
         ints[PARTIAL_DONE] += chunk
         if ints[PARTIAL_DONE] == requests[r, CONTEXT]:
-            requests[r, NEXT] = 0
-            ints[ENDED] = ints[PARTIAL]
+            end_prefill(ints, requests, r)
             ints[PARTIAL] = 0

@@ -2,10 +2,10 @@
 
 Mirrors vllm/lora/worker_manager.py (`LRUCacheWorkerLoRAManager._apply_adapters`, `add_adapter`) and
 vllm/lora/model_manager.py (`LRUCacheLoRAModelManager`): host memory registers `max_cpu_loras` adapters, the slots
-activate `max_loras` of these. Each step touches the adapters of its batch in both, in the order of a Python set:
-arbitrary, but the same from step to step. The order of last use is therefore that of (step of last use, position
-in the walk), and only steps that some adapter joins have anything to do. An absent adapter evicts the oldest one,
-which may belong to the batch and only come later in the walk; then it is loaded again, and evicts the next one.
+activate `max_loras` of these. Each step touches the adapters of its batch in both, in the order of a Python set
+(`walk_order`). The order of last use is therefore that of (step of last use, place in the walk of that step), and only
+steps that some adapter joins have anything to do. An absent adapter evicts the oldest one, which may belong to the
+batch and only come later in the walk; then it is loaded again, and evicts the next one.
 
 Rings, by last use: adapters outside the batch that are in slots, and those that are in host memory alone, which
 are older than all of the former. The work is bounded by the adapters that join and the loads.
@@ -18,45 +18,17 @@ from numba import njit
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
     ACTIVE, ACTIVE_RANKS, ADAPTER_LOADS, BLOCKS, CLASS_RANK, DISK_LOADS, HOST_AFTER, HOST_BEFORE,
-    HOST_PLACES, IDLE_AFTER, IDLE_BEFORE, IN_BATCH, IN_WALK, JOINED, KV_BLOCKS, LARGEST, LAST_USE,
-    LOAD_MS, MEMBERS, NO_LIMIT, ON_HOST, ON_HOST_COUNT, RANK, RANK_CLASS, REQUEST_RANKS, RESIDENT,
-    RESIDENTS, SLOTS, SPARES_BATCH, STEP, TO_BE_VISITED, TO_VISIT, TRACK_HOST, USED, VISITS, WALK,
-    WALKERS, FloatArray, IntArray,
+    HOST_PLACES, IDLE_AFTER, IDLE_BEFORE, IN_BATCH, JOINED, JOINERS, JOINING, KV_BLOCKS, LARGEST, LAST_USE,
+    LOAD_MS, MEMBERS, NO_LIMIT, OLDEST_IN_SLOT, OLDEST_ON_HOST, ON_HOST, ON_HOST_COUNT,
+    PREFILLS_FIRST, RANK, RANK_CLASS,
+    REQUEST_RANKS, RESIDENT, RESIDENTS, SLOTS, SPARES_BATCH, STEP, TRACK_HOST, USED, WALKED, FloatArray,
+    IntArray,
 )  # fmt: skip
+from packer.twin.engine.walk_order import enter, order
 from packer.twin.flags import ENGINE_FLAGS
 
 
-@njit(**ENGINE_FLAGS)
-def after(sizes: IntArray, order: IntArray, n: int, place: int) -> int:
-    """Index of the first of `n` rows of adapters, in the order of the walk, that comes after a place in it."""
-    low, high = 0, n
-    while low < high:
-        middle = (low + high) >> 1
-        if sizes[order[middle], WALK] > place:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-@njit(**ENGINE_FLAGS)
-def include(ints: IntArray, sizes: IntArray, visits: IntArray, row: int, a: int) -> None:
-    """Put adapter row `a` into a row of `visits`, which does not hold it."""
-    n, order = ints[WALKERS + row], visits[row]
-    i = after(sizes, order, n, sizes[a, WALK])
-    for k in range(n, i, -1):
-        order[k] = order[k - 1]
-    order[i] = a
-    ints[WALKERS + row] = n + 1
-
-
-@njit(**ENGINE_FLAGS)
-def exclude(ints: IntArray, sizes: IntArray, visits: IntArray, row: int, a: int) -> None:
-    """Take adapter row `a` out of a row of `visits`, which holds it."""
-    n, order = ints[WALKERS + row] - 1, visits[row]
-    for k in range(after(sizes, order, n + 1, sizes[a, WALK]) - 1, n):
-        order[k] = order[k + 1]
-    ints[WALKERS + row] = n
+BEFORE_ALL = -1  # place in the walk
 
 
 @njit(**ENGINE_FLAGS)
@@ -89,20 +61,24 @@ def make_room(ints: IntArray, adapters: IntArray, sizes: IntArray, blocks: int, 
 
 @njit(**ENGINE_FLAGS)
 def oldest(
-    ints: IntArray, adapters: IntArray, sizes: IntArray, visits: IntArray, idle: int, p: int, column: int,
-) -> int:  # fmt: skip
+    ints: IntArray, adapters: IntArray, sets: IntArray, idle: int, p: int, column: int, cursor: int
+) -> int:
     """Row of the least recently used adapter that the walk, at place `p`, has not touched yet.
 
-    `idle`: the oldest outside the batch of the last step, or 0. Others of that batch count if they come after
-    `p` and are still resident according to `column`.
+    `idle`: the oldest outside the batch of the last step, or 0. The others are searched in the order of that step's
+    walk, for those that are still resident according to `column`; `ints[cursor]` is where the search stands. `p`
+    NO_LIMIT: only idle ones are evicted.
     """
-    step, order = ints[STEP], visits[IN_WALK]
-    if idle > 0 and adapters[idle, LAST_USE] < step + 1:
+    step = ints[STEP]
+    if p == NO_LIMIT or (idle > 0 and adapters[idle, LAST_USE] < step + 1):
         return idle
-    for i in range(after(sizes, order, ints[WALKERS], p), ints[WALKERS]):
-        a = order[i]
-        if adapters[a, JOINED] != step + 1 and adapters[a, column] == 1:
-            return idle if idle > 0 and sizes[idle, WALK] < sizes[a, WALK] else int(a)
+    order, now = (step + 1) & 1, WALKED + (step & 1)
+    for i in range(ints[cursor], sets.shape[1]):
+        a = sets[order, i]
+        touched = adapters[a, IN_BATCH] > 0 and adapters[a, now] <= p
+        if a > 0 and adapters[a, column] == 1 and not touched:
+            ints[cursor] = i
+            return int(a)
     return idle
 
 
@@ -122,24 +98,23 @@ def forget(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, linked: 
 
 
 @njit(**ENGINE_FLAGS)
-def visit(ints: IntArray, adapters: IntArray, sizes: IntArray, visits: IntArray, a: int) -> None:
-    """Put adapter row `a`, of the batch, down for a visit by the walk."""
-    if adapters[a, TO_BE_VISITED] == 0:
-        adapters[a, TO_BE_VISITED] = 1
-        include(ints, sizes, visits, TO_VISIT, a)
+def outside(ints: IntArray, adapters: IntArray, a: int, p: int) -> bool:
+    """Whether adapter row `a` is in the ring of idle ones: those of the batch are until the walk comes to them."""
+    joined = adapters[a, JOINED] == ints[STEP] + 1
+    return bool(adapters[a, IN_BATCH] == 0 or (joined and adapters[a, WALKED + (ints[STEP] & 1)] > p))
 
 
 @njit(**ENGINE_FLAGS)
 def bring(
-    ints: IntArray, floats: FloatArray, adapters: IntArray, sizes: IntArray, visits: IntArray,
+    ints: IntArray, floats: FloatArray, adapters: IntArray, sizes: IntArray, sets: IntArray,
     loading: FloatArray, a: int, p: int,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Touch adapter row `a`, at place `p` of the walk: it gets into a slot; adds what that takes to LOAD_MS.
 
     `loading` float64 (4,): ms from host (base, per rank) and from disk (base, per rank). The caller accounts
-    for its KV blocks. Adapters of the batch that it evicts are put down for a visit.
+    for its KV blocks. Returns how many adapters of the batch it evicts, all of which the walk has yet to come to.
     """
-    rank = sizes[a, RANK]
+    rank, evicted = sizes[a, RANK], 0
     if adapters[a, JOINED] == ints[STEP] + 1:  # it was outside the batch
         if adapters[a, RESIDENT] == 1:
             unlink(adapters, IDLE_BEFORE, a)
@@ -150,47 +125,94 @@ def bring(
             idle = adapters[0, HOST_AFTER]
             if idle == 0:
                 idle = adapters[0, IDLE_AFTER]
-            e = oldest(ints, adapters, sizes, visits, idle, p, ON_HOST)
-            forget(ints, adapters, sizes, e, e == idle)
-            if e != idle:
-                visit(ints, adapters, sizes, visits, e)
+            e = oldest(ints, adapters, sets, idle, p, ON_HOST, OLDEST_ON_HOST)
+            linked = outside(ints, adapters, e, p)
+            forget(ints, adapters, sizes, e, linked)
+            evicted += not linked
         adapters[a, ON_HOST] = 1
         ints[ON_HOST_COUNT] += 1
         ints[DISK_LOADS] += 1
         floats[LOAD_MS] += loading[2] + loading[3] * rank
     if adapters[a, RESIDENT] == 0:
         if ints[RESIDENTS] == ints[SLOTS]:
-            idle = adapters[0, IDLE_AFTER]
-            e = oldest(ints, adapters, sizes, visits, idle, p, RESIDENT)
-            if e == idle:
+            e = oldest(ints, adapters, sets, adapters[0, IDLE_AFTER], p, RESIDENT, OLDEST_IN_SLOT)
+            if outside(ints, adapters, e, p):
                 free_slot(ints, adapters, sizes, e)
             else:
                 adapters[e, RESIDENT] = 0
                 ints[RESIDENTS] -= 1
-                visit(ints, adapters, sizes, visits, e)
+                evicted += 1
         adapters[a, RESIDENT] = 1
         ints[RESIDENTS] += 1
         ints[ADAPTER_LOADS] += 1
         floats[LOAD_MS] += loading[0] + loading[1] * rank
+    return evicted
+
+
+@njit(**ENGINE_FLAGS)
+def plenty(ints: IntArray, adapters: IntArray, ring: int, needed: int) -> int:
+    """How many of `needed` adapters the ring cannot give that are older than the last step and do not join."""
+    e = adapters[0, ring]
+    while needed > 0 and e != 0 and adapters[e, LAST_USE] < ints[STEP] + 1 and adapters[e, IN_BATCH] == 0:
+        needed -= 1
+        e = adapters[e, ring]
+    return needed
+
+
+@njit(**ENGINE_FLAGS)
+def scarce(ints: IntArray, adapters: IntArray, sets: IntArray) -> bool:
+    """Whether those that join may evict an adapter that the last step touched, or each other."""
+    slots = ints[RESIDENTS] - ints[SLOTS]
+    places = ints[ON_HOST_COUNT] - ints[HOST_PLACES]
+    for k in range(ints[JOINERS]):
+        a = sets[JOINING, k]
+        slots += adapters[a, RESIDENT] == 0
+        places += adapters[a, ON_HOST] == 0
+    if plenty(ints, adapters, IDLE_AFTER, slots) > 0:
+        return True
+    return ints[TRACK_HOST] == 1 and plenty(ints, adapters, HOST_AFTER, places) > 0
 
 
 @njit(**ENGINE_FLAGS)
 def walk(
-    ints: IntArray, floats: FloatArray, adapters: IntArray, sizes: IntArray, visits: IntArray,
+    ints: IntArray, floats: FloatArray, adapters: IntArray, sizes: IntArray, sets: IntArray,
     loading: FloatArray,
 ) -> None:  # fmt: skip
-    """Touch the adapters of the batch in the order of the walk, of which only those matter that are put down."""
-    while ints[VISITS] > 0:
-        a = visits[TO_VISIT, 0]
-        exclude(ints, sizes, visits, TO_VISIT, a)
-        adapters[a, TO_BE_VISITED] = 0
-        bring(ints, floats, adapters, sizes, visits, loading, a, sizes[a, WALK])
+    """Touch the adapters of the batch in the order of the walk, as far as that brings any into a slot.
+
+    Where prefills have steps of their own, those that join come before all others: theirs is the step before.
+    """
+    to_visit = ints[JOINERS]
+    if ints[SPARES_BATCH] == 1:
+        enter(ints, adapters, sets)
+    elif scarce(ints, adapters, sets):
+        order(ints, adapters, sizes, sets, ints[STEP] - 1)
+        enter(ints, adapters, sets)
+        row = order(ints, adapters, sizes, sets, ints[STEP])
+        ints[OLDEST_IN_SLOT] = ints[OLDEST_ON_HOST] = 0
+        if ints[PREFILLS_FIRST] == 1:
+            for k in range(to_visit):
+                a = sets[JOINING, k]
+                to_visit += bring(ints, floats, adapters, sizes, sets, loading, a, BEFORE_ALL) - 1
+                if adapters[a, LAST_USE] == ints[STEP] + 1:  # no longer what the last step touched
+                    sets[1 - row, adapters[a, WALKED + 1 - row]] = 0
+        for p in range(sets.shape[1]):
+            a = sets[row, p]
+            comes = ints[PREFILLS_FIRST] == 0 and adapters[a, JOINED] == ints[STEP] + 1
+            if a > 0 and (comes or adapters[a, RESIDENT] == 0):
+                to_visit += bring(ints, floats, adapters, sizes, sets, loading, a, p) - 1
+                if to_visit == 0:
+                    return
+    else:
+        enter(ints, adapters, sets)
+        for k in range(to_visit):
+            bring(ints, floats, adapters, sizes, sets, loading, sets[JOINING, k], NO_LIMIT)
 
 
 @njit(inline="always", **ENGINE_FLAGS)
 def join(
     ints: IntArray, floats: FloatArray, adapters: IntArray, sizes: IntArray, classes: IntArray,
-    visits: IntArray, loading: FloatArray, a: int,
+    sets: IntArray, loading: FloatArray, a: int,
 ) -> None:  # fmt: skip
     """A request of adapter row `a` joins the batch: keeps the sums that step laws and routers read.
 
@@ -207,16 +229,16 @@ def join(
         if k > ints[LARGEST]:
             ints[LARGEST] = k
         adapters[a, JOINED] = ints[STEP] + 1
-        if ints[SPARES_BATCH] == 1:
-            bring(ints, floats, adapters, sizes, visits, loading, a, NO_LIMIT)
-        else:
-            visit(ints, adapters, sizes, visits, a)
-        include(ints, sizes, visits, IN_WALK, a)
+        if ints[SPARES_BATCH] == 1 or sets.shape[1] == 1:
+            bring(ints, floats, adapters, sizes, sets, loading, a, NO_LIMIT)
+        if sets.shape[1] > 1:
+            sets[JOINING, ints[JOINERS]] = a
+            ints[JOINERS] += 1
 
 
 @njit(**ENGINE_FLAGS)
 def leave(
-    ints: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, visits: IntArray, a: int,
+    ints: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, sets: IntArray, a: int,
     last_step: int,
 ) -> None:  # fmt: skip
     """A request of adapter row `a` leaves the batch, to which it belonged last in `last_step`.
@@ -233,11 +255,12 @@ def leave(
         while k > 0 and k == ints[LARGEST] and classes[k, MEMBERS] == 0:
             k -= 1
             ints[LARGEST] = k
-        exclude(ints, sizes, visits, IN_WALK, a)
         adapters[a, LAST_USE] = last_step + 2
         e = adapters[0, IDLE_BEFORE]
-        while e != 0 and adapters[e, LAST_USE] == last_step + 2 and sizes[e, WALK] > sizes[a, WALK]:
-            e = adapters[e, IDLE_BEFORE]
+        if sets.shape[1] > 1 and adapters[e, LAST_USE] == last_step + 2:
+            place = WALKED + order(ints, adapters, sizes, sets, last_step)
+            while adapters[e, LAST_USE] == last_step + 2 and adapters[e, place] > adapters[a, place]:
+                e = adapters[e, IDLE_BEFORE]
         link_last(adapters, IDLE_BEFORE, adapters[e, IDLE_AFTER], a)
 
 

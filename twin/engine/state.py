@@ -46,13 +46,20 @@ HISTOGRAM_PER_E = 140.0  # bins per factor e: a resolution of 0.7 %
 (STEP, PHASE, BUCKET, IN_FLIGHT, STEP_DECODES, STEP_PREFILL, STEP_PREEMPTED, SCANNED, ENDED) = range(36, 45)
 # Totals.
 (PREEMPTIONS, ADAPTER_LOADS, DISK_LOADS, PEAK_BLOCKS, PEAK_RUNNING) = range(45, 50)
-# Slots: whether adapters of the batch are never evicted; lengths of the two rows of `visits`.
-(SPARES_BATCH, WALKERS, VISITS) = range(50, 53)
+# Slots: whether adapters of the batch are never evicted; adapters that joined in this step.
+(SPARES_BATCH, JOINERS) = range(50, 52)
 # The front end: requests that it has accepted and the engine has not got yet; time series of /metrics and
 # names in their labels; of the sets of adapters that the next series would name: hash, size, hash of the last
 # one counted; gaps between tokens, and those that the client does not see because their chunks were merged.
-(PENDING, PENDING_LAST, PENDING_COUNT, SERIES, NAMES, SETS, NAMED, COUNTED, GAPS, MERGED) = range(53, 63)
-N_INTS = 63
+(PENDING, PENDING_LAST, PENDING_COUNT, SERIES, NAMES, SETS, NAMED, COUNTED, GAPS, MERGED) = range(52, 62)
+# The walk: even and odd step whose batch is in a row of `sets`, + 1; how far the search for the least recently used
+# adapter has come in the order of the last step, for slots and for host memory.
+(SET_STEP, SET_STEP_ODD, OLDEST_IN_SLOT, OLDEST_ON_HOST) = range(62, 66)
+# Rules of the engine's version, 0 or 1: see `packer.twin.engine_rules`.
+(PREFILLS_FIRST, SERIES_OF_LISTS) = range(66, 68)
+# The last of the requests whose prefill the step ends.
+ENDED_LAST = 68
+N_INTS = 69
 
 # ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the
 # next arrival (infinite if none is known); duration of the step, s, and of its loads, ms; totals; width of the
@@ -81,17 +88,20 @@ N_FLOATS = 15
 # request, the heap that it is in (0: none) and its place there; its FIFO of waiting requests; rings by last
 # use of the adapters outside the batch that are in slots, and in host memory alone; requests refused; step of
 # the last use + 2, step in which it joined the batch + 1; whether it was ever used; its requests that run and
-# that wait as the front end knows them; whether the walk must visit it.
+# that wait as the front end knows them; ring by entry into the batch, and whether it is in there (also for some
+# time after it has left); place in the walk of the last even and of the last odd step that was ordered; ring of those
+# that the next series names, where that is a list.
 (IN_BATCH, RESIDENT, ON_HOST, FIRST_KEY, HEAP, PLACE, HEAD, TAIL, IDLE_BEFORE, IDLE_AFTER, HOST_BEFORE,
- HOST_AFTER, REFUSED, LAST_USE, JOINED, KNOWN, KNOWN_RUNNING, KNOWN_WAITING,
- TO_BE_VISITED) = range(19)  # fmt: skip
-N_ADAPTER_COLUMNS = 19
+ HOST_AFTER, REFUSED, LAST_USE, JOINED, KNOWN, KNOWN_RUNNING, KNOWN_WAITING, ENTRY_BEFORE, ENTRY_AFTER,
+ ENTERED, WALKED, WALKED_ODD, NAMED_BEFORE, NAMED_AFTER) = range(25)  # fmt: skip
+N_ADAPTER_COLUMNS = 25
 # ---- columns of `sizes`: rank, KV blocks while in a slot (0 unless memory is unified), class of the rank,
-# place in the walk over a batch; random words for the hash of the sets of running and of waiting adapters.
-(RANK, BLOCKS, RANK_CLASS, WALK, WORD_RUNNING, WORD_WAITING) = range(6)
+# hash of the name; random words for the hash of the sets of running and of waiting adapters.
+(RANK, BLOCKS, RANK_CLASS, HASH, WORD_RUNNING, WORD_WAITING) = range(6)
 N_SIZE_COLUMNS = 6
-# ---- rows of `visits`, rows of adapters in the order of the walk: those in the batch, those that it must visit.
-(IN_WALK, TO_VISIT) = range(2)
+# ---- rows of `sets`: adapters of the batch in the order of the walk, at their places in a Python set, for an even
+# and an odd step; room to grow such a set; those that joined in this step, in that order.
+(EVEN, ODD, SPARE, JOINING) = range(4)
 # ---- columns of `classes` (distinct ranks, ascending, from row 1): adapters in the batch, the rank, requests
 # of the inbox that are not finished.
 (MEMBERS, CLASS_RANK, UNFINISHED) = range(3)
@@ -106,13 +116,14 @@ class ServerState(NamedTuple):
     For n requests and m adapters: ints (N_INTS,), floats (N_FLOATS,); stream_s (arrivals,), empty unless
     STREAM; requests int64 (n, 8), times float64 (n, 7), status int8 (n,), links int64 (n + RING, 4): may be
     shared by the servers of a cluster, which then each have their own RING rows of `links`; adapters int64
-    (m + 1, 19), sizes int64 (m + 1, 6), classes int64 (distinct ranks + 1, 3); heaps int64 (2, m): adapters
+    (m + 1, 25), sizes int64 (m + 1, 6), classes int64 (distinct ranks + 1, 3); heaps int64 (2, m): adapters
     with waiting requests by the first of these, those outside the batch and those in it; phase int64
     (BLOCK_SIZE,): decodes by the step, modulo BLOCK_SIZE, in which they need a block; tree int64 (n + 1,) or
     (1,): counts waiting requests by key if the step law needs those passed over; histogram int64
     (HISTOGRAM_BINS,) of gaps between tokens; timeline float64 (bins, 8); vector float64 (terms,): what the
-    terms of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`; visits int64
-    (2, SLOTS); series int64 (2^k,): hash set of the time series of /metrics, (1,) where nobody reads them.
+    terms of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`; sets int64
+    (4, `set_places(SLOTS)`), or (4, 1) where no adapter is ever evicted; series int64 (2^k,): hash set of the time
+    series of /metrics, (1,) where nobody reads them.
     """
 
     ints: IntArray
@@ -132,27 +143,36 @@ class ServerState(NamedTuple):
     timeline: FloatArray
     vector: FloatArray
     means: FloatArray
-    visits: IntArray
+    sets: IntArray
     series: IntArray
 
 
 def sizes_of(ranks: IntArray, blocks: IntArray, seed: int = 0) -> tuple[IntArray, IntArray]:
     """`sizes` and empty `classes` (see `ServerState`) of adapters with these ranks and KV blocks, (m,) each.
 
-    `seed`: of the order in which the adapters of a batch are touched, that of a Python set in vLLM.
+    `seed`: of the hashes of the adapters' names, which Python draws anew for each process.
     """
     m = len(ranks)
     distinct, number = np.unique(ranks, return_inverse=True)
     rng = np.random.default_rng((seed, 0x77616C6B))
-    walk = rng.permutation(m)
     sizes = np.zeros((m + 1, N_SIZE_COLUMNS), dtype=np.int64)
     sizes[1:, :RANK_CLASS] = np.column_stack([ranks, blocks])
     sizes[1:, RANK_CLASS] = number.ravel() + 1
-    sizes[1 + walk, WALK] = np.arange(m)
+    sizes[1:, HASH] = rng.integers(0, 2**61 - 1, size=m)
     sizes[1:, WORD_RUNNING:] = rng.integers(1, 2**62, size=(m, 2))
     classes = np.zeros((len(distinct) + 1, N_CLASS_COLUMNS), dtype=np.int64)
     classes[1:, CLASS_RANK] = distinct
     return sizes, classes
+
+
+def set_places(members: int) -> int:
+    """Places of a Python set that so many members were added to: setobject.c grows it to four times its members."""
+    places = 8
+    while 5 * members >= 3 * (places - 1):
+        grown = -(-3 * (places - 1) // 5)  # members at which it grows
+        while places <= 4 * grown:
+            places *= 2
+    return places
 
 
 def new_links(n: int, ring: int, servers: int = 1) -> IntArray:
@@ -182,6 +202,8 @@ def new_state(
     floats[REACH_S] = floats[SCRAPE_S] = np.inf
     table = 2 ** int(np.clip(np.ceil(np.log2(2.0 * scraped_steps)), 10, 24)) if scraped_steps else 1
     bins = int(np.nextafter(run_s, 0.0) / bin_s) + 1
+    slots, m = settings.get(SLOTS, 0), len(sizes) - 1
+    places = set_places(slots) if m > slots or sizes[:, BLOCKS].any() else 1
     return ServerState(
         ints=ints,
         floats=floats,
@@ -200,6 +222,25 @@ def new_state(
         timeline=np.zeros((bins, 8)),
         vector=np.zeros(terms),
         means=np.zeros(terms + 2 if mean_state else 0),
-        visits=np.zeros((2, min(settings.get(SLOTS, 0), len(sizes) - 1)), dtype=np.int64),
+        sets=np.zeros((4, places), dtype=np.int64),
         series=np.zeros(table, dtype=np.int64),
     )
+
+
+def register(state: ServerState, *, in_slots: bool) -> None:
+    """Every adapter is loaded once before the first request, in order: host memory keeps the last HOST_PLACES of them.
+
+    So does vLLM with those of `--lora-modules` (vllm/entrypoints/openai/serving_models.py, `init_static_loras`).
+    `in_slots`: the last SLOTS of them stay in slots.
+    """
+    ints, adapters = state.ints, state.adapters
+    m = len(adapters) - 1
+    kept = list(range(m - min(int(ints[HOST_PLACES]), m) + 1, m + 1))
+    resident = kept[-int(ints[SLOTS]) :] if in_slots else []
+    adapters[kept, ON_HOST] = 1
+    adapters[resident, RESIDENT] = 1
+    ints[ON_HOST_COUNT], ints[RESIDENTS] = len(kept), len(resident)
+    for ring, rows in ((HOST_BEFORE, kept[: len(kept) - len(resident)]), (IDLE_BEFORE, resident)):
+        around = [0, *rows, 0]
+        adapters[around[1:], ring] = around[:-1]
+        adapters[around[:-1], ring + 1] = around[1:]

@@ -18,7 +18,7 @@ from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.engine import state as rows
-from packer.twin.engine.state import WALK, sizes_of
+from packer.twin.engine.state import HASH, sizes_of
 from packer.twin.memory.policy import memory_policy
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
@@ -83,11 +83,12 @@ def test_servers_replayed_alone_give_the_same_times(
             _same(sim, _single(sim, run))
 
 
-def _walk(served: Workload, run: ClusterSimulation) -> list[int]:
-    """The order in which a server touches the adapters of its batch, by their numbers in the fleet."""
-    number = {name: i for i, name in enumerate(run.workload.names)}
-    order = np.argsort(sizes_of(served.ranks, served.ranks, run.seed)[0][1:, WALK])
-    return [number[served.names[i]] for i in order]
+def _hashes(served: Workload, run: ClusterSimulation) -> list[int]:
+    """Hashes of the adapters' names on a server, in the order of the fleet; 0 for those that it does not serve."""
+    own = dict(
+        zip(served.names, sizes_of(served.ranks, served.ranks, run.seed)[0][1:, HASH].tolist(), strict=True)
+    )
+    return [own.get(name, 0) for name in run.workload.names]
 
 
 def _naive_server(sim: Simulation, served: Workload, run: ClusterSimulation) -> NaiveServer:
@@ -112,7 +113,9 @@ def _naive_server(sim: Simulation, served: Workload, run: ClusterSimulation) -> 
             max_seqs=engine.max_num_seqs,
             max_outstanding=math.inf,
             max_cpu_loras=math.inf,
-            walk=_walk(served, run),
+            hashes=_hashes(served, run),
+            prefills_first=False,
+            series_of_lists=False,
             spares_batch=loading.spares_batch or profile.memory.policy == "unified",
             scrape_interval_s=None,
             front_end_s=(0.0, 0.0, 0.0, 0.0, 0.0),

@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import Profile
-from packer.twin.engine.slots import exclude, include
-from packer.twin.engine.state import IN_WALK, N_INTS, WALK, WALKERS, sizes_of
 from packer.twin.simulate import simulate
 from packer.twin.thrash import relief, thrashes
 from packer.workload import Workload
@@ -65,26 +62,21 @@ def test_host_memory_as_small_as_the_slots_is_read_from_disk(profile: Profile) -
     assert sim.disk_loads == sim.adapter_loads > 96
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=80))
-def test_order_of_the_walk_is_kept(changes: list[tuple[int, bool]]) -> None:
-    """A row of `visits` holds what was put in and not taken out, in the order of the walk."""
-    ranks = np.full(40, 8)
-    sizes, _ = sizes_of(ranks, ranks, 1)
-    ints, visits, members = np.zeros(N_INTS, dtype=np.int64), np.zeros((2, 40), dtype=np.int64), set()
-    for a, joins in changes:
-        if joins and a not in members:
-            members.add(a)
-            include(ints, sizes, visits, IN_WALK, a)
-        elif not joins and a in members:
-            members.remove(a)
-            exclude(ints, sizes, visits, IN_WALK, a)
-    places = sizes[visits[IN_WALK, : ints[WALKERS]], WALK].tolist()
-    assert places == sorted(sizes[a, WALK] for a in members)
-
-
-def test_walk_is_a_permutation_of_the_seed() -> None:
-    """Every adapter has one place in the walk; the same seed gives the same order."""
-    ranks = np.full(50, 8)
-    first, again, other = (sizes_of(ranks, ranks, seed)[0][1:, WALK].tolist() for seed in (3, 3, 4))
-    assert sorted(first) == list(range(50))
-    assert first == again != other
+def test_host_memory_starts_with_the_adapters_loaded_last(profile: Profile) -> None:
+    """Without a cold start the last `max_cpu_loras` adapters are at hand, the last `max_loras` of them in slots."""
+    engine = replace(profile.engine, max_cpu_loras=8)
+    warm = replace(profile, engine=engine, loading=replace(profile.loading, cold_start=False))
+    times = np.arange(16) * 10.0
+    for first, disk_loads in ((0, 16), (8, 0)):  # 0 … 15, or 8 … 15 and 8 … 15 again
+        adapter = first + np.arange(16) % (16 - first)
+        trace = RequestTrace(times, adapter, np.full(16, 20), np.full(16, 5))
+        fleet = Workload(
+            [Adapter(f"a{i}", 8, 1.0) for i in range(16)], arrivals=Arrivals("trace", trace=trace)
+        )
+        sim = simulate(fleet, warm, max_loras=4, duration_s=200.0)
+        assert (sim.disk_loads, sim.adapter_loads) == (disk_loads, 16)
+    trace = RequestTrace(times[:4], np.arange(12, 16), np.full(4, 20), np.full(4, 5))
+    resident = simulate(
+        fleet.with_arrivals(Arrivals("trace", trace=trace)), warm, max_loras=4, duration_s=100.0
+    )
+    assert resident.adapter_loads == 0

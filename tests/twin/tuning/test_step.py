@@ -64,8 +64,8 @@ def _naive(workload: Workload, profile: Profile, sim: Simulation, job: FineTunin
         host_ms=(0.0, 0.0), disk_ms=(0.0, 0.0), cold_start=False, slots=2, slot_rank=8,
         kv_blocks=sim.kv_cache_tokens // 16, block_size=16, token_budget=128, max_seqs=8,
         max_outstanding=math.inf, max_cpu_loras=math.inf,
-        walk=np.argsort(engine.sizes_of(workload.ranks, workload.ranks, seed)[0][1:, engine.WALK]).tolist(),
-        spares_batch=False, scrape_interval_s=None, front_end_s=(0.0,) * 5,
+        hashes=engine.sizes_of(workload.ranks, workload.ranks, seed)[0][1:, engine.HASH].tolist(),
+        prefills_first=False, series_of_lists=False, spares_batch=False, scrape_interval_s=None, front_end_s=(0.0,) * 5,
     )  # fmt: skip
     time_s, adapter = draw_times(workload, DURATION_S, seed)
     marks = draw_marks(workload, adapter, len(time_s), seed)

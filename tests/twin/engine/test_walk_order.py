@@ -1,0 +1,89 @@
+"""The walk over the adapters of a batch has the order of CPython's own sets."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer.twin.engine.state import (
+    HASH,
+    IN_BATCH,
+    JOINED,
+    JOINERS,
+    JOINING,
+    LAST_USE,
+    N_ADAPTER_COLUMNS,
+    N_INTS,
+    STEP,
+    set_places,
+    sizes_of,
+)  # fmt: skip
+from packer.twin.engine.walk_order import enter, order
+
+
+class Named:
+    """What a set orders: an object of known hash."""
+
+    def __init__(self, row: int, value: int) -> None:
+        self.row, self.value = row, value
+
+    def __hash__(self) -> int:
+        return self.value
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=40),
+    st.sampled_from([2**61 - 2, 255, 40]),
+    st.integers(0, 99),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_order_is_that_of_a_set(changes: list[tuple[int, int]], most: int, seed: int, each: bool) -> None:
+    """Adapters join and leave: the order of a step, made at once or in the next one, is that of iterating a set."""
+    m = 80
+    rng = np.random.default_rng(seed)
+    sizes, _ = sizes_of(np.full(m, 8), np.full(m, 0), seed)
+    sizes[1:, HASH] %= most  # small hashes collide
+    adapters = np.zeros((m + 1, N_ADAPTER_COLUMNS), dtype=np.int64)
+    ints, sets = np.zeros(N_INTS, dtype=np.int64), np.zeros((4, set_places(m)), dtype=np.int64)
+    batch: dict[int, Named] = {}
+    for step, (leaving, joining) in enumerate(changes):
+        ints[STEP] = step
+        before = [named.row for named in set(batch.values())]
+        for a in rng.permutation(sorted(batch))[:leaving].tolist():
+            del batch[a]
+            adapters[a, IN_BATCH], adapters[a, LAST_USE] = 0, step + 1
+        joiners = [a for a in (1 + rng.permutation(m)[:joining]).tolist() if a not in batch]
+        for k, a in enumerate(joiners):
+            batch[a] = Named(a, int(sizes[a, HASH]))
+            adapters[a, IN_BATCH], adapters[a, JOINED] = 1, step + 1
+            sets[JOINING, k] = a
+        ints[JOINERS] = len(joiners)
+        if each or rng.random() < 0.3:
+            row = order(ints, adapters, sizes, sets, step - 1)
+            assert sets[row][sets[row] > 0].tolist() == before
+            enter(ints, adapters, sets)
+            row = order(ints, adapters, sizes, sets, step)
+            assert sets[row][sets[row] > 0].tolist() == [named.row for named in set(batch.values())]
+        else:
+            enter(ints, adapters, sets)
+
+
+@pytest.mark.parametrize("members", [1, 4, 5, 18, 19, 76, 77, 306, 307, 1000])
+def test_places_are_those_that_a_set_grows_to(members: int) -> None:
+    """The memory that a set takes tells how many places it has: 16 bytes each, the first 8 are in the object."""
+    grown = set(iter(range(members)))
+    beyond = sys.getsizeof(grown) - sys.getsizeof(set())
+    assert set_places(members) == (beyond // 16 or 8)
+
+
+def test_hashes_are_of_the_seed() -> None:
+    """Every adapter has one hash; the same seed gives the same."""
+    ranks = np.full(50, 8)
+    first, again, other = (sizes_of(ranks, ranks, seed)[0][1:, HASH].tolist() for seed in (3, 3, 4))
+    assert len(set(first)) == 50
+    assert first == again != other

@@ -1,0 +1,99 @@
+"""The order in which vLLM walks over the adapters of a batch: that of a Python set.
+
+`InputBatch.make_lora_inputs` (vllm/v1/worker/gpu_input_batch.py) makes a set of the adapters of the batch anew in each
+step, from a dict, thus in the order in which they entered the batch. Places follow CPython's Objects/setobject.c
+(`set_add_entry`, `set_table_resize`): an adapter that enters comes last, and gives way to those whose place it hits;
+once these have left it moves up.
+
+The order is needed only where an adapter of the batch may be evicted, or several leave in one step: it is made on
+demand, for the current step and the one before.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from packer.twin.engine.containers import link_last, unlink
+from packer.twin.engine.state import (
+    ENTERED, ENTRY_AFTER, ENTRY_BEFORE, HASH, IN_BATCH, JOINED, JOINERS, JOINING, LAST_USE, SET_STEP, SPARE,
+    WALKED, IntArray,
+)  # fmt: skip
+from packer.twin.flags import ENGINE_FLAGS
+
+LINEAR_PROBES = 9
+PERTURB_SHIFT = 5
+SMALLEST = 8
+
+
+@njit(**ENGINE_FLAGS)
+def add(sets: IntArray, row: int, mask: int, adapters: IntArray, sizes: IntArray, a: int) -> None:
+    """Put adapter row `a` into a set of mask + 1 places."""
+    perturb = sizes[a, HASH]
+    home = perturb & mask
+    while True:
+        last = home + LINEAR_PROBES if home + LINEAR_PROBES <= mask else home
+        for i in range(home, last + 1):
+            if sets[row, i] == 0:
+                sets[row, i] = a
+                adapters[a, WALKED + row] = i
+                return
+        perturb >>= PERTURB_SHIFT
+        home = (home * 5 + 1 + perturb) & mask
+
+
+@njit(**ENGINE_FLAGS)
+def grow(sets: IntArray, row: int, mask: int, adapters: IntArray, sizes: IntArray, members: int) -> int:
+    """Move the members of a set, in its order, to the smallest power of 2 beyond four times as many places."""
+    larger = SMALLEST
+    while larger <= 4 * members:
+        larger *= 2
+    for i in range(mask + 1):
+        sets[SPARE, i] = sets[row, i]
+    for i in range(larger):
+        sets[row, i] = 0
+    for i in range(mask + 1):
+        if sets[SPARE, i] > 0:
+            add(sets, row, larger - 1, adapters, sizes, sets[SPARE, i])
+    return larger - 1
+
+
+@njit(**ENGINE_FLAGS)
+def order(ints: IntArray, adapters: IntArray, sizes: IntArray, sets: IntArray, step: int) -> int:
+    """The row of `sets` that holds the batch of a step, the current one or the one before, in the order of the walk.
+
+    Its members are in the ring of entry: those in the batch that joined by then, and those touched last in that step.
+    Who left earlier is taken out of the ring on the way. The row of the current step is made after that of the last.
+    """
+    row = step & 1
+    if ints[SET_STEP + row] == step + 1:
+        return row
+    ints[SET_STEP + row] = step + 1
+    mask, members = SMALLEST - 1, 0
+    for i in range(sets.shape[1]):
+        sets[row, i] = 0
+    a = adapters[0, ENTRY_AFTER]
+    while a != 0:
+        following = adapters[a, ENTRY_AFTER]
+        runs, last = adapters[a, IN_BATCH] > 0, adapters[a, LAST_USE]
+        if (runs and adapters[a, JOINED] <= step + 1) or last == step + 2:
+            add(sets, row, mask, adapters, sizes, a)
+            members += 1
+            if 5 * members >= 3 * mask:
+                mask = grow(sets, row, mask, adapters, sizes, members)
+        elif not runs and last < step + 2:
+            unlink(adapters, ENTRY_BEFORE, a)
+            adapters[a, ENTERED] = 0
+        a = following
+    return row
+
+
+@njit(**ENGINE_FLAGS)
+def enter(ints: IntArray, adapters: IntArray, sets: IntArray) -> None:
+    """Those that joined in this step come last in the ring of entry."""
+    for k in range(ints[JOINERS]):
+        a = sets[JOINING, k]
+        if adapters[a, ENTERED] == 1:
+            unlink(adapters, ENTRY_BEFORE, a)
+        adapters[a, ENTERED] = 1
+        link_last(adapters, ENTRY_BEFORE, 0, a)
+    ints[JOINERS] = 0
