@@ -11,8 +11,8 @@ from packer.twin.engine.frontend import accept, change
 from packer.twin.engine.state import (
     ACCEPTED, EXHAUSTED, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT,
     INBOX_LAST, KEY, MAX_OUTSTANDING, NEXT, NEXT_S, OWNER, PENDING, PENDING_COUNT, PENDING_LAST,
-    PROMPT, RANK_CLASS, REACHED, REACH_S, REFUSED, RUNNING, SENT, SENT_AT, SERIES_OF_LISTS, STREAM, TAKEN, UNFINISHED, WAITING,
-    WAITING_PROMPT, ByteArray, FloatArray, IntArray, ServerState,
+    PROMPT, RANK_CLASS, REACHED, REACH_S, REFUSED, RUNNING, SENT, SENT_AT, SERIES_OF_LISTS, STREAM, TAKEN, UNFINISHED,
+    WAITING, WAITING_PROMPT, ByteArray, FloatArray, IntArray, ServerState,
 )  # fmt: skip
 from packer.twin.engine.waiting import put_last
 from packer.twin.flags import ENGINE_FLAGS

@@ -18,7 +18,8 @@ from packer.twin.engine.state import (
     BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, FINISH,
     FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, FREE_S, GAPS, GENERATED, HEAD, HISTOGRAM_BINS,
     HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, IN_BATCH, LAST, MERGED, NEXT, NOW, OLDER, OUTPUT, OWNER, RANK_CLASS, RING,
-    RUNNING, SEEN_S, SENTINEL, SERIES_OF_LISTS, START, STEP, STEP_DECODES, UNFINISHED, USED, ByteArray, FloatArray, IntArray,
+    RUNNING, SEEN_S, SENTINEL, SERIES_OF_LISTS, START, STEP, STEP_DECODES, UNFINISHED, USED, ByteArray, FloatArray,
+    IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place
 from packer.twin.flags import ENGINE_FLAGS
@@ -94,12 +95,24 @@ def emit(
 ) -> None:  # fmt: skip
     """Tokens come out at NOW, the end of the step, and are streamed as soon as the front end is free."""
     decodes, ended = ints[STEP_DECODES], 0
+    bucket = ints[SENTINEL] + ints[BUCKET]
+    while (
+        links[bucket, DUE_AFTER] != bucket
+    ):  # they were admitted before those that have their first token now
+        complete(
+            ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase, sets, series,
+            links[bucket, DUE_AFTER],
+        )  # fmt: skip
     while ints[ENDED] > 0:
         r = ints[ENDED] - 1
         ints[ENDED] = requests[r, NEXT]
         start_decode(
             ints, floats, requests, times, links, adapters, sizes, phase, histogram, series, r,
         )  # fmt: skip
+        if links[bucket, DUE_AFTER] == r:
+            complete(
+                ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase, sets, series, r,
+            )  # fmt: skip
         ended += 1
     if decodes > 0:
         gap_s = max(floats[NOW], floats[FREE_S]) - floats[SEEN_S]
@@ -109,11 +122,5 @@ def emit(
         else:
             histogram[gap_bin(max(gap_s, MIN_GAP_S))] += decodes
     floats[SEEN_S] = max(floats[NOW], floats[FREE_S])
-    bucket = ints[SENTINEL] + ints[BUCKET]
-    while links[bucket, DUE_AFTER] != bucket:
-        complete(
-            ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase, sets,
-            series, links[bucket, DUE_AFTER],
-        )  # fmt: skip
     if series.size > 1:
         count_series(ints, adapters, sizes, series)
