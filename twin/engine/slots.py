@@ -170,7 +170,7 @@ def scarce(ints: IntArray, adapters: IntArray, sets: IntArray) -> bool:
         places += adapters[a, ON_HOST] == 0
     if plenty(ints, adapters, IDLE_AFTER, slots) > 0:
         return True
-    return ints[TRACK_HOST] == 1 and plenty(ints, adapters, HOST_AFTER, places) > 0
+    return bool(ints[TRACK_HOST] == 1 and plenty(ints, adapters, HOST_AFTER, places) > 0)
 
 
 @njit(**ENGINE_FLAGS)
