@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 import click
 
 from packer.cli.declare import LazyGroup
+
+STARTED = time.monotonic()
+"""About when the process started."""
 
 COMMANDS = {
     "init": (
@@ -79,11 +83,14 @@ def main() -> None:
     from packer.cli.streams import flush, prepare
 
     prepare()
-    sys.exit(flush(run(sys.argv[1:])))
+    sys.exit(flush(run(sys.argv[1:], started=STARTED)))
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command line; the exit code: 0 ok, 1 internal, 2 input, 3 could not be done, 130 interrupted."""
+def run(arguments: list[str], *, started: float | None = None) -> int:
+    """Run the command line; the exit code: 0 ok, 1 internal, 2 input, 3 could not be done, 130 interrupted.
+
+    `started`: `time.monotonic()` when the user began to wait; None: now.
+    """
     from functools import partial
 
     from packer.cli.streams import fail
@@ -91,7 +98,12 @@ def run(arguments: list[str]) -> int:
 
     failed = partial(fail, as_json="--json" in arguments)
     try:
-        result = cli.main(arguments, prog_name="packer", standalone_mode=False)
+        result = cli.main(
+            arguments,
+            prog_name="packer",
+            standalone_mode=False,
+            obj=time.monotonic() if started is None else started,
+        )
     except (click.exceptions.Abort, KeyboardInterrupt) as error:
         return failed(error, 130, message="interrupted")
     except click.exceptions.Exit as error:

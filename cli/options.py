@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -61,6 +62,12 @@ def complete_registered(kind: str) -> Callable[[click.Context, click.Parameter, 
         return [name for name in names(kind) if name.startswith(incomplete)]
 
     return complete
+
+
+def waited_s() -> float:
+    """How long the user has waited for the command that runs."""
+    started = click.get_current_context().find_root().obj
+    return 0.0 if started is None else time.monotonic() - float(started)
 
 
 @bundle

@@ -19,6 +19,7 @@ from packer.cli.options import (
     profile_option,
     seed_option,
     time_limit_option,
+    waited_s,
 )
 from packer.cli.output import write_frame
 
@@ -161,6 +162,10 @@ class Planning:
     time_limit_s: float | None = time_limit_option()
     seed: int = seed_option()
 
+    def remaining_s(self) -> float | None:
+        """What is left of the time limit, which begins when the user begins to wait."""
+        return None if self.time_limit_s is None else max(0.05, self.time_limit_s - waited_s())
+
     @property
     def recommends(self) -> bool:
         """Whether no strategy was chosen: then the plan to deploy is looked for."""
@@ -181,7 +186,7 @@ class Planning:
             spare=self.spare,
             seed=self.seed,
             verify=self.verify,
-            time_limit_s=self.time_limit_s,
+            time_limit_s=self.remaining_s(),
             **given,
         )
 
@@ -199,7 +204,7 @@ class Planning:
             max_replicas=self.max_replicas or 1,
             confidence=self.confidence,
             margin=self.margin,
-            time_limit_s=self.time_limit_s,
+            time_limit_s=self.remaining_s(),
             seed=self.seed,
             old_plan=old,
             verify=self.verify,
@@ -276,6 +281,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
             plan = planning.recommended(fleet, profiles[0], progress=progress, stop=stop)
         else:
             plan = planning.solved(fleet, kinds, old, progress=progress, stop=stop)
+    plan = replace(plan, runtime_s=waited_s())
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)
     if path is not None and written:

@@ -70,7 +70,8 @@ def recommend(
     if best is None:
         return _missed(job, max_gpus)
     broken: list[int] = []
-    confirmed = not verify or job.confirmed(best.plan.bins)
+    checked = verify and not job.over()
+    confirmed = not checked or job.confirmed(best.plan.bins)
     for extra in range(1, CONFIRMATIONS + 1):
         if confirmed or (max_gpus is not None and best.n_gpus >= max_gpus) or job.over():
             break
@@ -78,13 +79,13 @@ def recommend(
         broken.append(best.n_gpus)
         best = job.at(best.n_gpus + 1)
         confirmed = best.holds and job.confirmed(best.plan.bins)
-    progress("headroom", 0, 0)
-    rooms = job.rooms(best.plan.bins)
+    progress("room to grow", 0, 0)
+    rooms = () if job.over() else job.rooms(best.plan.bins)
     plan = replace(
         best.plan,
         rooms=rooms,
         headroom=tuple(room.headroom for room in rooms),
-        verified=confirmed if verify else None,
+        verified=confirmed if checked else None,
     )
     return _finished(job, plan, best, holds=confirmed, broken=broken)
 
