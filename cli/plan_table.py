@@ -239,6 +239,7 @@ def _bound(plan: Plan) -> str:
     source = f" ({plan.bound_source})" if plan.bound_source else ""
     if plan.objective in ("gpus", "moves"):
         needed = "GPU is" if plan.lower_bound == 1 else "GPUs are"
+        source = "" if plan.lower_bound == 1 else source
         return f"{_count(plan)}, at least {plan.lower_bound:g} {needed} needed{source}; "
     return f"lower bound {plan.lower_bound:g}{source}; "
 

@@ -66,6 +66,11 @@ class Objective:
         return False
 
     @property
+    def spare(self) -> int:
+        """How many GPUs a plan may lose, 0 or 1."""
+        return 0
+
+    @property
     def figures(self) -> Collection[str]:
         """The figures of `Evaluations` that are looked at, beyond whether a bin starves or does not start."""
         return self.limits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from packer import checks
 from packer.objectives.base import Objective, check_stable
 
 
@@ -16,11 +17,15 @@ class Gpus(Objective):
     stable
         1: no server may have a queue that grows for as long as requests come. "Serves 0.9 of its load within an
         hour" alone admits such servers.
+    spare
+        1: the plan holds when any one GPU is lost and its adapters go to the others.
     """
 
     stable: bool = False
+    spare: int = 0
 
     name = "gpus"
 
     def __post_init__(self) -> None:
         check_stable(self.stable)
+        checks.integer("spare", self.spare, low=0, high=1)

@@ -14,7 +14,7 @@ from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.room import Room
 from packer.slo import Slo
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.candidates import beyond_measured
 from packer.workload import Workload
 
 CONFIRMATIONS = 3
@@ -118,17 +118,12 @@ def _finished(
     job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool, broken: Sequence[int] = ()
 ) -> Plan:
     queues = tuple(f"GPU {k} breaks the goal: {job.workload.slo}" for k in point.queueing)
-    crowded = tuple(
-        f"GPU {k} holds {len(item.adapters):,} adapters: measurements reach {MAX_ADAPTERS_PER_GPU}"
-        for k, item in enumerate(plan.bins)
-        if len(item.adapters) > MAX_ADAPTERS_PER_GPU
-    )
     starves = tuple(f"GPU {k} starves or does not start" for k in point.starving)
     return replace(
         plan,
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
         objective="recommend",
-        reasons=(*plan.reasons, *crowded[:8], *starves[:8], *queues[:8]),
+        reasons=(*plan.reasons, *beyond_measured(plan.bins)[:8], *starves[:8], *queues[:8]),
         runtime_s=time.monotonic() - job.started,
         interrupted=job.stop(),
         time_limit_reached=job.over() and not job.stop(),
@@ -188,9 +183,10 @@ def decision(
 
 def _shortcoming(point: FrontierPoint, broken: Sequence[int], spare: int) -> str:
     """Why a number of GPUs whose latency may look fine is not enough."""
+    breaks = f", and break{'s' if point.n_gpus == 1 else ''} the goal"
     if point.n_gpus in broken:
-        return ", and break the goal in another hour"
-    return ", and break the goal when a GPU is lost" if spare and not point.queueing else ""
+        return f"{breaks} in another hour"
+    return f"{breaks} when a GPU is lost" if spare and not point.queueing else ""
 
 
 def _gpus(count: int) -> str:

@@ -216,6 +216,7 @@ class Profile:
 
     `calibrated` False marks an estimate from datasheets. `errors` are held-out errors of the calibration
     (SMAPE in percent, 0–200 form, unless the key says otherwise). `provenance`: who measured, how, when.
+    `measured_adapters`: most adapters on one server in the measurements; plans with more are marked.
     """
 
     name: str
@@ -229,6 +230,10 @@ class Profile:
     provenance: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     frontend: FrontEndSpec = field(default_factory=FrontEndSpec)
+    measured_adapters: int = 384
+
+    def __post_init__(self) -> None:
+        _integer(self, "measured_adapters", low=1)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -259,6 +264,7 @@ class Profile:
             self.calibrated,
             dict(self.provenance),
             dict(self.errors),
+            self.measured_adapters,
         )
 
     @property

@@ -19,6 +19,7 @@ from packer.solvers.base import Problem, Solver
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.solvers.headroom import headroom
+from packer.solvers.spare import with_spare
 from packer.solvers.verify import check, twin_failures
 from packer.strategies import Predictor
 from packer.workload import Workload
@@ -126,6 +127,8 @@ def solve(
     )
     _check_fit(problem, search)
     plan = _planned(problem, search)
+    if goal.spare and plan.status is not Status.INFEASIBLE:
+        plan = with_spare(problem, plan)
     if verify and plan.status is not Status.INFEASIBLE:
         plan = verified(plan, goal)
         if not plan.verified and confidence is None and margin is None:
@@ -190,6 +193,10 @@ def _with_headroom(problem: Problem, plan: Plan) -> Plan:
 
 
 def _check_fit(problem: Problem, solver: Solver) -> None:
+    if problem.objective.spare and (len(problem.profiles) > 1 or problem.objective.fixed_gpus):
+        raise IncompatibleError(
+            "A spare GPU is planned for one kind of server, where the number of GPUs is free."
+        )
     reason = problem.objective.supports(problem.profiles)
     if reason is not None:
         raise IncompatibleError(f"The objective {problem.objective.name!r} can't be used here: {reason}.")

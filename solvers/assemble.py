@@ -15,11 +15,10 @@ from packer.profile import Profile
 from packer.solvers.backbone import load_bound, mixed_bound
 from packer.solvers.base import Problem, Solution
 from packer.solvers.by_model import parts
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.candidates import beyond_measured
 from packer.twin.memory.policy import memory_error
 
 ONE_GPU = "at least one GPU"
-MOST_ADAPTERS = f"a GPU holds at most {MAX_ADAPTERS_PER_GPU} adapters"
 
 
 def assemble(problem: Problem, solution: Solution, solver: str, runtime_s: float) -> Plan:
@@ -48,7 +47,11 @@ def assemble(problem: Problem, solution: Solution, solver: str, runtime_s: float
             moves=solution.moves,
             interrupted=problem.stop(),
             time_limit_reached=problem.remaining_s() <= 0,
-            reasons=(*solution.reasons, *_inadmissible(problem, solution.bins, evaluations, admissible)),
+            reasons=(
+                *solution.reasons,
+                *beyond_measured(solution.bins)[:8],
+                *_inadmissible(problem, solution.bins, evaluations, admissible),
+            ),
             unplaced=solution.unplaced,
             runtime_s=runtime_s,
             seed=problem.seed,
@@ -91,7 +94,7 @@ def bounded(problem: Problem, plan: Plan) -> Plan:
 def _by_load(problem: Problem, plan: Plan) -> tuple[float, str, bool]:
     """A bound by load or by number of adapters for one base model, why, and whether it is proven."""
     evaluator = problem.evaluator
-    proven, trivial = not evaluator.imitates_twin, _by_number(problem)
+    proven, trivial = not evaluator.imitates_twin, _one_server(problem)
     if not evaluator.twin_based:
         return trivial
     bound = _load_bound(problem, evaluator.margin, simulated=plan.verified is not None or proven)
@@ -103,10 +106,8 @@ def _by_load(problem: Problem, plan: Plan) -> tuple[float, str, bool]:
     return bound, source if proven else f"estimate: {source}", proven
 
 
-def _by_number(problem: Problem) -> tuple[float, str, bool]:
-    fewest = math.ceil(len(problem.workload) / MAX_ADAPTERS_PER_GPU)
-    least = fewest * min(_weights(problem).values())
-    return least, MOST_ADAPTERS if fewest > 1 else ONE_GPU, True
+def _one_server(problem: Problem) -> tuple[float, str, bool]:
+    return min(_weights(problem).values()), ONE_GPU, True
 
 
 def _weights(problem: Problem) -> dict[Profile, float]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from packer.checks import slot_rank_for
 from packer.solvers.base import Problem, Solution
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray, aggregate
 from packer.solvers.exact.exchange import exchanged
 from packer.solvers.exact.pricing import fill
@@ -140,8 +139,8 @@ def quick_bound(feasibility: Feasibility, rng: np.random.Generator, known: IntAr
     found = limits(feasibility, rng, known)
     options = [
         Bound(
-            int(np.ceil(int(demand.sum()) / MAX_ADAPTERS_PER_GPU)),
-            f"a GPU holds at most {MAX_ADAPTERS_PER_GPU} adapters",
+            1,
+            "at least one GPU",
             certain=True,
             always=True,
         )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from packer.bin import Bin
 from packer.solvers.base import MAX_LORAS_CANDIDATES
 
-MAX_ADAPTERS_PER_GPU = MAX_LORAS_CANDIDATES[-1]
-"""No solver puts more adapters on a GPU: Algorithm 1 of arXiv 2602.24044 and every measured run end there."""
+MAX_ADAPTERS_PER_GPU = 100_000
+"""No solver puts more adapters on a GPU, which keeps arrays small. How many a server can hold is for the predictor to
+say; beyond `Profile.measured_adapters` a plan says so (`beyond_measured`)."""
 
 
 def max_loras_candidates(n_adapters: int) -> tuple[int, ...]:
@@ -16,3 +20,13 @@ def max_loras_candidates(n_adapters: int) -> tuple[int, ...]:
     """
     fitting = [p for p in MAX_LORAS_CANDIDATES if p < n_adapters]
     return (*fitting, n_adapters)
+
+
+def beyond_measured(bins: Sequence[Bin]) -> tuple[str, ...]:
+    """A sentence on each GPU with more adapters than its profile was measured with."""
+    return tuple(
+        f"GPU {k} holds {len(item.adapters):,} adapters, beyond the {item.profile.measured_adapters:,} up to which "
+        f"the profile was measured (measured_adapters in {item.profile.name})"
+        for k, item in enumerate(bins)
+        if len(item.adapters) > item.profile.measured_adapters
+    )

@@ -354,10 +354,7 @@ class Simulation:
     # ---- service level
     @cached_property
     def adapter_slo_attainment(self) -> FloatArray:
-        """Share of each adapter's requests within its limits, float64 (adapters,); NaN where none was decided.
-
-        The limits are those of `Workload.slo`; see `packer.twin.per_adapter.kept_requests`.
-        """
+        """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); NaN: none decided."""
         return figures.slo_attainment(self)
 
     @cached_property

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.solvers.backbone import backbone_tok_s
-from packer.solvers.base import Problem, Solution
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.base import MAX_LORAS_CANDIDATES, Problem, Solution
 from packer.solvers.counts import gpus_to_use
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import one_type
@@ -19,7 +18,7 @@ class Hrw:
     """Each adapter to its highest-scoring GPU that has a free slot and room for its load.
 
     The score of (adapter, GPU) is a stable hash of both names, so that few adapters move when GPUs come
-    and go. A GPU has `MAX_ADAPTERS_PER_GPU` slots, and room for what the base model serves without
+    and go. A GPU has `MAX_LORAS_CANDIDATES[-1]` slots, and room for what the base model serves without
     adapters: the scheme is blind to what adapters cost. An adapter that fits nowhere goes to its first
     choice.
     """
@@ -41,7 +40,9 @@ class Hrw:
         for i, name in enumerate(problem.workload.names):
             ranking = np.argsort(-scores(name, n).astype(np.int64), kind="stable").tolist()
             fitting = (
-                k for k in ranking if len(parts[k]) < MAX_ADAPTERS_PER_GPU and used[k] + loads[i] <= capacity
+                k
+                for k in ranking
+                if len(parts[k]) < MAX_LORAS_CANDIDATES[-1] and used[k] + loads[i] <= capacity
             )
             k = next(fitting, ranking[0])
             parts[k].append(i)

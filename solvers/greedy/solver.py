@@ -16,7 +16,6 @@ import numpy as np
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.greedy_paper import GreedyPaper
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.greedy.balance import balanced
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.limit import within_limit
@@ -26,6 +25,9 @@ from packer.solvers.support import chooses_gpus
 
 _PACKING_SHARE = 0.6
 """Of the time; the rest is for evening out the load."""
+
+MOST_LEFT = 384
+"""A plan that lacks a place for more adapters is not repaired."""
 
 
 class Greedy:
@@ -71,7 +73,7 @@ def _finished(problem: Problem, plan: Solution, limit: int) -> list[Bin] | None:
     """The paper's bins, and a last set that failed its test on fresh GPUs; None if that is not the whole fleet."""
     if not plan.unplaced:
         return list(plan.bins)
-    if not plan.bins or len(plan.bins) >= limit or len(plan.unplaced) > MAX_ADAPTERS_PER_GPU:
+    if not plan.bins or len(plan.bins) >= limit or len(plan.unplaced) > MOST_LEFT:
         return None
     rest = FirstFit(problem, np.array(plan.unplaced, dtype=np.int64))
     rest.run()

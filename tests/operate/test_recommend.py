@@ -163,4 +163,4 @@ def test_many_quiet_adapters_share_a_gpu(server: Profile) -> None:
     fleet = Workload([Adapter(f"a{k}", 8, 0.002) for k in range(800)])
     found = packer.recommend(fleet, server)
     assert (found.status, found.n_gpus) == (Status.FEASIBLE, 1)
-    assert "holds 800 adapters: measurements reach 384" in found.reasons[0]
+    assert "holds 800 adapters, beyond the 384 up to which" in found.reasons[0]

@@ -1,0 +1,82 @@
+"""Plans that hold when any one GPU is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.failover import without_server
+from packer.plan import Plan, Status
+from packer.solvers.assemble import assemble
+from packer.solvers.base import Problem, Solution
+from packer.solvers.candidates import max_loras_candidates
+from packer.solvers.spread_refined import SpreadRefined
+
+MORE = 4
+"""At most so many times the GPUs of the plan without a spare one are tried."""
+
+
+def with_spare(problem: Problem, plan: Plan) -> Plan:
+    """The plan with the fewest GPUs, more than the given one has, of which any one may be lost.
+
+    Adapters are spread over the GPUs; every server has slots for the largest rank, and as many as it needs with the
+    adapters that come to it when another one is lost (`packer.failover`). Infeasible where none is found.
+    """
+    most = min(problem.max_gpus or len(problem.workload), MORE * (plan.n_gpus + 1))
+    for n in range(plan.n_gpus + 1, most + 1):
+        if problem.out_of_time():
+            break
+        problem.progress(f"{n} GPUs, one of them lost", 0, 0)
+        found = SpreadRefined().solve(replace(problem, max_gpus=n))
+        bins = _with_slots(problem, found.bins) if len(found.bins) == n else None
+        if bins is not None and _survives(problem, bins):
+            solution = Solution(bins, details={**plan.details, "gpus_without_spare": plan.n_gpus})
+            return assemble(problem, solution, plan.solver, time.monotonic() - problem.started)
+    reason = f"No plan on up to {most} GPUs holds when any of them is lost. What would help: more GPUs"
+    return replace(plan, status=Status.INFEASIBLE, reasons=(*plan.reasons, reason))
+
+
+def _with_slots(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...] | None:
+    """The bins with the slots that they need with and without any other one; None if none are enough."""
+    rank = max(item.max_lora_rank for item in bins)
+    wide = [_slotted(item, item.max_loras, rank) for item in bins]
+    slots = [item.max_loras for item in bins]
+    for lost in range(len(wide)):
+        left, unplaced = without_server(problem.workload, wide, lost)
+        if unplaced:
+            return None
+        for k, item in zip([k for k in range(len(wide)) if k != lost], left, strict=True):
+            least = _fewest_slots(problem, item)
+            if least is None:
+                return None
+            slots[k] = max(slots[k], least)
+    return tuple(_slotted(item, most, rank) for item, most in zip(wide, slots, strict=True))
+
+
+def _fewest_slots(problem: Problem, item: Bin) -> int | None:
+    """Fewest slots from those it has upward with which a bin is admissible."""
+    candidates = [
+        item.max_loras,
+        *(p for p in max_loras_candidates(len(item.adapters)) if p > item.max_loras),
+    ]
+    bins = [_slotted(item, slots, item.max_lora_rank) for slots in candidates]
+    admissible = np.flatnonzero(problem.evaluator.admissible(problem.workload, bins))
+    return candidates[int(admissible[0])] if admissible.size else None
+
+
+def _slotted(item: Bin, slots: int, rank: int) -> Bin:
+    return replace(item, settings=item.profile.settings(slots, rank))
+
+
+def _survives(problem: Problem, bins: Sequence[Bin]) -> bool:
+    """Whether the whole predictor admits the bins, and what is left of them when any one is lost."""
+    states = [tuple(bins), *(without_server(problem.workload, bins, lost)[0] for lost in range(len(bins)))]
+    for state in states:
+        found = problem.evaluator.confirmed(problem.workload, state)
+        if problem.out_of_time() or not problem.objective.admissible(found).all():
+            return False
+    return True

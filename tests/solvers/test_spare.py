@@ -1,0 +1,48 @@
+"""Plans with a spare GPU hold when any one GPU is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.errors import IncompatibleError, ValidationError
+from packer.failover import without_server
+from packer.plan import Status
+from packer.solvers.api import solve
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.workload import Workload
+
+FLEET = Workload([Adapter(f"a{k}", 8 if k % 3 else 32, 0.5) for k in range(24)])
+
+
+def test_any_gpu_may_be_lost() -> None:
+    """With a spare one there are more GPUs, and the servers that are left are admissible whichever is lost."""
+    profile, predictor = small_profile(), AnalyticPredictor()
+    plain = solve(FLEET, profile, "gpus", predictor=predictor, margin=0.0, verify=False)
+    plan = solve(FLEET, profile, "gpus:spare=1", predictor=predictor, margin=0.0, verify=False)
+    assert plan.status is not Status.INFEASIBLE
+    assert plan.n_gpus > plain.n_gpus
+    for lost in range(plan.n_gpus):
+        left, unplaced = without_server(FLEET, plan.bins, lost)
+        assert unplaced == ()
+        assert predictor.evaluate(FLEET, left).feasible.all()
+
+
+def test_too_few_gpus_for_a_spare_one() -> None:
+    """A limit on the GPUs that leaves none to spare gives an infeasible plan with the reason."""
+    profile, predictor = small_profile(), AnalyticPredictor()
+    plain = solve(FLEET, profile, "gpus", predictor=predictor, margin=0.0, verify=False)
+    plan = solve(
+        FLEET, profile, "gpus:spare=1", predictor=predictor, margin=0.0, verify=False, max_gpus=plain.n_gpus
+    )
+    assert plan.status is Status.INFEASIBLE
+    assert "holds when any of them is lost" in plan.reasons[-1]
+
+
+def test_one_spare_gpu_of_one_kind() -> None:
+    """More than one spare GPU, and several kinds of server, are refused."""
+    with pytest.raises(ValidationError, match="spare"):
+        solve(FLEET, small_profile(), "gpus:spare=2", predictor=AnalyticPredictor())
+    kinds = [small_profile(), small_profile("other/test-model")]
+    with pytest.raises(IncompatibleError, match="one kind of server"):
+        solve(FLEET, kinds, "gpus:spare=1", predictor=AnalyticPredictor())
