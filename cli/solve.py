@@ -132,6 +132,17 @@ class Planning:
         help="How the plan is searched.  [default: greedy; on a given number of GPUs spread-refined]",
     )
     predictor: str = predictor_option(default=DEFAULT_PREDICTOR)
+    load: str | None = option(
+        metavar="mean|peak|each-peak|pNN",
+        help="Plan for this load of a trace of requests: its mean, its busiest hour, every adapter's own busiest hour, "
+        "the hour at a percentile; or for the column of that name of --loads.  [default: a trace is replayed]",
+    )
+    loads_path: str | None = option(
+        "--loads",
+        metavar="FILE.csv",
+        help="Rates of each adapter at each load, as packer workload from-… --loads writes them.  [default: "
+        "measured from the trace]",
+    )
     gpus: int | None = gpus_option()
     max_replicas: int | None = option(
         type=click.IntRange(min=1, max=10_000),
@@ -161,6 +172,17 @@ class Planning:
     )
     time_limit_s: float | None = time_limit_option()
     seed: int = seed_option()
+
+    def at_load(self, fleet: Workload) -> Workload:
+        """The fleet at the load that is planned for."""
+        from packer.errors import IncompatibleError
+        from packer.operate.observe import at_load
+
+        if self.load is None and self.loads_path is None:
+            return fleet
+        if self.load is None:
+            raise IncompatibleError("--loads goes with --load NAME, which says for which of them to plan.")
+        return at_load(fleet, self.load, self.loads_path)
 
     def remaining_s(self) -> float | None:
         """What is left of the time limit, which begins when the user begins to wait."""
@@ -246,6 +268,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     \b
     Examples:
       packer solve examples/workloads/azure-conv-2023.csv
+      packer solve trace.csv --load peak
       packer solve fleet.csv --objective gpus
       packer solve fleet.csv --objective latency --gpus 4
       packer solve fleet.csv --objective cost --profile big.toml --profile small.toml --price small.toml=1.2
@@ -275,7 +298,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     profiles = [kind.profile for kind in kinds]
     out.note_profiles(*profiles)
     fleet = file.fleet()
-    fleet = replace(fleet, slo=fleet.slo.parsed(planning.slo))
+    fleet = planning.at_load(replace(fleet, slo=fleet.slo.parsed(planning.slo)))
     with interruptible() as stop, out.progress() as progress:
         if planning.recommends and len(profiles) == 1:
             plan = planning.recommended(fleet, profiles[0], progress=progress, stop=stop)

@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.adapter import Adapter
-from packer.errors import FileFormatError, ValidationError
+from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
+from packer.objectives.headroom import read_rates, with_rates
 from packer.traces.access_log import AccessLog, read_access_log
 from packer.traces.measure import measure_workload
 from packer.traces.pattern import RateTable, latest_rates, rates_of
 from packer.traces.prometheus import Metrics
 from packer.traces.ranks import Ranks
+from packer.traces.trace import Trace
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 Loads = Mapping[str, npt.NDArray[np.float64]]
@@ -69,10 +71,14 @@ class Observed:
     notes: tuple[str, ...] = field(default=())
 
 
-def observe_log(log: AccessLog, ranks: Ranks, view: View = View(), *, window_s: float = 3600.0) -> Observed:
-    """The fleet of an access log (`packer.traces.access_log.read_access_log`)."""
+def observe_log(
+    log: AccessLog, ranks: Ranks, view: View = View(), *, window_s: float = 3600.0, replay: bool = False
+) -> Observed:
+    """The fleet of an access log (`packer.traces.access_log.read_access_log`); `replay`: with its requests."""
+    if replay and view.at != "mean":
+        raise IncompatibleError("A replayed log has its own rates: --replay and --at exclude each other.")
     trace = replace(log.trace, ranks=ranks.of(log.trace.names))
-    fleet = measure_workload(trace)
+    fleet = measure_workload(trace, replay=replay)
     table, loads = view.loads(rates_of(trace, window_s, start_s=log.start_s))
     if view.at != "mean":
         fleet = _at(fleet, next(iter(loads.values())).tolist())
@@ -110,6 +116,56 @@ def latest_of_metrics(metrics: Metrics, where: str) -> Workload:
     if not any(rates):
         raise FileFormatError("no request was counted in the latest window.", path=where)
     return _of_metrics(metrics, rates, (1,) * len(rates))
+
+
+def at_load(
+    fleet: Workload, load: str, rates_path: str | os.PathLike[str] | None = None, *, window_s: float = 3600.0
+) -> Workload:
+    """The fleet at one of its loads; adapters without a request then keep a rate near 0.
+
+    Parameters
+    ----------
+    fleet
+        A fleet that replays a trace, unless there is a file of rates.
+    load
+        "mean", "peak" (the window with the highest offered load), "each-peak" (each adapter's own busiest window)
+        or "pNN" (the window at that percentile of the load); of a file the name of one of its columns.
+    rates_path
+        A file `adapter,<load>,<load>,…`, as `--loads` of the commands that measure workloads writes it.
+    window_s
+        Length of the windows of a trace, s.
+
+    Raises
+    ------
+    IncompatibleError
+        There is neither a trace nor a file.
+    ValidationError
+        There is no such load.
+    """
+    if rates_path is not None:
+        given = read_rates(os.fspath(rates_path), fleet)
+        if load not in given:
+            raise ValidationError(
+                f"Expected a load among {', '.join(given)} of {rates_path}, got {shown(load)}."
+            )
+        return with_rates(fleet, given[load])
+    replayed = fleet.arrivals.trace
+    if replayed is None:
+        raise IncompatibleError(
+            "A load needs a trace of requests, or a file of the rates at each load (--loads FILE)."
+        )
+    seen = np.unique(replayed.adapter)
+    names = tuple(fleet.names[i] for i in seen.tolist())
+    ranks = tuple(fleet.adapters[i].rank for i in seen.tolist())
+    trace = Trace(
+        replayed.time_s, replayed.input_tokens, replayed.output_tokens, np.searchsorted(seen, replayed.adapter),
+        names, ranks, source=fleet.name,
+    )  # fmt: skip
+    _, loads = View(load, ()).loads(rates_of(trace, window_s))
+    measured = measure_workload(trace)
+    classes = {adapter.name: adapter.slo_class for adapter in fleet.adapters}
+    adapters = tuple(replace(a, slo_class=classes[a.name]) for a in measured.adapters)
+    return with_rates(replace(measured, adapters=adapters, slo=fleet.slo), next(iter(loads.values())))
 
 
 def _at(fleet: Workload, rates: Sequence[float]) -> Workload:

@@ -354,7 +354,7 @@ class Simulation:
     # ---- service level
     @cached_property
     def adapter_slo_attainment(self) -> FloatArray:
-        """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); NaN: none decided."""
+        """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); or NaN."""
         return figures.slo_attainment(self)
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packer.cli.declare import argument, bundle, command
+from packer.cli.declare import argument, bundle, command, flag
 from packer.cli.options import Writing
 from packer.cli.traffic import LogOptions, RankOptions, ViewOptions
 from packer.cli.workload.observed import Files
@@ -13,6 +13,7 @@ class Log:
     """The log."""
 
     log_path: str = argument("LOG.jsonl")
+    replay: bool = flag(help="Keep every request as it was (needs .json or .yaml).")
 
 
 @command
@@ -36,5 +37,5 @@ def from_access_log(
     out.check(files.output, files.loads_path)
     known = ranks.read()
     read = read_access_log(log.log_path, **reading.options())
-    found = observe_log(read, known, view.view(), window_s=view.window_s)
+    found = observe_log(read, known, view.view(), window_s=view.window_s, replay=log.replay)
     files.write(found, out, source="packer workload from-access-log")

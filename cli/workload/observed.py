@@ -33,7 +33,8 @@ class Files:
 
         for each in found.notes:
             out.note(each)
-        write_workload(rounded(found.fleet), self.output, force=out.force, comments=[source])
+        fleet = found.fleet if found.fleet.arrivals.trace is not None else rounded(found.fleet)
+        write_workload(fleet, self.output, force=out.force, comments=[source])
         rates = found.table
         if self.loads_path is not None:
             write_text(self.loads_path, loads_text(rates.names, found.loads), force=out.force)

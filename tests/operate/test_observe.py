@@ -1,0 +1,72 @@
+"""Fleets at one load of their traffic: the busiest hour, a percentile, the mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.errors import IncompatibleError, ValidationError
+from packer.operate.observe import View, at_load, observe_log
+from packer.slo import Slo
+from packer.traces.access_log import read_access_log
+from packer.traces.ranks import Ranks
+from packer.workload import Workload
+
+
+@pytest.fixture
+def fleet() -> Workload:
+    """Three hours of requests: "day" has 60, 180 and 60, "night" 0, 0 and 30, with limits and a class."""
+    day = np.concatenate([np.linspace(k * 3600, (k + 1) * 3600 - 1, n) for k, n in enumerate((60, 180, 60))])
+    night = np.linspace(2 * 3600, 3 * 3600 - 1, 30)
+    times = np.concatenate([day, night])
+    order = np.argsort(times, kind="stable")
+    adapter = np.repeat([0, 1], [len(day), len(night)])[order]
+    tokens = np.full(len(times), 100)
+    trace = RequestTrace(times[order], adapter, tokens, tokens)
+    adapters = [Adapter("day", 8, 0.1, slo_class="chat"), Adapter("night", 16, 0.1)]
+    return Workload(adapters, arrivals=Arrivals("trace", trace=trace), slo=Slo.of(500.0))
+
+
+@pytest.mark.parametrize(
+    ("load", "requests_per_hour"), [("peak", [180, 0]), ("each-peak", [180, 30]), ("mean", [100, 10])]
+)
+def test_rates_are_those_of_the_hour(fleet: Workload, load: str, requests_per_hour: list[float]) -> None:
+    """Rates are those of the hour that is named; adapters that are silent then stay in the fleet."""
+    found = at_load(fleet, load)
+    assert found.rates * 3600 == pytest.approx(requests_per_hour, rel=0.02, abs=0.01)
+    assert found.arrivals.trace is None
+    assert found.names == fleet.names
+    assert found.slo == fleet.slo
+    assert [a.slo_class for a in found.adapters] == ["chat", None]
+
+
+def test_loads_of_a_file(fleet: Workload, tmp_path: Path) -> None:
+    """A file of rates gives any fleet its loads; an unknown load is refused with those that there are."""
+    path = tmp_path / "loads.csv"
+    path.write_text("adapter,noon,evening\nday,1.5,0.5\nnight,0,2\n", "utf-8")
+    plain = fleet.with_arrivals(Arrivals())
+    assert at_load(plain, "evening", path).rates.tolist() == [0.5, 2.0]
+    with pytest.raises(ValidationError, match=r"among noon, evening of .*got 'peak'"):
+        at_load(plain, "peak", path)
+    with pytest.raises(IncompatibleError, match="--loads FILE"):
+        at_load(plain, "peak")
+    with pytest.raises(ValidationError, match="peak, each-peak"):
+        at_load(fleet, "busy")
+
+
+def test_a_log_is_replayed_as_it_was(tmp_path: Path) -> None:
+    """A replayed log has its own requests; rates at another hour exclude that."""
+    path = tmp_path / "log.jsonl"
+    usage = '"usage": {"prompt_tokens": 100, "completion_tokens": 50}'
+    lines = (f'{{"timestamp": {1_767_225_600 + k}, "model": "a", {usage}}}' for k in range(10))
+    path.write_text("\n".join(lines), "utf-8")
+    log = read_access_log(path)
+    found = observe_log(log, Ranks(others=(8,)), replay=True).fleet
+    assert found.arrivals.trace is not None
+    assert found.arrivals.trace.time_s.tolist() == list(range(10))
+    with pytest.raises(IncompatibleError, match="--at"):
+        observe_log(log, Ranks(others=(8,)), View("peak"), replay=True)
