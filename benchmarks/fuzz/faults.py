@@ -43,12 +43,47 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "workload from-access-log log.jsonl --rank 8 -o w.json --loads l.csv": ("w.json", "l.csv"),
     "profiles estimate --model config.json --gpu l40s -o e.toml": ("e.toml",),
     "predictor build --profile e.toml --rows 4 --jobs 1 -o d.parquet": ("d.parquet",),
+    "predictor train rows.parquet --kind tree -o n.packer --draw n.svg": ("n.packer", "n.svg"),
+    "profiles fit --profiling measured --name fitted -o e.toml": ("e.toml",),
+    "workload from-metrics --input m.json --rank 8 -o w.csv --loads l.csv": ("w.csv", "l.csv"),
+    "init f.csv --model meta-llama/Llama-3.1-8B-Instruct --gpu h100-64gb -o new": (
+        "new/profile.toml", "new/fleet.csv", "new/packer.toml", "new/plan.json", "new/report.html",
+    ),
+    "live validate plan.json --launch launch.toml --duration 1s --bins 0 -o v.json --html v.html": (
+        "v.json", "v.html",
+    ),
 }  # fmt: skip
 """Commands that write, and what they write."""
 
 
-def prepare(folder: Path) -> None:
-    """The inputs of the commands."""
+FAKE_SERVER = ROOT / "tests" / "twin" / "live" / "fake_server.py"
+LAUNCH = """
+name = "fake"
+python = "{python}"
+command = ["{{python}}", "{server}"]
+adapter_path = "measured"
+step_log = false
+token_ids = [4, 100]
+[model]
+name = "tiny"
+path = "none"
+weights_bytes = 1.0
+kv_bytes_per_token = 2048.0
+lora_bytes_per_rank = 17408.0
+[gpu]
+name = "none"
+memory_bytes = 1e9
+[engine]
+version = "0.32.0"
+max_model_len = 4096
+max_num_batched_tokens = 4096
+max_num_seqs = 64
+"""
+"""A server that speaks vLLM's protocol, for the live commands."""
+
+
+def prepare(folder: Path, commands: tuple[str, ...]) -> None:
+    """The inputs of the commands; a data set to train on takes long and is made for those that need it."""
     import json
 
     rows = "".join(f"a{k},{(8, 16)[k % 2]},0.2\n" for k in range(6))
@@ -60,10 +95,25 @@ def prepare(folder: Path) -> None:
     lines = [json.dumps({"time": 5e8 + 60 * k, "model": "ab"[k % 2], "usage": usage}) for k in range(200)]
     (folder / "log.jsonl").write_text("\n".join(lines))
     shutil.copy(ROOT / "tests" / "data" / "models" / "llama-3.1-8b.json", folder / "config.json")
-    for words in (
+    series = {"metric": {"requested_model": "a"}, "values": [[60, "50"], [120, "70"]]}
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
+    metrics = dict.fromkeys(("requests", "input_tokens", "output_tokens"), answer)
+    (folder / "m.json").write_text(json.dumps({"window_s": 60, **metrics}))
+    (folder / "launch.toml").write_text(LAUNCH.format(python=sys.executable, server=FAKE_SERVER))
+    (folder / "measured").mkdir()
+    rows = "".join(
+        f"llama-3.1-8b-instruct,decode,{b},5,100,{9 + 0.05 * b},ok\n" for b in (1, 10, 50, 100, 200)
+    )
+    (folder / "measured" / "latency_backbone.csv").write_text(
+        "model,phase,set_batch_size,actual_prompt_len,set_output_length,itl_mean_ms,status\n" + rows
+    )
+    made = [
         "solve f.csv --predictor tree -o plan.json -q",
         "profiles estimate --model config.json --gpu l40s -o e.toml -q",
-    ):
+    ]
+    if any("rows.parquet" in words for words in commands):
+        made.append("predictor build --profile e.toml --rows 220 --jobs 1 -o rows.parquet -q")
+    for words in made:
         assert _ended(_started(words, folder))[0] == 0, words
     (folder / "e.toml").rename(folder / "given.toml")
 
@@ -111,9 +161,13 @@ def complete(path: Path) -> bool:
     from packer.io.profiles import load_profile
     from packer.io.workloads import read_workload
     from packer.predictors.dataset import read_dataset
+    from packer.predictors.store import read_model
 
     data = path.read_bytes()
-    readers = {"p.json": read_plan, "e.toml": load_profile, "d.parquet": read_dataset}
+    readers = {
+        "p.json": read_plan, "plan.json": read_plan, "e.toml": load_profile, "profile.toml": load_profile,
+        "fleet.csv": read_workload, "d.parquet": read_dataset, "n.packer": read_model,
+    }  # fmt: skip
     reader = readers.get(path.name) or (read_workload if path.name.startswith("w.") else None)
     if reader is not None:
         try:
@@ -121,8 +175,8 @@ def complete(path: Path) -> bool:
         except PackerError:
             return False
         return True
-    if path.suffix == ".html":
-        return data.rstrip().endswith(b"</html>")
+    if path.suffix in (".html", ".svg"):
+        return data.rstrip().endswith((b"</html>", b"</svg>"))
     if path.suffix == ".parquet":
         return data.endswith(b"PAR1")
     return data.endswith(b"\n") or path.suffix == ".yaml"
@@ -133,7 +187,7 @@ def one_fault(words: str, fault: str, home: Path, rng: random.Random, *, before:
     with tempfile.TemporaryDirectory(prefix="packer-fault-") as name:
         folder = Path(name)
         for item in home.iterdir():
-            shutil.copy(item, folder)
+            (shutil.copytree if item.is_dir() else shutil.copy)(item, folder / item.name)
         if "--profile e.toml" in words:
             words = words.replace("e.toml", "given.toml")
         results = [folder / result for result in COMMANDS[words.replace("given.toml", "e.toml")]]
@@ -201,7 +255,7 @@ def run(rounds: int, seed: int, faults: tuple[str, ...], commands: tuple[str, ..
     findings, count = [], 0
     with tempfile.TemporaryDirectory(prefix="packer-fault-") as name:
         home = Path(name)
-        prepare(home)
+        prepare(home, commands)
         for turn in range(rounds):
             for words in commands:
                 for fault in faults:

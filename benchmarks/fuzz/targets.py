@@ -70,9 +70,16 @@ def _use_log(log: Any) -> None:
 
 def _use_plan(plan: Any) -> None:
     from packer.export.formats import FORMATS, export_plan
+    from packer.export.servers import Options
 
+    options = Options(adapters_claim="adapters", token_secret="hf")
+    buckets = Options(sources={name: f"s3://loras/{name}" for name in plan.workload.names})
     for name in FORMATS:
-        assert all(text.isascii() for text in export_plan(plan, name).values())
+        try:
+            files = export_plan(plan, name, buckets if name == "ray" else options)
+        except PackerError:  # a name or an engine that this format does not take
+            continue
+        assert all(text.isascii() for text in files.values())
 
 
 def _use_changed_plan(plan: Any) -> None:
@@ -198,16 +205,19 @@ def _traces() -> list[Target]:
     usage = {"prompt_tokens": 5, "completion_tokens": 4}
     log = [_json({"time": 5e8 + 100 * k, "model": "ab"[k % 2], "usage": usage}) for k in range(4)]
     labels = {"requested_model": "a", "gen_ai_request_model": "a", "running_lora_adapters": "a,b"}
+    labels |= {"adapter_name": "a", "level": "gpu", "rank": "8"}
     series = {"metric": labels, "values": [[60, "5"], [120, "7"]]}
     answer = {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
-    names = ("requests", "input_tokens", "output_tokens", "running")
+    names = ("requests", "input_tokens", "output_tokens", "running", "loaded", "load_sum", "load_count")
     metrics = {"window_s": 60, **dict.fromkeys(names, answer)}
+    newer = metrics | {"running": answer | {"data": {"resultType": "matrix", "result": []}}}
     return [
         Target("trace csv", "t.csv", named, TEXT, read_trace, _use_trace),
         Target("trace azure", "t.csv", azure, TEXT, read_trace),
         Target("trace jsonl", "t.jsonl", lines, TEXT, read_trace),
         Target("access log", "log.jsonl", b"\n".join(log), TEXT, read_access_log, _use_log),
         Target("metrics", "m.json", _json(metrics), JSON, read_export, _use_metrics),
+        Target("metrics of slots", "m.json", _json(newer), JSON, read_export, _use_metrics),
     ]
 
 
