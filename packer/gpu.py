@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from packer import checks
 from packer.errors import IncompatibleError, ValidationError
-from packer.profile import Profile
+from packer.profile import ModelSpec, Profile
 from packer.workload import Workload
 
 
@@ -74,6 +74,11 @@ def base_model(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()
 
 
+def serves(spec: ModelSpec, model: str) -> bool:
+    """Whether adapters of that base model belong to this one, by its name or its repository."""
+    return base_model(model) in {base_model(spec.name), base_model(spec.repository or spec.name)}
+
+
 def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None, tuple[Profile, ...]]:
     """The profiles that serve each base model of a fleet, by the adapters' name of the model.
 
@@ -94,8 +99,7 @@ def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None,
         return {None: tuple(profiles)}
     found: dict[str | None, tuple[Profile, ...]] = {}
     for model in workload.models:
-        wanted = base_model(model)
-        found[model] = tuple(each for each in profiles if base_model(each.model.name) == wanted)
+        found[model] = tuple(each for each in profiles if serves(each.model, model))
         if not found[model]:
             raise IncompatibleError(
                 f"Expected a profile that serves the base model {model!r}, got profiles of {', '.join(offered)}."

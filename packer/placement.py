@@ -8,7 +8,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.errors import ValidationError
-from packer.gpu import base_model
+from packer.gpu import serves
 from packer.workload import Workload
 
 SHARE_TOLERANCE = 1e-6
@@ -34,10 +34,9 @@ def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[
                 f"Expected max_lora_rank of GPU {k} >= {rank}, the largest rank of its adapters, "
                 f"got {bin_.max_lora_rank}."
             )
-        served = base_model(bin_.profile.model.name)
         for i in index if workload.models else ():
             model = workload.adapters[i].model
-            if model is not None and base_model(model) != served:
+            if model is not None and not serves(bin_.profile.model, model):
                 raise ValidationError(
                     f"GPU {k} serves {bin_.profile.model.name!r}, and its adapter {workload.names[i]!r} is for "
                     f"{model!r}."

@@ -177,6 +177,11 @@ def servers(plan: Plan, options: Options) -> tuple[Server, ...]:
         raise IncompatibleError(
             f"The plan is infeasible ({len(plan.unplaced)} adapters without a server): nothing to run.{why}"
         )
+    models = sorted({item.profile.model.name for item in plan.bins})
+    if options.model is not None and len(models) > 1:
+        raise IncompatibleError(
+            f"Expected no --model for a plan of several base models ({', '.join(models)}): their profiles name them."
+        )
     paths = _sources(plan, options)
     return tuple(_server(plan, index, options, paths) for index in range(len(plan.bins)))
 

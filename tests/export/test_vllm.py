@@ -5,8 +5,13 @@ import os
 import shlex
 import stat
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from packer.errors import IncompatibleError
 from packer.export.formats import export_plan
 from packer.export.servers import Options
 from packer.plan import Plan
@@ -108,3 +113,14 @@ def test_script_starts_all(hostile_plan: Plan, tmp_path: Path) -> None:
     subprocess.run(["sh", script, "all"], env=environment, timeout=20, check=True, start_new_session=True)
     started = {path.read_text().strip() for path in tmp_path.glob("started.*")}
     assert started == {"0 8000", "1 8001", "2 8002"}
+
+
+def test_one_model_does_not_start_servers_of_several(toy_plan: Callable[..., Plan]) -> None:
+    """Each server of a plan of several base models starts its own; --model for all of them is refused."""
+    plan = toy_plan(["a", "b"])
+    other = replace(plan.bins[1].profile, model=replace(plan.bins[1].profile.model, name="acme/other"))
+    mixed = replace(plan, bins=(plan.bins[0], replace(plan.bins[1], profile=other)))
+    entries = json.loads(export_plan(mixed, "vllm")["args.json"])
+    assert [entry["command"][2] for entry in entries] == ["acme/toy-7b", "acme/other"]
+    with pytest.raises(IncompatibleError, match="several base models"):
+        export_plan(mixed, "vllm", Options(model="acme/toy-7b"))

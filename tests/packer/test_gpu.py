@@ -10,6 +10,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError
 from packer.gpu import GpuKind, base_model, kinds_of, serving, stock_of
+from packer.io.profiles import load_profile
 from packer.placement import check_placement
 from packer.testing.analytic import small_profile
 from packer.workload import Workload
@@ -55,3 +56,11 @@ def test_an_adapter_is_not_placed_on_another_model() -> None:
         ValidationError, match="GPU 0 serves 'Qwen', and its adapter 'a' is for 'org/Test-Model'"
     ):
         check_placement(FLEET, [Bin((0, 1), QWEN.settings(2, 8), QWEN)], ())
+
+
+def test_models_are_matched_by_their_repository_too() -> None:
+    """A fleet may call the model as its repository does where the profile's own name is written otherwise."""
+    qwen = load_profile("h100-64gb/qwen-2.5-7b-instruct")
+    for name in ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b-instruct", "qwen-2.5-7b-instruct"):
+        fleet = Workload([Adapter("a", 8, 0.5, model=name)])
+        assert serving(fleet, [qwen]) == {name: (qwen,)}
