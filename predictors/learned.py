@@ -22,8 +22,9 @@ from packer.predictors.features import COLUMN, BinTable, FeatureExtractor
 from packer.predictors.shipped import shipped_model
 from packer.predictors.store import Model, read_model
 from packer.predictors.targets import LARGEST_CORRECTION, OUTPUTS, STARVED, TARGETS, decoded, probability
-from packer.predictors.trees_kernel import N_FIGURES, TreeModel, evaluate
+from packer.predictors.trees_kernel import N_FIGURES, SHORT, TreeModel, evaluate_bins
 from packer.profile import Profile
+from packer.twin.engine.compile import begin
 from packer.twin.tuning.policy import trains
 from packer.workload import Workload
 
@@ -152,9 +153,10 @@ class LearnedPredictor:
             offered = np.add.reduceat(extractor.arrays.load[table.index] * table.share, table.indptr[:-1])
             found = self.evaluate_features(features, kv_tokens, offered)
             return found, np.any(self.outside(features), axis=1)
+        begin()  # what trees plan is simulated
         n = len(table)
         figures, flags = np.empty((N_FIGURES, n)), np.empty((3, n), dtype=bool)
-        evaluate(
+        evaluate_bins(
             table.indptr,
             table.index,
             table.share,
@@ -165,6 +167,7 @@ class LearnedPredictor:
             self._trees,
             figures,
             flags,
+            short=n <= SHORT,
         )
         return Evaluations(figures[0], figures[1], flags[0], flags[1], *figures[2:]), flags[2]
 

@@ -16,6 +16,7 @@ from numba import njit
 from packer.predictors.features_kernel import fill
 from packer.predictors.kernels import walk_one
 from packer.twin.flags import FLAGS
+from packer.twin.tiered import Tiered
 
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
@@ -134,3 +135,20 @@ def evaluate(
         figures[P99_ITL, b] = max(figure(model, x, row, 3), mean_itl)
         figures[MEAN_TPOT, b] = figure(model, x, row, 4)
         figures[MEDIAN_TTFT, b] = min(figure(model, x, row, 6), p99_ttft)
+
+
+def _leaves(
+    x: Float32Array, feature: NodeArray, threshold: Float32Array, left: NodeArray, roots: NodeArray,
+    depths: NodeArray, first: int, last: int,
+) -> float:  # fmt: skip
+    """`walk_one`, all trees at a time."""
+    node = roots[first:last]
+    for _ in range(depths[first:last].max(initial=0)):
+        node = left[node] + (x[feature[node]] > threshold[node])
+    return float(np.add.accumulate(threshold[node], dtype=np.float64)[-1]) if len(node) else 0.0
+
+
+evaluate_bins = Tiered(evaluate, {walk_one: _leaves})
+"""`evaluate`; a call with few bins does not wait until it is compiled."""
+SHORT = 64
+"""Bins that take less time as Python than compiling does."""

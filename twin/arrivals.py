@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths
-from packer.twin.bursts import in_bursts, own_streams
+from packer.twin.bursts import in_bursts, integrated, own_streams
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -64,7 +65,7 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
     time_s /= workload.rate
     time_s = time_s[: np.searchsorted(time_s, duration_s)]
     if arrivals.common is not None:
-        time_s = in_bursts(_generator(seed, 4), arrivals.common, time_s, duration_s)
+        time_s = in_bursts(_common_clock(seed, arrivals.common, duration_s), time_s, duration_s)
     return time_s, None
 
 
@@ -92,6 +93,12 @@ def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) 
 def _generator(seed: int, stream: int) -> np.random.Generator:
     """Times, adapters and lengths each have their own stream, so that more of one does not change another."""
     return np.random.default_rng(np.random.SeedSequence([seed, 0x7061636B, stream]))
+
+
+@lru_cache(maxsize=4)
+def _common_clock(seed: int, bursts: Bursts, duration_s: float) -> tuple[FloatArray, FloatArray]:
+    """The clock of the bursts that all adapters share: the same for all servers of a fleet."""
+    return integrated(_generator(seed, 4), bursts, duration_s)
 
 
 def _choose(rng: np.random.Generator, rates: FloatArray, n: int) -> IntArray:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from packer.arrival import Arrivals, Bursts
+from packer.twin.flags import ENGINE_FLAGS
 
 FloatArray = npt.NDArray[np.float64]
 CELLS_PER_SCALE = 4.0
@@ -23,7 +25,6 @@ _SCORES = np.linspace(-6.0, 6.0, 2001)
 
 def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: int) -> FloatArray:
     """The factor in `cells` steps of `step_s` seconds, float64 (cells,), with mean 1."""
-    from scipy.signal import lfilter
     from scipy.special import gammaincinv, ndtr
 
     score = np.zeros(cells)
@@ -31,7 +32,8 @@ def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: 
         keep = float(np.exp(-step_s / time_s))
         shocks = rng.standard_normal(cells)
         shocks[1:] *= np.sqrt(1.0 - keep * keep)
-        score += np.sqrt(weight) * lfilter([1.0], [1.0, -keep], shocks)
+        _relax(shocks, keep)
+        score += np.sqrt(weight) * shocks
     shape = bursts.cv**-2.0
     factor = np.interp(score, _SCORES, gammaincinv(shape, ndtr(_SCORES)) / shape)
     # The floor keeps the integral increasing where the factor is 0 for a while.
@@ -40,9 +42,19 @@ def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: 
     return mean_one
 
 
-def in_bursts(rng: np.random.Generator, bursts: Bursts, time_s: FloatArray, duration_s: float) -> FloatArray:
-    """Times of a Poisson process in [0, duration_s[ moved so that they come in bursts, float64 (n,), sorted."""
-    edges, reached = _integrated(rng, bursts, duration_s, MAX_CELLS)
+@njit(**ENGINE_FLAGS)
+def _relax(values: FloatArray, keep: float) -> None:
+    """Shocks float64 (n,) become the process x(i) = keep · x(i − 1) + shock(i)."""
+    for i in range(1, values.size):
+        values[i] += keep * values[i - 1]
+
+
+def in_bursts(clock: tuple[FloatArray, FloatArray], time_s: FloatArray, duration_s: float) -> FloatArray:
+    """Times of a Poisson process in [0, duration_s[ moved so that they come in bursts, float64 (n,), sorted.
+
+    `clock`: see `integrated`.
+    """
+    edges, reached = clock
     return _below(np.interp(time_s, reached, edges), duration_s)
 
 
@@ -61,12 +73,12 @@ def own_streams(
     assert own is not None
     edges = reached = None
     if arrivals.common is not None:
-        edges, reached = _integrated(shocks, arrivals.common, duration_s, MAX_CELLS)
+        edges, reached = integrated(shocks, arrivals.common, duration_s)
     counts = rng.poisson(rates * duration_s)
     times = []
     for count in counts.tolist():
         points = np.sort(rng.uniform(0.0, duration_s, count))
-        own_edges, own_reached = _integrated(shocks, own, duration_s, max(64, MAX_OWN_CELLS // len(rates)))
+        own_edges, own_reached = integrated(shocks, own, duration_s, max(64, MAX_OWN_CELLS // len(rates)))
         if edges is not None and reached is not None:
             # The own factor runs in real time and weighs the cells of the common one.
             weighed = np.diff(np.interp(edges, own_edges, own_reached)) * np.diff(reached) / np.diff(edges)
@@ -81,8 +93,8 @@ def own_streams(
     return _below(time_s[order], duration_s), adapter[order]
 
 
-def _integrated(
-    rng: np.random.Generator, bursts: Bursts, duration_s: float, most: int
+def integrated(
+    rng: np.random.Generator, bursts: Bursts, duration_s: float, most: int = MAX_CELLS
 ) -> tuple[FloatArray, FloatArray]:
     """Edges of the time grid and the integral of the factor up to each, float64 (cells + 1,), s."""
     shortest = min(time_s for time_s, _ in bursts.scales)

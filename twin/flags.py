@@ -6,9 +6,9 @@ from typing import Any
 
 from packer.twin.kernel_cache import install
 
-install()
-
 FLAGS: dict[str, Any] = {"cache": True, "nogil": True, "boundscheck": False}
 
 ENGINE_FLAGS: dict[str, Any] = FLAGS | {"_nrt": False}
 """For kernels that make no arrays: without counting references, which took ten times as long as a step."""
+
+install(FLAGS, ENGINE_FLAGS)

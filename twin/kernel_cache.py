@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
+import linecache
 import os
 import time
 import types
@@ -22,6 +24,9 @@ from numba.core.caching import CacheImpl, _CacheLocator
 from numba.core.dispatcher import Dispatcher
 from numba.misc.appdirs import user_cache_dir
 
+STAMP_LENGTH = 20
+"""Digits of the stamp in the name of a file."""
+_FLAGS: list[str] = []
 KEPT_S = 90 * 86400.0
 """Compiled kernels older than this are removed, so that those of old versions do not gather."""
 
@@ -34,7 +39,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def stamp(function: types.FunctionType) -> str:
-    """Hash of what the machine code of a kernel depends on, flags and versions apart."""
+    """Hash of what the machine code of a kernel depends on, versions apart."""
     digest = hashlib.sha256()
     for part in _parts(function):
         digest.update(part.encode() + b"\0")
@@ -43,6 +48,8 @@ def stamp(function: types.FunctionType) -> str:
 
 def _parts(function: types.FunctionType) -> Iterator[str]:
     yield function.__qualname__
+    yield from _FLAGS
+    yield from _decorator(function.__code__)
     yield repr(function.__defaults__)
     yield from _code_parts(function.__code__)
     closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -51,6 +58,15 @@ def _parts(function: types.FunctionType) -> Iterator[str]:
             yield f"{name}={_meaning(function.__globals__[name])}"
     for name, cell in closed.items():
         yield f"{name}={_meaning(cell.cell_contents)}"
+
+
+def _decorator(code: types.CodeType) -> Iterator[str]:
+    """Lines of the decorator, which name the options."""
+    for number in itertools.count(code.co_firstlineno):
+        line = linecache.getline(code.co_filename, number)
+        if not line or line.startswith("def "):
+            return
+        yield line
 
 
 def _code_parts(code: types.CodeType) -> Iterator[str]:
@@ -84,11 +100,19 @@ def _meaning(value: object) -> str:
     return repr(value) if not callable(value) else getattr(value, "__qualname__", type(value).__qualname__)
 
 
+def is_kept(kernel: Dispatcher) -> bool:
+    """Whether compiled code of this version of a kernel is in the folder."""
+    return any(
+        cache_folder().glob(f"*.{kernel.py_func.__name__}-{stamp(kernel.py_func)[:STAMP_LENGTH]}.*.nbi")
+    )
+
+
 class KernelLocator(_CacheLocator):
     """Tells Numba where the compiled code of one of our kernels is, and under which name."""
 
     def __init__(self, function: types.FunctionType, folder: Path) -> None:
         self._stamp = stamp(function)
+        self._py_file = function.__code__.co_filename  # for a message of Numba's
         self._folder = folder
 
     def get_cache_path(self) -> str:
@@ -101,7 +125,7 @@ class KernelLocator(_CacheLocator):
 
     def get_disambiguator(self) -> str:
         """Part of the file's name: versions of a kernel live side by side."""
-        return self._stamp[:20]
+        return self._stamp[:STAMP_LENGTH]
 
     @classmethod
     def from_function(cls, py_func: types.FunctionType, py_file: str) -> Self | None:
@@ -133,8 +157,12 @@ def _remove_old(folder: Path) -> None:
             Path(entry.path).unlink(missing_ok=True)
 
 
-def install() -> None:
-    """Make Numba use the locator for this project's kernels; it leaves all other functions alone."""
+def install(*flags: dict[str, Any]) -> None:
+    """Make Numba use the locator for this project's kernels; it leaves all other functions alone.
+
+    `flags`: what decorators name, part of every stamp.
+    """
+    _FLAGS[:] = map(repr, flags)
     # `NUMBA_CACHE_LOCATOR_CLASSES`, the public way, would replace the locators of all other functions.
     locators: list[Any] = CacheImpl._locator_classes  # noqa: SLF001
     if KernelLocator not in locators:

@@ -15,6 +15,7 @@ from packer.terms import LINEAR_TERMS
 from packer.twin.arrivals import Marks, draw_marks, draw_times
 from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
+from packer.twin.engine.compile import prepare
 from packer.twin.engine_rules import rules_of
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import memory_policy
@@ -97,6 +98,8 @@ class Server:
             else:
                 fill_inbox(state, time_s)
             tuning = self.tuning(seed)
+            if not advance.overloads:
+                prepare()
             advance(state, law_of(self.profile), duration_s, tuning)
             if not state.ints[rows.EXHAUSTED]:
                 return self._raw(state, marks, seed, tuning)

@@ -14,6 +14,7 @@ from packer.lengths import Lengths
 from packer.predictors.api import load_predictor
 from packer.predictors.features import BinTable
 from packer.predictors.learned import LearnedPredictor
+from packer.predictors.trees_kernel import evaluate_bins
 from packer.profile import Profile
 from packer.workload import Workload
 
@@ -33,12 +34,8 @@ def fleet() -> Workload:
     return Workload([*adapters, Adapter("long", 8, 0.1, Lengths.constant(900))])
 
 
-@pytest.mark.parametrize("kind", ["tree", "boosting", "forest"])
-def test_the_kernel_agrees_with_features_and_walks(kind: str, profile: Profile) -> None:
-    """Feasible, starved and failing bins, with shares and scaled rates: every figure is the same."""
-    predictor = load_predictor(kind, profile)
-    assert isinstance(predictor, LearnedPredictor)
-    workload = fleet()
+def bins_of(profile: Profile) -> list[Bin]:
+    """Feasible, starved and failing bins, some with shares."""
     bins = [
         Bin(tuple(range(n)), profile.settings(slots, 32), profile)
         for n in (1, 8, 40, 61)
@@ -46,6 +43,36 @@ def test_the_kernel_agrees_with_features_and_walks(kind: str, profile: Profile) 
     ]
     bins.append(Bin((0, 3, 60), profile.settings(3, 32), profile, (0.5, 1.0, 0.25)))
     bins.append(Bin((0, 1), profile.settings(5000, 512), profile))
+    return bins
+
+
+@pytest.mark.parametrize("kind", ["tree", "boosting", "forest"])
+def test_python_gives_the_same_bits_before_the_kernel_is_compiled(
+    kind: str, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = load_predictor(kind, profile)
+    assert isinstance(predictor, LearnedPredictor)
+    workload, bins = fleet(), bins_of(profile)
+    factors = np.linspace(0.5, 2.5, len(bins))
+    compiled = predictor.evaluate_checked(workload, bins, factors)
+
+    def run(*arguments: object, short: bool) -> None:
+        evaluate_bins.as_python(*arguments)
+
+    monkeypatch.setattr("packer.predictors.learned.evaluate_bins", run)
+    plain = predictor.evaluate_checked(workload, bins, factors)
+    for column in fields(compiled[0]):
+        np.testing.assert_array_equal(getattr(plain[0], column.name), getattr(compiled[0], column.name))
+    np.testing.assert_array_equal(plain[1], compiled[1])
+
+
+@pytest.mark.parametrize("kind", ["tree", "boosting", "forest"])
+def test_the_kernel_agrees_with_features_and_walks(kind: str, profile: Profile) -> None:
+    """With shares and scaled rates, every figure is the same."""
+    predictor = load_predictor(kind, profile)
+    assert isinstance(predictor, LearnedPredictor)
+    workload = fleet()
+    bins = bins_of(profile)
     factors = np.linspace(0.5, 2.5, len(bins))
     table = BinTable.of(bins, factors)
     extractor = predictor.extractor(workload)

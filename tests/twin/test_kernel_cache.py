@@ -56,6 +56,17 @@ def test_a_change_of_what_a_kernel_depends_on_is_noticed(change: tuple[str, str]
     assert stamp(outer_of(SOURCE)) != stamp(outer_of(SOURCE.replace(*change)))
 
 
+def test_options_of_the_kernel_itself_are_noticed(tmp_path: Path) -> None:
+    stamps = set()
+    for k, options in enumerate(["", "(inline='always')", "(boundscheck=True)"]):
+        path = tmp_path / f"module_{k}.py"
+        path.write_text(f"from numba import njit\n\n@njit{options}\ndef kernel(x):\n    return x\n", "utf-8")
+        namespace = {"__name__": "packer.somewhere"}
+        exec(compile(path.read_text("utf-8"), path, "exec"), namespace)
+        stamps.add(stamp(namespace["kernel"].py_func))
+    assert len(stamps) == 3
+
+
 def test_comments_and_places_do_not_matter() -> None:
     assert stamp(outer_of(SOURCE)) == stamp(outer_of("\n# a comment\n" + SOURCE))
 

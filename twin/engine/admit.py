@@ -9,7 +9,7 @@ from __future__ import annotations
 from numba import njit
 
 from packer.twin.engine.containers import count_before, fenwick_add, link_last
-from packer.twin.engine.frontend import change
+from packer.twin.engine.frontend import LESS, MORE, RUNS, WAITS, change
 from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import (
@@ -62,8 +62,8 @@ def admit_one(
     join(ints, floats, adapters, sizes, classes, sets, loading, a)
     known = series.size > 1 and ints[SERIES_OF_LISTS] == 0
     if known and requests[r, KEY] >= 0:  # to the front end, a preempted request has gone on running
-        change(ints, adapters, sizes, a, 1, -1)
-        change(ints, adapters, sizes, a, 0, 1)
+        change(ints, adapters, sizes, a, WAITS, LESS)
+        change(ints, adapters, sizes, a, RUNS, MORE)
     place(ints, adapters, heaps, a)
     ints[RUNNING] += 1
     link_last(links, OLDER, ints[SENTINEL], r)
@@ -75,7 +75,7 @@ def admit_one(
         end_prefill(ints, requests, r)
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(forceinline=True, **ENGINE_FLAGS)
 def admit(
     ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
     sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, sets: IntArray,

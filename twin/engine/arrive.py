@@ -7,7 +7,7 @@ import math
 from numba import njit
 
 from packer.twin.engine.containers import fenwick_add
-from packer.twin.engine.frontend import accept, change
+from packer.twin.engine.frontend import MORE, WAITS, accept, change
 from packer.twin.engine.state import (
     ACCEPTED, EXHAUSTED, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT,
     INBOX_LAST, KEY, MAX_OUTSTANDING, NEXT, NEXT_S, OWNER, PENDING, PENDING_COUNT, PENDING_LAST,
@@ -88,7 +88,7 @@ def arrive(
         ints[TAKEN] += 1
         times[r, REACHED] = accept(ints, floats, adapters, frontend, a, sent_s)
         if series.size > 1 and ints[SERIES_OF_LISTS] == 0:
-            change(ints, adapters, sizes, a, 1, 1)
+            change(ints, adapters, sizes, a, WAITS, MORE)
         if ints[PENDING] == 0:
             ints[PENDING] = r + 1
             floats[REACH_S] = times[r, REACHED]

@@ -48,7 +48,7 @@ def law_ms(
     return ms
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(forceinline=True, **ENGINE_FLAGS)
 def step_ms(
     ints: IntArray, classes: IntArray, vector: FloatArray, means: FloatArray, coefficients: FloatArray,
     settings: FloatArray, load_ms: float,
@@ -66,7 +66,7 @@ def step_ms(
     return total
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(forceinline=True, **ENGINE_FLAGS)
 def charge(ints: IntArray, floats: FloatArray, timeline: FloatArray, ms: float) -> None:
     """The step takes so long (DT, END_S): add it to totals and timeline."""
     dt = ms * 1e-3

@@ -11,7 +11,7 @@ import math
 from numba import njit
 
 from packer.twin.engine.containers import link_last, unlink
-from packer.twin.engine.frontend import CHUNK_OUTPUTS, change, count_series
+from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, RUNS, change, count_series
 from packer.twin.engine.schedule import blocks_of, phase_of
 from packer.twin.engine.slots import leave
 from packer.twin.engine.state import (
@@ -46,7 +46,7 @@ def start_decode(
         times[r, FIRST] = now
         times[r, FIRST_SEEN] = max(now, floats[FREE_S])
         if series.size > 1 and ints[SERIES_OF_LISTS] == 1:
-            change(ints, adapters, sizes, requests[r, OWNER] + 1, 0, 1)
+            change(ints, adapters, sizes, requests[r, OWNER] + 1, RUNS, MORE)
     else:
         histogram[gap_bin(now - times[r, LAST])] += 1
     requests[r, START] = ints[STEP]
@@ -82,12 +82,12 @@ def complete(
     classes[sizes[a, RANK_CLASS], UNFINISHED] -= 1
     leave(ints, adapters, sizes, classes, sets, a, ints[STEP])
     if series.size > 1:
-        change(ints, adapters, sizes, a, 0, -1)
+        change(ints, adapters, sizes, a, RUNS, LESS)
     if adapters[a, IN_BATCH] == 0 and adapters[a, HEAD] > 0:
         place(ints, adapters, heaps, a)
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(forceinline=True, **ENGINE_FLAGS)
 def emit(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
     links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,

@@ -17,11 +17,13 @@ from packer.twin.engine.state import (
     COUNTED, FREE_S, INTERVAL_S, KNOWN, KNOWN_RUNNING, NAMED, NAMED_AFTER, NAMED_BEFORE, NAMES, PER_FIRST_USE_S,
     PER_NAME_S, PER_REQUEST_S, PER_SCRAPE_S, PER_SERIES_S, SCRAPED_S, SCRAPE_S, SERIES, SERIES_OF_LISTS, SETS,
     WORD_RUNNING,
-    FloatArray, IntArray,
+    FloatArray, IntArray, numbers,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 
 CHUNK_OUTPUTS = 128
+(RUNS, WAITS) = numbers(0, 2)
+(LESS, _, MORE) = numbers(-1, 2)
 HASH_FACTOR = 0x9E3779B97F4A7C1  # odd; products overflow as they may
 
 
@@ -56,7 +58,7 @@ def accept(
 
 @njit(**ENGINE_FLAGS)
 def change(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, which: int, by: int) -> None:
-    """A request more or less of adapter row `a` runs (`which` 0) or waits (1), as the front end knows."""
+    """A request more or less of adapter row `a` RUNS or WAITS, as the front end knows."""
     before = adapters[a, KNOWN_RUNNING + which]
     adapters[a, KNOWN_RUNNING + which] = before + by
     if before > 0 and before + by > 0:

@@ -11,8 +11,8 @@ from numba import njit
 from packer.twin.engine.containers import unlink
 from packer.twin.engine.slots import leave, make_room
 from packer.twin.engine.state import (
-    BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, ENDED_LAST, GENERATED, KV_BLOCKS, LAST, NEXT, NOW,
-    OLDER, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, RUNNING, SENTINEL, START, STEP, STEP_DECODES,
+    BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, ENDED_LAST, GENERATED, KV_BLOCKS, LAST, NEXT, NONE,
+    NOW, OLDER, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, RUNNING, SENTINEL, START, STEP, STEP_DECODES,
     STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, put_first
@@ -82,7 +82,7 @@ def chunk_of(ints: IntArray, requests: IntArray) -> tuple[int, int]:
     return chunk, blocks_of(done + chunk, block_size) - blocks_of(done, block_size)
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(forceinline=True, **ENGINE_FLAGS)
 def schedule_running(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
     adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray, phase: IntArray,
@@ -96,7 +96,7 @@ def schedule_running(
         chunk, growth = chunk_of(ints, requests)
     # The decodes need as many new blocks as there are contexts that fill their last one in this phase.
     while ints[USED] + growth + phase[ints[PHASE]] > ints[KV_BLOCKS]:
-        make_room(ints, adapters, sizes, growth + phase[ints[PHASE]], 0)
+        make_room(ints, adapters, sizes, growth + phase[ints[PHASE]], NONE)
         if ints[USED] + growth + phase[ints[PHASE]] > ints[KV_BLOCKS]:
             cut = ints[PARTIAL]
             preempt(ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, sets)

@@ -22,13 +22,13 @@ from packer.twin.engine.state import (
     LOAD_MS, MEMBERS, NO_LIMIT, OLDEST_IN_SLOT, OLDEST_ON_HOST, ON_HOST, ON_HOST_COUNT,
     PREFILLS_FIRST, RANK, RANK_CLASS,
     REQUEST_RANKS, RESIDENT, RESIDENTS, SLOTS, SPARES_BATCH, STEP, TRACK_HOST, USED, WALKED, FloatArray,
-    IntArray,
+    IntArray, numbers,
 )  # fmt: skip
 from packer.twin.engine.walk_order import enter, order
 from packer.twin.flags import ENGINE_FLAGS
 
 
-BEFORE_ALL = -1  # place in the walk
+(BEFORE_ALL,) = numbers(-1, 0)  # place in the walk
 
 
 @njit(**ENGINE_FLAGS)

@@ -7,7 +7,7 @@ never touched. Links to requests are stored as number + 1, and adapter `a` has r
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,17 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 ByteArray = npt.NDArray[np.int8]
 
-NO_LIMIT = 2**60
 HISTOGRAM_BINS = 2400
 HISTOGRAM_FLOOR_MS = 0.01
 HISTOGRAM_PER_E = 140.0  # bins per factor e: a resolution of 0.7 %
+
+
+def numbers(first: int, end: int) -> list[int]:
+    """NumPy's integers: Numba compiles a function anew for each of Python's that it is called with."""
+    return cast("list[int]", list(np.arange(first, end)))
+
+
+(NONE, NO_LIMIT) = (numbers(0, 1)[0], numbers(2**60, 2**60 + 1)[0])
 
 # ---- registers of whole numbers, `ints`
 # Settings. SERVED: adapters of the whole server; HOST_PLACES: adapters that host memory holds; TRACK_HOST 0:
@@ -27,36 +34,36 @@ HISTOGRAM_PER_E = 140.0  # bins per factor e: a resolution of 0.7 %
 # in order as they are accepted; 0: the inbox holds rows. SENTINEL: first of the RING rows of `links` that head
 # the server's rings.
 (SLOTS, SLOT_RANK, KV_BLOCKS, BLOCK_SIZE, TOKEN_BUDGET, MAX_SEQS, MAX_OUTSTANDING, SERVED, HOST_PLACES,
- TRACK_HOST, STREAM, SENTINEL, RING) = range(13)  # fmt: skip
+ TRACK_HOST, STREAM, SENTINEL, RING) = numbers(0, 13)  # fmt: skip
 # Requests on their way: the inbox (offered, not yet arrived) and what became of those that arrived. EXHAUSTED
 # 1: more requests were accepted than there are rows.
-(INBOX, INBOX_LAST, INBOX_COUNT, SENT, TAKEN, EXHAUSTED) = range(13, 19)
+(INBOX, INBOX_LAST, INBOX_COUNT, SENT, TAKEN, EXHAUSTED) = numbers(13, 19)
 # Waiting requests: number; prompt tokens of all that are not in the batch, on their way or waiting; key of the
 # next one put in front, sizes of the two heaps.
-(WAITING, WAITING_PROMPT, FRONT, HEAP_IDLE, HEAP_ACTIVE) = range(19, 24)
+(WAITING, WAITING_PROMPT, FRONT, HEAP_IDLE, HEAP_ACTIVE) = numbers(19, 24)
 # The batch: running requests, those that decode, KV blocks in use (those of adapters included), context
 # tokens of the decodes, distinct adapters, sum of their ranks, sum of the ranks of the requests, class of the
 # largest rank; the request whose prefill is cut by the token budget and how many of its tokens are done.
 (RUNNING, DECODES, USED, CONTEXT_TOKENS, ACTIVE, ACTIVE_RANKS, REQUEST_RANKS, LARGEST, PARTIAL,
- PARTIAL_DONE) = range(24, 34)  # fmt: skip
+ PARTIAL_DONE) = numbers(24, 34)  # fmt: skip
 # Adapters in slots and in host memory.
-(RESIDENTS, ON_HOST_COUNT) = range(34, 36)
+(RESIDENTS, ON_HOST_COUNT) = numbers(34, 36)
 # The step: its number, that number modulo BLOCK_SIZE and RING, whether it is being executed, what it computes,
 # how many requests it preempted and passed over, and the requests whose prefill it ends.
-(STEP, PHASE, BUCKET, IN_FLIGHT, STEP_DECODES, STEP_PREFILL, STEP_PREEMPTED, SCANNED, ENDED) = range(36, 45)
+(STEP, PHASE, BUCKET, IN_FLIGHT, STEP_DECODES, STEP_PREFILL, STEP_PREEMPTED, SCANNED, ENDED) = numbers(36, 45)
 # Totals.
-(PREEMPTIONS, ADAPTER_LOADS, DISK_LOADS, PEAK_BLOCKS, PEAK_RUNNING) = range(45, 50)
+(PREEMPTIONS, ADAPTER_LOADS, DISK_LOADS, PEAK_BLOCKS, PEAK_RUNNING) = numbers(45, 50)
 # Slots: whether adapters of the batch are never evicted; adapters that joined in this step.
-(SPARES_BATCH, JOINERS) = range(50, 52)
+(SPARES_BATCH, JOINERS) = numbers(50, 52)
 # The front end: requests that it has accepted and the engine has not got yet; time series of /metrics and
 # names in their labels; of the sets of adapters that the next series would name: hash, size, hash of the last
 # one counted; gaps between tokens, and those that the client does not see because their chunks were merged.
-(PENDING, PENDING_LAST, PENDING_COUNT, SERIES, NAMES, SETS, NAMED, COUNTED, GAPS, MERGED) = range(52, 62)
+(PENDING, PENDING_LAST, PENDING_COUNT, SERIES, NAMES, SETS, NAMED, COUNTED, GAPS, MERGED) = numbers(52, 62)
 # The walk: even and odd step whose batch is in a row of `sets`, + 1; how far the search for the least recently used
 # adapter has come in the order of the last step, for slots and for host memory.
-(SET_STEP, SET_STEP_ODD, OLDEST_IN_SLOT, OLDEST_ON_HOST) = range(62, 66)
+(SET_STEP, SET_STEP_ODD, OLDEST_IN_SLOT, OLDEST_ON_HOST) = numbers(62, 66)
 # Rules of the engine's version, 0 or 1: see `packer.twin.engine_rules`.
-(PREFILLS_FIRST, SERIES_OF_LISTS) = range(66, 68)
+(PREFILLS_FIRST, SERIES_OF_LISTS) = numbers(66, 68)
 # The last of the requests whose prefill the step ends.
 ENDED_LAST = 68
 N_INTS = 69
@@ -64,26 +71,26 @@ N_INTS = 69
 # ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the
 # next arrival (infinite if none is known); duration of the step, s, and of its loads, ms; totals; width of the
 # timeline's bins; end of the run.
-(NOW, END_S, NEXT_S, DT, LOAD_MS, BUSY_S, LOAD_S, BIN_S, RUN_S, STALL_S) = range(10)
+(NOW, END_S, NEXT_S, DT, LOAD_MS, BUSY_S, LOAD_S, BIN_S, RUN_S, STALL_S) = numbers(0, 10)
 # The front end: when the first pending request reaches the engine (infinite if none does), when the next
 # scrape comes, when the work at hand is done, when the last tokens were streamed; time spent in scrapes.
-(REACH_S, SCRAPE_S, FREE_S, SEEN_S, SCRAPED_S) = range(10, 15)
+(REACH_S, SCRAPE_S, FREE_S, SEEN_S, SCRAPED_S) = numbers(10, 15)
 N_FLOATS = 15
 
 # ---- what the front end takes, s (`Law.frontend`): pause between scrapes, a scrape, per time series, per name
 # in its labels, a request, an adapter's first request.
-(INTERVAL_S, PER_SCRAPE_S, PER_SERIES_S, PER_NAME_S, PER_REQUEST_S, PER_FIRST_USE_S) = range(6)
+(INTERVAL_S, PER_SCRAPE_S, PER_SERIES_S, PER_NAME_S, PER_REQUEST_S, PER_FIRST_USE_S) = numbers(0, 6)
 
 # ---- columns of `requests`: adapter, lengths, tokens that came out, step in which the last prefill ended,
 # tokens of that prefill, place in the order of waiting requests, the next one in whatever list it is in.
-(OWNER, PROMPT, OUTPUT, GENERATED, START, CONTEXT, KEY, NEXT) = range(8)
+(OWNER, PROMPT, OUTPUT, GENERATED, START, CONTEXT, KEY, NEXT) = numbers(0, 8)
 # ---- columns of `times`, s: first token, finish (NaN until they happen), last token before a preemption, sent,
 # got by the engine, first and last token as the client sees them.
-(FIRST, FINISH, LAST, SENT_AT, REACHED, FIRST_SEEN, FINISH_SEEN) = range(7)
+(FIRST, FINISH, LAST, SENT_AT, REACHED, FIRST_SEEN, FINISH_SEEN) = numbers(0, 7)
 # ---- `status` of a request; anything else: not arrived, or refused.
-(ACCEPTED, FINISHED) = (1, 2)
+(ACCEPTED, FINISHED) = numbers(1, 3)
 # ---- columns of `links`: running requests by admission; requests that finish in the same step.
-(OLDER, NEWER, DUE_BEFORE, DUE_AFTER) = range(4)
+(OLDER, NEWER, DUE_BEFORE, DUE_AFTER) = numbers(0, 4)
 # ---- columns of `adapters`: running requests; whether in a slot, in host memory; key of its first waiting
 # request, the heap that it is in (0: none) and its place there; its FIFO of waiting requests; rings by last
 # use of the adapters outside the batch that are in slots, and in host memory alone; requests refused; step of
@@ -93,21 +100,21 @@ N_FLOATS = 15
 # that the next series names, where that is a list.
 (IN_BATCH, RESIDENT, ON_HOST, FIRST_KEY, HEAP, PLACE, HEAD, TAIL, IDLE_BEFORE, IDLE_AFTER, HOST_BEFORE,
  HOST_AFTER, REFUSED, LAST_USE, JOINED, KNOWN, KNOWN_RUNNING, KNOWN_WAITING, ENTRY_BEFORE, ENTRY_AFTER,
- ENTERED, WALKED, WALKED_ODD, NAMED_BEFORE, NAMED_AFTER) = range(25)  # fmt: skip
+ ENTERED, WALKED, WALKED_ODD, NAMED_BEFORE, NAMED_AFTER) = numbers(0, 25)  # fmt: skip
 N_ADAPTER_COLUMNS = 25
 # ---- columns of `sizes`: rank, KV blocks while in a slot (0 unless memory is unified), class of the rank,
 # hash of the name; random words for the hash of the sets of running and of waiting adapters.
-(RANK, BLOCKS, RANK_CLASS, HASH, WORD_RUNNING, WORD_WAITING) = range(6)
+(RANK, BLOCKS, RANK_CLASS, HASH, WORD_RUNNING, WORD_WAITING) = numbers(0, 6)
 N_SIZE_COLUMNS = 6
 # ---- rows of `sets`: adapters of the batch in the order of the walk, at their places in a Python set, for an even
 # and an odd step; room to grow such a set; those that joined in this step, in that order.
-(EVEN, ODD, SPARE, JOINING) = range(4)
+(EVEN, ODD, SPARE, JOINING) = numbers(0, 4)
 # ---- columns of `classes` (distinct ranks, ascending, from row 1): adapters in the batch, the rank, requests
 # of the inbox that are not finished.
-(MEMBERS, CLASS_RANK, UNFINISHED) = range(3)
+(MEMBERS, CLASS_RANK, UNFINISHED) = numbers(0, 3)
 N_CLASS_COLUMNS = 3
 # ---- columns of `timeline`: integrals over each bin, except the last three, which are counts.
-(T_BUSY, T_RUNNING, T_WAITING, T_KV, T_ADAPTERS, T_PREFILL, T_DECODE, T_PREEMPTED) = range(8)
+(T_BUSY, T_RUNNING, T_WAITING, T_KV, T_ADAPTERS, T_PREFILL, T_DECODE, T_PREEMPTED) = numbers(0, 8)
 
 
 class ServerState(NamedTuple):

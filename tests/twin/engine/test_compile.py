@@ -1,0 +1,40 @@
+"""The parts of the engine are compiled, ahead of it and elsewhere, for the types that `advance` passes them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+import packer
+from packer.twin.compile_ahead import COMPILER
+from packer.twin.engine.advance import advance
+from packer.twin.engine.compile import ELSEWHERE, HERE, signature
+fleet = packer.Workload([packer.Adapter("a", 8, 1.0)])
+sim = packer.simulate(fleet, packer.load_profile("h100-64gb/llama-3.1-8b-instruct"), max_loras=1, duration_s=5.0)
+for part in HERE + ELSEWHERE:
+    print(part.py_func.__name__, part.signatures == [signature(part)], part.stats.cache_hits[signature(part)])
+print("advance", len(advance.signatures), sim.completed > 0)
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="nothing is compiled elsewhere on a single core")
+def test_two_processes_share_the_parts(tmp_path: Path) -> None:
+    environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "arrive True 0",
+        "emit True 0",
+        "schedule_running True 0",
+        "admit True 1",
+        "step_ms True 1",
+        "charge True 1",
+        "advance 1 True",
+    ]

@@ -1,0 +1,48 @@
+"""A kernel can be used before it is compiled, with the same results, and is compiled meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packer.twin.bursts import _relax
+from packer.twin.tiered import interpreted
+
+PROGRAM = """
+import numpy as np
+from packer.twin.bursts import _relax
+from packer.twin.compile_ahead import COMPILER
+from packer.twin.tiered import Tiered
+tiered = Tiered(_relax, {})
+for _ in range(2):
+    values = np.ones(3)
+    tiered(values, 0.5, short=True)
+    print(values.tolist(), len(_relax.signatures), COMPILER.has(_relax))
+values = np.ones(3)
+tiered(values, 0.5, short=False)
+print(values.tolist(), len(_relax.signatures), sum(_relax.stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="nothing is compiled elsewhere on a single core")
+def test_short_calls_do_not_wait_and_others_use_what_was_compiled_elsewhere(tmp_path: Path) -> None:
+    environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "[1.0, 1.5, 1.75] 0 True",
+        "[1.0, 1.5, 1.75] 0 True",
+        "[1.0, 1.5, 1.75] 1 1",
+    ]
+
+
+def test_functions_can_be_replaced() -> None:
+    values = np.ones(2)
+    interpreted(_relax, {})(values, 0.5)
+    assert values.tolist() == [1.0, 1.5]

@@ -1,0 +1,84 @@
+"""A second process that compiles kernels while this one works; they meet in the folder of compiled kernels."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numba
+from numba.core.dispatcher import Dispatcher
+
+from packer.twin.kernel_cache import is_kept
+
+PROGRAM = """
+import importlib, pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+while True:
+    try:
+        module, name, signature = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        break
+    getattr(importlib.import_module(module), name).compile(signature)
+"""
+POLL_S = 0.02
+
+
+def types_of(values: Iterable[object]) -> tuple[Any, ...]:
+    """Numba's types of some values: a signature."""
+    return tuple(numba.typeof(value) for value in values)  # type: ignore[no-untyped-call]
+
+
+class Compiler:
+    """The process; it starts with the first kernel and ends with this process."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._sent: set[Dispatcher] = set()
+
+    def send(self, kernel: Dispatcher, signature: tuple[Any, ...]) -> None:
+        """Have a kernel compiled, after those sent before, unless it is compiled already.
+
+        Nothing happens on a single core, or if no process can be started.
+        """
+        with self._lock:
+            if kernel in self._sent or is_kept(kernel) or (os.cpu_count() or 1) < 2:
+                return
+            self._sent.add(kernel)
+            try:
+                if self._process is None:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-c", PROGRAM],
+                        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    )  # fmt: skip
+                    atexit.register(self._process.kill)
+                    self._write(sys.path)
+                self._write((kernel.py_func.__module__, kernel.py_func.__name__, signature))
+            except OSError:  # no process, or it ended
+                self._sent.clear()
+
+    def _write(self, message: object) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(pickle.dumps(message))
+        self._process.stdin.flush()
+
+    def has(self, kernel: Dispatcher) -> bool:
+        """Whether a kernel that was sent is still to be expected from the process."""
+        running = self._process is not None and self._process.poll() is None
+        return running and kernel in self._sent and not is_kept(kernel)
+
+    def wait(self, kernel: Dispatcher) -> None:
+        """Wait for a kernel as long as it is to be expected."""
+        while self.has(kernel):
+            time.sleep(POLL_S)
+
+
+COMPILER = Compiler()

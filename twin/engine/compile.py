@@ -1,0 +1,54 @@
+"""Compile the engine in two processes at once: half of its parts in each, then `advance` around them."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+
+from packer.twin.compile_ahead import COMPILER, types_of
+from packer.twin.engine import state as rows
+from packer.twin.engine.admit import admit
+from packer.twin.engine.advance import advance
+from packer.twin.engine.arrive import arrive
+from packer.twin.engine.charge import charge, step_ms
+from packer.twin.engine.emit import emit
+from packer.twin.engine.schedule import schedule_running
+from packer.twin.kernel_cache import is_kept
+from packer.twin.law.law import Law
+
+HERE, ELSEWHERE = (arrive, emit, schedule_running), (admit, step_ms, charge)
+"""The parts, so that both processes take about as long."""
+
+
+def signature(part: Dispatcher) -> tuple[Any, ...]:
+    """Numba's types of the parameters of a part, which have the names of what `advance` passes."""
+    ones = np.ones(1, dtype=np.int64)
+    state = rows.new_state(
+        1, *rows.sizes_of(ones, ones), {rows.SLOTS: 1, rows.BLOCK_SIZE: 16},
+        longest_output=1, run_s=1.0, bin_s=1.0, count_waiting=False, terms=1,
+    )  # fmt: skip
+    law = Law(np.ones(1), np.ones(1), np.ones(1), np.ones(1))
+    values = state._asdict() | law._asdict() | {"now": 0.0, "ms": 0.0, "load_ms": 0.0}
+    return types_of(values[name] for name in inspect.signature(part.py_func).parameters)
+
+
+@cache
+def begin() -> None:
+    """Start compiling in another process, unless the engine is compiled."""
+    if not is_kept(advance):
+        for part in ELSEWHERE:
+            COMPILER.send(part, signature(part))
+
+
+def prepare() -> None:
+    """Compile the parts, so that `advance` finds them, if another process takes its share."""
+    begin()
+    if any(COMPILER.has(part) for part in ELSEWHERE):
+        for part in HERE:
+            part.compile(signature(part))
+        for part in ELSEWHERE:
+            COMPILER.wait(part)
