@@ -128,7 +128,14 @@ def kv_budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec
 
 
 def _latency(model: ModelDimensions, sheet: Datasheet, reference: Profile) -> LatencySpec:
-    known = datasheet(REFERENCE.partition("/")[0])
+    scaled = scaled_law(model, sheet, reference)
+    rounded = {term: float(f"{value:.6g}") for term, value in scaled.items() if value > 0}
+    return LatencySpec("linear", rounded, reference.latency.graph_max_tokens)
+
+
+def scaled_law(model: ModelDimensions | ModelSpec, sheet: Datasheet, reference: Profile) -> dict[str, float]:
+    """The linear law of a calibrated profile, each term scaled to another model and GPU by what bounds it."""
+    known = datasheet(reference.name.partition("/")[0])
     bandwidth = known.bandwidth_bytes_s / sheet.bandwidth_bytes_s
     scale: dict[Bound, float] = {
         "host": 1.0,
@@ -142,8 +149,7 @@ def _latency(model: ModelDimensions, sheet: Datasheet, reference: Profile) -> La
     }
     host_ms = scaled["base_ms"] - 1e3 * reference.model.weights_bytes / known.bandwidth_bytes_s
     scaled["base_ms"] = max(0.0, host_ms) + 1e3 * model.weights_bytes / sheet.bandwidth_bytes_s
-    rounded = {term: float(f"{value:.6g}") for term, value in scaled.items() if value > 0}
-    return LatencySpec("linear", rounded, reference.latency.graph_max_tokens)
+    return scaled
 
 
 def _loading(model: ModelDimensions, reference: Profile) -> LoadingSpec:

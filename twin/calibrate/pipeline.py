@@ -17,6 +17,7 @@ from packer.twin.calibrate.frontend_fit import fit_frontend
 from packer.twin.calibrate.lengths_fit import fit_correlation
 from packer.twin.calibrate.mean_state import ROUNDS, fit_mean_state
 from packer.twin.calibrate.memory_fit import fit_loading, fit_memory
+from packer.twin.calibrate.prior import prior_of
 from packer.twin.calibrate.runs import stratified
 from packer.twin.calibrate.score import Judged
 from packer.twin.calibrate.tables import Profiling, Run
@@ -26,7 +27,7 @@ TERMS = (
     "base_ms", "per_decode_ms", "per_prefill_token_ms", "first_adapter_ms", "per_adapter_ms", "per_rank_ms",
     "per_slot_ms", "per_slot_rank_ms", "per_lora_token_ms", "per_adapter_prefill_token_ms", "per_slot_token_ms",
     "per_kv_token_ms", "per_token_beyond_graph_ms", "per_waiting_ms",
-    "per_slot_block_ms", "per_adapter_block_ms",
+    "per_slot_block_ms", "per_adapter_block_ms", "per_adapter_token_ms",
 )  # fmt: skip
 """Terms of the step law that lowered the error on families left out (docs/fidelity.md)."""
 DIGITS = 6
@@ -61,7 +62,10 @@ def _rounded(profile: Profile) -> Profile:
 
 
 def micro_profile(base: Profile, profiling: Profiling) -> Profile:
-    """The profile that micro-benchmarks alone give; parts without a table stay as in `base`."""
+    """The profile that micro-benchmarks alone give; parts without a table stay as in `base`.
+
+    Terms that they leave open are held near those of another model's profile (`packer.twin.calibrate.prior`).
+    """
     memory = (
         fit_memory(profiling.kv_capacity, base.model, base.engine) if profiling.kv_capacity else base.memory
     )
@@ -69,12 +73,14 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
     if profiling.loading:
         loading = replace(fit_loading(profiling.loading), cold_start=base.loading.cold_start)
     equations = step_law.micro_equations(profiling, base.engine, base.latency.graph_max_tokens)
-    latency = base.latency
+    latency, note = base.latency, ""
     if len(equations.step_ms):
-        latency = LatencySpec("linear", step_law.solve(equations, TERMS), base.latency.graph_max_tokens)
-    return _rounded(
-        replace(base, memory=memory, loading=loading, latency=latency, calibrated=True, errors={})
-    )
+        prior = prior_of(base)
+        law = step_law.solve(equations, TERMS, prior)
+        latency = LatencySpec("linear", law, base.latency.graph_max_tokens)
+        note = "" if prior is None else f"{prior.source}, scaled, for what micro-benchmarks leave open"
+    profile = replace(base, memory=memory, loading=loading, latency=latency, calibrated=True, errors={})
+    return with_provenance(_rounded(profile), prior=note)
 
 
 def fit_runs(
@@ -88,7 +94,7 @@ def fit_runs(
     first = {term: value for term, value in first.items() if value > 0}
     return _rounded(
         fit_mean_state(
-            replace(start, latency=LatencySpec("linear", first, graph)),
+            replace(with_provenance(start, prior=""), latency=LatencySpec("linear", first, graph)),
             targets_of(runs, SEED),
             micro,
             TERMS,
