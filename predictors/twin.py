@@ -10,7 +10,7 @@ from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
 from packer.predictors.content import ContentCache, Factors, FloatArray
 from packer.profile import Profile
-from packer.twin.cliff import Cliff, cliff
+from packer.twin.cliff import SEEDS, Cliff, cliff
 from packer.twin.until_clear import evaluate_until_clear
 from packer.workload import Workload
 
@@ -54,12 +54,18 @@ class TwinPredictor:
         return self._cache.evaluate(workload, bins, factors)
 
     def cliff(
-        self, workload: Workload, item: Bin, *, near: float = 1.0, stop: Callable[[], bool] = lambda: False
+        self,
+        workload: Workload,
+        item: Bin,
+        *,
+        near: float = 1.0,
+        seeds: int = SEEDS,
+        stop: Callable[[], bool] = lambda: False,
     ) -> Cliff | None:
         """The load factor at which the bin starves or queues without end in 5 % of all hours."""
         return cliff(
             item.workload(workload), item.profile, max_loras=item.max_loras, max_lora_rank=item.max_lora_rank,
-            near=near, seed=self.seed, jobs=self.workers, stop=stop,
+            near=near, seeds=seeds, seed=self.seed, jobs=self.workers, stop=stop,
         )  # fmt: skip
 
     def _simulated(self, workload: Workload, bins: Sequence[Bin], factors: FloatArray) -> Evaluations:

@@ -13,6 +13,10 @@ from packer.workload import Workload
 LARGEST = 4.0
 """No larger factor is tried."""
 
+SIMULATED = 4
+"""Servers of a plan whose load factor is simulated: each takes 15 hours."""
+
+SEEDS = 3
 _STEP = 1.04
 
 
@@ -24,11 +28,12 @@ def headroom(
 ) -> tuple[float | None, ...]:
     """Factor by which every rate of a bin may grow, up to `LARGEST`.
 
-    Where the twin has the last word, until the bin starves or queues without end in 5 % of all hours
-    (`packer.twin.cliff`), but at least 1 for a bin that holds; else until the predictor says that it starves, in steps
-    of 4 %. All bins are bisected together, one batch a step; stopped early, the largest factors known to hold are
-    returned, None where the twin did not come to its word. Below 1 the bin starves already: then the factor is None,
-    as it is for a replayed trace.
+    Until the predictor says that the bin starves, in steps of 4 %. Where the twin has the last word, until it starves
+    or queues without end in 5 % of all hours (`packer.twin.cliff`), but at least 1 for a bin that holds: simulated for
+    the weakest bins, one of them if trees led the search and `SIMULATED` if the twin did; the others' factors are lowered
+    as much as the most lowered of these. All bins are bisected together, one batch a step; stopped early, the largest
+    factors known to hold are returned. Below 1 the bin starves already: then the factor is None, as it is for a
+    replayed trace.
     """
     if workload.arrivals.trace is not None or not bins:
         return (None,) * len(bins)
@@ -44,17 +49,24 @@ def headroom(
         low[open_] = np.where(found.feasible, middle, low[open_])
         high[open_] = np.where(found.feasible, high[open_], middle)
     known = [float(levels[level]) if level >= 0 else None for level in low.tolist()]
-    return tuple(
-        _last_word(workload, item, evaluator, factor, stop) for item, factor in zip(bins, known, strict=True)
-    )
+    return _confirmed(workload, bins, evaluator, known, stop)
 
 
-def _last_word(
-    workload: Workload, item: Bin, evaluator: Evaluator, near: float | None, stop: Callable[[], bool]
-) -> float | None:
-    """The load factor of the twin, where it has the last word, near that of the search."""
-    twin = evaluator.twin_of(item.profile)
-    if near is None or twin is None:
-        return near
-    found = twin.cliff(workload, item, near=near, stop=stop)
-    return None if found is None else max(1.0, found.load_factor)
+def _confirmed(
+    workload: Workload,
+    bins: Sequence[Bin],
+    evaluator: Evaluator,
+    known: list[float | None],
+    stop: Callable[[], bool],
+) -> tuple[float | None, ...]:
+    """The factors as the twin has them, where it has the last word."""
+    weakest = sorted((factor, k) for k, factor in enumerate(known) if factor is not None)
+    ratio, found = 1.0, dict[int, float]()
+    for near, k in weakest[: 1 if evaluator.confirms else SIMULATED]:
+        twin = evaluator.twin_of(bins[k].profile)
+        cliff = None if twin is None else twin.cliff(workload, bins[k], near=near, stop=stop, seeds=SEEDS)
+        if cliff is not None:
+            found[k] = max(1.0, cliff.load_factor)
+            ratio = min(ratio, cliff.load_factor / near)
+    rest = (None if factor is None else max(1.0, factor * ratio) for factor in known)
+    return tuple(found.get(k, factor) for k, factor in enumerate(rest))

@@ -133,13 +133,20 @@ def test_headroom_of_the_twin_is_where_an_hour_in_twenty_fails(toy_profile: Prof
     workload = random_fleet(6, seed=3, rates=(0.2,), ranks=(8,))
     item = Bin(tuple(range(6)), Slots(6, 8), toy_profile)
     twin = TwinPredictor(seed=4)
-    found = twin.cliff(workload, item)
+    found = twin.cliff(workload, item, near=4.0, seeds=3)
     assert found is not None
     for predictor in (twin, AutoPredictor(None, twin)):
         (factor,) = headroom(workload, [item], Evaluator(predictor))
         assert factor == pytest.approx(found.load_factor, rel=0.02)
-    (stopped,) = headroom(workload, [item], Evaluator(twin), lambda: True)
-    assert stopped is None
+    others = [Bin(tuple(range(n)), Slots(6, 8), toy_profile) for n in (6, 5, 4, 3, 2)]
+    factors = headroom(workload, others, Evaluator(twin))
+    assert factors[0] == pytest.approx(found.load_factor, rel=0.02)
+    for item, factor in zip(
+        others[4:], factors[4:], strict=True
+    ):  # not simulated: lowered as much as the others
+        alone = twin.cliff(workload, item, near=2.0, seeds=3)
+        assert alone is not None
+        assert factor == pytest.approx(alone.load_factor, rel=0.2)
 
 
 def test_no_headroom_where_none_is_left_or_none_is_defined() -> None:
