@@ -47,6 +47,10 @@ def printable(value: object) -> str:
     return "".join(c if unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in text)
 
 
+LONGEST_WORD = 16
+"""Characters up to which the words of a table are kept whole."""
+
+
 def table(
     title: str | None,
     columns: Sequence[str],
@@ -67,10 +71,18 @@ def table(
         title_justify="left",
         caption_justify="left",
     )
+    cells = [[printable(cell) for cell in row] for row in rows]
     for k, name in enumerate(columns):
-        built.add_column(Text(name), justify="left" if k in left else "right", overflow="fold")
-    for row in rows:
-        built.add_row(*(Text(printable(cell)) for cell in row))
+        # On a narrow terminal lines break between words, unless a word alone is too long for it.
+        words = " ".join([name, *(row[k] for row in cells)]).split()
+        built.add_column(
+            Text(name),
+            justify="left" if k in left else "right",
+            overflow="fold",
+            min_width=min(LONGEST_WORD, max(map(len, words), default=1)),
+        )
+    for row in cells:
+        built.add_row(*map(Text, row))
     return built
 
 

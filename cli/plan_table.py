@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from packer.cli.output import number, table
+from packer.cli.output import console, number, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -86,7 +86,8 @@ def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
 def _gpus(plan: Plan) -> Table:
     several = len({item.profile for item in plan.bins}) > 1
     columns = ["GPU", *(["server"] if several else []), "adapters by rank", "max_loras × rank"]
-    columns += [head for head, _, _ in _FIGURES] + ["headroom"]
+    figures = _FIGURES if console().width >= WIDE else _FIGURES[:-1]
+    columns += [head for head, _, _ in figures] + ["headroom"]
     columns += ["problem"] if not plan.evaluations.feasible.all() else []
     rows = []
     for k, item in enumerate(plan.bins):
@@ -97,7 +98,7 @@ def _gpus(plan: Plan) -> Table:
                 *([item.profile.name] if several else []),
                 by_rank(plan, item),
                 f"{item.max_loras} × {item.max_lora_rank}",
-                *(number(getattr(row, name), digits) for _, name, digits in _FIGURES),
+                *(number(getattr(row, name), digits) for _, name, digits in figures),
                 growth(plan.headroom[k] if plan.headroom else None),
             ]
         )
@@ -126,6 +127,8 @@ def room_lines(rooms: Sequence[Room], gpus: Sequence[int]) -> list[str]:
 
 
 SHOWN_ROOMS = 8
+WIDE = 100
+"""Columns of a terminal from which all figures of a server are shown."""
 
 
 def _marks(room: Room) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -283,6 +284,9 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     from packer.plan import Status
 
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT
+    kept = result.output is None and path is not None and Path(path).exists() and not out.force
+    if kept:
+        path = None  # the plan is shown all the same
     out.check(path)
     out.check_tables(result.per_adapter)
     old = None if planning.old_path is None else read_plan(planning.old_path)
@@ -317,6 +321,10 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     )
     if written:
         out.note(f"wrote {path}")
+    if kept:
+        out.note(
+            f"{DEFAULT_OUTPUT} exists and was left as it is: --force overwrites it, -o FILE names another"
+        )
     if plan.verified is False and not planning.recommends:
         out.note("the twin does not confirm every GPU; a higher --confidence leaves more room")
     if plan.interrupted:

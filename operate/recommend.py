@@ -194,4 +194,4 @@ def _gpus(count: int) -> str:
 
 
 def _latency(value_ms: float) -> str:
-    return f"{value_ms / 1000:.1f} s"
+    return f"{value_ms:.0f} ms" if value_ms < 95.0 else f"{value_ms / 1000:.1f} s"

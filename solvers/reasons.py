@@ -42,25 +42,40 @@ def out_of_gpus(problem: Problem, left: Sequence[int], needed: int | None = None
 
 
 def too_hot(slots: SlotSearch, adapter: int, share: float) -> str:
-    """Why an adapter can't even have its own GPU; `share` is the part of its rate that would be served."""
+    """Why an adapter can't even have its own GPU; `share` is the part of its rate that would be served.
+
+    A clause to follow the adapter's name.
+    """
     problem = slots.problem
     item = problem.workload.adapters[adapter]
-    who = f"adapter {item.name!r} (rank {item.rank}, {item.rate:g} req/s)"
     if share > 0.0:
         return (
-            f"{who} is too much for a GPU of its own; alone it may have about {item.rate * share:.3g} req/s. "
+            f"too much for a GPU of its own; alone it may have about {item.rate * share:.3g} req/s. "
             f"What would help: --max-replicas {math.ceil(1.0 / share)}, a lower rate, or a faster GPU"
         )
     alone = [slots.make([adapter], 1, profile) for profile in problem.profiles]
     if problem.evaluator.evaluate(problem.workload, alone).memory_error.all():
         return (
-            f"{who} does not fit an empty GPU: a slot of rank {slot_rank_for(item.rank)} leaves too little "
+            f"does not fit an empty GPU: a slot of rank {slot_rank_for(item.rank)} leaves too little "
             "KV cache. What would help: a GPU with more memory, or a lower rank"
         )
     return (
-        f"{who} breaks the limits even alone at a hundredth of its rate. "
+        "the limits break even alone at a hundredth of the rate. "
         "What would help: looser limits, or a faster GPU"
     )
+
+
+def merged(workload: Workload, reasons: Sequence[tuple[int, str]]) -> list[str]:
+    """One sentence for each reason, with the adapters that have it: reasons as (adapter, what holds of it)."""
+    who: dict[str, list[int]] = {}
+    for adapter, why in reasons:
+        who.setdefault(why, []).append(adapter)
+    found = []
+    for why, adapters in who.items():
+        item = workload.adapters[adapters[0]]
+        detail = f" (rank {item.rank}, {item.rate:g} req/s)" if len(adapters) == 1 else ""
+        found.append(f"{listed(workload, adapters)}{detail}: {why}")
+    return found
 
 
 def largest_share(slots: SlotSearch, adapter: int, profile: Profile) -> float:

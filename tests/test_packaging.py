@@ -114,3 +114,14 @@ def test_wheel_holds_packer_alone_and_all_of_it(
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == _expected_files(copy, setuptools_table)
+
+
+def test_a_script_beside_a_clone_finds_the_package(root: Path, tmp_path: Path) -> None:
+    """The folder of a clone that is called packer does not hide the package from a script beside it."""
+    (tmp_path / "packer").symlink_to(root)
+    script = tmp_path / "script.py"
+    script.write_text("import packer\nprint(packer.Adapter('a', 8, 1.0).rank)\n", "utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "8\n", done.stderr

@@ -151,6 +151,10 @@ def check_columns(
     names: Sequence[str], required: Sequence[str], optional: Sequence[str], path: str | os.PathLike[str]
 ) -> None:
     """Raise if a required column is missing or an unknown one is present; the error lists those found and expected."""
+    separators = [sign for sign in (";", "\t", "|") if len(names) == 1 and sign in names[0]]
+    if separators:
+        rule = f"expected commas between the cells, got {separators[0]!r}: write the table with commas."
+        raise FileFormatError(rule, path=path, row=1)
     expected = ", ".join(required) + (f" and perhaps {', '.join(optional)}" if optional else "")
     found = ", ".join(name[:40] or "(no name)" for name in names[:30]) or "none"
     tail = f"Expected the columns {expected}; found: {found}."

@@ -14,7 +14,7 @@ from packer.solvers.base import Problem, used_gpus
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.top_up import top_up
-from packer.solvers.reasons import largest_share, listed, out_of_gpus, too_hot
+from packer.solvers.reasons import largest_share, merged, out_of_gpus, too_hot
 from packer.solvers.slots import SlotSearch
 
 _FIRST_GUESS = 32
@@ -34,9 +34,15 @@ class FirstFit:
         self._falling = order[np.lexsort((order, -self.loads[order]))]  # the queue by falling load
         self.bins: list[Bin] = []
         self.left: list[int] = []
-        self.reasons: list[str] = []
+        self._sold_out_reasons: tuple[str, ...] = ()
+        self._hot_ones: list[tuple[int, str]] = []  # adapters too hot for a GPU, and why
         self._last: dict[Profile, Bin] = {}  # the latest GPU of each type: a guess for the next one
         self._fullest: dict[Profile, Bin] = {}  # the same where there is no time to search
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why adapters have no place, one sentence for those with the same reason."""
+        return [*merged(self.problem.workload, self._hot_ones), *self._sold_out_reasons]
 
     def run(self) -> None:
         """Pack until the queue is empty; out of time, the rest is packed without searching."""
@@ -46,7 +52,7 @@ class FirstFit:
             opened = self._open()
             if opened is None and self._sold_out():
                 self.left += self.queue.tolist()
-                self.reasons += out_of_gpus(self.problem, self.left)
+                self._sold_out_reasons = out_of_gpus(self.problem, self.left)
                 return
             if opened is None:
                 hot = int(self.queue[0])
@@ -141,7 +147,7 @@ class FirstFit:
                     self._close(self.fill(profiles[k], seed) or alone)
                 return
         self.left.append(adapter)
-        self.reasons.append(self._why(adapter, max(shares)))
+        self._hot_ones.append((adapter, self._why(adapter, max(shares))))
 
     def _replicas(self, adapter: int, profile: Profile, share: float) -> list[Bin]:
         """The adapter alone in the fewest equal parts that GPUs of that type take; [] if none are allowed.
@@ -162,7 +168,7 @@ class FirstFit:
         if share <= 0.0 or math.ceil(1.0 / share) > allowed:
             return too_hot(self.slots, adapter, share)
         return (
-            f"{listed(self.problem.workload, [adapter])} is too much for a GPU of its own, and none of the equal "
-            f"parts that are allowed, up to {allowed}, passes. What would help: --max-replicas {allowed + 1} or "
+            f"too much for a GPU of its own, and none of the equal parts that are allowed, up to {allowed}, passes. "
+            f"What would help: --max-replicas {allowed + 1} or "
             "more, a lower rate, or a faster GPU"
         )

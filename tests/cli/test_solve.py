@@ -77,12 +77,14 @@ def test_a_plan_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_second_run_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    """An existing plan is not overwritten unasked: exit code 2 and the way out; --force and -o work."""
+    """An existing plan.json is left as it is, and the plan is shown with the way out; --force and -o work."""
     assert packer("solve", fleet()) == 0
     before = Path("plan.json").read_bytes()
     capsys.readouterr()
-    assert packer("solve", "fleet.csv") == 2
-    assert "plan.json: the file exists; --force overwrites it" in capsys.readouterr().err
+    assert packer("solve", "fleet.csv") == 0
+    out, err = capsys.readouterr()
+    assert "Plan for" in out
+    assert "plan.json exists and was left as it is: --force overwrites it" in err
     assert Path("plan.json").read_bytes() == before
     assert packer("solve", "fleet.csv", "--force") == 0
     assert packer("solve", "fleet.csv", "-o", "other.json") == 0
