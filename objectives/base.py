@@ -101,6 +101,12 @@ class Objective:
         del old
         return self
 
+    def weight(self, profile: Profile) -> float:
+        """What a server adds to the first entry of `key`, where that is a sum: its price per hour, or its GPUs."""
+        if self.minimises == "price":
+            return profile.gpu.price_per_hour or 0.0
+        return float(profile.engine.tensor_parallel_size)
+
     def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
         """Which bins a plan may contain, bool (n,): not starved, no memory error, and within the limits.
 

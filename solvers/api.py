@@ -61,8 +61,9 @@ def solve(
     objective
         Its name, with parameters where it has some ("slo:mean_ttft_ms=500"), or an `Objective`.
     solver, predictor
-        A registered name, the path of a trained predictor, or an object. Without a solver: greedy, and
-        spread-refined for objectives on a given number of GPUs.
+        A registered name, the path of a trained predictor, or an object. Without a solver: greedy, mixed
+        for the lowest price with several kinds of server, and spread-refined for objectives on a given number of
+        GPUs.
     max_gpus
         Most GPUs that may be used; with an objective that spreads, their exact number. Several base models divide
         them.
@@ -108,7 +109,11 @@ def solve(
     goal = _objective(objective).anchored(old_bins)
     workload = goal.fleet(workload)
     if solver is None:
-        solver = "spread-refined" if goal.fixed_gpus else "greedy"
+        mixed = (
+            goal.minimises == "price" and len(profiles) > max(1, len(workload.models)) and max_replicas == 1
+        )
+        replayed = workload.arrivals.trace is not None
+        solver = "spread-refined" if goal.fixed_gpus else "mixed" if mixed and not replayed else "greedy"
     search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
     raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
     problem = Problem(

@@ -78,7 +78,8 @@ def bounded(problem: Problem, plan: Plan) -> Plan:
     minimises = problem.objective.minimises
     counts = minimises in ("gpus", "price") and not problem.objective.fixed_gpus
     own, value = plan.lower_bound, next(iter(plan.objective_value), 0.0)
-    if not counts or not plan.bins or (own is not None and (plan.bound_proven or own != value)):
+    settled = own is not None and minimises == "gpus" and (plan.bound_proven or own != value)
+    if not counts or not plan.bins or settled:
         return plan
     if plan.n_gpus == 1 and minimises == "gpus":
         return _bounded(problem, plan, 1, ONE_GPU, proven=True)
@@ -86,7 +87,7 @@ def bounded(problem: Problem, plan: Plan) -> Plan:
     bound = float(sum(value for value, _, _ in found))
     source = " + ".join(dict.fromkeys(source for _, source, _ in found))
     # Beyond the plan: trained predictors can be more optimistic than the twin, or adapters are unplaced.
-    if bound > value + 1e-9 or (own is not None and bound < value):
+    if bound > value + 1e-9 or (own is not None and bound < own):
         return plan
     return _bounded(problem, plan, bound, source, all(proven for _, _, proven in found))
 
@@ -107,19 +108,12 @@ def _by_load(problem: Problem, plan: Plan) -> tuple[float, str, bool]:
 
 
 def _one_server(problem: Problem) -> tuple[float, str, bool]:
-    return min(_weights(problem).values()), ONE_GPU, True
-
-
-def _weights(problem: Problem) -> dict[Profile, float]:
-    """What a server of each kind adds to the objective: its GPUs or its price."""
-    if problem.objective.minimises == "price":
-        return {each: each.gpu.price_per_hour or 0.0 for each in problem.profiles}
-    return {each: float(each.engine.tensor_parallel_size) for each in problem.profiles}
+    return min(map(problem.objective.weight, problem.profiles)), ONE_GPU, True
 
 
 def _load_bound(problem: Problem, margin: float, *, simulated: bool = True) -> float:
     """By load, in GPUs or price; `simulated`: also with an overloaded twin, else it would take longer than the plan."""
-    weights = _weights(problem)
+    weights = {profile: problem.objective.weight(profile) for profile in problem.profiles}
     if len(weights) == 1:
         servers = load_bound(problem.workload, problem.profile, margin, simulated=simulated)
         return servers * weights[problem.profile]

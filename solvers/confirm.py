@@ -52,7 +52,7 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
         bins = mended(problem, found.bins, refused) if found.moves is None else None
         if bins is not None:
             return replace(found, bins=bins, details={**found.details, "mended": len(refused)})
-        for profile, share in _lacking(found.bins, evaluations, refused).items():
+        for profile, share in lacking(found.bins, evaluations, refused).items():
             raised[profile] = (1.0 + raised.get(profile, 0.0)) * (1.0 + share) - 1.0
         again = replace(problem, evaluator=evaluator.hardened(raised))
         found = solve(again.with_share(_REPEATED_SHARE))
@@ -76,18 +76,18 @@ def admits(problem: Problem, found: Solution) -> bool:
     return bool(problem.objective.admissible(evaluations).all())
 
 
-def _lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]) -> dict[Profile, float]:
+def lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]) -> dict[Profile, float]:
     """By profile, the share by which the load of its worst bin exceeds what it serves, at least `HARDENING_STEP`.
 
     Profiles of which no bin is refused are left out.
     """
-    lacking: dict[Profile, float] = {}
+    shares: dict[Profile, float] = {}
     for k in refused:
         row, profile = evaluations[k], bins[k].profile
         served = row.served_share if row.starved and not row.memory_error else 1.0
         share = max(HARDENING_STEP, STARVATION_THRESHOLD / max(served, 0.5) - 1.0)
-        lacking[profile] = max(lacking.get(profile, 0.0), share)
-    return lacking
+        shares[profile] = max(shares.get(profile, 0.0), share)
+    return shares
 
 
 def mended(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:

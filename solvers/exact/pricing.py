@@ -122,11 +122,13 @@ def price(
     sizes: FloatArray,
     rng: np.random.Generator,
     bases: IntArray,
+    n_starts: int = _STARTS,
 ) -> IntArray:
     """Maximal feasible bins (m, K) of high value, best first; none of more than `limit` (K,) of a class.
 
     Starts from nothing and from the `bases` (feasible bins) with a part taken out, and fills up in order of
-    value per size, shaken by the seeded `rng`. It may miss the best bin: `packer.solvers.exact.proof` checks.
+    value per size, shaken by the seeded `rng`, `n_starts` times. It may miss the best bin:
+    `packer.solvers.exact.proof` checks.
 
     Raises
     ------
@@ -138,7 +140,7 @@ def price(
         return np.zeros((0, len(weights)), dtype=np.int64)
     ratio = np.log(weights[useful] / sizes[useful])
     starts, orders = [], []
-    for i in range(_STARTS):
+    for i in range(n_starts):
         noise = 0.0 if i == 0 else rng.normal(0.0, 0.02 * 4.0 ** (i % 4), len(useful))
         order = useful[np.argsort(-(ratio + noise), kind="stable")]
         base = np.zeros(len(weights), dtype=np.int64)

@@ -59,9 +59,9 @@ class FirstFit:
                 self._take([hot])
                 self._hot(hot)
                 continue
-            self._close(opened)
+            self.close(opened)
 
-    def _close(self, opened: Bin) -> None:
+    def close(self, opened: Bin) -> None:
         """Add what still fits, choose the slots, and take the adapters out of the queue."""
         self._take(opened.adapters)
         lighter = self.queue.size > 0 and self.loads[self._falling[-1]] < self.loads[self.queue[0]]
@@ -144,7 +144,7 @@ class FirstFit:
             if replicas:
                 for alone in replicas:
                     seed = [(adapter, 1.0 / len(replicas))]
-                    self._close(self.fill(profiles[k], seed) or alone)
+                    self.close(self.fill(profiles[k], seed) or alone)
                 return
         self.left.append(adapter)
         self._hot_ones.append((adapter, self._why(adapter, max(shares))))

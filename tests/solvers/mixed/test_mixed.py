@@ -1,0 +1,142 @@
+"""`mixed`: the cheapest mix of kinds of server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.objectives.cost import Cost
+from packer.profile import Profile
+from packer.solvers.base import Problem, Solution, used_gpus
+from packer.solvers.by_model import solved
+from packer.solvers.evaluator import Evaluator
+from packer.solvers.feasibility import real_bins
+from packer.solvers.greedy.solver import Greedy
+from packer.solvers.mixed.columns import next_sum
+from packer.solvers.mixed.solver import Mixed
+from packer.solvers.verify import check
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.workload import Workload
+
+
+def kind(
+    name: str, price: float, peak_tok_s: float, model: str = "test-model"
+) -> tuple[Profile, AnalyticPredictor]:
+    """A server of this price, and what it serves."""
+    base = small_profile(f"{name}/{model}")
+    terms = {"base_ms": 1e4 / peak_tok_s}
+    profile = replace(
+        base.with_coefficients(**terms),
+        gpu=replace(base.gpu, name=name, price_per_hour=price),
+        model=replace(base.model, name=model),
+    )
+    return profile, AnalyticPredictor(peak_tok_s)
+
+
+KINDS = [kind("large", 3.0, 4000.0), kind("small", 1.2, 1500.0)]
+
+
+def problem(fleet: Workload, kinds: list[tuple[Profile, AnalyticPredictor]], **given: object) -> Problem:
+    """A problem of the lowest price with ten seconds."""
+    evaluator = Evaluator(dict(kinds), Cost())
+    settings: dict[str, object] = {"time_limit_s": 2.0, **given}
+    return Problem(fleet, tuple(profile for profile, _ in kinds), Cost(), evaluator, **settings)  # type: ignore[arg-type]
+
+
+def fleet(n: int, seed: int, models: tuple[str | None, ...] = (None,)) -> Workload:
+    """`n` adapters with a few rates and ranks."""
+    rng = np.random.default_rng(seed)
+    return Workload(
+        [
+            Adapter(
+                f"a{i}",
+                int(rng.choice([8, 32])),
+                float(rng.choice([0.5, 1.0, 2.0])),
+                model=models[i % len(models)],
+            )
+            for i in range(n)
+        ]
+    )
+
+
+def price(found: Solution) -> float:
+    """Price per hour of all servers."""
+    return sum(item.profile.gpu.price_per_hour or 0.0 for item in found.bins)
+
+
+def partitions(items: list[int]) -> Iterator[list[list[int]]]:
+    """Every way to put items into sets."""
+    if not items:
+        yield []
+        return
+    first, *rest = items
+    for found in partitions(rest):
+        yield [[first], *found]
+        for k in range(len(found)):
+            yield [*found[:k], [first, *found[k]], *found[k + 1 :]]
+
+
+def cheapest(given: Problem) -> float:
+    """The lowest price of any plan, by trying every set of adapters on every kind."""
+    n = len(given.workload)
+    known: dict[tuple[int, ...], float] = {}
+    for bits in range(1, 2**n):
+        members = tuple(i for i in range(n) if bits >> i & 1)
+        prices = [
+            profile.gpu.price_per_hour or 0.0
+            for profile in given.profiles
+            if real_bins(replace(given, profiles=(profile,)), [members])[0] is not None
+        ]
+        known[members] = min(prices, default=np.inf)
+    return min(sum(known[tuple(sorted(part))] for part in found) for found in partitions(list(range(n))))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_small_fleets_get_the_cheapest_plan(seed: int) -> None:
+    """Against every plan there is: never above it, and the bound never beyond it."""
+    given = problem(fleet(6, seed), KINDS)
+    found = Mixed().solve(given)
+    check(given, found)
+    best = cheapest(given)
+    assert price(found) == pytest.approx(best)
+    assert found.lower_bound is not None
+    assert found.lower_bound <= best + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_never_dearer_than_greedy(seed: int) -> None:
+    """Two models and two kinds each: at most what greedy costs, each model on its own servers."""
+    kinds = [
+        kind(name, cost, peak, model)
+        for model in ("llama", "qwen")
+        for name, cost, peak in (("large", 3.0, 4000.0), ("small", 1.2, 1500.0))
+    ]
+    given = problem(fleet(40, seed, ("llama", "qwen")), kinds)
+    found = Mixed().solve(given)
+    check(given, found)
+    assert price(found) <= price(solved(given, Greedy())) + 1e-9
+    assert found.lower_bound is not None
+    assert found.lower_bound <= price(found) + 1e-9
+
+
+def test_gpus_at_hand_are_kept() -> None:
+    """With two of the small kind, the rest is on large ones."""
+    given = problem(fleet(30, 1), KINDS, stock={"small": 2})
+    found = Mixed().solve(given)
+    check(given, found)
+    assert not found.unplaced
+    assert used_gpus(found.bins)["small"] <= 2
+    free = Mixed().solve(problem(fleet(30, 1), KINDS))
+    assert price(free) <= price(found)
+
+
+def test_sums_of_prices() -> None:
+    """A bound is raised to the next price that servers can cost."""
+    assert next_sum(3.1, [3.0, 1.2]) == pytest.approx(3.6)
+    assert next_sum(3.0, [3.0, 1.2]) == pytest.approx(3.0)
+    assert next_sum(0.0, [2.0]) == 0.0
+    assert next_sum(0.1, [2.0]) == 2.0
