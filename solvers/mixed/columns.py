@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +14,7 @@ from packer.solvers.exact.master import Master, solve_relaxation
 from packer.solvers.exact.pricing import price, singles
 from packer.solvers.exact.proof import certify
 from packer.solvers.feasibility import Feasibility, OutOfTime
+from packer.solvers.mixed.sums import next_sum
 
 MOST_CLASSES = 96
 """Classes of each base model; adapters of near rates are merged beyond."""
@@ -32,7 +32,6 @@ _SMOOTHING = 0.6
 _EPSILON = 1e-6
 _CERTIFIED = 4_000
 _MOST_CERTIFIED = 24
-_MOST_SUMS = 20_000
 _PROOF_SLACK = 0.01
 
 
@@ -374,26 +373,6 @@ class Columns:
                 int(self.starts[-1]) + self.stock.index(profile.gpu.name)
             ] = -profile.engine.tensor_parallel_size
         return self._take(k, whole, left)
-
-
-def next_sum(value: float, prices: Sequence[float]) -> float:
-    """The smallest sum of prices, each taken any number of times, that is at least `value`, to six digits."""
-    whole = sorted({round(price * 1e6) for price in prices if price > 0.0})
-    if not whole:
-        return value
-    unit = math.gcd(*whole)
-    target = math.ceil(value * 1e6 / unit)
-    if target <= 0:
-        return 0.0
-    if target > _MOST_SUMS:
-        return value
-    steps = [price // unit for price in whole]
-    reached = np.zeros(target + max(steps) + 1, dtype=bool)
-    reached[0] = True
-    for step in steps:
-        for k in range(step, len(reached)):
-            reached[k] |= reached[k - step]
-    return float(np.flatnonzero(reached[target:])[0] + target) * unit / 1e6
 
 
 def _at_means(classes: Classes) -> Classes:

@@ -16,7 +16,8 @@ from packer.solvers.order import paper_order
 
 _MOST_EMPTIED = 5
 _MOST_MIXES = 12
-_PATIENCE = 150
+_PATIENCE = 12
+"""Attempts without a gain for each server, after which the search ends."""
 _HOPEFUL = 1.01
 """A kind is tried with up to so much more load than any server of that kind has carried yet."""
 
@@ -53,7 +54,7 @@ class Repack:
     def run(self, until_s: float) -> None:
         """Until nothing was gained for long, or only so many seconds are left."""
         tried = 0
-        while tried < _PATIENCE and self.bins:
+        while tried < _PATIENCE * len(self.bins):
             if self.problem.out_of_time() or self.problem.remaining_s() <= until_s:
                 return
             tried = 0 if self._step() else tried + 1
