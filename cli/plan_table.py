@@ -182,7 +182,7 @@ def by_rank(plan: Plan, item: Bin) -> str:
 
 def growth(factor: float | None) -> str:
     """How much rates may grow: "+23 %"; "–" where nothing is known or the server fails as it is."""
-    from packer.operate.hours import LEVELS
+    from packer.twin.hours import LEVELS
 
     if factor is None:
         return "–"

@@ -280,7 +280,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     from packer.cli.plan_table import adapters_frame, changes_lines, plan_lines
     from packer.errors import IncompatibleError
     from packer.io.plans import plan_to_dict, read_plan, write_plan
-    from packer.operate.hours import with_adapters
+    from packer.twin.hours import with_adapters
     from packer.plan import Status
 
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT

@@ -17,7 +17,7 @@ from packer.errors import ModelError
 from packer.evaluation import Evaluations
 from packer.failover import without_server
 from packer.operate.frontier import FrontierPoint, Progress
-from packer.operate.hours import Hours, ServerHour, merged
+from packer.twin.hours import Hours, ServerHour, merged
 from packer.operate.replicas import Replicas, needed
 from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor

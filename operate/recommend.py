@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from packer.operate.explore import Frontier
 from packer.operate.frontier import FrontierPoint, Progress
-from packer.operate.hours import LEVELS
+from packer.twin.hours import LEVELS
 from packer.operate.replicas import MOST_REPLICAS
 from packer.plan import Plan, Status
 from packer.profile import Profile

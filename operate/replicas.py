@@ -9,7 +9,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.checks import slot_rank_for
-from packer.operate.hours import Hours
+from packer.twin.hours import Hours
 from packer.profile import Profile
 from packer.workload import Workload
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from packer.bin import Bin
@@ -15,12 +14,12 @@ from packer.export.formats import start_commands
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.report.curves import Curves
-from packer.report.latency import AdapterLatencies
+from packer.twin.hours import LEVELS
 from packer.twin.memory.policy import memory_policy
 
 GIB = 2.0**30
-LARGEST_HEADROOM = 4.0
-"""Largest factor that a plan's headroom is searched up to (`packer.solvers.headroom.LARGEST`)."""
+AdapterRow = tuple[str, int, tuple[str, ...]]
+"""Name and rank of an adapter, and what is shown of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +49,13 @@ class GpuCard:
     memory: tuple[Bar, ...]
     kv_tokens: str
     ttft: str
+    worst: str
+    p99: str
     itl: str
+    within: str
     headroom: str
     state: str
-    rows: tuple[tuple[str, int, str, str, str, str, str, str], ...]
+    rows: tuple[AdapterRow, ...]
     start: str
 
 
@@ -83,6 +85,28 @@ def milliseconds(value: float | None) -> str:
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms"
 
 
+def percent(share: float | None) -> str:
+    """A share in percent; a dash where there is none."""
+    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+
+
+def room_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """For each GPU how far its rates may grow, what limits it at which load, and what helps."""
+
+    def growth(factor: float | None) -> str:
+        return "–" if factor is None else _growth(factor, is_limit=factor >= LEVELS[-1])
+
+    return [
+        (
+            str(gpu),
+            *(growth(factor) for factor in (room.slo, room.queue, room.starvation)),
+            f"{room.limit}: {room.usage}" if room.limit else "–",
+            room.advice or "–",
+        )
+        for gpu, room in enumerate(plan.rooms)
+    ]
+
+
 def growth_texts(plan: Plan, curves: Curves | None) -> list[str]:
     """By how much each GPU's load may grow: by the plan's own figures, else the curves, else a dash."""
     found = ["–"] * len(plan.bins)
@@ -93,7 +117,7 @@ def growth_texts(plan: Plan, curves: Curves | None) -> list[str]:
                 found[gpu] = _growth(factor, is_limit=curves.breaking_factor(row) is None)
     for gpu, factor in enumerate(plan.headroom):
         if factor is not None:
-            found[gpu] = _growth(factor, is_limit=factor >= LARGEST_HEADROOM)
+            found[gpu] = _growth(factor, is_limit=factor >= LEVELS[-1])
     return found
 
 
@@ -112,10 +136,8 @@ def plural(count: int, name: str) -> str:
     return name if count == 1 else f"{name}s"
 
 
-def gpu_cards(
-    plan: Plan, curves: Curves | None = None, latencies: Sequence[AdapterLatencies | None] = ()
-) -> tuple[GpuCard, ...]:
-    """One card for each GPU, in order; `latencies`: those of its adapters, empty where they are not known."""
+def gpu_cards(plan: Plan, curves: Curves | None = None) -> tuple[GpuCard, ...]:
+    """One card for each GPU, in order."""
     try:
         starts = start_commands(plan)
     except InputError:  # an infeasible plan, another engine, a name that no command line can hold
@@ -130,7 +152,7 @@ def gpu_cards(
             evaluation,
             most,
             rooms[index],
-            rows=_adapter_rows(plan, plan.bins[index], latencies[index] if latencies else None),
+            rows=_adapter_rows(plan, plan.bins[index]),
             start=starts[index] if starts else "",
         )
         for index, evaluation in enumerate(plan.evaluations)
@@ -144,7 +166,7 @@ def _card(
     most: float,
     room: str,
     *,
-    rows: tuple[tuple[str, int, str, str, str, str, str, str], ...],
+    rows: tuple[AdapterRow, ...],
     start: str,
 ) -> GpuCard:
     item = plan.bins[index]
@@ -168,7 +190,10 @@ def _card(
         memory=memory_bars(item, evaluation),
         kv_tokens=number(evaluation.kv_cache_tokens),
         ttft=milliseconds(evaluation.mean_ttft_ms),
+        worst=milliseconds(evaluation.worst_adapter_ttft_ms),
+        p99=milliseconds(evaluation.p99_ttft_ms),
         itl=milliseconds(evaluation.mean_itl_ms),
+        within=percent(evaluation.slo_attainment),
         headroom=room,
         state="memory error" if evaluation.memory_error else "starved" if evaluation.starved else "holds",
         rows=rows,
@@ -176,34 +201,25 @@ def _card(
     )
 
 
-def _adapter_rows(
-    plan: Plan, item: Bin, latencies: AdapterLatencies | None
-) -> tuple[tuple[str, int, str, str, str, str, str, str], ...]:
-    fleet = plan.workload
-    none = (math.nan,) * len(item.adapters)
-    columns: tuple[tuple[float, ...], ...] = (none, none, none)
-    if latencies is not None:
-        columns = tuple(
-            tuple(each.tolist())
-            for each in (latencies.mean_ttft_ms, latencies.p95_ttft_ms, latencies.mean_itl_ms)
-        )
+def _adapter_rows(plan: Plan, item: Bin) -> tuple[AdapterRow, ...]:
+    """Adapters of a GPU, the largest load first; latencies are those over all their servers."""
+    fleet, known = plan.workload, plan.adapters
     order = sorted(
-        zip(item.adapters, item.shares, *columns, strict=True),
+        zip(item.adapters, item.shares, strict=True),
         key=lambda row: -float(fleet.offered_tok_s_by_adapter[row[0]]) * row[1],
     )
-    return tuple(
-        (
-            visible(fleet.names[i]),
-            fleet.adapters[i].rank,
-            f"{fleet.adapters[i].rate * share:.4g}",
-            number(float(fleet.offered_tok_s_by_adapter[i]) * share, 1),
-            f"{100 * share:.0f} %",
-            milliseconds(ttft),
-            milliseconds(p95),
-            milliseconds(itl),
-        )
-        for i, share, ttft, p95, itl in order
-    )
+    rows: list[AdapterRow] = []
+    for i, share in order:
+        latencies = ["–"] * 4
+        if known is not None:
+            columns = (known.mean_ttft_ms, known.p95_ttft_ms, known.mean_itl_ms)
+            latencies = [milliseconds(float(column[i])) for column in columns]
+            latencies.append(percent(float(known.slo_attainment[i])))
+        load = number(float(fleet.offered_tok_s_by_adapter[i]) * share, 1)
+        rate = f"{fleet.adapters[i].rate * share:.4g}"
+        part = f"{100 * share:.0f} %"
+        rows.append((visible(fleet.names[i]), fleet.adapters[i].rank, (rate, load, part, *latencies)))
+    return tuple(rows)
 
 
 def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
@@ -250,6 +266,12 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
         (milliseconds(worst_ttft), "slowest TTFT", "mean of one GPU"),
         (milliseconds(worst_itl), "slowest ITL", "mean of one GPU"),
     ]
+    kept = [row.slo_attainment for row in rows if math.isfinite(row.slo_attainment)]
+    if len(kept) == len(rows) and rows:
+        rates = [float(item.rates(fleet).sum()) for item in plan.bins]
+        share = sum(k * rate for k, rate in zip(kept, rates, strict=True)) / sum(rates)
+        goodput = sum(row.goodput_tok_s for row in rows)
+        found.append((percent(share), "of requests in limits", f"{number(goodput)} tok/s goodput"))
     prices = [item.profile.gpu.price_per_hour for item in plan.bins]
     if prices and all(price is not None for price in prices):
         found.append((f"{sum(price or 0.0 for price in prices):,.2f}", "per hour", "by the profiles' prices"))
@@ -317,6 +339,7 @@ def plan_facts(plan: Plan) -> list[tuple[str, str]]:
         ("Workload", plan.workload.name),
         ("Status", plan.status.value),
         ("Objective", plan.objective),
+        ("Latency limits", str(plan.workload.slo)),
         ("Solver", f"{plan.solver}, {plan.runtime_s:,.2f} s"),
         ("Predictor", plan.predictor),
         ("Re-simulated on a fresh hour", checked),

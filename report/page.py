@@ -10,11 +10,14 @@ from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.plan import Plan
 from packer.report.curves import Curves, growth_curves
-from packer.report.latency import adapter_latencies
 from packer.report.render import render_report
 from packer.solvers.evaluator import Evaluator
+from packer.twin.hours import with_adapters
 
 DEFAULT_CURVES = 6
+MOST_GPUS = 256
+"""Above, latencies of adapters are shown only if the plan has them: an hour of a server takes up to a tenth of a
+second."""
 
 
 def write_report(
@@ -51,9 +54,9 @@ def write_report(
         drawn = growth_curves(
             plan, evaluator.evaluate, predictor=name, today=today, limit=curves, progress=progress
         )
-    latencies = adapter_latencies(plan, seed=seed, progress=progress)
-    text = render_report(plan, curves=drawn, comparison=comparison, latencies=latencies)
-    write_text(path, text, force=force)
+    progress("latencies of adapters", 0, 0)
+    shown = with_adapters(plan) if plan.n_gpus <= MOST_GPUS else plan
+    write_text(path, render_report(shown, curves=drawn, comparison=comparison), force=force)
     return drawn
 
 

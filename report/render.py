@@ -13,7 +13,6 @@ from packer.report import charts, context
 from packer.report.curves import Curves
 from packer.report.figures_svg import Chart
 from packer.report.frontier import frontier_charts
-from packer.report.latency import AdapterLatencies
 from packer.report.templates import read, render
 
 COMPARED = {
@@ -38,7 +37,6 @@ def render_report(
     *,
     curves: Curves | None = None,
     comparison: Sequence[Mapping[str, object]] = (),
-    latencies: Sequence[AdapterLatencies | None] = (),
 ) -> str:
     """The page; the same input gives the same bytes.
 
@@ -50,8 +48,6 @@ def render_report(
         The GPUs at growing rates; None leaves the section out.
     comparison
         Rows of a comparison of solvers, shown as they are; all with the same keys.
-    latencies
-        Of the adapters on each GPU; empty leaves dashes.
     """
     script = read("report.js")
     shown = _compared_keys(comparison)
@@ -67,7 +63,9 @@ def render_report(
         reasons=[context.visible(reason) for reason in plan.reasons],
         unplaced=[context.visible(plan.workload.names[i]) for i in plan.unplaced],
         counted=context.counted,
-        cards=context.gpu_cards(plan, curves, latencies),
+        cards=context.gpu_cards(plan, curves),
+        rooms=context.room_rows(plan),
+        limits=str(plan.workload.slo),
         curves=curves,
         growth=charts.growth_charts(curves) if curves else [],
         growth_rows=charts.growth_rows(curves) if curves else [],

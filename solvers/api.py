@@ -138,6 +138,8 @@ def solve(
         plan = verified(plan, goal)
         if not plan.verified and confidence is None and margin is None:
             plan = _hardened(problem, search, plan)
+        if not plan.verified and goal.limits:  # a plan that breaks its limits is none
+            plan = replace(plan, status=Status.INFEASIBLE)
     return _with_headroom(problem, bounded(problem, plan))
 
 

@@ -12,8 +12,9 @@ from packer.export.formats import export_plan
 from packer.plan import Plan, Status
 from packer.report import context
 from packer.report.curves import FACTORS, Evaluate, choose_gpus, growth_curves
-from packer.report.latency import adapter_latencies
 from packer.report.render import render_report
+from packer.room import Room
+from packer.twin.hours import with_adapters
 
 VOID = {"meta", "link", "input", "br"}
 HOSTILE = (
@@ -95,7 +96,7 @@ def test_every_adapter_is_listed_once_per_server(toy_plan: Callable[..., Plan]) 
     """A replicated adapter shows up on each of its servers with its share."""
     plan = toy_plan(["hot", "b", "c"], gpus=2, replicated=True)
     cards = context.gpu_cards(plan)
-    shares = [row[4] for card in cards for row in card.rows if row[0] == "hot"]
+    shares = [row[2][2] for card in cards for row in card.rows if row[0] == "hot"]
     assert shares == ["33 %", "67 %"]
     assert sum(len(card.rows) for card in cards) == 4
 
@@ -280,15 +281,33 @@ def test_each_server_has_a_command_to_copy(toy_plan: Callable[..., Plan]) -> Non
 
 
 def test_each_adapter_has_its_latency(toy_plan: Callable[..., Plan]) -> None:
-    """The table of a GPU's adapters shows each one's TTFT and ITL of a simulated hour, beside its own name."""
-    plan = toy_plan(["a", "b", "c"], gpus=2)
-    found = adapter_latencies(plan, duration_s=600.0)
-    cards = context.gpu_cards(plan, latencies=found)
-    for card, latencies, item in zip(cards, found, plan.bins, strict=True):
-        assert latencies is not None
-        mean = dict(zip((plan.workload.names[i] for i in item.adapters), latencies.mean_ttft_ms, strict=True))
-        assert {row[0]: row[5] for row in card.rows} == {
+    """The table of a GPU's adapters shows each one's TTFT, ITL and share within limits, beside its own name."""
+    plan = with_adapters(toy_plan(["a", "b", "c"], gpus=2))
+    assert plan.adapters is not None
+    for card, item in zip(context.gpu_cards(plan), plan.bins, strict=True):
+        mean = {plan.workload.names[i]: plan.adapters.mean_ttft_ms[i] for i in item.adapters}
+        assert {row[0]: row[2][3] for row in card.rows} == {
             name: context.milliseconds(value) for name, value in mean.items()
         }
-        assert all(row[6] != "–" and row[7] != "–" for row in card.rows)
-    assert {row[5] for card in context.gpu_cards(plan) for row in card.rows} == {"–"}
+        assert all(row[2][6] == "100.0 %" and row[2][4] != "–" and row[2][5] != "–" for row in card.rows)
+    bare = dataclasses.replace(plan, adapters=None)
+    assert {row[2][3] for card in context.gpu_cards(bare) for row in card.rows} == {"–"}
+
+
+def test_room_to_grow_and_what_limits_it(toy_plan: Callable[..., Plan]) -> None:
+    """The page has the three marks of each GPU, what limits it and what helps; without them it has no such section."""
+    plan = toy_plan(["a", "b"], gpus=2)
+    rooms = (
+        Room(1.36, 2.0, 3.9960, "slots", "16 of 16 in use at +47%", "max_loras 24"),
+        Room(None, 1.0, 1.0),
+    )
+    page = render_report(dataclasses.replace(plan, rooms=rooms))
+    assert "How far each GPU may go" in page
+    assert "slots: 16 of 16 in use at +47%" in page
+    assert "max_loras 24" in page
+    assert context.room_rows(dataclasses.replace(plan, rooms=rooms))[0][1:4] == (
+        "+36 %",
+        "+100 %",
+        "> +300 %",
+    )
+    assert "How far each GPU may go" not in render_report(plan)

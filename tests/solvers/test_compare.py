@@ -50,3 +50,11 @@ def test_plans_are_judged_by_their_objective(toy_profile: Profile) -> None:
     rows = list(Comparison(FLEET, toy_profile, ("greedy",), ("gpus", "headroom:factor=1000")).run())
     assert [row.outcome for row in rows] == ["ok", "breaks headroom on 1"]
     assert [row.plan.verified for row in rows if row.plan is not None] == [True, False]
+
+
+def test_a_solver_that_chooses_the_number_of_gpus_is_compared_by_its_latency(toy_profile: Profile) -> None:
+    """Under an objective for a given number of GPUs, greedy packs the fewest and has its latency beside the others'."""
+    rows = list(Comparison(FLEET, toy_profile, ("greedy", "spread"), ("latency",), max_gpus=2).run())
+    assert [row.outcome for row in rows] == ["ok", "ok"]
+    assert [row.plan.n_gpus for row in rows if row.plan] == [1, 2]
+    assert all(row.reference is not None and row.reference.mean_ttft_ms > 0 for row in rows)

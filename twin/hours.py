@@ -16,7 +16,6 @@ from packer.bin import Bin
 from packer.evaluation import AdapterFigures, Evaluation
 from packer.plan import Plan
 from packer.room import Room
-from packer.solvers.verify import FRESH_SEED
 from packer.twin.limits import limit_of
 from packer.twin.per_adapter import pooled_p95_ttft_ms
 from packer.twin.result import Simulation
@@ -161,7 +160,7 @@ def with_adapters(plan: Plan) -> Plan:
     """The plan with what each of its adapters gets, from one simulated hour of each server."""
     if plan.adapters is not None or not plan.bins:
         return plan
-    hours = Hours(plan.seed + FRESH_SEED).all(plan.bins, plan.workload)
+    hours = Hours(plan.seed).all(plan.bins, plan.workload)
     return replace(plan, adapters=merged(plan.workload, plan.bins, hours))
 
 
