@@ -29,6 +29,9 @@ class Target:
         default="vllm",
         help="What to write: start commands, manifests, chart values, routing tables, or a dashboard.",
     )
+    stack_version: str | None = option(
+        metavar="VERSION", help="Version of the stack that you run: refused if the format does not fit it."
+    )
     output: str | None = option(
         "-o",
         "--output",
@@ -110,7 +113,7 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
         without = f"{count} adapter{'' if count == 1 else 's'} without a server"
         note(f"the plan is infeasible ({without}): nothing to run")
         return 3
-    files = export_plan(plan, target.format_name, deployment.options())
+    files = export_plan(plan, target.format_name, deployment.options(), stack_version=target.stack_version)
     paths = {} if target.output is None else output_paths(list(files), target.output, force=out.force)
     for path in paths:
         check_distinct(path)

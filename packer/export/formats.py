@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from packer.errors import UnknownNameError
+from packer.errors import IncompatibleError, UnknownNameError, shown
+from packer.export.versions import Versions
 
 if TYPE_CHECKING:
     from packer.export.servers import Options, Server
@@ -22,48 +23,77 @@ class Format:
 
     module: str
     summary: str
-    fits: str = ""
+    fits: Versions | None = None
     engine: str = "vllm"
 
 
 FORMATS = {
     "vllm": Format(
-        "packer.export.vllm", "Start commands: a shell script and JSON arguments.", "0.8.5 to 0.32"
+        "packer.export.vllm",
+        "Start commands: a shell script and JSON arguments.",
+        Versions("vLLM", "0.8.5", "0.32"),
     ),
     "sglang": Format(
-        "packer.export.sglang", "Start commands of SGLang, for a profile of it.", "0.5", engine="sglang"
+        "packer.export.sglang",
+        "Start commands of SGLang, for a profile of it.",
+        Versions("SGLang", "0.5", "0.5"),
+        engine="sglang",
     ),
     "compose": Format("packer.export.compose", "Docker Compose: one service per GPU."),
     "k8s": Format(
-        "packer.export.kubernetes", "Kubernetes: Deployment, Service and ConfigMap per GPU.", "1.31"
+        "packer.export.kubernetes",
+        "Kubernetes: Deployment, Service and ConfigMap per GPU.",
+        Versions("Kubernetes", "1.31", None),
     ),
     "helm": Format(
-        "packer.export.helm", "vLLM production stack: chart values and LoraAdapter resources.", "chart 0.1.12"
+        "packer.export.helm",
+        "vLLM production stack: chart values and LoraAdapter resources.",
+        Versions("chart", "0.1.12", "0.1.12"),
     ),
-    "aibrix": Format("packer.export.aibrix", "AIBrix: servers and ModelAdapter resources.", "0.5 to 0.7"),
-    "llm-d": Format("packer.export.llmd", "llm-d: servers as a pool, and an endpoint picker.", "router 0.10"),
-    "kserve": Format("packer.export.kserve", "KServe: an LLMInferenceService per GPU.", "0.20"),
-    "ray": Format("packer.export.ray", "Ray Serve LLM: an LLMConfig per GPU.", "2.49 and later"),
-    "dynamo": Format("packer.export.dynamo", "NVIDIA Dynamo: a graph and DynamoModels.", "1.3 to 1.4"),
+    "aibrix": Format(
+        "packer.export.aibrix",
+        "AIBrix: servers and ModelAdapter resources.",
+        Versions("AIBrix", "0.5", "0.7"),
+    ),
+    "llm-d": Format(
+        "packer.export.llmd",
+        "llm-d: servers as a pool, and an endpoint picker.",
+        Versions("llm-d router", "0.10", "0.10"),
+    ),
+    "kserve": Format(
+        "packer.export.kserve", "KServe: an LLMInferenceService per GPU.", Versions("KServe", "0.20", "0.20")
+    ),
+    "ray": Format(
+        "packer.export.ray", "Ray Serve LLM: an LLMConfig per GPU.", Versions("Ray", "2.49", "2.60")
+    ),
+    "dynamo": Format(
+        "packer.export.dynamo", "NVIDIA Dynamo: a graph and DynamoModels.", Versions("Dynamo", "1.3", "1.4")
+    ),
     "routing": Format("packer.export.routing", "Adapter to server: JSON, nginx, Envoy and LiteLLM."),
     "nginx": Format("packer.export.nginx", "Adapter to server: an nginx map."),
     "envoy": Format("packer.export.envoy", "Adapter to server: an Envoy route configuration."),
     "litellm": Format("packer.export.litellm", "Adapter to server: a LiteLLM proxy configuration."),
-    "grafana": Format("packer.export.grafana", "A dashboard: predicted beside measured.", "10 to 12"),
+    "grafana": Format(
+        "packer.export.grafana", "A dashboard: predicted beside measured.", Versions("Grafana", "10", "12")
+    ),
 }
 _ANY_ENGINE = ("routing", "nginx", "envoy", "litellm", "grafana")
 
 
-def export_plan(plan: Plan, format_name: str, options: Options | None = None) -> dict[str, str]:
+def export_plan(
+    plan: Plan, format_name: str, options: Options | None = None, *, stack_version: str | None = None
+) -> dict[str, str]:
     """Files of a format, by name; the first one is the main one. Those made with an estimated profile are marked.
+
+    `stack_version`: the version of the stack that they are for; None does not check it.
 
     Raises
     ------
     UnknownNameError
         No format has that name.
     IncompatibleError
-        The plan is infeasible, the format starts another engine than the plan's, it can't read the source of an
-        adapter, or what its pods need is missing: a volume, a token.
+        The plan is infeasible, the format does not fit the stack's version, it starts another engine than the
+        plan's, it can't read the source of an adapter, or what its pods need is missing: a volume, a token.
     ValidationError
         An adapter has no source though a table was given, or a server gets no valid port or address.
     """
@@ -73,6 +103,13 @@ def export_plan(plan: Plan, format_name: str, options: Options | None = None) ->
     if format_name not in FORMATS:
         raise UnknownNameError("export format", format_name, FORMATS)
     chosen = options or Options()
+    if stack_version is not None:
+        fits = FORMATS[format_name].fits
+        if fits is None:
+            raise IncompatibleError(
+                f"The format {format_name} is for no stack with versions: leave out --stack-version."
+            )
+        fits.check(stack_version)
     found = servers(plan, chosen)
     if format_name not in _ANY_ENGINE:
         _check_engine(plan, format_name)
@@ -90,7 +127,6 @@ def start_commands(plan: Plan) -> list[str]:
     """
     from shlex import join
 
-    from packer.errors import UnknownNameError
     from packer.export import sglang
     from packer.export.servers import Options, Server, servers
 
@@ -107,8 +143,6 @@ def start_commands(plan: Plan) -> list[str]:
 
 def _check_engine(plan: Plan, format_name: str) -> None:
     """Raise `IncompatibleError` if a server's profile describes another engine than the format starts."""
-    from packer.errors import IncompatibleError, shown
-
     wanted = FORMATS[format_name].engine
     for item in plan.bins:
         engine = item.profile.engine.name.lower()

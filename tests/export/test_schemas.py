@@ -16,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from packer.errors import InputError
 from packer.export.formats import FORMATS, export_plan
 from packer.export.servers import Options
 from packer.plan import Plan
@@ -233,7 +234,34 @@ def test_the_tables_notice_a_wrong_field(plan: Plan) -> None:
             conforms(spec, name, kind, api)
 
 
-def test_formats_say_which_versions_they_fit() -> None:
-    """A format of a stack that changes names the versions that it was checked against."""
-    for name in ("vllm", "sglang", "helm", "aibrix", "llm-d", "kserve", "ray", "dynamo", "grafana"):
-        assert FORMATS[name].fits
+def test_formats_say_which_versions_they_fit(root: Path) -> None:
+    """A format of a stack that changes names the versions that it was checked against, in the documents too."""
+    page = (root / "docs" / "how-to" / "export.md").read_text("utf-8")
+    for name in ("vllm", "sglang", "k8s", "helm", "aibrix", "llm-d", "kserve", "ray", "dynamo", "grafana"):
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert f" {FORMATS[name].fits} |" in row
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "message"),
+    [
+        ("aibrix", "0.4.1", "Expected AIBrix 0.5 to 0.7, .* got AIBrix 0.4.1"),
+        ("aibrix", "1.0", "got AIBrix 1.0"),
+        ("kserve", "v0.19.0", "Expected KServe 0.20, "),
+        ("k8s", "1.30", "Kubernetes 1.31 and later"),
+        ("aibrix", "latest", "Expected a version of AIBrix as 0.5, got 'latest'"),
+        ("nginx", "1.27", "leave out --stack-version"),
+    ],
+)
+def test_unknown_versions_of_a_stack_are_refused(plan: Plan, name: str, version: str, message: str) -> None:
+    """A version that the format was not checked against is an input error with those that it was."""
+    options = Options(sources=PLACES["huggingface"], **ALL)
+    with pytest.raises(InputError, match=message):
+        export_plan(plan, name, options, stack_version=version)
+
+
+@pytest.mark.parametrize(("name", "version"), [("aibrix", "v0.7.3"), ("aibrix", "0.5"), ("k8s", "1.33.1")])
+def test_known_versions_of_a_stack_are_taken(plan: Plan, name: str, version: str) -> None:
+    """A patch release counts as its minor one."""
+    options = Options(sources=PLACES["huggingface"], **ALL)
+    assert export_plan(plan, name, options, stack_version=version) == export_plan(plan, name, options)
