@@ -19,63 +19,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format: where its `render` is, what it is for, and the version of it that it was checked against."""
+    """A format: where its `render` is, the versions that it was checked against, and the engine that it starts."""
 
     module: str
-    summary: str
     fits: Versions | None = None
     engine: str = "vllm"
 
 
 FORMATS = {
-    "vllm": Format(
-        "packer.export.vllm",
-        "Start commands: a shell script and JSON arguments.",
-        Versions("vLLM", "0.8.5", "0.32"),
-    ),
-    "sglang": Format(
-        "packer.export.sglang",
-        "Start commands of SGLang, for a profile of it.",
-        Versions("SGLang", "0.5", "0.5"),
-        engine="sglang",
-    ),
-    "compose": Format("packer.export.compose", "Docker Compose: one service per GPU."),
-    "k8s": Format(
-        "packer.export.kubernetes",
-        "Kubernetes: Deployment, Service and ConfigMap per GPU.",
-        Versions("Kubernetes", "1.31", None),
-    ),
-    "helm": Format(
-        "packer.export.helm",
-        "vLLM production stack: chart values and LoraAdapter resources.",
-        Versions("chart", "0.1.12", "0.1.12"),
-    ),
-    "aibrix": Format(
-        "packer.export.aibrix",
-        "AIBrix: servers and ModelAdapter resources.",
-        Versions("AIBrix", "0.5", "0.7"),
-    ),
-    "llm-d": Format(
-        "packer.export.llmd",
-        "llm-d: servers as a pool, and an endpoint picker.",
-        Versions("llm-d router", "0.10", "0.10"),
-    ),
-    "kserve": Format(
-        "packer.export.kserve", "KServe: an LLMInferenceService per GPU.", Versions("KServe", "0.20", "0.20")
-    ),
-    "ray": Format(
-        "packer.export.ray", "Ray Serve LLM: an LLMConfig per GPU.", Versions("Ray", "2.49", "2.60")
-    ),
-    "dynamo": Format(
-        "packer.export.dynamo", "NVIDIA Dynamo: a graph and DynamoModels.", Versions("Dynamo", "1.3", "1.4")
-    ),
-    "routing": Format("packer.export.routing", "Adapter to server: JSON, nginx, Envoy and LiteLLM."),
-    "nginx": Format("packer.export.nginx", "Adapter to server: an nginx map."),
-    "envoy": Format("packer.export.envoy", "Adapter to server: an Envoy route configuration."),
-    "litellm": Format("packer.export.litellm", "Adapter to server: a LiteLLM proxy configuration."),
-    "grafana": Format(
-        "packer.export.grafana", "A dashboard: predicted beside measured.", Versions("Grafana", "10", "12")
-    ),
+    "vllm": Format("packer.export.vllm", Versions("vLLM", "0.8.5", "0.32")),
+    "sglang": Format("packer.export.sglang", Versions("SGLang", "0.5", "0.5"), engine="sglang"),
+    "compose": Format("packer.export.compose"),
+    "k8s": Format("packer.export.kubernetes", Versions("Kubernetes", "1.31", None)),
+    "helm": Format("packer.export.helm", Versions("chart", "0.1.12", "0.1.12")),
+    "aibrix": Format("packer.export.aibrix", Versions("AIBrix", "0.5", "0.7")),
+    "llm-d": Format("packer.export.llmd", Versions("llm-d router", "0.10", "0.10")),
+    "kserve": Format("packer.export.kserve", Versions("KServe", "0.20", "0.20")),
+    "ray": Format("packer.export.ray", Versions("Ray", "2.49", "2.60")),
+    "dynamo": Format("packer.export.dynamo", Versions("Dynamo", "1.3", "1.4")),
+    "routing": Format("packer.export.routing"),
+    "nginx": Format("packer.export.nginx"),
+    "envoy": Format("packer.export.envoy"),
+    "litellm": Format("packer.export.litellm"),
+    "grafana": Format("packer.export.grafana", Versions("Grafana", "10", "12")),
 }
 _ANY_ENGINE = ("routing", "nginx", "envoy", "litellm", "grafana")
 
