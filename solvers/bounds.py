@@ -27,8 +27,6 @@ _EXCHANGED = 4
 _SLOW_ORDERS = 2
 """Heaviest first for the load, lightest first for the number of adapters: both are needed, however slow they are."""
 
-_SLOW_S = 0.01
-
 
 @dataclass(frozen=True)
 class Bound:
@@ -78,7 +76,7 @@ def limits(feasibility: Feasibility, rng: np.random.Generator, known: IntArray |
     sizes = loads / max(heaviest, float(loads.max()), 1e-12)
     if known is not None:
         known = known[feasibility.feasible(known)]
-    n_orders = _ORDERS if feasibility.seconds_per_bin < _SLOW_S else _SLOW_ORDERS
+    n_orders = _SLOW_ORDERS if feasibility.problem.evaluator.simulates else _ORDERS
     bases, orders = [], []
     for slot in np.unique(slots).tolist():
         lightest = min(np.flatnonzero(slots == slot).tolist(), key=lambda k: (loads[k], k))
@@ -151,12 +149,14 @@ def quick_bound(feasibility: Feasibility, rng: np.random.Generator, known: IntAr
         # larger slots leave less of it, and the limit falls).
         shares = np.minimum(1.0, classes.loads / found.load_tok_s)
         total = int(np.ceil(float(shares @ demand) - _ROUNDING))
-        value = l2(shares, demand)
+        value, how = total, ""
+        if classes.loss == 0.0:  # it compares single adapters with halves of a bin, which rounding moves
+            value, how = l2(shares, demand), "L2 dual-feasible functions; "
         options.append(
             Bound(
                 value,
                 f"load: no feasible bin found carries more than {found.load_tok_s.max():,.0f} tok/s "
-                f"({found.load_tok_s.min():,.0f} with the largest slots); L2 dual-feasible functions; "
+                f"({found.load_tok_s.min():,.0f} with the largest slots); {how}"
                 f"relative to the predictor {name!r} and that search",
                 shares if value == total else None,
             )
@@ -190,7 +190,7 @@ class Bounds:
 
 def bound_of(problem: Problem, first: Solution) -> tuple[Bound, dict[str, object]]:
     """The quick bound with the bins of a plan at hand, and what it took."""
-    classes = aggregate(problem.workload, optimistic=True)
+    classes = aggregate(problem.workload)
     feasibility = Feasibility(problem, classes)
     known = np.array([classes.counts(each.adapters) for each in first.bins], dtype=np.int64)
     try:

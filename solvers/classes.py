@@ -5,7 +5,6 @@ A bin is then a vector of counts, and exact methods stay small with thousands of
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,15 +12,17 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from packer.adapter import Adapter
 from packer.errors import ValidationError
 from packer.lengths import Lengths
+from packer.solvers.boxes import boxes
 from packer.workload import Workload
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 MAX_CLASSES = 48
-"""Classes that exact methods take on, where ranks and lengths alone don't need more."""
+"""Classes that exact methods take on, where ranks alone don't need more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,16 +35,17 @@ class Classes:
         The fleet.
     members
         Indices of the adapters of each class, highest rate first; int64 arrays.
-    rates
-        The rate that stands for the class, req/s, float64 (K,): its highest (conservative) or, in an
-        optimistic grouping, its lowest.
+    kinds
+        The adapter that stands for each class: its rank, the mean rate of its members, and mean lengths that keep
+        their input and output tok/s; in an optimistic grouping the lowest.
     loss
-        Σ |rate of the class − own rate| × tokens / Σ offered load: 0 if no class was rounded.
+        Σ |load of the class − own load| / Σ offered load: 0 if no class was rounded. What is found for rounded classes
+        is an estimate for the fleet: the loads of means add up to those of the members, but no order is kept.
     """
 
     workload: Workload
     members: tuple[IntArray, ...]
-    rates: FloatArray
+    kinds: tuple[Adapter, ...]
     loss: float
 
     def __len__(self) -> int:
@@ -55,33 +57,45 @@ class Classes:
         return np.array([len(each) for each in self.members], dtype=np.int64)
 
     @cached_property
+    def sure(self) -> bool:
+        """Whether what stands for a class is no heavier than any member: lengths of other shapes have no such order."""
+        return self.loss == 0.0 or all(_one_shape(self.workload, each) for each in self.members)
+
+    @cached_property
     def ranks(self) -> IntArray:
         """LoRA rank of each class, int64 (K,)."""
-        return self.workload.ranks[self._first]
+        return np.array([kind.rank for kind in self.kinds], dtype=np.int64)
+
+    @cached_property
+    def rates(self) -> FloatArray:
+        """Rate of one adapter of each class, float64 (K,), req/s."""
+        return np.array([kind.rate for kind in self.kinds])
+
+    @cached_property
+    def tokens_in(self) -> FloatArray:
+        """Mean input tokens of a request of each class, float64 (K,)."""
+        return np.array([(kind.input_tokens or self.workload.input_tokens).mean for kind in self.kinds])
+
+    @cached_property
+    def tokens_out(self) -> FloatArray:
+        """Mean output tokens of a request of each class, float64 (K,)."""
+        return np.array([(kind.output_tokens or self.workload.output_tokens).mean for kind in self.kinds])
 
     @cached_property
     def loads(self) -> FloatArray:
         """Offered load of one adapter of each class, float64 (K,), tok/s."""
-        tokens = self.workload.mean_input_tokens + self.workload.mean_output_tokens
-        return self.rates * tokens[self._first]
-
-    @cached_property
-    def _first(self) -> IntArray:
-        return np.array([each[0] for each in self.members], dtype=np.int64)
+        return self.rates * (self.tokens_in + self.tokens_out)
 
     @cached_property
     def fleet(self) -> Workload:
-        """The fleet with the rates of the classes; the workload itself if nothing was rounded."""
+        """The fleet with the rates and lengths of the classes; the workload itself if nothing was rounded."""
         if self.loss == 0.0:
             return self.workload
         adapters = list(self.workload.adapters)
-        for rate, each in zip(self.rates.tolist(), self.members, strict=True):
+        for kind, each in zip(self.kinds, self.members, strict=True):
             for i in each.tolist():
-                adapters[i] = replace(adapters[i], rate=rate)
-        old = self.workload
-        return Workload(
-            adapters, old.input_tokens, old.output_tokens, old.length_correlation, old.arrivals, old.name
-        )
+                adapters[i] = replace(kind, name=adapters[i].name)
+        return replace(self.workload, adapters=tuple(adapters))
 
     @cached_property
     def class_of(self) -> IntArray:
@@ -90,16 +104,6 @@ class Classes:
         for k, each in enumerate(self.members):
             found[each] = k
         return found
-
-    @cached_property
-    def dominates(self) -> npt.NDArray[np.bool_]:
-        """[i, j] is True if an adapter of class i is at least as heavy as one of class j; bool (K, K)."""
-        tokens_in = self.workload.mean_input_tokens[self._first]
-        tokens_out = self.workload.mean_output_tokens[self._first]
-        heavy = np.ones((len(self), len(self)), dtype=bool)
-        for column in (self.ranks, self.rates, tokens_in, tokens_out):
-            heavy &= column[:, None] >= column[None, :]
-        return heavy
 
     def counts(self, adapters: Iterable[int]) -> IntArray:
         """How many of each class, int64 (K,)."""
@@ -151,65 +155,65 @@ class Classes:
 
 
 def aggregate(workload: Workload, *, max_classes: int = MAX_CLASSES, optimistic: bool = False) -> Classes:
-    """Group a fleet into at most about `max_classes` classes (more if ranks and lengths alone need more).
+    """Group a fleet into at most about `max_classes` classes (more if ranks alone need more).
 
-    Equal adapters share a class. If there are too many, neighbouring rates of equal rank and lengths are
-    merged, always the pair that changes the offered load least; the class takes the highest of its rates,
-    so that what is feasible for the classes is feasible for the adapters, or with `optimistic` the lowest,
-    so that a bound for the classes is one for the adapters.
+    Equal adapters share a class; if there are too many, those of equal rank and near rates and lengths. Those stand for
+    their mean or, with `optimistic`, for their lowest rate and lengths, so that a bound for the classes is one for them.
     """
-    groups: dict[tuple[int, Lengths | None, Lengths | None], dict[float, list[int]]] = {}
+    alike: dict[tuple[object, ...], list[int]] = {}
     for i, adapter in enumerate(workload.adapters):
-        alike = groups.setdefault((adapter.rank, adapter.input_tokens, adapter.output_tokens), {})
-        alike.setdefault(adapter.rate, []).append(i)
-    merged = _merge(workload, list(groups.values()), max_classes)
+        content = (adapter.rank, adapter.input_tokens, adapter.output_tokens, adapter.rate)
+        alike.setdefault(content, []).append(i)
+    merged = list(alike.values()) if len(alike) <= max_classes else boxes(workload, max_classes)
     members = tuple(np.array(each, dtype=np.int64) for each in merged)
-    rates = np.array([workload.rates[each[-1 if optimistic else 0]] for each in members])
-    tokens = workload.mean_input_tokens + workload.mean_output_tokens
-    moved = sum(
-        float(np.abs(workload.rates[each] - rate) @ tokens[each])
-        for each, rate in zip(members, rates, strict=True)
+    kinds = tuple(_kind(workload, each, optimistic) for each in members)
+    classes = Classes(workload, members, kinds, 0.0)
+    own = workload.offered_tok_s_by_adapter
+    loads = zip(members, classes.loads.tolist(), strict=True)
+    moved = sum(float(np.abs(own[each] - load).sum()) for each, load in loads)
+    rounded = any(len(each) > 1 and not _alike(workload, each) for each in members)
+    return replace(classes, loss=max(moved / workload.offered_tok_s, 1e-15) if rounded else 0.0)
+
+
+def _alike(workload: Workload, members: IntArray) -> bool:
+    """Whether these adapters differ in nothing but their names."""
+    chosen = [workload.adapters[i] for i in members.tolist()]
+    return len({(each.rank, each.rate, each.input_tokens, each.output_tokens) for each in chosen}) == 1
+
+
+def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
+    """What stands for a class: its first member, with the mean (lowest) rate and, of requests, lengths of all."""
+    first = workload.adapters[int(members[0])]
+    if _alike(workload, members):
+        return first
+    rates = workload.rates[members]
+    means = (workload.mean_input_tokens[members], workload.mean_output_tokens[members])
+    own = [first.input_tokens or workload.input_tokens, first.output_tokens or workload.output_tokens]
+    if not all(np.all(each == each[0]) for each in means):
+        tokens = (float(each.min() if optimistic else np.average(each, weights=rates)) for each in means)
+        own = [_of_mean(each, mean) for each, mean in zip(own, tokens, strict=True)]
+    return replace(
+        first,
+        rate=float(rates.min() if optimistic else rates.mean()),
+        input_tokens=own[0],
+        output_tokens=own[1],
     )
-    return Classes(workload, members, rates, moved / workload.offered_tok_s)
 
 
-def _merge(workload: Workload, groups: list[dict[float, list[int]]], limit: int) -> list[list[int]]:
-    """Buckets of adapters, each with its highest rate first."""
-    tokens = workload.mean_input_tokens + workload.mean_output_tokens
-    buckets: list[list[int]] = []
-    after: dict[int, int] = {}
-    before: dict[int, int] = {}
-    for group in groups:
-        for position, rate in enumerate(sorted(group, reverse=True)):
-            if position:
-                after[len(buckets) - 1], before[len(buckets)] = len(buckets), len(buckets) - 1
-            buckets.append(group[rate])
-    alive = [True] * len(buckets)
-    rates = workload.rates
+def _one_shape(workload: Workload, members: IntArray) -> bool:
+    """Whether the lengths of these adapters differ by their means alone, in families that the mean orders."""
+    shapes = set()
+    for adapter in (workload.adapters[i] for i in members.tolist()):
+        own = (adapter.input_tokens or workload.input_tokens, adapter.output_tokens or workload.output_tokens)
+        shapes.add(tuple((each.kind, each.cv, each.low, each.high, each.values) for each in own))
+    return len(shapes) == 1
 
-    def cost(left: int) -> float:
-        low = buckets[after[left]]
-        return float((rates[buckets[left][0]] - rates[low[0]]) * tokens[low[0]] * len(low))
 
-    heap = [(cost(left), left, after[left]) for left in after] if len(buckets) > limit else []
-    heapq.heapify(heap)
-    remaining = len(buckets)
-    while heap and remaining > limit:
-        expected, left, right = heapq.heappop(heap)
-        if not alive[left] or after.get(left) != right or expected != cost(left):
-            continue  # an older entry: one of the two has changed since
-        buckets[left] = buckets[left] + buckets[right]
-        alive[right] = False
-        remaining -= 1
-        follower = after.pop(right, None)
-        if follower is None:
-            del after[left]
-        else:
-            after[left], before[follower] = follower, left
-            heapq.heappush(heap, (cost(left), left, follower))
-        if left in before:
-            heapq.heappush(heap, (cost(before[left]), before[left], left))
-    return [bucket for bucket, kept in zip(buckets, alive, strict=True) if kept]
+def _of_mean(lengths: Lengths, mean: float) -> Lengths:
+    """Lengths of the same spread around another mean."""
+    if lengths.kind == "empirical":
+        return Lengths.gamma(mean, lengths.cv) if lengths.cv else Lengths.constant(mean)
+    return replace(lengths, mean=mean)
 
 
 def _zigzag(n: int) -> IntArray:

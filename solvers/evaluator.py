@@ -110,6 +110,16 @@ class Evaluator:
         loaded = {profile: load_predictor(predictor, profile, seed=seed) for profile in profiles}
         return cls(loaded if len(loaded) > 1 else next(iter(loaded.values())), objective, margin)
 
+    @property
+    def simulates(self) -> bool:
+        """Whether searches simulate more than one bin in 20, so that they have to do with few."""
+        for each in self.searching.values():
+            if isinstance(each, TwinPredictor):
+                return True
+            if isinstance(each, AutoPredictor) and 20 * each.left_to_twin > each.requested:
+                return True
+        return False
+
     def with_margin(self, margin: float) -> Evaluator:
         """The same evaluator, and what it has stored, at another margin."""
         other = copy(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,7 +55,6 @@ class Feasibility:
         self.problem, self.classes = problem, classes
         self.evaluated = 0
         """Bins evaluated."""
-        self.seconds = 0.0
         self.checks = 0
         self.violations = 0
         self._inferred = 0
@@ -64,11 +62,6 @@ class Feasibility:
         self._preferred: dict[tuple[int, int], int] = {}
         self._good = _Recent(len(classes))
         self._bad = _Recent(len(classes))
-
-    @property
-    def seconds_per_bin(self) -> float:
-        """Time of an evaluation, s."""
-        return self.seconds / max(1, self.evaluated)
 
     def feasible(self, counts: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows of `counts` (m, K) are feasible bins, bool (m,); the empty bin is.
@@ -150,9 +143,7 @@ class Feasibility:
                 raise OutOfTime
             part = tried[start : start + _BATCH]
             bins = [each for _, each in part]
-            before = time.perf_counter()
             evaluations = self.problem.evaluator.evaluate(self.classes.fleet, bins)
-            self.seconds += time.perf_counter() - before
             self.evaluated += len(bins)
             admissible = self.problem.objective.admissible(evaluations)
             for i in np.flatnonzero(admissible).tolist():

@@ -26,7 +26,9 @@ class Master:
     duals: FloatArray
 
 
-def solve_relaxation(patterns: IntArray, demand: IntArray, prices: FloatArray | None = None) -> Master | None:
+def solve_relaxation(
+    patterns: IntArray | FloatArray, demand: IntArray | FloatArray, prices: FloatArray | None = None
+) -> Master | None:
     """Linear relaxation over these patterns (m, K) of these prices (m,), 1 if None.
 
     None if they can't cover the demand (K,).
@@ -75,11 +77,11 @@ def solve_integer(
     return whole, found.status == 0
 
 
-def _prices(patterns: IntArray, prices: FloatArray | None) -> FloatArray:
+def _prices(patterns: IntArray | FloatArray, prices: FloatArray | None) -> FloatArray:
     return np.ones(len(patterns)) if prices is None else prices
 
 
-def _held(patterns: IntArray) -> Any:
+def _held(patterns: IntArray | FloatArray) -> Any:
     """One row for each class: sparse (K, m)."""
     from scipy.sparse import csr_array
 

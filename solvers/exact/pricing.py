@@ -12,7 +12,7 @@ from packer.solvers.exact.exchange import exchanged
 from packer.solvers.feasibility import Feasibility
 
 _DEPTH = 12
-_STARTS = 24
+_STARTS, _SLOW_STARTS = 24, 3
 _EXCHANGED = 4
 
 
@@ -140,7 +140,7 @@ def price(
         return np.zeros((0, len(weights)), dtype=np.int64)
     ratio = np.log(weights[useful] / sizes[useful])
     starts, orders = [], []
-    for i in range(n_starts):
+    for i in range(min(n_starts, _SLOW_STARTS) if feasibility.problem.evaluator.simulates else n_starts):
         noise = 0.0 if i == 0 else rng.normal(0.0, 0.02 * 4.0 ** (i % 4), len(useful))
         order = useful[np.argsort(-(ratio + noise), kind="stable")]
         base = np.zeros(len(weights), dtype=np.int64)
@@ -152,7 +152,8 @@ def price(
         orders.append(order)
     filled = np.unique(fill(feasibility, np.array(starts), orders, limit, sizes), axis=0)
     value = filled[np.argsort(-(filled @ weights), kind="stable")]
-    better = [exchanged(feasibility, row, weights, limit) for row in value[:_EXCHANGED]]
+    tried = value[: 1 if feasibility.problem.evaluator.simulates else _EXCHANGED]
+    better = [exchanged(feasibility, row, weights, limit) for row in tried]
     value = np.unique(np.concatenate([value, *better]), axis=0)
     ordered: IntArray = value[np.argsort(-(value @ weights), kind="stable")]
     return ordered

@@ -15,6 +15,7 @@ from packer.solvers.exact.proof import Certificate, certify
 from packer.solvers.feasibility import Feasibility, OutOfTime
 
 _NEW_COLUMNS = 12
+_WARM_ROUNDS = 40
 _SMOOTHING = 0.6
 _EPSILON = 1e-6
 SEARCHED_MARGIN = 5e-3
@@ -82,6 +83,33 @@ class Relaxation:
         alone = singles(self.feasibility, self.demand)
         self.add(alone[alone.sum(axis=1) > 0])
         return bool(np.all(self.patterns.max(axis=0, initial=0) > 0))
+
+    def warm(self, features: FloatArray) -> None:
+        """Generate columns for weights that are sums of a few prices, where `features` (K, D) is what is priced.
+
+        Feasibility depends on the load, the number of adapters and their ranks first of all: few prices come near the
+        best weights in a few rounds, however many classes there are.
+
+        Raises
+        ------
+        OutOfTime
+            The problem's time is up.
+        """
+        sizes, priced = self._sizes(), self.demand @ features
+        if self.weights is None:
+            self.weights = sizes
+        for _ in range(_WARM_ROUNDS):
+            if self.feasibility.problem.out_of_time():
+                raise OutOfTime
+            master = solve_relaxation(self.patterns @ features, priced)
+            if master is None:
+                return
+            at = features @ master.duals
+            bases = self.patterns[master.use > 0.0]
+            found = price(self.feasibility, at, self.demand, sizes, self.rng, bases)
+            self._keep(at, found)
+            if not self.add(found[found @ at > 1.0 + _EPSILON][:_NEW_COLUMNS]):
+                return
 
     def run(self, enough: Callable[[], bool], *, to_the_end: bool = False) -> None:
         """Generate columns until the weights promise a better bound, none improves, or `enough()` says so.

@@ -13,6 +13,7 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.bounds import Bound, limited, quick_bound
 from packer.solvers.classes import MAX_CLASSES, Classes, IntArray, aggregate
 from packer.solvers.exact.master import solve_integer
+from packer.solvers.exact.prices import features
 from packer.solvers.exact.relaxation import SEARCHED_MARGIN, Relaxation
 from packer.solvers.exact.rounding import dive, realise
 from packer.solvers.feasibility import Feasibility, OutOfTime
@@ -69,15 +70,7 @@ class ExactSearch:
         few = len(problem.workload) <= _FEW_ADAPTERS
         most = _FEW_ADAPTERS if few else MAX_CLASSES
         self.classes = aggregate(problem.workload, max_classes=most)
-        rounded = self.classes.loss > 0.0
-        self.light = (
-            aggregate(problem.workload, max_classes=most, optimistic=True) if rounded else self.classes
-        )
-        rng = np.random.default_rng(problem.seed)
-        self.heavy_relaxation = Relaxation(Feasibility(problem, self.classes), rng)
-        self.light_relaxation = (
-            Relaxation(Feasibility(problem, self.light), rng) if rounded else self.heavy_relaxation
-        )
+        self.relaxation = Relaxation(Feasibility(problem, self.classes), np.random.default_rng(problem.seed))
 
     @property
     def closed(self) -> bool:
@@ -98,29 +91,29 @@ class ExactSearch:
 
     def quick(self) -> None:
         """Bounds on load and slots; one that closes the gap is checked by enumeration. Raises `OutOfTime`."""
-        relaxation = self.light_relaxation
-        bound = quick_bound(relaxation.feasibility, relaxation.rng, _counts(self.light, self.bins))
+        relaxation = self.relaxation
+        bound = quick_bound(relaxation.feasibility, relaxation.rng, _counts(self.classes, self.bins))
         if bound.weights is None or bound.value < len(self.bins):
             self._raise(bound)
             return
         total = float(bound.weights @ relaxation.demand)
         found = relaxation.certify(bound.weights, total, bound.value, _EVALUATED_BEYOND)
         if found.counterexample is None:
-            certain = found.exhaustive and not relaxation.feasibility.violations
+            certain = self._certain(found.exhaustive)
             source = f"{bound.source}; every bin beyond was excluded ({found.evaluated:,} evaluated)"
             self._raise(replace(bound, certain=True, source=source) if certain else bound)
 
     def solution(self, first: Solution) -> Solution:
         """What was found."""
-        feasibility = self.light_relaxation.feasibility
-        master = self.light_relaxation.master
+        feasibility = self.relaxation.feasibility
+        master = self.relaxation.master
         details: dict[str, object] = {
             "classes": len(self.classes),
             "rounding_loss": self.classes.loss,
-            "patterns": len(self.heavy_relaxation.patterns),
+            "patterns": len(self.relaxation.patterns),
             "relaxation": None if master is None else master.value,
             "bound_by_enumeration": self.bound.certain,
-            "bins_evaluated": self.heavy_relaxation.feasibility.evaluated,
+            "bins_evaluated": self.relaxation.feasibility.evaluated,
             "dominance_checks": feasibility.checks,
             "dominance_violations": feasibility.violations,
         }
@@ -146,7 +139,7 @@ class ExactSearch:
         if self.classes.loss > 0.0 or np.log1p(demand).sum() > np.log(_ENUMERATED):
             return False
         rows = np.array(list(product(*(range(d + 1) for d in demand.tolist()))), dtype=np.int64)[1:]
-        feasibility = self.heavy_relaxation.feasibility
+        feasibility = self.relaxation.feasibility
         feasible = np.array([result.feasible for result in feasibility.evaluate(rows)])
         use, optimal = solve_integer(
             rows[feasible], demand, time_limit_s=self._seconds(_INTEGER_S * 3), exact_cover=True
@@ -161,14 +154,15 @@ class ExactSearch:
         return optimal
 
     def _price(self) -> None:
-        light, heavy = self.light_relaxation, self.heavy_relaxation
-        if not light.start(_counts(self.light, self.bins)):
+        relaxation = self.relaxation
+        if not relaxation.start(_counts(self.classes, self.bins)):
             return
-        self._prove(light)
-        if self.closed or (heavy is not light and not heavy.start(_counts(self.classes, self.bins))):
-            return
+        relaxation.warm(features(self.classes))
+        self._prove(relaxation)
         for step in range(_ROUNDS):
-            heavy.run(lambda: self.closed, to_the_end=True)
+            if self.closed:
+                return
+            relaxation.run(lambda: self.closed, to_the_end=True)
             if self.closed or not self._round(step):
                 return
 
@@ -178,10 +172,14 @@ class ExactSearch:
             relaxation.run(lambda: self.closed)
             sound = relaxation.prove(len(self.bins), _EVALUATED_BEYOND)
             if relaxation.bound >= self.bound.value:
-                certain = relaxation.exhaustive and not relaxation.feasibility.violations
+                certain = self._certain(relaxation.exhaustive)
                 self._raise(Bound(relaxation.bound, self._source(relaxation), certain=certain))
             if sound and relaxation.converged:
                 return
+
+    def _certain(self, exhaustive: bool) -> bool:
+        """Whether an exhaustive search of classes is one of the fleet, up to dominance that no check contradicted."""
+        return exhaustive and self.classes.loss == 0.0 and not self.relaxation.feasibility.violations
 
     def _source(self, relaxation: Relaxation) -> str:
         name = self.problem.evaluator.name
@@ -201,7 +199,7 @@ class ExactSearch:
 
     def _round(self, step: int) -> bool:
         """Whole numbers over the pool, then a dive; False once neither helps nor adds patterns."""
-        relaxation = self.heavy_relaxation
+        relaxation = self.relaxation
         before = len(relaxation.patterns)
         use, _ = solve_integer(relaxation.patterns, relaxation.demand, time_limit_s=self._seconds(_INTEGER_S))
         improved = False

@@ -9,7 +9,7 @@ import numpy as np
 
 from packer.solvers.base import Problem
 from packer.solvers.by_model import Part
-from packer.solvers.classes import Classes, FloatArray, IntArray, aggregate
+from packer.solvers.classes import FloatArray, IntArray, aggregate
 from packer.solvers.exact.master import Master, solve_relaxation
 from packer.solvers.exact.pricing import price, singles
 from packer.solvers.exact.proof import certify
@@ -89,10 +89,9 @@ class Columns:
     def __init__(self, problem: Problem, parts: Sequence[Part]) -> None:
         self.problem, self.parts = problem, parts
         self.rng = np.random.default_rng(problem.seed)
-        light = [
-            aggregate(part.problem.workload, max_classes=MOST_CLASSES, optimistic=True) for part in parts
-        ]
-        self.classes = [_at_means(each) for each in light]
+        fleets = [part.problem.workload for part in parts]
+        light = [aggregate(fleet, max_classes=MOST_CLASSES, optimistic=True) for fleet in fleets]
+        self.classes = [aggregate(fleet, max_classes=MOST_CLASSES) for fleet in fleets]
         self.sources = [
             Source(
                 m,
@@ -307,7 +306,8 @@ class Columns:
             budget=_CERTIFIED,
             rng=self.rng,
         )
-        return found.exhaustive and found.counterexample is None and not source.light.violations
+        sure = source.light.classes.sure and not source.light.violations
+        return found.exhaustive and found.counterexample is None and sure
 
     def dive(self) -> list[tuple[Source, IntArray]] | None:
         """The relaxation rounded down, and for the rest the pattern that is worth most for its price, again and again.
@@ -373,12 +373,6 @@ class Columns:
                 int(self.starts[-1]) + self.stock.index(profile.gpu.name)
             ] = -profile.engine.tensor_parallel_size
         return self._take(k, whole, left)
-
-
-def _at_means(classes: Classes) -> Classes:
-    """The same classes, each with the mean rate of its adapters."""
-    rates = classes.workload.rates
-    return replace(classes, rates=np.array([float(rates[each].mean()) for each in classes.members]))
 
 
 def _kinds(problem: Problem) -> list[Problem]:

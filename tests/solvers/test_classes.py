@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,24 +58,20 @@ def test_more_than_there_are_is_refused() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    rates=st.lists(st.floats(0.001, 10.0), min_size=2, max_size=60),
-    limit=st.integers(1, 12),
-)
-def test_rounding_is_safe_and_its_loss_is_stated(rates: list[float], limit: int) -> None:
-    """Merged classes take their highest rate (lowest when optimistic), and the loss is what that changes."""
+@given(rates=st.lists(st.floats(0.001, 10.0), min_size=2, max_size=60), limit=st.integers(1, 12))
+def test_rounding_keeps_the_load_and_its_loss_is_stated(rates: list[float], limit: int) -> None:
+    """Merged classes take their mean rate, and the loss is what that changes."""
     fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
-    up, down = aggregate(fleet, max_classes=limit), aggregate(fleet, max_classes=limit, optimistic=True)
-    assert len(up) <= limit
-    assert len(down) <= limit
-    assert np.all(up.fleet.rates >= fleet.rates)
-    assert np.all(down.fleet.rates <= fleet.rates)
-    assert up.loss == pytest.approx(up.fleet.offered_tok_s / fleet.offered_tok_s - 1.0, abs=1e-9)
-    assert down.loss == pytest.approx(1.0 - down.fleet.offered_tok_s / fleet.offered_tok_s, abs=1e-9)
-    assert sorted(i for each in up.members for i in each.tolist()) == list(range(len(rates)))
+    classes = aggregate(fleet, max_classes=limit)
+    assert len(classes) <= limit
+    assert classes.fleet.offered_tok_s == pytest.approx(fleet.offered_tok_s)
+    moved = np.abs(classes.fleet.rates - fleet.rates).sum() / fleet.rates.sum()
+    assert classes.loss == pytest.approx(moved, abs=1e-9)
+    assert (classes.loss > 0.0) == (len(set(rates)) > limit)
+    assert sorted(i for each in classes.members for i in each.tolist()) == list(range(len(rates)))
 
 
-def test_merging_takes_the_cheapest_neighbours() -> None:
+def test_merging_takes_the_nearest() -> None:
     """Two rates that are nearly equal are merged before two that are far apart."""
     fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate([1.0, 0.999, 0.5])])
     classes = aggregate(fleet, max_classes=2)
@@ -81,12 +79,62 @@ def test_merging_takes_the_cheapest_neighbours() -> None:
     assert classes.loss == pytest.approx(0.001 / 2.499, rel=1e-6)
 
 
-def test_dominance_is_a_partial_order_on_rank_rate_and_lengths() -> None:
-    """A class dominates another only if it is at least as heavy in everything."""
-    fleet = Workload([Adapter("a", 16, 0.2), Adapter("b", 8, 0.1), Adapter("c", 8, 0.4)])
-    classes = aggregate(fleet)
-    a, b, c = (int(classes.class_of[i]) for i in range(3))
-    assert classes.dominates[a, b]
-    assert not classes.dominates[b, a]
-    assert not classes.dominates[a, c]
-    assert not classes.dominates[c, a]
+def lengthy(n: int, seed: int, cv: float = 0.8) -> Workload:
+    """Adapters with lengths of their own."""
+    rng = np.random.default_rng(seed)
+    return Workload(
+        [
+            Adapter(
+                f"a{i}",
+                int(rng.choice((8, 32))),
+                float(rng.lognormal(-2.0, 1.0)),
+                Lengths.gamma(float(rng.uniform(50, 2000)), cv),
+                Lengths.gamma(float(rng.uniform(10, 500)), cv),
+            )
+            for i in range(n)
+        ]
+    )
+
+
+@pytest.mark.parametrize("limit", [4, 16, 48])
+def test_own_lengths_are_merged_with_their_means(limit: int) -> None:
+    """However many lengths there are, classes are few, of one rank each, and keep input and output tok/s."""
+    fleet = lengthy(200, limit)
+    classes = aggregate(fleet, max_classes=limit)
+    assert len(classes) <= limit
+    assert sorted(i for each in classes.members for i in each.tolist()) == list(range(200))
+    assert np.all(classes.fleet.ranks == fleet.ranks)
+    for k, each in enumerate(classes.members):
+        for tokens, own in (
+            (classes.tokens_in, fleet.mean_input_tokens),
+            (classes.tokens_out, fleet.mean_output_tokens),
+        ):
+            assert len(each) * classes.rates[k] * tokens[k] == pytest.approx(fleet.rates[each] @ own[each])
+    moved = np.abs(classes.fleet.offered_tok_s_by_adapter - fleet.offered_tok_s_by_adapter).sum()
+    assert classes.loss == pytest.approx(moved / fleet.offered_tok_s)
+    assert classes.loads[classes.class_of] == pytest.approx(classes.fleet.offered_tok_s_by_adapter)
+
+
+def test_more_classes_round_less() -> None:
+    """Cutting further never makes the rounding larger."""
+    fleet = lengthy(200, 1)
+    losses = [aggregate(fleet, max_classes=limit).loss for limit in (4, 12, 48, 150)]
+    assert losses == sorted(losses, reverse=True)
+    assert aggregate(fleet, max_classes=200).loss == 0.0
+
+
+@pytest.mark.parametrize("cv", [0.8, 2.0])
+def test_optimistic_classes_stand_for_their_lightest_member(cv: float) -> None:
+    """Rates and lengths are at most those of each member; of lengths of two shapes the means alone tell no order."""
+    plain, other = lengthy(60, 2).adapters, lengthy(60, 3, cv).adapters
+    fleet = Workload([*plain, *(replace(each, name=f"b{each.name}") for each in other)])
+    classes = aggregate(fleet, max_classes=8, optimistic=True)
+    light = classes.fleet
+    assert np.all(light.rates <= fleet.rates)
+    assert np.all(light.mean_input_tokens <= fleet.mean_input_tokens)
+    assert np.all(light.mean_output_tokens <= fleet.mean_output_tokens)
+    assert classes.sure is (cv == 0.8)
+    assert [each.tolist() for each in classes.members] == [
+        each.tolist() for each in aggregate(fleet, max_classes=8).members
+    ]
+    assert aggregate(fleet, max_classes=120, optimistic=True).sure

@@ -1,0 +1,46 @@
+"""Prices in few dimensions come near the best weights, and never promise more than all feasible bins allow."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.lengths import Lengths
+from packer.solvers.classes import aggregate
+from packer.solvers.exact.master import solve_relaxation
+from packer.solvers.exact.prices import features
+from packer.solvers.exact.relaxation import Relaxation
+from packer.solvers.feasibility import Feasibility
+from packer.testing.problems import problem
+from packer.workload import Workload
+
+FLEET = Workload([Adapter(f"a{i}", (8, 32)[i % 2], (2.4, 0.9)[i // 2 % 2]) for i in range(24)])
+
+
+def test_features_are_tokens_adapters_and_ranks() -> None:
+    """One row for each class: input tok/s, output tok/s, 1, and for each larger slot rank 1 and tok/s again."""
+    lengths = Lengths.constant(100), Lengths.constant(50)
+    classes = aggregate(Workload([Adapter("a", 8, 2.0, *lengths), Adapter("b", 24, 1.0, *lengths)]))
+    rows = {int(rank): row.tolist() for rank, row in zip(classes.ranks, features(classes), strict=True)}
+    assert rows == {8: [200.0, 100.0, 1.0, 0.0, 0.0], 24: [100.0, 50.0, 1.0, 1.0, 150.0]}
+
+
+def test_few_prices_come_near_the_linear_relaxation_from_below() -> None:
+    """Against every feasible bin: none weighs more than 1, and all adapters weigh at most what the relaxation says."""
+    classes = aggregate(FLEET)
+    feasibility = Feasibility(problem(FLEET), classes)
+    rows = np.array(list(product(*(range(d + 1) for d in classes.demand.tolist()))), dtype=np.int64)
+    rows = rows[feasibility.feasible(rows)]
+    whole = solve_relaxation(rows, classes.demand)
+    assert whole is not None
+    relaxation = Relaxation(feasibility, np.random.default_rng(0))
+    assert relaxation.start(rows[:0])
+    relaxation.warm(features(classes))
+    assert relaxation.weights is not None
+    assert (rows @ relaxation.weights).max() <= 1.0 + 1e-6
+    value = float(relaxation.weights @ classes.demand)
+    assert 0.9 * whole.value <= value <= whole.value * (1.0 + 1e-9)
+    assert whole.value == pytest.approx(float(whole.duals @ classes.demand))
