@@ -72,14 +72,20 @@ class Classes:
         return np.array([kind.rate for kind in self.kinds])
 
     @cached_property
+    def _as_fleet(self) -> Workload:
+        """One adapter of each class."""
+        adapters = tuple(replace(kind, name=str(k)) for k, kind in enumerate(self.kinds))
+        return replace(self.workload, adapters=adapters)
+
+    @cached_property
     def tokens_in(self) -> FloatArray:
         """Mean input tokens of a request of each class, float64 (K,)."""
-        return np.array([(kind.input_tokens or self.workload.input_tokens).mean for kind in self.kinds])
+        return self._as_fleet.mean_input_tokens
 
     @cached_property
     def tokens_out(self) -> FloatArray:
         """Mean output tokens of a request of each class, float64 (K,)."""
-        return np.array([(kind.output_tokens or self.workload.output_tokens).mean for kind in self.kinds])
+        return self._as_fleet.mean_output_tokens
 
     @cached_property
     def loads(self) -> FloatArray:
@@ -157,8 +163,8 @@ class Classes:
 def aggregate(workload: Workload, *, max_classes: int = MAX_CLASSES, optimistic: bool = False) -> Classes:
     """Group a fleet into at most about `max_classes` classes (more if ranks alone need more).
 
-    Equal adapters share a class; if there are too many, those of equal rank and near rates and lengths. Those stand for
-    their mean or, with `optimistic`, for their lowest rate and lengths, so that a bound for the classes is one for them.
+    Equal adapters share a class; if there are too many, those of equal rank and near rates and lengths. What stands for
+    these is their mean or, with `optimistic`, their lowest rate and lengths, so that a bound for it is one for them.
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, adapter in enumerate(workload.adapters):
@@ -187,17 +193,20 @@ def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
     if _alike(workload, members):
         return first
     rates = workload.rates[members]
-    means = (workload.mean_input_tokens[members], workload.mean_output_tokens[members])
-    own = [first.input_tokens or workload.input_tokens, first.output_tokens or workload.output_tokens]
-    if not all(np.all(each == each[0]) for each in means):
-        tokens = (float(each.min() if optimistic else np.average(each, weights=rates)) for each in means)
-        own = [_of_mean(each, mean) for each, mean in zip(own, tokens, strict=True)]
-    return replace(
-        first,
-        rate=float(rates.min() if optimistic else rates.mean()),
-        input_tokens=own[0],
-        output_tokens=own[1],
-    )
+    lengths: list[Lengths] = []
+    for name, tokens in (
+        ("input_tokens", workload.mean_input_tokens),
+        ("output_tokens", workload.mean_output_tokens),
+    ):
+        mean_tokens = tokens[members]
+        shortest = int(mean_tokens.argmin()) if optimistic else 0
+        chosen = workload.adapters[int(members[shortest])]
+        own: Lengths = getattr(chosen, name) or getattr(workload, name)
+        if not optimistic and not np.all(mean_tokens == mean_tokens[0]):
+            own = _scaled(own, float(np.average(mean_tokens, weights=rates)) / float(mean_tokens[0]))
+        lengths.append(own)
+    rate = float(rates.min() if optimistic else rates.mean())
+    return replace(first, rate=rate, input_tokens=lengths[0], output_tokens=lengths[1])
 
 
 def _one_shape(workload: Workload, members: IntArray) -> bool:
@@ -209,11 +218,10 @@ def _one_shape(workload: Workload, members: IntArray) -> bool:
     return len(shapes) == 1
 
 
-def _of_mean(lengths: Lengths, mean: float) -> Lengths:
-    """Lengths of the same spread around another mean."""
-    if lengths.kind == "empirical":
-        return Lengths.gamma(mean, lengths.cv) if lengths.cv else Lengths.constant(mean)
-    return replace(lengths, mean=mean)
+def _scaled(lengths: Lengths, factor: float) -> Lengths:
+    """Lengths of the same spread, every one times a factor."""
+    values = tuple(value * factor for value in lengths.values)
+    return replace(lengths, mean=lengths.mean * factor, values=values)
 
 
 def _zigzag(n: int) -> IntArray:
