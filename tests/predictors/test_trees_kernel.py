@@ -50,6 +50,7 @@ def bins_of(profile: Profile) -> list[Bin]:
 def test_python_gives_the_same_bits_before_the_kernel_is_compiled(
     kind: str, profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every figure of every family, bit by bit."""
     predictor = load_predictor(kind, profile)
     assert isinstance(predictor, LearnedPredictor)
     workload, bins = fleet(), bins_of(profile)

@@ -53,10 +53,12 @@ def kernels() -> Iterator[Dispatcher]:
     [("x + 1", "x + 2"), ("LIMIT = 3", "LIMIT = 4"), ("@njit", "@njit(inline='always')"), ("(x) *", "(x) +")],
 )
 def test_a_change_of_what_a_kernel_depends_on_is_noticed(change: tuple[str, str]) -> None:
+    """A callee, a constant, an option of a callee or the function itself changes the stamp."""
     assert stamp(outer_of(SOURCE)) != stamp(outer_of(SOURCE.replace(*change)))
 
 
 def test_options_of_the_kernel_itself_are_noticed(tmp_path: Path) -> None:
+    """The decorator is part of the stamp."""
     stamps = set()
     for k, options in enumerate(["", "(inline='always')", "(boundscheck=True)"]):
         path = tmp_path / f"module_{k}.py"
@@ -68,10 +70,12 @@ def test_options_of_the_kernel_itself_are_noticed(tmp_path: Path) -> None:
 
 
 def test_comments_and_places_do_not_matter() -> None:
+    """A stamp is that of the code, not of the file."""
     assert stamp(outer_of(SOURCE)) == stamp(outer_of("\n# a comment\n" + SOURCE))
 
 
 def test_every_kernel_is_kept_under_its_stamp() -> None:
+    """The locator is in use."""
     locator = advance._cache._impl.locator
     assert isinstance(locator, KernelLocator)
     assert locator.get_source_stamp() == stamp(advance.py_func)
@@ -93,11 +97,13 @@ def test_all_that_kernels_use_is_defined_before_them() -> None:
 
 
 def test_functions_of_others_are_left_to_numba() -> None:
+    """Kernels of other packages are kept where Numba keeps them."""
     other = types.FunctionType((lambda: None).__code__, {"__name__": "other"})
     assert KernelLocator.from_function(other, "") is None
 
 
 def test_old_kernels_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of old versions do not gather."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     old, young = (tmp_path / "kernels" / name for name in ("old.nbi", "young.nbi"))
     old.parent.mkdir()

@@ -31,6 +31,7 @@ print(values.tolist(), len(_relax.signatures), sum(_relax.stats.cache_hits.value
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="nothing is compiled elsewhere on a single core")
 def test_short_calls_do_not_wait_and_others_use_what_was_compiled_elsewhere(tmp_path: Path) -> None:
+    """Three calls: two interpreted, one with the code of the other process."""
     environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
@@ -42,7 +43,8 @@ def test_short_calls_do_not_wait_and_others_use_what_was_compiled_elsewhere(tmp_
     ]
 
 
-def test_functions_can_be_replaced() -> None:
+def test_an_interpreted_kernel_is_the_same_function() -> None:
+    """Interpreted, a kernel does what it does compiled."""
     values = np.ones(2)
     interpreted(_relax, {})(values, 0.5)
     assert values.tolist() == [1.0, 1.5]

@@ -25,6 +25,7 @@ print("advance", len(advance.signatures), sim.completed > 0)
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="nothing is compiled elsewhere on a single core")
 def test_two_processes_share_the_parts(tmp_path: Path) -> None:
+    """Each part is compiled once, for one signature, in its process."""
     environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
