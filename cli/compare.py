@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from packer.solvers.compare import Comparison, Result
+    from packer.twin.live.launch import Launch
     from packer.workload import Workload
 
 
@@ -77,19 +78,24 @@ class Compared:
 
 
 @bundle
-class Referee:
-    """What measures the finished plans."""
+class RealServers:
+    """Measurements of the finished plans."""
 
-    judge: str = option(
-        type=click.Choice(("twin", "vllm")),
-        default="twin",
-        help="What measures the finished plans: the twin with a fresh seed, or real vLLM servers.",
+    launch: str | None = option(
+        metavar="FILE.toml",
+        help="Measure the plans on real vLLM servers, started as this file says, instead of by the twin "
+        "with a fresh seed.",
     )
-    launch: str | None = option(metavar="FILE.toml", help="How to start the servers of --judge vllm.")
-    judge_duration: float = option(
+    launch_duration: float = option(
         type=click.FloatRange(min=1.0), default=120.0, metavar="SECONDS", help="Time of each real run."
     )
-    folder: str = option(default="compare-results", help="Keeps the results of --judge vllm.")
+    folder: str = option(default="compare-results", help="Keeps the results of real servers.")
+
+    def start(self) -> Launch | None:
+        """How servers are started; None where the twin measures."""
+        from packer.twin.live.launch import read_launch
+
+        return None if self.launch is None else read_launch(self.launch)
 
 
 @bundle
@@ -129,7 +135,7 @@ def compare(
     file: FleetFile,
     kind: OneProfile,
     compared: Compared,
-    referee: Referee,
+    real: RealServers,
     systems: Systems,
     files: Files,
     out: Writing,
@@ -154,8 +160,7 @@ def compare(
     refuse_without_cluster(("router", "slo", "systems", "seeds", "duration_s", "size", "share"))
     out.check_tables(files.output, suffixes=(".csv", ".json"))
     out.check_pictures(files.plot)
-    if (referee.judge == "vllm") != (referee.launch is not None):
-        raise click.UsageError("--judge vllm needs --launch, and --launch needs --judge vllm.")
+    start = real.start()
     profile = kind.profile(out)
     job = Comparison(
         file.fleet(),
@@ -173,8 +178,8 @@ def compare(
         },
     )
     results, whole = _run(job, out)
-    if referee.launch is not None:
-        results = _measured(job, results, referee, out)
+    if start is not None:
+        results = _measured(job, results, start, real, out)
     rows = [result.to_dict() for result in results]
     title = f"{job.workload.name} on {profile.label}"
     _write(rows, files, title, out)
@@ -187,7 +192,7 @@ def compare(
 def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Files, out: Writing) -> None:
     from packer.operate.systems import compare_systems, servers_needed
 
-    refuse_unused("--cluster", ("solvers", "objectives", "predictors", "sizes", "gpus", "judge", "plot"))
+    refuse_unused("--cluster", ("solvers", "objectives", "predictors", "sizes", "gpus", "launch", "plot"))
     out.check_tables(files.output, suffixes=(".json",))
     cluster = systems.read()
     out.note_profiles(*(each.profile for each in cluster.kinds))
@@ -227,15 +232,15 @@ def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:
     return results, True
 
 
-def _measured(job: Comparison, results: list[Result], referee: Referee, out: Writing) -> list[Result]:
+def _measured(
+    job: Comparison, results: list[Result], start: Launch, real: RealServers, out: Writing
+) -> list[Result]:
     from packer.operate.real import measured
-    from packer.twin.live.launch import read_launch
     from packer.twin.live.validate import ValidationSpec
 
-    spec = ValidationSpec(referee.judge_duration, seed=job.seed)
-    start = read_launch(referee.launch or "")
+    spec = ValidationSpec(real.launch_duration, seed=job.seed)
     with out.progress() as progress:
-        return measured(results, list(job.fleets()), start, Path(referee.folder), spec, progress)
+        return measured(results, list(job.fleets()), start, Path(real.folder), spec, progress)
 
 
 def _write(rows: list[dict[str, Any]], files: Files, title: str, out: Writing) -> None:

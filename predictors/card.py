@@ -12,28 +12,11 @@ from packer.predictors.dataset import Dataset
 from packer.predictors.families import family_of
 from packer.predictors.store import Model
 from packer.predictors.targets import OUTPUTS, STARVED, decoded, probability
+from packer.scores import macro_f1, smape
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 LATENCIES = ("mean_itl_ms", "mean_ttft_ms", "median_ttft_ms")
-
-
-def smape(predicted: FloatArray, actual: FloatArray) -> float:
-    """100 · mean(2|p − a| / (|p| + |a|)), percent; NaN of no rows."""
-    if not len(actual):
-        return float("nan")
-    total = np.maximum(np.abs(predicted) + np.abs(actual), 1e-12)
-    return float(100.0 * np.mean(2.0 * np.abs(predicted - actual) / total))
-
-
-def macro_f1(predicted: BoolArray, actual: BoolArray) -> float:
-    """Mean of the F1 scores of both classes."""
-    parts = []
-    for label in (True, False):
-        hit = int(np.sum((predicted == label) & (actual == label)))
-        wrong = int(np.sum(predicted != actual))
-        parts.append(2 * hit / (2 * hit + wrong) if hit or wrong else 1.0)
-    return float(np.mean(parts))
 
 
 def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
@@ -63,13 +46,15 @@ def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str,
             continue
         card[name] = {
             "rows": int(part.sum()),
-            "throughput_smape": smape(predicted["served_share"][part], share[part]),
-            "starvation_macro_f1": macro_f1(chance[part] >= 0.5, starved[part]),
+            "throughput_smape": smape(np.column_stack((predicted["served_share"][part], share[part]))),
+            "starvation_macro_f1": macro_f1(np.column_stack((chance[part] >= 0.5, starved[part]))),
             "starvation_brier": float(np.mean((chance[part] - starved[part]) ** 2)),
         }
         for latency in LATENCIES:
             known = part & np.isfinite(actual[latency])
-            card[name][f"{latency}_smape"] = smape(predicted[latency][known], actual[latency][known])
+            card[name][f"{latency}_smape"] = smape(
+                np.column_stack((predicted[latency][known], actual[latency][known]))
+            )
     return {name: {k: _rounded(v) for k, v in part.items()} for name, part in card.items()}
 
 

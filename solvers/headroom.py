@@ -30,9 +30,9 @@ def headroom(
 
     Until the predictor says that the bin starves, in steps of 4 %. Where the twin has the last word, until it starves
     or queues without end in 5 % of all hours (`packer.twin.cliff`), but at least 1 for a bin that holds: simulated for
-    the weakest bins, one of them if trees led the search and `SIMULATED` if the twin did; the others' factors are lowered
-    as much as the most lowered of these. All bins are bisected together, one batch a step; stopped early, the largest
-    factors known to hold are returned. Below 1 the bin starves already: then the factor is None, as it is for a
+    the weakest bins, one of them if trees led the search and `SIMULATED` if the twin did; the factors of the others are
+    lowered as much as the most lowered of these. All bins are bisected together, one batch a step; stopped early, the
+    largest factors known to hold are returned. Below 1 the bin starves already: then the factor is None, as it is for a
     replayed trace.
     """
     if workload.arrivals.trace is not None or not bins:

@@ -1,6 +1,6 @@
 """Fit the shipped H100 profiles: `uv run python benchmarks/fidelity/fit_h100.py` (about 8 minutes on 2 cores).
 
-Reads ../shared/data/h100, writes twin/profiles/h100-64gb/*.toml and the judged runs behind the errors to
+Reads ../shared/data/h100, writes twin/profiles/h100-64gb/*.toml and the scored runs behind the errors to
 benchmarks/fidelity/judged.json, from which report.py makes docs/fidelity.md. The same input gives the same bytes.
 """
 
@@ -19,10 +19,10 @@ from h100 import DATA, MAX_OUTSTANDING, MODELS, PROFILES, base_profile, tables
 from packer.io.files import write_text
 from packer.io.profiles import write_profile
 from packer.profile import Profile
+from packer.scores import smape
 from packer.twin.calibrate import score
 from packer.twin.calibrate.pipeline import Calibration, calibrate, with_provenance
-from packer.twin.calibrate.runs import smape
-from packer.twin.calibrate.score import REGIMES, Judged, regime_errors
+from packer.twin.calibrate.score import REGIMES, ScoredRun, regime_errors
 from packer.twin.calibrate.tables import Run
 
 HERE = Path(__file__).parent
@@ -33,24 +33,26 @@ PROVENANCE = {
 }
 
 
-def _rows(judged: tuple[Judged, ...]) -> list[dict[str, object]]:
+def _rows(scored: tuple[ScoredRun, ...]) -> list[dict[str, object]]:
     return [
         {
             "run_id": j.run.run_id, "family": j.run.family, "regime": j.run.regime if j.run.ok else j.run.status,
             "memory_error": j.memory_error, "starved": j.starved, "measured_starved": j.run.ok and j.run.starved,
             "predicted": {k: round(v, 4) for k, v in j.predicted.items()},
         }
-        for j in judged
+        for j in scored
     ]  # fmt: skip
 
 
-def _tables(judged: tuple[Judged, ...]) -> dict[str, dict[str, float]]:
-    return {regime: regime_errors(judged, regime) for regime in REGIMES}
+def _tables(scored: tuple[ScoredRun, ...]) -> dict[str, dict[str, float]]:
+    return {regime: regime_errors(scored, regime) for regime in REGIMES}
 
 
 def _floor(profile: Profile, runs: list[Run]) -> dict[str, dict[str, float]]:
     """SMAPE of the twin with one seed against itself with another, by regime and metric: what chance takes."""
-    one, other = (score.judge(runs, profile, max_outstanding=MAX_OUTSTANDING, seed=seed) for seed in (0, 1))
+    one, other = (
+        score.score_runs(runs, profile, max_outstanding=MAX_OUTSTANDING, seed=seed) for seed in (0, 1)
+    )
     found: dict[str, dict[str, float]] = {}
     for regime in REGIMES:
         pairs = [

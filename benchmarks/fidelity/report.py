@@ -22,8 +22,9 @@ from packer.arrival import Arrivals
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.report.figures import Figure, Line, Panel, Scatter, write_figure
+from packer.scores import macro_f1, smape
 from packer.twin.arrivals import draw_requests
-from packer.twin.calibrate.runs import fleet_of, macro_f1, smape
+from packer.twin.calibrate.runs import fleet_of
 from packer.twin.calibrate.tables import Run
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
@@ -234,7 +235,7 @@ def readme_block(found: dict[str, Any]) -> str:
     lines = [
         "Held-out error on 678 one-hour runs of real vLLM on an H100 (SMAPE in %, 0–200 form; families that the",
         "calibration had not seen; only rates, ranks and mean lengths are known beforehand):", "",
-        "| model | throughput | TPOT | ITL | TTFT, queueing or starved | starvation macro F1 | memory verdicts wrong |",
+        "| model | throughput | TPOT | ITL | TTFT, queueing or starved | starvation macro F1 | memory errors wrong |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for model in MODELS:
@@ -267,7 +268,7 @@ def main() -> None:
         text += [
             f"## {model}", "",
             f"Families left out of the fit ({int(summary['runs'])} runs; starvation macro F1 "
-            f"{summary['starvation_macro_f1']:.3f}; memory-error verdicts wrong: "
+            f"{summary['starvation_macro_f1']:.3f}; memory errors wrong: "
             f"{int(summary['memory_verdicts_wrong'])}); in brackets the floor:", "",
             *regime_table(found[model]["held_out"]["regimes"], found[model]["floor"]), "",
             "Calibrated on micro-benchmarks alone (no run seen; starvation macro F1 "

@@ -28,7 +28,6 @@ from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.build import MAX_OUTSTANDING
-from packer.predictors.card import macro_f1, smape
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
 from packer.predictors.features import BinTable, FeatureExtractor
@@ -38,6 +37,7 @@ from packer.predictors.scenarios import scenario
 from packer.predictors.shipped import KINDS, shipped_model
 from packer.predictors.targets import OUTPUTS
 from packer.profile import Profile
+from packer.scores import macro_f1, smape
 from packer.twin.flags import FLAGS
 from packer.twin.until_clear import evaluate_until_clear
 from packer.workload import Workload
@@ -168,8 +168,8 @@ def unseen_lengths(profile: Profile, per_pair: int) -> dict[str, Any]:
         share = np.array([row.served_share for row in told])
         starved = np.array([row.starved for row in told])
         result[kind] = {
-            "throughput_smape": smape(share, actual),
-            "starvation_macro_f1": macro_f1(starved, actual < STARVATION_THRESHOLD),
+            "throughput_smape": smape(np.column_stack((share, actual))),
+            "starvation_macro_f1": macro_f1(np.column_stack((starved, actual < STARVATION_THRESHOLD))),
         }
     return result
 

@@ -13,10 +13,10 @@ import numpy as np
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.lengths import Lengths
-from packer.predictors.card import macro_f1, smape
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.shipped import KINDS, shipped_model
 from packer.profile import Profile
+from packer.scores import macro_f1, smape
 from packer.workload import Workload
 
 GENERATED = {"llama-3.1-8b-instruct": 0.991, "qwen-2.5-7b-instruct": 0.958}
@@ -56,9 +56,11 @@ def score(profile: Profile, folder: Path) -> dict[str, Any]:
             for fleet, run in asked
         ]
         result[kind] = {
-            "starvation_macro_f1": macro_f1(np.array([row.starved for row in told]), starved),
-            "throughput_smape": smape(np.array([row.total_token_throughput for row in told]), measured),
-            "mean_itl_smape": smape(np.array([row.mean_itl_ms for row in told]), itl),
+            "starvation_macro_f1": macro_f1(zip((row.starved for row in told), starved, strict=True)),
+            "throughput_smape": smape(
+                zip((row.total_token_throughput for row in told), measured, strict=True)
+            ),
+            "mean_itl_smape": smape(zip((row.mean_itl_ms for row in told), itl, strict=True)),
         }
     return result
 

@@ -4,7 +4,7 @@
     uv run python benchmarks/solvers/run.py --only llama-64 --time-limit 10 --results /tmp/results.jsonl
 
 One JSON object a line is appended to the results: one for each instance, solver and objective. Plans are
-judged again by the twin, at the nominal rates and with a seed that no search has seen. `summarise.py` makes
+evaluated again by the twin, at the nominal rates and with a seed that no search has seen. `summarise.py` makes
 the tables.
 """
 
@@ -36,7 +36,7 @@ COUNTING = ("greedy-paper", "maxbase", "greedy", "auto")
 SPREADING = ("random", "spread", "dlora", "spread-refined")
 LATENCY_UP_TO = 300
 """Adapters up to which latency is compared."""
-JUDGED_BINS = 12
+EVALUATED_BINS = 12
 """At most so many bins of a plan go to the twin, seeded choice."""
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--predictor",
         default="boosting",
-        help="who judges bins in the searches; in the path of a trained one, {model} stands for the model",
+        help="what evaluates bins in the searches; in the path of a trained one, {model} stands for the model",
     )
     parser.add_argument("--label", help="what the results call the predictor (default: its name)")
     parser.add_argument("--time-limit", type=float, default=60.0, help="of auto, s")
@@ -59,17 +59,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     for instance in suite():
         if not instance.name.startswith(options.only):
             continue
-        judge: Predictor | None = None
+        predictor_of_search: Predictor | None = None
         for solver, objective in wanted(instance):
             if options.solvers and solver not in options.solvers:
                 continue
             identity = (instance.name, solver, objective, options.label)
             if identity in done:
                 continue
-            if judge is None:
+            if predictor_of_search is None:
                 name = options.predictor.format(model=instance.profile.split("/")[1])
-                judge = packer.load_predictor(name, packer.load_profile(instance.profile))
-            row = run(instance, solver, objective, judge, options)
+                predictor_of_search = packer.load_predictor(name, packer.load_profile(instance.profile))
+            row = run(instance, solver, objective, predictor_of_search, options)
             append(options.results, row)
             print(f"{row['instance']:36} {solver:14} {objective:8} {outcome(row)}", flush=True)
 
@@ -84,7 +84,11 @@ def wanted(instance: Instance) -> Iterator[tuple[str, str]]:
 
 
 def run(
-    instance: Instance, solver: str, objective: str, judge: Predictor, options: argparse.Namespace
+    instance: Instance,
+    solver: str,
+    objective: str,
+    predictor_of_search: Predictor,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     """One solver on one instance, as a row of the results."""
     fleet = instance.workload()
@@ -111,7 +115,7 @@ def run(
             profile,
             objective=objective,
             solver=solver,
-            predictor=judge,
+            predictor=predictor_of_search,
             max_gpus=gpus,
             time_limit_s=options.time_limit if solver == "auto" else None,
             verify=False,
@@ -138,7 +142,7 @@ def judged(plan: packer.Plan) -> dict[str, Any]:
     from packer.predictors.twin import TwinPredictor
 
     rng = np.random.default_rng(0)
-    some = np.sort(rng.permutation(len(plan.bins))[:JUDGED_BINS]).tolist()
+    some = np.sort(rng.permutation(len(plan.bins))[:EVALUATED_BINS]).tolist()
     bins = [plan.bins[i] for i in some]
     found: Evaluations = TwinPredictor(seed=FRESH_SEED).evaluate(plan.workload, bins)
     row: dict[str, Any] = {

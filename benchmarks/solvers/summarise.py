@@ -38,7 +38,7 @@ def summary(rows: Sequence[Row], speed: dict[str, Any]) -> str:
     parts = ["# Solvers: results", "", *origin(rows)]
     for predictor in sorted({row["predictor"] for row in rows}):
         chosen = [row for row in rows if row["predictor"] == predictor]
-        parts += ["", f"## Searches judged by `{predictor}`", "", *counting(chosen), *verified(chosen)]
+        parts += ["", f"## Searches evaluated by `{predictor}`", "", *counting(chosen), *verified(chosen)]
         parts += [*latency(chosen), *instances(chosen)]
     if speed:
         parts += ["", "## Speed", "", f"{speed['machine']}; {speed['date']}.", ""]
@@ -57,7 +57,7 @@ def origin(rows: Sequence[Row]) -> list[str]:
         f"{fleets} fleets, {len(rows)} runs, {dates[0]} to {dates[-1]}, on: {'; '.join(machines)}.",
         "",
         "Written by `benchmarks/solvers/summarise.py` from `results.jsonl`; `suite.py` has the fleets. Bounds",
-        "are relative to the predictor that judged the search. A bound *by enumeration* holds if a bin that",
+        "are relative to the predictor of the search. A bound *by enumeration* holds if a bin that",
         "contains an infeasible one is infeasible; an *estimate* holds unless the search missed a bin",
         "better by more than its margin. Gap: (GPUs − bound) / GPUs.",
     ]
@@ -113,7 +113,7 @@ def verified(rows: Sequence[Row]) -> list[str]:
         good = f"{(judged - starved - memory) / judged:.2%}" if judged else "–"
         failed = sum(not complete(row) for row in mine)
         lines.append((solver, len(mine), failed, judged, starved, memory, good))
-    head = ("solver", "runs", "no full plan", "bins judged", "starved", "memory errors", "confirmed")
+    head = ("solver", "runs", "no full plan", "bins evaluated", "starved", "memory errors", "confirmed")
     return ["### Bins confirmed by the twin on a fresh seed", "", *table(head, lines), ""]
 
 

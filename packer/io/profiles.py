@@ -5,34 +5,22 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Any
 
-from packer.errors import UnknownNameError
 from packer.io.documents import parse_toml
 from packer.io.files import read_text, write_text
 from packer.io.schema import check_version, parse
+from packer.io.shipped import read_named, shipped
 from packer.profile import Profile
 
+FOLDER = "packer.twin.profiles"
 SCHEMA = 1
 """Version of the file format."""
 
 
-@cache
-def _shipped() -> dict[str, Traversable]:
-    found: dict[str, Traversable] = {}
-    for gpu in files("packer.twin.profiles").iterdir():
-        if gpu.is_dir():
-            for entry in gpu.iterdir():
-                if entry.name.endswith(".toml"):
-                    found[f"{gpu.name}/{entry.name.removesuffix('.toml')}"] = entry
-    return dict(sorted(found.items()))
-
-
 def profile_names() -> tuple[str, ...]:
     """Names of the shipped profiles, "<gpu>/<model>", sorted."""
-    return tuple(_shipped())
+    return tuple(shipped(FOLDER))
 
 
 def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
@@ -46,16 +34,12 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
         The file can't be read, or a value in it breaks a rule; names the key.
     """
     text = os.fspath(name_or_path)
-    if text.endswith(".toml"):
-        return parse_profile(read_text(text), text)
-    if text not in _shipped():
-        raise UnknownNameError("profile", text, _shipped())
-    return _load_shipped(text)
+    return parse_profile(read_text(text), text) if text.endswith(".toml") else _load_shipped(text)
 
 
 @cache
 def _load_shipped(name: str) -> Profile:
-    return parse_profile(_shipped()[name].read_text(encoding="utf-8"), f"{name}.toml")
+    return parse_profile(read_named("profile", name, FOLDER)[1], f"{name}.toml")
 
 
 def parse_profile(text: str, path: str | os.PathLike[str]) -> Profile:

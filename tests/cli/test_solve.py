@@ -287,7 +287,7 @@ def test_compare_sweeps_over_sizes(
 
 
 def test_compare_by_real_servers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --judge vllm the figures and outcomes are the real servers'."""
+    """With --launch the figures and outcomes are the real servers'."""
     monkeypatch.setattr("packer.solvers.compare.TwinPredictor", lambda seed: AnalyticPredictor())
     monkeypatch.setattr("packer.twin.live.launch.read_launch", lambda path: path)
 
@@ -297,7 +297,7 @@ def test_compare_by_real_servers(capsys: pytest.CaptureFixture[str], monkeypatch
         return {name: starved if plan.solver == "maxbase" else fine for name, plan in plans.items()}
 
     monkeypatch.setattr("packer.operate.real.measure_plans", measure)
-    names = ["--solvers", "greedy,maxbase", "--judge", "vllm", "--launch", "launch.toml"]
+    names = ["--solvers", "greedy,maxbase", "--launch", "launch.toml"]
     assert packer("compare", fleet(), *names, "--json") == 0
     rows = {row["solver"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["greedy"]["reference_total_token_throughput"] == 111.0
@@ -315,7 +315,7 @@ def test_compare_by_real_servers(capsys: pytest.CaptureFixture[str], monkeypatch
         ["--objectives", "gpus:x=1"],
         ["-o", "rows.txt"],
         ["--plot", "plot.gif"],
-        ["--judge", "vllm"],
+        ["--launch", "missing.toml"],
     ],
 )
 def test_compare_refuses_what_it_can_not_do(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

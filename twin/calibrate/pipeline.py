@@ -19,7 +19,7 @@ from packer.twin.calibrate.mean_state import ROUNDS, fit_mean_state
 from packer.twin.calibrate.memory_fit import fit_loading, fit_memory
 from packer.twin.calibrate.prior import prior_of
 from packer.twin.calibrate.runs import stratified
-from packer.twin.calibrate.score import Judged
+from packer.twin.calibrate.score import ScoredRun
 from packer.twin.calibrate.tables import Profiling, Run
 from packer.twin.calibrate.targets import targets_of
 
@@ -44,7 +44,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The profile, with held-out errors inside, and the judged runs behind these errors.
+    """The profile, with held-out errors inside, and the scored runs behind these errors.
 
     `micro`: by the profile that micro-benchmarks alone give; `held_out`: by profiles that have not seen the run's
     family; both empty without runs.
@@ -52,8 +52,8 @@ class Calibration:
 
     profile: Profile
     micro_profile: Profile
-    micro: tuple[Judged, ...] = ()
-    held_out: tuple[Judged, ...] = ()
+    micro: tuple[ScoredRun, ...] = ()
+    held_out: tuple[ScoredRun, ...] = ()
 
 
 def _rounded(profile: Profile) -> Profile:
@@ -184,15 +184,17 @@ def calibrate(
     profile = fitted(started, "fitting")
     if not folds:
         return Calibration(profile, alone)
-    held_out: list[Judged] = []
+    held_out: list[ScoredRun] = []
     for fold in folds:
         seen = stratified([run for run in started if run.family not in fold], FOLD_RUNS, SEED)
         others = fitted(seen, "cross-validating")
         left = [run for run in runs if run.family in fold]
-        held_out += score.judge(
-            left, others, max_outstanding=max_outstanding, threads=threads, done=step("judging")
+        held_out += score.score_runs(
+            left, others, max_outstanding=max_outstanding, threads=threads, done=step("scoring")
         )
-    micro = score.judge(runs, alone, max_outstanding=max_outstanding, threads=threads, done=step("judging"))
+    micro = score.score_runs(
+        runs, alone, max_outstanding=max_outstanding, threads=threads, done=step("scoring")
+    )
     return Calibration(
         replace(profile, errors=score.summary(held_out)),
         replace(alone, errors=score.summary(micro)),

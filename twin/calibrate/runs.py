@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,22 +24,6 @@ def fleet_of(run: Run) -> Workload:
         output_tokens=Lengths.gamma(run.mean_output_tokens, SHAREGPT_OUTPUT.cv),
         length_correlation=run.length_correlation,
     )
-
-
-def smape(pairs: Iterable[tuple[float, float]]) -> float:
-    """SMAPE in percent, 0–200 form: 100 · mean(2|p − a| / (|p| + |a|)); NaN of nothing."""
-    errors = [2 * abs(p - a) / max(abs(p) + abs(a), 1e-12) for p, a in pairs]
-    return 100.0 * float(np.mean(errors)) if errors else float("nan")
-
-
-def macro_f1(pairs: Sequence[tuple[bool, bool]]) -> float:
-    """Mean F1 of both classes over (predicted, true)."""
-    scores = []
-    for label in (True, False):
-        hit = sum(p == label and t == label for p, t in pairs)
-        miss = sum((p == label) != (t == label) for p, t in pairs)
-        scores.append(2 * hit / max(2 * hit + miss, 1))
-    return float(np.mean(scores))
 
 
 def stratified(runs: Sequence[Run], limit: int, seed: int) -> list[Run]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer.profile import Profile
-from packer.twin.calibrate.runs import fleet_of, macro_f1, smape
+from packer.scores import macro_f1, smape
+from packer.twin.calibrate.runs import fleet_of
 from packer.twin.calibrate.tables import Run
 from packer.twin.margin import QUANTILES, error_key
 from packer.twin.memory.policy import memory_error
@@ -28,7 +29,7 @@ REGIMES = ("all", "light", "queueing", "starved", "queueing+starved")
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class ScoredRun:
     """A run and what the twin predicts of it; `predicted` is empty where the twin says it does not start."""
 
     run: Run
@@ -37,7 +38,7 @@ class Judged:
     predicted: dict[str, float]
 
 
-def judge(
+def score_runs(
     runs: Sequence[Run],
     profile: Profile,
     *,
@@ -45,14 +46,14 @@ def judge(
     seed: int = 0,
     threads: int = 2,
     done: Callable[[], None] = lambda: None,
-) -> list[Judged]:
+) -> list[ScoredRun]:
     """Simulate each run from its rates and length statistics."""
 
-    def one(run: Run) -> Judged:
+    def one(run: Run) -> ScoredRun:
         refused = memory_error(profile, profile.settings(run.max_loras, run.max_lora_rank)) is not None
         if refused or not run.ok:
             done()
-            return Judged(run, refused, False, {})
+            return ScoredRun(run, refused, False, {})
         sim = simulate(
             fleet_of(run),
             profile,
@@ -64,17 +65,17 @@ def judge(
         )
         done()
         predicted = {name: float(getattr(sim, attribute)) for name, (_, attribute) in METRICS.items()}
-        return Judged(run, False, sim.starved, predicted)
+        return ScoredRun(run, False, sim.starved, predicted)
 
     with ThreadPoolExecutor(threads) as pool:  # the kernel releases the GIL
         return list(pool.map(one, runs))
 
 
-def regime_errors(judged: Sequence[Judged], regime: str) -> dict[str, float]:
+def regime_errors(scored: Sequence[ScoredRun], regime: str) -> dict[str, float]:
     """SMAPE of each metric over the runs of a regime ("queueing+starved" joins two), and their number `n`."""
     chosen = [
         j
-        for j in judged
+        for j in scored
         if j.predicted and j.run.ok and (regime == "all" or j.run.regime in regime.split("+"))
     ]
     errors: dict[str, float] = {"n": len(chosen)}
@@ -84,11 +85,11 @@ def regime_errors(judged: Sequence[Judged], regime: str) -> dict[str, float]:
     return errors
 
 
-def summary(judged: Sequence[Judged]) -> dict[str, float]:
-    """What a profile carries: errors by metric, verdicts, capacity margins; see `Profile.errors`."""
-    everything = regime_errors(judged, "all")
-    queued, light = regime_errors(judged, "queueing+starved"), regime_errors(judged, "light")
-    started = [j for j in judged if j.predicted and j.run.ok]
+def summary(scored: Sequence[ScoredRun]) -> dict[str, float]:
+    """What a profile carries: errors by metric and of outcomes, capacity margins; see `Profile.errors`."""
+    everything = regime_errors(scored, "all")
+    queued, light = regime_errors(scored, "queueing+starved"), regime_errors(scored, "light")
+    started = [j for j in scored if j.predicted and j.run.ok]
     found = {
         "throughput_smape": everything["throughput"],
         "tpot_smape": everything["tpot"],
@@ -96,18 +97,18 @@ def summary(judged: Sequence[Judged]) -> dict[str, float]:
         "ttft_queued_smape": queued["ttft"],
         "ttft_median_light_smape": light["ttft_median"],
         "starvation_macro_f1": macro_f1([(j.starved, j.run.starved) for j in started]),
-        "memory_verdicts_wrong": float(sum(j.memory_error != (not j.run.ok) for j in judged)),
-        "runs": float(len(judged)),
+        "memory_verdicts_wrong": float(sum(j.memory_error != (not j.run.ok) for j in scored)),
+        "runs": float(len(scored)),
     }
-    found |= capacity_margins(judged)
+    found |= capacity_margins(scored)
     return {key: round(value, 4) for key, value in found.items() if math.isfinite(value)}
 
 
-def capacity_margins(judged: Sequence[Judged]) -> dict[str, float]:
+def capacity_margins(scored: Sequence[ScoredRun]) -> dict[str, float]:
     """Quantiles of how much the twin overestimates the throughput of starved (saturated) runs; {} below 10 runs."""
     over = [
         j.predicted["throughput"] / j.run.metrics["total_tok_s"] - 1.0
-        for j in judged
+        for j in scored
         if j.predicted and j.run.ok and j.run.starved and j.starved
     ]
     if len(over) < 10:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 
-from packer.errors import UnknownNameError
 from packer.io.documents import parse_toml
-from packer.io.files import read_text
 from packer.io.schema import Table, parse
+from packer.io.shipped import read_named, shipped
+
+FOLDER = "packer.twin.cluster.systems"
 
 
 @dataclass(frozen=True)
@@ -35,16 +33,9 @@ class SystemFile(Table):
     router: str
 
 
-@cache
-def _shipped() -> dict[str, Traversable]:
-    folder = files("packer.twin.cluster.systems")
-    found = {e.name.removesuffix(".toml"): e for e in folder.iterdir() if e.name.endswith(".toml")}
-    return dict(sorted(found.items()))
-
-
 def system_names() -> tuple[str, ...]:
     """Names of the shipped systems, sorted."""
-    return tuple(_shipped())
+    return tuple(shipped(FOLDER))
 
 
 def load_system(name_or_path: str | os.PathLike[str]) -> System:
@@ -57,11 +48,5 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
     FileFormatError
         The file can't be read, or a value in it breaks a rule; names the key.
     """
-    text = os.fspath(name_or_path)
-    if text.endswith(".toml"):
-        content, name = read_text(text), os.path.basename(text).removesuffix(".toml")
-    elif text in _shipped():
-        content, name = _shipped()[text].read_text(encoding="utf-8"), text
-    else:
-        raise UnknownNameError("system", text, _shipped())
-    return System(name, **dict(parse(SystemFile, parse_toml(content, text), text)))
+    name, content = read_named("system", name_or_path, FOLDER)
+    return System(name, **dict(parse(SystemFile, parse_toml(content, name_or_path), name_or_path)))

@@ -14,7 +14,7 @@ from packer.bin import Bin
 from packer.plan import Plan
 from packer.twin.live.campaign import Progress
 from packer.twin.live.launch import Launch
-from packer.twin.live.validate import BinReport, Validation, ValidationSpec, smape
+from packer.twin.live.validate import BinReport, Validation, ValidationSpec, difference
 from packer.workload import Workload
 
 
@@ -46,7 +46,9 @@ class MeasuredPlan:
             "feasible": self.feasible,
             "total_token_throughput": self.total_token_throughput,
             "predicted_token_throughput": self.predicted_token_throughput,
-            "throughput_smape_percent": smape(self.predicted_token_throughput, self.total_token_throughput),
+            "throughput_smape_percent": difference(
+                self.predicted_token_throughput, self.total_token_throughput
+            ),
             "offered_tok_s": self.offered_tok_s,
             "mean_ttft_ms": self.mean_ttft_ms,
             "mean_itl_ms": self.mean_itl_ms,

@@ -15,6 +15,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD
+from packer.scores import smape
 from packer.twin.live.calibration import options_for
 from packer.twin.live.campaign import Campaign, Outcome, Progress, Session, Task
 from packer.twin.live.launch import Launch
@@ -41,12 +42,11 @@ COMPARED = (
 SMAPE_OF = COMPARED[:5]
 
 
-def smape(predicted: float | None, measured: float | None) -> float | None:
-    """200 · |p − m| / (|p| + |m|), percent; None where a figure is missing, 0 where both are 0."""
+def difference(predicted: float | None, measured: float | None) -> float | None:
+    """SMAPE of one figure, percent; None where it is missing."""
     if predicted is None or measured is None or math.isnan(predicted) or math.isnan(measured):
         return None
-    size = abs(predicted) + abs(measured)
-    return 200.0 * abs(predicted - measured) / size if size else 0.0
+    return smape([(predicted, measured)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +236,9 @@ def report_of(index: int, bin_: Bin, outcomes: Sequence[Outcome], launch: Launch
     """Predict each outcome's requests with the bin's profile and compare."""
     runs = tuple(_run(bin_, outcome, launch) for outcome in outcomes)
     report = BinReport(index, bin_, runs)
-    errors = {name: smape(report.mean("predicted", name), report.mean("measured", name)) for name in SMAPE_OF}
+    errors = {
+        name: difference(report.mean("predicted", name), report.mean("measured", name)) for name in SMAPE_OF
+    }
     return BinReport(index, bin_, runs, errors, {name: _repeatability(runs, name) for name in SMAPE_OF})
 
 
@@ -275,7 +277,7 @@ def _known(value: float) -> float | None:
 def _repeatability(runs: Sequence[Run], name: str) -> float | None:
     """Mean SMAPE between the repeats of one figure, each against each; None with fewer than two."""
     values = [run.measured.get(name) for run in runs]
-    pairs = [smape(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
+    pairs = [difference(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
     known = [p for p in pairs if p is not None]
     return float(np.mean(known)) if known else None
 

@@ -10,7 +10,7 @@ import pytest
 from packer.errors import FileFormatError, ModelError
 from packer.profile import EngineSpec, ModelSpec
 from packer.twin.calibrate.memory_fit import fit_loading, fit_memory
-from packer.twin.calibrate.runs import fleet_of, macro_f1, smape, stratified
+from packer.twin.calibrate.runs import fleet_of, stratified
 from packer.twin.calibrate.step_law import micro_equations, solve
 from packer.twin.calibrate.tables import Profiling, Run, read_profiling, read_rows, read_runs
 
@@ -97,14 +97,6 @@ def test_micro_benchmarks_give_their_law_back() -> None:
     law = solve(equations, ("base_ms", "per_decode_ms"))
     assert law["base_ms"] == pytest.approx(8.0, rel=1e-3)
     assert law["per_decode_ms"] == pytest.approx(0.0505, rel=1e-3)
-
-
-def test_scores() -> None:
-    """SMAPE is in the 0–200 form; macro F1 weighs both verdicts alike."""
-    assert smape([(1.0, 3.0)]) == pytest.approx(100.0)
-    assert smape([(0.0, 3.0)]) == pytest.approx(200.0)
-    assert macro_f1([(True, True), (False, False)]) == 1.0
-    assert macro_f1([(True, True), (True, False)]) == pytest.approx(1 / 3)
 
 
 def test_stratified_spreads_over_families(measured_runs: list[Run]) -> None:

@@ -26,7 +26,7 @@ from packer.report.validation import validation_figure
 from packer.settings import Slots
 from packer.twin.live.launch import Launch
 from packer.twin.live.plans import distinct_bins, measure_plans
-from packer.twin.live.validate import COMPARED, Validation, ValidationSpec, smape
+from packer.twin.live.validate import COMPARED, Validation, ValidationSpec, difference
 from packer.workload import Workload
 
 
@@ -47,13 +47,11 @@ def make_plan(fleet: Workload, profile: Profile) -> Callable[[list[Bin]], Plan]:
     return make
 
 
-def test_smape_is_the_0_200_form() -> None:
-    """Twice the difference over the sum; nothing to compare is None; nothing at all is no error."""
-    assert smape(110.0, 90.0) == pytest.approx(20.0)
-    assert smape(0.0, 5.0) == pytest.approx(200.0)
-    assert smape(0.0, 0.0) == 0.0
-    assert smape(None, 1.0) is None
-    assert smape(math.nan, 1.0) is None
+def test_missing_figures_have_no_difference() -> None:
+    """What was not measured or not predicted is no error of 100 %."""
+    assert difference(110.0, 90.0) == pytest.approx(20.0)
+    assert difference(None, 1.0) is None
+    assert difference(math.nan, 1.0) is None
 
 
 def test_each_bin_is_measured_and_predicted(

@@ -1,0 +1,38 @@
+"""TOML files that travel with the package, by name."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from packer.errors import UnknownNameError
+from packer.io.files import read_text
+
+
+@cache
+def shipped(package: str) -> dict[str, Traversable]:
+    """The files in a package's folder and the folders in it, sorted: "name" or "folder/name", without ".toml"."""
+    found: dict[str, Traversable] = {}
+    for entry in files(package).iterdir():
+        inner = {f"{entry.name}/{item.name}": item for item in entry.iterdir()} if entry.is_dir() else {}
+        found |= inner or {entry.name: entry}
+    suffix = ".toml"
+    return {
+        name.removesuffix(suffix): entry for name, entry in sorted(found.items()) if name.endswith(suffix)
+    }
+
+
+def read_named(kind: str, name_or_path: str | os.PathLike[str], package: str) -> tuple[str, str]:
+    """Name and text of a file of a package, or of the `.toml` file at a path.
+
+    Raises `UnknownNameError`, which lists the names of this `kind`, and `FileFormatError`.
+    """
+    text = os.fspath(name_or_path)
+    if text.endswith(".toml"):
+        return os.path.basename(text).removesuffix(".toml"), read_text(text)
+    known = shipped(package)
+    if text not in known:
+        raise UnknownNameError(kind, text, known)
+    return text, known[text].read_text(encoding="utf-8")
