@@ -280,8 +280,8 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     from packer.cli.plan_table import adapters_frame, changes_lines, plan_lines
     from packer.errors import IncompatibleError
     from packer.io.plans import plan_to_dict, read_plan, write_plan
-    from packer.twin.hours import with_adapters
     from packer.plan import Status
+    from packer.twin.hours import with_adapters
 
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT
     kept = result.output is None and path is not None and Path(path).exists() and not out.force

@@ -17,7 +17,6 @@ from packer.errors import ModelError
 from packer.evaluation import Evaluations
 from packer.failover import without_server
 from packer.operate.frontier import FrontierPoint, Progress
-from packer.twin.hours import Hours, ServerHour, merged
 from packer.operate.replicas import Replicas, needed
 from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
@@ -28,6 +27,7 @@ from packer.solvers.assemble import versions
 from packer.solvers.evaluator import rate_margin_for
 from packer.solvers.verify import FRESH_SEED
 from packer.strategies import Predictor
+from packer.twin.hours import Hours, ServerHour, merged
 from packer.workload import Workload
 
 GAIN = 0.1

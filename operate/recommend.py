@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from packer.operate.explore import Frontier
 from packer.operate.frontier import FrontierPoint, Progress
-from packer.twin.hours import LEVELS
 from packer.operate.replicas import MOST_REPLICAS
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.room import Room
 from packer.slo import Slo
 from packer.solvers.candidates import beyond_measured
+from packer.twin.hours import LEVELS
 from packer.workload import Workload
 
 CONFIRMATIONS = 3

@@ -9,8 +9,8 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.checks import slot_rank_for
-from packer.twin.hours import Hours
 from packer.profile import Profile
+from packer.twin.hours import Hours
 from packer.workload import Workload
 
 MOST_REPLICAS = 64

@@ -12,7 +12,7 @@ from packer.predictors.dataset import Dataset
 from packer.predictors.families import family_of
 from packer.predictors.store import Model
 from packer.predictors.targets import OUTPUTS, STARVED, decoded, probability
-from packer.scores import macro_f1, smape
+from packer.twin.scores import macro_f1, smape
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

@@ -63,7 +63,7 @@ def test_kernels_take_their_flags_from_one_place(modules: list[Any]) -> None:
         for decorator in _jit_decorators(module):
             keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
             shared = any(k.arg is None for k in keywords)
-            own = {k.arg for k in keywords} - {None, "inline"}
+            own = {k.arg for k in keywords} - {None, "inline", "forceinline"}
             if not shared or own:
                 wrong.append(f"{module.name}:{decorator.lineno}")
     assert wrong == []

@@ -22,11 +22,11 @@ from packer.arrival import Arrivals
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.report.figures import Figure, Line, Panel, Scatter, write_figure
-from packer.scores import macro_f1, smape
 from packer.twin.arrivals import draw_requests
 from packer.twin.calibrate.runs import fleet_of
 from packer.twin.calibrate.tables import Run
 from packer.twin.result import Simulation
+from packer.twin.scores import macro_f1, smape
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 

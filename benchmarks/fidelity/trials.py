@@ -22,13 +22,13 @@ from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import Profile
-from packer.scores import smape
 from packer.twin.calibrate import score, step_law
 from packer.twin.calibrate.mean_state import simulated_equations, solve_robustly
 from packer.twin.calibrate.pipeline import SEED, TERMS
 from packer.twin.calibrate.runs import fleet_of, stratified
 from packer.twin.calibrate.tables import Run
 from packer.twin.calibrate.targets import targets_of
+from packer.twin.scores import smape
 from packer.twin.simulate import simulate
 from packer.workload import SHAREGPT_CORRELATION, Workload
 

@@ -37,8 +37,8 @@ from packer.predictors.scenarios import scenario
 from packer.predictors.shipped import KINDS, shipped_model
 from packer.predictors.targets import OUTPUTS
 from packer.profile import Profile
-from packer.scores import macro_f1, smape
 from packer.twin.flags import FLAGS
+from packer.twin.scores import macro_f1, smape
 from packer.twin.until_clear import evaluate_until_clear
 from packer.workload import Workload
 

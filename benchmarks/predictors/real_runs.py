@@ -16,7 +16,7 @@ from packer.lengths import Lengths
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.shipped import KINDS, shipped_model
 from packer.profile import Profile
-from packer.scores import macro_f1, smape
+from packer.twin.scores import macro_f1, smape
 from packer.workload import Workload
 
 GENERATED = {"llama-3.1-8b-instruct": 0.991, "qwen-2.5-7b-instruct": 0.958}

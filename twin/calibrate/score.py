@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer.profile import Profile
-from packer.scores import macro_f1, smape
 from packer.twin.calibrate.runs import fleet_of
 from packer.twin.calibrate.tables import Run
 from packer.twin.margin import QUANTILES, error_key
 from packer.twin.memory.policy import memory_error
+from packer.twin.scores import macro_f1, smape
 from packer.twin.simulate import simulate
 
 METRICS = {

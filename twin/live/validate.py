@@ -15,13 +15,13 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD
-from packer.scores import smape
 from packer.twin.live.calibration import options_for
 from packer.twin.live.campaign import Campaign, Outcome, Progress, Session, Task
 from packer.twin.live.launch import Launch
 from packer.twin.live.metrics import parse_metrics
 from packer.twin.live.server import split_cores
 from packer.twin.result import Simulation
+from packer.twin.scores import smape
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from packer.scores import macro_f1, smape
+from packer.twin.scores import macro_f1, smape
 
 
 def test_smape_is_the_0_200_form() -> None:
