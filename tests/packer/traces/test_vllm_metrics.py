@@ -63,14 +63,13 @@ def test_residency_gives_the_shares_of_an_lru_cache() -> None:
     rates *= 4.0 / rates.sum()
     slots: OrderedDict[int, None] = OrderedDict()
     seen: dict[int, list[float]] = {k: [] for k in range(40)}
-    now, sample = 0.0, 15.0
-    while sample < 60_000:
-        now += rng.exponential(1 / rates.sum())
-        while sample < now:
-            for k in slots:
-                seen[k].append(sample)
-            sample += 15.0
-        k = int(rng.choice(40, p=rates / rates.sum()))
+    times_s = np.cumsum(rng.exponential(1 / rates.sum(), 160_000)).tolist()
+    sample_s = 15.0
+    for now_s, k in zip(times_s, rng.choice(40, 160_000, p=rates / rates.sum()).tolist(), strict=True):
+        while sample_s < now_s:
+            for held in slots:
+                seen[held].append(sample_s)
+            sample_s += 15.0
         slots[k] = None
         slots.move_to_end(k)
         if len(slots) > 12:
