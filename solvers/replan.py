@@ -13,11 +13,15 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
+from packer.solvers.repair import homeward, repaired
 from packer.solvers.slots import SlotSearch
 
 
 class Replan:
     """The better of two plans: the old one mended, or a fresh one matched to the running servers.
+
+    Of few adapters (`packer.solvers.repair.MOST_ADAPTERS`) every plan is considered. Adapters that moved and that the
+    server where they ran takes after all go back there.
 
     Mending keeps every adapter where it runs, evicts from servers that would starve (the heaviest first, as
     few as possible), puts evicted and new adapters where they fit, opens GPUs only for the rest, and closes
@@ -42,8 +46,8 @@ class Replan:
         free = replace(problem, max_gpus=None)
         fresh = Greedy().solve(replace(free, objective=Gpus(), old_bins=()))
         mended = _Mending(free).run(enough=len(fresh.bins) if not fresh.unplaced else 1)
-        plans = (mended, fresh.bins if not fresh.unplaced else None)
-        options = [_aligned(problem, bins) for bins in plans if bins]
+        plans = (repaired(free), mended, fresh.bins if not fresh.unplaced else None)
+        options = [_aligned(problem, homeward(free, bins)) for bins in plans if bins]
         if not options:
             return _limited(problem, fresh)
         best = min(options, key=lambda bins: (len(bins), len(moved(problem.old_bins, bins))))

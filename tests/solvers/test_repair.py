@@ -1,0 +1,89 @@
+"""Replanned small fleets need as few GPUs as possible, and then move as few adapters as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.objectives.moves import Moves, moved
+from packer.solvers.base import Problem
+from packer.solvers.feasibility import real_bins
+from packer.solvers.greedy.solver import Greedy
+from packer.solvers.repair import homeward, repaired
+from packer.solvers.replan import Replan
+from packer.solvers.verify import check
+from packer.testing.monotone import MonotonePredictor
+from packer.testing.problems import problem
+from packer.workload import Workload
+
+PREDICTOR = MonotonePredictor(capacity_tok_s=2500.0)
+
+
+def partitions(items: list[int]) -> Iterator[list[tuple[int, ...]]]:
+    """Every way to divide the items into sets."""
+    if not items:
+        yield []
+        return
+    first, rest = items[0], items[1:]
+    for smaller in partitions(rest):
+        yield [(first,), *smaller]
+        for k, each in enumerate(smaller):
+            yield [*smaller[:k], (first, *each), *smaller[k + 1 :]]
+
+
+def brute_force(task: Problem) -> tuple[int, int]:
+    """Fewest GPUs, and then fewest moves, over every division of the fleet."""
+    made: dict[tuple[int, ...], Bin | None] = {}
+    best: tuple[int, int] | None = None
+    for sets in partitions(list(range(len(task.workload)))):
+        new = [each for each in sets if each not in made]
+        made |= dict(zip(new, real_bins(task, new), strict=True))
+        bins = [made[each] for each in sets]
+        if all(item is not None for item in bins) and (best is None or len(bins) <= best[0]):
+            whole = [item for item in bins if item is not None]
+            key = len(whole), len(moved(task.old_bins, whole))
+            best = key if best is None else min(best, key)
+    assert best is not None
+    return best
+
+
+def grown(seed: int, n: int = 7) -> Problem:
+    """A running fleet whose rates have changed, some of them much, with an adapter more and one less."""
+    rng = np.random.default_rng(seed)
+    ranks = rng.choice((8, 16, 32), n)
+    old = Workload([Adapter(f"a{i}", int(ranks[i]), float(rng.uniform(0.3, 1.8))) for i in range(n)])
+    bins = Greedy().solve(problem(old, predictor=PREDICTOR)).bins
+    factor = 1.9 if seed % 2 else rng.uniform(0.4, 2.2, n)
+    rates = np.minimum(old.rates * factor, 5.0).tolist()
+    fleet = Workload([replace(each, rate=rate) for each, rate in zip(old.adapters, rates, strict=True)])
+    return replace(problem(fleet, objective=Moves(bins), predictor=PREDICTOR), old_bins=bins)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_small_fleets_are_replanned_as_by_brute_force(seed: int) -> None:
+    """GPUs and moves equal those of the best of all divisions."""
+    task = grown(seed)
+    found = Replan().solve(task)
+    check(task, found)
+    assert (len(found.bins), len(moved(task.old_bins, found.bins))) == brute_force(task)
+
+
+def test_large_fleets_are_not_enumerated() -> None:
+    """Beyond a dozen adapters the repair leaves the fleet to the other ways."""
+    assert repaired(grown(0, n=13)) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_adapters_go_home_where_they_are_taken(seed: int) -> None:
+    """From a plan made anew, no adapter that could go back alone stays away; nobody is lost, every bin holds."""
+    task = grown(seed, n=30)
+    fresh = Greedy().solve(task).bins
+    found = homeward(task, fresh)
+    assert sorted(i for item in found for i in item.adapters) == list(range(30))
+    assert task.evaluator.admissible(task.workload, found).all()
+    assert len(moved(task.old_bins, found)) <= len(moved(task.old_bins, fresh))
