@@ -38,6 +38,10 @@ COMMANDS = {
         "packer.cli.sweep:sweep",
         "How far one server goes: curves over adapters, rates and max_loras.",
     ),
+    "schedule": (
+        "packer.cli.schedule:schedule",
+        "The day: which servers run in each hour, with few moves; cron triggers.",
+    ),
     "systems": (
         "packer.cli.systems:systems",
         "How a cluster can be run: vLLM, a plan, ….",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from packer.operate.evaluate import evaluate_plan as evaluate_plan
     from packer.operate.frontier import frontier as frontier
     from packer.operate.recommend import recommend as recommend
+    from packer.operate.schedule import schedule as schedule
     from packer.operate.systems import compare_systems as compare_systems
     from packer.plan import Plan as Plan
     from packer.plan import Status as Status
@@ -78,6 +79,7 @@ _HOME = {
     "read_cluster": "packer.io.clusters:read_cluster",
     "read_workload": "packer.io.workloads:read_workload",
     "recommend": "packer.operate.recommend:recommend",
+    "schedule": "packer.operate.schedule:schedule",
     "simulate": "packer.twin.simulate:simulate",
     "simulate_cluster": "packer.twin.cluster.simulate:simulate_cluster",
     "solve": "packer.solvers.api:solve",
@@ -114,6 +116,7 @@ __all__ = [
     "read_cluster",
     "read_workload",
     "recommend",
+    "schedule",
     "simulate",
     "simulate_cluster",
     "solve",

@@ -21,6 +21,8 @@ from packer.terms import LINEAR_TERMS, PAPER_TERMS
 _MOST_BYTES = 1e15
 _MOST_MS = 1e9
 _MOST_COUNT = 10**8
+DEFAULT_STARTUP_S = 120.0
+"""From the start of a server until it serves, s: weights, compilation and CUDA graphs of a model of some GB."""
 
 
 def _real(spec: object, key: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
@@ -216,6 +218,7 @@ class Profile:
 
     `calibrated` False marks an estimate from datasheets. `errors` are held-out errors of the calibration
     (SMAPE in percent, 0–200 form, unless the key says otherwise). `provenance`: who measured, how, when.
+    `startup_s`: from the start of a server until it serves; no part of the fingerprint.
     `measured_adapters`: most adapters on one server in the measurements; plans with more are marked.
     """
 
@@ -230,9 +233,11 @@ class Profile:
     provenance: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     frontend: FrontEndSpec = field(default_factory=FrontEndSpec)
+    startup_s: float = DEFAULT_STARTUP_S
     measured_adapters: int = 384
 
     def __post_init__(self) -> None:
+        _real(self, "startup_s", low=0.0, high=1e6)
         _integer(self, "measured_adapters", low=1)
 
     @cached_property
@@ -264,6 +269,7 @@ class Profile:
             self.calibrated,
             dict(self.provenance),
             dict(self.errors),
+            self.startup_s,
             self.measured_adapters,
         )
 

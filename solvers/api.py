@@ -46,6 +46,7 @@ def solve(
     margin: float | None = None,
     old_plan: Plan | None = None,
     verify: bool = True,
+    with_headroom: bool = True,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
@@ -83,6 +84,8 @@ def solve(
         A running plan to stay close to (objective "moves").
     verify
         Simulate the finished plan with a fresh seed; `Plan.verified` has the result.
+    with_headroom
+        Also compute how much the load of each server may grow, which takes simulations.
     progress, stop
         See `packer.solvers.base.Problem`.
 
@@ -140,7 +143,8 @@ def solve(
             plan = _hardened(problem, search, plan)
         if not plan.verified and goal.limits:  # a plan that breaks its limits is none
             plan = replace(plan, status=Status.INFEASIBLE)
-    return _with_headroom(problem, bounded(problem, plan))
+    plan = bounded(problem, plan)
+    return _with_headroom(problem, plan) if with_headroom else plan
 
 
 def _objective(objective: str | Objective) -> Objective:

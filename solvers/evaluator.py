@@ -120,6 +120,12 @@ class Evaluator:
                 return True
         return False
 
+    def of(self, objective: Objective) -> Evaluator:
+        """The same evaluator, and what it has stored, at the loads of another objective."""
+        other = copy(self)
+        other.objective, other.scenarios = objective, Memo(objective.scenarios)
+        return other
+
     def with_margin(self, margin: float) -> Evaluator:
         """The same evaluator, and what it has stored, at another margin."""
         other = copy(self)

@@ -43,6 +43,7 @@ PUBLIC = [
     "read_cluster",
     "read_workload",
     "recommend",
+    "schedule",
     "simulate",
     "simulate_cluster",
     "solve",

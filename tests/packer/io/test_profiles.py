@@ -163,4 +163,5 @@ def test_the_file_is_plain_toml(toy_profile: Profile) -> None:
     data = tomllib.loads(format_profile(toy_profile))
     assert set(data) == {
         "schema", "name", "calibrated", "model", "gpu", "engine", "memory", "latency", "loading", "frontend",
+        "measured_adapters", "startup_s",
     }  # fmt: skip

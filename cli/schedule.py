@@ -1,0 +1,156 @@
+"""`packer schedule`: which servers run in each hour of a day."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packer.cli.declare import bundle, command, flag, option
+from packer.cli.options import FleetFile, Writing, predictor_option, seed_option
+from packer.cli.output import number, table
+from packer.cli.solve import Servers
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from packer.operate.schedule import Schedule
+
+
+@bundle
+class Hours:
+    """The day."""
+
+    rates_path: str = option(
+        "--rates",
+        required=True,
+        metavar="FILE.csv",
+        help="Rates of each adapter by period, in order: adapter,<period>,<period>,… in req/s.",
+    )
+    period_s: float = option(
+        "--period",
+        type=click.FloatRange(min=60.0),
+        default=3600.0,
+        metavar="SECONDS",
+        help="Length of a period.",
+    )
+    startup_s: float | None = option(
+        "--startup",
+        type=click.FloatRange(min=0.0),
+        metavar="SECONDS",
+        help="From the start of a server until it serves.  [default: the profile's]",
+    )
+    predictor: str = predictor_option(default="auto")
+    margin: float | None = option(
+        type=click.FloatRange(min=0.0, max=10.0),
+        metavar="X",
+        help="Share by which rates are raised.  [default: the profile's, for 95 %]",
+    )
+    seed: int = seed_option()
+
+
+@bundle
+class Results:
+    """Where the schedule goes, and its check."""
+
+    output: str | None = option("-o", "--output", metavar="FILE", help="The schedule as JSON.")
+    static_path: str | None = option(
+        "--static", metavar="PLAN", help="The plan whose servers it runs, for packer export."
+    )
+    keda_path: str | None = option(
+        "--keda",
+        metavar="FILE",
+        help="Cron triggers of KEDA for the Deployments of packer export --format k8s.",
+    )
+    prefix: str = option(default="gpu", metavar="NAME", help="Start of the names of these Deployments.")
+    timezone: str = option(default="UTC", metavar="NAME", help="Time zone of the cron triggers.")
+    replay: bool = flag(help="Simulate a day of requests on the schedule and on the static plan.")
+
+
+@command
+def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, out: Writing) -> int:
+    """Which servers run in each hour of a day, from one plan that holds all day.
+
+    The static plan holds in every period. Each period runs as few of its servers as hold there; adapters of servers
+    that are off are on others meanwhile. The output says what the static plan alone would take.
+
+    \b
+    Examples:
+      packer schedule fleet.csv --rates day.csv
+      packer schedule fleet.csv --rates day.csv --replay --static plan.json --keda keda.yaml -o schedule.json
+    """
+    from packer.cli.output import write_json
+    from packer.io.files import write_text
+    from packer.io.plans import write_plan
+    from packer.objectives.headroom import read_rates
+    from packer.operate.schedule import schedule as find
+
+    out.check(results.output, results.static_path, results.keda_path)
+    kinds = servers.kinds()
+    out.note_profiles(*(kind.profile for kind in kinds))
+    fleet = file.fleet()
+    rates = read_rates(hours.rates_path, fleet)
+    given: dict[str, Any] = {key: value for key, value in vars(hours).items() if key != "rates_path"}
+    with out.progress() as progress:
+        found = find(fleet, kinds, rates, **given, progress=progress)
+    data = found.to_dict()
+    if results.replay:
+        data["replay"] = _replayed(found, rates, hours)
+    if results.static_path is not None:
+        write_plan(found.static, results.static_path, force=out.force)
+    if results.keda_path is not None:
+        write_text(results.keda_path, _keda(found, results), force=out.force)
+    write_json(data, results.output)
+    out.result(data, lambda: _lines(found, data))
+    for path in filter(None, (results.static_path, results.keda_path, results.output)):
+        out.note(f"wrote {path}")
+    return 0
+
+
+def _replayed(found: Schedule, rates: Any, hours: Hours) -> dict[str, Any]:
+    from packer.operate.replay import Window, replay, requests_of_day, windows_of
+
+    trace = requests_of_day(found.static.workload, rates, hours.period_s, seed=hours.seed)
+    end_s = found.periods[-1].end_s
+    fleet = found.static.workload
+    static = [Window(0.0, end_s, found.static.cluster())]
+    return {
+        "schedule": replay(
+            fleet, trace, windows_of(found), startup_s=found.startup_s, moves=found.moves, seed=hours.seed
+        ).to_dict(),
+        "static": replay(fleet, trace, static, seed=hours.seed).to_dict(),
+    }
+
+
+def _keda(found: Schedule, results: Results) -> str:
+    from packer.export.keda import scaled_objects
+
+    names = {f"{results.prefix}-{k}": found.running(k) for k in range(len(found.static.bins))}
+    return scaled_objects(
+        names, day_s=found.periods[-1].end_s, startup_s=found.startup_s, timezone=results.timezone
+    )
+
+
+def _lines(found: Schedule, data: dict[str, Any]) -> list[Table | str]:
+    rows = [
+        (
+            each.names[0] if len(each.names) == 1 else f"{each.names[0]} … {each.names[-1]}",
+            each.gpus,
+            ", ".join(map(str, each.servers)),
+            len(each.moved),
+        )
+        for each in found.periods
+    ]
+    lines: list[Table | str] = [table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows)]
+    lines.append(
+        f"{number(found.gpu_hours, 1)} GPU-hours a day with {len(found.starts())} starts and {found.moves} moves; "
+        f"the static plan of {found.static.n_gpus} GPUs takes {number(found.static_gpu_hours, 1)}, "
+        f"{found.regret:.0%} more."
+    )
+    for name, row in data.get("replay", {}).items():
+        p95 = "not all served" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"
+        lines.append(
+            f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95}, {row['within_slo']:.1%} within "
+            "2 s and 100 ms ITL."
+        )
+    return lines

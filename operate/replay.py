@@ -1,0 +1,228 @@
+"""A day replayed on servers that come and go: the closed-loop check of a schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.arrival import Arrivals, RequestTrace
+from packer.cluster import Cluster
+from packer.errors import ValidationError
+from packer.objectives.headroom import with_rates
+from packer.operate.schedule import HOUR_S, Schedule
+from packer.twin.arrivals import draw_requests
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.workload import Workload
+
+FloatArray = npt.NDArray[np.float64]
+LATE_S = 600.0
+"""After the day the last servers go on for so long, so that its last requests can end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Servers that serve from `start_s` to `end_s`, behind a router."""
+
+    start_s: float
+    end_s: float
+    cluster: Cluster
+    router: str = "plan"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in use."""
+        kinds = {kind.name: kind.profile.engine.tensor_parallel_size for kind in self.cluster.kinds}
+        return sum(kinds[name] for name in self.cluster.servers)
+
+
+@dataclass(frozen=True, eq=False)
+class Day:
+    """What a replayed day shows.
+
+    Parameters
+    ----------
+    gpu_hours
+        With the time in which servers start.
+    starts, moves
+        GPUs that started; adapters that changed their server.
+    ttft_ms, itl_ms
+        Of each request, float64 (n,), infinite if it never ended.
+    within
+        Share of the requests within both limits.
+    """
+
+    gpu_hours: float
+    starts: int
+    moves: int
+    ttft_ms: FloatArray
+    itl_ms: FloatArray
+    within: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        p95 = float(np.quantile(self.ttft_ms, 0.95)) if len(self.ttft_ms) else 0.0
+        return {
+            "gpu_hours": self.gpu_hours,
+            "starts": self.starts,
+            "moves": self.moves,
+            "requests": len(self.ttft_ms),
+            "p95_ttft_ms": p95 if math.isfinite(p95) else None,
+            "within_slo": self.within,
+        }
+
+
+def requests_of_day(
+    workload: Workload, rates: Mapping[str, FloatArray], period_s: float, *, seed: int = 0
+) -> RequestTrace:
+    """Requests of a day: in each period Poisson arrivals at its rates, with the fleet's lengths."""
+    parts = []
+    for k, vector in enumerate(rates.values()):
+        busy = np.flatnonzero(vector > 0.0)
+        fleet = with_rates(workload, vector).with_arrivals(Arrivals())
+        found = draw_requests(fleet, period_s, seed + 7919 * k)
+        kept = np.isin(found.adapter, busy)
+        parts.append((found.time_s[kept] + k * period_s, *(c[kept] for c in _marks(found))))
+    times, adapters, inputs, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return RequestTrace(times, adapters, inputs, outputs, end_s=len(rates) * period_s)
+
+
+def _marks(trace: RequestTrace) -> tuple[npt.NDArray[np.int64], ...]:
+    return trace.adapter, trace.input_tokens, trace.output_tokens
+
+
+def windows_of(schedule: Schedule) -> list[Window]:
+    """The servers of a schedule, each routed as its plan says."""
+    return [Window(each.start_s, each.end_s, each.plan.cluster()) for each in schedule.periods]
+
+
+def replay(
+    workload: Workload,
+    trace: RequestTrace,
+    windows: Sequence[Window],
+    *,
+    startup_s: float = 0.0,
+    moves: int = 0,
+    ttft_ms: float = 2000.0,
+    itl_ms: float = 100.0,
+    seed: int = 0,
+) -> Day:
+    """Serve a day's requests by the servers of each window in turn.
+
+    A window begins with idle servers. Requests that are not finished when it ends are sent again to those of the next
+    one, and their waiting counts from when they first came; so a change is never better than in reality, where
+    running requests would be drained.
+
+    Parameters
+    ----------
+    workload
+        The fleet that the trace's adapters are of.
+    windows
+        In order, without gaps.
+    startup_s
+        GPUs that a window has beyond the one before it were started so much earlier.
+    moves
+        Adapters moved, for the report.
+    ttft_ms, itl_ms
+        Limits of a request.
+
+    Raises
+    ------
+    ValidationError
+        The windows leave a gap, or a server does not start.
+    """
+    for before, after in pairwise(windows):
+        if before.end_s != after.start_s:
+            raise ValidationError(f"Expected windows without gaps, got one at {before.end_s:g} s.")
+    n = len(trace)
+    first, finish = np.full(n, math.inf), np.full(n, math.inf)
+    waiting = np.zeros(0, dtype=np.int64)
+    for k, window in enumerate(windows):
+        fresh = np.flatnonzero((trace.time_s >= window.start_s) & (trace.time_s < window.end_s))
+        index = np.concatenate([waiting, fresh])
+        length_s = window.end_s - window.start_s + (LATE_S if k == len(windows) - 1 else 0.0)
+        if not len(index):
+            continue
+        sent_s = np.maximum(trace.time_s[index] - window.start_s, 0.0)
+        part = RequestTrace(
+            sent_s, *(column[index] for column in _marks(trace)), end_s=max(length_s, sent_s[-1] + 1.0)
+        )
+        run = simulate_cluster(
+            workload.with_arrivals(Arrivals("trace", trace=part)),
+            window.cluster,
+            router=window.router,
+            duration_s=length_s,
+            seed=seed,
+        )
+        if run.raw is None:
+            raise ValidationError(
+                f"Expected servers that start, got a memory error in the window at {window.start_s:g} s."
+            )
+        ended = run.raw.finished
+        first[index[ended]] = run.raw.first_s[ended] + window.start_s
+        finish[index[ended]] = run.raw.finish_s[ended] + window.start_s
+        waiting = index[~ended]
+    gaps = np.maximum(trace.output_tokens - 1, 1)
+    with np.errstate(invalid="ignore"):
+        ttft = 1e3 * (first - trace.time_s)
+        itl = np.where(np.isfinite(finish), 1e3 * (finish - first) / gaps, math.inf)
+    within = float(np.mean((ttft <= ttft_ms) & (itl <= itl_ms))) if n else 1.0
+    gpus = [window.gpus for window in windows]
+    starts = sum(max(0, now - before) for before, now in zip([gpus[-1], *gpus[:-1]], gpus, strict=True))
+    serving_h = sum(w.gpus * (w.end_s - w.start_s) for w in windows) / HOUR_S
+    return Day(serving_h + starts * startup_s / HOUR_S, starts, moves, ttft, itl, within)
+
+
+def reactive(
+    workload: Workload,
+    trace: RequestTrace,
+    server: Cluster,
+    capacity_tok_s: float,
+    *,
+    interval_s: float = 300.0,
+    startup_s: float = 120.0,
+    target: float = 0.8,
+    router: str = "affinity",
+) -> list[Window]:
+    """Windows of an autoscaler that follows the load, as Kubernetes' HPA does.
+
+    Every `interval_s` it takes as many servers as the load of the last interval needs at the target utilisation;
+    those that are added serve `startup_s` later. Every server may serve every adapter.
+
+    Parameters
+    ----------
+    server
+        A cluster of one server; it is resized.
+    capacity_tok_s
+        Load that one server serves.
+    target
+        Share of the capacity that is to be used.
+    """
+    tokens = (trace.input_tokens + trace.output_tokens).astype(np.float64)
+    edges = np.arange(0.0, trace.span_s + 1e-9, interval_s)
+    loads = (
+        np.histogram(trace.time_s, bins=np.append(edges, edges[-1] + interval_s), weights=tokens)[0]
+        / interval_s
+    )
+    wanted = np.maximum(1, np.ceil(loads / (target * capacity_tok_s))).astype(int).tolist()
+    windows: list[Window] = []
+    running = wanted[-1]
+    for k, start_s in enumerate(edges.tolist()):
+        end_s = min(start_s + interval_s, trace.span_s)
+        if end_s <= start_s:
+            break
+        needed = wanted[k - 1]
+        ready_s = min(start_s + startup_s, end_s) if needed > running else start_s
+        for begin_s, stop_s, count in ((start_s, ready_s, running), (ready_s, end_s, needed)):
+            if stop_s > begin_s:
+                if windows and len(windows[-1].cluster) == count:
+                    windows[-1] = Window(windows[-1].start_s, stop_s, windows[-1].cluster, router)
+                else:
+                    windows.append(Window(begin_s, stop_s, server.resized(count), router))
+        running = needed
+    return windows

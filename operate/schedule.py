@@ -1,0 +1,386 @@
+"""The day: which servers run in each period, from one plan that holds all day."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.bin import Bin
+from packer.errors import ValidationError
+from packer.evaluation import Evaluations
+from packer.gpu import Kinds
+from packer.objectives.base import Objective, Scenario
+from packer.objectives.headroom import with_rates
+from packer.objectives.moves import Moves
+from packer.plan import Plan, Status
+from packer.solvers.api import solve
+from packer.solvers.evaluator import Evaluator, rate_margin_for
+from packer.strategies import Predictor
+from packer.workload import Workload
+
+FloatArray = npt.NDArray[np.float64]
+HOUR_S = 3600.0
+MOVE_COST_S = 10.0
+"""GPU-seconds that an adapter's move counts as: it is loaded on a server that did not hold it."""
+
+_SMALLEST_RATE = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class AllDay(Moves):
+    """Fewest GPUs on which nothing starves at any of several rates, then fewest adapters moved.
+
+    Parameters
+    ----------
+    rates
+        Rates of the adapters by name, req/s, by period.
+    """
+
+    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    name = "all-day"
+
+    @property
+    def symmetric(self) -> bool:
+        """The rates tell equal adapters apart."""
+        return False
+
+    def anchored(self, old: Sequence[Bin]) -> AllDay:
+        """The same objective, staying close to these bins."""
+        return replace(self, old=tuple(old))
+
+    def supports(self, _profiles: Sequence[Any]) -> str | None:
+        """It needs no running plan."""
+        return None
+
+    def scenarios(self, workload: Workload) -> Sequence[Scenario]:
+        """The fleet at the rates of each period."""
+        return tuple(
+            Scenario(
+                with_rates(workload, np.array([rates[name] for name in workload.names])),
+                name=f"at {period!r}",
+            )
+            for period, rates in self.rates.items()
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Period:
+    """Successive periods in which the same servers run.
+
+    Parameters
+    ----------
+    names
+        The periods.
+    start_s, end_s
+        From the start of the day.
+    plan
+        Its servers at the rates of the first of these periods, and the evaluations there.
+    servers
+        For each of the plan's servers the number of the server of the static plan that it is.
+    moved
+        Adapters that are on another server than in the period before (in the first one: than in the last).
+    """
+
+    names: tuple[str, ...]
+    start_s: float
+    end_s: float
+    plan: Plan
+    servers: tuple[int, ...]
+    moved: tuple[str, ...] = ()
+
+    @property
+    def hours(self) -> float:
+        """Its length, h."""
+        return (self.end_s - self.start_s) / HOUR_S
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in use."""
+        return self.plan.n_gpus
+
+    def home(self) -> dict[str, int]:
+        """The server of each adapter."""
+        names = self.plan.workload.names
+        pairs = zip(self.servers, self.plan.bins, strict=True)
+        return {names[i]: k for k, item in pairs for i in item.adapters}
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Servers by period.
+
+    Parameters
+    ----------
+    static
+        The plan that holds in every period; the schedule runs some of its servers.
+    periods
+        In order; together the whole day, which repeats.
+    startup_s
+        Time from the start of a server until it serves: it is started that much earlier.
+    """
+
+    static: Plan
+    periods: tuple[Period, ...]
+    startup_s: float
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of a day, with the starts."""
+        return sum(each.gpus * each.hours for each in self.periods) + self.start_gpu_hours
+
+    @property
+    def start_gpu_hours(self) -> float:
+        """GPU-hours in which servers start and do not serve yet."""
+        gpus = sum(self.static.bins[k].gpus for _, k in self.starts())
+        return gpus * self.startup_s / HOUR_S
+
+    @property
+    def static_gpu_hours(self) -> float:
+        """GPU-hours of the static plan."""
+        return self.static.n_gpus * sum(each.hours for each in self.periods)
+
+    @property
+    def regret(self) -> float:
+        """Share by which the static plan takes more GPU-hours than the schedule."""
+        return self.static_gpu_hours / self.gpu_hours - 1.0
+
+    @property
+    def moves(self) -> int:
+        """Adapters moved in a day."""
+        return sum(len(each.moved) for each in self.periods)
+
+    def starts(self) -> list[tuple[int, int]]:
+        """(period, server) of each start in a day."""
+        return [
+            (t, k)
+            for t, each in enumerate(self.periods)
+            for k in each.servers
+            if k not in self.periods[t - 1].servers
+        ]
+
+    def running(self, server: int) -> list[tuple[float, float]]:
+        """When a server of the static plan is needed, (start, end) in s of the day, without its starting time."""
+        found: list[tuple[float, float]] = []
+        for each in self.periods:
+            if server in each.servers:
+                if found and found[-1][1] == each.start_s:
+                    found[-1] = (found[-1][0], each.end_s)
+                else:
+                    found.append((each.start_s, each.end_s))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: the figures and, by period, servers with their adapters; moves by name."""
+        return {
+            "gpu_hours": self.gpu_hours,
+            "static_gpus": self.static.n_gpus,
+            "static_gpu_hours": self.static_gpu_hours,
+            "static_regret": self.regret,
+            "startup_s": self.startup_s,
+            "starts": len(self.starts()),
+            "moves": self.moves,
+            "periods": [
+                {
+                    "periods": list(each.names),
+                    "start_s": each.start_s,
+                    "end_s": each.end_s,
+                    "gpus": each.gpus,
+                    "moved": list(each.moved),
+                    "servers": [
+                        {
+                            "server": k,
+                            "max_loras": item.max_loras,
+                            "max_lora_rank": item.max_lora_rank,
+                            "adapters": [each.plan.workload.names[i] for i in item.adapters],
+                        }
+                        for k, item in zip(each.servers, each.plan.bins, strict=True)
+                    ],
+                }
+                for each in self.periods
+            ],
+        }
+
+
+def schedule(
+    workload: Workload,
+    profile: Kinds,
+    rates: Mapping[str, FloatArray],
+    *,
+    period_s: float = HOUR_S,
+    startup_s: float | None = None,
+    predictor: str | Predictor = "auto",
+    margin: float | None = None,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Schedule:
+    """Plans for the periods of a day, with few moves between them.
+
+    A static plan holds at the rates of every period. Each period runs as few of its servers as hold there, their
+    adapters where they are in the static plan as far as possible; adapters of servers that are off are on others. So
+    a server is one deployment that is started and stopped, and an adapter moves only when its server does. Successive
+    periods with as many servers become one if one set of servers holds in all of them, which saves moves; shorter ones
+    also where starting servers would take more GPU time than keeping them.
+
+    Parameters
+    ----------
+    workload
+        The fleet; its rates do not count.
+    profile
+        The server, or several kinds.
+    rates
+        Requests per second of each adapter, float64 (n,), by period, in the order of the day.
+    period_s
+        Length of a period.
+    startup_s
+        From the start of a server until it serves; None takes the longest of the profiles.
+    predictor, margin, seed, progress, stop
+        As for `packer.solve`.
+
+    Raises
+    ------
+    ValidationError
+        There is no period, or no plan serves all of them.
+    """
+    if not rates:
+        raise ValidationError("Expected the rates of at least one period, got none.")
+    checks.real("period_s", period_s, low=1.0)
+    by_name = {
+        period: dict(zip(workload.names, np.maximum(vector, _SMALLEST_RATE).tolist(), strict=True))
+        for period, vector in rates.items()
+    }
+    common: dict[str, Any] = {
+        "predictor": predictor,
+        "margin": margin,
+        "seed": seed,
+        "verify": False,
+        "with_headroom": False,
+        "stop": stop,
+    }
+    progress("all day", 0, len(rates))
+    peak = with_rates(workload, np.max(list(rates.values()), axis=0))
+    static = solve(peak, profile, AllDay(rates=by_name), solver="greedy", **common)
+    if static.status is Status.INFEASIBLE:
+        raise ValidationError(f"No plan holds in every period: {' '.join(static.reasons[:3])}")
+    start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
+    checks.real("startup_s", start_s, low=0.0)
+    used = [item.profile for item in static.bins]
+
+    def plan_for(names: Sequence[str]) -> Period:
+        goal: Objective = AllDay(rates={name: by_name[name] for name in names})
+        fleet = with_rates(workload, np.array([by_name[names[0]][name] for name in workload.names]))
+        found = solve(fleet, list(dict.fromkeys(used)), goal, solver="replan", old_plan=static, **common)
+        first, last = order[names[0]], order[names[-1]]
+        return _of_static(static, found, tuple(names), first * period_s, (last + 1) * period_s)
+
+    order = {name: k for k, name in enumerate(rates)}
+    periods = []
+    for k, name in enumerate(rates):
+        progress(f"period {name}", k, len(rates))
+        periods.append(plan_for([name]))
+    evaluator = Evaluator.load(
+        predictor, tuple(dict.fromkeys(used)), seed=seed, margin=rate_margin_for(used, margin=margin)
+    )
+
+    def admits(each: Period) -> Evaluations | None:
+        goal = AllDay(rates={name: by_name[name] for name in each.names})
+        rows = evaluator.of(goal).report(each.plan.workload, each.plan.bins)
+        return rows if goal.admissible(rows).all() else None
+
+    static, settled = _settled(static, _merged(periods, plan_for, start_s), admits)
+    return Schedule(static, _with_moves(settled), start_s)
+
+
+def _of_static(static: Plan, found: Plan, names: tuple[str, ...], start_s: float, end_s: float) -> Period:
+    """The plan as servers of the static one; the static plan itself where it takes other servers."""
+    continued = [] if found.moves is None else [k for k in found.moves.servers if k is not None]
+    if len(continued) == len(found.bins) and found.status is not Status.INFEASIBLE:
+        return Period(names, start_s, end_s, found, tuple(continued))
+    same = replace(static, workload=found.workload)
+    return Period(names, start_s, end_s, same, tuple(range(len(static.bins))))
+
+
+def _settled(
+    static: Plan, periods: Sequence[Period], admits: Callable[[Period], Evaluations | None]
+) -> tuple[Plan, list[Period]]:
+    """The same settings of a server in all periods, which it could not change without a start.
+
+    As many and as large slots as it has in any period; where a period does not hold with these, all servers run in
+    it, and if they do not either, every server keeps the settings of the static plan.
+    """
+    largest = {k: (item.max_loras, item.max_lora_rank) for k, item in enumerate(static.bins)}
+    for each in periods:
+        for k, item in zip(each.servers, each.plan.bins, strict=True):
+            largest[k] = (max(largest[k][0], item.max_loras), max(largest[k][1], item.max_lora_rank))
+    everyone = tuple(range(len(static.bins)))
+    for chosen in (largest, {k: (item.max_loras, item.max_lora_rank) for k, item in enumerate(static.bins)}):
+        whole = replace(static, bins=_with_settings(everyone, static.bins, chosen))
+        found = []
+        for each in periods:
+            same = replace(each.plan, bins=_with_settings(each.servers, each.plan.bins, chosen))
+            options = (
+                replace(each, plan=same),
+                replace(each, plan=replace(whole, workload=each.plan.workload), servers=everyone),
+            )
+            for option in options:
+                fits = all(
+                    item.max_lora_rank >= int(each.plan.workload.ranks[list(item.adapters)].max())
+                    for item in option.plan.bins
+                )
+                evaluations = admits(option) if fits else None
+                if evaluations is not None:
+                    found.append(replace(option, plan=replace(option.plan, evaluations=evaluations)))
+                    break
+        if len(found) == len(periods):
+            return whole, found
+    raise ValidationError("No settings of the servers hold in every period.")
+
+
+def _with_settings(
+    servers: Sequence[int], bins: Sequence[Bin], chosen: Mapping[int, tuple[int, int]]
+) -> tuple[Bin, ...]:
+    pairs = zip(servers, bins, strict=True)
+    return tuple(replace(item, settings=item.profile.settings(*chosen[k])) for k, item in pairs)
+
+
+def _merged(
+    periods: Sequence[Period], plan_for: Callable[[Sequence[str]], Period], startup_s: float
+) -> list[Period]:
+    """Neighbours with one set of servers where that takes less GPU time, moves and starts included."""
+    found = list(periods)
+    k = 0
+    while k + 1 < len(found):
+        one, other = found[k], found[k + 1]
+        apart = _gpu_s(one) + _gpu_s(other) + _change_s(one, other, startup_s)
+        least = max(one.gpus, other.gpus) * (other.end_s - one.start_s)
+        together = plan_for((*one.names, *other.names)) if least <= apart else None
+        if together is not None and _gpu_s(together) <= apart:
+            found[k : k + 2] = [together]
+        else:
+            k += 1
+    return found
+
+
+def _gpu_s(each: Period) -> float:
+    return each.gpus * (each.end_s - each.start_s)
+
+
+def _change_s(one: Period, other: Period, startup_s: float) -> float:
+    """GPU-seconds of a change: servers that start, before or after it, and adapters that move."""
+    changed = set(one.servers) ^ set(other.servers)
+    return startup_s * len(changed) / 2.0 + MOVE_COST_S * len(_moves(one, other))
+
+
+def _moves(one: Period, other: Period) -> list[str]:
+    before, after = one.home(), other.home()
+    return sorted(name for name, server in after.items() if before.get(name, server) != server)
+
+
+def _with_moves(periods: Sequence[Period]) -> tuple[Period, ...]:
+    return tuple(replace(each, moved=tuple(_moves(periods[t - 1], each))) for t, each in enumerate(periods))

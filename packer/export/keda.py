@@ -1,0 +1,97 @@
+"""KEDA: a ScaledObject with cron triggers for each server of a schedule that is off for a part of the day."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packer.errors import ValidationError, shown
+from packer.export import quoting
+
+DAY_S = 86_400.0
+_MINUTE_S = 60.0
+
+
+def scaled_objects(
+    running: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    day_s: float = DAY_S,
+    startup_s: float = 0.0,
+    timezone: str = "UTC",
+    namespace: str | None = None,
+) -> str:
+    """YAML for `kubectl apply -f`, beside the Deployments of the static plan (`packer export --format k8s`).
+
+    Parameters
+    ----------
+    running
+        When each Deployment is needed, (start, end) in s of the day, in whole minutes; one that runs all day is left
+        out.
+    day_s
+        Length of the day that repeats; cron knows a day of 24 h only.
+    startup_s
+        How much earlier a server is started, rounded up to a minute.
+    timezone
+        As cron triggers take it.
+
+    Raises
+    ------
+    ValidationError
+        The schedule is not one of a day of 24 h.
+    """
+    if day_s != DAY_S:
+        raise ValidationError(
+            f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h."
+        )
+    early_s = math.ceil(startup_s / _MINUTE_S) * _MINUTE_S
+    documents = []
+    for name, spans in running.items():
+        joined = _round_midnight(spans)
+        if joined == [(0.0, DAY_S)]:
+            continue
+        triggers = [
+            {
+                "type": "cron",
+                "metadata": {
+                    "timezone": timezone,
+                    "start": _cron((start_s - early_s) % DAY_S),
+                    "end": _cron(end_s % DAY_S),
+                    "desiredReplicas": "1",
+                },
+            }
+            for start_s, end_s in joined
+        ]
+        place = {"namespace": namespace} if namespace else {}
+        documents.append(_scaled_object(name, place, triggers))
+    return quoting.yaml_text(documents)
+
+
+def _scaled_object(
+    name: str, place: Mapping[str, str], triggers: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": name, **place},
+        "spec": {
+            "scaleTargetRef": {"name": name},
+            "minReplicaCount": 0,
+            "maxReplicaCount": 1,
+            "cooldownPeriod": 60,
+            "triggers": list(triggers),
+        },
+    }
+
+
+def _round_midnight(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Spans of a day that repeats: one that ends at midnight goes on into one that begins there."""
+    found = list(spans)
+    if len(found) > 1 and found[0][0] == 0.0 and found[-1][1] == DAY_S:
+        found = [*found[1:-1], (found[-1][0], found[0][1])]
+    return found
+
+
+def _cron(time_s: float) -> str:
+    minutes = round(time_s / _MINUTE_S)
+    return f"{minutes % 60} {minutes // 60 % 24} * * *"

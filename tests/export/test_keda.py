@@ -1,0 +1,40 @@
+"""Cron triggers of KEDA."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from packer.errors import ValidationError
+from packer.export.keda import scaled_objects
+
+
+def test_a_server_that_is_off_at_night_has_a_trigger() -> None:
+    """It starts its starting time earlier, and one that runs all day is left to its Deployment."""
+    text = scaled_objects(
+        {"gpu-0": [(0.0, 86400.0)], "gpu-1": [(8 * 3600.0, 20 * 3600.0)]}, startup_s=130.0, namespace="ml"
+    )
+    (found,) = yaml.safe_load_all(text)
+    assert found["metadata"] == {"name": "gpu-1", "namespace": "ml"}
+    assert found["spec"]["scaleTargetRef"] == {"name": "gpu-1"}
+    (trigger,) = found["spec"]["triggers"]
+    assert trigger["metadata"] == {
+        "timezone": "UTC",
+        "start": "57 7 * * *",
+        "end": "0 20 * * *",
+        "desiredReplicas": "1",
+    }
+
+
+def test_a_night_across_midnight_is_one_span() -> None:
+    """A server that runs in the last and the first hour of the day does not stop in between."""
+    text = scaled_objects({"gpu-0": [(0.0, 6 * 3600.0), (9 * 3600.0, 12 * 3600.0), (22 * 3600.0, 86400.0)]})
+    (found,) = yaml.safe_load_all(text)
+    spans = [(t["metadata"]["start"], t["metadata"]["end"]) for t in found["spec"]["triggers"]]
+    assert spans == [("0 9 * * *", "0 12 * * *"), ("0 22 * * *", "0 6 * * *")]
+
+
+def test_cron_knows_days_of_24_hours() -> None:
+    """Another length is refused: its triggers would drift."""
+    with pytest.raises(ValidationError, match="a schedule of 24 h"):
+        scaled_objects({"gpu-0": [(0.0, 3600.0)]}, day_s=7200.0)

@@ -1,0 +1,178 @@
+"""The day: servers by period, and their replay."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.arrival import RequestTrace
+from packer.cluster import Cluster
+from packer.errors import ValidationError
+from packer.io.profiles import load_profile
+from packer.objectives.headroom import with_rates
+from packer.operate.replay import Window, reactive, replay, requests_of_day, windows_of
+from packer.operate.schedule import AllDay, Schedule, schedule
+from packer.solvers.api import solve
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.workload import Workload
+
+PROFILE = small_profile()
+FLEET = Workload([Adapter(f"a{i}", 8 << i % 3, 0.3) for i in range(40)])
+
+
+def day(periods: int = 8, swing: float = 0.8) -> dict[str, np.typing.NDArray[np.float64]]:
+    """A day with a peak in its middle, and adapters that peak at different times."""
+    shift = np.arange(len(FLEET)) % 2
+    return {
+        str(t): 0.6 * (1.0 - swing * np.cos(2 * np.pi * (t - shift) / periods)) / (1.0 + swing)
+        for t in range(periods)
+    }
+
+
+def scheduled(rates: Any, **changes: Any) -> Schedule:
+    """A schedule by the analytic predictor, without a margin."""
+    return schedule(FLEET, PROFILE, rates, predictor=AnalyticPredictor(), margin=0.0, **changes)
+
+
+def test_every_period_holds_and_every_adapter_has_a_server() -> None:
+    """The servers of each period serve all adapters at each of its rates, and so does the static plan."""
+    rates = day()
+    found = scheduled(rates)
+    assert [name for each in found.periods for name in each.names] == list(rates)
+    for before, after in pairwise(found.periods):
+        assert before.end_s == after.start_s
+    predictor = AnalyticPredictor()
+    for each in found.periods:
+        assert sorted(i for item in each.plan.bins for i in item.adapters) == list(range(len(FLEET)))
+        for name in each.names:
+            fleet = with_rates(FLEET, rates[name])
+            assert predictor.evaluate(fleet, each.plan.bins).feasible.all()
+            assert predictor.evaluate(fleet, found.static.bins).feasible.all()
+
+
+def test_a_server_keeps_its_settings_and_its_place() -> None:
+    """max_loras and max_lora_rank of a server are the same all day: it is one deployment."""
+    found = scheduled(day())
+    for each in found.periods:
+        for k, item in zip(each.servers, each.plan.bins, strict=True):
+            assert item.settings == found.static.bins[k].settings
+    assert max(each.gpus for each in found.periods) <= found.static.n_gpus
+
+
+def test_fewer_servers_at_night() -> None:
+    """The schedule takes fewer GPU-hours than the static plan, starts included, and at least what each hour needs."""
+    rates = day()
+    found = scheduled(rates)
+    assert found.static.n_gpus > min(each.gpus for each in found.periods)
+    assert found.gpu_hours < found.static_gpu_hours
+    alone = sum(
+        solve(
+            with_rates(FLEET, vector), PROFILE, predictor=AnalyticPredictor(), margin=0.0, verify=False
+        ).n_gpus
+        for vector in rates.values()
+    )
+    assert found.gpu_hours >= alone
+    assert found.regret == pytest.approx(found.static_gpu_hours / found.gpu_hours - 1.0)
+    assert found.moves > 0
+
+
+def test_equal_hours_are_one_period() -> None:
+    """Nothing moves and nothing starts on a day without change."""
+    flat = {str(t): np.full(len(FLEET), 0.3) for t in range(4)}
+    found = scheduled(flat)
+    assert len(found.periods) == 1
+    assert (found.moves, found.starts()) == (0, [])
+    assert found.gpu_hours == found.static_gpu_hours
+    assert found.running(0) == [(0.0, 4 * 3600.0)]
+
+
+def test_slow_starts_keep_servers_on() -> None:
+    """A server that takes longer to start than it would be off is not stopped."""
+    rates = {str(t): np.full(len(FLEET), 0.6 if t % 2 else 0.2) for t in range(6)}
+    quick = scheduled(rates, period_s=600.0, startup_s=10.0)
+    slow = scheduled(rates, period_s=600.0, startup_s=3000.0)
+    assert quick.starts()
+    assert not slow.starts()
+
+
+def test_the_day_has_rates() -> None:
+    """No period, and rates that no plan serves, are refused with the reason."""
+    with pytest.raises(ValidationError, match="at least one period"):
+        scheduled({})
+    with pytest.raises(ValidationError, match="No plan holds in every period"):
+        scheduled({"0": np.full(len(FLEET), 900.0)})
+
+
+def test_scenarios_are_the_periods() -> None:
+    """The objective demands every period's rates, of the adapters of a part of the fleet too."""
+    goal = AllDay(rates={"night": {"a0": 0.1, "a1": 0.2}, "noon": {"a0": 1.0, "a1": 2.0}})
+    part = Workload([Adapter("a1", 8, 5.0)])
+    assert [scenario.workload.rates.tolist() for scenario in goal.scenarios(part)] == [[0.2], [2.0]]
+
+
+@pytest.fixture(scope="module")
+def small_day() -> tuple[Workload, RequestTrace, Cluster]:
+    """Ten minutes of requests for one H100, and that server."""
+    fleet = Workload([Adapter(f"a{i}", 8, 0.2) for i in range(6)])
+    rates = {"0": np.full(6, 0.3), "1": np.array([0.0, 0.6, 0.3, 0.3, 0.3, 0.3])}
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    return fleet, requests_of_day(fleet, rates, 300.0, seed=1), Cluster.of(profile, 1, max_loras=6)
+
+
+def test_requests_follow_the_rates(small_day: tuple[Workload, RequestTrace, Cluster]) -> None:
+    """An adapter without a rate sends nothing, the others about as many as their rate says."""
+    _, trace, _ = small_day
+    late = trace.time_s >= 300.0
+    assert not np.any(trace.adapter[late] == 0)
+    assert np.sum(trace.adapter[late] == 1) == pytest.approx(180, rel=0.25)
+    assert trace.span_s == 600.0
+
+
+def test_a_change_of_servers_loses_no_request(small_day: tuple[Workload, RequestTrace, Cluster]) -> None:
+    """Requests that run when the servers change are served by the next ones, and have waited since they came."""
+    fleet, trace, server = small_day
+    whole = replay(fleet, trace, [Window(0.0, 600.0, server, "round-robin")])
+    cut = replay(
+        fleet,
+        trace,
+        [Window(0.0, 290.0, server, "round-robin"), Window(290.0, 600.0, server.resized(2), "round-robin")],
+        startup_s=360.0,
+    )
+    assert np.isfinite(whole.ttft_ms).all()
+    assert np.isfinite(cut.ttft_ms).all()
+    assert cut.ttft_ms.max() > whole.ttft_ms.max()
+    assert whole.gpu_hours == pytest.approx(600.0 / 3600.0)
+    assert cut.gpu_hours == pytest.approx((290.0 + 2 * 310.0 + 360.0) / 3600.0)
+    assert (cut.starts, whole.starts) == (1, 0)
+    with pytest.raises(ValidationError, match="without gaps"):
+        replay(fleet, trace, [Window(0.0, 10.0, server), Window(20.0, 600.0, server)])
+
+
+def test_an_autoscaler_follows_the_load(small_day: tuple[Workload, RequestTrace, Cluster]) -> None:
+    """As many servers as the last interval needed, those that are added after their start."""
+    _, trace, server = small_day
+    tokens = (trace.input_tokens + trace.output_tokens).sum() / 600.0
+    windows = reactive(
+        Workload([Adapter(f"a{i}", 8, 0.2) for i in range(6)]),
+        trace,
+        server,
+        tokens,
+        interval_s=60.0,
+        startup_s=30.0,
+    )
+    assert windows[0].start_s == 0.0
+    assert windows[-1].end_s == 600.0
+    assert all(one.end_s == other.start_s for one, other in pairwise(windows))
+    assert {len(window.cluster) for window in windows} <= {1, 2, 3}
+
+
+def test_a_schedule_is_replayed() -> None:
+    """Each window has the servers of its period."""
+    found = scheduled(day())
+    windows = windows_of(found)
+    assert [window.gpus for window in windows] == [each.gpus for each in found.periods]
+    assert windows[0].cluster.placement is not None
