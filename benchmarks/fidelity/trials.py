@@ -43,11 +43,11 @@ USED = {
     "tokens beyond the captured graphs": ("per_token_beyond_graph_ms",),
     "every waiting request costs": ("per_waiting_ms",),
     "launch grids of the LoRA kernels": ("per_slot_block_ms", "per_adapter_block_ms"),
-    "adapters cost per token of the batch": ("per_adapter_token_ms",),
 }
 NOT_USED = {
     "a jump beyond the captured graphs": ("beyond_graph_step_ms",),
     "a jump of steps with a prefill": ("prefill_step_ms",),
+    "adapters cost per token of the batch": ("per_adapter_token_ms",),
     "only requests passed over cost": ("per_waiting_scanned_ms",),
     "rank of the slots costs per token": ("per_slot_rank_token_ms",),
 }
