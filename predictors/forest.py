@@ -20,13 +20,14 @@ class Forest:
     max_rows: int | None = None
 
     def grid(self, classify: bool) -> dict[str, list[Any]]:
-        """Number and size of the trees, and how many features each split sees."""
-        del classify
+        """The values of arXiv 2602.24044, Appendix B, but for criteria that take hours or positive targets."""
         return {
-            "n_estimators": [16, 32, 64],
-            "max_leaf_nodes": [64, 128, 256],
-            "min_samples_leaf": [1, 2, 4],
-            "max_features": ["sqrt", "log2", 0.5, None],
+            "n_estimators": [32, 128, 256],
+            "max_depth": [None, 5, 10, 20],
+            "min_samples_split": [2, 5, 10, 20],
+            "min_samples_leaf": [1, 2, 5, 10, 32, 128],
+            "max_features": [None, "sqrt", "log2"],
+            "criterion": ["gini", "entropy"] if classify else ["squared_error", "friedman_mse"],
         }
 
     def defaults(self, classify: bool) -> dict[str, Any]:

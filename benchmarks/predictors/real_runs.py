@@ -17,7 +17,7 @@ from packer.predictors.learned import LearnedPredictor
 from packer.predictors.shipped import KINDS, shipped_model
 from packer.profile import Profile
 from packer.twin.scores import macro_f1, smape
-from packer.workload import Workload
+from packer.workload import SHAREGPT_CORRELATION, Workload
 
 GENERATED = {"llama-3.1-8b-instruct": 0.991, "qwen-2.5-7b-instruct": 0.958}
 """Output tokens generated / requested."""
@@ -77,5 +77,5 @@ def _workload(run: dict[str, str], rates: list[float]) -> Workload:
         [Adapter(f"a{i}", rank, rate) for i, (rank, rate) in enumerate(zip(ranks, rates, strict=True))],
         Lengths.gamma(float(run["pool_mean_input_tokens"]), 1.1),
         Lengths.gamma(float(run["pool_mean_output_tokens"]) * GENERATED[run["model"]], 1.04),
-        -0.2,
+        SHAREGPT_CORRELATION,
     )

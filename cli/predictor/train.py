@@ -36,7 +36,7 @@ class Training:
         help="What to train.",
     )
     search: bool = flag(
-        help="Choose hyperparameters by a halving grid search with five grouped folds (slow)."
+        help="Choose hyperparameters by successive halving over the paper's grid, with five grouped folds (slow)."
     )
     refine: bool = flag(
         help="Search the smallest trees that keep the accuracy, and print them as rules (with --kind tree)."
