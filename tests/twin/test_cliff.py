@@ -93,15 +93,15 @@ def test_ends_of_the_search() -> None:
 
 
 def test_load_factor_of_a_single_queue(one_at_a_time: Profile) -> None:
-    """A queue of known capacity fails with about 5 % at the load factor found, by a hundred other seeds."""
+    """A queue of known capacity fails with about 5 % at the load factor found, by sixty other seeds."""
     found = cliff(_fleet(0.5), one_at_a_time, max_loras=2, jobs=2)
     assert found is not None
     assert 0.9 < 0.5 * found.load_factor < 1.0
     assert found.low < found.load_factor < found.high
     again = simulate_seeds(
-        _fleet(0.5).scaled(found.load_factor), one_at_a_time, max_loras=2, seeds=100, seed=1000
+        _fleet(0.5).scaled(found.load_factor), one_at_a_time, max_loras=2, seeds=60, seed=1000
     )
-    assert chance(again).probability < 0.14
+    assert chance(again).probability < 0.15
     beyond = simulate_seeds(
         _fleet(0.5).scaled(1.06 * found.load_factor), one_at_a_time, max_loras=2, seeds=30, seed=1000
     )
@@ -124,7 +124,7 @@ def test_bistable_slots_are_a_probability(make_profile: MakeProfile) -> None:
     )
     assert 0.02 < chance(runs).probability < 0.98
     calm = simulate_seeds(
-        fleet.scaled(found.load_factor), profile, max_loras=24, seeds=100, seed=500, duration_s=900.0
+        fleet.scaled(found.load_factor), profile, max_loras=24, seeds=60, seed=500, duration_s=900.0
     )
     assert chance(calm).probability < 0.2
 
