@@ -23,8 +23,8 @@ GENERATED = {"llama-3.1-8b-instruct": 0.991, "qwen-2.5-7b-instruct": 0.958}
 """Output tokens generated / requested."""
 
 
-def score(profile: Profile, folder: Path) -> dict[str, Any]:
-    """Macro F1 of the verdict and SMAPE (0–200 form) by kind, on the runs of the profile's model."""
+def questions(profile: Profile, folder: Path) -> list[tuple[Workload, Bin, dict[str, str]]]:
+    """The runs of the profile's model that started: the fleet, its server, and what was measured."""
     with gzip.open(folder / "adapters.csv.gz", "rt") as file:
         rates: dict[str, list[float]] = {}
         for row in csv.DictReader(file):
@@ -35,26 +35,24 @@ def score(profile: Profile, folder: Path) -> dict[str, Any]:
             for run in csv.DictReader(file)
             if run["status"] == "ok" and run["model"] == profile.model.name and run["run_id"] in rates
         ]
-    asked = [(_workload(run, rates[run["run_id"]]), run) for run in runs]
-    starved = np.array([run["starved"] == "1" for run in runs])
-    measured = np.array([float(run["total_tok_s"]) for run in runs])
-    itl = np.array([float(run["itl_mean_ms"]) for run in runs])
-    result: dict[str, Any] = {"runs": len(runs)}
+    found = []
+    for run in runs:
+        fleet = _workload(run, rates[run["run_id"]])
+        settings = profile.settings(int(run["max_loras"]), int(run["max_lora_rank"]))
+        found.append((fleet, Bin(tuple(range(len(fleet))), settings, profile), run))
+    return found
+
+
+def score(profile: Profile, folder: Path) -> dict[str, Any]:
+    """Macro F1 of starvation and SMAPE (0–200 form) by kind, on the runs of the profile's model."""
+    asked = questions(profile, folder)
+    starved = np.array([run["starved"] == "1" for _, _, run in asked])
+    measured = np.array([float(run["total_tok_s"]) for _, _, run in asked])
+    itl = np.array([float(run["itl_mean_ms"]) for _, _, run in asked])
+    result: dict[str, Any] = {"runs": len(asked)}
     for kind in KINDS:
         predictor = LearnedPredictor(shipped_model(kind, profile)[0], profile)
-        told = [
-            predictor.evaluate(
-                fleet,
-                [
-                    Bin(
-                        tuple(range(len(fleet))),
-                        profile.settings(int(run["max_loras"]), int(run["max_lora_rank"])),
-                        profile,
-                    )
-                ],
-            )[0]
-            for fleet, run in asked
-        ]
+        told = [predictor.evaluate(fleet, [item])[0] for fleet, item, _ in asked]
         result[kind] = {
             "starvation_macro_f1": macro_f1(zip((row.starved for row in told), starved, strict=True)),
             "throughput_smape": smape(
