@@ -23,7 +23,6 @@ from train_shipped import PROFILES, ROOT, ROWS, dataset_for
 
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
-from packer.predictors.card import macro_f1, smape
 from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN, NAMES
 from packer.predictors.kinds import kind_of
@@ -32,6 +31,7 @@ from packer.predictors.shipped import shipped_model
 from packer.predictors.store import Model
 from packer.predictors.targets import OUTPUTS, STARVED, TARGETS
 from packer.predictors.train import Table, _fit, _search
+from packer.twin.scores import macro_f1, smape
 
 HERE = Path(__file__).parent
 SHARE = TARGETS[0]
