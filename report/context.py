@@ -253,7 +253,8 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
     worst_itl = max((row.mean_itl_ms for row in rows if math.isfinite(row.mean_itl_ms)), default=math.nan)
     placed = len(fleet) - len(plan.unplaced)
     bound = "no bound" if plan.lower_bound is None else f"at least {plan.lower_bound:,.6g} needed"
-    goal = {"gpus": bound, "recommend": "within the latency goal"}.get(plan.objective, plan.objective)
+    kept = "breaks the latency goal" if plan.status is Status.INFEASIBLE else "within the latency goal"
+    goal = {"gpus": bound, "recommend": kept}.get(plan.objective, plan.objective)
     found = [
         (number(plan.n_gpus), plural(plan.n_gpus, "GPU"), goal),
         (number(placed), f"{plural(placed, 'adapter')} placed", f"of {len(fleet):,}"),
@@ -266,10 +267,10 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
         (milliseconds(worst_ttft), "slowest TTFT", "mean of one GPU"),
         (milliseconds(worst_itl), "slowest ITL", "mean of one GPU"),
     ]
-    kept = [row.slo_attainment for row in rows if math.isfinite(row.slo_attainment)]
-    if len(kept) == len(rows) and rows:
+    shares = [row.slo_attainment for row in rows if math.isfinite(row.slo_attainment)]
+    if len(shares) == len(rows) and rows:
         rates = [float(item.rates(fleet).sum()) for item in plan.bins]
-        share = sum(k * rate for k, rate in zip(kept, rates, strict=True)) / sum(rates)
+        share = sum(k * rate for k, rate in zip(shares, rates, strict=True)) / sum(rates)
         goodput = sum(row.goodput_tok_s for row in rows)
         found.append((percent(share), "of requests in limits", f"{number(goodput)} tok/s goodput"))
     prices = [item.profile.gpu.price_per_hour for item in plan.bins]

@@ -241,7 +241,8 @@ def _label(item: Mark | Band, left: float, top: float, w: float, end: float) -> 
         right = left > end - 90
         at, y, anchor = (left - 2, top - 5, "end") if right else (left, top - 5, "start")
     else:
-        at, y, anchor = left + w, top - 4, "end"
+        # Above the frame are the names of values of x.
+        at, y, anchor = left + w, top - 4 if top > 2 * _TOP else top + 11, "end"
     form = '<text class="note" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>'
     return Markup(form).format(at, y, anchor, item.label)
 
