@@ -14,7 +14,7 @@ from packer import checks
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.errors import ModelError
-from packer.evaluation import Evaluations
+from packer.evaluation import AdapterFigures, Evaluations
 from packer.failover import without_server
 from packer.operate.frontier import FrontierPoint, Progress
 from packer.operate.replicas import Replicas, needed
@@ -265,6 +265,11 @@ class Frontier:
         """Whether the limits are kept in another hour, at the rates as given."""
         fresh = self.hours.all(bins, self.workload, seed=self.seed + FRESH_SEED)
         return self.within(self.workload, bins, fresh)
+
+    def later(self, bins: Sequence[Bin]) -> AdapterFigures:
+        """What each adapter gets in another hour."""
+        fresh = self.hours.all(bins, self.workload, seed=self.seed + FRESH_SEED)
+        return merged(self.workload, bins, fresh)
 
     def rooms(self, bins: Sequence[Bin]) -> tuple[Room, ...]:
         """How far the rates of each server may grow, and what limits it; nothing for more than `HEADROOM_GPUS`."""

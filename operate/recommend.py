@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from packer.operate.explore import Frontier
 from packer.operate.frontier import FrontierPoint, Progress
 from packer.operate.replicas import MOST_REPLICAS
@@ -18,7 +20,7 @@ from packer.twin.hours import LEVELS
 from packer.workload import Workload
 
 CONFIRMATIONS = 3
-"""How many more GPUs are tried if the goal does not hold in a fresh hour."""
+"""How often more GPUs are tried, each time a tenth more of them, if the goal does not hold in a fresh hour."""
 BEYOND = 64
 """Up to how many GPUs more than those at hand are looked for to say how many would do."""
 
@@ -75,10 +77,13 @@ def recommend(
     for extra in range(1, CONFIRMATIONS + 1):
         if confirmed or (max_gpus is not None and best.n_gpus >= max_gpus) or job.over():
             break
-        progress(f"{best.n_gpus + 1} GPUs, fresh hour", extra, CONFIRMATIONS)
+        more = max(1, round(0.1 * extra * best.n_gpus))
+        n_gpus = best.n_gpus + (more if max_gpus is None else min(more, max_gpus - best.n_gpus))
+        progress(f"{n_gpus} GPUs, fresh hour", extra, CONFIRMATIONS)
         broken.append(best.n_gpus)
-        best = job.at(best.n_gpus + 1)
+        best = job.at(n_gpus)
         confirmed = best.holds and job.confirmed(best.plan.bins)
+    reasons = best.plan.reasons if confirmed else (*best.plan.reasons, _breaks_later(job, best))
     progress("room to grow", 0, 0)
     rooms = () if job.over() else job.rooms(best.plan.bins)
     plan = replace(
@@ -86,8 +91,24 @@ def recommend(
         rooms=rooms,
         headroom=tuple(room.headroom for room in rooms),
         verified=confirmed if checked else None,
+        reasons=reasons,
     )
     return _finished(job, plan, best, holds=confirmed, broken=broken)
+
+
+def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
+    """Which adapter breaks its limits most in another hour, and what would help."""
+    used = np.nan_to_num(job.later(point.plan.bins).slo_used, nan=np.inf, posinf=np.inf)
+    worst = int(used.argmax())
+    how = (
+        f"uses {used[worst]:.0%} of its limits"
+        if np.isfinite(used[worst])
+        else "is on a GPU that queues or starves"
+    )
+    return (
+        f"In another hour adapter {job.workload.names[worst]!r} {how}, and {int((used > 1.0).sum())} of {len(used)} "
+        "adapters break theirs. What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin"
+    )
 
 
 def _missed(job: Frontier, max_gpus: int | None) -> Plan:

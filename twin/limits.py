@@ -29,8 +29,8 @@ def limit_of(sim: Simulation) -> Limit:
     """The resource of a server of which the largest part is in use while requests wait.
 
     Compared are the slots (where there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of
-    a step, the part of the time that loads take, and the ITL against its limit, which stands for the time of a
-    step.
+    a step, the part of the time that loads take, the ITL against its limit, which stands for the time of a step,
+    and the part of the TTFT that passes outside the engine.
     """
     return max(_limits(sim), key=lambda each: each.pressure)
 
@@ -48,7 +48,13 @@ def _limits(sim: Simulation) -> list[Limit]:
     tokens = float(raw.timeline[:, [rows.T_PREFILL, rows.T_DECODE]].sum()) / max(sim.engine_steps, 1)
     _, itl_limits_ms = sim.workload.slo.columns(sim.workload)
     itl = sim.mean_itl_ms if math.isfinite(sim.mean_itl_ms) else 0.0
+    outside_ms = sim.mean_ttft_ms - sim.engine_mean_ttft_ms if sim.completed else 0.0
     found = [
+        Limit(
+            "front end", outside_ms / max(sim.mean_ttft_ms, 1e-9),
+            f"{outside_ms:.0f} of {sim.mean_ttft_ms:.0f} ms of the TTFT pass in the API server",
+            "fewer adapters per GPU",
+        ),
         Limit("KV cache", kv, f"{kv:.0%} of {sim.kv_cache_tokens:,} tokens", _more_cache(sim)),
         Limit(
             "batch", running / engine.max_num_seqs, f"{running:.0f} of {engine.max_num_seqs} requests run",

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 
-FEW_REQUESTS = 20
+FEW_REQUESTS = 60
 """With fewer completed requests than this, an adapter's 95th percentile is that of its server."""
+
+MEAN_FROM = 5
+"""Completed requests from which the mean of an adapter with few of them says more than chance."""
 
 
 def mean_ttft_ms(sim: Simulation) -> FloatArray:
@@ -58,7 +61,7 @@ def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
     """The 95th percentile of each adapter's TTFT, ms, float64 (m,); 0 without a completed request.
 
     An adapter with fewer than `FEW_REQUESTS` has no 95th percentile of its own: it gets that of all requests of
-    its server, or its mean where that is higher. NaN where the server does not start.
+    its server, or its mean where that is higher and of `MEAN_FROM` requests. NaN where the server does not start.
     """
     if sim.raw is None:
         return np.full(len(sim.workload), np.nan)
@@ -66,7 +69,7 @@ def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
     everyone = float(np.quantile(sim.ttft_ms, 0.95)) if number.any() else 0.0
     mean = np.nan_to_num(sim.adapter_mean_ttft_ms, nan=0.0)
     own = np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0)
-    pooled = np.where(number > 0, np.maximum(mean, everyone), 0.0)
+    pooled = np.maximum(np.where(number >= MEAN_FROM, mean, 0.0), np.where(number > 0, everyone, 0.0))
     found: FloatArray = np.where(number >= FEW_REQUESTS, own, pooled)
     return found
 
@@ -74,12 +77,16 @@ def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
 def slo_used(sim: Simulation) -> FloatArray:
     """How much of its limits (`Workload.slo`) each adapter uses, float64 (m,): 1 is all of it, more breaks them.
 
-    Infinite where the server does not start, starves or has a queue that grows.
+    Infinite where the server does not start, starves or has a queue that grows. An adapter with fewer than
+    `MEAN_FROM` requests has the mean ITL of its server.
     """
     if sim.status != "ok" or sim.starved or not sim.stable:
         return np.full(len(sim.workload), np.inf)
     ttft_limit_ms, itl_limit_ms = sim.workload.slo.columns(sim.workload)
-    itl_ms = np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0)
+    server_ms = 0.0 if np.isnan(sim.mean_itl_ms) else sim.mean_itl_ms
+    itl_ms = np.where(
+        _sums(sim, None) >= MEAN_FROM, np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0), server_ms
+    )
     worst: FloatArray = np.maximum(pooled_p95_ttft_ms(sim) / ttft_limit_ms, itl_ms / itl_limit_ms)
     return worst
 

@@ -43,3 +43,9 @@ def test_a_tight_limit_of_the_itl_is_step_time() -> None:
     fleet = Workload([Adapter(f"a{k}", 8, 0.5) for k in range(8)])
     strict = replace(fleet, slo=packer.Slo.of(2000.0, 15.0))
     assert limit_of(run(strict, 8)).name == "step time"
+
+
+def test_first_requests_of_many_adapters_wait_in_the_front_end() -> None:
+    """Where most requests are the first of their adapter, the API server takes more of the TTFT than the engine."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.001) for k in range(800)])
+    assert limit_of(run(fleet, 96)).name == "front end"
