@@ -20,7 +20,7 @@ from packer.cli.options import (
     seed_option,
     time_limit_option,
 )
-from packer.cli.output import jsonable, number, table, write_json
+from packer.cli.output import figures, heads, jsonable, number, table, write_json
 from packer.cli.ranges import numbers
 from packer.cli.traffic import refuse_unused
 
@@ -271,7 +271,8 @@ def _table(results: list[Result], title: str) -> Table:
         for name in ("adapters", "objective", "predictor")
         if len({getattr(r, name) for r in results}) > 1
     ]
-    columns = ["solver", *several, "GPUs", "bound", "gap", "tok/s", "TTFT ms", "ITL ms", "time s", "outcome"]
+    measured = ("total_token_throughput", "mean_ttft_ms", "mean_itl_ms")
+    columns = ["solver", *several, "GPUs", "bound", "gap", *heads(measured), "time s", "outcome"]
     rows = []
     for result in results:
         plan, found = result.plan, result.reference
@@ -282,9 +283,7 @@ def _table(results: list[Result], title: str) -> Table:
                 plan.n_gpus if plan else "–",
                 f"{plan.lower_bound:g}" if plan and plan.lower_bound is not None else "–",
                 f"{plan.gap:.0%}" if plan and plan.gap is not None else "–",
-                number(found.total_token_throughput if found else None, 0),
-                number(found.mean_ttft_ms if found else None, 0),
-                number(found.mean_itl_ms if found else None, 1),
+                *figures(found, measured),
                 number(plan.runtime_s if plan else None, 2),
                 result.outcome,
             ]

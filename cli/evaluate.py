@@ -18,7 +18,7 @@ from packer.cli.options import (
     rate_factor_option,
     seed_option,
 )
-from packer.cli.output import note, number, table
+from packer.cli.output import figures, heads, note, number, table
 from packer.cli.plan_table import growth, result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
 
@@ -286,21 +286,18 @@ def _write_seen(plan: Plan, seen: Workload, ranks: RankOptions, path: str) -> No
 
 
 def _servers(plan: Plan, found: PlanEvaluation) -> Table:
-    columns = ["GPU", "adapters", "offered tok/s", "(plan)", "tok/s", "(plan)", "TTFT ms", "(plan)"]
-    columns += ["worst p95 ms", "(plan)", "ITL ms", "(plan)", "headroom", "result"]
+    names = (
+        "offered_tok_s", "total_token_throughput", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_ms",
+    )  # fmt: skip
+    columns = ["GPU", "adapters"]
+    columns += [text for head in heads(names) for text in (head, "(plan)")] + ["headroom", "result"]
     rows = []
     for k, gpu in enumerate(found.gpus):
-        new, old = found.plan.evaluations[k], found.before[k]
-        cells: list[object] = [gpu, len(found.plan.bins[k].adapters)]
-        for name, digits in (
-            ("offered_tok_s", 0),
-            ("total_token_throughput", 0),
-            ("mean_ttft_ms", 0),
-            ("worst_adapter_ttft_ms", 0),
-            ("mean_itl_ms", 1),
-        ):
-            cells += [number(getattr(new, name), digits), number(getattr(old, name), digits)]
-        rows.append([*cells, growth(found.plan.headroom[k]), result_of(new)])
+        new = found.plan.evaluations[k]
+        pairs = zip(figures(new, names), figures(found.before[k], names), strict=True)
+        cells = [cell for pair in pairs for cell in pair]
+        adapters = len(found.plan.bins[k].adapters)
+        rows.append([gpu, adapters, *cells, growth(found.plan.headroom[k]), result_of(new)])
     title = f"{plan.workload.name}: by {found.plan.predictor}, beside the plan's figures ({plan.predictor})"
     return table(title, columns, rows, left=())
 

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,20 @@ def number(value: float | None, digits: int = 1) -> str:
     if value is None or math.isnan(value):
         return "–"
     return f"{value:,.{digits}f}"
+
+
+def heads(names: Iterable[str]) -> list[str]:
+    """Heads of the columns of figures of a server."""
+    from packer.evaluation import FIGURES
+
+    return [FIGURES[name].head for name in names]
+
+
+def figures(row: object, names: Iterable[str]) -> list[str]:
+    """Figures of a server or a plan as cells; dashes for None."""
+    from packer.evaluation import FIGURES
+
+    return [number(None if row is None else getattr(row, name), FIGURES[name].digits) for name in names]
 
 
 def jsonable(value: Any) -> Any:

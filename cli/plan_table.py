@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from packer.cli.output import console, number, table
+from packer.cli.output import console, figures, heads, number, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,26 +42,20 @@ def plan_lines(plan: Plan) -> list[Table | str]:
 
 def _frontier(plan: Plan) -> Table:
     """GPUs against latency and price."""
+    from packer.evaluation import PLAN_FIGURES
+
     points: Any = plan.details["frontier"]
+    shown = {name: label for name, label in PLAN_FIGURES.items() if name != "goodput_tok_s"}
     rows = []
     for row in points:
         broken = len(row["queueing"])
         mark = "kept" if row["holds"] else f"broken on {broken} GPU{'s' if broken != 1 else ''}"
         mark = mark if row["holds"] or broken else "broken when a GPU is lost"
         mark = "broken in another hour" if row["broken_later"] else mark
-        cells = [number(row[key], digits) for key, digits in _POINT]
+        cells = [number(row[name], label.digits) for name, label in shown.items()]
         rows.append([row["n_gpus"], *cells, mark + (" ←" if row["n_gpus"] == plan.n_gpus else "")])
-    columns = ["GPUs", "TTFT p95 ms", "worst adapter ms", "ITL ms", "in limits", "price/h", "latency goal"]
+    columns = ["GPUs", *(label.head for label in shown.values()), "latency goal"]
     return table("GPUs against latency", columns, rows, left=(6,))
-
-
-_POINT = (
-    ("p95_ttft_ms", 0),
-    ("worst_adapter_ttft_ms", 0),
-    ("mean_itl_ms", 1),
-    ("slo_attainment", 3),
-    ("price_per_hour", 2),
-)
 
 
 def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
@@ -86,8 +80,8 @@ def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
 def _gpus(plan: Plan) -> Table:
     several = len({item.profile for item in plan.bins}) > 1
     columns = ["GPU", *(["server"] if several else []), "adapters by rank", "max_loras × rank"]
-    figures = _FIGURES if console().width >= WIDE else _FIGURES[:-1]
-    columns += [head for head, _, _ in figures] + ["headroom"]
+    shown = _FIGURES if console().width >= WIDE else _FIGURES[:-1]
+    columns += [*heads(shown), "headroom"]
     columns += ["problem"] if not plan.evaluations.feasible.all() else []
     rows = []
     for k, item in enumerate(plan.bins):
@@ -98,7 +92,7 @@ def _gpus(plan: Plan) -> Table:
                 *([item.profile.name] if several else []),
                 by_rank(plan, item),
                 f"{item.max_loras} × {item.max_lora_rank}",
-                *(number(getattr(row, name), digits) for _, name, digits in figures),
+                *figures(row, shown),
                 growth(plan.headroom[k] if plan.headroom else None),
             ]
         )
@@ -108,14 +102,7 @@ def _gpus(plan: Plan) -> Table:
     return table(title, columns, rows, left=(1, 2) if several else (1,))
 
 
-_FIGURES = (
-    ("offered tok/s", "offered_tok_s", 0),
-    ("TTFT ms", "mean_ttft_ms", 0),
-    ("worst p95 ms", "worst_adapter_ttft_ms", 0),
-    ("ITL ms", "mean_itl_ms", 1),
-    ("in limits", "slo_attainment", 3),
-)
-"""Columns of a server's figures: head, figure, decimals."""
+_FIGURES = ("offered_tok_s", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_ms", "slo_attainment")
 
 
 def room_lines(rooms: Sequence[Room], gpus: Sequence[int]) -> list[str]:

@@ -19,46 +19,56 @@ Flag = TypeVar("Flag")
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """How a figure is shown: name, unit, decimals."""
+    """How a figure is shown: name, unit, decimals; `column` names it at the head of a column."""
 
     text: str
     unit: str = ""
     digits: int = 0
+    column: str | None = None
 
     @property
     def title(self) -> str:
         """The name at the head of a chart."""
         return self.text[0].upper() + self.text[1:]
 
+    @property
+    def head(self) -> str:
+        """Name and unit at the head of a column."""
+        return f"{self.text if self.column is None else self.column} {self.unit}".strip()
+
 
 _NONE: Any = 0.0
 _UNKNOWN: Any = math.nan
 
 
-def _shown(text: str, unit: str = "", digits: int = 0) -> dict[str, Label]:
-    return {"label": Label(text, unit, digits)}
+def _shown(text: str, unit: str = "", digits: int = 0, column: str | None = None) -> dict[str, Label]:
+    return {"label": Label(text, unit, digits, column)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Figures(Generic[Number, Flag]):
     """The figures of one server, or of many as columns."""
 
-    offered_tok_s: Number = field(metadata=_shown("offered load", "tok/s"))
-    total_token_throughput: Number = field(metadata=_shown("throughput", "tok/s"))
+    offered_tok_s: Number = field(metadata=_shown("offered load", "tok/s", column="offered"))
+    total_token_throughput: Number = field(metadata=_shown("throughput", "tok/s", column=""))
     starved: Flag = field(metadata=_shown("starved"))
     memory_error: Flag = field(metadata=_shown("memory error"))
-    mean_ttft_ms: Number = field(metadata=_shown("mean TTFT", "ms"))
+    mean_ttft_ms: Number = field(metadata=_shown("mean TTFT", "ms", column="TTFT"))
     median_ttft_ms: Number = field(metadata=_shown("median TTFT", "ms"))
     p99_ttft_ms: Number = field(metadata=_shown("p99 TTFT", "ms"))
     mean_tpot_ms: Number = field(metadata=_shown("mean TPOT", "ms", 1))
-    mean_itl_ms: Number = field(metadata=_shown("mean ITL", "ms", 1))
+    mean_itl_ms: Number = field(metadata=_shown("mean ITL", "ms", 1, "ITL"))
     p99_itl_ms: Number = field(metadata=_shown("p99 ITL", "ms", 1))
     kv_cache_tokens: Number = field(metadata=_shown("KV cache", "tokens"))
     starvation_probability: Number = field(metadata=_shown("probability of starvation", digits=2))
     tuning_tok_s: Number = field(default=_NONE, metadata=_shown("training", "tok/s"))
-    worst_adapter_ttft_ms: Number = field(default=_UNKNOWN, metadata=_shown("worst adapter's p95 TTFT", "ms"))
+    worst_adapter_ttft_ms: Number = field(
+        default=_UNKNOWN, metadata=_shown("worst adapter's p95 TTFT", "ms", column="worst p95")
+    )
     slo_used: Number = field(default=_UNKNOWN, metadata=_shown("share of the latency limits used", digits=2))
-    slo_attainment: Number = field(default=_UNKNOWN, metadata=_shown("requests within limits", digits=3))
+    slo_attainment: Number = field(
+        default=_UNKNOWN, metadata=_shown("requests within limits", digits=3, column="in limits")
+    )
     goodput_tok_s: Number = field(default=_UNKNOWN, metadata=_shown("goodput", "tok/s"))
 
 
@@ -137,6 +147,14 @@ class AdapterFigures(NamedTuple):
 
 FIGURES: Mapping[str, Label] = {item.name: item.metadata["label"] for item in fields(Evaluation)}
 """Every figure of a server by its name, in the order of tables and files."""
+
+PLAN_FIGURES: Mapping[str, Label] = {
+    "p95_ttft_ms": Label("p95 TTFT", "ms", column="TTFT p95"),
+    "worst_adapter_ttft_ms": Label("worst adapter's p95 TTFT", "ms", column="worst adapter"),
+    **{name: FIGURES[name] for name in ("mean_itl_ms", "slo_attainment", "goodput_tok_s")},
+    "price_per_hour": Label("price per hour", digits=2, column="price/h"),
+}
+"""Every figure of a plan over all its requests, as `packer.operate.frontier.FrontierPoint` has them."""
 
 SIMULATED = ("worst_adapter_ttft_ms", "slo_used", "slo_attainment", "goodput_tok_s")
 """Figures that only a simulation of requests gives."""

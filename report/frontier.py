@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from packer.evaluation import PLAN_FIGURES
 from packer.report.figures import Line, Mark, Panel
 from packer.report.figures_svg import Chart, chart
 from packer.slo import Limits
@@ -28,7 +29,7 @@ def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limi
             Line(gpus, [row["p95_ttft_ms"] for row in rows], "all requests", markers=True),
             Line(gpus, [row["worst_adapter_ttft_ms"] for row in rows], "worst adapter", markers=True),
         ],
-        title="TTFT, 95th percentile",
+        title=PLAN_FIGURES["p95_ttft_ms"].title,
         x_label="GPUs",
         y_label="ms, logarithmic",
         y_log=True,
@@ -36,7 +37,7 @@ def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limi
     )
     itl = Panel(
         [Line(gpus, [row["mean_itl_ms"] for row in rows], "all requests", markers=True)],
-        title="Mean ITL",
+        title=PLAN_FIGURES["mean_itl_ms"].title,
         x_label="GPUs",
         y_label="ms",
         marks=(Mark(chosen, "this plan"), Mark(limits.mean_itl_ms, "goal", axis="y")),

@@ -1,4 +1,4 @@
-"""Figures of servers."""
+"""Figures of servers and plans are declared once, with their units and the names that people see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from packer.evaluation import FIGURES, FLAGS, Evaluation, Evaluations
+from packer.evaluation import FIGURES, FLAGS, PLAN_FIGURES, Evaluation, Evaluations
+from packer.operate.frontier import FrontierPoint
 
 
 def row(**changes: object) -> Evaluation:
@@ -46,3 +47,19 @@ def test_served_share() -> None:
     assert row(offered_tok_s=10.0, total_token_throughput=9.0).served_share == pytest.approx(0.9)
     assert row(offered_tok_s=0.0, total_token_throughput=0.0).served_share == 1.0
     assert np.isclose(Evaluations.of([]).offered_tok_s.size, 0)
+
+
+def test_figures_of_a_plan_are_those_of_the_frontier() -> None:
+    """Every figure over all requests that a point of the frontier has is declared, with a head of its own."""
+    numbers = {f.name for f in fields(FrontierPoint) if f.type in ("float", "float | None")}
+    assert set(PLAN_FIGURES) == numbers
+    heads = [label.head for label in PLAN_FIGURES.values()]
+    assert len(set(heads)) == len(heads)
+
+
+def test_heads_of_columns_name_the_unit() -> None:
+    """A short name where there is one; the unit alone where that says enough."""
+    assert FIGURES["mean_ttft_ms"].head == "TTFT ms"
+    assert FIGURES["total_token_throughput"].head == "tok/s"
+    assert FIGURES["p99_ttft_ms"].head == "p99 TTFT ms"
+    assert FIGURES["starved"].head == "starved"
