@@ -5,11 +5,13 @@ Files are read by `packer.io.clusters`; `packer.twin.cluster` simulates them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from packer import checks
+from packer.engines import VLLM, Engine
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.profile import Profile
 
@@ -21,18 +23,51 @@ SLO_LIMITS = ("ttft_ms", "tpot_ms", "normalised_ms", "latency_ms")
 class ServerKind:
     """One way to run a server.
 
-    `max_lora_rank` None: the smallest rank of vLLM's that holds every adapter of the fleet.
+    `max_lora_rank` None: the smallest rank of vLLM's that holds every adapter of the fleet. `engine`: vLLM's, or
+    another (`packer.engines`); a system may replace it.
     """
 
     name: str
     profile: Profile
     max_loras: int
     max_lora_rank: int | None = None
+    engine: Engine = VLLM
 
     def __post_init__(self) -> None:
         checks.integer("max_loras", self.max_loras, low=1, high=100_000)
         if self.max_lora_rank is not None:
             checks.slot_rank("max_lora_rank", self.max_lora_rank)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine: the next `servers` of the cluster share its host memory, of which `host_bytes` hold adapters."""
+
+    servers: int = 1
+    host_bytes: float = math.inf
+
+    def __post_init__(self) -> None:
+        checks.integer("servers of a node", self.servers, low=1, high=1_000_000)
+        if self.host_bytes != math.inf:
+            checks.real("host_bytes", self.host_bytes, low=0.0, open_low=True)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where adapters come from that no host holds.
+
+    A transfer takes `latency_ms` and then its bytes. At most `concurrent` transfers at once, each with the whole
+    bandwidth, in turn; 0: any number, which share it equally.
+    """
+
+    bandwidth_bytes_s: float
+    latency_ms: float = 0.0
+    concurrent: int = 0
+
+    def __post_init__(self) -> None:
+        checks.real("bandwidth_bytes_s", self.bandwidth_bytes_s, low=0.0, open_low=True)
+        checks.real("latency_ms", self.latency_ms, low=0.0)
+        checks.integer("concurrent", self.concurrent, low=0, high=100_000)
 
 
 @dataclass(frozen=True)
@@ -50,12 +85,21 @@ class Cluster:
         there, in ]0, 1]; None: every server may serve every adapter.
     slo
         Default limits of a request, ms, among `SLO_LIMITS`.
+    nodes
+        The machines, in the order of the servers; none: one for each server, whose host memory holds everything.
+    store
+        Where adapters come from that no host holds; needed if some host memory is limited.
+    network_ms
+        Time from the router to a server, and back.
     """
 
     kinds: tuple[ServerKind, ...]
     servers: tuple[str, ...]
     placement: tuple[Mapping[str, float], ...] | None = None
     slo: Mapping[str, float] = field(default_factory=dict)
+    nodes: tuple[Node, ...] = ()
+    store: Store | None = None
+    network_ms: float = 0.0
 
     def __post_init__(self) -> None:
         names = [kind.name for kind in self.kinds]
@@ -75,6 +119,14 @@ class Cluster:
             for name, share in placed.items():
                 checks.real(f"the share of {shown(name)}", share, low=0.0, high=1.0, open_low=True)
         object.__setattr__(self, "slo", check_slo(self.slo))
+        on_nodes = sum(node.servers for node in self.nodes)
+        if self.nodes and on_nodes != len(self.servers):
+            raise ValidationError(
+                f"Expected the nodes to have {len(self.servers)} servers together, got {on_nodes}."
+            )
+        if self.store is None and any(node.host_bytes != math.inf for node in self.nodes):
+            raise ValidationError("Expected a store where the host memory of a node is limited, got None.")
+        checks.real("network_ms", self.network_ms, low=0.0)
 
     def __len__(self) -> int:
         return len(self.servers)
@@ -91,12 +143,14 @@ class Cluster:
         Raises
         ------
         IncompatibleError
-            It has several kinds of server, or a placement.
+            It has several kinds of server, a placement, or nodes with more than one server.
         """
         if len(set(self.servers)) > 1 or self.placement is not None:
             raise IncompatibleError("Only a cluster of equal servers without a placement can be resized.")
+        if len(set(self.nodes)) > 1 or any(node.servers > 1 for node in self.nodes):
+            raise IncompatibleError("Only a cluster of equal nodes with one server each can be resized.")
         checks.integer("the number of servers", n, low=1, high=1_000_000)
-        return replace(self, servers=self.servers[:1] * n)
+        return replace(self, servers=self.servers[:1] * n, nodes=self.nodes[:1] * n)
 
     def kind(self, server: int) -> ServerKind:
         """The kind of a server."""

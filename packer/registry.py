@@ -23,6 +23,7 @@ from packer.errors import (
 )
 
 GROUPS = {
+    "cache": "packer.caches",
     "objective": "packer.objectives",
     "predictor": "packer.predictors",
     "router": "packer.routers",
@@ -88,8 +89,13 @@ def make(kind: str, spec: str) -> Any:
     ValidationError
         It has no such parameter, or the value breaks a rule.
     """
+    name, _, _ = spec.partition(":")
+    return from_spec(kind, spec, load(kind, name))
+
+
+def from_spec(kind: str, spec: str, made: Any) -> Any:
+    """What `make` does, with the class (or factory) `made` for the name; `kind` is for messages."""
     name, colon, text = spec.partition(":")
-    made = load(kind, name)
     known = {item.name for item in fields(made) if item.init} if is_dataclass(made) else set()
     given: dict[str, Any] = {}
     for part in text.split(",") if colon else ():

@@ -6,9 +6,15 @@ name = "h100"
 profile = "h100-64gb/llama-3.1-8b-instruct"    # a shipped profile, or a .toml file beside this one
 max_loras = 32
 max_lora_rank = 16                             # may be left out
+engine = "lightllm:max_wait_tokens=1"          # may be left out: vllm
 [[nodes]]
 count = 4
 servers = ["h100"]
+host_gb = 64                                   # adapters in host memory; may be left out: all
+[store]                                        # where the others come from
+bandwidth_gb_s = 1.25
+latency_ms = 5
+concurrent = 0                                 # 0: transfers share the bandwidth
 [slo]                                          # may be left out
 ttft_ms = 2000
 tpot_ms = 100
@@ -16,13 +22,15 @@ tpot_ms = 100
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from packer.cluster import Cluster, ServerKind
+from packer.cluster import Cluster, Node, ServerKind, Store
+from packer.engines import engine_of
 from packer.errors import FileFormatError, InputError
 from packer.io.documents import parse_toml
 from packer.io.files import read_text
@@ -37,6 +45,7 @@ class KindTable(Table):
     profile: str
     max_loras: int
     max_lora_rank: int | None = None
+    engine: str = "vllm"
 
 
 class NodeTable(Table):
@@ -44,6 +53,15 @@ class NodeTable(Table):
 
     servers: Annotated[list[str], Field(min_length=1)]
     count: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    host_gb: float | None = None
+
+
+class StoreTable(Table):
+    """`[store]`."""
+
+    bandwidth_gb_s: float
+    latency_ms: float = 0.0
+    concurrent: int = 0
 
 
 class ClusterFile(Table):
@@ -53,6 +71,8 @@ class ClusterFile(Table):
     kinds: Annotated[list[KindTable], Field(min_length=1)]
     nodes: Annotated[list[NodeTable], Field(min_length=1)]
     slo: dict[str, float] = Field(default_factory=dict)
+    store: StoreTable | None = None
+    network_ms: float = 0.0
 
 
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
@@ -67,7 +87,15 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     kinds = tuple(_kind(k, table, path) for k, table in enumerate(file.kinds))
     servers = tuple(name for node in file.nodes for _ in range(node.count) for name in node.servers)
     try:
-        return Cluster(kinds, servers, slo=file.slo)
+        nodes = tuple(
+            Node(len(node.servers), math.inf if node.host_gb is None else node.host_gb * 1e9)
+            for node in file.nodes
+            for _ in range(node.count)
+        )
+        store = None
+        if file.store is not None:
+            store = Store(file.store.bandwidth_gb_s * 1e9, file.store.latency_ms, file.store.concurrent)
+        return Cluster(kinds, servers, slo=file.slo, nodes=nodes, store=store, network_ms=file.network_ms)
     except InputError as error:
         raise FileFormatError(str(error), path=path) from None
 
@@ -78,7 +106,8 @@ def _kind(k: int, table: KindTable, path: str | os.PathLike[str]) -> ServerKind:
     beside = Path(path).parent / name
     try:
         profile = load_profile(beside if name.endswith(".toml") else name)
-        return ServerKind(table.name, profile, table.max_loras, table.max_lora_rank)
+        engine = engine_of(table.engine)
+        return ServerKind(table.name, profile, table.max_loras, table.max_lora_rank, engine)
     except FileFormatError:
         raise
     except InputError as error:

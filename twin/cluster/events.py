@@ -13,7 +13,18 @@ from numba import njit
 
 from packer.twin.cluster.routers.base import HOLD
 from packer.twin.cluster.routers.scores import choose
-from packer.twin.cluster.state import FloatArray, IntArray, Servers, give, run_until
+from packer.twin.cluster.state import (
+    REFUSED,
+    Engines,
+    FloatArray,
+    IntArray,
+    Servers,
+    give,
+    outstanding,
+    run_until,
+)  # fmt: skip
+from packer.twin.cluster.transit import Transit, next_s, receive, send
+from packer.twin.engine.state import NO_LIMIT
 from packer.twin.flags import ENGINE_FLAGS
 
 
@@ -27,11 +38,11 @@ def deal(c: Servers, assigned: IntArray, first: int) -> int:
 
 
 @njit(**ENGINE_FLAGS)
-def run_all_until(c: Servers, until_s: float) -> None:
+def run_all_until(c: Servers, until_s: float, engines: Engines) -> None:
     """Every server executes the steps that start before `until_s`."""
     for s in range(c.wake_s.size):
         if c.wake_s[s] <= until_s:
-            run_until(c, s, until_s)
+            run_until(c, s, until_s, engines)
 
 
 @njit(**ENGINE_FLAGS)
@@ -46,9 +57,9 @@ def _look(c: Servers, seen: Servers) -> None:
 
 
 @njit(**ENGINE_FLAGS)
-def next_change_s(c: Servers, now_s: float) -> float:
+def next_change_s(c: Servers, now_s: float, engines: Engines) -> float:
     """When the next step of any server ends, after those that start at `now_s` were started."""
-    run_all_until(c, np.nextafter(now_s, math.inf))
+    run_all_until(c, np.nextafter(now_s, math.inf), engines)
     earliest = math.inf
     for s in range(c.wake_s.size):
         earliest = min(earliest, c.wake_s[s])
@@ -56,31 +67,76 @@ def next_change_s(c: Servers, now_s: float) -> float:
 
 
 @njit(**ENGINE_FLAGS)
-def route(
-    c: Servers, seen: Servers, interval_s: float, rule: int, p: FloatArray, group: IntArray, start: IntArray,
-    server: IntArray, first: int, now_s: float, end_s: float,
-) -> tuple[int, float]:  # fmt: skip
-    """Route the requests from `first` on by a score function, from time `now_s` on.
+def pass_on(c: Servers, way: Transit | None, until_s: float, engines: Engines) -> bool:
+    """What is under way by `until_s` reaches its server, in order of time; False if an adapter found no row."""
+    if way is not None:
+        while next_s(way) <= until_s:
+            at_s = next_s(way)
+            run_all_until(c, at_s, engines)
+            if not receive(c, way, at_s):
+                return False
+    run_all_until(c, until_s, engines)
+    return True
 
-    `seen`: the servers as the router knows them, `c` itself or with registers of their own that are brought up
-    to date every `interval_s`. A held request is offered again whenever a step ends; those behind it wait.
-    Returns the request that found no row for its adapter, or could not be placed by `end_s`, or their number;
-    and the time.
+
+@njit(**ENGINE_FLAGS)
+def hand_over(c: Servers, way: Transit | None, s: int, r: int, now_s: float) -> bool:
+    """Request `r` sets out for server `s`; False, with nothing changed, if there is no row for its adapter."""
+    if way is not None:
+        send(c, way, s, r, now_s)
+        return True
+    return bool(give(c, s, r, now_s))
+
+
+@njit(**ENGINE_FLAGS)
+def _full(c: Servers, limit: int) -> bool:
+    """Whether the cluster has as many requests as the client keeps open."""
+    total = 0
+    for s in range(c.wake_s.size):
+        total += outstanding(c, s)
+    return total >= limit
+
+
+@njit(**ENGINE_FLAGS)
+def route(
+    c: Servers, seen: Servers, interval_s: float, assigned: IntArray, rule: int, p: FloatArray, group: IntArray,
+    start: IntArray, server: IntArray, first: int, now_s: float, end_s: float, limit: int, way: Transit | None,
+    engines: Engines,
+) -> tuple[int, float]:  # fmt: skip
+    """Route the requests from `first` on that come before `end_s`, from time `now_s` on.
+
+    By `assigned`, or where that is empty by a score function. `seen`: the servers as the router knows them, `c`
+    itself or with registers of their own that are brought up to date every `interval_s`. A held request is
+    offered again whenever a step ends; those behind it wait. `limit`: requests at once, more are refused.
+    Returns the request that found no row for its adapter, or is left at `end_s`, or their number; and the time.
     """
     looked_s = -math.inf
     for r in range(first, c.server.size):
+        if c.sent_s[r] >= end_s:
+            return r, end_s
         now_s = max(now_s, c.sent_s[r])
-        run_all_until(c, now_s)
-        if interval_s > 0.0 and now_s >= looked_s + interval_s:
-            _look(c, seen)
-            looked_s = now_s
-        s = choose(rule, seen, p, group, start, server, r)
-        while s == HOLD:
-            now_s = next_change_s(c, now_s)
-            if now_s >= end_s:
-                return r, now_s
-            run_all_until(c, now_s)
+        if not pass_on(c, way, now_s, engines):
+            return r, now_s
+        if limit < NO_LIMIT and _full(c, limit):
+            c.server[r] = REFUSED
+            continue
+        if assigned.size > 0:
+            s = assigned[r]
+        else:
+            if interval_s > 0.0 and now_s >= looked_s + interval_s:
+                _look(c, seen)
+                looked_s = now_s
             s = choose(rule, seen, p, group, start, server, r)
-        if not give(c, s, r, now_s):
+        while s == HOLD:
+            changes_s = next_change_s(c, now_s, engines)
+            if way is not None:
+                changes_s = min(changes_s, next_s(way))
+            if changes_s >= end_s:
+                return r, end_s
+            now_s = changes_s
+            if not pass_on(c, way, now_s, engines):
+                return r, now_s
+            s = choose(rule, seen, p, group, start, server, r)
+        if not hand_over(c, way, s, r, now_s):
             return r, now_s
     return c.server.size, now_s

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
 from packer.twin.cluster.slo import Outcome, outcome
-from packer.twin.cluster.state import Servers
+from packer.twin.cluster.state import REFUSED, Servers
+from packer.twin.cluster.transit import HITS, MISSES, NETWORK_S, Transit
 from packer.twin.engine import state as rows
 from packer.twin.result import Simulation
 from packer.twin.server import Raw, Server
@@ -41,6 +42,7 @@ class ClusterSimulation(Simulation):
     slo: Mapping[str, float]
     setups: Sequence[Server] = field(repr=False)
     state: Servers | None = field(repr=False)
+    transit: Transit | None = field(repr=False, default=None)
 
     @classmethod
     def of(
@@ -63,7 +65,9 @@ class ClusterSimulation(Simulation):
             profile=first.profile,
             settings=first.settings,
             kv_cache_tokens=sum(setup.kv_cache_tokens for setup in setups),
-            raw=None if state is None else _raw(state, None, run["duration_s"]),
+            raw=None
+            if state is None
+            else _with_way_back(_raw(state, None, run["duration_s"]), run["transit"]),
             cluster=cluster,
             system=system,
             router=router,
@@ -100,8 +104,28 @@ class ClusterSimulation(Simulation):
     @property
     def hit_rate(self) -> float:
         """Admissions whose adapter lay on the GPU / admissions; NaN without admissions."""
-        admissions = self._count(rows.TAKEN) - self._count(rows.WAITING) + self.preemptions
-        return 1.0 - self.adapter_loads / admissions if admissions else math.nan
+        waited = self._count(rows.WAITING) + self.aborted
+        admissions = self._count(rows.TAKEN) - waited + self.preemptions
+        misses = self.adapter_loads - self._count(rows.UNAWAITED)
+        return 1.0 - misses / admissions if admissions else math.nan
+
+    @property
+    def host_hit_rate(self) -> float:
+        """Requests whose adapter lay in the host memory of their node / requests; NaN where it holds everything."""
+        if self.transit is None or not np.isfinite(self.transit.room).any():
+            return math.nan
+        hits, misses = self.transit.counts[HITS], self.transit.counts[MISSES]
+        return float(hits / (hits + misses)) if hits + misses else math.nan
+
+    @property
+    def refused(self) -> int:
+        """Requests that the client could not send because too many were outstanding."""
+        return 0 if self.state is None else int((self.state.server == REFUSED).sum())
+
+    @property
+    def aborted(self) -> int:
+        """Requests that a server gave up while they waited (early abort)."""
+        return self._count(rows.ABORTED)
 
     @property
     def cold_start_share(self) -> float:
@@ -196,6 +220,14 @@ _PER_SERVER = (
     "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions", "adapter_loads",
     "busy_share",
 )  # fmt: skip
+
+
+def _with_way_back(raw: Raw, transit: Transit | None) -> Raw:
+    """The client sees tokens after they crossed the network."""
+    back_s = 0.0 if transit is None else float(transit.rates[NETWORK_S])
+    return (
+        raw if back_s == 0.0 else replace(raw, first_s=raw.first_s + back_s, finish_s=raw.finish_s + back_s)
+    )
 
 
 def _raw(state: Servers, server: int | None, end_s: float) -> Raw:

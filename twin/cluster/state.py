@@ -15,15 +15,21 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.twin.arrivals import Marks
+from packer.twin.cache.kernel import FIXED, keep
+from packer.twin.engine import jobs, lightllm
 from packer.twin.engine.advance import advance
 from packer.twin.engine.arrive import offer
+from packer.twin.engine.containers import link_last
 from packer.twin.engine.state import (
     BLOCK_SIZE,
+    BLOCKED,
     BLOCKS,
+    CACHE_RULE,
     CLASS_RANK,
     END_S,
     HASH,
     HISTOGRAM_BINS,
+    IDLE_BEFORE,
     IN_FLIGHT,
     INBOX_COUNT,
     KV_BLOCKS,
@@ -55,6 +61,8 @@ from packer.twin.law.law import Law
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+_lightllm, _lightllm_wake = lightllm.advance, lightllm.wake_s
+_jobs, _jobs_wake = jobs.advance, jobs.wake_s
 ROWS_PER_SHARE = 4
 """Rows for adapters on each server, in multiples of its even share of the requests; grown where they fill up."""
 _SPREAD = 0x9E3779B97F4A7C1  # an odd multiplier: spreads consecutive keys over the hash table
@@ -72,6 +80,7 @@ class Servers(NamedTuple):
     ascending; words, beside `served` (…, 3): the rest of their `sizes`. seen (S,): adapters that a
     server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
     `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle.
+    on_way (S,): requests that left the router and did not reach the server yet.
     """
 
     ints: IntArray
@@ -111,6 +120,16 @@ class Servers(NamedTuple):
     pair_key: IntArray
     pair_row: IntArray
     wake_s: FloatArray
+    on_way: IntArray
+
+
+REFUSED = -2
+"""In `server`: the client could not send the request."""
+Engines = IntArray | None
+"""Number of each server's engine (`packer.engines`), (S,), or None where all are vLLM's.
+
+None keeps the other engines from being compiled: Numba drops the branch before it types it.
+"""
 
 
 def new_servers(
@@ -125,8 +144,11 @@ def new_servers(
     blocks: IntArray,
     *,
     rows: int,
+    kept: int = 0,
 ) -> Servers:
     """Idle servers, each with the settings of its template; `rows`: adapters that each has room for.
+
+    `kept`: most pairs of server and adapter that a policy may keep without a request.
 
     `served`: numbers of the adapters that each may serve, those of its template; servers may share one array.
     """
@@ -138,7 +160,7 @@ def new_servers(
     ints = np.stack([template.ints for template in templates])
     ints[:, RING] = ring
     ints[:, SENTINEL] = n + ring * np.arange(count)
-    pairs = 1 << max(4, (2 * min(n, count * len(ranks))).bit_length())
+    pairs = 1 << max(4, (2 * min(n + kept, count * len(ranks))).bit_length())
     adapters, sizes, heaps = _adapter_rows(count, rows)
     tree = max(template.tree.size for template in templates)
     lists = {id(own): (own, template) for own, template in zip(served, templates, strict=True)}
@@ -182,6 +204,7 @@ def new_servers(
         pair_key=np.zeros(pairs, dtype=np.int64),
         pair_row=np.zeros(pairs, dtype=np.int64),
         wake_s=np.full(count, np.inf),
+        on_way=np.zeros(count, dtype=np.int64),
     )
 
 
@@ -239,31 +262,53 @@ def row_of(c: Servers, s: int, a: int) -> int:
 
 
 @njit(**ENGINE_FLAGS)
+def number(c: Servers, s: int, a: int) -> int:
+    """Row of an adapter on a server, which sees it for the first time perhaps; 0 if there is no row for it."""
+    k = pair_slot(c, s, a)
+    if c.pair_key[k] != 0:
+        return int(c.pair_row[k])
+    if c.seen[s] == c.heaps.shape[2]:
+        return 0
+    c.seen[s] += 1
+    row = c.seen[s]
+    c.pair_key[k] = s * c.ranks.size + a + 1
+    c.pair_row[k] = row
+    size = c.sizes[s, row]
+    size[RANK] = c.ranks[a]
+    size[BLOCKS] = c.blocks[c.kind[s], a]
+    size[RANK_CLASS] = c.rank_class[a]
+    low, high = c.first[s], c.last[s]
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if c.served[middle] <= a:
+            low = middle
+        else:
+            high = middle
+    for column in range(c.words.shape[1]):
+        size[HASH + column] = c.words[low, column]
+    if c.ints[s, CACHE_RULE] == FIXED:
+        c.adapters[s, row, RESIDENT] = 1
+        link_last(c.adapters[s], IDLE_BEFORE, 0, row)
+    return int(row)
+
+
+@njit(**ENGINE_FLAGS)
+def keep_on_gpu(c: Servers, s: int, a: int, on: bool) -> bool:
+    """A policy keeps an adapter on the GPU of a server, or no more; False if there is no row for it."""
+    row = number(c, s, a)
+    if row > 0 and c.ints[s, CACHE_RULE] != FIXED:
+        keep(c.ints[s], c.adapters[s], c.sizes[s], row, on)
+    return bool(row > 0)
+
+
+@njit(**ENGINE_FLAGS)
 def give(c: Servers, s: int, r: int, at_s: float) -> bool:
     """Request `r` reaches server `s` at `at_s`; False, with nothing changed, if there is no row for its adapter."""
-    a = c.adapter[r]
-    k = pair_slot(c, s, a)
-    if c.pair_key[k] == 0:
-        if c.seen[s] == c.heaps.shape[2]:
-            return False
-        c.seen[s] += 1
-        c.pair_key[k] = s * c.ranks.size + a + 1
-        c.pair_row[k] = c.seen[s]
-        size = c.sizes[s, c.seen[s]]
-        size[RANK] = c.ranks[a]
-        size[BLOCKS] = c.blocks[c.kind[s], a]
-        size[RANK_CLASS] = c.rank_class[a]
-        low, high = c.first[s], c.last[s]
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if c.served[middle] <= a:
-                low = middle
-            else:
-                high = middle
-        for column in range(c.words.shape[1]):
-            size[HASH + column] = c.words[low, column]
+    row = number(c, s, c.adapter[r])
+    if row == 0:
+        return False
     prompt = min(c.prompt[r], c.longest[s] - 1)
-    c.requests[r, OWNER] = c.pair_row[k] - 1
+    c.requests[r, OWNER] = row - 1
     c.requests[r, PROMPT] = prompt
     c.requests[r, OUTPUT] = min(c.output[r], c.longest[s] - prompt)
     c.times[r, SENT_AT] = at_s
@@ -275,9 +320,22 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
 
 
 @njit(**ENGINE_FLAGS)
-def run_until(c: Servers, s: int, until_s: float) -> None:
+def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
     """Server `s` executes every step that starts before `until_s`."""
-    advance(state_of(c, s), law_of_server(c, s), until_s)
+    if engines is not None:
+        if engines[s] == lightllm.NUMBER:
+            _lightllm(state_of(c, s), law_of_server(c, s), until_s)
+            if c.ints[s, IN_FLIGHT] == 0 and c.ints[s, BLOCKED] == 1:
+                c.wake_s[s] = _lightllm_wake(state_of(c, s))
+                return
+        elif engines[s] == jobs.NUMBER:
+            _jobs(state_of(c, s), law_of_server(c, s), until_s)
+            c.wake_s[s] = _jobs_wake(state_of(c, s))
+            return
+        else:
+            advance(state_of(c, s), law_of_server(c, s), until_s)
+    else:
+        advance(state_of(c, s), law_of_server(c, s), until_s)
     if c.ints[s, IN_FLIGHT] == 1:
         c.wake_s[s] = c.floats[s, END_S]
     elif c.ints[s, RUNNING] + c.ints[s, WAITING] > 0:
@@ -290,7 +348,7 @@ def run_until(c: Servers, s: int, until_s: float) -> None:
 def outstanding(c: Servers, s: int) -> int:
     """Requests that a server has: running, waiting and on their way."""
     ints = c.ints[s]
-    total: int = ints[RUNNING] + ints[WAITING] + ints[INBOX_COUNT] + ints[PENDING_COUNT]
+    total: int = ints[RUNNING] + ints[WAITING] + ints[INBOX_COUNT] + ints[PENDING_COUNT] + c.on_way[s]
     return total
 
 

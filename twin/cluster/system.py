@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 from packer.io.documents import parse_toml
 from packer.io.schema import Table, parse
@@ -16,13 +17,22 @@ FOLDER = "packer.twin.cluster.systems"
 class System:
     """How a cluster is run.
 
-    `router`: by name, with parameters as in "affinity:slack=8". `source`: where the description comes from.
+    `router`, and all that follows: by name, with parameters as in "affinity:slack=8"; None keeps what the kinds of
+    server have. `source`: where the description comes from. `engine`: `packer.engines`. `cache`: a cache policy
+    (`packer.twin.cache`). `loading`: `packer.twin.cache.loading`. `kernel`: `packer.twin.law.kernels`.
+    `memory`: "reserved" or "unified". `placement`: the solver whose plan places the adapters.
     """
 
     name: str
     summary: str
     source: str
     router: str
+    engine: str | None = None
+    cache: str | None = None
+    loading: str | None = None
+    kernel: str | None = None
+    memory: Literal["reserved", "unified"] | None = None
+    placement: str | None = None
 
 
 class SystemFile(Table):
@@ -31,6 +41,12 @@ class SystemFile(Table):
     summary: str
     source: str
     router: str
+    engine: str | None = None
+    cache: str | None = None
+    loading: str | None = None
+    kernel: str | None = None
+    memory: Literal["reserved", "unified"] | None = None
+    placement: str | None = None
 
 
 def system_names() -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from packer.twin.cluster.state import Servers, on_gpu
 from packer.twin.engine import state as rows
 from packer.workload import Workload
 
+FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 
@@ -33,6 +34,39 @@ class ClusterView:
     def _register(self, register: int) -> IntArray:
         return self._servers.ints[:, register].copy()
 
+    def requests_since(self, after_s: float, until_s: float) -> FloatArray:
+        """Requests of each adapter that arrived in [after_s, until_s[, float64 (m,)."""
+        first, last = np.searchsorted(self._servers.sent_s, [after_s, until_s])
+        counts = np.bincount(self._servers.adapter[first:last], minlength=len(self.workload))
+        return counts.astype(np.float64)
+
+    def unfinished(self, requests: IntArray) -> IntArray:
+        """Those of these requests that are not finished, by their numbers."""
+        left: IntArray = requests[self._servers.status[requests] != rows.FINISHED]
+        return left
+
+    @property
+    def adapter_bytes(self) -> FloatArray:
+        """Weights of each adapter, float64 (m,)."""
+        return (
+            self.workload.ranks.astype(np.float64) * self.cluster.kinds[0].profile.model.lora_bytes_per_rank
+        )
+
+    @property
+    def places(self) -> IntArray:
+        """Most requests in the batch."""
+        return self._register(rows.MAX_SEQS)
+
+    @property
+    def used_share(self) -> FloatArray:
+        """Share of the memory for KV cache and adapters in use, float64 (S,)."""
+        return self._register(rows.USED) / np.maximum(self._register(rows.KV_BLOCKS), 1)
+
+    @property
+    def busy_s(self) -> FloatArray:
+        """Time in which each server had something to do, float64 (S,)."""
+        return self._servers.floats[:, rows.BUSY_S].copy()
+
     @property
     def running(self) -> IntArray:
         """Requests in the batch."""
@@ -41,7 +75,7 @@ class ClusterView:
     @property
     def waiting(self) -> IntArray:
         """Requests that wait for a place in the batch."""
-        return self._register(rows.WAITING) + self._register(rows.INBOX_COUNT)
+        return self._register(rows.WAITING) + self._register(rows.INBOX_COUNT) + self._servers.on_way
 
     @property
     def decodes(self) -> IntArray:

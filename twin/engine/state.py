@@ -66,7 +66,16 @@ def numbers(first: int, end: int) -> list[int]:
 (PREFILLS_FIRST, SERIES_OF_LISTS) = numbers(66, 68)
 # The last of the requests whose prefill the step ends.
 ENDED_LAST = 68
-N_INTS = 69
+# Engines other than vLLM's (`engine.lightllm`, `engine.jobs`). Settings: how adapters leave the GPU and are loaded,
+# most distinct adapters in the batch, decode steps between two looks at the queue, adapters in the batch from
+# which those of the batch come first, cells above which idle adapters leave. Then: decode steps since the last
+# prefill, and in all; whether a prefill is in flight; length of the sorted batch; requests given up; cells of
+# the adapters in the batch, and of those that are being loaded for waiting requests; number of the last
+# prefetch; loads that no request waited for; whether nothing can be done before the next event; requests left
+# behind by the last look at the queue.
+(CACHE_RULE, LOADING_MODE, SLOT_LIMIT, MAX_WAIT, CLUSTER, HIGH_WATER, SINCE, DECODE_STEPS, PREFILLING, BATCH,
+ ABORTED, ACTIVE_BLOCKS, LOADING_BLOCKS, TAG, UNAWAITED, BLOCKED, LEFT) = numbers(69, 86)  # fmt: skip
+N_INTS = 86
 
 # ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the
 # next arrival (infinite if none is known); duration of the step, s, and of its loads, ms; totals; width of the
@@ -75,7 +84,10 @@ N_INTS = 69
 # The front end: when the first pending request reaches the engine (infinite if none does), when the next
 # scrape comes, when the work at hand is done, when the last tokens were streamed; time spent in scrapes.
 (REACH_S, SCRAPE_S, FREE_S, SEEN_S, SCRAPED_S) = numbers(10, 15)
-N_FLOATS = 15
+# Other engines: when the adapter that is being loaded is there (infinite without one); wait after which a
+# request is given up; prefill beside a load, relative to one without; smoothed arrivals and admissions.
+(LOAD_END_S, ABORT_AFTER_S, CPU_FACTOR, ARRIVALS, ADMISSIONS) = numbers(15, 20)
+N_FLOATS = 20
 
 # ---- what the front end takes, s (`Law.frontend`): pause between scrapes, a scrape, per time series, per name
 # in its labels, a request, an adapter's first request.
@@ -87,8 +99,8 @@ N_FLOATS = 15
 # ---- columns of `times`, s: first token, finish (NaN until they happen), last token before a preemption, sent,
 # got by the engine, first and last token as the client sees them.
 (FIRST, FINISH, LAST, SENT_AT, REACHED, FIRST_SEEN, FINISH_SEEN) = numbers(0, 7)
-# ---- `status` of a request; anything else: not arrived, or refused.
-(ACCEPTED, FINISHED) = numbers(1, 3)
+# ---- `status` of a request; GIVEN_UP while it waited; anything else: not arrived, or refused.
+(ACCEPTED, FINISHED, GIVEN_UP) = numbers(1, 4)
 # ---- columns of `links`: running requests by admission; requests that finish in the same step.
 (OLDER, NEWER, DUE_BEFORE, DUE_AFTER) = numbers(0, 4)
 # ---- columns of `adapters`: running requests; whether in a slot, in host memory; key of its first waiting
@@ -206,7 +218,7 @@ def new_state(
         ints[register] = value
     floats = np.zeros(N_FLOATS)
     floats[NEXT_S], floats[BIN_S], floats[RUN_S] = np.inf, bin_s, run_s
-    floats[REACH_S] = floats[SCRAPE_S] = np.inf
+    floats[REACH_S] = floats[SCRAPE_S] = floats[LOAD_END_S] = np.inf
     table = 2 ** int(np.clip(np.ceil(np.log2(2.0 * scraped_steps)), 10, 24)) if scraped_steps else 1
     bins = int(np.nextafter(run_s, 0.0) / bin_s) + 1
     slots, m = settings.get(SLOTS, 0), len(sizes) - 1

@@ -30,9 +30,11 @@ HOLD = -1
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a router may know of a request; its output length is not among it.
+    """What a router may know of a request.
 
     `number`: place in the order of arrival. `adapter`: index into the workload. `time_s`: when it arrived.
+    `iterations`: those of a job (`packer.engines.Jobs`), which are known when it is sent. For a language model it
+    is the output length, which no router can know.
     """
 
     number: int
@@ -40,6 +42,7 @@ class Request:
     rank: int
     input_tokens: int
     time_s: float
+    iterations: int
 
 
 @runtime_checkable
@@ -69,6 +72,16 @@ class ReadingRouter(Router, Protocol):
 
     def route(self, request: Request, view: ClusterView) -> int:
         """A server that may serve the adapter (`view.candidates`), by its number, or HOLD."""
+
+
+@runtime_checkable
+class TickingRouter(Router, Protocol):
+    """A router that also acts every `period_s`."""
+
+    period_s: float
+
+    def tick(self, now_s: float, view: ClusterView) -> None:
+        """Called with the servers as they are then."""
 
 
 class ScoringRouter:

@@ -1,0 +1,77 @@
+"""How adapters come from host memory to the GPU: what waits for a load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from packer import checks, registry
+from packer.errors import UnknownNameError
+from packer.twin.cache import kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """The step that admits a request loads its adapter first."""
+
+    mode: ClassVar[int] = kernel.BLOCKING
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Blocking; before the queue is looked at, the adapters of its first requests are brought beside the decodes."""
+
+    mode: ClassVar[int] = kernel.PREFETCH
+
+
+@dataclass(frozen=True, slots=True)
+class Async:
+    """A load starts when its request arrives; the request is passed over until it is there, others go on."""
+
+    mode: ClassVar[int] = kernel.ASYNC
+
+
+@dataclass(frozen=True, slots=True)
+class CpuAssist:
+    """CaraServe's: the CPU computes the adapter's part of the prefill while the adapter is loaded.
+
+    Prompt tokens whose adapter is on its way take `factor` times as long, and the prefill at least as long as
+    the loads. `factor` 1.25 is fitted to the paper's TTFT at rank 64 (section 2.2 of the notes on it).
+    """
+
+    mode: ClassVar[int] = kernel.CPU_ASSIST
+    factor: float = 1.25
+
+    def __post_init__(self) -> None:
+        checks.real("factor", self.factor, low=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class NoLoading:
+    """Loads cost nothing."""
+
+    mode: ClassVar[int] = kernel.BLOCKING
+
+
+Loading = Blocking | Prefetch | Async | CpuAssist | NoLoading
+MODES: dict[str, type[Loading]] = {
+    "blocking": Blocking, "prefetch": Prefetch, "async": Async, "cpu-assist": CpuAssist, "none": NoLoading,
+}  # fmt: skip
+"""Modes by name."""
+
+
+def loading_of(spec: str) -> Loading:
+    """The mode that a text names, with parameters as in "cpu-assist:factor=1.25".
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such mode.
+    ValidationError
+        It has no such parameter, or the value breaks a rule.
+    """
+    name = spec.partition(":")[0]
+    if name not in MODES:
+        raise UnknownNameError("loading mode", name, MODES)
+    mode: Loading = registry.from_spec("loading mode", spec, MODES[name])
+    return mode

@@ -1,0 +1,57 @@
+"""Cache policy "top-k": every server keeps the adapters in highest demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.twin.cache.base import LRU, Move
+
+if TYPE_CHECKING:
+    from packer.twin.cluster.view import ClusterView
+
+
+@dataclass
+class TopK:
+    """Demand is a moving average of requests per period; the first `k` stay, others by last use.
+
+    The baseline "Proactive" of ROCK, which preloads frequent adapters by predicted load; the text gives neither
+    its forecast nor the number of adapters.
+    """
+
+    name = "top-k"
+    rule = LRU
+    takes_memory = True
+    high_water = 1.0
+    k: int = 8
+    period_s: float = 45.0
+    weight: float = 0.5
+    _demand: npt.NDArray[np.float64] = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
+    _kept: frozenset[int] = field(init=False, repr=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        checks.integer("k", self.k, low=1)
+        checks.real("period_s", self.period_s, low=0.0, open_low=True)
+        checks.real("weight", self.weight, low=0.0, high=1.0, open_low=True)
+
+    def start(self, view: ClusterView, seed: int) -> None:
+        """No demand is known."""
+        self._demand, self._kept = np.zeros(len(view.workload)), frozenset()
+
+    def tick(self, now_s: float, view: ClusterView) -> Iterable[Move]:
+        """The first k by demand, where they may be served."""
+        self._demand += self.weight * (view.requests_since(now_s - self.period_s, now_s) - self._demand)
+        first = np.argsort(-self._demand, kind="stable")[: self.k]
+        kept = frozenset(first[self._demand[first] > 0].tolist())
+        for adapter in sorted(self._kept - kept):
+            for server in view.candidates(adapter).tolist():
+                yield Move(adapter, server, keep=False)
+        for adapter in sorted(kept - self._kept, key=lambda a: -self._demand[a]):
+            for server in view.candidates(adapter).tolist():
+                yield Move(adapter, server, keep=True)
+        self._kept = kept

@@ -1,0 +1,220 @@
+"""From kinds of server and a system to the memory of the simulated servers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks, registry
+from packer.cluster import Cluster, ServerKind
+from packer.engines import Engine, Jobs, LightLlm, Vllm, engine_of
+from packer.errors import IncompatibleError
+from packer.profile import LoadingSpec, Profile
+from packer.twin.arrivals import Marks
+from packer.twin.cache.base import FIXED, CachePolicy
+from packer.twin.cache.loading import Blocking, CpuAssist, Loading, NoLoading, loading_of
+from packer.twin.cluster.candidates import Candidates
+from packer.twin.cluster.state import Engines, Servers, new_servers
+from packer.twin.cluster.system import System
+from packer.twin.engine import jobs, lightllm
+from packer.twin.engine import state as rows
+from packer.twin.law.kernels import with_kernel
+from packer.twin.law.law import law_of
+from packer.twin.memory.policy import kv_cache_tokens, memory_error
+from packer.twin.server import Server
+from packer.workload import Workload
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+NUMBERS: Mapping[type[Engine], int] = {Vllm: 0, LightLlm: lightllm.NUMBER, Jobs: jobs.NUMBER}
+MOST_TOKENS = 2**40
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to run a server, with the adapters that it may serve.
+
+    `served` (k,): their numbers in the fleet, ascending; servers with the same ones share it.
+    """
+
+    server: Server
+    engine: Engine
+    policy: CachePolicy
+    loading: Loading
+    served: IntArray
+
+    @cached_property
+    def blocks(self) -> IntArray:
+        """Cells that each adapter takes when it comes to the GPU, int64 (k,)."""
+        own = self.server.adapter_blocks()
+        return np.zeros_like(own) if self.policy.rule == FIXED else own
+
+    @property
+    def cells(self) -> int:
+        """Cells of the pool: what adapters that never leave take is taken off."""
+        pinned = self.policy.rule == FIXED and self.policy.takes_memory
+        return self.server.kv_blocks - (int(self.server.adapter_blocks().sum()) if pinned else 0)
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        """Tokens of a prefill of LightLLM."""
+        assert isinstance(self.engine, LightLlm)
+        own = self.server.profile.engine
+        return self.engine.batch_max_tokens or max(own.max_num_batched_tokens, own.max_model_len)
+
+    def longest_request(self) -> int:
+        """Input + output tokens of the longest request that the server takes; longer ones are cut."""
+        if isinstance(self.engine, Vllm):
+            return self.server.longest_request()
+        if isinstance(self.engine, Jobs):
+            return MOST_TOKENS
+        room = self.cells - int(self.blocks.max()) - 1
+        return min(self.server.profile.engine.max_model_len, room, self.most_prompt_tokens)
+
+    def error(self) -> str | None:
+        """Why the server does not start, for people; None if it does."""
+        reason = memory_error(self.server.profile, self.server.settings)
+        if reason is None and self.cells < int(self.blocks.max()):
+            reason = f"the adapters' memory of {self.cells} cells can't hold what must be in it"
+        if reason is None and self.longest_request() < 2:
+            held = f"the KV cache of {self.server.kv_cache_tokens} tokens"
+            reason = f"{held} can't hold the largest adapter and a request"
+        return reason
+
+    def state(self, duration_s: float, bin_s: float, seed: int) -> rows.ServerState:
+        """The idle server, without rows for requests."""
+        nothing = Marks(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+        state = self.server.state(nothing, duration_s, bin_s, seed)
+        if isinstance(self.engine, Vllm):
+            return state
+        ints, floats = state.ints, state.floats
+        slots = self.server.profile.memory.policy == "reserved" and self.policy.rule != FIXED
+        ints[rows.KV_BLOCKS] = self.cells
+        ints[rows.CACHE_RULE], ints[rows.LOADING_MODE] = self.policy.rule, self.loading.mode
+        ints[rows.SLOT_LIMIT] = self.server.settings.max_loras if slots else rows.NO_LIMIT
+        high = self.policy.high_water
+        ints[rows.HIGH_WATER] = rows.NO_LIMIT if high >= 1.0 else int(high * self.cells)
+        floats[rows.ABORT_AFTER_S] = math.inf
+        floats[rows.ARRIVALS] = floats[rows.ADMISSIONS] = 1.0
+        floats[rows.CPU_FACTOR] = self.loading.factor if isinstance(self.loading, CpuAssist) else 1.0
+        if isinstance(self.engine, Jobs):
+            ints[rows.MAX_SEQS] = self.engine.parallel
+        else:
+            ints[rows.MAX_SEQS] = self.engine.running_max_req_size
+            ints[rows.TOKEN_BUDGET] = self.most_prompt_tokens
+            ints[rows.MAX_WAIT] = self.engine.max_wait_tokens
+            ints[rows.CLUSTER] = self.engine.batch_num_adapters or rows.NO_LIMIT
+            if self.engine.abort_after_s is not None:
+                floats[rows.ABORT_AFTER_S] = self.engine.abort_after_s
+        return state._replace(sets=np.zeros((4, int(ints[rows.MAX_SEQS])), dtype=np.int64))
+
+
+def kind_setup(workload: Workload, kind: ServerKind, system: System) -> Setup:
+    """A kind of server as a system runs it, as if it served the whole fleet.
+
+    Raises
+    ------
+    IncompatibleError
+        The engine can't do what the system says.
+    """
+    engine = kind.engine if system.engine is None else engine_of(system.engine)
+    loading: Loading = Blocking() if system.loading is None else loading_of(system.loading)
+    policy: CachePolicy = registry.make("cache", system.cache or "lru")
+    profile = kind.profile
+    if isinstance(engine, Vllm):
+        if system.cache not in (None, "lru"):
+            raise IncompatibleError(
+                f"vLLM has a cache policy of its own, lru, and can't have {system.cache!r}."
+            )
+        if not isinstance(loading, Blocking | NoLoading):
+            raise IncompatibleError(f"vLLM loads adapters in a step, and can't load them {system.loading!r}.")
+    elif profile.latency.form != "linear":
+        raise IncompatibleError(
+            f"Engine {engine.name!r} needs a linear step law; {profile.name} has the paper's."
+        )
+    if isinstance(engine, Jobs) and not isinstance(loading, Blocking | NoLoading):
+        raise IncompatibleError(f"A job loads its adapter first, and can't load it {system.loading!r}.")
+    if system.memory is not None:
+        profile = replace(profile, memory=replace(profile.memory, policy=system.memory))
+    if system.kernel is not None:
+        profile = with_kernel(profile, system.kernel)
+    if not isinstance(engine, Vllm):
+        profile = replace(profile, engine=replace(profile.engine, block_size=1))
+    if isinstance(loading, NoLoading) or policy.rule == FIXED:
+        profile = replace(profile, loading=_free(profile))
+    rank = kind.max_lora_rank or checks.slot_rank_for(int(workload.ranks.max()))
+    settings = profile.settings(kind.max_loras, rank)
+    server = Server(workload, profile, settings, kv_cache_tokens(profile, settings), None)
+    return Setup(server, engine, policy, loading, np.arange(len(workload)))
+
+
+def _free(profile: Profile) -> LoadingSpec:
+    """Loads that take no time."""
+    return LoadingSpec(spares_batch=profile.loading.spares_batch)
+
+
+def server_setups(
+    workload: Workload, cluster: Cluster, kinds: Mapping[str, Setup], candidates: Candidates
+) -> list[Setup]:
+    """Each server with the adapters that it may serve; servers of one kind with the same adapters share theirs."""
+    groups = candidates.groups_of_servers(len(cluster))
+    found: dict[tuple[str, tuple[int, ...]], Setup] = {}
+    for kind, served in zip(cluster.servers, groups, strict=True):
+        if (kind, served) not in found:
+            own = np.flatnonzero(np.isin(candidates.group, served))
+            whole = len(own) in (0, len(workload))
+            subset = workload if whole else workload.subset(own.tolist())
+            setup = kinds[kind]
+            found[kind, served] = replace(
+                setup,
+                server=replace(setup.server, workload=subset),
+                served=np.arange(len(workload)) if whole else own,
+            )
+    return [found[key] for key in zip(cluster.servers, groups, strict=True)]
+
+
+def idle_servers(
+    cluster: Cluster,
+    kinds: Mapping[str, Setup],
+    own: Sequence[Setup],
+    time_s: FloatArray,
+    marks: Marks,
+    rows_each: int,
+    duration_s: float,
+    bin_s: float,
+    seed: int,
+) -> tuple[Servers, Engines]:
+    """The servers before the first request, and which engines they run."""
+    templates = {id(setup): setup.state(duration_s, bin_s, seed) for setup in own}
+    names = list(kinds)
+    servers = new_servers(
+        [templates[id(setup)] for setup in own],
+        [setup.served for setup in own],
+        [law_of(setup.server.profile) for setup in own],
+        [setup.longest_request() for setup in own],
+        [names.index(kind) for kind in cluster.servers],
+        time_s,
+        marks,
+        next(iter(kinds.values())).server.workload.ranks,
+        np.stack([setup.blocks for setup in kinds.values()]),
+        rows=rows_each,
+    )
+    servers.times[:, rows.LAST] = _noise(own, len(time_s), seed)
+    numbers = np.array([NUMBERS[type(setup.engine)] for setup in own], dtype=np.int64)
+    return servers, numbers if numbers.any() else None
+
+
+def _noise(own: Sequence[Setup], n: int, seed: int) -> FloatArray | float:
+    """Factor on the service time of each job, (n,), log-normal with mean 1; the same for all systems."""
+    cv = max((setup.engine.cv for setup in own if isinstance(setup.engine, Jobs)), default=0.0)
+    if cv == 0.0:
+        return 1.0
+    variance = math.log1p(cv * cv)
+    rng = np.random.default_rng((seed, 0x6E6F6973))
+    found: FloatArray = np.exp(rng.normal(-variance / 2, math.sqrt(variance), n))
+    return found

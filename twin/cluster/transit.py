@@ -1,0 +1,290 @@
+"""Requests between the router and their server: over the network, and while the host fetches their adapter.
+
+Each node has a host cache, by last use, of what the remote store holds. A request whose adapter is not there
+waits at the node for its transfer, and those that want the same adapter wait with it. Transfers take turns, or
+share the store's bandwidth equally.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from packer.cluster import Cluster, Node, Store
+from packer.errors import ValidationError
+from packer.twin.cluster.state import FloatArray, IntArray, Servers, give
+from packer.twin.engine.state import NEXT
+from packer.twin.flags import ENGINE_FLAGS
+from packer.workload import Workload
+
+# Columns of `places`: where an adapter is (0 at the store only, 1 on its way, 2 at the host), its neighbours by
+# last use, requests of the node that run or are given to it.
+(WHERE, OLDER, NEWER) = range(3)
+(ABSENT, COMING, HELD) = range(3)
+# Columns of `transfers`: node, adapter, first waiting request + 1, last one + 1.
+(NODE, ADAPTER, FIRST, LAST) = range(4)
+# Registers of `counts`: first and end of the network's queue, transfers that are under way, those before them in
+# turn, hits, misses, evictions.
+(HEAD, TAIL, ACTIVE, HITS, MISSES, EVICTED) = range(6)
+# Registers of `rates`: network, s; latency of the store, s; its bandwidth, bytes/s; when the transfers were last
+# brought up to date, s.
+(NETWORK_S, LATENCY_S, BANDWIDTH, UPDATED_S) = range(4)
+
+
+class Transit(NamedTuple):
+    """What is under way.
+
+    node (S,): of each server. queue (n,), reach_s (n,): requests on the network, in order, and when they are
+    there; target (n,): the server of a request. places (nodes, m + 1, 3): host caches, row 0 the ring's sentinel;
+    room (nodes,): free bytes; size (m,): bytes of an adapter. transfers (k, 4) with left (k, 2): latency, s, and
+    bytes still to come; `lanes`: transfers at once, 0: any number, which share the bandwidth. counts, rates:
+    registers.
+    """
+
+    node: IntArray
+    queue: IntArray
+    reach_s: FloatArray
+    target: IntArray
+    places: npt.NDArray[np.int32]
+    room: FloatArray
+    size: FloatArray
+    transfers: IntArray
+    left: FloatArray
+    lanes: int
+    counts: IntArray
+    rates: FloatArray
+
+
+def new_transit(
+    n: int,
+    node: IntArray,
+    size: FloatArray,
+    *,
+    network_s: float,
+    capacity_bytes: FloatArray,
+    latency_s: float,
+    bandwidth_bytes_s: float,
+    lanes: int,
+) -> Transit:
+    """Nothing under way, empty host caches; `capacity_bytes` (nodes,), infinite where the host holds everything."""
+    nodes = len(capacity_bytes)
+    tiered = bool(np.isfinite(capacity_bytes).any())
+    rows = len(size) + 1 if tiered else 1
+    transfers = min(n, nodes * len(size)) if tiered else 0
+    return Transit(
+        node=node,
+        queue=np.zeros(n, dtype=np.int64),
+        reach_s=np.zeros(n),
+        target=np.zeros(n, dtype=np.int64),
+        places=np.zeros((nodes, rows, 3), dtype=np.int32),
+        room=np.array(capacity_bytes, dtype=np.float64),
+        size=size,
+        transfers=np.zeros((transfers, 4), dtype=np.int64),
+        left=np.zeros((transfers, 2)),
+        lanes=lanes,
+        counts=np.zeros(6, dtype=np.int64),
+        rates=np.array([network_s, latency_s, bandwidth_bytes_s, 0.0]),
+    )
+
+
+def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
+    """The transit of a cluster for n requests; None where nothing takes time between router and server.
+
+    Raises
+    ------
+    ValidationError
+        A host's memory can't hold the largest adapter.
+    """
+    nodes = cluster.nodes or (Node(),) * len(cluster)
+    capacity = np.array([node.host_bytes for node in nodes])
+    limited = bool(np.isfinite(capacity).any())
+    if not limited and cluster.network_ms == 0.0:
+        return None
+    model = cluster.kinds[0].profile.model
+    size = workload.ranks.astype(np.float64) * model.lora_bytes_per_rank
+    if limited and size.max() > capacity.min():
+        raise ValidationError(
+            f"Expected the host memory of each node to hold the largest adapter ({size.max():.6g} bytes), "
+            f"got {capacity.min():.6g}."
+        )
+    store = cluster.store or Store(math.inf)
+    return new_transit(
+        n,
+        np.repeat(np.arange(len(nodes)), [node.servers for node in nodes]),
+        size,
+        network_s=cluster.network_ms * 1e-3,
+        capacity_bytes=capacity,
+        latency_s=store.latency_ms * 1e-3,
+        bandwidth_bytes_s=store.bandwidth_bytes_s,
+        lanes=store.concurrent,
+    )
+
+
+@njit(**ENGINE_FLAGS)
+def _link_newest(places: npt.NDArray[np.int32], a: int) -> None:
+    newest = places[0, OLDER]
+    places[a, OLDER], places[a, NEWER] = newest, 0
+    places[newest, NEWER] = a
+    places[0, OLDER] = a
+
+
+@njit(**ENGINE_FLAGS)
+def _unlink(places: npt.NDArray[np.int32], a: int) -> None:
+    older, newer = places[a, OLDER], places[a, NEWER]
+    places[older, NEWER], places[newer, OLDER] = newer, older
+
+
+@njit(**ENGINE_FLAGS)
+def _moving(way: Transit) -> int:
+    """Transfers that make progress."""
+    active: int = way.counts[ACTIVE]
+    return active if way.lanes == 0 else min(active, way.lanes)
+
+
+@njit(**ENGINE_FLAGS)
+def _speed(way: Transit) -> float:
+    """Bytes/s of each transfer: the whole bandwidth where they take turns, else an equal part."""
+    bandwidth: float = way.rates[BANDWIDTH]
+    if way.lanes > 0:
+        return bandwidth
+    sharing = 0
+    for k in range(way.counts[ACTIVE]):
+        sharing += way.left[k, 0] <= 0.0
+    return bandwidth / max(sharing, 1)
+
+
+@njit(**ENGINE_FLAGS)
+def _first_end(way: Transit) -> tuple[int, float]:
+    """The transfer whose latency or bytes end first, and in how many seconds."""
+    best, soonest, speed = -1, math.inf, _speed(way)
+    for k in range(_moving(way)):
+        ends = way.left[k, 0] if way.left[k, 0] > 0.0 else way.left[k, 1] / speed
+        if ends < soonest:
+            best, soonest = k, ends
+    return best, soonest
+
+
+@njit(**ENGINE_FLAGS)
+def _progress(way: Transit, until_s: float) -> None:
+    """The transfers under way go on until then; none of them ends before it."""
+    dt = until_s - way.rates[UPDATED_S]
+    way.rates[UPDATED_S] = until_s
+    if dt > 0.0:
+        speed = _speed(way)
+        for k in range(_moving(way)):
+            if way.left[k, 0] > 0.0:
+                way.left[k, 0] = max(0.0, way.left[k, 0] - dt)
+            else:
+                way.left[k, 1] = max(0.0, way.left[k, 1] - dt * speed)
+
+
+@njit(**ENGINE_FLAGS)
+def next_s(way: Transit) -> float:
+    """When something under way next changes."""
+    network = way.reach_s[way.counts[HEAD]] if way.counts[HEAD] < way.counts[TAIL] else math.inf
+    if way.counts[ACTIVE] == 0:
+        return float(network)
+    return float(min(network, way.rates[UPDATED_S] + _first_end(way)[1]))
+
+
+@njit(**ENGINE_FLAGS)
+def send(c: Servers, way: Transit, s: int, r: int, now_s: float) -> None:
+    """Request `r` leaves the router for server `s`."""
+    k = way.counts[TAIL]
+    way.queue[k], way.reach_s[k], way.target[r] = r, now_s + way.rates[NETWORK_S], s
+    way.counts[TAIL] = k + 1
+    c.server[r] = s
+    c.on_way[s] += 1
+
+
+@njit(**ENGINE_FLAGS)
+def _deliver(c: Servers, way: Transit, r: int, at_s: float) -> bool:
+    s = way.target[r]
+    if not give(c, s, r, at_s):
+        return False
+    c.on_way[s] -= 1
+    return True
+
+
+@njit(**ENGINE_FLAGS)
+def _want(c: Servers, way: Transit, r: int, at_s: float) -> bool:
+    """Request `r` is at its node: it goes on, or waits for a transfer that it may have to start."""
+    node, a = way.node[way.target[r]], c.adapter[r] + 1
+    places = way.places[node]
+    if way.room[node] == math.inf or places[a, WHERE] == HELD:
+        if not _deliver(c, way, r, at_s):
+            return False
+        way.counts[HITS] += 1
+        if places.shape[0] > 1 and places[a, WHERE] == HELD:
+            _unlink(places, a)
+            _link_newest(places, a)
+        return True
+    way.counts[MISSES] += 1
+    c.requests[r, NEXT] = 0
+    if places[a, WHERE] == COMING:
+        for k in range(way.counts[ACTIVE]):
+            if way.transfers[k, NODE] == node and way.transfers[k, ADAPTER] == a:
+                c.requests[way.transfers[k, LAST] - 1, NEXT] = r + 1
+                way.transfers[k, LAST] = r + 1
+        return True
+    places[a, WHERE] = COMING
+    k = way.counts[ACTIVE]
+    way.counts[ACTIVE] = k + 1
+    row = way.transfers[k]
+    row[NODE], row[ADAPTER], row[FIRST], row[LAST] = node, a, r + 1, r + 1
+    way.left[k, 0], way.left[k, 1] = way.rates[LATENCY_S], way.size[a - 1]
+    return True
+
+
+@njit(**ENGINE_FLAGS)
+def _arrived(c: Servers, way: Transit, k: int, at_s: float) -> bool:
+    """Transfer `k` is over: the host holds the adapter, and those that waited for it go on."""
+    node, a = way.transfers[k, NODE], way.transfers[k, ADAPTER]
+    while way.transfers[k, FIRST] > 0:
+        r = way.transfers[k, FIRST] - 1
+        following = c.requests[r, NEXT]
+        if not _deliver(c, way, r, at_s):
+            return False
+        way.transfers[k, FIRST] = following
+    places = way.places[node]
+    while way.room[node] < way.size[a - 1] and places[0, NEWER] != 0:
+        oldest = places[0, NEWER]
+        _unlink(places, oldest)
+        places[oldest, WHERE] = ABSENT
+        way.room[node] += way.size[oldest - 1]
+        way.counts[EVICTED] += 1
+    places[a, WHERE] = HELD
+    _link_newest(places, a)
+    way.room[node] -= way.size[a - 1]
+    way.counts[ACTIVE] -= 1
+    for i in range(k, way.counts[ACTIVE]):  # the others keep their turn
+        way.transfers[i, :] = way.transfers[i + 1, :]
+        way.left[i, :] = way.left[i + 1, :]
+    return True
+
+
+@njit(**ENGINE_FLAGS)
+def receive(c: Servers, way: Transit, at_s: float) -> bool:
+    """What changes at `at_s`, which is `next_s`, does; False, to be repeated, if an adapter found no row."""
+    if way.counts[ACTIVE] > 0:
+        k, soonest = _first_end(way)
+        if way.rates[UPDATED_S] + soonest <= at_s:
+            byte_phase = way.left[k, 0] <= 0.0
+            _progress(way, at_s)
+            if byte_phase:
+                way.left[k, 1] = 0.0
+                return bool(_arrived(c, way, k, at_s))
+            way.left[k, 0] = 0.0
+            if way.left[k, 1] <= 0.0:
+                return bool(_arrived(c, way, k, at_s))
+            return True
+    _progress(way, at_s)
+    r = way.queue[way.counts[HEAD]]
+    if not _want(c, way, r, at_s):
+        return False
+    way.counts[HEAD] += 1
+    return True

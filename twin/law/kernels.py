@@ -1,0 +1,77 @@
+"""Step laws of LoRA kernels other than vLLM's: Punica's BGMV, which pads to the largest rank, and S-LoRA's MBGMV.
+
+Both are bound by memory bandwidth (CaraServe, arXiv 2401.11240, section 5): a step takes longer in proportion to
+requests × largest rank, or to the sum of the ranks of its requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from packer import checks, registry
+from packer.errors import IncompatibleError, UnknownNameError
+from packer.profile import Profile
+from packer.terms import LINEAR
+from packer.twin.datasheets import GPUS
+
+SHARE_OF_PEAK = {"bgmv": 1.37, "mbgmv": 0.89}
+"""Time per rank over that of reading its weights at peak bandwidth: from the eight statements of CaraServe's Fig. 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`per_rank_ms` None: from the weights of a rank and the bandwidth of the GPU. `base_ms` None: the profile's."""
+
+    per_rank_ms: float | None = None
+    base_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("per_rank_ms", "base_ms"):
+            if getattr(self, name) is not None:
+                checks.real(name, getattr(self, name), low=0.0)
+
+
+TERMS = {"bgmv": "per_padded_rank_ms", "mbgmv": "per_request_rank_ms"}
+"""The term of each kernel."""
+
+
+def with_kernel(profile: Profile, spec: str) -> Profile:
+    """The profile with the law of a kernel instead of its own terms of adapters.
+
+    `spec`: "bgmv" or "mbgmv", with parameters as in "bgmv:per_rank_ms=0.0036,base_ms=32".
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such kernel.
+    IncompatibleError
+        The step law is the paper's, or the time per rank is neither given nor to be had from a data sheet.
+    """
+    name = spec.partition(":")[0]
+    if name not in TERMS:
+        raise UnknownNameError("LoRA kernel", name, TERMS)
+    kernel: Kernel = registry.from_spec("LoRA kernel", spec, Kernel)
+    if profile.latency.form != "linear":
+        raise IncompatibleError(
+            f"A kernel's law replaces terms of a linear step law, not those of {profile.name}."
+        )
+    own = {term.name for term in LINEAR if term.part == "lora"}
+    kept = {key: value for key, value in profile.latency.coefficients.items() if key not in own}
+    per_rank = kernel.per_rank_ms
+    if per_rank is None:
+        per_rank = profile.latency.coefficients.get(TERMS[name]) or _estimated(profile, name)
+    if kernel.base_ms is not None:
+        kept["base_ms"] = kernel.base_ms
+    coefficients = {**kept, TERMS[name]: per_rank}
+    return replace(profile, latency=replace(profile.latency, coefficients=coefficients))
+
+
+def _estimated(profile: Profile, name: str) -> float:
+    sheet = GPUS.get(profile.name.partition("/")[0])
+    if sheet is None:
+        sheet = next((each for each in GPUS.values() if each.title == profile.gpu.name), None)
+    if sheet is None:
+        raise IncompatibleError(
+            f"No data sheet of {profile.gpu.name}: give the kernel's time, {name}:per_rank_ms=…."
+        )
+    return SHARE_OF_PEAK[name] * profile.model.lora_bytes_per_rank / sheet.bandwidth_bytes_s * 1e3
