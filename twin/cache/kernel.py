@@ -63,12 +63,15 @@ def drop(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def victim(ints: IntArray, adapters: IntArray, spare: int) -> int:
-    """Row of the idle adapter that leaves next, 0 without one; `spare` stays, and what is kept or wanted goes last."""
+    """Row of the idle adapter that leaves next, 0 without one; `spare` stays, and what is kept, or was
+    brought for a waiting request, goes last.
+    """
     best, found, worst = 0, 0, 0
     e = adapters[0, IDLE_AFTER]
     while e != 0:
         if e != spare:
-            held = 2 * adapters[e, KEPT] + (1 if adapters[e, WANTED] > 0 else 0)
+            awaited = ints[LOADING_MODE] == ASYNC and adapters[e, WANTED] > 0
+            held = 2 * adapters[e, KEPT] + (1 if awaited else 0)
             uses = adapters[e, USES] if ints[CACHE_RULE] == LFU else 0
             if best == 0 or held < worst or (held == worst and uses < found):
                 best, found, worst = e, uses, held

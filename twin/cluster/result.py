@@ -151,7 +151,8 @@ class ClusterSimulation(Simulation):
                 number = {name: i for i, name in enumerate(workload.names)}
                 workload = workload.subset([number[name] for name in setup.workload.names])
                 assert workload.arrivals.trace is not None
-                raw = replace(raw, requests=workload.arrivals.trace)
+                refused = np.zeros(len(workload), dtype=np.int64)
+                raw = replace(raw, requests=workload.arrivals.trace, refused=refused)
         return Simulation(
             self.status,
             self.status_reason,
@@ -251,7 +252,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     sent_s = state.sent_s[of] if server is None else times[:, rows.SENT_AT]
     return Raw(
         RequestTrace(sent_s.copy(), state.adapter[of], prompt, output, end_s=end_s),
-        np.zeros(len(state.ranks), dtype=np.int64),
+        np.bincount(state.adapter[state.server == REFUSED], minlength=len(state.ranks)) * (server is None),
         float((prompt + output).sum()),
         np.where(arrived, times[:, rows.FIRST_SEEN], np.nan),
         np.where(arrived, times[:, rows.FINISH_SEEN], np.nan),

@@ -71,12 +71,11 @@ def start(state: ServerState, law: Law, r: int) -> bool:
     if adapters[a, RESIDENT] == 0:
         put(ints, adapters, sizes, a)
         load_s = load_ms(sizes, law.loading, a) * 1e-3
-    else:
-        if adapters[a, IN_BATCH] == 0:
-            unlink(adapters, IDLE_BEFORE, a)
-        if ints[CACHE_RULE] == NOTHING:
-            ints[ADAPTER_LOADS] += 1
-            load_s = load_ms(sizes, law.loading, a) * 1e-3
+    elif adapters[a, IN_BATCH] == 0:
+        unlink(adapters, IDLE_BEFORE, a)
+    elif ints[CACHE_RULE] == NOTHING:
+        ints[ADAPTER_LOADS] += 1
+        load_s = load_ms(sizes, law.loading, a) * 1e-3
     rank = sizes[a, RANK]
     adapters[a, USES] += 1
     adapters[a, IN_BATCH] += 1

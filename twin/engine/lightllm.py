@@ -114,7 +114,7 @@ def join(state: ServerState, law: Law, r: int, a: int) -> None:
         put(ints, adapters, sizes, a)
         adapters[a, LAST_USE] = ints[STEP] + 1
         floats[LOAD_MS] += load_ms(sizes, law.loading, a)
-    elif ints[CACHE_RULE] == NOTHING:
+    elif ints[CACHE_RULE] == NOTHING and adapters[a, IN_BATCH] > 0:
         floats[LOAD_MS] += load_ms(sizes, law.loading, a)
         ints[ADAPTER_LOADS] += 1
     make_room(ints, adapters, sizes, state.requests[r, PROMPT] + 1, 0, a)
