@@ -156,15 +156,22 @@ def _holds(result: SystemResult, share: float) -> bool:
 
 
 def _placed(workload: Workload, cluster: Cluster, system: System, router: str | None, seed: int) -> Cluster:
-    """The cluster, with the placement of a plan if the router needs one and there is none."""
-    if (router or system.router) != "plan" or cluster.placement is not None:
+    """The cluster, with the placement of a plan if the system needs one and there is none."""
+    needed = system.placement is not None if router is None else router == "plan"
+    if not needed or cluster.placement is not None:
         return cluster
     if len(cluster.kinds) > 1:
         raise IncompatibleError(
             "A plan for several kinds of server is made by packer solve: give plan.cluster()."
         )
     plan = solve(
-        workload, cluster.kinds[0].profile, "latency", max_gpus=len(cluster), seed=seed, verify=False
+        workload,
+        cluster.kinds[0].profile,
+        "latency",
+        max_gpus=len(cluster),
+        seed=seed,
+        verify=False,
+        solver=None if system.placement == "auto" else system.placement,
     )
     if plan.unplaced:
         raise ValidationError(

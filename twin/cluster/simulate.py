@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from packer import checks, registry
 from packer.cluster import Cluster, check_slo
@@ -83,7 +84,10 @@ def simulate_cluster(
         raise IncompatibleError(f"Router {chosen.name!r}: {reason}.")
     kinds = {kind.name: kind_setup(workload, kind, how) for kind in cluster.kinds}
     slot_ranks = [kinds[kind].server.settings.max_lora_rank for kind in cluster.servers]
-    candidates = candidates_of(cluster, workload, slot_ranks)
+    relocates = getattr(chosen, "relocates", False)
+    candidates = candidates_of(
+        replace(cluster, placement=None) if relocates else cluster, workload, slot_ranks
+    )
     own = server_setups(workload, cluster, kinds, candidates)
     failed = next(filter(None, (setup.error() for setup in {id(each): each for each in own}.values())), None)
     servers, way = None, None

@@ -20,7 +20,8 @@ class System:
     `router`, and all that follows: by name, with parameters as in "affinity:slack=8"; None keeps what the kinds of
     server have. `source`: where the description comes from. `engine`: `packer.engines`. `cache`: a cache policy
     (`packer.twin.cache`). `loading`: `packer.twin.cache.loading`. `kernel`: `packer.twin.law.kernels`.
-    `memory`: "reserved" or "unified". `placement`: the solver whose plan places the adapters.
+    `memory`: "reserved" or "unified". `placement`: the solver whose plan places the adapters
+    of a cluster that has no placement, or "auto".
     """
 
     name: str

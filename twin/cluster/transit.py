@@ -111,7 +111,7 @@ def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
             f"Expected the host memory of each node to hold the largest adapter ({size.max():.6g} bytes), "
             f"got {capacity.min():.6g}."
         )
-    store = cluster.store or Store(math.inf)
+    store = cluster.store or Store(1.0)  # not used where hosts hold everything
     return new_transit(
         n,
         np.repeat(np.arange(len(nodes)), [node.servers for node in nodes]),
@@ -262,8 +262,10 @@ def _arrived(c: Servers, way: Transit, k: int, at_s: float) -> bool:
     way.room[node] -= way.size[a - 1]
     way.counts[ACTIVE] -= 1
     for i in range(k, way.counts[ACTIVE]):  # the others keep their turn
-        way.transfers[i, :] = way.transfers[i + 1, :]
-        way.left[i, :] = way.left[i + 1, :]
+        for j in range(way.transfers.shape[1]):
+            way.transfers[i, j] = way.transfers[i + 1, j]
+        for j in range(way.left.shape[1]):
+            way.left[i, j] = way.left[i + 1, j]
     return True
 
 

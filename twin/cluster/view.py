@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
+from packer.twin.cluster.routers.step_cost import step_ms
 from packer.twin.cluster.state import Servers, on_gpu
 from packer.twin.engine import state as rows
 from packer.workload import Workload
@@ -51,6 +52,14 @@ class ClusterView:
         return (
             self.workload.ranks.astype(np.float64) * self.cluster.kinds[0].profile.model.lora_bytes_per_rank
         )
+
+    def service_s(self, iterations: int, adapter: int) -> float:
+        """Time that a job of so many iterations takes on the first server, without the load of its adapter."""
+        step = float(step_ms(self._servers, 0, float(iterations), 0.0, 1.0, self._rank(adapter), 0.0, 0.0))
+        return step * 1e-3
+
+    def _rank(self, adapter: int) -> float:
+        return float(self.workload.ranks[adapter])
 
     @property
     def places(self) -> IntArray:

@@ -65,7 +65,11 @@ class StaticRouter(Router, Protocol):
 
 @runtime_checkable
 class ReadingRouter(Router, Protocol):
-    """Called in Python for each request, with the servers as they are then."""
+    """Called in Python for each request, with the servers as they are then.
+
+    With an attribute `relocates` that is true every server whose slots hold the rank may serve an adapter; the
+    cluster's placement is only where adapters lie at first.
+    """
 
     def start(self, view: ClusterView, seed: int) -> None:
         """Called once before the first request."""

@@ -1,0 +1,119 @@
+"""Router "rock": queues of alike tasks, matched with servers at regular times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.cluster import Cluster
+from packer.errors import ValidationError, shown
+from packer.twin.cluster.routers.base import Request
+from packer.workload import Workload
+
+if TYPE_CHECKING:
+    from packer.twin.cluster.view import ClusterView
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass
+class Rock:
+    """ROCK's task router (section 4.1, Algorithm 1).
+
+    Tasks are vectors of iterations and adapter bytes; a Gaussian mixture over those of the last period makes the
+    queues, `queues` of them (0: half as many as servers). Every `period_s` each queue gets the servers with the
+    `top` scores: `cached` × share of its adapters that lie there, `idle` × (1 − distance of the busy share from
+    `use`), `time` / expected seconds of the queue's tasks. `dispatch` "topk": each task goes to the least loaded
+    of these; "single", to the letter: to the one that balances busy shares best. Until the first matching, and
+    where none of a task's servers may serve its adapter, it goes to the most idle server. The text gives no
+    number of queues and no threshold for clustering anew, which happens in every period here; its classes and
+    tolerances of tasks have no counterpart in a workload.
+    """
+
+    name = "rock"
+    cached: float = 0.6
+    idle: float = 0.3
+    time: float = 0.1
+    use: float = 0.7
+    top: int = 3
+    period_s: float = 90.0
+    queues: int = 0
+    dispatch: str = "topk"
+    _mixture: Any = field(init=False, repr=False, default=None)
+    _servers: list[list[int]] = field(init=False, repr=False, default_factory=list)
+    _seen: list[tuple[float, float, int]] = field(init=False, repr=False, default_factory=list)
+    _busy_s: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
+    _seed: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        for name in ("cached", "idle", "time", "use"):
+            checks.real(name, getattr(self, name), low=0.0)
+        checks.integer("top", self.top, low=1)
+        checks.integer("queues", self.queues, low=0)
+        checks.real("period_s", self.period_s, low=0.0, open_low=True)
+        if self.dispatch not in ("topk", "single"):
+            raise ValidationError(f"Expected dispatch to be 'topk' or 'single', got {shown(self.dispatch)}.")
+
+    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
+        """Every cluster."""
+        return None
+
+    def start(self, view: ClusterView, seed: int) -> None:
+        """Nothing is known of the tasks."""
+        self._mixture, self._servers, self._seen, self._seed = None, [], [], seed
+        self._busy_s = np.zeros(len(view.cluster))
+
+    def route(self, request: Request, view: ClusterView) -> int:
+        """One of the servers of the task's queue."""
+        size = float(view.adapter_bytes[request.adapter])
+        self._seen.append((float(request.iterations), size, request.adapter))
+        allowed: list[int] = view.candidates(request.adapter).tolist()
+        if self._mixture is not None:
+            mixture, mean, scale = self._mixture
+            queue = int(mixture.predict((np.array([[request.iterations, size]]) - mean) / scale)[0])
+            allowed = [s for s in self._servers[queue] if s in allowed] or allowed
+        load = view.running + view.waiting
+        return int(min(allowed, key=lambda s: (load[s], s)))
+
+    def tick(self, now_s: float, view: ClusterView) -> None:
+        """Cluster the tasks of the last period and match the queues with servers."""
+        tasks, self._seen = self._seen, []
+        busy = np.minimum(1.0, (view.busy_s - self._busy_s) / self.period_s)
+        self._busy_s = view.busy_s
+        count = self.queues or max(1, len(view.cluster) // 2)
+        vectors = np.array([task[:2] for task in tasks]).reshape(-1, 2)
+        if len(np.unique(vectors, axis=0)) < count:
+            return  # too few to tell queues apart: the last matching holds
+        from sklearn.mixture import GaussianMixture
+
+        mean, scale = vectors.mean(axis=0), np.maximum(vectors.std(axis=0), 1e-9)
+        mixture = GaussianMixture(count, covariance_type="diag", random_state=self._seed, reg_covar=1e-3)
+        queue = mixture.fit_predict((vectors - mean) / scale)
+        self._mixture = mixture, mean, scale
+        self._servers = self._matched(queue, tasks, busy, view)
+
+    def _matched(
+        self, queue: IntArray, tasks: list[tuple[float, float, int]], busy: FloatArray, view: ClusterView
+    ) -> list[list[int]]:
+        """Servers of each queue, by score; with "single" one that balances the busy shares."""
+        count, use = int(queue.max()) + 1, busy.copy()
+        found: list[list[int]] = []
+        for j in range(max(count, self.queues or len(view.cluster) // 2)):
+            own = [task for task, k in zip(tasks, queue, strict=True) if k == j]
+            adapters = sorted({adapter for _, _, adapter in own})
+            held = np.mean([view.on_gpu(a) for a in adapters], axis=0) if adapters else np.ones(len(use))
+            seconds = sum(view.service_s(int(iterations), a) for iterations, _, a in own)
+            score = self.cached * held + self.idle * (1 - np.abs(use - self.use))
+            score = score + self.time / max(seconds, 1e-9)
+            best = np.argsort(-score, kind="stable")[: self.top].tolist()
+            load = seconds / self.period_s / (1 if self.dispatch == "single" else len(best))
+            if self.dispatch == "single":
+                best = [min(best, key=lambda s: (np.std(use + load * (np.arange(len(use)) == s)), s))]
+            use[best] += load
+            found.append(best)
+        return found
