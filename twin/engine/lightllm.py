@@ -13,22 +13,21 @@ import math
 from numba import njit
 
 from packer.twin.cache.kernel import (
-    ASYNC, CPU_ASSIST, LOADING, NOTHING, PREFETCH, TAGGED, USES, WANTED, end_load, load_ms, make_room, put,
-    start_load, tidy,
+    ASYNC, CPU_ASSIST, LOADING, NOTHING, PREFETCH, TAGGED, USES, load_ms, make_room, put, tidy,
 )  # fmt: skip
 from packer.twin.engine.charge import charge
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.emit import gap_bin
 from packer.twin.engine.peak import insert, peak, remove
+from packer.twin.engine.lightllm_queue import arrive, fetch, finish_loads, give_up, leave_queue
 from packer.twin.engine.state import (
-    ABORTED, ABORT_AFTER_S, ACCEPTED, ACTIVE, ACTIVE_BLOCKS, ACTIVE_RANKS, ADAPTER_LOADS, ADMISSIONS, ARRIVALS,
-    BATCH, BLOCKED, BLOCKS, CACHE_RULE, CLASS_RANK, CLUSTER, CONTEXT_TOKENS, CPU_FACTOR, DECODES, DECODE_STEPS,
-    DUE_AFTER, DUE_BEFORE, ENDED, END_S, FINISH, FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, GENERATED,
-    GIVEN_UP, IDLE_BEFORE, INBOX, INBOX_COUNT, IN_BATCH, IN_FLIGHT, KEY, KV_BLOCKS, LARGEST, LAST, LAST_USE, LEFT,
-    LOADING_BLOCKS, LOADING_MODE, LOAD_END_S, LOAD_MS, MAX_SEQS, MAX_WAIT, MEMBERS, NEXT, NEXT_S, NOW, OUTPUT,
-    OWNER, PLACE, PREFILLING, PROMPT, RANK, RANK_CLASS, REACHED, REQUEST_RANKS, RESIDENT, RESIDENTS, RUNNING, RUN_S,
-    SENT, SENTINEL, SENT_AT, SINCE, SLOTS, SLOT_LIMIT, SLOT_RANK, STALL_S, START, STEP, STEP_DECODES, STEP_PREFILL,
-    TAG, TAKEN, TOKEN_BUDGET, UNAWAITED, UNFINISHED, USED, WAITING, WAITING_PROMPT, ServerState,
+    ABORT_AFTER_S, ACTIVE, ACTIVE_BLOCKS, ACTIVE_RANKS, ADAPTER_LOADS, ADMISSIONS, ARRIVALS, BATCH, BLOCKED, BLOCKS,
+    CACHE_RULE, CLASS_RANK, CLUSTER, CONTEXT_TOKENS, CPU_FACTOR, DECODES, DECODE_STEPS, DUE_AFTER, DUE_BEFORE,
+    ENDED, END_S, FINISH, FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, IDLE_BEFORE, IN_BATCH, IN_FLIGHT,
+    KV_BLOCKS, LARGEST, LAST, LAST_USE, LEFT, LOADING_BLOCKS, LOADING_MODE, LOAD_END_S, LOAD_MS, MAX_SEQS, MAX_WAIT,
+    MEMBERS, NEXT, NEXT_S, NOW, OUTPUT, OWNER, PLACE, PREFILLING, PROMPT, RANK, RANK_CLASS, REQUEST_RANKS, RESIDENT,
+    RESIDENTS, RUNNING, RUN_S, SENTINEL, SINCE, SLOTS, SLOT_LIMIT, SLOT_RANK, START, STEP, STEP_DECODES,
+    STEP_PREFILL, TAG, TOKEN_BUDGET, UNAWAITED, UNFINISHED, USED, WAITING, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import GRAPH_MAX, Law
@@ -37,69 +36,10 @@ from packer.twin.law.linear import AT, linear_ms, state_vector
 REFUSED, ADMITTED, PASSED_OVER = range(3)
 NUMBER = 1
 """Of this engine, where a cluster has several."""
-ABORT_MARGIN_S, SMOOTHING = 0.5, 0.7
+SMOOTHING = 0.7
 _PREFILL = AT.per_prefill_token_ms
 COUNTED = PLACE
 """Column of `adapters` that only vLLM's engine uses otherwise: step + 1 in whose prefill it was counted."""
-
-
-@njit(**ENGINE_FLAGS)
-def fetch(state: ServerState, law: Law, a: int) -> bool:
-    """Start to load adapter row `a` for a waiting request if the batch will never need its cells."""
-    ints = state.ints
-    blocks = ints[ACTIVE_BLOCKS] + ints[LOADING_BLOCKS] + state.sizes[a, BLOCKS]
-    if peak(ints, state.requests, state.sets[0]) >= ints[KV_BLOCKS] - blocks:
-        return False
-    return bool(start_load(ints, state.floats, state.adapters, state.sizes, law.loading, a))
-
-
-@njit(**ENGINE_FLAGS)
-def arrive(state: ServerState, law: Law, now: float) -> None:
-    """Requests of the inbox that were sent up to `now` join the queue."""
-    ints, floats, requests, times = state.ints, state.floats, state.requests, state.times
-    while floats[NEXT_S] <= now:
-        r = ints[INBOX] - 1
-        following = requests[r, NEXT]
-        ints[INBOX] = following
-        ints[INBOX_COUNT] -= 1
-        requests[r, KEY] = ints[TAKEN]
-        requests[r, GENERATED] = 0
-        times[r, REACHED] = times[r, SENT_AT]
-        times[r, FIRST] = times[r, FINISH] = times[r, FIRST_SEEN] = times[r, FINISH_SEEN] = math.nan
-        state.status[r] = ACCEPTED
-        ints[TAKEN] += 1
-        ints[SENT] += 1
-        ints[WAITING] += 1
-        link_last(state.links, DUE_BEFORE, ints[SENTINEL], r)
-        a = requests[r, OWNER] + 1
-        state.adapters[a, WANTED] += 1
-        if ints[LOADING_MODE] == ASYNC and state.adapters[a, RESIDENT] + state.adapters[a, LOADING] == 0:
-            fetch(state, law, a)
-        floats[NEXT_S] = times[following - 1, SENT_AT] if following > 0 else math.inf
-
-
-@njit(**ENGINE_FLAGS)
-def finish_loads(state: ServerState, law: Law, now: float) -> None:
-    """Adapters that are there by `now` are; those who waited for them did so until then."""
-    ints, floats, links = state.ints, state.floats, state.links
-    while floats[LOAD_END_S] <= now:
-        end_s = floats[LOAD_END_S]
-        a = end_load(ints, floats, state.adapters, state.sizes, law.loading)
-        r = links[ints[SENTINEL], DUE_AFTER]
-        while r != ints[SENTINEL]:
-            if state.requests[r, OWNER] + 1 == a:
-                floats[STALL_S] += max(0.0, end_s - state.times[r, SENT_AT])
-            r = links[r, DUE_AFTER]
-
-
-@njit(**ENGINE_FLAGS)
-def leave_queue(state: ServerState, r: int) -> None:
-    """Request `r` is not waiting any more."""
-    ints = state.ints
-    unlink(state.links, DUE_BEFORE, r)
-    ints[WAITING] -= 1
-    ints[WAITING_PROMPT] -= state.requests[r, PROMPT]
-    state.adapters[state.requests[r, OWNER] + 1, WANTED] -= 1
 
 
 @njit(**ENGINE_FLAGS)
@@ -188,23 +128,6 @@ def try_to_admit(state: ServerState, law: Law, r: int) -> int:
     requests[r, NEXT] = ints[ENDED]
     ints[ENDED] = r + 1
     return ADMITTED
-
-
-@njit(**ENGINE_FLAGS)
-def give_up(state: ServerState) -> None:
-    """Drop the waiting requests that would miss the limit on the first token."""
-    ints, links = state.ints, state.links
-    r = links[ints[SENTINEL], DUE_AFTER]
-    while r != ints[SENTINEL]:
-        after = links[r, DUE_AFTER]
-        waited = state.floats[NOW] - state.times[r, SENT_AT]
-        if waited + ABORT_MARGIN_S > state.floats[ABORT_AFTER_S]:
-            leave_queue(state, r)
-            state.status[r] = GIVEN_UP
-            ints[ABORTED] += 1
-            a = state.requests[r, OWNER] + 1
-            state.classes[state.sizes[a, RANK_CLASS], UNFINISHED] -= 1
-        r = after
 
 
 @njit(**ENGINE_FLAGS)

@@ -1,0 +1,97 @@
+"""LightLLM's queue: requests arrive, wait for their adapters where these are loaded beside the work, and give up."""
+
+from __future__ import annotations
+
+import math
+
+from numba import njit
+
+from packer.twin.cache.kernel import ASYNC, LOADING, WANTED, end_load, start_load
+from packer.twin.engine.containers import link_last, unlink
+from packer.twin.engine.peak import peak
+from packer.twin.engine.state import (
+    ABORTED, ABORT_AFTER_S, ACCEPTED, ACTIVE_BLOCKS, BLOCKS, DUE_AFTER, DUE_BEFORE, FINISH, FINISH_SEEN, FIRST,
+    FIRST_SEEN, GENERATED, GIVEN_UP, INBOX, INBOX_COUNT, KEY, KV_BLOCKS, LOADING_BLOCKS, LOADING_MODE, LOAD_END_S,
+    NEXT, NEXT_S, NOW, OWNER, PROMPT, RANK_CLASS, REACHED, RESIDENT, SENT, SENTINEL, SENT_AT, STALL_S, TAKEN,
+    UNFINISHED, WAITING, WAITING_PROMPT, ServerState,
+)  # fmt: skip
+from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.law.law import Law
+
+ABORT_MARGIN_S = 0.5
+
+
+@njit(**ENGINE_FLAGS)
+def fetch(state: ServerState, law: Law, a: int) -> bool:
+    """Start to load adapter row `a` for a waiting request if the batch will never need its cells."""
+    ints = state.ints
+    blocks = ints[ACTIVE_BLOCKS] + ints[LOADING_BLOCKS] + state.sizes[a, BLOCKS]
+    if peak(ints, state.requests, state.sets[0]) >= ints[KV_BLOCKS] - blocks:
+        return False
+    return bool(start_load(ints, state.floats, state.adapters, state.sizes, law.loading, a))
+
+
+@njit(**ENGINE_FLAGS)
+def arrive(state: ServerState, law: Law, now: float) -> None:
+    """Requests of the inbox that were sent up to `now` join the queue."""
+    ints, floats, requests, times = state.ints, state.floats, state.requests, state.times
+    while floats[NEXT_S] <= now:
+        r = ints[INBOX] - 1
+        following = requests[r, NEXT]
+        ints[INBOX] = following
+        ints[INBOX_COUNT] -= 1
+        requests[r, KEY] = ints[TAKEN]
+        requests[r, GENERATED] = 0
+        times[r, REACHED] = times[r, SENT_AT]
+        times[r, FIRST] = times[r, FINISH] = times[r, FIRST_SEEN] = times[r, FINISH_SEEN] = math.nan
+        state.status[r] = ACCEPTED
+        ints[TAKEN] += 1
+        ints[SENT] += 1
+        ints[WAITING] += 1
+        link_last(state.links, DUE_BEFORE, ints[SENTINEL], r)
+        a = requests[r, OWNER] + 1
+        state.adapters[a, WANTED] += 1
+        if ints[LOADING_MODE] == ASYNC and state.adapters[a, RESIDENT] + state.adapters[a, LOADING] == 0:
+            fetch(state, law, a)
+        floats[NEXT_S] = times[following - 1, SENT_AT] if following > 0 else math.inf
+
+
+@njit(**ENGINE_FLAGS)
+def finish_loads(state: ServerState, law: Law, now: float) -> None:
+    """Adapters that are there by `now` are; those who waited for them did so until then."""
+    ints, floats, links = state.ints, state.floats, state.links
+    while floats[LOAD_END_S] <= now:
+        end_s = floats[LOAD_END_S]
+        a = end_load(ints, floats, state.adapters, state.sizes, law.loading)
+        r = links[ints[SENTINEL], DUE_AFTER]
+        while r != ints[SENTINEL]:
+            if state.requests[r, OWNER] + 1 == a:
+                floats[STALL_S] += max(0.0, end_s - state.times[r, SENT_AT])
+            r = links[r, DUE_AFTER]
+
+
+@njit(**ENGINE_FLAGS)
+def leave_queue(state: ServerState, r: int) -> None:
+    """Request `r` is not waiting any more."""
+    ints = state.ints
+    unlink(state.links, DUE_BEFORE, r)
+    ints[WAITING] -= 1
+    ints[WAITING_PROMPT] -= state.requests[r, PROMPT]
+    state.adapters[state.requests[r, OWNER] + 1, WANTED] -= 1
+
+
+@njit(**ENGINE_FLAGS)
+def give_up(state: ServerState) -> None:
+    """Drop the waiting requests that would miss the limit on the first token."""
+    ints, links = state.ints, state.links
+    r = links[ints[SENTINEL], DUE_AFTER]
+    while r != ints[SENTINEL]:
+        after = links[r, DUE_AFTER]
+        waited = state.floats[NOW] - state.times[r, SENT_AT]
+        if waited + ABORT_MARGIN_S > state.floats[ABORT_AFTER_S]:
+            leave_queue(state, r)
+            state.status[r] = GIVEN_UP
+            ints[ABORTED] += 1
+            a = state.requests[r, OWNER] + 1
+            state.classes[state.sizes[a, RANK_CLASS], UNFINISHED] -= 1
+        r = after
