@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
 from packer.checks import slot_rank_for
-from packer.evaluation import Evaluation
 from packer.solvers.base import Problem
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU, max_loras_candidates
 from packer.solvers.classes import Classes, IntArray
@@ -20,19 +18,14 @@ from packer.workload import Workload
 _BATCH = 256
 _REMEMBERED = 400
 _CHECK_EVERY = 16
+_KNOWN_BYTES = 256 * 2**20
+"""What is known of vectors takes at most this: `_ENTRY_BYTES` for each, and its counts."""
+
+_ENTRY_BYTES = 160
 
 
 class OutOfTime(Exception):  # noqa: N818  (not an error: a search returns the best so far)
     """The time limit has passed, or the search was stopped, in the middle of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Whether some `max_loras` works, the first one that did, and its evaluation."""
-
-    feasible: bool
-    max_loras: int = 0
-    evaluation: Evaluation | None = None
 
 
 class Feasibility:
@@ -58,7 +51,8 @@ class Feasibility:
         self.checks = 0
         self.violations = 0
         self._inferred = 0
-        self._known: dict[bytes, Result] = {}
+        self._known: dict[bytes, bool] = {}
+        self._most = _KNOWN_BYTES // (2 * len(classes) + _ENTRY_BYTES)
         self._preferred: dict[tuple[int, int], int] = {}
         self._good = _Recent(len(classes))
         self._bad = _Recent(len(classes))
@@ -76,9 +70,9 @@ class Feasibility:
         open_: list[int] = []
         checked: list[tuple[int, bool]] = []
         for i, row in enumerate(counts):
-            known = self._known.get(row.tobytes())
+            known = self._known.get(_key(row))
             if known is not None:
-                answers[i] = known.feasible
+                answers[i] = known
                 continue
             inferred = self._infer(row)
             if inferred is None:
@@ -90,7 +84,7 @@ class Feasibility:
                 checked.append((i, inferred))
         if open_ or checked:
             rows = open_ + [i for i, _ in checked]
-            answers[rows] = [result.feasible for result in self.evaluate(counts[rows])]
+            answers[rows] = self.evaluate(counts[rows])
             self.checks += len(checked)
             self.violations += sum(bool(answers[i]) is not inferred for i, inferred in checked)
         return answers
@@ -100,21 +94,26 @@ class Feasibility:
             return True
         return False if self._bad.any(row, above=False) else None
 
-    def evaluate(self, counts: IntArray) -> list[Result]:
-        """`Result` of each row of `counts` (m, K), without inference; raises `OutOfTime`."""
+    def evaluate(self, counts: IntArray) -> npt.NDArray[np.bool_]:
+        """Which rows of `counts` (m, K) are feasible, bool (m,), without inference; raises `OutOfTime`.
+
+        What was found is kept up to `_KNOWN_BYTES`, the oldest is forgotten first.
+        """
+        while len(self._known) > self._most:
+            del self._known[next(iter(self._known))]
         counts = np.ascontiguousarray(counts, dtype=np.int64)
-        keys = [row.tobytes() for row in counts]
+        keys = [_key(row) for row in counts]
         rows = list({k: row for k, row in zip(keys, counts, strict=True) if k not in self._known}.items())
         for start in range(0, len(rows), _BATCH):
             self._evaluate_rows(rows[start : start + _BATCH])
-        return [self._known[key] for key in keys]
+        return np.array([self._known[key] for key in keys], dtype=bool)
 
     def _evaluate_rows(self, rows: list[tuple[bytes, IntArray]]) -> None:
         open_rows: list[tuple[bytes, tuple[int, ...], int, list[int]]] = []
         for key, row in rows:
             n = int(row.sum())
             if n == 0 or n > MAX_ADAPTERS_PER_GPU:
-                self._known[key] = Result(n == 0)
+                self._known[key] = n == 0
                 continue
             rank = slot_rank_for(int(self.classes.ranks[row > 0].max()))
             liked = self._preferred.get((rank, n.bit_length()), n)
@@ -133,9 +132,9 @@ class Feasibility:
                 ]
             )
         for key, _members, _rank, _candidates in open_rows:
-            self._known.setdefault(key, Result(False))
+            self._known.setdefault(key, False)
         for key, row in rows:
-            (self._good if self._known[key].feasible else self._bad).add(row)
+            (self._good if self._known[key] else self._bad).add(row)
 
     def _evaluate_bins(self, tried: Sequence[tuple[bytes, Bin]]) -> None:
         for start in range(0, len(tried), _BATCH):
@@ -149,14 +148,12 @@ class Feasibility:
             for i in np.flatnonzero(admissible).tolist():
                 key, each = part[i]
                 if key not in self._known:
-                    self._known[key] = Result(True, each.max_loras, evaluations[i])
+                    self._known[key] = True
                     self._preferred[each.max_lora_rank, len(each.adapters).bit_length()] = each.max_loras
 
-    def known(self) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-        """Every vector evaluated so far, int64 (m, K), and whether it was feasible, bool (m,)."""
-        rows = np.array([np.frombuffer(key, dtype=np.int64) for key in self._known], dtype=np.int64)
-        feasible = np.array([result.feasible for result in self._known.values()], dtype=bool)
-        return rows.reshape(-1, len(self.classes)), feasible
+
+def _key(row: IntArray) -> bytes:
+    return row.astype(np.int16).tobytes()  # a GPU holds few enough
 
 
 class _Recent:

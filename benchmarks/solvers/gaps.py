@@ -14,11 +14,13 @@ import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import packer
+from packer.solvers import api, base
 
 HERE = Path(__file__).resolve().parent
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
@@ -58,8 +60,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--predictor", default="auto")
     parser.add_argument("--objective", default="gpus")
     parser.add_argument("--largest", type=int, default=5000, help="most adapters of a fleet")
+    parser.add_argument(
+        "--cpu-clock", action="store_true", help="limits and times are CPU seconds of this process"
+    )
     parser.add_argument("--write", action="store_true", help="write gaps.json beside this file")
     options = parser.parse_args(argv)
+    if options.cpu_clock:
+        _count_cpu_time()
     rows = []
     for number in range(options.first, options.first + options.fleets):
         size = min(SIZES[number // len(KINDS) % len(SIZES)], options.largest)
@@ -75,9 +82,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         (HERE / "gaps.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
 
+def _count_cpu_time() -> None:
+    """Solvers measure their limits in CPU time, for a machine that is shared with others."""
+    base.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[assignment]
+    api.Problem = lambda *args, **known: base.Problem(*args, started=time.process_time(), **known)  # type: ignore
+
+
 def one(fleet: packer.Workload, profile: str, options: argparse.Namespace) -> dict[str, Any]:
     """One plan and its bound."""
-    started = time.perf_counter()
+    clock = time.process_time if options.cpu_clock else time.perf_counter
+    started = clock()
     plan = packer.solve(
         fleet,
         packer.load_profile(profile),
@@ -98,7 +112,7 @@ def one(fleet: packer.Workload, profile: str, options: argparse.Namespace) -> di
         "bound": bound,
         "proven": plan.bound_proven,
         "gap": round((plan.n_gpus - bound) / plan.n_gpus, 3),
-        "wall_s": round(time.perf_counter() - started, 1),
+        "taken_s": round(clock() - started, 1),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "source": plan.bound_source[:60],
     }

@@ -27,18 +27,27 @@ class Master:
 
 
 def solve_relaxation(
-    patterns: IntArray | FloatArray, demand: IntArray | FloatArray, prices: FloatArray | None = None
+    patterns: IntArray | FloatArray,
+    demand: IntArray | FloatArray,
+    prices: FloatArray | None = None,
+    *,
+    time_limit_s: float = np.inf,
 ) -> Master | None:
     """Linear relaxation over these patterns (m, K) of these prices (m,), 1 if None.
 
-    None if they can't cover the demand (K,).
+    None if they can't cover the demand (K,), or the time is up.
     """
     from scipy.optimize import linprog
 
     if not len(patterns):
         return None
     found = linprog(
-        _prices(patterns, prices), A_ub=_held(-patterns), b_ub=-demand, bounds=(0, None), method="highs"
+        _prices(patterns, prices),
+        A_ub=_held(-patterns),
+        b_ub=-demand,
+        bounds=(0, None),
+        method="highs",
+        options={"time_limit": max(0.01, time_limit_s)},
     )
     if found.status != 0:
         return None

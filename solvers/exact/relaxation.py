@@ -101,7 +101,7 @@ class Relaxation:
         for _ in range(_WARM_ROUNDS):
             if self.feasibility.problem.out_of_time():
                 raise OutOfTime
-            master = solve_relaxation(self.patterns @ features, priced)
+            master = self._solved(self.patterns @ features, priced)
             if master is None:
                 return
             at = features @ master.duals
@@ -131,7 +131,7 @@ class Relaxation:
         while not enough():
             if self.feasibility.problem.out_of_time():
                 raise OutOfTime
-            self.master = solve_relaxation(self.patterns, self.demand)
+            self.master = self._solved(self.patterns, self.demand)
             if self.master is None:
                 self.converged = True
                 return
@@ -151,6 +151,14 @@ class Relaxation:
                 share = 0.0 if share <= _SMOOTHING else _SMOOTHING
             if not to_the_end and self.promised > self.bound:
                 return
+
+    def _solved(self, patterns: IntArray | FloatArray, demand: IntArray | FloatArray) -> Master | None:
+        """The relaxation over these patterns; None if they can't cover the demand. Raises `OutOfTime`."""
+        problem = self.feasibility.problem
+        found = solve_relaxation(patterns, demand, time_limit_s=problem.remaining_s())
+        if found is None and problem.out_of_time():
+            raise OutOfTime
+        return found
 
     @property
     def promised(self) -> int:

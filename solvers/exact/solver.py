@@ -140,7 +140,7 @@ class ExactSearch:
             return False
         rows = np.array(list(product(*(range(d + 1) for d in demand.tolist()))), dtype=np.int64)[1:]
         feasibility = self.relaxation.feasibility
-        feasible = np.array([result.feasible for result in feasibility.evaluate(rows)])
+        feasible = feasibility.evaluate(rows)
         use, optimal = solve_integer(
             rows[feasible], demand, time_limit_s=self._seconds(_INTEGER_S * 3), exact_cover=True
         )

@@ -11,6 +11,7 @@ import pytest
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.settings import Slots
+from packer.solvers import feasibility as module
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.classes import aggregate
 from packer.solvers.feasibility import Feasibility, OutOfTime, real_bins
@@ -113,3 +114,18 @@ def test_real_bins_are_judged_directly() -> None:
     assert large is None
     assert small is not None
     assert task.evaluator.evaluate(fleet, [small]).feasible.all()
+
+
+def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond its share of memory the oldest results are forgotten, and evaluated again when they are needed."""
+    fleet = random_fleet(30, seed=1)
+    classes = aggregate(fleet)
+    monkeypatch.setattr(module, "_KNOWN_BYTES", 8 * (2 * len(classes) + module._ENTRY_BYTES))
+    small = Feasibility(problem(fleet), classes)
+    monkeypatch.undo()
+    whole = Feasibility(problem(fleet), classes)
+    rows = np.random.default_rng(0).integers(0, classes.demand + 1, (60, len(classes)))
+    for _ in range(2):
+        for part in np.array_split(rows, 12):
+            assert small.evaluate(part).tolist() == whole.evaluate(part).tolist()
+            assert len(small._known) <= 8 + len(part)

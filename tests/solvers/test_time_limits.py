@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -15,6 +17,9 @@ from packer.settings import Slots
 from packer.solvers import base
 from packer.solvers.base import Problem, Solution
 from packer.solvers.evaluator import Evaluator
+from packer.solvers.exact import relaxation
+from packer.solvers.exact.solver import ExactSearch
+from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.headroom import LARGEST, headroom
 from packer.solvers.spread_refined import SpreadRefined
@@ -96,3 +101,26 @@ def test_bins_of_one_adapter_are_not_swapped() -> None:
         task = problem(fleet, objective=Slo(mean_ttft_ms=40.0), predictor=AnalyticPredictor(), max_gpus=2)
         posed = replace(task, max_replicas=2)
         check(posed, SpreadRefined().solve(posed))
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0])
+def test_column_generation_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Neither the evaluation of bins nor a linear program goes on beyond the limit by more than a batch."""
+    Slow.clock.now = 0.0
+    monkeypatch.setattr(base.time, "monotonic", Slow.clock.monotonic)
+    fleet = random_fleet(240, seed=3, rates=tuple(np.linspace(0.05, 0.6, 40)), ranks=(8, 16, 32))
+    task = replace(problem(fleet, predictor=Slow()), started=0.0)
+    bins = [bin_ for bin_ in real_bins(task, [tuple(range(i, i + 4)) for i in range(0, 240, 4)]) if bin_]
+    assert len(bins) == 60
+    whole = relaxation.solve_relaxation
+
+    def hard(*given: Any, time_limit_s: float) -> Any:
+        """A linear program that takes as long as it may, and 10 s if it is let."""
+        Slow.clock.now += min(10.0, time_limit_s)
+        return None if time_limit_s < 10.0 else whole(*given, time_limit_s=time_limit_s)
+
+    monkeypatch.setattr(relaxation, "solve_relaxation", hard)
+    search = ExactSearch(replace(task, started=Slow.clock.now, time_limit_s=seconds), bins)
+    search.run()
+    assert Slow.clock.now <= search.problem.started + seconds + 0.3
+    assert sorted(i for bin_ in search.bins for i in bin_.adapters) == list(range(240))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,7 +104,7 @@ def test_bucketed_rates_keep_plan_and_bound_honest() -> None:
     """With more distinct rates than classes the real bins are still judged, and the bound still holds."""
     rng = np.random.default_rng(2)
     fleet = Workload([Adapter(f"a{i}", 8, float(rate)) for i, rate in enumerate(rng.uniform(0.05, 1.0, 90))])
-    task = problem(fleet, time_limit_s=10.0)
+    task = problem(fleet, time_limit_s=3.0)
     found = Exact().solve(task)
     check(task, found)
     assert found.lower_bound is not None
@@ -243,3 +245,15 @@ def test_prices_decide_between_covers() -> None:
         assert whole is not None
         assert (whole.tolist(), proven) == (use, True)
     assert solve_integer(np.zeros((0, 1), dtype=np.int64), demand, time_limit_s=1.0) == (None, False)
+
+
+def test_certificates_of_many_classes_stay_within_their_memory() -> None:
+    """With lengths of their own adapters are 160 classes: the enumeration of bins takes less than 512 MiB."""
+    rng = np.random.default_rng(0)
+    weights, limit = rng.uniform(0.02, 0.2, 160), np.ones(160, dtype=np.int64)
+    nothing = SimpleNamespace(feasible=lambda rows: np.zeros(len(rows), dtype=bool))
+    tracemalloc.start()
+    certify(nothing, weights, limit, above=1.0, slack=0.02, budget=200_000, rng=rng)  # type: ignore[arg-type]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 512 * 2**20
