@@ -33,7 +33,7 @@ TERMS = (
 DIGITS = 6
 SEED = 1000
 FOLDS = 8
-"""Groups of families that are left out of the fit in turn."""
+"""Most groups of families that are left out of the fit in turn; up to so many families each are one."""
 FRONTEND_RUNS = 60
 """Runs of the first fit, on which that of the front end stands."""
 FOLD_RUNS = 120
