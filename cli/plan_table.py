@@ -34,9 +34,23 @@ def plan_lines(plan: Plan) -> list[Table | str]:
         *gpus,
         *frontier,
         *_totals(plan),
-        *room_lines(plan.rooms, range(plan.n_gpus)),
+        *_band(plan),
+        *room_lines(plan.rooms, range(len(plan.bins))),
         *(f"- {reason}" for reason in plan.reasons),
         *_queues(plan),
+    ]
+
+
+def _band(plan: Plan) -> list[str]:
+    """What the error of estimated profiles does to the number of GPUs."""
+    band: Any = plan.details.get("estimate_band")
+    if not band:
+        return []
+    most, fewest = band["most"], band["fewest"]
+    span = f"{fewest['gpus'] or '?'} to {most['gpus'] or 'too many'}"
+    return [
+        f"The profile is an estimate: at {most['capacity']:.2f} to {fewest['capacity']:.2f} times its capacity "
+        f"the fleet takes {span} GPUs. Calibrate it (packer profiles fit) to know."
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from packer import registry
 from packer.bin import Bin
@@ -15,6 +16,7 @@ from packer.objectives.base import Objective
 from packer.plan import Plan, Status
 from packer.solvers import by_model
 from packer.solvers.assemble import assemble, bounded
+from packer.solvers.band import with_band
 from packer.solvers.base import Problem, Solver
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
@@ -85,7 +87,8 @@ def solve(
     verify
         Simulate the finished plan with a fresh seed; `Plan.verified` has the result.
     with_headroom
-        Also compute how much the load of each server may grow, which takes simulations.
+        Also compute how much the load of each server may grow, which takes simulations, and for estimated profiles
+        what their error does to the answer (`details["estimate_band"]`).
     progress, stop
         See `packer.solvers.base.Problem`.
 
@@ -144,7 +147,20 @@ def solve(
         if not plan.verified and goal.limits:  # a plan that breaks its limits is none
             plan = replace(plan, status=Status.INFEASIBLE)
     plan = bounded(problem, plan)
-    return _with_headroom(problem, plan) if with_headroom else plan
+    if not with_headroom:
+        return plan
+    if (
+        goal.minimises in ("gpus", "price")
+        and not goal.fixed_gpus
+        and not old_bins
+        and not problem.out_of_time()
+    ):
+        ends = partial(
+            solve, profile=profile, objective=objective, solver="greedy", predictor=predictor,
+            max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
+        )  # fmt: skip
+        plan = with_band(plan, workload, ends)
+    return _with_headroom(problem, plan)
 
 
 def _objective(objective: str | Objective) -> Objective:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,21 @@ EXTRA_VOCABULARY = 256
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
+MOE_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
+"""Decoders whose MLP is a mixture of gated experts, with the same attention."""
+
 BYTES = 2
 """Of a weight, bf16."""
+
+GROUP = 128
+"""Weights that share a 16-bit scale where the config of quantised weights does not say how many."""
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDimensions:
-    """Sizes of a dense decoder with a gated MLP."""
+    """Sizes of a decoder with a gated MLP, dense or a mixture of experts."""
 
     name: str
     kind: str
@@ -58,10 +66,17 @@ class ModelDimensions:
     tied: bool
     max_model_len: int
     repository: str | None = None
+    experts: int = 0
+    """Of each layer; 0: a dense MLP of `intermediate`, with experts each of them is so large."""
+    experts_per_token: int = 0
+    shared_intermediate: int = 0
+    """Of the expert that every token takes, 0 without."""
+    weight_bits: float = 8.0 * BYTES
+    """Of a weight of the linear layers, with the scales of quantised ones; embeddings are in bf16."""
 
     @property
     def weights_bytes(self) -> float:
-        """Bytes of the weights in bf16."""
+        """Bytes of the weights."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         norms = 2 * self.hidden
         if self.kind in ("gemma2", "gemma3_text"):
@@ -70,9 +85,16 @@ class ModelDimensions:
             norms += (self.heads + 2 * self.kv_heads) * self.head_dim  # biases of q, k and v
         if self.kind in ("qwen3", "gemma3_text"):
             norms += 2 * self.head_dim
-        layer = attention + 3 * self.hidden * self.intermediate + norms
+        mlp = 3 * self.hidden * ((self.experts or 1) * self.intermediate + self.shared_intermediate)
+        linear = self.layers * (attention + mlp)
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return float(BYTES * (self.layers * layer + embeddings + self.hidden))
+        others = self.layers * (norms + self.hidden * self.experts) + embeddings + self.hidden
+        return float(self.weight_bits / 8.0 * linear + BYTES * others)
+
+    @property
+    def active_bytes(self) -> float:
+        """Bytes in bf16 of the weights that a token is multiplied with: its arithmetic."""
+        return replace(self, experts=self.experts_per_token, weight_bits=8.0 * BYTES).weights_bytes
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -81,10 +103,14 @@ class ModelDimensions:
 
     @property
     def lora_bytes_per_rank(self) -> float:
-        """Bytes of an adapter of all linear layers, per unit of rank: A is rank × in, B is out × rank."""
+        """Bytes of an adapter of all linear layers, per unit of rank: A is rank × in, B is out × rank.
+
+        Of a mixture of experts only attention has LoRA.
+        """
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
-        return float(BYTES * self.layers * (attention + 3 * (self.hidden + self.intermediate)))
+        mlp = 0 if self.experts else 3 * (self.hidden + self.intermediate)
+        return float(BYTES * self.layers * (attention + mlp))
 
     @property
     def slot_bytes_per_rank(self) -> float:
@@ -110,7 +136,7 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
     FileFormatError
         It can't be read, or a value is missing or makes no sense; names the key.
     IncompatibleError
-        The estimate doesn't know this kind of model (mixture of experts, quantised weights, …).
+        The estimate doesn't know this kind of model or quantisation.
     """
     data = parse_json(read_text(path), path)
     if not isinstance(data, dict):
@@ -119,12 +145,17 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
     kind = config.get("model_type")
     _refuse_unknown(config, kind, path)
     hidden, heads = _size(config, "hidden_size", path), _size(config, "num_attention_heads", path)
+    experts = _experts(config, path)
     return ModelDimensions(
         name=name or _name(data, path),
         kind=str(kind),
         layers=_size(config, "num_hidden_layers", path),
         hidden=hidden,
-        intermediate=_size(config, "intermediate_size", path),
+        intermediate=_size(
+            config,
+            "moe_intermediate_size" if experts and "moe_intermediate_size" in config else "intermediate_size",
+            path,
+        ),
         heads=heads,
         kv_heads=_size(config, "num_key_value_heads", path, default=heads),
         head_dim=_size(config, "head_dim", path, default=max(1, hidden // heads)),
@@ -132,6 +163,14 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
         tied=_flag(config, "tie_word_embeddings", path, default=kind in TIED_BY_DEFAULT),
         max_model_len=_size(config, "max_position_embeddings", path),
         repository=_repository(data),
+        experts=experts,
+        experts_per_token=_size(config, "num_experts_per_tok", path) if experts else 0,
+        shared_intermediate=(
+            _size(config, "shared_expert_intermediate_size", path)
+            if experts and config.get("shared_expert_intermediate_size")
+            else 0
+        ),
+        weight_bits=_weight_bits(config, path),
     )
 
 
@@ -142,22 +181,50 @@ def _repository(config: dict[str, Any]) -> str | None:
 
 
 def _refuse_unknown(config: dict[str, Any], kind: object, path: str | os.PathLike[str]) -> None:
-    experts = [key for key in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(key)]
-    if experts:
+    known = (*DENSE_TYPES, *MOE_TYPES)
+    if kind not in known:
         raise IncompatibleError(
-            f"{os.fspath(path)}: {shown(kind)} is a mixture of experts ({experts[0]}), which the estimate "
-            "does not model. Calibrate a profile on a server instead."
+            f"{os.fspath(path)}: expected model_type to be one of {', '.join(known)}, got {shown(kind)}."
         )
-    if config.get("quantization_config"):
+
+
+def _experts(config: dict[str, Any], path: str | os.PathLike[str]) -> int:
+    """Experts of a layer; 0 of a dense model."""
+    key = next((key for key in _EXPERTS if config.get(key)), None)
+    return 0 if key is None else _size(config, key, path)
+
+
+def _weight_bits(config: dict[str, Any], path: str | os.PathLike[str]) -> float:
+    """Bits of a weight of the linear layers with its share of the scales.
+
+    Raises
+    ------
+    IncompatibleError
+        The config does not say how many bits quantised weights have, in a way that is known.
+    """
+    given = config.get("quantization_config")
+    if not given:
+        return 8.0 * BYTES
+    method = str(given.get("quant_method", "")) if isinstance(given, dict) else ""
+    bits = None
+    if method in ("fp8", "fbgemm_fp8"):
+        bits = 8
+    elif method in ("gptq", "awq"):
+        bits = given.get("bits")
+    elif method == "bitsandbytes":
+        bits = 4 if given.get("load_in_4bit") else 8 if given.get("load_in_8bit") else None
+    elif method == "compressed-tensors":
+        groups = given.get("config_groups")
+        weights = [each.get("weights") or {} for each in (groups or {}).values() if isinstance(each, dict)]
+        bits = weights[0].get("num_bits") if weights else None
+    if bits not in (4, 8):
         raise IncompatibleError(
-            f"{os.fspath(path)}: the weights are quantised, which the estimate does not model. Calibrate a "
-            "profile on a server instead."
+            f"{os.fspath(path)}: expected quantization_config of fp8, gptq, awq, bitsandbytes or compressed-tensors "
+            f"with 4 or 8 bits, got {shown(given)}."
         )
-    if kind not in DENSE_TYPES:
-        raise IncompatibleError(
-            f"{os.fspath(path)}: expected model_type to be one of {', '.join(DENSE_TYPES)}, "
-            f"got {shown(kind)}."
-        )
+    size = given.get("group_size", GROUP)
+    grouped = size if isinstance(size, int) and size > 0 else GROUP
+    return float(bits) + (16.0 / grouped if bits == 4 else 0.0)
 
 
 def _size(

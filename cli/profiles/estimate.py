@@ -42,7 +42,10 @@ class Given:
         default="vllm",
         help="The engine: its memory for slots and its eviction; the step law is vLLM's, scaled.",
     )
-    price_per_hour: float | None = option("--price", type=float, help="Price of the GPU per hour.")
+    tensor_parallel_size: int = option(
+        type=click.IntRange(min=1, max=64), default=1, metavar="N", help="GPUs of one server."
+    )
+    price_per_hour: float | None = option("--price", type=float, help="Price of the server's GPUs per hour.")
     output: str = output_option("Where to write the profile (.toml).", required=True)
 
 

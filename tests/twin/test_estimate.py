@@ -10,10 +10,12 @@ import pytest
 
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError
 from packer.io.profiles import format_profile, load_profile, parse_profile
+from packer.predictors.features import COLUMN
+from packer.predictors.scenarios import scenario
 from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.datasheets import GPUS
-from packer.twin.estimate import estimate_profile
+from packer.twin.estimate import BAND_KEYS, estimate_profile
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.model_config import ModelDimensions, read_model_config
 
@@ -144,8 +146,10 @@ def test_multimodal_configs_use_their_text_part(root: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"num_local_experts": 8, "model_type": "mixtral"}, IncompatibleError, "mixture of experts"),
-        ({"quantization_config": {"bits": 4}}, IncompatibleError, "quantised"),
+        ({"num_local_experts": 8, "model_type": "mixtral"}, FileFormatError, "num_experts_per_tok.*missing"),
+        ({"quantization_config": {"bits": 4}}, IncompatibleError, "with 4 or 8 bits, got"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, IncompatibleError, "4 or 8 bits"),
+        ({"quantization_config": "int4"}, IncompatibleError, "4 or 8 bits"),
         ({"model_type": "gpt2"}, IncompatibleError, "model_type to be one of"),
         ({"model_type": "absent"}, IncompatibleError, "got None"),
         ({"hidden_size": "absent"}, FileFormatError, "key 'hidden_size': this key is missing"),
@@ -191,3 +195,96 @@ def test_a_config_names_its_repository(tmp_path: Path, root: Path) -> None:
         read_ = read(tmp_path, config(root, _name_or_path=said))
         assert read_.repository == wanted
         assert estimate_profile(read_, "h100-80gb").model.repository == wanted
+
+
+def test_mixtures_of_experts(root: Path, tmp_path: Path) -> None:
+    """Mixtral 8x7B has 46.7 billion weights, of which a token is multiplied with 12.9; LoRA is on attention."""
+    mixtral = read(
+        tmp_path,
+        config(
+            root,
+            model_type="mixtral",
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            vocab_size=32000,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+        ),
+    )
+    assert mixtral.weights_bytes / 2 == pytest.approx(46.7e9, rel=0.002)
+    assert mixtral.active_bytes / 2 == pytest.approx(12.9e9, rel=0.005)
+    dense = read(tmp_path, config(root))
+    assert mixtral.lora_bytes_per_rank < dense.lora_bytes_per_rank
+    profile = estimate_profile(mixtral, "h200-141gb", max_model_len=8192)
+    slow = estimate_profile(dense, "h200-141gb", max_model_len=8192)
+    assert profile.latency.coefficients["base_ms"] > slow.latency.coefficients["base_ms"]
+
+
+@pytest.mark.parametrize(
+    ("given", "bits"),
+    [
+        ({"quant_method": "fp8"}, 8.0),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4.125),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 4.25),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.125),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, 8.0),
+    ],
+)
+def test_quantised_weights(root: Path, tmp_path: Path, given: dict[str, Any], bits: float) -> None:
+    """Linear layers have so many bits, embeddings stay in bf16; the KV cache gets what is saved."""
+    whole, small = read(tmp_path, config(root)), read(tmp_path, config(root, quantization_config=given))
+    ends = 2 * 2 * whole.vocabulary * whole.hidden
+    linear = whole.weights_bytes - ends
+    assert small.weights_bytes == pytest.approx(linear * bits / 16 + ends, rel=1e-3)
+    assert small.active_bytes == whole.weights_bytes
+    one, other = (estimate_profile(each, "l40s", max_model_len=8192) for each in (whole, small))
+    saved = whole.weights_bytes - small.weights_bytes
+    assert other.memory.kv_budget_bytes - one.memory.kv_budget_bytes == pytest.approx(saved)
+
+
+def test_tensor_parallel_groups(root: Path) -> None:
+    """Two GPUs have twice the memory and the price, read weights in half the time, and pay for all-reduces."""
+    model = dimensions(root, LLAMA)
+    one, two = (
+        estimate_profile(model, "h100-80gb", max_model_len=8192, tensor_parallel_size=n) for n in (1, 2)
+    )
+    assert (two.engine.tensor_parallel_size, two.name) == (2, "h100-80gb-x2/llama-3.1-8b-instruct")
+    assert two.gpu.price_per_hour == 2 * (one.gpu.price_per_hour or 0.0)
+    assert two.memory.kv_budget_bytes > 2 * one.memory.kv_budget_bytes
+    assert two.memory.slot_bytes_per_rank == 1.5 * one.memory.slot_bytes_per_rank
+    law, single = two.latency.coefficients, one.latency.coefficients
+    assert single["per_decode_ms"] / 2 < law["per_decode_ms"] < single["per_decode_ms"]
+    slow = estimate_profile(model, "l40s", max_model_len=8192, tensor_parallel_size=2).latency.coefficients
+    alone = estimate_profile(model, "l40s", max_model_len=8192).latency.coefficients
+    nvlink, pcie = (
+        law["per_decode_ms"] - single["per_decode_ms"] / 2,
+        slow["per_decode_ms"] - alone["per_decode_ms"] / 2,
+    )
+    assert pcie > 10 * nvlink
+    with pytest.raises(IncompatibleError, match="divides the 32 attention heads"):
+        estimate_profile(model, "h100-80gb", tensor_parallel_size=3)
+
+
+def test_the_band_is_what_the_calibrated_profiles_show(root: Path) -> None:
+    """Each calibrated profile, estimated from the other one, has a capacity within the band on 9 of 10 servers."""
+    inside, n = 0, 80
+    for (model, name), (_, other) in (CALIBRATED, CALIBRATED[::-1]):
+        known = load_profile(name)
+        engine = known.engine
+        estimate = estimate_profile(
+            dimensions(root, model),
+            "h100-64gb",
+            max_model_len=engine.max_model_len,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            reference=other,
+        )
+        low, high = (estimate.errors[key] for key in BAND_KEYS)
+        for i in range(n):
+            chosen = scenario(i, known, 3)
+            real, said = (chosen.features(each)[COLUMN["capacity"]] for each in (known, estimate))
+            inside += bool(low <= real / said <= high)
+    assert inside >= 0.9 * 2 * n

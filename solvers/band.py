@@ -1,0 +1,45 @@
+"""What the error of estimated profiles does to the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from packer.plan import Plan, Status
+from packer.profile import Profile
+from packer.twin.estimate import BAND_KEYS
+from packer.workload import Workload
+
+
+def capacity_band(profiles: Sequence[Profile]) -> tuple[float, float] | None:
+    """Real capacity / estimated of the estimated profiles, the widest; None if there is none."""
+    low, high = BAND_KEYS
+    known = [
+        (each.errors[low], each.errors[high])
+        for each in profiles
+        if not each.calibrated and low in each.errors and high in each.errors
+    ]
+    return (min(a for a, _ in known), max(b for _, b in known)) if known else None
+
+
+def with_band(plan: Plan, workload: Workload, again: Callable[[Workload], Plan]) -> Plan:
+    """The plan with `details["estimate_band"]`: GPUs and objective at both ends of the capacities that are likely.
+
+    A server of c times the estimated capacity serves what an estimated one serves at 1 / c of the rates; `again`
+    makes the plan at such rates.
+    """
+    band = capacity_band([item.profile for item in plan.bins])
+    if band is None or workload.arrivals.trace is not None or plan.status is Status.INFEASIBLE:
+        return plan
+    ends = {}
+    for name, capacity in zip(("most", "fewest"), band, strict=True):
+        found = again(workload.scaled(1.0 / capacity))
+        whole = found.status is not Status.INFEASIBLE
+        ends[name] = {
+            "capacity": capacity,
+            "gpus": found.n_gpus if whole else None,
+            "objective_value": found.objective_value[0] if whole and found.objective_value else None,
+        }
+    details: dict[str, Any] = {**plan.details, "estimate_band": ends}
+    return replace(plan, details=details)

@@ -1,0 +1,32 @@
+"""What the error of estimated profiles does to the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from packer.io.profiles import load_profile
+from packer.solvers.api import solve
+from packer.solvers.band import capacity_band
+from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.testing.problems import random_fleet
+from packer.twin.estimate import BAND_KEYS
+
+ESTIMATE = replace(small_profile(), errors=dict(zip(BAND_KEYS, (0.5, 2.0), strict=True)))
+
+
+def test_an_estimate_says_between_which_numbers_the_answer_lies() -> None:
+    """At half and at twice its capacity the fleet takes more and fewer GPUs, as many as at other rates."""
+    fleet = random_fleet(80, seed=1)
+    given = {"predictor": AnalyticPredictor(), "margin": 0.0, "verify": False}
+    plan = solve(fleet, ESTIMATE, **given)  # type: ignore[arg-type]
+    band = plan.details["estimate_band"]
+    assert isinstance(band, dict)
+    assert band["fewest"]["gpus"] < plan.n_gpus < band["most"]["gpus"]
+    assert band["most"]["gpus"] == solve(fleet.scaled(2.0), small_profile(), **given).n_gpus  # type: ignore[arg-type]
+
+
+def test_calibrated_profiles_have_no_band() -> None:
+    """Their error is in the margin."""
+    known = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    assert capacity_band([known, small_profile()]) is None
+    assert capacity_band([known, ESTIMATE]) == (0.5, 2.0)
