@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 CORE = {
-    "adapter", "arrival", "bin", "checks", "cluster", "engines", "errors", "evaluation", "failover", "fingerprint", "gpu",
-    "job", "lengths", "memo", "placement", "plan", "profile", "registry", "room", "settings", "slo", "strategies", "terms",
-    "workload",
+    "adapter", "arrival", "bin", "checks", "cluster", "engines", "errors", "evaluation", "failover",
+    "fingerprint", "gpu", "job", "lengths", "memo", "placement", "plan", "profile", "registry", "room",
+    "settings", "slo", "strategies", "terms", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

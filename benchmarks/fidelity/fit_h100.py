@@ -19,10 +19,10 @@ from h100 import DATA, MAX_OUTSTANDING, MODELS, PROFILES, base_profile, tables
 from packer.io.files import write_text
 from packer.io.profiles import write_profile
 from packer.profile import Profile
-from packer.twin.calibrate import score
-from packer.twin.calibrate.pipeline import Calibration, calibrate, with_provenance
-from packer.twin.calibrate.score import REGIMES, ScoredRun, regime_errors
-from packer.twin.calibrate.tables import Run
+from packer.twin.fit import score
+from packer.twin.fit.pipeline import Calibration, calibrate, with_provenance
+from packer.twin.fit.score import REGIMES, ScoredRun, regime_errors
+from packer.twin.fit.tables import Run
 from packer.twin.scores import smape
 
 HERE = Path(__file__).parent

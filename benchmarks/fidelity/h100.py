@@ -15,7 +15,7 @@ from packer.profile import (
     ModelSpec,
     Profile,
 )
-from packer.twin.calibrate.tables import Profiling, Run, read_profiling, read_rows, read_runs
+from packer.twin.fit.tables import Profiling, Run, read_profiling, read_rows, read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data" / "h100"

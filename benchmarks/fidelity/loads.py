@@ -27,7 +27,7 @@ from packer.io.files import write_text
 from packer.lengths import Lengths
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR_TERMS
-from packer.twin.calibrate.step_law import Equations, solve
+from packer.twin.fit.step_law import Equations, solve
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 

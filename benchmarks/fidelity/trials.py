@@ -22,12 +22,12 @@ from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import Profile
-from packer.twin.calibrate import score, step_law
-from packer.twin.calibrate.mean_state import simulated_equations, solve_robustly
-from packer.twin.calibrate.pipeline import SEED, TERMS
-from packer.twin.calibrate.runs import fleet_of, stratified
-from packer.twin.calibrate.tables import Run
-from packer.twin.calibrate.targets import targets_of
+from packer.twin.fit import from_tables, score, step_law
+from packer.twin.fit.mean_state import simulated_equations, solve_robustly
+from packer.twin.fit.pipeline import SEED, TERMS
+from packer.twin.fit.runs import fleet_of, stratified
+from packer.twin.fit.tables import Run
+from packer.twin.fit.targets import targets_of
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate
 from packer.workload import SHAREGPT_CORRELATION, Workload
@@ -66,7 +66,7 @@ def left_out_error(model: str, terms_of: Callable[[], tuple[str, ...]], cache: d
         started = [run for run in runs if run.ok]
         profile = measured_profile(model)
         equations = simulated_equations(profile, targets_of(started, SEED), MAX_OUTSTANDING, 2)
-        micro = step_law.micro_equations(profiling, profile.engine, profile.latency.graph_max_tokens)
+        micro = from_tables.micro_equations(profiling, profile.engine, profile.latency.graph_max_tokens)
         cache[model] = (equations, micro, np.array([run.family for run in started])[: len(equations.step_ms)])
     equations, micro, families = cache[model]
     errors = np.zeros(len(families))

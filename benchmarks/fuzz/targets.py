@@ -270,7 +270,7 @@ def _fleet() -> Any:
 def _tables() -> list[Target]:
     from packer.export.sources import read_sources
     from packer.traces.ranks import read_ranks
-    from packer.twin.calibrate.tables import read_rows
+    from packer.twin.fit.tables import read_rows
     from packer.twin.live.results import read_result
     from packer.twin.live.step_log import Steps, read_steps
 

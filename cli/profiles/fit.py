@@ -13,7 +13,7 @@ from packer.cli.output import table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from packer.twin.calibrate.pipeline import Calibration
+    from packer.twin.fit.pipeline import Calibration
 
 
 @bundle
@@ -74,8 +74,8 @@ def fit(given: Measurements, out: Writing) -> None:
 
     from packer.errors import IncompatibleError
     from packer.io.profiles import load_profile, write_profile
-    from packer.twin.calibrate.pipeline import calibrate, with_provenance
-    from packer.twin.calibrate.tables import Profiling, read_profiling, read_runs
+    from packer.twin.fit.pipeline import calibrate, with_provenance
+    from packer.twin.fit.tables import Profiling, read_profiling, read_runs
 
     if given.profiling_dir is None and given.runs_path is None:
         raise click.UsageError("Nothing to fit: give --profiling DIR, --runs FILE, or both.")

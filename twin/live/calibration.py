@@ -16,7 +16,7 @@ from packer.errors import LiveError
 from packer.lengths import Lengths
 from packer.profile import MemorySpec, Profile
 from packer.settings import Settings, Slots
-from packer.twin.live import fit
+from packer.twin.fit import from_log
 from packer.twin.live.campaign import BASE, Campaign, Endpoint, Outcome, Progress, Session, Task
 from packer.twin.live.environment import served_models
 from packer.twin.live.launch import Launch
@@ -208,11 +208,11 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
             continue
         if outcome.steps is not None:
             observations.append(
-                fit.from_steps(
+                from_log.from_steps(
                     outcome.steps,
                     settings,
                     max_num_seqs=launch.engine.max_num_seqs,
-                    waiting=fit.waiting_at(outcome.steps, outcome.load),
+                    waiting=from_log.waiting_at(outcome.steps, outcome.load),
                 )
             )
             logs.append(outcome.steps)
@@ -224,10 +224,10 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
             f"No server could be measured: {'; '.join(sorted(failures)) or 'the budget is too short'}."
         )
     how = "per-step log" if logs else "gaps between tokens as the client saw them"
-    return fit.assemble(launch, observations, logs, capacity, how, memory)
+    return from_log.assemble(launch, observations, logs, capacity, how, memory)
 
 
-def from_client(outcome: Outcome) -> fit.Observations:
+def from_client(outcome: Outcome) -> from_log.Observations:
     """Step times without a step log: of bursts, whose batch is known from the outside.
 
     Decodes: the mean gap between tokens while the whole burst runs. Prefills: the time to the first token.
@@ -250,4 +250,4 @@ def from_client(outcome: Outcome) -> fit.Observations:
             ttft = float((load.first_s[i] - load.sent_s[i]) * 1e3)
             rows.append((0.0, float(load.input_tokens[i]), len(real), ranks, 0.0, ttft, 1.0, 0.0, 0.0))
     columns = np.array(rows, dtype=np.float64).T if rows else [empty] * 9
-    return fit.Observations(outcome.session.options.settings, *columns)
+    return from_log.Observations(outcome.session.options.settings, *columns)

@@ -9,10 +9,10 @@ import pytest
 
 from packer.profile import LatencySpec, Profile
 from packer.terms import LINEAR_TERMS
-from packer.twin.calibrate.mean_state import fit_mean_state, simulated_equations, wanted_step_ms
-from packer.twin.calibrate.step_law import Equations
-from packer.twin.calibrate.tables import Run
-from packer.twin.calibrate.targets import simulate_target, targets_of
+from packer.twin.fit.mean_state import fit_mean_state, simulated_equations, wanted_step_ms
+from packer.twin.fit.step_law import Equations
+from packer.twin.fit.tables import Run
+from packer.twin.fit.targets import simulate_target, targets_of
 from packer.twin.law.law import coefficient_vector
 
 NO_MICRO = Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))

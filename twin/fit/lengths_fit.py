@@ -13,8 +13,8 @@ import numpy as np
 
 from packer.lengths import normal_grid
 from packer.profile import Profile
-from packer.twin.calibrate.runs import fleet_of
-from packer.twin.calibrate.tables import Run
+from packer.twin.fit.runs import fleet_of
+from packer.twin.fit.tables import Run
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.workload import Workload
 

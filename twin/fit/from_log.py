@@ -1,4 +1,4 @@
-"""From measurements of a real server to a profile."""
+"""From the step logs of a real server to a profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from packer.errors import LiveError
 from packer.profile import LatencySpec, LoadingSpec, MemorySpec, Profile
 from packer.settings import Settings
-from packer.twin.calibrate.step_law import Equations, residuals, solve
+from packer.twin.fit.step_law import Equations, cross_validated, residuals, solve_unbiased
 from packer.twin.law.linear import linear_features
 from packer.twin.live.launch import Launch
 from packer.twin.live.results import LoadResult
@@ -39,7 +39,6 @@ GRAPH_TERMS = ("beyond_graph_step_ms", "per_token_beyond_graph_ms")
 MIN_EQUATIONS = 12
 OUTLIER = 6.0
 """A step longer than this many medians of its kind counts as that many: the machine did something else."""
-FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +162,8 @@ def fit_step_law(
     for part in parts[1:]:
         equations = equations + part
     terms = _terms(observations, graph_max_tokens)
-    coefficients = {k: v for k, v in _unbiased(equations, terms).items() if v > 0.0}
-    errors = {"step_time_cross_validated_percent": _cross_validated(equations, terms)}
+    coefficients = {k: v for k, v in solve_unbiased(equations, terms).items() if v > 0.0}
+    errors = {"step_time_cross_validated_percent": cross_validated(equations, terms)}
     weights = equations.weights**2
     own = np.abs(residuals(equations, coefficients))
     errors["step_time_fit_percent"] = float(100 * np.average(own, weights=weights))
@@ -182,32 +181,6 @@ def _terms(observations: Sequence[Observations], graph_max_tokens: int) -> tuple
         terms += WAITING_TERMS
     tokens = max((float((o.decodes + o.prefill_tokens).max(initial=0.0)) for o in observations), default=0.0)
     return terms + GRAPH_TERMS if tokens > graph_max_tokens else terms
-
-
-def _unbiased(equations: Equations, terms: Sequence[str]) -> dict[str, float]:
-    """Relative least squares in which the law's own times are the scale, in three rounds.
-
-    With the measured times as the scale, a time that is short by chance would weigh more than a long one, and
-    the law would come out too fast by about the noise's squared coefficient of variation.
-    """
-    coefficients = solve(equations, terms)
-    for _ in range(2):
-        law_ms = equations.step_ms * (1.0 + residuals(equations, coefficients))
-        weights = equations.weights * equations.step_ms / np.maximum(law_ms, 1e-6)
-        coefficients = solve(Equations(equations.features, equations.step_ms, weights), terms)
-    return coefficients
-
-
-def _cross_validated(equations: Equations, terms: Sequence[str]) -> float:
-    """Mean relative error of the law on equations outside its fit, percent, weighted by steps."""
-    fold = np.arange(len(equations.step_ms)) % FOLDS
-    errors = np.zeros(len(fold))
-    for k in range(FOLDS):
-        out = fold == k
-        kept = Equations(equations.features[~out], equations.step_ms[~out], equations.weights[~out])
-        left = Equations(equations.features[out], equations.step_ms[out], equations.weights[out])
-        errors[out] = np.abs(residuals(left, _unbiased(kept, terms)))
-    return float(100 * np.average(errors, weights=equations.weights**2))
 
 
 def fit_loading(logs: Sequence[Steps]) -> LoadingSpec:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer.profile import Profile
-from packer.twin.calibrate.runs import fleet_of
-from packer.twin.calibrate.tables import Run
+from packer.twin.fit.runs import fleet_of
+from packer.twin.fit.tables import Run
 from packer.twin.margin import QUANTILES, error_key
 from packer.twin.memory.policy import memory_error
 from packer.twin.scores import macro_f1, smape

@@ -8,8 +8,8 @@ import pytest
 
 from packer.errors import ModelError
 from packer.profile import Profile
-from packer.twin.calibrate.pipeline import calibrate
-from packer.twin.calibrate.tables import Profiling, Run
+from packer.twin.fit.pipeline import calibrate
+from packer.twin.fit.tables import Profiling, Run
 from packer.twin.margin import rate_margin
 
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 from packer.errors import ModelError
 from packer.profile import LatencySpec, Profile
-from packer.twin.calibrate import score, step_law
-from packer.twin.calibrate.frontend_fit import fit_frontend
-from packer.twin.calibrate.lengths_fit import fit_correlation
-from packer.twin.calibrate.mean_state import ROUNDS, fit_mean_state
-from packer.twin.calibrate.memory_fit import fit_loading, fit_memory
-from packer.twin.calibrate.prior import prior_of
-from packer.twin.calibrate.runs import stratified
-from packer.twin.calibrate.score import ScoredRun
-from packer.twin.calibrate.tables import Profiling, Run
-from packer.twin.calibrate.targets import targets_of
+from packer.twin.fit import from_tables, score, step_law
+from packer.twin.fit.frontend_fit import fit_frontend
+from packer.twin.fit.lengths_fit import fit_correlation
+from packer.twin.fit.mean_state import ROUNDS, fit_mean_state
+from packer.twin.fit.memory_fit import fit_loading, fit_memory
+from packer.twin.fit.prior import prior_of
+from packer.twin.fit.runs import stratified
+from packer.twin.fit.score import ScoredRun
+from packer.twin.fit.tables import Profiling, Run
+from packer.twin.fit.targets import targets_of
 
 TERMS = (
     "base_ms", "per_decode_ms", "per_prefill_token_ms", "first_adapter_ms", "per_adapter_ms", "per_rank_ms",
@@ -64,7 +64,7 @@ def _rounded(profile: Profile) -> Profile:
 def micro_profile(base: Profile, profiling: Profiling) -> Profile:
     """The profile that micro-benchmarks alone give; parts without a table stay as in `base`.
 
-    Terms that they leave open are held near those of another model's profile (`packer.twin.calibrate.prior`).
+    Terms that they leave open are held near those of another model's profile (`packer.twin.fit.prior`).
     """
     memory = (
         fit_memory(profiling.kv_capacity, base.model, base.engine) if profiling.kv_capacity else base.memory
@@ -72,7 +72,7 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
     loading = base.loading
     if profiling.loading:
         loading = replace(fit_loading(profiling.loading), cold_start=base.loading.cold_start)
-    equations = step_law.micro_equations(profiling, base.engine, base.latency.graph_max_tokens)
+    equations = from_tables.micro_equations(profiling, base.engine, base.latency.graph_max_tokens)
     latency, note = base.latency, ""
     if len(equations.step_ms):
         prior = prior_of(base)
@@ -89,8 +89,8 @@ def fit_runs(
 ) -> Profile:  # fmt: skip
     """The step law fitted to micro-benchmarks and runs."""
     graph = start.latency.graph_max_tokens
-    micro = step_law.micro_equations(profiling, start.engine, graph)
-    first = step_law.solve(micro + step_law.run_equations(runs, graph), TERMS)
+    micro = from_tables.micro_equations(profiling, start.engine, graph)
+    first = step_law.solve(micro + from_tables.run_equations(runs, graph), TERMS)
     first = {term: value for term, value in first.items() if value > 0}
     return _rounded(
         fit_mean_state(

@@ -8,7 +8,7 @@ import numpy as np
 
 from packer.errors import ModelError
 from packer.profile import EngineSpec, LoadingSpec, MemorySpec, ModelSpec
-from packer.twin.calibrate.tables import Row, number
+from packer.twin.fit.tables import Row, number
 
 
 def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> MemorySpec:

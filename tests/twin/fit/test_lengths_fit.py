@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from packer.io.profiles import load_profile
-from packer.twin.calibrate.lengths_fit import FEWEST_RUNS, fit_correlation
-from packer.twin.calibrate.runs import fleet_of
-from packer.twin.calibrate.tables import Run
+from packer.twin.fit.lengths_fit import FEWEST_RUNS, fit_correlation
+from packer.twin.fit.runs import fleet_of
+from packer.twin.fit.tables import Run
 from packer.twin.simulate import simulate
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from packer.io.profiles import load_profile
 from packer.profile import GpuSpec, Profile
-from packer.twin.calibrate.pipeline import TERMS, micro_profile
-from packer.twin.calibrate.prior import Prior, prior_of
-from packer.twin.calibrate.step_law import Equations, residuals, solve
-from packer.twin.calibrate.tables import Profiling
+from packer.twin.fit.pipeline import TERMS, micro_profile
+from packer.twin.fit.prior import Prior, prior_of
+from packer.twin.fit.step_law import Equations, residuals, solve
+from packer.twin.fit.tables import Profiling
 from packer.twin.law.linear import linear_features
 
 LLAMA, QWEN = "h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct"

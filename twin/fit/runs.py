@@ -8,7 +8,7 @@ import numpy as np
 
 from packer.adapter import Adapter
 from packer.lengths import Lengths
-from packer.twin.calibrate.tables import Run
+from packer.twin.fit.tables import Run
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 

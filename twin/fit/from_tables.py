@@ -1,41 +1,16 @@
-"""First fit of the linear step law: non-negative least squares on mean states.
-
-A mean step time is linear in the means of what the terms multiply, so micro-benchmarks and whole runs give one
-equation each. Rows are weighted by 1 / step time: relative errors count.
-"""
+"""Equations of the step law from tables of micro-benchmarks and of whole runs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from packer.profile import EngineSpec
 from packer.terms import LINEAR_TERMS
-from packer.twin.calibrate.prior import SMALLEST, WEIGHT, Prior
-from packer.twin.calibrate.tables import Profiling, Run, number
+from packer.twin.fit.step_law import Equations
+from packer.twin.fit.tables import Profiling, Run, number
 from packer.twin.law.linear import linear_features
-
-FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Equations:
-    """Features (n, len(LINEAR_TERMS)), step times (n,) in ms, weights (n,)."""
-
-    features: FloatArray
-    step_ms: FloatArray
-    weights: FloatArray
-
-    def __add__(self, other: Equations) -> Equations:
-        return Equations(
-            np.vstack([self.features, other.features]),
-            np.concatenate([self.step_ms, other.step_ms]),
-            np.concatenate([self.weights, other.weights]),
-        )
 
 
 def _expected_distinct(adapters: float, batch: float) -> float:
@@ -108,38 +83,3 @@ def run_equations(runs: Sequence[Run], graph_max_tokens: int) -> Equations:
         waiting_scanned=w, waiting=v, graph_max_tokens=graph_max_tokens,
     )  # fmt: skip
     return Equations(features, np.array(times), np.ones(len(times)))
-
-
-def solve(equations: Equations, terms: Sequence[str], prior: Prior | None = None) -> dict[str, float]:
-    """Non-negative coefficients of some terms, ms; the others are absent (0).
-
-    `prior`: each term is held near its coefficient there, the more the less the equations say of it.
-    """
-    from scipy.optimize import nnls
-
-    columns = [LINEAR_TERMS.index(term) for term in terms]
-    weight = equations.weights / equations.step_ms
-    design, wanted = equations.features[:, columns] * weight[:, None], equations.step_ms * weight
-    if prior is not None:
-        rows, right = _held(design, np.array([prior.coefficients.get(term, 0.0) for term in terms]))
-        design, wanted = np.vstack([design, rows]), np.concatenate([wanted, right])
-    scale = np.maximum(np.linalg.norm(design, axis=0), 1e-12)
-    coefficients, _ = nnls(design / scale, wanted)
-    return dict(zip(terms, (coefficients / scale).tolist(), strict=True))
-
-
-def _held(design: FloatArray, near: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Rows and right side of a ridge around coefficients `near` (terms,), in units of their own size."""
-    n, terms = design.shape
-    typical = np.sqrt((design**2).mean(axis=0))
-    size = np.maximum(near, np.where(typical > 0, SMALLEST / np.maximum(typical, 1e-12), 0.0))
-    size = np.where(size > 0, size, 1e-12)  # neither measured nor known: stays 0
-    rows = np.diag(WEIGHT * math.sqrt(n / terms) / size)
-    return rows, rows @ near
-
-
-def residuals(equations: Equations, coefficients: dict[str, float]) -> FloatArray:
-    """Relative errors of the law on the equations, (n,)."""
-    vector = np.array([coefficients.get(term, 0.0) for term in LINEAR_TERMS])
-    out: FloatArray = equations.features @ vector / equations.step_ms - 1.0
-    return out

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from packer.profile import Profile
-from packer.twin.calibrate.runs import fleet_of
-from packer.twin.calibrate.tables import Run
+from packer.twin.fit.runs import fleet_of
+from packer.twin.fit.tables import Run
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
 from packer.workload import Workload

@@ -9,10 +9,11 @@ import pytest
 
 from packer.errors import FileFormatError, ModelError
 from packer.profile import EngineSpec, ModelSpec
-from packer.twin.calibrate.memory_fit import fit_loading, fit_memory
-from packer.twin.calibrate.runs import fleet_of, stratified
-from packer.twin.calibrate.step_law import micro_equations, solve
-from packer.twin.calibrate.tables import Profiling, Run, read_profiling, read_rows, read_runs
+from packer.twin.fit.from_tables import micro_equations
+from packer.twin.fit.memory_fit import fit_loading, fit_memory
+from packer.twin.fit.runs import fleet_of, stratified
+from packer.twin.fit.step_law import solve
+from packer.twin.fit.tables import Profiling, Run, read_profiling, read_rows, read_runs
 
 MODEL = ModelSpec("m", 1e10, 1000.0, 5e6)
 ENGINE = EngineSpec("vllm", "x", 1000, 2048, 256)

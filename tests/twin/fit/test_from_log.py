@@ -9,16 +9,30 @@ import numpy as np
 import pytest
 
 from packer.errors import FileFormatError, LiveError
+from packer.profile import EngineSpec, GpuSpec, ModelSpec
 from packer.settings import Slots
+from packer.twin.fit import from_log
 from packer.twin.law.law import coefficient_vector
 from packer.twin.law.linear import linear_features
-from packer.twin.live import fit
 from packer.twin.live.launch import Emulation, Launch
 from packer.twin.live.results import LoadResult
 from packer.twin.live.step_log import Steps, read_steps
 
 LAW = {"base_ms": 1.9, "per_decode_ms": 0.05, "per_prefill_token_ms": 0.02, "first_adapter_ms": 2.5}
 PER_SLOT_RANK_TOKEN_MS = 0.006
+
+
+@pytest.fixture
+def launch() -> Launch:
+    """How a small server is started; nothing starts here."""
+    return Launch(
+        name="small",
+        model="none",
+        adapter_path="{name}",
+        engine=EngineSpec("vllm", "0.32.0", 256, 512, 64, block_size=32),
+        model_spec=ModelSpec("tiny", 1.0, 2048.0, 17408.0),
+        gpu=GpuSpec("none", 1e9),
+    )
 
 
 def make_steps(slot_rank: int, n: int = 4000, noise: float = 0.05, seed: int = 0) -> Steps:
@@ -58,7 +72,7 @@ def make_steps(slot_rank: int, n: int = 4000, noise: float = 0.05, seed: int = 0
 def predict(latency: dict[str, float], decodes: float, prefill: float, slot_rank: int) -> float:
     """Time of a step with adapters by fitted coefficients that this test's law can produce."""
     tokens = decodes + prefill
-    c = dict.fromkeys((*fit.TERMS, *fit.SLOT_RANK_TERMS), 0.0) | latency
+    c = dict.fromkeys((*from_log.TERMS, *from_log.SLOT_RANK_TERMS), 0.0) | latency
     ms = c["base_ms"] + c["per_decode_ms"] * decodes + c["per_prefill_token_ms"] * prefill
     ms += c["prefill_step_ms"] * (prefill > 0) + c["first_adapter_ms"] + c["per_slot_rank_ms"] * slot_rank
     ms += (c["per_lora_token_ms"] + c["per_slot_rank_token_ms"] * slot_rank) * tokens
@@ -70,7 +84,9 @@ def predict(latency: dict[str, float], decodes: float, prefill: float, slot_rank
 def test_the_law_comes_back() -> None:
     """Predictions of the fitted law agree with the true one at states of light and full batches."""
     logs = {rank: make_steps(rank, seed=rank) for rank in (8, 32)}
-    latency, errors = fit.fit_step_law([fit.from_steps(s, Slots(8, rank)) for rank, s in logs.items()], 512)
+    latency, errors = from_log.fit_step_law(
+        [from_log.from_steps(s, Slots(8, rank)) for rank, s in logs.items()], 512
+    )
     coefficients = dict(latency.coefficients)
     for decodes, prefill, rank in ((1, 0, 8), (32, 0, 8), (64, 0, 32), (16, 200, 32)):
         tokens = decodes + prefill
@@ -82,7 +98,7 @@ def test_the_law_comes_back() -> None:
 def test_noise_does_not_make_the_law_faster() -> None:
     """With single steps 30 % off either way, the law's mean time is that of the steps, within 1.5 %."""
     steps = make_steps(8, n=6000, noise=0.3)
-    latency, _ = fit.fit_step_law([fit.from_steps(steps, Slots(8, 8))], 512)
+    latency, _ = from_log.fit_step_law([from_log.from_steps(steps, Slots(8, 8))], 512)
     periods = steps.periods_ms()[:-1] - steps.host_ms[:-1]
     features = linear_features(
         decodes=steps.decodes[:-1],
@@ -102,8 +118,8 @@ def test_noise_does_not_make_the_law_faster() -> None:
 
 def test_slot_terms_need_servers_that_differ() -> None:
     """One server can't tell what its slots cost, so those terms stay out."""
-    latency, _ = fit.fit_step_law([fit.from_steps(make_steps(8), Slots(8, 8))], 512)
-    assert not set(latency.coefficients) & {*fit.SLOT_TERMS, *fit.SLOT_RANK_TERMS}
+    latency, _ = from_log.fit_step_law([from_log.from_steps(make_steps(8), Slots(8, 8))], 512)
+    assert not set(latency.coefficients) & {*from_log.SLOT_TERMS, *from_log.SLOT_RANK_TERMS}
 
 
 def test_requests_passed_over_cost_time() -> None:
@@ -112,8 +128,8 @@ def test_requests_passed_over_cost_time() -> None:
     waiting = np.where(np.arange(len(steps)) % 3 == 0, 0.0, 800.0)
     slow = np.cumsum(np.concatenate([[0.0], (0.002 * waiting * (steps.adapters >= 8))[:-1]])) / 1e3
     late = replace(steps, start_s=steps.start_s + slow)
-    seen = fit.from_steps(late, Slots(8, 8), max_num_seqs=1000, waiting=waiting)
-    latency, _ = fit.fit_step_law([seen], 512)
+    seen = from_log.from_steps(late, Slots(8, 8), max_num_seqs=1000, waiting=waiting)
+    latency, _ = from_log.fit_step_law([seen], 512)
     assert latency.coefficients["per_waiting_scanned_ms"] == pytest.approx(0.002, rel=0.2)
 
 
@@ -142,14 +158,14 @@ def test_waiting_requests_are_known_from_the_client() -> None:
         duration_s=5.0,
         started_monotonic_s=100.0,
     )
-    assert fit.waiting_at(steps, load).tolist() == [1.0, 2.0, 1.0]
+    assert from_log.waiting_at(steps, load).tolist() == [1.0, 2.0, 1.0]
 
 
 def test_too_few_states_are_refused() -> None:
     """A handful of equal steps fits no law; the message says how many there were."""
     steps = make_steps(8, n=6)
     with pytest.raises(LiveError, match="at least 12"):
-        fit.fit_step_law([fit.from_steps(steps, Slots(8, 8))], 512)
+        from_log.fit_step_law([from_log.from_steps(steps, Slots(8, 8))], 512)
 
 
 def test_an_outlier_counts_as_a_few_steps() -> None:
@@ -157,14 +173,14 @@ def test_an_outlier_counts_as_a_few_steps() -> None:
     steps = make_steps(8, noise=0.0)
     late = steps.start_s.copy()
     late[2001:] += 1.0
-    before = fit.from_steps(steps, Slots(8, 8)).step_ms
-    after = fit.from_steps(replace(steps, start_s=late), Slots(8, 8)).step_ms
-    assert float(np.abs(after / before - 1.0).max()) < fit.OUTLIER
+    before = from_log.from_steps(steps, Slots(8, 8)).step_ms
+    after = from_log.from_steps(replace(steps, start_s=late), Slots(8, 8)).step_ms
+    assert float(np.abs(after / before - 1.0).max()) < from_log.OUTLIER
 
 
 def test_loading_has_its_own_line() -> None:
     """Host loads of 1.8 ms each come back as such, and disk loads that never happened as 0."""
-    loading = fit.fit_loading([make_steps(8)])
+    loading = from_log.fit_loading([make_steps(8)])
     assert loading.host_base_ms + 8 * loading.host_per_rank_ms == pytest.approx(1.8, rel=1e-6)
     assert loading.disk_base_ms == 0.0
 
@@ -173,7 +189,7 @@ def test_memory_from_two_points_is_a_line(launch: Launch) -> None:
     """Bytes per slot and rank from the difference of two servers; both points stay exact."""
     kv = launch.model_spec.kv_bytes_per_token
     points = {Slots(8, 8): int((1e8 - 64 * 20000) / kv), Slots(32, 32): int((1e8 - 1024 * 20000) / kv)}
-    memory = fit.fit_memory(launch, points)
+    memory = from_log.fit_memory(launch, points)
     assert memory.slot_bytes_per_rank == pytest.approx(20000, rel=1e-3)
     assert memory.kv_budget_bytes == pytest.approx(1e8, rel=1e-3)
     assert len(memory.measured) == 2
@@ -182,7 +198,7 @@ def test_memory_from_two_points_is_a_line(launch: Launch) -> None:
 def test_emulated_memory_keeps_its_rule(launch: Launch) -> None:
     """What packer deducts itself needs no fit, and is the same rule in the profile."""
     emulated = replace(launch, emulation=Emulation(2e7, 17408.0))
-    memory = fit.fit_memory(emulated, {Slots(8, 16): 8640})
+    memory = from_log.fit_memory(emulated, {Slots(8, 16): 8640})
     assert (memory.kv_budget_bytes, memory.slot_bytes_per_rank) == (2e7, 17408.0)
     assert emulated.emulation is not None
     assert emulated.emulation.kv_bytes(Slots(64, 64)) < 0
@@ -191,7 +207,7 @@ def test_emulated_memory_keeps_its_rule(launch: Launch) -> None:
 def test_no_capacity_is_an_error(launch: Launch) -> None:
     """A profile without a KV capacity would be a guess."""
     with pytest.raises(LiveError, match="KV cache"):
-        fit.fit_memory(launch, {})
+        from_log.fit_memory(launch, {})
 
 
 HEAD = (
