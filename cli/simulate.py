@@ -240,12 +240,12 @@ def _simulated(
             return simulate_seeds(workload, kind.profile(out), **given, progress=progress)
         refuse_unused(
             "--cluster",
-            ("max_loras", "max_lora_rank", "profile_name", "max_outstanding", "scrape_interval_s"),
+            ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s"),
         )
         cluster = system.read()
         out.note_profiles(*(each.profile for each in cluster.kinds))
         how: dict[str, Any] = {"system": system.system, "router": system.router, "slo": system.slo}
-        how["duration_s"] = run.duration_s
+        how |= {"duration_s": run.duration_s, "max_outstanding": run.max_outstanding}
         return repeated(
             lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress
         )
@@ -334,12 +334,19 @@ def _predicted(found: Prediction) -> list[Table | str]:
 
 def _draw(first: Simulation, path: str, out: Writing) -> None:
     from packer.report.figures import write_figure
-    from packer.report.simulation import simulation_figure
+    from packer.report.simulation import cluster_figure, simulation_figure
+    from packer.twin.cluster.result import ClusterSimulation
 
     if first.status != "ok":
         out.note(f"nothing to draw: the server does not start; {Path(path)} was not written.")
         return
-    figure = simulation_figure(
-        first.timeline, duration_s=first.duration_s, offered_tok_s=first.offered_tok_s, title=title_of(first)
-    )
+    if isinstance(first, ClusterSimulation):
+        figure = cluster_figure(first.timeline, first.server_timeline, title=title_of(first))
+    else:
+        figure = simulation_figure(
+            first.timeline,
+            duration_s=first.duration_s,
+            offered_tok_s=first.offered_tok_s,
+            title=title_of(first),
+        )
     write_figure(figure, path)

@@ -157,7 +157,7 @@ def _holds(result: SystemResult, share: float) -> bool:
 
 def _placed(workload: Workload, cluster: Cluster, system: System, router: str | None, seed: int) -> Cluster:
     """The cluster, with the placement of a plan if the system needs one and there is none."""
-    needed = system.placement is not None if router is None else router == "plan"
+    needed = (router or system.router) == "plan" or (router is None and system.placement is not None)
     if not needed or cluster.placement is not None:
         return cluster
     if len(cluster.kinds) > 1:

@@ -44,3 +44,42 @@ def simulation_figure(
         panel("Tokens processed (prompts and outputs)", "tok/s", offered, processed=tokens),
     ]
     return Figure(panels, title=title)
+
+
+def cluster_figure(timeline: pl.DataFrame, servers: pl.DataFrame, *, title: str) -> Figure:
+    """A cluster over time: all of it, and how far its servers are apart.
+
+    Parameters
+    ----------
+    timeline
+        As `Simulation.timeline` has it, over all servers; at least one row.
+    servers
+        As `ClusterSimulation.server_timeline` has it.
+    title
+        What was simulated.
+    """
+    import polars as pl
+
+    minutes = (timeline["time_s"] / 60).to_list()
+    outstanding = servers.with_columns((pl.col("running") + pl.col("waiting")).alias("requests"))
+
+    def spread(heading: str, unit: str, column: str, factor: float = 1.0) -> Panel:
+        """The least, the median and the most over the servers."""
+        group = outstanding.group_by("time_s", maintain_order=True).agg(
+            pl.col(column).max().alias("most"),
+            pl.col(column).median().alias("median"),
+            pl.col(column).min().alias("least"),
+        )
+        lines = [
+            Line(minutes, (factor * group[name]).to_list(), name) for name in ("most", "median", "least")
+        ]
+        return Panel(lines, title=heading, x_label="minutes", y_label=unit)
+
+    requests = [Line(minutes, timeline[name].to_list(), name) for name in ("running", "waiting")]
+    panels = [
+        Panel(requests, title="Requests of all servers", x_label="minutes", y_label="requests"),
+        spread("Requests on a server", "requests", "requests"),
+        spread("Busy time of a server", "%", "busy_share", 100.0),
+        spread("Memory of a server in use", "%", "kv_usage", 100.0),
+    ]
+    return Figure(panels, title=title)

@@ -180,3 +180,19 @@ def test_a_plan_behind_a_router(fleet: str, tmp_path: Path, capsys: pytest.Captu
     assert run(["evaluate", plan, "--router", "affinity", "--duration", "60"]) == 0
     assert "router affinity" in capsys.readouterr().out
     assert run(["evaluate", plan, "--router", "fastest"]) == 2
+
+
+def test_pictures_and_ceiling(
+    fleet: str, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cluster's picture has panels of all servers and of each; the ceiling of the client refuses requests."""
+    picture = tmp_path / "cluster.svg"
+    arguments = ["simulate", fleet, "--cluster", cluster, "--duration", "60", "--system", "s-lora"]
+    assert run([*arguments, "--plot", str(picture)]) == 0
+    text = picture.read_text("utf-8")
+    for words in ("Requests of all servers", "Busy time of a server", "Memory of a server in use"):
+        assert words in text
+    capsys.readouterr()
+    found = _json([*arguments, "--max-outstanding", "2"], capsys)
+    assert found["refused"] > 0  # type: ignore[operator]
+    assert found["aborted"] == 0

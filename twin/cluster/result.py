@@ -167,6 +167,21 @@ class ClusterSimulation(Simulation):
         )
 
     @cached_property
+    def server_timeline(self) -> pl.DataFrame:
+        """The timeline of each server: server, then the columns of `Simulation.timeline`, and busy_share."""
+        import polars as pl
+
+        found = []
+        for s, server in enumerate(self.servers):
+            frame = server.timeline
+            busy = np.zeros(0) if server.raw is None else server.raw.timeline[:, rows.T_BUSY]
+            left_s = self.duration_s - np.arange(len(busy)) * self.timeline_bin_s
+            share = np.minimum(1.0, busy / np.minimum(self.timeline_bin_s, np.maximum(left_s, 1e-9)))
+            number = pl.Series("server", np.full(len(frame), s))
+            found.append(frame.with_columns(pl.Series("busy_share", share)).insert_column(0, number))
+        return pl.concat(found)
+
+    @cached_property
     def requests(self) -> pl.DataFrame:
         """One row per request in order of arrival: request, adapter, server, sent_s, first_s, finish_s,
         input_tokens, output_tokens; null where a request has no server, or its time did not come.
@@ -208,12 +223,12 @@ class ClusterSimulation(Simulation):
         return (
             found
             | {"system": self.system, "router": self.router, "servers": len(self.cluster)}
-            | {"slo": dict(self.slo)}
+            | {"slo": dict(self.slo), "aborted": self.aborted}
             | {name: None if math.isnan(value) else value for name, value in figures.items()}
         )
 
 
-CLUSTER_FIGURES = ("slo_attainment", "goodput_tok_s", "hit_rate", "cold_start_share")
+CLUSTER_FIGURES = ("slo_attainment", "goodput_tok_s", "hit_rate", "host_hit_rate", "cold_start_share")
 """What a cluster's result has beyond that of a server."""
 _ONE_SERVER = ("profile", "calibrated", "max_loras", "max_lora_rank")
 _PER_SERVER = (

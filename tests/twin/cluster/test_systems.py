@@ -1,0 +1,180 @@
+"""Presets and the parts that systems are made of: every one runs, and does what its description says."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.cluster import Cluster
+from packer.engines import LightLlm, engine_of
+from packer.errors import IncompatibleError, UnknownNameError, ValidationError
+from packer.io.profiles import load_profile
+from packer.lengths import Lengths
+from packer.registry import make
+from packer.terms import LINEAR
+from packer.twin.cache.loading import CpuAssist, loading_of
+from packer.twin.cache.replicas import replicas
+from packer.twin.cluster.result import ClusterSimulation
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.cluster.system import System, load_system, system_names
+from packer.twin.engine import state as rows
+from packer.twin.law.kernels import with_kernel
+from packer.workload import Workload
+
+PROFILE = load_profile("h100-64gb/llama-3.1-8b-instruct")
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Workload:
+    """Forty adapters in falling demand, four requests a second."""
+    rates = 1.0 / np.arange(1, 41)
+    return Workload([Adapter(f"a{i}", 8 << i % 3, float(r)) for i, r in enumerate(rates / rates.sum() * 4)])
+
+
+def _run(fleet: Workload, system: str | System, router: str | None = None) -> ClusterSimulation:
+    return simulate_cluster(fleet, Cluster.of(PROFILE, 2, max_loras=16), system, router, duration_s=60.0)
+
+
+@pytest.mark.parametrize("name", [name for name in system_names() if name != "packer"])
+def test_every_preset_runs(name: str, fleet: Workload) -> None:
+    """Each shipped system serves a light load, and loses no request."""
+    run = _run(fleet, name)
+    assert run.state is not None
+    left = int(run.state.ints[:, [rows.RUNNING, rows.WAITING, rows.INBOX_COUNT, rows.PENDING_COUNT]].sum())
+    assert run.sent == run.completed + run.aborted + left > 100
+    assert run.completed > 0.8 * run.sent
+    assert load_system(name).summary
+    assert load_system(name).source
+
+
+def test_loading_modes_are_in_order(fleet: Workload) -> None:
+    """On a light load no loads <= CPU-assisted <= blocking in mean TTFT: an expectation of the model, not a law."""
+    ttft = {}
+    for mode in ("none", "cpu-assist", "blocking"):
+        system = System(
+            mode, "", "", "round-robin", "lightllm:max_wait_tokens=1", "drop", mode, "bgmv", "unified"
+        )
+        ttft[mode] = _run(fleet, system).mean_ttft_ms
+    assert ttft["none"] < ttft["cpu-assist"] < ttft["blocking"]
+
+
+def test_kept_adapters_are_hits(fleet: Workload) -> None:
+    """Keeping the adapters in demand raises the hit rate of servers that otherwise drop what is idle."""
+    rates = []
+    for cache in ("drop", "top-k:k=20,period_s=10", "unlimited"):
+        system = System(
+            "s", "", "", "most-idle", "lightllm:max_wait_tokens=1", cache, "blocking", "bgmv", "unified"
+        )
+        rates.append(_run(fleet, system).hit_rate)
+    assert rates[0] < rates[1] < rates[2] == 1.0
+
+
+def test_replicas_by_the_equation() -> None:
+    """ROCK's equation (5) at the mean size: 0.5, 1, 10 and 100 requests give 0, 1, 5 and 23 replicas."""
+    found = replicas(np.array([0.5, 1.0, 10.0, 100.0]), np.full(4, 50.0))
+    assert found.tolist() == [0, 1, 5, 23]
+
+
+def test_kernel_laws_replace_what_adapters_cost() -> None:
+    """A kernel's law has its own term of adapters and no other; its time per rank is given or from the data sheet."""
+    own = {term.name for term in LINEAR if term.part == "lora"}
+    for name, term in (("bgmv", "per_padded_rank_ms"), ("mbgmv", "per_request_rank_ms")):
+        given = with_kernel(PROFILE, f"{name}:per_rank_ms=0.004,base_ms=3").latency.coefficients
+        assert {key: given[key] for key in own & set(given)} == {term: 0.004}
+        assert given["base_ms"] == 3
+        weights_ms = PROFILE.model.lora_bytes_per_rank / 2.0e12 * 1e3
+        assert with_kernel(PROFILE, name).latency.coefficients[term] == pytest.approx(weights_ms, rel=0.4)
+
+
+def _fig5(ranks: list[int], name: str, per_rank_ms: float, base_ms: float) -> float:
+    c = with_kernel(PROFILE, f"{name}:per_rank_ms={per_rank_ms},base_ms={base_ms}").latency.coefficients
+    padded = c.get("per_padded_rank_ms", 0.0) * len(ranks) * max(ranks)
+    return c["base_ms"] + c.get("per_request_rank_ms", 0.0) * sum(ranks) + padded
+
+
+def test_fig5_of_caraserve() -> None:
+    """The four latencies of CaraServe's Fig. 5 within 0.1 ms, and on which instance a request of rank 64 is faster."""
+    many, large = [32] * 24, [64] * 16
+    bgmv, mbgmv = ("bgmv", 0.00359, 32.08), ("mbgmv", 0.00234, 33.5)
+    assert _fig5(many, *bgmv) == pytest.approx(34.8, abs=0.1)
+    assert _fig5(large, *bgmv) == pytest.approx(35.8, abs=0.1)
+    assert _fig5(many, *mbgmv) == pytest.approx(35.3, abs=0.1)
+    assert _fig5(large, *mbgmv) == pytest.approx(35.9, abs=0.1)
+    assert _fig5([*large, 64], *bgmv) < 36.05 < _fig5([*many, 64], *bgmv)
+    assert _fig5([*many, 64], *mbgmv) < 36.0 < _fig5([*large, 64], *mbgmv)
+
+
+def test_dlora_fills_merged_batches_last() -> None:
+    """dLoRA's cost counts whole batches of an adapter at 0.6, and the rest of all adapters together."""
+    router = make("router", "dlora:batch=4")
+    assert router._cost(Counter({0: 3}), 0) == pytest.approx(0.6)  # four of one adapter: one merged round
+    assert router._cost(Counter({0: 3}), 1) == pytest.approx(1.0)  # four of two: one other round
+    assert router._cost(Counter({0: 7, 1: 3}), 2) == pytest.approx(0.6 + 1.0)  # 4 merged, 3 + 3 + 1 left
+
+
+def test_dlora_migrates_only_replicas(fleet: Workload) -> None:
+    """A server takes over an adapter in exchange for an idle one that another server holds too."""
+    names = list(fleet.names)
+    cluster = Cluster.of(PROFILE, 2, max_loras=16)
+    placed = Cluster(
+        cluster.kinds,
+        cluster.servers,
+        (dict.fromkeys(names[:30], 1.0), dict.fromkeys(names[10:], 1.0)),
+    )
+    busy = fleet.scaled(8.0)
+    fixed, moving = (
+        simulate_cluster(busy, placed, router=f"dlora:mode={mode},batch=4", duration_s=30.0)
+        for mode in ("dispatch", "migrate")
+    )
+    assert fixed.state is not None
+    assert moving.state is not None
+    only_first = np.isin(fixed.state.adapter, np.arange(10))
+    assert set(fixed.state.server[only_first].tolist()) == {0}
+    assert set(moving.state.server[only_first].tolist()) == {0, 1}
+    with pytest.raises(IncompatibleError, match="placement to start from"):
+        simulate_cluster(fleet, cluster, router="dlora:mode=migrate", duration_s=1.0)
+
+
+def test_rock_keeps_alike_tasks_together() -> None:
+    """After the first matching tasks of an adapter go to fewer servers than by the fewest requests."""
+    fleet = Workload(
+        [Adapter(f"a{i}", 8 if i < 6 else 64, 4.0) for i in range(12)],
+        Lengths.constant(1),
+        Lengths.gamma(800, 0.3),
+    )
+    cluster = Cluster.of(PROFILE, 6, max_loras=16)
+    spread = []
+    for router in ("most-idle", "rock:period_s=10,top=2,queues=3"):
+        run = simulate_cluster(fleet, cluster, "lrums", router, duration_s=60.0)
+        assert run.state is not None
+        late = run.state.sent_s > 20.0
+        pairs = set(zip(run.state.adapter[late].tolist(), run.state.server[late].tolist(), strict=True))
+        spread.append(len(pairs))
+    assert spread[1] < 0.8 * spread[0]
+
+
+def test_what_does_not_exist_is_named(fleet: Workload) -> None:
+    """Unknown engines, modes, kernels, policies and parameters are refused with what exists, misfits with why."""
+    assert engine_of("lightllm:max_wait_tokens=3") == LightLlm(3)
+    assert loading_of("cpu-assist:factor=2") == CpuAssist(2)
+    with pytest.raises(UnknownNameError, match="Known: job, lightllm, vllm"):
+        engine_of("slora")
+    with pytest.raises(ValidationError, match="no parameter 'wait'; it has: abort_after_s"):
+        engine_of("lightllm:wait=3")
+    with pytest.raises(ValidationError, match="max_wait_tokens"):
+        engine_of("lightllm:max_wait_tokens=-1")
+    with pytest.raises(UnknownNameError, match="loading mode"):
+        loading_of("lazy")
+    with pytest.raises(UnknownNameError, match="Known: bgmv, mbgmv"):
+        with_kernel(PROFILE, "sgmv")
+    for change, error, message in (
+        ({"cache": "drop"}, IncompatibleError, "vLLM has a cache policy of its own"),
+        ({"loading": "async"}, IncompatibleError, "vLLM loads adapters in a step"),
+        ({"engine": "job", "loading": "async"}, IncompatibleError, "A job loads its adapter first"),
+        ({"engine": "job", "cache": "belady"}, UnknownNameError, "Known: drop"),
+    ):
+        with pytest.raises(error, match=message):
+            _run(fleet, System("s", "", "", "most-idle", **change))  # type: ignore[arg-type]
