@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from packer.cli.output import console, figures, heads, number, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import polars as pl
     from rich.table import Table
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from packer.bin import Bin
     from packer.evaluation import Evaluation
     from packer.plan import Plan
-    from packer.room import Room
 
 VERIFIED = {True: "it holds", False: "it breaks", None: "not done"}
 SLOW_TTFT_MS = 2000.0
@@ -33,9 +32,9 @@ def plan_lines(plan: Plan) -> list[Table | str]:
         *said,
         *gpus,
         *frontier,
+        *([_rooms(plan)] if plan.rooms else []),
         *_totals(plan),
         *_band(plan),
-        *room_lines(plan.rooms, range(len(plan.bins))),
         *(f"- {reason}" for reason in plan.reasons),
         *_queues(plan),
     ]
@@ -119,27 +118,24 @@ def _gpus(plan: Plan) -> Table:
 _FIGURES = ("offered_tok_s", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_ms", "slo_attainment")
 
 
-def room_lines(rooms: Sequence[Room], gpus: Sequence[int]) -> list[str]:
+def _rooms(plan: Plan) -> Table:
     """How far the load of each server may grow, what limits it and what helps; those with the least room."""
-    order = sorted(range(len(rooms)), key=lambda k: (rooms[k].headroom or 0.0, k))
-    lines = [f"GPU {gpus[k]:<7} {_marks(rooms[k])}" for k in sorted(order[:SHOWN_ROOMS])]
-    more = len(rooms) - len(lines)
-    return lines + ([f"            {more} more GPUs have more room"] if more > 0 else [])
+    rooms = plan.rooms
+    order = sorted(range(len(rooms)), key=lambda k: (rooms[k].headroom or 0.0, k))[:SHOWN_ROOMS]
+    rows = []
+    for k in sorted(order):
+        room = rooms[k]
+        marks = (growth(factor) for factor in (room.slo, room.queue, room.starvation))
+        rows.append([k, *marks, f"{room.limit}: {room.usage}" if room.limit else "–", room.advice or "–"])
+    columns = ["GPU", "in limits to", "no queue to", "serves to", "what limits it", "what helps"]
+    more = len(rooms) - len(rows)
+    caption = f"{more} more GPUs have more room." if more else None
+    return table("Room to grow", columns, rows, left=(4, 5), caption=caption)
 
 
 SHOWN_ROOMS = 8
 WIDE = 100
 """Columns of a terminal from which all figures of a server are shown."""
-
-
-def _marks(room: Room) -> str:
-    marks = (
-        ("latency limits kept to", room.slo),
-        ("no queue to", room.queue),
-        ("no starvation to", room.starvation),
-    )
-    text = ", ".join(f"{name} {growth(factor)}" for name, factor in marks)
-    return f"{text}; {room}" if room.limit else text
 
 
 def adapters_frame(plan: Plan) -> pl.DataFrame:

@@ -36,7 +36,3 @@ class Room:
         marks = (self.slo, self.queue, self.starvation)
         known = [factor for factor in marks if factor is not None]
         return min(known) if len(known) == len(marks) else None
-
-    def __str__(self) -> str:
-        """ "slots: 16 of 16 in use; max_loras 24"."""
-        return f"{self.limit}: {self.usage}{f'; {self.advice}' if self.advice else ''}"
