@@ -35,6 +35,10 @@ GAIN = 0.1
 MOST_POINTS = 12
 TIGHT = 0.5
 """A server that uses more than this of its limits is tried with more slots."""
+MORE_SLOTS = (1.4, 2.0)
+"""Factors by which more slots are tried."""
+STARVING = 1e3
+"""Servers that starve or queue use their limits at least so many times."""
 SOLVERS = ("spread-refined", "spread")
 """What proposes which adapters share a GPU; the next is tried where a proposal breaks the limits."""
 
@@ -208,17 +212,24 @@ class Frontier:
         while open_ and not self.over():
             used = self._used(best, fleet)
             open_ = {k for k in open_ if used[k] > TIGHT and slots[k] < len(best[k].adapters)}
-            order = sorted(open_)
-            for k in order:
-                slots[k] = min(len(best[k].adapters), 2 * slots[k])
-            others = [
-                replace(best[k], settings=self.profile.settings(slots[k], best[k].max_lora_rank))
-                for k in order
+            tries = [
+                (k, most)
+                for k in sorted(open_)
+                for most in {min(len(best[k].adapters), int(factor * slots[k]) + 1) for factor in MORE_SLOTS}
             ]
-            for k, other, found in zip(order, others, self._used(others, fleet), strict=True):
+            others = [
+                replace(best[k], settings=self.profile.settings(most, best[k].max_lora_rank))
+                for k, most in tries
+            ]
+            better = dict.fromkeys(open_, False)
+            for (k, most), other, found in zip(tries, others, self._used(others, fleet), strict=True):
+                slots[k] = max(slots[k], most)
                 if found < used[k]:
-                    best[k] = other
-                elif math.isfinite(used[k]):
+                    best[k], used[k], better[k] = other, found, True
+            for k, improved in better.items():
+                if improved:
+                    slots[k] = best[k].max_loras
+                elif used[k] < STARVING:
                     open_.discard(k)
         return best
 
@@ -233,7 +244,7 @@ class Frontier:
             hour.used
             if hour.figures.memory_error or math.isfinite(hour.used)
             # Among servers that starve or queue, less delay is still better.
-            else 1e3 + hour.figures.mean_ttft_ms / limit_ms
+            else STARVING + hour.figures.mean_ttft_ms / limit_ms
             for hour in self.hours.all(bins, fleet)
         ]
 
