@@ -107,19 +107,10 @@ def solve(
     kinds = kinds_of(profile)
     served = serving(workload, tuple(kind.profile for kind in kinds)).values()
     profiles = tuple(kind.profile for kind in kinds if any(kind.profile in each for each in served))
-    if old_plan is not None and not old_plan.bins:
-        raise IncompatibleError(
-            "The running plan has no GPUs, so that there is nothing to keep: plan without it."
-        )
     old_bins = () if old_plan is None else _same_fleet_bins(old_plan, workload)
     goal = _objective(objective).anchored(old_bins)
     workload = goal.fleet(workload)
-    if solver is None:
-        mixed = (
-            goal.minimises == "price" and len(profiles) > max(1, len(workload.models)) and max_replicas == 1
-        )
-        replayed = workload.arrivals.trace is not None
-        solver = "spread-refined" if goal.fixed_gpus else "mixed" if mixed and not replayed else "greedy"
+    solver = solver or _usual(goal, workload, len(profiles), max_replicas)
     search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
     raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
     problem = Problem(
@@ -161,6 +152,14 @@ def solve(
         )  # fmt: skip
         plan = with_band(plan, workload, ends)
     return _with_headroom(problem, plan)
+
+
+def _usual(goal: Objective, workload: Workload, kinds: int, max_replicas: int) -> str:
+    """The solver for an objective where none is named."""
+    if goal.fixed_gpus:
+        return "spread-refined"
+    several = kinds > max(1, len(workload.models)) and max_replicas == 1
+    return "mixed" if goal.minimises == "price" and several and workload.arrivals.trace is None else "greedy"
 
 
 def _objective(objective: str | Objective) -> Objective:
@@ -247,6 +246,10 @@ def verified(plan: Plan, objective: Objective | None = None, seed: int | None = 
 
 def _same_fleet_bins(old: Plan, workload: Workload) -> tuple[Bin, ...]:
     """The old plan's bins in indices of the new workload; adapters that are gone are left out."""
+    if not old.bins:
+        raise IncompatibleError(
+            "The running plan has no GPUs, so that there is nothing to keep: plan without it."
+        )
     number = {name: i for i, name in enumerate(workload.names)}
     bins = []
     for bin_ in old.bins:
