@@ -43,7 +43,8 @@ def summary(rows: Sequence[Row], speed: dict[str, Any]) -> str:
     if speed:
         parts += ["", "## Speed", "", f"{speed['machine']}; {speed['date']}.", ""]
         parts += table(
-            ("case", "limit", "taken"), [(c["case"], c["limit"], c["taken"]) for c in speed["cases"]]
+            ("case", "limit", "taken, CPU", "peak"),
+            [(c["case"], c["limit"], c["taken"], c["peak"]) for c in speed["cases"]],
         )
     return "\n".join(parts) + "\n"
 
