@@ -1,6 +1,7 @@
 """Plans of small fleets against every plan there is: optimum, bound and status.
 
     uv run python benchmarks/solvers/brute_force.py --fleets 200 --write
+    uv run python benchmarks/solvers/brute_force.py --first 200 --fleets 50 --write   # adds to these
 
 Every set of adapters is evaluated by the predictor, and the fewest sets that make up the fleet are found by dynamic
 programming. Faults are plans called optimal that are not, bounds above the optimum and plans below it.
@@ -32,10 +33,10 @@ SOLVERS = ("greedy", "bounds", "exact", "auto")
 
 
 def fleet_of(seed: int) -> packer.Workload:
-    """Six to ten adapters, each with a sixth to a half of what a server carries."""
+    """Seven to thirteen adapters, each with a twelfth to two thirds of what a server carries."""
     rng = np.random.default_rng((seed, 4))
-    n = int(rng.integers(6, 11))
-    levels = rng.uniform(4.0, 14.0, int(rng.integers(2, n + 1)))
+    n = int(rng.integers(7, 13 + (seed % 10 == 0)))
+    levels = rng.uniform(2.0, float(rng.choice((8.0, 20.0))), int(rng.integers(2, n + 1)))
     return packer.Workload(
         [packer.Adapter(f"a{i}", int(rng.choice((8, 16, 32))), float(rng.choice(levels))) for i in range(n)],
         name=f"small-{seed}",
@@ -64,13 +65,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the options, run, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--fleets", type=int, default=200)
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first fleet; > 0 adds to what is written"
+    )
     parser.add_argument("--predictor", default="boosting")
     parser.add_argument("--time-limit", type=float, default=10.0, help="of each plan, s")
     parser.add_argument("--write", action="store_true", help="write brute_force.json beside this file")
     options = parser.parse_args(argv)
     counts: dict[str, Counter[str]] = {solver: Counter() for solver in SOLVERS}
     seconds: Counter[str] = Counter()
-    for seed in range(options.fleets):
+    path = HERE / "brute_force.json"
+    if options.first and options.write:
+        for row in json.loads(path.read_text("utf-8"))["rows"]:
+            solver = row.pop("solver")
+            seconds[solver] = row.pop("cpu_s")
+            counts[solver].update(row)
+    for seed in range(options.first, options.first + options.fleets):
         profile = packer.load_profile(PROFILES[seed % 2])
         judge = packer.load_predictor(options.predictor, profile)
         fleet, goal = fleet_of(seed), Gpus()
@@ -95,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(" ".join(f"{key}={value}" for key, value in row.items()))
     if options.write:
         text = json.dumps({"predictor": options.predictor, "rows": rows}, indent=1) + "\n"
-        (HERE / "brute_force.json").write_text(text, "utf-8")
+        path.write_text(text, "utf-8")
 
 
 def outcome(plan: packer.Plan, best: int) -> dict[str, int]:
