@@ -28,6 +28,7 @@ def plan_lines(plan: Plan) -> list[Table | str]:
     decision = plan.details.get("decision")
     said = [str(decision)] if decision else []
     frontier = [_frontier(plan)] if plan.details.get("frontier") else []
+    frontier += [_kinds(plan)] if plan.details.get("kinds") else []
     return [
         *said,
         *gpus,
@@ -38,6 +39,24 @@ def plan_lines(plan: Plan) -> list[Table | str]:
         *(f"- {reason}" for reason in plan.reasons),
         *_queues(plan),
     ]
+
+
+def _kinds(plan: Plan) -> Table:
+    """What each kind of server, and their mix, would take."""
+    found: Any = plan.details["kinds"]
+    rows = [
+        (
+            row["model"] or "–",
+            row["kinds"],
+            row["gpus"],
+            number(row["price_per_hour"], 2) if row["price_per_hour"] is not None else "–",
+            "kept" if row["holds"] else "broken",
+        )
+        for row in found
+    ]
+    return table(
+        "Kinds of server", ["model", "kinds", "GPUs", "price/h", "latency goal"], rows, left=(0, 1, 4)
+    )
 
 
 def _band(plan: Plan) -> list[str]:

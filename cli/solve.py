@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from packer.gpu import GpuKind
     from packer.plan import Plan
-    from packer.profile import Profile
     from packer.workload import Workload
 
 DEFAULT_OUTPUT = "plan.json"
@@ -195,15 +194,17 @@ class Planning:
         chosen = (self.old_path, self.objective, self.solver)
         return all(each is None for each in chosen) and self.predictor == DEFAULT_PREDICTOR
 
-    def recommended(self, fleet: Workload, profile: Profile, **given: Any) -> Plan:
+    def recommended(self, fleet: Workload, kinds: list[GpuKind], **given: Any) -> Plan:
         """The plan to deploy."""
         from packer.operate.recommend import recommend
         from packer.solvers.evaluator import rate_margin_for
 
         return recommend(
             fleet,
-            profile,
-            margin=rate_margin_for((profile,), confidence=self.confidence, margin=self.margin),
+            kinds,
+            margin=rate_margin_for(
+                [kind.profile for kind in kinds], confidence=self.confidence, margin=self.margin
+            ),
             max_gpus=self.gpus,
             max_replicas=self.max_replicas,
             spare=self.spare,
@@ -304,8 +305,8 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     fleet = file.fleet()
     fleet = planning.at_load(replace(fleet, slo=fleet.slo.parsed(planning.slo)))
     with interruptible() as stop, out.progress() as progress:
-        if planning.recommends and len(profiles) == 1:
-            plan = planning.recommended(fleet, profiles[0], progress=progress, stop=stop)
+        if planning.recommends:
+            plan = planning.recommended(fleet, kinds, progress=progress, stop=stop)
         else:
             plan = planning.solved(fleet, kinds, old, progress=progress, stop=stop)
     plan = replace(plan, runtime_s=waited_s())

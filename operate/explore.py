@@ -131,7 +131,7 @@ class Frontier:
                     best = settled
                 if self._keeps(best) or self.over():
                     break
-            self._points[n_gpus] = self._point(best)
+            self._points[n_gpus] = self.point_of(best)
         return self._points[n_gpus]
 
     def first_that_holds(self, low: int, high: int) -> int | None:
@@ -286,7 +286,8 @@ class Frontier:
         """How far the rates of each server may grow, and what limits it; nothing for more than `HEADROOM_GPUS`."""
         return () if len(bins) > HEADROOM_GPUS else self.hours.rooms(bins, self.workload)
 
-    def _point(self, bins: Sequence[Bin]) -> FrontierPoint:
+    def point_of(self, bins: Sequence[Bin]) -> FrontierPoint:
+        """The figures of these servers."""
         hours = self.hours.all(bins, self.workload)
         raised = self.hours.all(bins, self.raised)
         adapters = merged(self.workload, bins, hours)
@@ -294,7 +295,7 @@ class Frontier:
         requests = np.concatenate([hour.ttft_ms for hour in hours])
         figures = Evaluations.of([hour.figures for hour in hours])
         starving = tuple(k for k, hour in enumerate(raised) if not hour.figures.feasible)
-        price = self.profile.gpu.price_per_hour
+        prices = [item.profile.gpu.price_per_hour for item in bins]
         plan = Plan(
             self.workload,
             tuple(bins),
@@ -303,12 +304,12 @@ class Frontier:
             objective="gpus",
             solver="frontier",
             predictor="twin",
-            objective_value=(float(len(bins)),),
+            objective_value=(float(sum(item.gpus for item in bins)),),
             margin=self.margin,
             adapters=adapters,
             runtime_s=time.monotonic() - self.started,
             seed=self.seed,
-            versions=versions((self.profile,)),
+            versions=versions(tuple(dict.fromkeys(item.profile for item in bins))),
         )
         return FrontierPoint(
             len(bins),
@@ -318,7 +319,7 @@ class Frontier:
             _average(figures.mean_itl_ms, figures.total_token_throughput),
             _average(figures.slo_attainment, np.array([item.rates(self.workload).sum() for item in bins])),
             float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
-            None if price is None else price * len(bins),
+            None if None in prices else sum(price or 0.0 for price in prices),
             self._keeps(bins),
             starving,
             tuple(k for k, hour in enumerate(raised) if hour.used > 1.0 and k not in starving),
@@ -335,8 +336,9 @@ def _average(values: Any, weights: Any) -> float:
 
 
 def search_predictor(profile: Profile, seed: int) -> Predictor:
-    """The fastest predictor for a profile: a trained tree where one is shipped, else the twin."""
+    """The fastest predictor for a profile: a trained tree where one is shipped, else that of another profile leads the
+    search and the twin confirms it."""
     try:
         return load_predictor("tree", profile, seed=seed)
     except ModelError:
-        return load_predictor("twin", profile, seed=seed)
+        return load_predictor("auto", profile, seed=seed)

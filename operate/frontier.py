@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from packer.errors import IncompatibleError
+from packer.gpu import Kinds, kinds_of, serving
 from packer.plan import Plan
-from packer.profile import Profile
 from packer.slo import Slo
 from packer.workload import Workload
 
@@ -58,7 +59,7 @@ class FrontierPoint:
 
 def frontier(
     workload: Workload,
-    profile: Profile,
+    profile: Kinds,
     *,
     slo: Slo | None = None,
     margin: float | None = None,
@@ -73,7 +74,7 @@ def frontier(
     Parameters
     ----------
     workload, profile
-        The fleet and the server.
+        The fleet, of one base model, and the server; of several kinds each one's points, in their order.
     slo
         What `FrontierPoint.holds` refers to; None: the workload's, which is p95 TTFT <= 2 s and mean ITL <= 100 ms
         for every adapter unless it says otherwise.
@@ -91,6 +92,12 @@ def frontier(
     from packer.operate.explore import Frontier
 
     fleet = workload if slo is None else replace(workload, slo=slo)
-    job = Frontier(fleet, profile, margin, max_replicas, spare, seed, progress)
-    job.explore(max_gpus)
-    return [point for point in job.points if not point.starving]
+    served = serving(fleet, [kind.profile for kind in kinds_of(profile)])
+    if len(served) > 1:
+        raise IncompatibleError("Expected a fleet of one base model: the frontier of each model is its own.")
+    found: list[FrontierPoint] = []
+    for each in next(iter(served.values())):
+        job = Frontier(fleet, each, margin, max_replicas, spare, seed, progress)
+        job.explore(max_gpus)
+        found += [point for point in job.points if not point.starving]
+    return found

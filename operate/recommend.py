@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from packer.gpu import Kinds, kinds_of, serving
 from packer.operate.explore import Frontier
 from packer.operate.frontier import FrontierPoint, Progress
 from packer.operate.replicas import MOST_REPLICAS
 from packer.plan import Plan, Status
-from packer.profile import Profile
 from packer.room import Room
 from packer.slo import Slo
 from packer.solvers.candidates import beyond_measured
@@ -27,7 +27,7 @@ BEYOND = 64
 
 def recommend(
     workload: Workload,
-    profile: Profile,
+    profile: Kinds,
     *,
     slo: Slo | None = None,
     margin: float | None = None,
@@ -49,7 +49,8 @@ def recommend(
     Parameters
     ----------
     workload, profile
-        The fleet and the server.
+        The fleet and the server. With several base models or kinds of server, the cheapest kind or mix of kinds of
+        each model (`packer.operate.kinds`).
     slo
         Latency limits of the adapters; None: the workload's, which is p95 TTFT <= 2 s and mean ITL <= 100 ms for
         every adapter unless it says otherwise.
@@ -66,8 +67,19 @@ def recommend(
     seed, progress, stop, time_limit_s
         As for `packer.solve`.
     """
+    kinds = kinds_of(profile)
+    if len(kinds) > 1 or len(workload.models) > 1:
+        from packer.operate.kinds import recommend_kinds
+
+        return recommend_kinds(
+            workload, kinds, slo=slo, margin=margin, max_gpus=max_gpus, max_replicas=max_replicas, spare=spare,
+            seed=seed, verify=verify, progress=progress, stop=stop, time_limit_s=time_limit_s,
+        )  # fmt: skip
+    serving(workload, [kinds[0].profile])
+    if kinds[0].available is not None:
+        max_gpus = min(max_gpus or kinds[0].available, kinds[0].available)
     fleet = workload if slo is None else replace(workload, slo=slo)
-    job = Frontier(fleet, profile, margin, max_replicas, spare, seed, progress, stop, time_limit_s)
+    job = Frontier(fleet, kinds[0].profile, margin, max_replicas, spare, seed, progress, stop, time_limit_s)
     best = job.explore(max_gpus)
     if best is None:
         return _missed(job, max_gpus)

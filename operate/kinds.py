@@ -1,0 +1,187 @@
+"""The plan to deploy for several base models and several kinds of server: the cheapest kind, or mix of kinds, of each
+model on which every adapter keeps its limits."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from packer.arrival import Arrivals
+from packer.errors import IncompatibleError
+from packer.evaluation import Evaluations
+from packer.gpu import GpuKind, serving
+from packer.operate.explore import Frontier
+from packer.operate.recommend import recommend
+from packer.plan import Plan, Status
+from packer.profile import Profile
+from packer.solvers.api import solve
+from packer.workload import Workload
+
+_MIXED_S = 10.0
+_TIGHTER = (0.0, 0.15, 0.35)
+"""Beyond the margin: a mix is searched for throughput, and its latency is looked at afterwards."""
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """A way to serve one model: a kind of server alone, or several together."""
+
+    model: str | None
+    kinds: str
+    plan: Plan
+    holds: bool
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of all servers; None where one has no price."""
+        prices = [item.profile.gpu.price_per_hour for item in self.plan.bins]
+        return None if None in prices else sum(price or 0.0 for price in prices)
+
+    @property
+    def rank(self) -> tuple[bool, float, int]:
+        """Smaller is better: whether the limits are broken, price, GPUs; without prices GPUs alone."""
+        price = self.price_per_hour
+        return (not self.holds, 0.0 if price is None else price, self.plan.n_gpus)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "model": self.model,
+            "kinds": self.kinds,
+            "gpus": self.plan.n_gpus,
+            "price_per_hour": self.price_per_hour,
+            "holds": self.holds,
+        }
+
+
+def recommend_kinds(workload: Workload, kinds: Sequence[GpuKind], **given: Any) -> Plan:
+    """As `packer.recommend`, for each base model with each kind of server alone and with all of them mixed.
+
+    `details` has the "kinds" (rows of `Option.to_dict`) and the "decision" of each model.
+
+    Raises
+    ------
+    IncompatibleError
+        The number of GPUs is limited: several kinds have no order in which to count them.
+    """
+    if given.get("max_gpus") is not None or any(kind.available is not None for kind in kinds):
+        raise IncompatibleError(
+            "Limits on GPUs go with an objective where there are several kinds of server or models (cost, gpus, …)."
+        )
+    started = time.monotonic()
+    profiles = tuple(kind.profile for kind in kinds)
+    chosen: list[tuple[tuple[int, ...], Option]] = []
+    options: list[Option] = []
+    for model, offered in serving(workload, profiles).items():
+        index = tuple(i for i, adapter in enumerate(workload.adapters) if adapter.model == model)
+        own = workload if len(index) == len(workload) else workload.subset(index)
+        found = [_alone(own, model, profile, given) for profile in offered]
+        mixed = _mixed(own, model, offered, given) if len(offered) > 1 else None
+        found += [mixed] if mixed is not None else []
+        options += found
+        chosen.append((index, min(found, key=lambda option: option.rank)))
+    return _merged(workload, chosen, options, time.monotonic() - started)
+
+
+def _alone(fleet: Workload, model: str | None, profile: Profile, given: dict[str, Any]) -> Option:
+    plan = recommend(fleet, profile, **given)
+    return Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE)
+
+
+def _mixed(
+    fleet: Workload, model: str | None, profiles: Sequence[Profile], given: dict[str, Any]
+) -> Option | None:
+    """The cheapest mix whose servers keep the limits in a simulated hour and a fresh one; None if there is none."""
+    priced = all(profile.gpu.price_per_hour is not None for profile in profiles)
+    fleet = fleet if given.get("slo") is None else replace(fleet, slo=given["slo"])
+    job = Frontier(fleet, profiles[0], given.get("margin"), 1, given.get("spare", 0), given.get("seed", 0))
+    for tighter in _TIGHTER:
+        plan = solve(
+            fleet.with_arrivals(Arrivals()),
+            profiles,
+            "cost" if priced else "gpus",
+            solver="mixed",
+            margin=(job.margin or 0.0) + tighter,
+            seed=job.seed,
+            time_limit_s=_MIXED_S,
+            verify=False,
+            with_headroom=False,
+        )
+        if plan.status is Status.INFEASIBLE or len({item.profile for item in plan.bins}) < 2:
+            return None
+        point = job.point_of(plan.bins)
+        if point.holds and job.confirmed(plan.bins):
+            rooms = job.rooms(plan.bins)
+            kept = replace(
+                point.plan, rooms=rooms, headroom=tuple(room.headroom for room in rooms), verified=True
+            )
+            names = sorted({item.profile.name for item in plan.bins})
+            return Option(model, " + ".join(names), kept, holds=True)
+    return None
+
+
+def _merged(
+    workload: Workload,
+    chosen: Sequence[tuple[tuple[int, ...], Option]],
+    options: Sequence[Option],
+    runtime_s: float,
+) -> Plan:
+    """One plan of the best option of each model."""
+    plans = [option.plan for _, option in chosen]
+    first = plans[0]
+    bins = tuple(
+        replace(item, adapters=tuple(index[i] for i in item.adapters))
+        for index, option in chosen
+        for item in option.plan.bins
+    )
+    holds = all(option.holds for _, option in chosen)
+    verified = [plan.verified for plan in plans]
+    return replace(
+        first,
+        workload=workload,
+        bins=bins,
+        evaluations=Evaluations.of([row for plan in plans for row in plan.evaluations]),
+        status=Status.FEASIBLE if holds else Status.INFEASIBLE,
+        objective="recommend",
+        objective_value=(float(sum(plan.n_gpus for plan in plans)),),
+        margin=max(plan.margin or 0.0 for plan in plans),
+        rooms=tuple(room for plan in plans for room in plan.rooms),
+        headroom=tuple(factor for plan in plans for factor in plan.headroom),
+        reasons=tuple(reason for plan in plans for reason in plan.reasons),
+        unplaced=tuple(sorted(index[i] for index, option in chosen for i in option.plan.unplaced)),
+        verified=None if None in verified else all(verified),
+        adapters=first.adapters if len(plans) == 1 else None,
+        runtime_s=runtime_s,
+        versions={key: value for plan in plans for key, value in plan.versions.items()},
+        details={
+            "decision": " ".join(_said(option, options) for _, option in chosen),
+            "kinds": [option.to_dict() for option in options],
+        },
+    )
+
+
+def _said(best: Option, options: Sequence[Option]) -> str:
+    """What to deploy for one model, and what the other kinds would take."""
+    lead = "" if best.model is None else f"{best.model}: "
+    text = f"{lead}{_counted(best)}"
+    if not best.holds:
+        text += ", which breaks the goal"
+    others = [
+        f"{each.kinds} {'would take' if each.holds else 'does not keep the goal with'} {_counted(each, short=True)}"
+        for each in options
+        if each.model == best.model and each is not best
+    ]
+    return f"{text}. {'; '.join(others)}." if others else f"{text}."
+
+
+def _counted(option: Option, *, short: bool = False) -> str:
+    counts: dict[str, int] = {}
+    for item in option.plan.bins:
+        counts[item.profile.name] = counts.get(item.profile.name, 0) + 1
+    servers = " and ".join(f"{count} × {name}" for name, count in sorted(counts.items()))
+    price = option.price_per_hour
+    gpus = f"{option.plan.n_gpus} GPU{'s' if option.plan.n_gpus != 1 else ''}" if short else servers
+    return gpus if price is None or math.isnan(price) else f"{gpus}, {price:,.2f} per hour"

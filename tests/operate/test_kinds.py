@@ -1,0 +1,83 @@
+"""The plan to deploy for several models and kinds of server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.errors import IncompatibleError
+from packer.gpu import GpuKind
+from packer.io.profiles import load_profile
+from packer.operate.frontier import frontier
+from packer.operate.recommend import recommend
+from packer.plan import Plan, Status
+from packer.profile import Profile
+from packer.workload import Workload
+
+LLAMA = load_profile("h100-64gb/llama-3.1-8b-instruct")
+QWEN = load_profile("h100-64gb/qwen-2.5-7b-instruct")
+
+
+def priced(profile: Profile, price: float, name: str | None = None) -> Profile:
+    """The same server at another price."""
+    gpu = replace(profile.gpu, price_per_hour=price, name=name or profile.gpu.name)
+    return replace(profile, gpu=gpu)
+
+
+def fleet(n: int, models: tuple[str | None, ...]) -> Workload:
+    """`n` quiet adapters, the models in turn."""
+    return Workload([Adapter(f"a{i}", 8, 0.05, model=models[i % len(models)]) for i in range(n)])
+
+
+@pytest.fixture(scope="module")
+def two_models() -> Plan:
+    """Two models; llama has a dear and a cheap kind of server."""
+    kinds = [
+        priced(LLAMA, 3.0),
+        replace(priced(LLAMA, 2.0, "cheap GPU"), name="cheap/llama"),
+        priced(QWEN, 3.0),
+    ]
+    return recommend(fleet(12, ("llama-3.1-8b-instruct", "qwen-2.5-7b-instruct")), kinds, margin=0.05)
+
+
+def test_each_model_gets_the_cheapest_kind_that_keeps_the_goal(two_models: Plan) -> None:
+    """Servers of equal speed: the cheaper one is taken, and the table says what the other would cost."""
+    assert two_models.status is Status.FEASIBLE
+    assert {item.profile.name for item in two_models.bins} == {"cheap/llama", QWEN.name}
+    for item in two_models.bins:
+        assert {two_models.workload.adapters[i].model for i in item.adapters} == {item.profile.model.name}
+    rows = two_models.details["kinds"]
+    assert isinstance(rows, list)
+    assert [(row["kinds"], row["price_per_hour"]) for row in rows[:2]] == [
+        (LLAMA.name, 3.0),
+        ("cheap/llama", 2.0),
+    ]
+    assert "cheap/llama, 2.00 per hour" in str(two_models.details["decision"])
+    assert f"{LLAMA.name} would take 1 GPU, 3.00 per hour" in str(two_models.details["decision"])
+
+
+def test_the_parts_of_the_plan_fit_together(two_models: Plan) -> None:
+    """Evaluations and room are in the order of the servers, and every adapter has one."""
+    assert (
+        len(two_models.evaluations)
+        == len(two_models.bins)
+        == len(two_models.rooms)
+        == len(two_models.headroom)
+    )
+    placed = sorted(i for item in two_models.bins for i in item.adapters)
+    assert placed == list(range(len(two_models.workload)))
+    for row, item in zip(two_models.evaluations, two_models.bins, strict=True):
+        assert row.offered_tok_s == pytest.approx(item.offered_tok_s(two_models.workload))
+
+
+def test_limits_on_gpus_need_an_objective() -> None:
+    """A number of GPUs of several kinds is not a number."""
+    kinds = [GpuKind(LLAMA), GpuKind(replace(LLAMA, name="other"))]
+    with pytest.raises(IncompatibleError, match="go with an objective"):
+        recommend(fleet(2, (None,)), kinds, max_gpus=2)
+    with pytest.raises(IncompatibleError, match="one base model"):
+        frontier(fleet(2, ("llama-3.1-8b-instruct", "qwen-2.5-7b-instruct")), [LLAMA, QWEN])
+    with pytest.raises(IncompatibleError, match="serves the base model 'mistral'"):
+        recommend(fleet(2, ("mistral",)), LLAMA)
