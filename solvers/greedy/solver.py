@@ -18,6 +18,7 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.greedy_paper import GreedyPaper
 from packer.solvers.greedy.balance import balanced
 from packer.solvers.greedy.first_fit import FirstFit
+from packer.solvers.greedy.shares import even_shares
 from packer.solvers.limit import within_limit
 from packer.solvers.order import paper_order
 from packer.solvers.slots import SlotSearch
@@ -49,7 +50,7 @@ class Greedy:
         found = _paper(packing, found) or found
         cut = ["filling the GPUs"] if packing.out_of_time() else []
         if not found.unplaced:
-            found = replace(found, bins=balanced(free, found.bins))
+            found = replace(found, bins=even_shares(free, balanced(free, found.bins)))
             cut += ["evening out the load"] if free.out_of_time() else []
         if cut:
             found = replace(found, reasons=(*found.reasons, f"the time limit cut short: {', '.join(cut)}"))
