@@ -384,7 +384,7 @@ def section(seeds: int) -> Section:
         CONSTANTS,
         rows,
         (
-            "TTFT at 9 req/s is an effect of near saturation: a pool of 13,000 instead of 12,700 cells gives OnDmd three "
+            "TTFT at 9 req/s is an effect of near saturation: with 13,000 instead of 12,700 cells OnDmd has three "
             "quarters of the overhead, so that only its order is claimed.",
             "Under MBGMV each server adds the same for a request, so that the rank-aware router is 'fewest requests' "
             "but for the prefill's fixed part and the penalty: most of the published gain comes from prefills that "
@@ -403,7 +403,7 @@ CONSTANTS = (
     Constant("pool", "12,700 cells of 0.5 MiB; an adapter takes 3 · rank", "F", "likewise"),
     Constant("max_wait_tokens", "1", "A", "LightLLM's code has 10, CaraServe describes 0 or 1"),
     Constant("prefill on a miss, CaraServe", "2.4 × the prefill", "F", "to its TTFT there; stands for a CPU model"),
-    Constant("time per token", "latency / output tokens, mean over requests", "F", "the definition that fits OnDmd there"),
+    Constant("time per token", "latency / output tokens, mean over requests", "F", "which fits OnDmd there"),
     Constant("lengths", "19.3 input, 58.5 output tokens, gamma with cv 0.7 and 1", "A", "usual figures of Alpaca"),
     Constant("popularity", "power law of exponent 1 (128, 512 adapters; 40,000 functions)", "A"),
     Constant("ranks of Fig. 19", "8, 16, 32, 64, equally likely; every server holds all", "A"),

@@ -124,7 +124,7 @@ def section(seeds: int) -> Section:
         CONSTANTS,
         [*memory_rows(seeds), *variant_rows(seeds), *scaling_rows(seeds)],
         (
-            "Pool and slots differ in memory and in nothing else: the same LightLLM engine, kernel law and loads. Slots "
+            "Pool and slots differ in memory and in nothing else: the same LightLLM engine, kernel law, loads. Slots "
             "run with the number among 16, 32, 64 and 96 that serves most.",
             "The paper measured Llama-2-7B; the calibrated profile is that of Llama 3.1 8B on the H100.",
         ),
