@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from packer import checks
 from packer.engines import VLLM, Engine
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
+from packer.job import FineTuning
 from packer.profile import Profile
 
 SLO_LIMITS = ("ttft_ms", "tpot_ms", "normalised_ms", "latency_ms")
@@ -91,6 +92,8 @@ class Cluster:
         Where adapters come from that no host holds; needed if some host memory is limited.
     network_ms
         Time from the router to a server, and back.
+    fine_tuning
+        What each server trains beside its requests, where the workload does not say.
     """
 
     kinds: tuple[ServerKind, ...]
@@ -100,6 +103,7 @@ class Cluster:
     nodes: tuple[Node, ...] = ()
     store: Store | None = None
     network_ms: float = 0.0
+    fine_tuning: FineTuning | None = None
 
     def __post_init__(self) -> None:
         names = [kind.name for kind in self.kinds]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from packer.engines import Jobs
 from rows import Constant, Row, Section, mean, of_seeds, shown
 
 import packer
 from packer.cluster import Cluster, ServerKind
+from packer.engines import Jobs
 from packer.lengths import Lengths
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.workload import Workload

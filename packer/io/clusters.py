@@ -15,6 +15,9 @@ host_gb = 64                                   # adapters in host memory; may be
 bandwidth_gb_s = 1.25
 latency_ms = 5
 concurrent = 0                                 # 0: transfers share the bandwidth
+[fine_tuning]                                  # what each server trains; may be left out
+sample_tokens = 512
+policy = "llmstation"
 [slo]                                          # may be left out
 ttft_ms = 2000
 tpot_ms = 100
@@ -36,6 +39,7 @@ from packer.io.documents import parse_toml
 from packer.io.files import read_text
 from packer.io.profiles import load_profile
 from packer.io.schema import Table, parse
+from packer.io.workload_schema import FineTuningTable
 
 
 class KindTable(Table):
@@ -73,6 +77,7 @@ class ClusterFile(Table):
     slo: dict[str, float] = Field(default_factory=dict)
     store: StoreTable | None = None
     network_ms: float = 0.0
+    fine_tuning: FineTuningTable | None = None
 
 
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
@@ -95,7 +100,16 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
         store = None
         if file.store is not None:
             store = Store(file.store.bandwidth_gb_s * 1e9, file.store.latency_ms, file.store.concurrent)
-        return Cluster(kinds, servers, slo=file.slo, nodes=nodes, store=store, network_ms=file.network_ms)
+        job = None if file.fine_tuning is None else file.fine_tuning.job()
+        return Cluster(
+            kinds,
+            servers,
+            slo=file.slo,
+            nodes=nodes,
+            store=store,
+            network_ms=file.network_ms,
+            fine_tuning=job,
+        )
     except InputError as error:
         raise FileFormatError(str(error), path=path) from None
 

@@ -278,4 +278,5 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         table,
         np.zeros(0),
         times[:, [rows.REACHED, rows.FIRST, rows.FINISH]],
+        state.tuning.registers[one].sum(axis=0),
     )

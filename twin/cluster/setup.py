@@ -27,6 +27,8 @@ from packer.twin.law.kernels import with_kernel
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.server import Server
+from packer.twin.tuning.policy import kv_tokens_of, trains
+from packer.twin.tuning.state import Tuning
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -78,7 +80,9 @@ class Setup:
 
     def error(self) -> str | None:
         """Why the server does not start, for people; None if it does."""
-        reason = memory_error(self.server.profile, self.server.settings)
+        profile = self.server.profile
+        reserved = kv_tokens_of(self.server.workload.fine_tuning, profile)
+        reason = memory_error(profile, self.server.settings, reserved)
         if reason is None and self.cells < int(self.blocks.max()):
             reason = f"the adapters' memory of {self.cells} cells can't hold what must be in it"
         if reason is None and self.longest_request() < 2:
@@ -145,11 +149,14 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System) -> Setup:
         profile = with_kernel(profile, system.kernel)
     if not isinstance(engine, Vllm):
         profile = replace(profile, engine=replace(profile.engine, block_size=1))
+    if trains(workload.fine_tuning) and not isinstance(engine, Vllm):
+        raise IncompatibleError(f"Only vLLM's engine trains beside its requests, and not {engine.name!r}.")
     if isinstance(loading, NoLoading) or policy.rule == FIXED:
         profile = replace(profile, loading=_free(profile))
     rank = kind.max_lora_rank or checks.slot_rank_for(int(workload.ranks.max()))
     settings = profile.settings(kind.max_loras, rank)
-    server = Server(workload, profile, settings, kv_cache_tokens(profile, settings), None)
+    tokens = kv_cache_tokens(profile, settings) - kv_tokens_of(workload.fine_tuning, profile)
+    server = Server(workload, profile, settings, tokens, None)
     return Setup(server, engine, policy, loading, np.arange(len(workload)))
 
 
@@ -203,10 +210,21 @@ def idle_servers(
         next(iter(kinds.values())).server.workload.ranks,
         np.stack([setup.blocks for setup in kinds.values()]),
         rows=rows_each,
+        tuning=_tuning(own, seed),
     )
     servers.times[:, rows.LAST] = _noise(own, len(time_s), seed)
     numbers = np.array([NUMBERS[type(setup.engine)] for setup in own], dtype=np.int64)
-    return servers, numbers if numbers.any() else None
+    return servers, numbers if numbers.any() or trains(own[0].server.workload.fine_tuning) else None
+
+
+def _tuning(own: Sequence[Setup], seed: int) -> Tuning | None:
+    """What each server trains: the same job, with samples of the same lengths."""
+    found = {id(setup): setup.server.tuning(seed) for setup in own}
+    jobs = [found[id(setup)] for setup in own]
+    first = jobs[0]
+    if first is None:
+        return None
+    return Tuning(np.stack([job.registers for job in jobs if job is not None]), first.lengths)
 
 
 def _noise(own: Sequence[Setup], n: int, seed: int) -> FloatArray | float:

@@ -76,6 +76,10 @@ def simulate_cluster(
         checks.integer("max_outstanding", max_outstanding, low=1)
     limits = dict(cluster.slo) if slo is None else check_slo(slo)
     how = system if isinstance(system, System) else load_system(system)
+    if workload.fine_tuning is None and cluster.fine_tuning is not None:
+        workload = replace(workload, fine_tuning=cluster.fine_tuning)
+    if how.tuning is not None:
+        workload = workload.tuned_by(how.tuning)
     if router is None:
         router = how.router
     chosen: Router = registry.make("router", router) if isinstance(router, str) else router

@@ -58,6 +58,7 @@ from packer.twin.engine.state import (
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
+from packer.twin.tuning.state import Tuning, no_tuning
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -80,7 +81,8 @@ class Servers(NamedTuple):
     ascending; words, beside `served` (…, 3): the rest of their `sizes`. seen (S,): adapters that a
     server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
     `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle.
-    on_way (S,): requests that left the router and did not reach the server yet.
+    on_way (S,): requests that left the router and did not reach the server yet. tuning: what the servers train,
+    registers with a leading axis.
     """
 
     ints: IntArray
@@ -121,12 +123,13 @@ class Servers(NamedTuple):
     pair_row: IntArray
     wake_s: FloatArray
     on_way: IntArray
+    tuning: Tuning
 
 
 REFUSED = -2
 """In `server`: the client could not send the request."""
 Engines = IntArray | None
-"""Number of each server's engine (`packer.engines`), (S,), or None where all are vLLM's.
+"""Number of each server's engine (`packer.engines`), (S,), or None where all are vLLM's and train nothing.
 
 None keeps the other engines from being compiled: Numba drops the branch before it types it.
 """
@@ -145,6 +148,7 @@ def new_servers(
     *,
     rows: int,
     kept: int = 0,
+    tuning: Tuning | None = None,
 ) -> Servers:
     """Idle servers, each with the settings of its template; `rows`: adapters that each has room for.
 
@@ -205,6 +209,7 @@ def new_servers(
         pair_row=np.zeros(pairs, dtype=np.int64),
         wake_s=np.full(count, np.inf),
         on_way=np.zeros(count, dtype=np.int64),
+        tuning=no_tuning(count) if tuning is None else tuning,
     )
 
 
@@ -333,7 +338,8 @@ def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
             c.wake_s[s] = _jobs_wake(state_of(c, s))
             return
         else:
-            advance(state_of(c, s), law_of_server(c, s), until_s)
+            tuning = Tuning(c.tuning.registers[s], c.tuning.lengths)
+            advance(state_of(c, s), law_of_server(c, s), until_s, tuning)
     else:
         advance(state_of(c, s), law_of_server(c, s), until_s)
     if c.ints[s, IN_FLIGHT] == 1:

@@ -21,7 +21,8 @@ class System:
     server have. `source`: where the description comes from. `engine`: `packer.engines`. `cache`: a cache policy
     (`packer.twin.cache`). `loading`: `packer.twin.cache.loading`. `kernel`: `packer.twin.law.kernels`.
     `memory`: "reserved" or "unified". `placement`: the solver whose plan places the adapters
-    of a cluster that has no placement, or "auto".
+    of a cluster that has no placement, or "auto". `tuning`: how training shares the servers
+    (`packer.twin.tuning.policies`).
     """
 
     name: str
@@ -34,6 +35,7 @@ class System:
     kernel: str | None = None
     memory: Literal["reserved", "unified"] | None = None
     placement: str | None = None
+    tuning: str | None = None
 
 
 class SystemFile(Table):
@@ -48,6 +50,7 @@ class SystemFile(Table):
     kernel: str | None = None
     memory: Literal["reserved", "unified"] | None = None
     placement: str | None = None
+    tuning: str | None = None
 
 
 def system_names() -> tuple[str, ...]:

@@ -296,6 +296,7 @@ def advance(state: ServerState, law: Law, until_s: float) -> None:
         now = until_s if over else floats[NOW]
         finish_loads(state, law, now)
         arrive(state, law, now)
+        finish_loads(state, law, now)  # those that take no time
         if over:
             return
         ints[BLOCKED] = 0

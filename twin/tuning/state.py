@@ -38,6 +38,11 @@ class Tuning(NamedTuple):
     lengths: IntArray
 
 
+def no_tuning(servers: int) -> Tuning:
+    """Servers that train nothing."""
+    return Tuning(np.zeros((servers, N_REGISTERS)), np.ones(1, dtype=np.int64))
+
+
 @njit(inline="always", **ENGINE_FLAGS)
 def has_work(r: FloatArray) -> bool:
     """Whether samples are left."""

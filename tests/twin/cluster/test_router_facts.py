@@ -1,0 +1,67 @@
+"""What must hold of routers whatever the load is (cluster twin, facts that need no reference)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.cluster import Cluster
+from packer.lengths import Lengths
+from packer.profile import LatencySpec, Profile
+from packer.twin.cluster.result import ClusterSimulation
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.workload import Workload
+
+# Multiples of powers of two: scores are exact, so that ties are ties.
+MBGMV = {"base_ms": 32.0, "per_request_rank_ms": 2.0**-9, "per_prefill_token_ms": 0.125}
+FLEET = Workload(
+    [Adapter(f"a{i}", 8 << i % 4, 0.6) for i in range(12)], Lengths.constant(32), Lengths.gamma(64, 0.8)
+)
+
+
+@pytest.fixture(scope="module")
+def profile(toy_profile: Profile) -> Profile:
+    """A server with S-LoRA's kernel and room for everything."""
+    memory = replace(toy_profile.memory, kv_budget_bytes=1e12)
+    return replace(toy_profile, latency=LatencySpec("linear", MBGMV), memory=memory)
+
+
+def _run(profile: Profile, router: str, servers: int = 4) -> ClusterSimulation:
+    cluster = Cluster.of(profile, servers, max_loras=12, max_lora_rank=64)
+    return simulate_cluster(FLEET, cluster, "vllm", router, duration_s=120.0, seed=3)
+
+
+def test_rank_aware_without_penalty_is_most_idle(profile: Profile) -> None:
+    """Where each server adds the same for a request, the smallest rise is on the server with the fewest requests."""
+    rank_aware = _run(profile, "rank-aware:penalty_ms=0,prefill=linear")
+    most_idle = _run(profile, "most-idle")
+    assert rank_aware.state is not None
+    assert most_idle.state is not None
+    assert rank_aware.state.server.tolist() == most_idle.state.server.tolist()
+
+
+@pytest.mark.parametrize("router", ["most-idle", "rank-aware"])
+def test_an_idle_server_is_chosen_if_there_is_one(profile: Profile, router: str) -> None:
+    """A request joins others only where every server has some."""
+    run = _run(profile, router, servers=16)
+    assert run.state is not None
+    assert run.raw is not None
+    server, sent, finish = run.state.server, run.raw.requests.time_s, run.raw.finish_s
+    joined = 0
+    for r in range(len(server)):
+        there = (sent[:r] < sent[r]) & ~(finish[:r] <= sent[r])
+        busy = np.bincount(server[:r][there], minlength=16)
+        if (busy == 0).any():
+            assert busy[server[r]] == 0
+        joined += busy[server[r]] > 0
+    assert 0 < joined < len(server)
+
+
+def test_first_fit_without_a_limit_fills_the_first_server(profile: Profile) -> None:
+    """Room for everything: nothing is left for the others."""
+    run = _run(profile, "first-fit:max_batch=1000000")
+    assert run.state is not None
+    assert set(run.state.server.tolist()) == {0}
