@@ -91,10 +91,10 @@ class _Search:
 
     def _rated(self, bins: tuple[Bin, ...], rows: tuple[Evaluation, ...], bad: int) -> _State:
         workload = self.problem.workload
-        key = self.problem.objective.key(workload, bins, Evaluations.of(rows))
+        found = Evaluations.of(rows)
+        key = self.problem.objective.key(workload, bins, found)
         weights = [bin_.rates(workload).sum() for bin_ in bins]
-        ttft = [np.nan_to_num(row.mean_ttft_ms, nan=np.inf) for row in rows]
-        itl = [np.nan_to_num(row.mean_itl_ms, nan=np.inf) for row in rows]
+        ttft, itl = (np.where(np.isnan(ms), np.inf, ms) for ms in (found.mean_ttft_ms, found.mean_itl_ms))
         # Objectives that count GPUs say nothing here: the time of a request decides then.
         request_ms = np.average(ttft, weights=weights) + 100.0 * np.average(itl, weights=weights)
         return _State(bins, rows, (float(bad), *key, float(request_ms)))
