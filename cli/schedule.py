@@ -12,20 +12,27 @@ from packer.cli.output import number, table
 from packer.cli.solve import Servers
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from rich.table import Table
 
     from packer.operate.schedule import Schedule
+    from packer.workload import Workload
 
 
 @bundle
 class Hours:
     """The day."""
 
-    rates_path: str = option(
+    rates_path: str | None = option(
         "--rates",
-        required=True,
         metavar="FILE.csv",
         help="Rates of each adapter by period, in order: adapter,<period>,<period>,… in req/s.",
+    )
+    trace_path: str | None = option(
+        "--trace",
+        metavar="TRACE",
+        help="Requests of the fleet's adapters, from which the rates are measured.",
     )
     period_s: float = option(
         "--period",
@@ -47,6 +54,19 @@ class Hours:
         help="Share by which rates are raised.  [default: the profile's, for 95 %]",
     )
     seed: int = seed_option()
+
+    def rates(self, fleet: Workload) -> dict[str, npt.NDArray[np.float64]]:
+        """Rates by period, from the file or the trace."""
+        from packer.errors import IncompatibleError
+        from packer.objectives.headroom import read_rates
+        from packer.operate.schedule import rates_of_trace
+        from packer.traces.read import read_trace
+
+        if (self.rates_path is None) == (self.trace_path is None):
+            raise IncompatibleError("Expected either --rates or --trace.")
+        if self.rates_path is not None:
+            return read_rates(self.rates_path, fleet)
+        return rates_of_trace(read_trace(str(self.trace_path)), fleet, self.period_s)
 
 
 @bundle
@@ -77,20 +97,22 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
     \b
     Examples:
       packer schedule fleet.csv --rates day.csv
+      packer schedule fleet.csv --trace week.csv.gz --period 1800
       packer schedule fleet.csv --rates day.csv --replay --static plan.json --keda keda.yaml -o schedule.json
     """
     from packer.cli.output import write_json
     from packer.io.files import write_text
     from packer.io.plans import write_plan
-    from packer.objectives.headroom import read_rates
     from packer.operate.schedule import schedule as find
 
     out.check(results.output, results.static_path, results.keda_path)
     kinds = servers.kinds()
     out.note_profiles(*(kind.profile for kind in kinds))
     fleet = file.fleet()
-    rates = read_rates(hours.rates_path, fleet)
-    given: dict[str, Any] = {key: value for key, value in vars(hours).items() if key != "rates_path"}
+    rates = hours.rates(fleet)
+    given: dict[str, Any] = {
+        key: value for key, value in vars(hours).items() if key not in ("rates_path", "trace_path")
+    }
     with out.progress() as progress:
         found = find(fleet, kinds, rates, **given, progress=progress)
     data = found.to_dict()

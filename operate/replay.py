@@ -179,7 +179,6 @@ def replay(
 
 
 def reactive(
-    workload: Workload,
     trace: RequestTrace,
     server: Cluster,
     capacity_tok_s: float,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.bin import Bin
-from packer.errors import ValidationError
+from packer.errors import ValidationError, shown
 from packer.evaluation import Evaluations
 from packer.gpu import Kinds
 from packer.objectives.base import Objective, Scenario
@@ -21,6 +21,8 @@ from packer.plan import Plan, Status
 from packer.solvers.api import solve
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.strategies import Predictor
+from packer.traces.pattern import rates_of
+from packer.traces.trace import Trace
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -205,6 +207,37 @@ class Schedule:
                 for each in self.periods
             ],
         }
+
+
+def rates_of_trace(
+    trace: Trace, workload: Workload, period_s: float, *, start_s: float = 0.0
+) -> dict[str, FloatArray]:
+    """Rates of the fleet's adapters by period of the day, from the requests of a trace; of several days their mean.
+
+    Parameters
+    ----------
+    start_s
+        Time of the first request, s since 1970 (UTC).
+
+    Raises
+    ------
+    ValidationError
+        The trace names no adapters, or one that the fleet lacks.
+    """
+    table = rates_of(trace, period_s, start_s=start_s).by_time_of_day()
+    number = {name: i for i, name in enumerate(workload.names)}
+    unknown = [name for name in table.names if name not in number]
+    if unknown:
+        raise ValidationError(
+            f"Expected a trace of the fleet's adapters, got requests of {shown(unknown[0])}."
+        )
+    index = [number[name] for name in table.names]
+    found: dict[str, FloatArray] = {}
+    for begin_s, vector in zip(table.start_s.tolist(), table.rates, strict=True):
+        rates = np.zeros(len(workload))
+        rates[index] = vector
+        found[f"{int(begin_s // 3600) % 24:02d}:{int(begin_s // 60) % 60:02d}"] = rates
+    return found
 
 
 def schedule(

@@ -15,9 +15,10 @@ from packer.errors import ValidationError
 from packer.io.profiles import load_profile
 from packer.objectives.headroom import with_rates
 from packer.operate.replay import Window, reactive, replay, requests_of_day, windows_of
-from packer.operate.schedule import AllDay, Schedule, schedule
+from packer.operate.schedule import AllDay, Schedule, rates_of_trace, schedule
 from packer.solvers.api import solve
 from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.traces.trace import Trace
 from packer.workload import Workload
 
 PROFILE = small_profile()
@@ -157,7 +158,6 @@ def test_an_autoscaler_follows_the_load(small_day: tuple[Workload, RequestTrace,
     _, trace, server = small_day
     tokens = (trace.input_tokens + trace.output_tokens).sum() / 600.0
     windows = reactive(
-        Workload([Adapter(f"a{i}", 8, 0.2) for i in range(6)]),
         trace,
         server,
         tokens,
@@ -176,3 +176,17 @@ def test_a_schedule_is_replayed() -> None:
     windows = windows_of(found)
     assert [window.gpus for window in windows] == [each.gpus for each in found.periods]
     assert windows[0].cluster.placement is not None
+
+
+def test_rates_come_from_a_trace() -> None:
+    """Requests of two days give the mean rate of each period; an adapter without requests has none."""
+    fleet = Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)])
+    times = np.concatenate([np.arange(0.5, 3600.0, 10.0), 3600.0 + np.arange(0.5, 3600.0, 20.0)])
+    ones = np.ones(len(times), dtype=np.int64)
+    trace = Trace(times, ones, ones, np.zeros(len(times), dtype=np.int64), ("a",), (8,))
+    found = rates_of_trace(trace, fleet, 3600.0, start_s=5 * 3600.0)
+    assert list(found) == ["05:00", "06:00"]
+    assert found["05:00"].tolist() == pytest.approx([0.1, 0.0], rel=0.02)
+    assert found["06:00"].tolist() == pytest.approx([0.05, 0.0], rel=0.02)
+    with pytest.raises(ValidationError, match="the fleet's adapters, got requests of 'a'"):
+        rates_of_trace(trace, Workload([Adapter("b", 8, 1.0)]), 3600.0)
