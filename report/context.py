@@ -244,6 +244,17 @@ def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
     )
 
 
+def _in_limits(plan: Plan) -> tuple[str, str, str] | None:
+    """The share of requests within their latency limits, and goodput; None where some server's is not known."""
+    rows = list(plan.evaluations)
+    if not rows or not all(math.isfinite(row.slo_attainment) for row in rows):
+        return None
+    rates = [float(item.rates(plan.workload).sum()) for item in plan.bins]
+    share = sum(row.slo_attainment * rate for row, rate in zip(rows, rates, strict=True)) / sum(rates)
+    goodput = sum(row.goodput_tok_s for row in rows)
+    return percent(share), "of requests in limits", f"{number(goodput)} tok/s goodput"
+
+
 def headline(plan: Plan) -> list[tuple[str, str, str]]:
     """The plan at a glance: (value, what it is, remark)."""
     fleet, rows = plan.workload, list(plan.evaluations)
@@ -255,11 +266,13 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
     bound = "no bound" if plan.lower_bound is None else f"at least {plan.lower_bound:,.6g} needed"
     kept = "breaks the latency goal" if plan.status is Status.INFEASIBLE else "within the latency goal"
     goal = {"gpus": bound, "recommend": kept}.get(plan.objective, plan.objective)
+    kept_share = _in_limits(plan)
     found = [
         (number(plan.n_gpus), plural(plan.n_gpus, "GPU"), goal),
         (number(placed), f"{plural(placed, 'adapter')} placed", f"of {len(fleet):,}"),
         (number(offered), "tok/s offered", f"{fleet.rate:,.1f} requests/s"),
-        (
+        kept_share
+        or (
             f"{100 * served / offered:.1f} %" if offered else "–",
             "served",
             f"{number(served)} tok/s predicted",
@@ -267,12 +280,6 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
         (milliseconds(worst_ttft), "slowest TTFT", "mean of one GPU"),
         (milliseconds(worst_itl), "slowest ITL", "mean of one GPU"),
     ]
-    shares = [row.slo_attainment for row in rows if math.isfinite(row.slo_attainment)]
-    if len(shares) == len(rows) and rows:
-        rates = [float(item.rates(fleet).sum()) for item in plan.bins]
-        share = sum(k * rate for k, rate in zip(shares, rates, strict=True)) / sum(rates)
-        goodput = sum(row.goodput_tok_s for row in rows)
-        found.append((percent(share), "of requests in limits", f"{number(goodput)} tok/s goodput"))
     prices = [item.profile.gpu.price_per_hour for item in plan.bins]
     if prices and all(price is not None for price in prices):
         found.append((f"{sum(price or 0.0 for price in prices):,.2f}", "per hour", "by the profiles' prices"))
