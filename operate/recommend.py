@@ -197,6 +197,8 @@ def decision(
         text += f", holds to {'more than ' if least >= LEVELS[-1] else ''}+{least - 1.0:.0%}"
     if best.price_per_hour is not None:
         text += f", {best.price_per_hour:,.2f} per hour"
+    elif holds and rooms:
+        text += f", holds to less than +{LEVELS[1] - 1.0:.0%}"
     if spare and holds:
         text += "; the goal is kept when any GPU is lost"
     text += "." if holds else f". This breaks the goal ({slo})."
