@@ -15,12 +15,15 @@ import linecache
 import os
 import time
 import types
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import llvmlite
+import numba
 import numpy as np
-from numba.core.caching import CacheImpl, _CacheLocator
+from numba.core.caching import CacheImpl, IndexDataCacheFile, _CacheLocator
 from numba.core.dispatcher import Dispatcher
 from numba.misc.appdirs import user_cache_dir
 
@@ -39,8 +42,8 @@ def cache_folder() -> Path:
 
 @functools.cache
 def stamp(function: types.FunctionType) -> str:
-    """Hash of what the machine code of a kernel depends on, versions apart."""
-    digest = hashlib.sha256()
+    """Hash of what the machine code of a kernel depends on."""
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
     for part in _parts(function):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
@@ -157,6 +160,21 @@ def _remove_old(folder: Path) -> None:
             Path(entry.path).unlink(missing_ok=True)
 
 
+def _data_name(file: IndexDataCacheFile, number: int) -> str:
+    """Name of a file of machine code, one that no other process takes.
+
+    Numba numbers the files of a kernel by the index that it read. Two processes that compile two signatures of one
+    kernel at once would take the same number, and one would then load the other's code.
+    """
+    name = _NUMBERED(file, number)
+    if Path(file._cache_path) != cache_folder():  # noqa: SLF001
+        return name
+    return f"{name.removesuffix('.nbc')}.{uuid.uuid4().hex[:16]}.nbc"
+
+
+_NUMBERED: Callable[[IndexDataCacheFile, int], str] = IndexDataCacheFile._data_name  # noqa: SLF001
+
+
 def install(*flags: dict[str, Any]) -> None:
     """Make Numba use the locator for this project's kernels; it leaves all other functions alone.
 
@@ -167,3 +185,4 @@ def install(*flags: dict[str, Any]) -> None:
     locators: list[Any] = CacheImpl._locator_classes  # noqa: SLF001
     if KernelLocator not in locators:
         locators.insert(0, KernelLocator)
+        IndexDataCacheFile._data_name = _data_name  # noqa: SLF001

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from numba import njit
+from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
 import packer
@@ -114,3 +115,23 @@ def test_old_kernels_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert KernelLocator.from_function(outer_of(SOURCE), "") is not None
     assert not old.exists()
     assert young.exists()
+
+
+def test_processes_that_compile_at_once_never_load_each_others_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes that read the index before the other wrote it keep their machine code apart."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = kernel_cache.cache_folder()
+    folder.mkdir()
+    first, second, later = (IndexDataCacheFile(str(folder), "kernel", "stamp") for _ in range(3))
+    delayed = []
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "_save_data", lambda name, data: delayed.append((name, data)))
+        patch.setattr(second, "_load_index", dict)  # read before `first` wrote its own
+        first.save("int64", "code for integers")
+        second.save("float64", "code for floats")
+    for name, data in delayed:
+        first._save_data(name, data)
+    assert later.load("float64") == "code for floats"
+    assert later.load("int64") in (None, "code for integers")
