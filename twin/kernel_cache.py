@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import llvmlite
+import llvmlite  # type: ignore[import-untyped]
 import numba
 import numpy as np
 from numba.core.caching import CacheImpl, IndexDataCacheFile, _CacheLocator
@@ -185,4 +185,4 @@ def install(*flags: dict[str, Any]) -> None:
     locators: list[Any] = CacheImpl._locator_classes  # noqa: SLF001
     if KernelLocator not in locators:
         locators.insert(0, KernelLocator)
-        IndexDataCacheFile._data_name = _data_name  # noqa: SLF001
+        IndexDataCacheFile._data_name = _data_name  # type: ignore[method-assign]  # noqa: SLF001
