@@ -73,8 +73,10 @@ def main() -> None:
             throughput = np.clip(share, 0.0, 1.0) * x[:, COLUMN["offered"]]
             found[name][kind_name] = {
                 "params": "refined" if refine else params,
-                "throughput_smape": round(smape(throughput, measured), 2),
-                "starvation_macro_f1": round(macro_f1(family.rows(rows, 0) > limit, starved), 3),
+                "throughput_smape": round(smape(zip(throughput, measured, strict=True)), 2),
+                "starvation_macro_f1": round(
+                    macro_f1(zip(family.rows(rows, 0) > limit, starved, strict=True)), 3
+                ),
             }
             print(name, kind_name, json.dumps(found[name][kind_name]), flush=True)
     write_text(HERE / "appendix_b.json", json.dumps(found, indent=1) + "\n", force=True)
