@@ -22,7 +22,7 @@ from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 LATE_S = 600.0
-"""After the day the last servers go on for so long, so that its last requests can end."""
+"""For how long servers drain."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +114,9 @@ def replay(
 ) -> Day:
     """Serve a day's requests by the servers of each window in turn.
 
-    A window begins with idle servers. Requests that are not finished when it ends are sent again to those of the next
-    one, and their waiting counts from when they first came; so a change is never better than in reality, where
-    running requests would be drained.
+    A window begins with idle servers. When it ends, its servers drain: requests that have their first token end there,
+    those that wait go to the servers of the next window, and their waiting counts from when they came. A server that
+    goes on drains beside its new load, which favours changes by what is drained.
 
     Parameters
     ----------
@@ -145,25 +145,28 @@ def replay(
     for k, window in enumerate(windows):
         fresh = np.flatnonzero((trace.time_s >= window.start_s) & (trace.time_s < window.end_s))
         index = np.concatenate([waiting, fresh])
-        length_s = window.end_s - window.start_s + (LATE_S if k == len(windows) - 1 else 0.0)
+        length_s = window.end_s - window.start_s
         if not len(index):
             continue
         sent_s = np.maximum(trace.time_s[index] - window.start_s, 0.0)
         part = RequestTrace(
-            sent_s, *(column[index] for column in _marks(trace)), end_s=max(length_s, sent_s[-1] + 1.0)
+            sent_s,
+            *(column[index] for column in _marks(trace)),
+            end_s=max(length_s, sent_s[-1] + 1.0) + LATE_S,
         )
         run = simulate_cluster(
             workload.with_arrivals(Arrivals("trace", trace=part)),
             window.cluster,
             router=window.router,
-            duration_s=length_s,
+            duration_s=length_s + LATE_S,
             seed=seed,
         )
         if run.raw is None:
             raise ValidationError(
                 f"Expected servers that start, got a memory error in the window at {window.start_s:g} s."
             )
-        ended = run.raw.finished
+        last = k == len(windows) - 1
+        ended = run.raw.finished & (last | (run.raw.first_s < length_s))
         first[index[ended]] = run.raw.first_s[ended] + window.start_s
         finish[index[ended]] = run.raw.finish_s[ended] + window.start_s
         waiting = index[~ended]

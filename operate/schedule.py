@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from packer import checks
 from packer.bin import Bin
 from packer.errors import ValidationError, shown
-from packer.evaluation import Evaluations
+from packer.evaluation import FIGURES, Evaluations
 from packer.gpu import Kinds
 from packer.objectives.base import Objective, Scenario
 from packer.objectives.headroom import with_rates
@@ -30,6 +30,9 @@ HOUR_S = 3600.0
 MOVE_COST_S = 10.0
 """GPU-seconds that an adapter's move counts as: it is loaded on a server that did not hold it."""
 
+LIMITS = {"p99_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
+"""Latencies that every server keeps in every period."""
+
 _SMALLEST_RATE = 1e-9
 
 
@@ -41,11 +44,19 @@ class AllDay(Moves):
     ----------
     rates
         Rates of the adapters by name, req/s, by period.
+    most_ms
+        Largest value of latencies of a server (`Evaluations`), at the rates of the busiest period.
     """
 
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    most_ms: Mapping[str, float] = field(default_factory=dict)
 
     name = "all-day"
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """The limits that are given."""
+        return self.most_ms
 
     @property
     def symmetric(self) -> bool:
@@ -61,14 +72,15 @@ class AllDay(Moves):
         return None
 
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:
-        """The fleet at the rates of each period."""
-        return tuple(
+        """The fleet at the rates of each period, the busiest first: its latencies count."""
+        found = [
             Scenario(
                 with_rates(workload, np.array([rates[name] for name in workload.names])),
                 name=f"at {period!r}",
             )
             for period, rates in self.rates.items()
-        )
+        ]
+        return sorted(found, key=lambda each: -each.workload.offered_tok_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +94,7 @@ class Period:
     start_s, end_s
         From the start of the day.
     plan
-        Its servers at the rates of the first of these periods, and the evaluations there.
+        Its servers at the rates of the busiest of these periods, and the evaluations there.
     servers
         For each of the plan's servers the number of the server of the static plan that it is.
     moved
@@ -120,7 +132,7 @@ class Schedule:
     Parameters
     ----------
     static
-        The plan that holds in every period; the schedule runs some of its servers.
+        The plan that holds in every period, at the rates of the busiest one; the schedule runs some of its servers.
     periods
         In order; together the whole day, which repeats.
     startup_s
@@ -247,6 +259,7 @@ def schedule(
     *,
     period_s: float = HOUR_S,
     startup_s: float | None = None,
+    limits: Mapping[str, float] | None = None,
     predictor: str | Predictor = "auto",
     margin: float | None = None,
     seed: int = 0,
@@ -273,6 +286,9 @@ def schedule(
         Length of a period.
     startup_s
         From the start of a server until it serves; None takes the longest of the profiles.
+    limits
+        Largest value of latencies of a server, by the names of `Evaluations`; None: `LIMITS`, {}: none, so that
+        servers only must not starve.
     predictor, margin, seed, progress, stop
         As for `packer.solve`.
 
@@ -296,9 +312,21 @@ def schedule(
         "with_headroom": False,
         "stop": stop,
     }
+    most_ms = (
+        LIMITS if limits is None else {key: checks.real(key, value, low=0.0) for key, value in limits.items()}
+    )
+    unknown = [key for key in most_ms if not key.endswith("_ms") or key not in FIGURES]
+    if unknown:
+        known = ", ".join(key for key in FIGURES if key.endswith("_ms"))
+        raise ValidationError(f"Expected limits among {known}, got {shown(unknown[0])}.")
     progress("all day", 0, len(rates))
-    peak = with_rates(workload, np.max(list(rates.values()), axis=0))
-    static = solve(peak, profile, AllDay(rates=by_name), solver="greedy", **common)
+    tokens = workload.mean_input_tokens + workload.mean_output_tokens
+
+    def busiest(names: Iterable[str]) -> FloatArray:
+        return max((rates[name] for name in names), key=lambda vector: float(vector @ tokens))
+
+    peak = with_rates(workload, busiest(rates))
+    static = solve(peak, profile, AllDay(rates=by_name, most_ms=most_ms), solver="greedy", **common)
     if static.status is Status.INFEASIBLE:
         raise ValidationError(f"No plan holds in every period: {' '.join(static.reasons[:3])}")
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
@@ -306,8 +334,8 @@ def schedule(
     used = [item.profile for item in static.bins]
 
     def plan_for(names: Sequence[str]) -> Period:
-        goal: Objective = AllDay(rates={name: by_name[name] for name in names})
-        fleet = with_rates(workload, np.array([by_name[names[0]][name] for name in workload.names]))
+        goal: Objective = AllDay(rates={name: by_name[name] for name in names}, most_ms=most_ms)
+        fleet = with_rates(workload, busiest(names))
         found = solve(fleet, list(dict.fromkeys(used)), goal, solver="replan", old_plan=static, **common)
         first, last = order[names[0]], order[names[-1]]
         return _of_static(static, found, tuple(names), first * period_s, (last + 1) * period_s)
@@ -317,12 +345,16 @@ def schedule(
     for k, name in enumerate(rates):
         progress(f"period {name}", k, len(rates))
         periods.append(plan_for([name]))
+    # Trees are trusted where they are sure; here the twin has the last word.
     evaluator = Evaluator.load(
-        predictor, tuple(dict.fromkeys(used)), seed=seed, margin=rate_margin_for(used, margin=margin)
+        "twin" if predictor == "auto" else predictor,
+        tuple(dict.fromkeys(used)),
+        seed=seed,
+        margin=rate_margin_for(used, margin=margin),
     )
 
     def admits(each: Period) -> Evaluations | None:
-        goal = AllDay(rates={name: by_name[name] for name in each.names})
+        goal = AllDay(rates={name: by_name[name] for name in each.names}, most_ms=most_ms)
         rows = evaluator.of(goal).report(each.plan.workload, each.plan.bins)
         return rows if goal.admissible(rows).all() else None
 
