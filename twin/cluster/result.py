@@ -248,7 +248,7 @@ def _with_way_back(raw: Raw, transit: Transit | None) -> Raw:
 
 def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     """The requests of a server with its totals; None: of all of them, with the sums over servers."""
-    of = np.arange(len(state.server)) if server is None else np.flatnonzero(state.server == server)
+    of = slice(None) if server is None else np.flatnonzero(state.server == server)
     arrived = state.status[of] > 0
     given = state.server[of] >= 0
     prompt = np.where(given, state.requests[of, rows.PROMPT], state.prompt[of])
@@ -257,7 +257,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     one = slice(None) if server is None else slice(server, server + 1)
     ints, floats, timeline = state.ints[one], state.floats[one], state.timeline[one]
     totals, real = ints.sum(axis=0), floats.sum(axis=0)
-    totals[rows.SENT] = len(of)
+    totals[rows.SENT] = len(times)
     totals[rows.TAKEN] = int(arrived.sum())
     totals[rows.PEAK_RUNNING] = ints[:, rows.PEAK_RUNNING].max()
     real[rows.BUSY_S] /= len(ints)
@@ -266,7 +266,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     # A server's own requests came when they reached it; the cluster's when they reached the router.
     sent_s = state.sent_s[of] if server is None else times[:, rows.SENT_AT]
     return Raw(
-        RequestTrace(sent_s.copy(), state.adapter[of], prompt, output, end_s=end_s),
+        RequestTrace(sent_s, state.adapter[of], prompt, output, end_s=end_s),
         np.bincount(state.adapter[state.server == REFUSED], minlength=len(state.ranks)) * (server is None),
         float((prompt + output).sum()),
         np.where(arrived, times[:, rows.FIRST_SEEN], np.nan),

@@ -120,7 +120,7 @@ class Servers(NamedTuple):
     blocks: IntArray
     seen: IntArray
     pair_key: IntArray
-    pair_row: IntArray
+    pair_row: npt.NDArray[np.int32]
     wake_s: FloatArray
     on_way: IntArray
     tuning: Tuning
@@ -191,9 +191,9 @@ def new_servers(
         nothing=np.zeros(0),
         law=Law(*(np.stack(column) for column in zip(*laws, strict=True))),
         sent_s=np.ascontiguousarray(time_s, dtype=np.float64),
-        adapter=np.array(marks.adapter),
-        prompt=np.array(marks.input_tokens),
-        output=np.array(marks.output_tokens),
+        adapter=np.asarray(marks.adapter),
+        prompt=np.asarray(marks.input_tokens),
+        output=np.asarray(marks.output_tokens),
         server=np.full(n, -1, dtype=np.int64),
         longest=np.array(longest, dtype=np.int64),
         kind=np.array(kinds, dtype=np.int64),
@@ -206,7 +206,7 @@ def new_servers(
         blocks=np.array(blocks),
         seen=np.zeros(count, dtype=np.int64),
         pair_key=np.zeros(pairs, dtype=np.int64),
-        pair_row=np.zeros(pairs, dtype=np.int64),
+        pair_row=np.zeros(pairs, dtype=np.int32),
         wake_s=np.full(count, np.inf),
         on_way=np.zeros(count, dtype=np.int64),
         tuning=no_tuning(count) if tuning is None else tuning,
