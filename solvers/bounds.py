@@ -54,21 +54,40 @@ class Bound:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a feasible bin holds whose slots have at least the rank of class k: float64 (K,) each."""
+    """The most that a feasible bin holds whose slots have at least the rank of class k: float64 (K,) each.
+
+    `complete`: every bin was evaluated; else these are what a search found.
+    """
 
     load_tok_s: FloatArray
     adapters: FloatArray
     bins: IntArray
+    complete: bool = False
 
 
 def limits(feasibility: Feasibility, rng: np.random.Generator, known: IntArray | None = None) -> Limits:
-    """Search for the heaviest and the fullest feasible bins of each slot rank, `known` bins included.
+    """The heaviest and the fullest feasible bins of each slot rank: of all, if they are few, else of a search.
+
+    The search includes the `known` bins.
 
     Raises
     ------
     OutOfTime
         The problem's time is up.
     """
+    classes = feasibility.classes
+    slots = np.array([slot_rank_for(rank) for rank in classes.ranks.tolist()])
+    every = None if feasibility.problem.evaluator.simulates else classes.every_bin()
+    found = _searched(feasibility, rng, known) if every is None else every[feasibility.evaluate(every)]
+    slot_of = np.array([slots[row > 0].max(initial=0) for row in found], dtype=np.int64)
+    carried, held = found @ classes.loads, found.sum(axis=1)
+    load_limit = np.array([carried[slot_of >= slot].max(initial=0.0) for slot in slots])
+    count_limit = np.array([held[slot_of >= slot].max(initial=0) for slot in slots], dtype=np.float64)
+    return Limits(load_limit, count_limit, found, every is not None)
+
+
+def _searched(feasibility: Feasibility, rng: np.random.Generator, known: IntArray | None) -> IntArray:
+    """The heaviest and fullest bins that a search finds, int64 (m, K)."""
     classes = feasibility.classes
     slots = np.array([slot_rank_for(rank) for rank in classes.ranks.tolist()])
     loads, demand = classes.loads, classes.demand
@@ -99,12 +118,7 @@ def limits(feasibility: Feasibility, rng: np.random.Generator, known: IntArray |
         found = np.concatenate([found, known])
     heaviest_first = found[np.argsort(-(found @ loads), kind="stable")[:_EXCHANGED]]
     better = [exchanged(feasibility, row, loads, demand) for row in heaviest_first]
-    found = np.concatenate([found, *better])
-    slot_of = np.array([slots[row > 0].max(initial=0) for row in found], dtype=np.int64)
-    carried, held = found @ loads, found.sum(axis=1)
-    load_limit = np.array([carried[slot_of >= slot].max(initial=0.0) for slot in slots])
-    count_limit = np.array([held[slot_of >= slot].max(initial=0) for slot in slots], dtype=np.float64)
-    return Limits(load_limit, count_limit, found)
+    return np.concatenate([found, *better])
 
 
 def l2(sizes: FloatArray, demand: IntArray) -> int:
@@ -135,14 +149,11 @@ def quick_bound(feasibility: Feasibility, rng: np.random.Generator, known: IntAr
     classes, name = feasibility.classes, feasibility.problem.evaluator.name
     demand = classes.demand
     found = limits(feasibility, rng, known)
-    options = [
-        Bound(
-            1,
-            "at least one GPU",
-            certain=True,
-            always=True,
-        )
-    ]
+    options = [Bound(1, "at least one GPU", certain=True, always=True)]
+    what = "feasible bin" if found.complete else "feasible bin found"
+    whose = f"relative to the predictor {name!r}" + (
+        ", which evaluated every bin" if found.complete else " and that search"
+    )
     if np.all(found.load_tok_s > 0):
         # A bin with slots of rank S carries at most the limit of S; a smaller rank's limit is no lower, so
         # the loads in shares of the limits of their own ranks add up to at most 1 (the KV cache is in it:
@@ -155,21 +166,21 @@ def quick_bound(feasibility: Feasibility, rng: np.random.Generator, known: IntAr
         options.append(
             Bound(
                 value,
-                f"load: no feasible bin found carries more than {found.load_tok_s.max():,.0f} tok/s "
-                f"({found.load_tok_s.min():,.0f} with the largest slots); {how}"
-                f"relative to the predictor {name!r} and that search",
+                f"load: no {what} carries more than {found.load_tok_s.max():,.0f} tok/s "
+                f"({found.load_tok_s.min():,.0f} with the largest slots); {how}{whose}",
                 shares if value == total else None,
+                certain=found.complete,
             )
         )
         options.append(
             Bound(
                 l2(np.minimum(1.0, 1.0 / found.adapters), demand),
-                f"slots: no feasible bin found holds more than {int(found.adapters.max())} adapters "
-                f"({int(found.adapters.min())} with the largest slots); relative to the predictor {name!r} "
-                "and that search",
+                f"slots: no {what} holds more than {int(found.adapters.max())} adapters "
+                f"({int(found.adapters.min())} with the largest slots); {whose}",
+                certain=found.complete,
             )
         )
-    return max(options, key=lambda bound: bound.value)
+    return max(options, key=lambda bound: (bound.value, bound.certain))
 
 
 class Bounds:

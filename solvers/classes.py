@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ FloatArray = npt.NDArray[np.float64]
 
 MAX_CLASSES = 48
 """Classes that exact methods take on, where ranks alone don't need more."""
+
+FEW_BINS = 5000
+"""So many different bins are evaluated one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +114,12 @@ class Classes:
         for k, each in enumerate(self.members):
             found[each] = k
         return found
+
+    def every_bin(self) -> IntArray | None:
+        """Every vector of counts but the empty one, int64 (m, K); None if more than `FEW_BINS`, or rounded."""
+        if self.loss > 0.0 or np.log1p(self.demand).sum() > np.log(FEW_BINS):
+            return None
+        return np.array(list(product(*(range(d + 1) for d in self.demand.tolist()))), dtype=np.int64)[1:]
 
     def counts(self, adapters: Iterable[int]) -> IntArray:
         """How many of each class, int64 (K,)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
@@ -27,7 +26,6 @@ START_SHARE = 0.4
 _FEW_ADAPTERS = 160
 """So few adapters keep their rates; more are merged into `MAX_CLASSES`."""
 
-_ENUMERATED = 5000
 _ROUNDS = 12
 _INTEGER_S = 10.0
 _EVALUATED_BEYOND = 20_000
@@ -135,10 +133,9 @@ class ExactSearch:
 
     def _enumerate(self) -> bool:
         """Evaluate every possible bin, if there are few; True if that settled it."""
-        demand = self.classes.demand
-        if self.classes.loss > 0.0 or np.log1p(demand).sum() > np.log(_ENUMERATED):
+        demand, rows = self.classes.demand, self.classes.every_bin()
+        if rows is None:
             return False
-        rows = np.array(list(product(*(range(d + 1) for d in demand.tolist()))), dtype=np.int64)[1:]
         feasibility = self.relaxation.feasibility
         feasible = feasibility.evaluate(rows)
         use, optimal = solve_integer(

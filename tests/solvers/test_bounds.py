@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from packer.solvers.bounds import Bound, Bounds, l2, limited, limits
 from packer.solvers.classes import aggregate
+from packer.solvers.exact.solver import Exact
 from packer.solvers.feasibility import Feasibility
+from packer.testing.monotone import MonotonePredictor
 from packer.testing.problems import problem, random_fleet
 
 
@@ -88,3 +90,16 @@ def test_a_plan_at_hand_refutes_a_bound() -> None:
     first = Bounds().solve(task)
     found = limited(task, first, Bound(len(first.bins) + 1, "wrong"), {})
     assert (found.lower_bound, found.bound_source, found.proven) == (None, "", False)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bounds_of_few_adapters_are_proven_and_never_above_the_optimum(seed: int) -> None:
+    """Where every bin can be evaluated, no bound rests on a search: it is at most what the exact solver needs."""
+    rng = np.random.default_rng(seed)
+    levels = rng.uniform(0.5, 5.0, 4).tolist()
+    task = problem(random_fleet(10, seed, rates=levels, ranks=(8, 16)), predictor=MonotonePredictor(4500.0))
+    quick, exact = Bounds().solve(task), Exact().solve(task)
+    assert quick.lower_bound is not None
+    assert quick.proven
+    assert quick.lower_bound <= len(exact.bins)
+    assert exact.proven
