@@ -46,13 +46,15 @@ class Feasibility:
 
     def __init__(self, problem: Problem, classes: Classes) -> None:
         self.problem, self.classes = problem, classes
+        self.most_adapters = MAX_ADAPTERS_PER_GPU
+        """No bin of more adapters is feasible."""
         self.evaluated = 0
         """Bins evaluated."""
         self.checks = 0
         self.violations = 0
         self._inferred = 0
         self._known: dict[bytes, bool] = {}
-        self._most = _KNOWN_BYTES // (2 * len(classes) + _ENTRY_BYTES)
+        self._most = _KNOWN_BYTES // (4 * len(classes) + _ENTRY_BYTES)
         self._preferred: dict[tuple[int, int], int] = {}
         self._good = _Recent(len(classes))
         self._bad = _Recent(len(classes))
@@ -112,7 +114,7 @@ class Feasibility:
         open_rows: list[tuple[bytes, tuple[int, ...], int, list[int]]] = []
         for key, row in rows:
             n = int(row.sum())
-            if n == 0 or n > MAX_ADAPTERS_PER_GPU:
+            if n == 0 or n > self.most_adapters:
                 self._known[key] = n == 0
                 continue
             rank = slot_rank_for(int(self.classes.ranks[row > 0].max()))
@@ -153,7 +155,7 @@ class Feasibility:
 
 
 def _key(row: IntArray) -> bytes:
-    return row.astype(np.int16).tobytes()  # a GPU holds few enough
+    return row.astype(np.int32).tobytes()
 
 
 class _Recent:

@@ -15,7 +15,7 @@ from packer.solvers.exact.proof import Certificate, certify
 from packer.solvers.feasibility import Feasibility, OutOfTime
 
 _NEW_COLUMNS = 12
-_WARM_ROUNDS = 40
+_WARM_ROUNDS, _FEW_STARTS, _STARTS = 60, 6, 24
 _SMOOTHING = 0.6
 _EPSILON = 1e-6
 SEARCHED_MARGIN = 5e-3
@@ -35,6 +35,8 @@ class Relaxation:
     weights
         What an adapter of each class weighs, float64 (K,), such that no bin found weighs more than 1: the sum
         over all adapters is a bound.
+    priced
+        Bins heavier than 1 were looked for at least once.
     converged
         Pricing found no bin worth more than 1 at the last duals.
     bound
@@ -51,6 +53,7 @@ class Relaxation:
     master: Master | None = None
     weights: FloatArray | None = None
     converged: bool = False
+    priced: bool = False
     bound: int = 0
     exhaustive: bool = False
     value: float = 0.0
@@ -71,7 +74,7 @@ class Relaxation:
         return len(self.patterns) - before
 
     def start(self, bins: IntArray) -> bool:
-        """Pool of these feasible bins and the fullest one of each class; False if a class fits nowhere.
+        """Pool of these bins, if feasible, and the fullest one of each class else not held; False if one fits nowhere.
 
         Raises
         ------
@@ -80,8 +83,10 @@ class Relaxation:
         """
         if len(bins):
             self.add(bins[self.feasibility.feasible(bins)])
-        alone = singles(self.feasibility, self.demand)
-        self.add(alone[alone.sum(axis=1) > 0])
+        covered = self.patterns.max(axis=0, initial=0) > 0
+        if not covered.all():
+            alone = singles(self.feasibility, np.where(covered, 0, self.demand))
+            self.add(alone[alone.sum(axis=1) > 0])
         return bool(np.all(self.patterns.max(axis=0, initial=0) > 0))
 
     def warm(self, features: FloatArray) -> None:
@@ -98,6 +103,7 @@ class Relaxation:
         sizes, priced = self._sizes(), self.demand @ features
         if self.weights is None:
             self.weights = sizes
+        n_starts = _FEW_STARTS
         for _ in range(_WARM_ROUNDS):
             if self.feasibility.problem.out_of_time():
                 raise OutOfTime
@@ -106,10 +112,13 @@ class Relaxation:
                 return
             at = features @ master.duals
             bases = self.patterns[master.use > 0.0]
-            found = price(self.feasibility, at, self.demand, sizes, self.rng, bases)
+            found = price(self.feasibility, at, self.demand, sizes, self.rng, bases, n_starts)
             self._keep(at, found)
+            self.priced = True
             if not self.add(found[found @ at > 1.0 + _EPSILON][:_NEW_COLUMNS]):
-                return
+                if n_starts == _STARTS:
+                    return
+                n_starts = _STARTS
 
     def run(self, enough: Callable[[], bool], *, to_the_end: bool = False) -> None:
         """Generate columns until the weights promise a better bound, none improves, or `enough()` says so.

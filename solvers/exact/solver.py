@@ -68,7 +68,13 @@ class ExactSearch:
         few = len(problem.workload) <= _FEW_ADAPTERS
         most = _FEW_ADAPTERS if few else MAX_CLASSES
         self.classes = aggregate(problem.workload, max_classes=most)
-        self.relaxation = Relaxation(Feasibility(problem, self.classes), np.random.default_rng(problem.seed))
+        feasibility = Feasibility(problem, self.classes)
+        if (
+            problem.evaluator.confirms
+        ):  # beyond, trees know nothing, and simulations would take the whole time
+            largest = max((len(item.adapters) for item in self.bins), default=0)
+            feasibility.most_adapters = max(problem.profile.measured_adapters, largest)
+        self.relaxation = Relaxation(feasibility, np.random.default_rng(problem.seed))
 
     @property
     def closed(self) -> bool:
@@ -82,10 +88,19 @@ class ExactSearch:
         try:
             if self._enumerate():
                 return
-            self.quick()
+            if self.classes.loss == 0.0:  # else prices in few dimensions find as much, and sooner
+                self.quick()
             self._price()
         except OutOfTime:
-            return
+            self._promise()
+
+    def _promise(self) -> None:
+        """Take the bound that the weights promise so far, as an estimate."""
+        relaxation = self.relaxation
+        if relaxation.priced and relaxation.weights is not None:
+            relaxation.value = float(relaxation.weights @ relaxation.demand)
+            relaxation.exhaustive = False
+            self._raise(Bound(relaxation.promised, self._source(relaxation)))
 
     def quick(self) -> None:
         """Bounds on load and slots; one that closes the gap is checked by enumeration. Raises `OutOfTime`."""
@@ -181,6 +196,9 @@ class ExactSearch:
     def _source(self, relaxation: Relaxation) -> str:
         name = self.problem.evaluator.name
         text = f"linear relaxation of the pattern model: {relaxation.value:.3f} bins; "
+        most = relaxation.feasibility.most_adapters
+        if most < len(self.problem.workload):
+            text += f"at most {most:,} adapters on a GPU; "
         if relaxation.exhaustive:
             feasibility = relaxation.feasibility
             failed = f", which {feasibility.violations} of {feasibility.checks} checks contradict"

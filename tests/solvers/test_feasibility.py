@@ -120,7 +120,7 @@ def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its share of memory the oldest results are forgotten, and evaluated again when they are needed."""
     fleet = random_fleet(30, seed=1)
     classes = aggregate(fleet)
-    monkeypatch.setattr(module, "_KNOWN_BYTES", 8 * (2 * len(classes) + module._ENTRY_BYTES))
+    monkeypatch.setattr(module, "_KNOWN_BYTES", 8 * (4 * len(classes) + module._ENTRY_BYTES))
     small = Feasibility(problem(fleet), classes)
     monkeypatch.undo()
     whole = Feasibility(problem(fleet), classes)
