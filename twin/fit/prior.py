@@ -17,8 +17,11 @@ from packer.profile import Profile
 from packer.twin.datasheets import GPUS, Datasheet
 from packer.twin.estimate import scaled_law
 
-WEIGHT = 0.3
-"""All terms off by their own size weigh as much as all equations off by this share."""
+WEIGHT = 6.0
+"""All terms off by their own size weigh as much as all equations off by so many times what a fit without prior leaves:
+exact measurements are followed exactly, in what they say."""
+EXACT = 1e-4
+"""Relative error below which measurements are exact."""
 SMALLEST = 0.02
 """Scale of a term that the other profile lacks: what makes up this share of a step."""
 

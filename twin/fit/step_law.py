@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.terms import LINEAR_TERMS
-from packer.twin.fit.prior import SMALLEST, WEIGHT, Prior
+from packer.twin.fit.prior import EXACT, SMALLEST, WEIGHT, Prior
 
 FloatArray = npt.NDArray[np.float64]
 FOLDS = 5
@@ -42,26 +42,34 @@ def solve(equations: Equations, terms: Sequence[str], prior: Prior | None = None
 
     `prior`: each term is held near its coefficient there, the more the less the equations say of it.
     """
-    from scipy.optimize import nnls
-
     columns = [LINEAR_TERMS.index(term) for term in terms]
     weight = equations.weights / equations.step_ms
     design, wanted = equations.features[:, columns] * weight[:, None], equations.step_ms * weight
+    coefficients = _nnls(design, wanted)
     if prior is not None:
-        rows, right = _held(design, np.array([prior.coefficients.get(term, 0.0) for term in terms]))
-        design, wanted = np.vstack([design, rows]), np.concatenate([wanted, right])
+        error = float(np.sqrt(np.mean((design @ coefficients - wanted) ** 2)))
+        near = np.array([prior.coefficients.get(term, 0.0) for term in terms])
+        rows, right = _held(design, near, WEIGHT * max(error, EXACT))
+        coefficients = _nnls(np.vstack([design, rows]), np.concatenate([wanted, right]))
+    return dict(zip(terms, coefficients.tolist(), strict=True))
+
+
+def _nnls(design: FloatArray, wanted: FloatArray) -> FloatArray:
+    from scipy.optimize import nnls
+
     scale = np.maximum(np.linalg.norm(design, axis=0), 1e-12)
-    coefficients, _ = nnls(design / scale, wanted)
-    return dict(zip(terms, (coefficients / scale).tolist(), strict=True))
+    found, _ = nnls(design / scale, wanted)
+    coefficients: FloatArray = found / scale
+    return coefficients
 
 
-def _held(design: FloatArray, near: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _held(design: FloatArray, near: FloatArray, weight: float) -> tuple[FloatArray, FloatArray]:
     """Rows and right side of a ridge around coefficients `near` (terms,), in units of their own size."""
     n, terms = design.shape
     typical = np.sqrt((design**2).mean(axis=0))
     size = np.maximum(near, np.where(typical > 0, SMALLEST / np.maximum(typical, 1e-12), 0.0))
     size = np.where(size > 0, size, 1e-12)  # neither measured nor known: stays 0
-    rows = np.diag(WEIGHT * math.sqrt(n / terms) / size)
+    rows = np.diag(weight * math.sqrt(n / terms) / size)
     return rows, rows @ near
 
 
