@@ -35,8 +35,8 @@ class Async:
 class CpuAssist:
     """CaraServe's: the CPU computes the adapter's part of the prefill while the adapter is loaded.
 
-    Prompt tokens whose adapter is on its way take `factor` times as long, and the prefill at least as long as
-    the loads. `factor` 1.25 is fitted to the paper's TTFT at rank 64 (section 2.2 of the notes on it).
+    Prompt tokens whose adapter is on its way take `factor` times as long, and the prefill lasts at least as long
+    as the loads. The paper (arXiv 2401.11240) gives no such number; 1.25 is an assumption.
     """
 
     mode: ClassVar[int] = kernel.CPU_ASSIST
