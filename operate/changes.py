@@ -81,12 +81,12 @@ def changed_plan(
 
 def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list[int], list[int]]:
     """The bins that are left, their numbers in the plan, and the adapters that none of them can hold."""
-    bins, numbers = plan.bins, list(range(plan.n_gpus))
+    bins, numbers = plan.bins, list(range(len(plan.bins)))
     unplaced: list[int] = []
     for gpu in sorted(set(lose), reverse=True):
-        if not 0 <= gpu < plan.n_gpus or len(bins) == 1:
+        if not 0 <= gpu < len(plan.bins) or len(bins) == 1:
             raise ValidationError(
-                f"Expected to lose some of the GPUs 0 to {plan.n_gpus - 1}, and not all of them, got GPU {gpu}."
+                f"Expected to lose some of the GPUs 0 to {len(plan.bins) - 1}, and not all of them, got GPU {gpu}."
             )
         bins, more = without_server(plan.workload, bins, gpu)
         numbers.remove(gpu)

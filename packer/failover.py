@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from packer.bin import Bin
+from packer.gpu import serves
 from packer.workload import Workload
 
 
@@ -39,15 +40,21 @@ def placed(
 ) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
     """The bins with further adapters, and those that none of them can hold.
 
-    Each goes to the server with the least offered load whose slots are large enough, the adapter with the largest
-    load first.
+    Each goes to the server of its base model with the least offered load whose slots are large enough, the adapter
+    with the largest load first.
     """
     found = list(bins)
     loads = [item.offered_tok_s(workload) for item in found]
     added: list[dict[int, float]] = [{} for _ in found]
     unplaced = []
     for i in sorted(adapters, key=lambda i: (-float(workload.offered_tok_s_by_adapter[i]), i)):
-        hosts = [k for k, item in enumerate(found) if item.max_lora_rank >= workload.adapters[i].rank]
+        adapter = workload.adapters[i]
+        hosts = [
+            k
+            for k, item in enumerate(found)
+            if item.max_lora_rank >= adapter.rank
+            and (adapter.model is None or serves(item.profile.model, adapter.model))
+        ]
         if not hosts:
             unplaced.append(i)
             continue

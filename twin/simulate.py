@@ -67,6 +67,10 @@ def simulate(
     checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
     checks.real("timeline_bin_s", timeline_bin_s, low=duration_s / MAX_BINS)
     checks.integer("seed", seed, low=0)
+    if len(workload.models) > 1:
+        raise ValidationError(
+            f"Expected adapters of one base model for one server, got {', '.join(workload.models)}: take those of one."
+        )
     largest = int(workload.ranks.max())
     slot_rank = checks.slot_rank_for(largest) if max_lora_rank is None else max_lora_rank
     settings = profile.settings(max_loras, slot_rank)

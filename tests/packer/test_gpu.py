@@ -8,11 +8,15 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
+from packer.failover import placed
 from packer.gpu import GpuKind, base_model, kinds_of, serving, stock_of
 from packer.io.profiles import load_profile
 from packer.placement import check_placement
 from packer.testing.analytic import small_profile
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 LLAMA = small_profile()
@@ -64,3 +68,22 @@ def test_models_are_matched_by_their_repository_too() -> None:
     for name in ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b-instruct", "qwen-2.5-7b-instruct"):
         fleet = Workload([Adapter("a", 8, 0.5, model=name)])
         assert serving(fleet, [qwen]) == {name: (qwen,)}
+
+
+def test_an_adapter_that_comes_goes_to_its_model() -> None:
+    """Of two servers with room only that of its base model takes it; without one it has no place."""
+    bins = [Bin((0,), LLAMA.settings(1, 8), LLAMA), Bin((1,), QWEN.settings(1, 8), QWEN)]
+    more = Workload(
+        [*FLEET.adapters, Adapter("c", 8, 1.0, model="qwen"), Adapter("d", 8, 1.0, model="third")]
+    )
+    found, unplaced = placed(more, bins, [2, 3])
+    assert [item.adapters for item in found] == [(0,), (1, 2)]
+    assert unplaced == (3,)
+
+
+def test_a_server_has_one_base_model() -> None:
+    """Adapters of two models can't be simulated on one server, nor on a cluster that may mix them."""
+    with pytest.raises(ValidationError, match="one base model for one server, got org/Test-Model, qwen"):
+        simulate(FLEET, LLAMA, max_loras=2)
+    with pytest.raises(ValidationError, match="Expected a placement for adapters of several base models"):
+        simulate_cluster(FLEET, Cluster.of(LLAMA, 2, max_loras=2), router="round-robin", duration_s=10.0)

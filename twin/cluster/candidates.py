@@ -53,6 +53,10 @@ def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int
         No server may serve an adapter, or the placement names an adapter that the workload lacks.
     """
     ranks = np.asarray(slot_ranks, dtype=np.int64)
+    if len(workload.models) > 1 and cluster.placement is None:
+        raise ValidationError(
+            f"Expected a placement for adapters of several base models ({', '.join(workload.models)}): plan.cluster()."
+        )
     if cluster.placement is None:
         steps = np.unique(ranks)  # an adapter's group is the least slot rank that holds it
         groups = [[(int(s), 1.0) for s in np.flatnonzero(ranks >= step)] for step in steps]
