@@ -23,15 +23,15 @@ _KEEP_FLEETS = 16
 
 
 def content_classes(workload: Workload) -> IntArray:
-    """Class of each adapter, int64 (n,): equal where rank, rate, lengths and slo_class are, numbered by falling rank
-    and rate. Adapters of a replayed trace are each their own class.
+    """Class of each adapter, int64 (n,): equal where rank, rate, lengths, slo_class and model are, numbered by
+    falling rank and rate. Adapters of a replayed trace are each their own class.
     """
     if workload.arrivals.trace is not None:
         return np.arange(len(workload), dtype=np.int64)
     ids: dict[object, int] = {}
     raw = np.array(
         [
-            ids.setdefault((a.rank, a.rate, a.input_tokens, a.output_tokens, a.slo_class), len(ids))
+            ids.setdefault((a.rank, a.rate, a.input_tokens, a.output_tokens, a.slo_class, a.model), len(ids))
             for a in workload.adapters
         ],
         dtype=np.int64,

@@ -101,3 +101,9 @@ def test_a_fleet_that_is_dropped_takes_its_figures_along(
         fleet = Workload([Adapter("a", 8, 0.1 * (k + 1))])
         assert cache.evaluate(fleet, [item])[0].offered_tok_s == item.offered_tok_s(fleet)
     assert len(evaluated) == 40
+
+
+def test_equal_adapters_of_two_models_are_two_classes() -> None:
+    """A server has one base model: the bin that stands for a content must not mix two."""
+    fleet = Workload([Adapter("a", 8, 1.0, model="llama"), Adapter("b", 8, 1.0, model="qwen")])
+    assert len(set(content_classes(fleet).tolist())) == 2

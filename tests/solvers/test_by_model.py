@@ -204,3 +204,11 @@ def test_a_model_without_a_server_is_refused() -> None:
     """The message names the model, and what is offered."""
     with pytest.raises(IncompatibleError, match="the base model 'qwen', got profiles of llama"):
         plan_of(fleet(), KINDS[:2])
+
+
+def test_the_twin_simulates_one_model_at_a_time() -> None:
+    """Adapters of two models that are equal otherwise are not taken for each other."""
+    alike = Workload([Adapter(f"a{i}", 8, 0.2, model=("llama", "qwen")[i % 2]) for i in range(6)])
+    plan = plan_of(alike, [KINDS[0], KINDS[2]], predictor="twin", verify=True)
+    check(plan)
+    assert plan.verified
