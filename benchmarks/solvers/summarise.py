@@ -40,6 +40,7 @@ def summary(rows: Sequence[Row], speed: dict[str, Any]) -> str:
         chosen = [row for row in rows if row["predictor"] == predictor]
         parts += ["", f"## Searches evaluated by `{predictor}`", "", *counting(chosen), *verified(chosen)]
         parts += [*latency(chosen), *instances(chosen)]
+    parts += others()
     if speed:
         parts += ["", "## Speed", "", f"{speed['machine']}; {speed['date']}.", ""]
         parts += table(
@@ -47,6 +48,24 @@ def summary(rows: Sequence[Row], speed: dict[str, Any]) -> str:
             [(c["case"], c["limit"], c["taken"], c["peak"]) for c in speed["cases"]],
         )
     return "\n".join(parts) + "\n"
+
+
+def others() -> list[str]:
+    """Tables of what `brute_force.py`, `bin_packing.py` and `gaps.py` wrote, where they did."""
+    titles = {
+        "brute_force.json": "Small fleets against every plan there is",
+        "bin_packing.json": "Bin packing, 5 s each on one thread of a busy machine",
+        "gaps.json": "Plans of large fleets against their bounds",
+    }
+    parts: list[str] = []
+    for name, title in titles.items():
+        path = HERE / name
+        if path.exists():
+            data = json.loads(path.read_text("utf-8"))
+            found = data["rows"] if isinstance(data, dict) else data
+            head = tuple(found[0])
+            parts += ["", f"## {title}", "", *table(head, [tuple(row[key] for key in head) for row in found])]
+    return parts
 
 
 def origin(rows: Sequence[Row]) -> list[str]:
