@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from packer import checks
 from packer.cli.declare import bundle, command, option
 from packer.cli.interrupt import interruptible
 from packer.cli.options import (
@@ -186,7 +187,10 @@ class Planning:
 
     def remaining_s(self) -> float | None:
         """What is left of the time limit, which begins when the user begins to wait."""
-        return None if self.time_limit_s is None else max(0.05, self.time_limit_s - waited_s())
+        if self.time_limit_s is None:
+            return None
+        limit_s = checks.real("the time limit (s)", self.time_limit_s, low=0, open_low=True)
+        return max(0.05, limit_s - waited_s())
 
     @property
     def recommends(self) -> bool:

@@ -157,11 +157,18 @@ def test_bad_choices(fails: Fails, tmp_path: Path, words: str, message: str) -> 
     fails(["solve", "f.csv", *words.split()], message)
 
 
-def test_the_default_output_is_checked_too(fails: Fails, tmp_path: Path) -> None:
-    """plan.json of an earlier run is not overwritten unasked."""
+def test_the_default_output_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """plan.json of an earlier run is not overwritten unasked, and the new plan is shown all the same."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "f.csv").write_bytes(GOOD)
     (tmp_path / "plan.json").write_text("precious")
-    fails(["solve", "f.csv"], "plan.json: the file exists; --force overwrites it")
+    assert run(["solve", "f.csv", "--objective", "gpus", "--predictor", "tree"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 GPU" in out
+    assert "plan.json exists and was left as it is: --force overwrites it" in err
+    assert (tmp_path / "plan.json").read_text() == "precious"
 
 
 def test_an_objective_that_needs_gpus(fails: Fails, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("f.csv").write_text(FLEET)
     Path("log.jsonl").write_text(LOG + LOG.replace("5", "605"))
     Path("ranks.csv").write_text("adapter,rank\na,8\n")
-    Path("s.yaml").write_text("a: /x\nb: /y\n")
+    Path("s.yaml").write_text("a: /adapters/x\nb: /adapters/y\n")
     os.symlink("f.csv", "link.csv")
     os.link("ranks.csv", "hard.csv")
     assert run(["solve", "f.csv", "--predictor", "tree", "-o", "plan.json", "-q"]) == 0
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "workload from-access-log log.jsonl --ranks ranks.csv -o hard.csv --force",
         "workload from-access-log log.jsonl -o w.csv --loads w.csv",
         "report plan.json -o plan.json --force",
-        "export plan.json --format k8s -o s.yaml --sources s.yaml --force",
+        "export plan.json --format k8s -o s.yaml --sources s.yaml --adapters-claim adapters --force",
     ],
 )
 def test_one_file_has_one_use(folder: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
