@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE))
 
 from rows import MARKS, Section, markdown  # noqa: E402
 
-PAPERS = ("slora", "caraserve", "rock", "llmstation", "mainpaper")
+PAPERS = ("slora", "caraserve", "rock", "llmstation", "mainpaper", "routers")
 """Modules with a function `section(seeds)`, in the order of the document."""
 
 
@@ -70,10 +70,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="keep the results and rewrite docs/systems.md")
     options = parser.parse_args()
+    found = {name: measured(name, options.seeds) for name in options.papers or PAPERS}
     path = HERE / "results.json"
-    results = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    for name in options.papers or PAPERS:
-        results[name] = measured(name, options.seeds)
+    kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    both = kept | found
+    results = {name: both[name] for name in PAPERS if name in both}
     print(summary(results))
     if options.write:
         write_text(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n", force=True)
