@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "workload from-access-log log.jsonl --ranks ranks.csv -o hard.csv --force",
         "workload from-access-log log.jsonl -o w.csv --loads w.csv",
         "report plan.json -o plan.json --force",
-        "export plan.json --format k8s -o s.yaml --sources s.yaml --adapters-claim adapters --force",
+        "export plan.json --format k8s -o s.yaml --sources s.yaml --adapters-claim adapters --token-secret hf --force",
     ],
 )
 def test_one_file_has_one_use(folder: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
