@@ -65,10 +65,11 @@ def _band(plan: Plan) -> list[str]:
     if not band:
         return []
     most, fewest = band["most"], band["fewest"]
-    span = f"{fewest['gpus'] or '?'} to {most['gpus'] or 'too many'}"
+    low, high = fewest["gpus"] or "?", most["gpus"] or "too many"
+    span = f"{low} to {high} GPUs" if low != high else "as many GPUs"
     return [
         f"The profile is an estimate: at {most['capacity']:.2f} to {fewest['capacity']:.2f} times its capacity "
-        f"the fleet takes {span} GPUs. Calibrate it (packer profiles fit) to know."
+        f"the fleet takes {span}. Calibrate it (packer profiles fit) to know."
     ]
 
 
