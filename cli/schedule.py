@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from rich.table import Table
 
-    from packer.operate.schedule import Schedule
+    from packer.operate.day import Schedule
     from packer.workload import Workload
 
 

@@ -15,7 +15,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
 from packer.errors import ValidationError
 from packer.objectives.headroom import with_rates
-from packer.operate.schedule import HOUR_S, Schedule
+from packer.operate.day import HOUR_S, Schedule
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.workload import Workload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ from packer.bin import Bin
 from packer.errors import ValidationError, shown
 from packer.evaluation import FIGURES, Evaluations
 from packer.gpu import Kinds
-from packer.objectives.base import Objective, Scenario
+from packer.objectives.all_day import AllDay
+from packer.objectives.base import Objective
 from packer.objectives.headroom import with_rates
-from packer.objectives.moves import Moves
+from packer.operate.day import HOUR_S, Period, Schedule
 from packer.plan import Plan, Status
 from packer.solvers.api import solve
 from packer.solvers.evaluator import Evaluator, rate_margin_for
@@ -26,7 +27,6 @@ from packer.traces.trace import Trace
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
-HOUR_S = 3600.0
 MOVE_COST_S = 10.0
 """GPU-seconds that an adapter's move counts as: it is loaded on a server that did not hold it."""
 
@@ -34,191 +34,6 @@ LIMITS = {"p99_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
 """Latencies that every server keeps in every period."""
 
 _SMALLEST_RATE = 1e-9
-
-
-@dataclass(frozen=True, eq=False)
-class AllDay(Moves):
-    """Fewest GPUs on which nothing starves at any of several rates, then fewest adapters moved.
-
-    Parameters
-    ----------
-    rates
-        Rates of the adapters by name, req/s, by period.
-    most_ms
-        Largest value of latencies of a server (`Evaluations`), at the rates of the busiest period.
-    """
-
-    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    most_ms: Mapping[str, float] = field(default_factory=dict)
-
-    name = "all-day"
-
-    @property
-    def limits(self) -> Mapping[str, float]:
-        """The limits that are given."""
-        return self.most_ms
-
-    @property
-    def symmetric(self) -> bool:
-        """The rates tell equal adapters apart."""
-        return False
-
-    def anchored(self, old: Sequence[Bin]) -> AllDay:
-        """The same objective, staying close to these bins."""
-        return replace(self, old=tuple(old))
-
-    def supports(self, _profiles: Sequence[Any]) -> str | None:
-        """It needs no running plan."""
-        return None
-
-    def scenarios(self, workload: Workload) -> Sequence[Scenario]:
-        """The fleet at the rates of each period, the busiest first: its latencies count."""
-        found = [
-            Scenario(
-                with_rates(workload, np.array([rates[name] for name in workload.names])),
-                name=f"at {period!r}",
-            )
-            for period, rates in self.rates.items()
-        ]
-        return sorted(found, key=lambda each: -each.workload.offered_tok_s)
-
-
-@dataclass(frozen=True, eq=False)
-class Period:
-    """Successive periods in which the same servers run.
-
-    Parameters
-    ----------
-    names
-        The periods.
-    start_s, end_s
-        From the start of the day.
-    plan
-        Its servers at the rates of the busiest of these periods, and the evaluations there.
-    servers
-        For each of the plan's servers the number of the server of the static plan that it is.
-    moved
-        Adapters that are on another server than in the period before (in the first one: than in the last).
-    """
-
-    names: tuple[str, ...]
-    start_s: float
-    end_s: float
-    plan: Plan
-    servers: tuple[int, ...]
-    moved: tuple[str, ...] = ()
-
-    @property
-    def hours(self) -> float:
-        """Its length, h."""
-        return (self.end_s - self.start_s) / HOUR_S
-
-    @property
-    def gpus(self) -> int:
-        """GPUs in use."""
-        return self.plan.n_gpus
-
-    def home(self) -> dict[str, int]:
-        """The server of each adapter."""
-        names = self.plan.workload.names
-        pairs = zip(self.servers, self.plan.bins, strict=True)
-        return {names[i]: k for k, item in pairs for i in item.adapters}
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """Servers by period.
-
-    Parameters
-    ----------
-    static
-        The plan that holds in every period, at the rates of the busiest one; the schedule runs some of its servers.
-    periods
-        In order; together the whole day, which repeats.
-    startup_s
-        Time from the start of a server until it serves: it is started that much earlier.
-    """
-
-    static: Plan
-    periods: tuple[Period, ...]
-    startup_s: float
-
-    @property
-    def gpu_hours(self) -> float:
-        """GPU-hours of a day, with the starts."""
-        return sum(each.gpus * each.hours for each in self.periods) + self.start_gpu_hours
-
-    @property
-    def start_gpu_hours(self) -> float:
-        """GPU-hours in which servers start and do not serve yet."""
-        gpus = sum(self.static.bins[k].gpus for _, k in self.starts())
-        return gpus * self.startup_s / HOUR_S
-
-    @property
-    def static_gpu_hours(self) -> float:
-        """GPU-hours of the static plan."""
-        return self.static.n_gpus * sum(each.hours for each in self.periods)
-
-    @property
-    def regret(self) -> float:
-        """Share by which the static plan takes more GPU-hours than the schedule."""
-        return self.static_gpu_hours / self.gpu_hours - 1.0
-
-    @property
-    def moves(self) -> int:
-        """Adapters moved in a day."""
-        return sum(len(each.moved) for each in self.periods)
-
-    def starts(self) -> list[tuple[int, int]]:
-        """(period, server) of each start in a day."""
-        return [
-            (t, k)
-            for t, each in enumerate(self.periods)
-            for k in each.servers
-            if k not in self.periods[t - 1].servers
-        ]
-
-    def running(self, server: int) -> list[tuple[float, float]]:
-        """When a server of the static plan is needed, (start, end) in s of the day, without its starting time."""
-        found: list[tuple[float, float]] = []
-        for each in self.periods:
-            if server in each.servers:
-                if found and found[-1][1] == each.start_s:
-                    found[-1] = (found[-1][0], each.end_s)
-                else:
-                    found.append((each.start_s, each.end_s))
-        return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able: the figures and, by period, servers with their adapters; moves by name."""
-        return {
-            "gpu_hours": self.gpu_hours,
-            "static_gpus": self.static.n_gpus,
-            "static_gpu_hours": self.static_gpu_hours,
-            "static_regret": self.regret,
-            "startup_s": self.startup_s,
-            "starts": len(self.starts()),
-            "moves": self.moves,
-            "periods": [
-                {
-                    "periods": list(each.names),
-                    "start_s": each.start_s,
-                    "end_s": each.end_s,
-                    "gpus": each.gpus,
-                    "moved": list(each.moved),
-                    "servers": [
-                        {
-                            "server": k,
-                            "max_loras": item.max_loras,
-                            "max_lora_rank": item.max_lora_rank,
-                            "adapters": [each.plan.workload.names[i] for i in item.adapters],
-                        }
-                        for k, item in zip(each.servers, each.plan.bins, strict=True)
-                    ],
-                }
-                for each in self.periods
-            ],
-        }
 
 
 def rates_of_trace(

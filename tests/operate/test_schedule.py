@@ -13,9 +13,11 @@ from packer.arrival import RequestTrace
 from packer.cluster import Cluster
 from packer.errors import ValidationError
 from packer.io.profiles import load_profile
+from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
+from packer.operate.day import Schedule
 from packer.operate.replay import Window, reactive, replay, requests_of_day, windows_of
-from packer.operate.schedule import AllDay, Schedule, rates_of_trace, schedule
+from packer.operate.schedule import rates_of_trace, schedule
 from packer.solvers.api import solve
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.traces.trace import Trace

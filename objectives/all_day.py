@@ -1,0 +1,62 @@
+"""Fewest GPUs on which a fleet holds at the rates of several periods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.objectives.base import Scenario
+from packer.objectives.headroom import with_rates
+from packer.objectives.moves import Moves
+from packer.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class AllDay(Moves):
+    """Fewest GPUs on which nothing starves at any of several rates, then fewest adapters moved.
+
+    Parameters
+    ----------
+    rates
+        Rates of the adapters by name, req/s, by period.
+    most_ms
+        Largest value of latencies of a server (`Evaluations`), at the rates of the busiest period.
+    """
+
+    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    most_ms: Mapping[str, float] = field(default_factory=dict)
+
+    name = "all-day"
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """The limits that are given."""
+        return self.most_ms
+
+    @property
+    def symmetric(self) -> bool:
+        """The rates tell equal adapters apart."""
+        return False
+
+    def anchored(self, old: Sequence[Bin]) -> AllDay:
+        """The same objective, staying close to these bins."""
+        return replace(self, old=tuple(old))
+
+    def supports(self, _profiles: Sequence[Any]) -> str | None:
+        """It needs no running plan."""
+        return None
+
+    def scenarios(self, workload: Workload) -> Sequence[Scenario]:
+        """The fleet at the rates of each period, the busiest first: its latencies count."""
+        found = [
+            Scenario(
+                with_rates(workload, np.array([rates[name] for name in workload.names])),
+                name=f"at {period!r}",
+            )
+            for period, rates in self.rates.items()
+        ]
+        return sorted(found, key=lambda each: -each.workload.offered_tok_s)

@@ -1,0 +1,148 @@
+"""Periods of a day and the servers that run in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from packer.plan import Plan
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, eq=False)
+class Period:
+    """Successive periods in which the same servers run.
+
+    Parameters
+    ----------
+    names
+        The periods.
+    start_s, end_s
+        From the start of the day.
+    plan
+        Its servers at the rates of the busiest of these periods, and the evaluations there.
+    servers
+        For each of the plan's servers the number of the server of the static plan that it is.
+    moved
+        Adapters that are on another server than in the period before (in the first one: than in the last).
+    """
+
+    names: tuple[str, ...]
+    start_s: float
+    end_s: float
+    plan: Plan
+    servers: tuple[int, ...]
+    moved: tuple[str, ...] = ()
+
+    @property
+    def hours(self) -> float:
+        """Its length, h."""
+        return (self.end_s - self.start_s) / HOUR_S
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in use."""
+        return self.plan.n_gpus
+
+    def home(self) -> dict[str, int]:
+        """The server of each adapter."""
+        names = self.plan.workload.names
+        pairs = zip(self.servers, self.plan.bins, strict=True)
+        return {names[i]: k for k, item in pairs for i in item.adapters}
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Servers by period.
+
+    Parameters
+    ----------
+    static
+        The plan that holds in every period, at the rates of the busiest one; the schedule runs some of its servers.
+    periods
+        In order; together the whole day, which repeats.
+    startup_s
+        Time from the start of a server until it serves: it is started that much earlier.
+    """
+
+    static: Plan
+    periods: tuple[Period, ...]
+    startup_s: float
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of a day, with the starts."""
+        return sum(each.gpus * each.hours for each in self.periods) + self.start_gpu_hours
+
+    @property
+    def start_gpu_hours(self) -> float:
+        """GPU-hours in which servers start and do not serve yet."""
+        gpus = sum(self.static.bins[k].gpus for _, k in self.starts())
+        return gpus * self.startup_s / HOUR_S
+
+    @property
+    def static_gpu_hours(self) -> float:
+        """GPU-hours of the static plan."""
+        return self.static.n_gpus * sum(each.hours for each in self.periods)
+
+    @property
+    def regret(self) -> float:
+        """Share by which the static plan takes more GPU-hours than the schedule."""
+        return self.static_gpu_hours / self.gpu_hours - 1.0
+
+    @property
+    def moves(self) -> int:
+        """Adapters moved in a day."""
+        return sum(len(each.moved) for each in self.periods)
+
+    def starts(self) -> list[tuple[int, int]]:
+        """(period, server) of each start in a day."""
+        return [
+            (t, k)
+            for t, each in enumerate(self.periods)
+            for k in each.servers
+            if k not in self.periods[t - 1].servers
+        ]
+
+    def running(self, server: int) -> list[tuple[float, float]]:
+        """When a server of the static plan is needed, (start, end) in s of the day, without its starting time."""
+        found: list[tuple[float, float]] = []
+        for each in self.periods:
+            if server in each.servers:
+                if found and found[-1][1] == each.start_s:
+                    found[-1] = (found[-1][0], each.end_s)
+                else:
+                    found.append((each.start_s, each.end_s))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: the figures and, by period, servers with their adapters; moves by name."""
+        return {
+            "gpu_hours": self.gpu_hours,
+            "static_gpus": self.static.n_gpus,
+            "static_gpu_hours": self.static_gpu_hours,
+            "static_regret": self.regret,
+            "startup_s": self.startup_s,
+            "starts": len(self.starts()),
+            "moves": self.moves,
+            "periods": [
+                {
+                    "periods": list(each.names),
+                    "start_s": each.start_s,
+                    "end_s": each.end_s,
+                    "gpus": each.gpus,
+                    "moved": list(each.moved),
+                    "servers": [
+                        {
+                            "server": k,
+                            "max_loras": item.max_loras,
+                            "max_lora_rank": item.max_lora_rank,
+                            "adapters": [each.plan.workload.names[i] for i in item.adapters],
+                        }
+                        for k, item in zip(each.servers, each.plan.bins, strict=True)
+                    ],
+                }
+                for each in self.periods
+            ],
+        }
