@@ -13,11 +13,10 @@ from packer.twin.engine.frontend import LESS, MORE, RUNS, WAITS, change
 from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import (
-    ACTIVE, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
+    ACTIVE, ADAPTER_LOADS, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
     KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
     JOINERS, RUNNING, SCANNED, SENTINEL, SERIES_OF_LISTS, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
-    TOKEN_BUDGET, USED,
-    WAITING, FloatArray, IntArray,
+    TOKEN_BUDGET, UNAWAITED, USED, WAITING, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, take_first
 from packer.twin.flags import ENGINE_FLAGS
@@ -84,6 +83,7 @@ def admit(
     """Admit what slots, KV blocks, sequences and the token budget allow; sets LOAD_MS and SCANNED."""
     floats[LOAD_MS] = 0.0
     ints[SCANNED] = 0
+    loads, misses = ints[ADAPTER_LOADS], 0
     if ints[WAITING] > 0 and ints[STEP_PREEMPTED] == 0:
         last_key = -1  # of the last request looked at
         budget = ints[TOKEN_BUDGET] - ints[STEP_DECODES] - ints[STEP_PREFILL]
@@ -101,6 +101,8 @@ def admit(
             if blocks < 0:
                 break
             ints[USED] += blocks
+            if adapters[a, RESIDENT] == 0:
+                misses += 1
             admit_one(
                 ints, floats, requests, links, adapters, sizes, classes, heaps, tree, sets, series, loading,
                 r, a, tokens, take,
@@ -111,3 +113,5 @@ def admit(
             ints[SCANNED] = count_before(tree, last_key)
     if ints[JOINERS] > 0:
         walk(ints, floats, adapters, sizes, sets, loading)
+    # Adapters of the batch that were evicted come back without an admission.
+    ints[UNAWAITED] += max(0, ints[ADAPTER_LOADS] - loads - misses)

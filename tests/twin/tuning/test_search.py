@@ -13,7 +13,7 @@ from packer.workload import Workload
 
 PROFILE = load_profile("h100-64gb/llama-3.1-8b-instruct")
 FLEET = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(4)])
-RUN = {"max_loras": 4, "duration_s": 60.0}
+RUN = {"max_loras": 4, "duration_s": 300.0}
 
 
 @pytest.mark.parametrize("policy", ["llmstation", "chunked", "spatial", "temporal"])
