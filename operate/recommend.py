@@ -195,10 +195,10 @@ def decision(
     least = min((room.headroom or 0.0 for room in rooms), default=0.0)
     if holds and least > 1.0:
         text += f", holds to {'more than ' if least >= LEVELS[-1] else ''}+{least - 1.0:.0%}"
-    if best.price_per_hour is not None:
-        text += f", {best.price_per_hour:,.2f} per hour"
     elif holds and rooms:
         text += f", holds to less than +{LEVELS[1] - 1.0:.0%}"
+    if best.price_per_hour is not None:
+        text += f", {best.price_per_hour:,.2f} per hour"
     if spare and holds:
         text += "; the goal is kept when any GPU is lost"
     text += "." if holds else f". This breaks the goal ({slo})."

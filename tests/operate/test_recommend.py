@@ -152,6 +152,7 @@ def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, 
     last = replace(points[-1], n_gpus=9)
     fewer = [replace(points[-1], n_gpus=7, starving=(0,)), replace(points[-1], n_gpus=8)]
     text = decision(last, [*fewer, last], (Room(1.21, 1.5, 1.6), Room(1.5, 1.5, 1.5)), Slo(), holds=True)
+    assert text.count("holds to") == 1
     assert "holds to +21%" in text
     assert "8 GPUs serve it with" in text
     assert text.endswith("; 7 starve.")
