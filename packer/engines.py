@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from packer import checks, registry
-from packer.errors import UnknownNameError
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,5 @@ def engine_of(spec: str) -> Engine:
     ValidationError
         It has no such parameter, or the value breaks a rule.
     """
-    name = spec.partition(":")[0]
-    if name not in ENGINES:
-        raise UnknownNameError("engine", name, ENGINES)
-    engine: Engine = registry.from_spec("engine", spec, ENGINES[name])
+    engine: Engine = registry.from_table("engine", spec, ENGINES)
     return engine

@@ -8,6 +8,7 @@ A third-party package registers a class in its own pyproject.toml, as this one d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -107,6 +108,22 @@ def from_spec(kind: str, spec: str, made: Any) -> Any:
             raise ValidationError(f"The {kind} {name!r} has no parameter {shown(key)}; it has: {listed}.")
         given[key] = _value(value)
     return made(**given)
+
+
+def from_table(kind: str, spec: str, known: Mapping[str, Any]) -> Any:
+    """What `from_spec` makes of the class that `known` has for the name in `spec`.
+
+    Raises
+    ------
+    UnknownNameError
+        `known` has no such name.
+    ValidationError
+        The class has no such parameter, or a value breaks a rule.
+    """
+    name = spec.partition(":")[0]
+    if name not in known:
+        raise UnknownNameError(kind, name, known)
+    return from_spec(kind, spec, known[name])
 
 
 def _value(text: str) -> int | float | str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from packer import checks, registry
-from packer.errors import UnknownNameError
 from packer.twin.cache import kernel
 
 
@@ -70,8 +69,5 @@ def loading_of(spec: str) -> Loading:
     ValidationError
         It has no such parameter, or the value breaks a rule.
     """
-    name = spec.partition(":")[0]
-    if name not in MODES:
-        raise UnknownNameError("loading mode", name, MODES)
-    mode: Loading = registry.from_spec("loading mode", spec, MODES[name])
+    mode: Loading = registry.from_table("loading mode", spec, MODES)
     return mode

@@ -12,15 +12,15 @@ import math
 from numba import njit
 
 from packer.twin.cache.kernel import NOTHING, USES, WANTED, load_ms, make_room, put, tidy
+from packer.twin.engine.accept import accept
 from packer.twin.engine.charge import MIN_STEP_S
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
-    ACCEPTED, ACTIVE, ACTIVE_RANKS, ADAPTER_LOADS, BATCH, BIN_S, BLOCKS, BUSY_S, CACHE_RULE, DECODES, DUE_AFTER,
-    DUE_BEFORE, FINISH, FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, IDLE_BEFORE, INBOX, INBOX_COUNT,
-    IN_BATCH, KEY, LAST, LOAD_S, MAX_SEQS, NEXT, NEXT_S, NOW, OUTPUT, OWNER, PEAK_BLOCKS, PEAK_RUNNING, PROMPT,
-    RANK, RANK_CLASS, REACHED, REQUEST_RANKS, RESIDENT, RUNNING, RUN_S, SENT, SENTINEL, SENT_AT, SLOTS, SLOT_RANK,
-    STALL_S, STEP, TAKEN, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_RUNNING, T_WAITING, UNFINISHED, USED, WAITING,
-    WAITING_PROMPT, ServerState,
+    ACTIVE, ACTIVE_RANKS, ADAPTER_LOADS, BATCH, BIN_S, BLOCKS, BUSY_S, CACHE_RULE, DECODES, DUE_AFTER,
+    DUE_BEFORE, FINISH, FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, IDLE_BEFORE, IN_BATCH, LAST, LOAD_S, MAX_SEQS,
+    NEXT_S, NOW, OUTPUT, OWNER, PEAK_BLOCKS, PEAK_RUNNING, PROMPT, RANK, RANK_CLASS, REQUEST_RANKS, RESIDENT,
+    RUNNING, RUN_S, SENTINEL, SLOTS, SLOT_RANK, STALL_S, STEP, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_RUNNING,
+    T_WAITING, UNFINISHED, USED, WAITING, WAITING_PROMPT, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import GRAPH_MAX, Law
@@ -132,27 +132,6 @@ def finish(state: ServerState) -> None:
 
 
 @njit(**ENGINE_FLAGS)
-def arrive(state: ServerState) -> None:
-    """The first job of the inbox joins the queue."""
-    ints, floats, requests, times = state.ints, state.floats, state.requests, state.times
-    r = ints[INBOX] - 1
-    following = requests[r, NEXT]
-    ints[INBOX] = following
-    ints[INBOX_COUNT] -= 1
-    requests[r, KEY] = ints[TAKEN]
-    requests[r, GENERATED] = 0
-    times[r, REACHED] = times[r, SENT_AT]
-    times[r, FIRST] = times[r, FINISH] = times[r, FIRST_SEEN] = times[r, FINISH_SEEN] = math.nan
-    state.status[r] = ACCEPTED
-    ints[TAKEN] += 1
-    ints[SENT] += 1
-    ints[WAITING] += 1
-    state.adapters[requests[r, OWNER] + 1, WANTED] += 1
-    link_last(state.links, DUE_BEFORE, ints[SENTINEL], r)
-    floats[NEXT_S] = times[following - 1, SENT_AT] if following > 0 else math.inf
-
-
-@njit(**ENGINE_FLAGS)
 def wake_s(state: ServerState) -> float:
     """When the next job ends or arrives."""
     next_s: float = state.floats[NEXT_S]
@@ -180,7 +159,7 @@ def advance(state: ServerState, law: Law, until_s: float) -> None:
             if next_s > until_s or (next_s == until_s and not last):
                 break
             spend(state, next_s)
-            arrive(state)
+            accept(state)
         while ints[WAITING] > 0 and ints[RUNNING] < ints[MAX_SEQS] and floats[NOW] < floats[RUN_S]:
             if not start(state, law, state.links[ints[SENTINEL], DUE_AFTER]):
                 break

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 
 from numba import njit
 
 from packer.twin.cache.kernel import ASYNC, LOADING, WANTED, end_load, start_load
-from packer.twin.engine.containers import link_last, unlink
+from packer.twin.engine.accept import accept
+from packer.twin.engine.containers import unlink
 from packer.twin.engine.peak import peak
 from packer.twin.engine.state import (
-    ABORTED, ABORT_AFTER_S, ACCEPTED, ACTIVE_BLOCKS, BLOCKS, DUE_AFTER, DUE_BEFORE, FINISH, FINISH_SEEN, FIRST,
-    FIRST_SEEN, GENERATED, GIVEN_UP, INBOX, INBOX_COUNT, KEY, KV_BLOCKS, LOADING_BLOCKS, LOADING_MODE, LOAD_END_S,
-    NEXT, NEXT_S, NOW, OWNER, PROMPT, RANK_CLASS, REACHED, RESIDENT, SENT, SENTINEL, SENT_AT, STALL_S, TAKEN,
+    ABORTED, ABORT_AFTER_S, ACTIVE_BLOCKS, BLOCKS, DUE_AFTER, DUE_BEFORE, GIVEN_UP, KV_BLOCKS, LOADING_BLOCKS,
+    LOADING_MODE, LOAD_END_S, NEXT_S, NOW, OWNER, PROMPT, RANK_CLASS, RESIDENT, SENTINEL, SENT_AT, STALL_S,
     UNFINISHED, WAITING, WAITING_PROMPT, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
@@ -34,26 +33,12 @@ def fetch(state: ServerState, law: Law, a: int) -> bool:
 @njit(**ENGINE_FLAGS)
 def arrive(state: ServerState, law: Law, now: float) -> None:
     """Requests of the inbox that were sent up to `now` join the queue."""
-    ints, floats, requests, times = state.ints, state.floats, state.requests, state.times
-    while floats[NEXT_S] <= now:
-        r = ints[INBOX] - 1
-        following = requests[r, NEXT]
-        ints[INBOX] = following
-        ints[INBOX_COUNT] -= 1
-        requests[r, KEY] = ints[TAKEN]
-        requests[r, GENERATED] = 0
-        times[r, REACHED] = times[r, SENT_AT]
-        times[r, FIRST] = times[r, FINISH] = times[r, FIRST_SEEN] = times[r, FINISH_SEEN] = math.nan
-        state.status[r] = ACCEPTED
-        ints[TAKEN] += 1
-        ints[SENT] += 1
-        ints[WAITING] += 1
-        link_last(state.links, DUE_BEFORE, ints[SENTINEL], r)
-        a = requests[r, OWNER] + 1
-        state.adapters[a, WANTED] += 1
+    ints = state.ints
+    while state.floats[NEXT_S] <= now:
+        r = accept(state)
+        a = state.requests[r, OWNER] + 1
         if ints[LOADING_MODE] == ASYNC and state.adapters[a, RESIDENT] + state.adapters[a, LOADING] == 0:
             fetch(state, law, a)
-        floats[NEXT_S] = times[following - 1, SENT_AT] if following > 0 else math.inf
 
 
 @njit(**ENGINE_FLAGS)
