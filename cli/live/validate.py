@@ -116,7 +116,7 @@ def _write(job: Validation, plan: Plan, runs: Runs, out: Writing) -> None:
         "duration": job.spec.duration_s,
         "repeats": job.spec.repeats,
         "seed": job.spec.seed,
-        "complete": len(job.reports) == len(job.bins) and not any(r.interrupted for r in job.reports),
+        "complete": job.complete,
         "gpus": [report.to_dict() for report in job.reports],
     }
     write_json(data, runs.output)

@@ -80,6 +80,12 @@ class Outcome:
         return self.failure is not None and self.failure.kind == "memory_error"
 
     @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped while the server started, or was cut short."""
+        starting = self.failure is not None and self.failure.kind == "interrupted"
+        return starting or (self.load is not None and not self.load.complete)
+
+    @property
     def complete(self) -> bool:
         """Whether the load ran to its end on a server that served it."""
         return self.load is not None and self.load.fault is None and self.failure is None

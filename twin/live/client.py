@@ -31,6 +31,8 @@ from packer.errors import MissingDependencyError
 from packer.twin.live import results
 from packer.twin.live.results import LoadResult
 
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+"""Signals that end a run early."""
 ERROR_TEXT = 160
 """Characters of a server's error message that are kept."""
 SILENT_SHARE = 0.5
@@ -179,8 +181,9 @@ async def run_load(job: LoadJob) -> LoadResult:
         run.end("interrupted")
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING:
         loop.add_signal_handler(number, interrupt)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # blocked by run_job
     gc.collect()
     gc.freeze()  # what exists now, thousands of request bodies, is not scanned in the run
     try:
@@ -193,7 +196,7 @@ async def run_load(job: LoadJob) -> LoadResult:
             return run.result(duration)
     finally:
         gc.unfreeze()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             loop.remove_signal_handler(number)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from packer.errors import LiveError
-from packer.twin.live.client import LoadJob, import_aiohttp, write_job
+from packer.twin.live.client import STOPPING, LoadJob, import_aiohttp, write_job
 from packer.twin.live.results import LoadResult, read_result
 
 START_GRACE_S = 60.0
@@ -55,16 +55,10 @@ def run_job(
     write_job(job, job_path)
     result_path.unlink(missing_ok=True)
     limit = job.duration_s + job.drain_s + START_GRACE_S
-    with log_path.open("wb") as log:
-        client = subprocess.Popen(
-            [sys.executable, "-m", "packer.twin.live.client", str(job_path), str(result_path)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    client: subprocess.Popen[bytes] | None = None
     died = False
     try:
+        client = _started(job_path, result_path, log_path)
         start = time.monotonic()
         while client.poll() is None and time.monotonic() - start < limit:
             if not died and not alive():
@@ -75,12 +69,30 @@ def run_job(
             progress(time.monotonic() - start)
             time.sleep(POLL_S)
     finally:
-        _finish(client)
+        if client is not None:
+            _finish(client)
     if not result_path.exists():
         tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
         raise LiveError(f"The load generator left no result. Its log ends with:\n{tail}")
     result = read_result(result_path)
     return replace(result, ended="the server died") if died else result
+
+
+def _started(job: Path, result: Path, log_path: Path) -> subprocess.Popen[bytes]:
+    """The client's process. It inherits a mask that holds signals back until it handles them: one that comes
+    while it still imports ends the run with a result, too."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        with log_path.open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "packer.twin.live.client", str(job), str(result)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _finish(client: subprocess.Popen[bytes]) -> None:

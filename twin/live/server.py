@@ -37,7 +37,7 @@ _MEMORY_PATTERNS = re.compile(
 )
 _PORT_PATTERN = re.compile(r"address already in use", re.IGNORECASE)
 
-FailureKind = Literal["memory_error", "port", "exited", "timeout"]
+FailureKind = Literal["memory_error", "port", "exited", "timeout", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Server:
             if not self.alive:
                 return self.failure()
             if stop():
-                return Failure("exited", "interrupted while the server started", self._tail())
+                return Failure("interrupted", "interrupted while the server started", self._tail())
             if healthy(self.url):
                 return None
             time.sleep(POLL_S)

@@ -111,7 +111,7 @@ class BinReport:
     @property
     def interrupted(self) -> bool:
         """Whether some repeat is partial."""
-        return any(run.outcome.load is not None and not run.outcome.load.complete for run in self.runs)
+        return any(run.outcome.interrupted for run in self.runs)
 
     def mean(self, side: str, name: str) -> float | None:
         """Mean of a figure over the repeats; `side` is "measured" or "predicted"."""
@@ -212,6 +212,12 @@ class Validation:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
         return self.reports
+
+    @property
+    def complete(self) -> bool:
+        """Whether every repeat of every bin ran to its end or to a failure of its own."""
+        whole = [r for r in self.reports if len(r.runs) == self.spec.repeats and not r.interrupted]
+        return len(whole) == len(self.bins)
 
     def _campaign(self, place: int, cores: tuple[int, ...]) -> Campaign:
         launch, each = self.launch, self.launch.engine.tensor_parallel_size

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +18,11 @@ from packer.errors import FileFormatError
 from packer.settings import Slots
 from packer.twin.arrivals import draw_requests
 from packer.twin.live import results
-from packer.twin.live.client import LoadJob, read_job, run_load, write_job
+from packer.twin.live.client import STOPPING, LoadJob, read_job, run_load, write_job
 from packer.twin.live.launch import Launch
 from packer.twin.live.load import run_job
 from packer.twin.live.results import LoadResult, read_result, write_result
-from packer.twin.live.server import Server, ServerOptions
+from packer.twin.live.server import Server, ServerOptions, get
 from packer.workload import Workload
 
 SLOTS = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
@@ -156,13 +158,25 @@ def test_a_process_of_its_own_gives_the_same_kind_of_result(
 
 def test_stopping_keeps_a_partial_result(url: str, fleet: Workload, tmp_path: Path) -> None:
     """An interrupted run is on disk, marked, with what completed until then."""
-    seen: list[float] = []
-    result = run_job(
-        job(url, fleet, 60.0), tmp_path, stop=lambda: bool(seen) and seen[-1] > 3.0, progress=seen.append
-    )
+
+    def answered() -> bool:
+        found = re.search(r"generation_tokens_total\S* (\d+)", get(url, "/metrics")[1])
+        return found is not None and int(found[1]) > 500
+
+    result = run_job(job(url, fleet, 600.0), tmp_path, stop=answered)
     assert result.ended == "interrupted"
     assert len(result.done) > 0
-    assert result.duration_s < 30.0
+    assert result.duration_s < 600.0
+
+
+def test_stopping_before_the_client_is_ready_gives_a_result(
+    url: str, fleet: Workload, tmp_path: Path
+) -> None:
+    """A client that is interrupted while it still imports leaves an empty result, marked."""
+    result = run_job(job(url, fleet, 60.0), tmp_path, stop=lambda: True)
+    assert result.ended == "interrupted"
+    assert len(result.done) == 0
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOPPING)
 
 
 def test_a_job_file_round_trips(fleet: Workload, tmp_path: Path) -> None:
