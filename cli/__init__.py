@@ -62,7 +62,6 @@ COMMANDS = {
     "profiles": ("packer.cli.profiles:profiles", "Descriptions of servers: list, show, estimate, fit."),
     "predictor": ("packer.cli.predictor:predictor", "Learned predictors: build a dataset, train."),
     "live": ("packer.cli.live:live", "Real vLLM servers: set up, calibrate, validate a plan."),
-    "completion": ("packer.cli.completion:completion", "A script for bash, zsh or fish."),
 }
 """Command → where it stands and its line on the help page, in the order of that page."""
 

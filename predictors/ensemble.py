@@ -27,11 +27,6 @@ class Node:
     right: Node | None = None
 
     @property
-    def is_leaf(self) -> bool:
-        """Whether it has no children."""
-        return self.left is None
-
-    @property
     def leaves(self) -> int:
         """Leaves at or below it."""
         if self.left is None or self.right is None:

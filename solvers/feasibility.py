@@ -13,7 +13,6 @@ from packer.solvers.base import Problem
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU, max_loras_candidates
 from packer.solvers.classes import Classes, IntArray
 from packer.solvers.slots import SlotSearch, quality
-from packer.workload import Workload
 
 _BATCH = 256
 _REMEMBERED = 400
@@ -193,10 +192,3 @@ def real_bins(problem: Problem, sets: Sequence[tuple[int, ...]]) -> list[Bin | N
         if held is None or rank < held[0]:
             best[owners[i]] = (rank, bins[i])
     return [None if held is None else held[1] for held in best]
-
-
-def has_classes(workload: Workload) -> str | None:
-    """Why adapters of this fleet can't be counted in classes, or None if they can."""
-    if workload.arrivals.trace is not None:
-        return "A replayed trace gives every adapter its own requests: use Poisson arrivals (rates) instead."
-    return None

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from autoscaler import reactive
 
 import packer
 from packer.objectives.headroom import with_rates
-from packer.operate.replay import Day, Window, reactive, replay, requests_of_day, windows_of
+from packer.operate.replay import Day, Window, replay, requests_of_day, windows_of
 from packer.operate.schedule import schedule
 from packer.traces.assign import assign_adapters
 from packer.traces.measure import measure_workload

@@ -1,10 +1,13 @@
-"""A predictor and a server in closed form: tests of solvers and objectives take milliseconds with them."""
+"""A fleet, a server and a predictor in closed form: tests of strategies take milliseconds with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD, Evaluation, Evaluations
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
@@ -22,6 +25,16 @@ def small_profile(name: str = "test-gpu/test-model", price_per_hour: float | Non
         engine=EngineSpec("vllm", "0", 2048, 2048, 256),
         memory=MemorySpec(12e9, 0.0, 1e6, 2048),
         latency=LatencySpec("linear", {"base_ms": 5.0, "per_decode_ms": 0.1, "per_adapter_ms": 0.05}),
+    )
+
+
+def random_fleet(
+    n: int, seed: int, rates: Sequence[float] = (1.6, 0.8, 0.4), ranks: Sequence[int] = (8, 16, 32)
+) -> Workload:
+    """`n` adapters, each with one of the rates and one of the ranks, seeded."""
+    rng = np.random.default_rng(seed)
+    return Workload(
+        [Adapter(f"a{i}", int(rng.choice(ranks)), float(rng.choice(rates))) for i in range(n)], name="random"
     )
 
 

@@ -29,8 +29,7 @@ from packer.solvers.base import Problem, Solution, Solver
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.verify import check
 from packer.strategies import Predictor
-from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import random_fleet
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import ReadingRouter, Router, ScoringRouter, StaticRouter
 from packer.twin.cluster.simulate import simulate_cluster

@@ -15,7 +15,6 @@ place in a static plan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,11 +144,3 @@ def burst_tolerance(task: Engines, holds: BoolArray, free: FloatArray) -> FloatA
     """Free memory of the engines that hold each adapter over its traffic share, bytes, float64 (n,)."""
     reached: FloatArray = holds @ free
     return reached / task.shares
-
-
-def smallest_tolerance(task: Engines, placed: Sequence[Sequence[int]]) -> float:
-    """Smallest burst tolerance of a placement given as adapters per engine, bytes."""
-    holds = np.zeros((len(task.sizes), task.engines), dtype=bool)
-    for engine, adapters in enumerate(placed):
-        holds[list(adapters), engine] = True
-    return float(burst_tolerance(task, holds, task.capacity - task.sizes @ holds).min())

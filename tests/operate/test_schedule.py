@@ -16,7 +16,7 @@ from packer.io.profiles import load_profile
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
 from packer.operate.day import Schedule
-from packer.operate.replay import Window, reactive, replay, requests_of_day, windows_of
+from packer.operate.replay import Window, replay, requests_of_day, windows_of
 from packer.operate.schedule import rates_of_trace, schedule
 from packer.solvers.api import solve
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -167,23 +167,6 @@ def test_a_change_of_servers_loses_no_request(small_day: tuple[Workload, Request
     assert (cut.starts, whole.starts) == (1, 0)
     with pytest.raises(ValidationError, match="without gaps"):
         replay(fleet, trace, [Window(0.0, 10.0, server), Window(20.0, 600.0, server)])
-
-
-def test_an_autoscaler_follows_the_load(small_day: tuple[Workload, RequestTrace, Cluster]) -> None:
-    """As many servers as the last interval needed, those that are added after their start."""
-    _, trace, server = small_day
-    tokens = (trace.input_tokens + trace.output_tokens).sum() / 600.0
-    windows = reactive(
-        trace,
-        server,
-        tokens,
-        interval_s=60.0,
-        startup_s=30.0,
-    )
-    assert windows[0].start_s == 0.0
-    assert windows[-1].end_s == 600.0
-    assert all(one.end_s == other.start_s for one, other in pairwise(windows))
-    assert {len(window.cluster) for window in windows} <= {1, 2, 3}
 
 
 def test_a_schedule_is_replayed() -> None:

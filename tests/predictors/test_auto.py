@@ -14,7 +14,7 @@ from packer.predictors.scenarios import scenario
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.solvers.api import solve
-from packer.testing.problems import random_fleet
+from packer.testing.analytic import random_fleet
 
 
 @pytest.fixture(scope="module")

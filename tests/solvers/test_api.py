@@ -19,8 +19,7 @@ from packer.solvers.api import solve, verified
 from packer.solvers.base import Problem, Solution
 from packer.solvers.evaluator import DEFAULT_CONFIDENCE, UNCALIBRATED_MARGIN, rate_margin_for
 from packer.solvers.greedy.solver import Greedy
-from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import random_fleet
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.margin import error_key, rate_margin
 from packer.workload import Workload
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -23,9 +24,7 @@ from packer.solvers.exact.solver import ExactSearch
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
-from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.monotone import MonotonePredictor
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from packer.io.profiles import load_profile
 from packer.solvers.api import solve
 from packer.solvers.band import capacity_band
-from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import random_fleet
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.estimate import BAND_KEYS
 
 ESTIMATE = replace(small_profile(), errors=dict(zip(BAND_KEYS, (0.5, 2.0), strict=True)))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals
@@ -24,8 +25,7 @@ from packer.solvers.baselines.random import Random
 from packer.solvers.baselines.spread import Spread
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
-from packer.testing.analytic import small_profile
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import random_fleet, small_profile
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.simulate import simulate
 from packer.workload import Workload

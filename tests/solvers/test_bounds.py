@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from monotone import MonotonePredictor, problem
 
 from packer.solvers.bounds import Bound, Bounds, l2, limited, limits
 from packer.solvers.classes import aggregate
 from packer.solvers.exact.solver import Exact
 from packer.solvers.feasibility import Feasibility
-from packer.testing.monotone import MonotonePredictor
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import random_fleet
 
 
 def pack(sizes: list[float]) -> int:

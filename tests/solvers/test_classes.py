@@ -13,7 +13,7 @@ from packer.adapter import Adapter
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.solvers.classes import aggregate
-from packer.testing.problems import random_fleet
+from packer.testing.analytic import random_fleet
 from packer.workload import Workload
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from monotone import MonotonePredictor
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -14,9 +15,7 @@ from packer.solvers.confirm import admits, confirmed_solution, mended
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
-from packer.testing.analytic import small_profile
-from packer.testing.monotone import MonotonePredictor
-from packer.testing.problems import random_fleet
+from packer.testing.analytic import random_fleet, small_profile
 from packer.workload import Workload
 
 

@@ -22,7 +22,7 @@ from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.solvers.api import solve
 from packer.solvers.evaluator import Evaluator
-from packer.testing.problems import random_fleet
+from packer.testing.analytic import random_fleet
 from packer.workload import Workload
 
 FLEET = random_fleet(110, seed=2, rates=(1.6, 0.4, 0.1), ranks=(8, 16))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from monotone import problem
 
-from packer.solvers.baselines.dlora import DLora, Engines, place, smallest_tolerance
+from packer.solvers.baselines.dlora import DLora, Engines, burst_tolerance, place
 from packer.solvers.verify import check
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import random_fleet
 
 
 def plain_loop(task: Engines) -> list[list[int]]:
@@ -72,9 +73,9 @@ def test_replicas_raise_the_smallest_tolerance() -> None:
     sizes, shares = rng.choice([8.0, 16.0], 20), rng.dirichlet(np.full(20, 0.5))
     found = []
     for copies in (1, 4):
-        holds = place(Engines(sizes, shares, 1e4, 4, copies))
-        parts = [np.flatnonzero(holds[:, e]).tolist() for e in range(4)]
-        found.append(smallest_tolerance(Engines(sizes, shares, 1e4, 4, copies), parts))
+        task = Engines(sizes, shares, 1e4, 4, copies)
+        holds = place(task)
+        found.append(float(burst_tolerance(task, holds, task.capacity - sizes @ holds).min()))
     assert found[1] > found[0]
 
 

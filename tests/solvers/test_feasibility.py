@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from monotone import MonotonePredictor, problem
 
 from packer.bin import Bin
 from packer.evaluation import Evaluations
@@ -15,8 +16,7 @@ from packer.solvers import feasibility as module
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.classes import aggregate
 from packer.solvers.feasibility import Feasibility, OutOfTime, real_bins
-from packer.testing.monotone import MonotonePredictor
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import random_fleet
 from packer.workload import Workload
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -17,7 +18,6 @@ from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.order import paper_order
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import problem
 from packer.workload import Workload
 
 SMALL, BIG = small_profile("small/model", 1.0), small_profile("big/model", 4.0)

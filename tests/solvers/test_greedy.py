@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -21,8 +22,7 @@ from packer.solvers.exact.solver import Exact
 from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
-from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
 
 PROFILE = small_profile()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -15,7 +16,6 @@ from packer.solvers.base import Problem
 from packer.solvers.baselines.greedy_paper import GreedyPaper
 from packer.solvers.order import paper_order
 from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import problem
 from packer.workload import Workload
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -15,7 +16,6 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.limit import within_limit, without
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import problem
 from packer.workload import Workload
 
 PROFILE = small_profile()

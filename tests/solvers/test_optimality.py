@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -22,8 +23,7 @@ from packer.solvers.evaluator import Evaluator
 from packer.solvers.exact.solver import ExactSearch
 from packer.solvers.feasibility import Feasibility
 from packer.solvers.greedy.solver import Greedy
-from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
 
 

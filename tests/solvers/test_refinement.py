@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
@@ -33,8 +34,7 @@ from packer.solvers.headroom import LARGEST, headroom
 from packer.solvers.replan import Replan
 from packer.solvers.spread_refined import SpreadRefined
 from packer.solvers.verify import check
-from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
 
 PROFILE = small_profile()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -17,8 +18,6 @@ from packer.solvers.greedy.solver import Greedy
 from packer.solvers.repair import homeward, repaired
 from packer.solvers.replan import Replan
 from packer.solvers.verify import check
-from packer.testing.monotone import MonotonePredictor
-from packer.testing.problems import problem
 from packer.workload import Workload
 
 PREDICTOR = MonotonePredictor(capacity_tok_s=2500.0)

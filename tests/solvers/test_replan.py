@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -16,8 +17,7 @@ from packer.solvers.base import Problem
 from packer.solvers.replan import Replan
 from packer.solvers.verify import check
 from packer.strategies import Predictor
-from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
 
 PROFILE = small_profile()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -24,8 +25,7 @@ from packer.solvers.greedy.solver import Greedy
 from packer.solvers.headroom import LARGEST, headroom
 from packer.solvers.spread_refined import SpreadRefined
 from packer.solvers.verify import check
-from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
 
 PROFILE = small_profile()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -23,7 +24,6 @@ from packer.solvers.api import solve
 from packer.solvers.base import Solution
 from packer.solvers.verify import FRESH_SEED, check, twin_failures
 from packer.testing.analytic import small_profile
-from packer.testing.problems import problem
 from packer.twin.stability import stability
 from packer.workload import Workload
 

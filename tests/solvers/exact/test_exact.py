@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.objectives.headroom import Headroom
@@ -26,9 +27,7 @@ from packer.solvers.exact.solver import Exact, ExactSearch
 from packer.solvers.feasibility import Feasibility, real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
-from packer.testing.analytic import small_profile
-from packer.testing.monotone import MonotonePredictor
-from packer.testing.problems import problem, random_fleet
+from packer.testing.analytic import random_fleet, small_profile
 from packer.workload import Workload
 
 

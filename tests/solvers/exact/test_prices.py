@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from monotone import problem
 
 from packer.adapter import Adapter
 from packer.lengths import Lengths
@@ -14,7 +15,6 @@ from packer.solvers.exact.master import solve_relaxation
 from packer.solvers.exact.prices import features
 from packer.solvers.exact.relaxation import Relaxation
 from packer.solvers.feasibility import Feasibility
-from packer.testing.problems import problem
 from packer.workload import Workload
 
 FLEET = Workload([Adapter(f"a{i}", (8, 32)[i % 2], (2.4, 0.9)[i // 2 % 2]) for i in range(24)])

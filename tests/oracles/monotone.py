@@ -1,14 +1,20 @@
-"""A predictor made of one formula: exact, instant and monotone, for tests of solvers and of plug-ins."""
+"""A predictor made of one formula, exact and monotone, and small problems over it for tests of solvers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD, Evaluation, Evaluations
+from packer.objectives.base import Objective
+from packer.objectives.gpus import Gpus
+from packer.solvers.base import Problem
+from packer.solvers.evaluator import Evaluator
+from packer.strategies import Predictor
+from packer.testing.analytic import small_profile
 from packer.workload import Workload
 
 
@@ -77,3 +83,27 @@ class MonotonePredictor:
             kv_cache_tokens=float(np.maximum(0, self.memory_slots - each.max_loras * each.max_lora_rank)),
             starvation_probability=float(starved),
         )
+
+
+def problem(
+    workload: Workload,
+    *,
+    objective: Objective | None = None,
+    predictor: Predictor | None = None,
+    max_gpus: int | None = None,
+    time_limit_s: float | None = None,
+    seed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Problem:
+    """A problem over the monotone predictor and the small profile, objective "gpus" unless given."""
+    goal = objective if objective is not None else Gpus()
+    return Problem(
+        workload,
+        (small_profile(),),
+        goal,
+        Evaluator(predictor if predictor is not None else MonotonePredictor(), goal),
+        max_gpus=max_gpus,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        stop=stop,
+    )
