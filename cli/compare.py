@@ -12,6 +12,7 @@ from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
     LENGTH,
     FleetFile,
+    NumberList,
     OneProfile,
     Writing,
     gpus_option,
@@ -21,7 +22,6 @@ from packer.cli.options import (
     time_limit_option,
 )
 from packer.cli.output import figures, heads, jsonable, number, table, write_json
-from packer.cli.ranges import numbers
 from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _sweep_sizes(ctx: click.Context, param: click.Parameter, value: str | None) 
     axis, equals, text = value.partition("=")
     if axis != "adapters" or not equals:
         raise click.BadParameter(f"Expected adapters=LIST, got {value[:80]!r}.", ctx, param)
-    found = numbers(whole=True)(ctx, param, text) or ()
+    found = NumberList(int, distinct=True).convert(text, param, ctx)
     if any(n < 1 for n in found):
         raise click.BadParameter("Expected numbers of adapters >= 1.", ctx, param)
     return tuple(int(n) for n in found)

@@ -8,7 +8,7 @@ import click
 
 from packer.checks import SLOT_RANKS
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import OneProfile, Writing, plot_option
+from packer.cli.options import NumberList, OneProfile, Writing, plot_option
 from packer.cli.output import number, table
 
 if TYPE_CHECKING:
@@ -20,51 +20,18 @@ SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384,
 """Rows of a range of max_loras."""
 
 
-class Span(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
-    """`8`, `8,16,32` or `8..128`: of a range, the given grid and its two ends."""
-
-    name = "span"
-
-    def __init__(self, grid: tuple[int, ...], high: int, *, only_grid: bool = False) -> None:
-        self.grid, self.high, self.only_grid = grid, high, only_grid
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """The numbers, sorted, each once."""
-        if isinstance(value, tuple):
-            return value
-        low, dots, high = str(value).partition("..")
-        try:
-            if dots:
-                first, last = int(low), int(high)
-                inside = {n for n in self.grid if first <= n <= last}
-                found = inside if self.only_grid else inside | {first, last}
-            else:
-                found = {int(part) for part in str(value).split(",")}
-        except ValueError:
-            self.fail(f"expected 8, 8,16,32 or 8..128, got {str(value)[:80]!r}.", param, ctx)
-        if not found or min(found) < 1 or max(found) > self.high or (dots and first > last):
-            self.fail(f"expected numbers from 1 to {self.high}, got {str(value)[:80]!r}.", param, ctx)
-        if self.only_grid and not found <= set(self.grid):
-            self.fail(
-                f"expected some of {', '.join(map(str, self.grid))}, got {str(value)[:80]!r}.", param, ctx
-            )
-        return tuple(sorted(found))
-
-
 @bundle
 class Slots:
     """Which slots to show."""
 
     max_loras: tuple[int, ...] = option(
-        type=Span(SLOT_COUNTS, 100_000),
+        type=NumberList(int, distinct=True, grid=SLOT_COUNTS),
         default="1..384",
         metavar="N..N",
         help="Slots: a number, a list with commas, or a range.",
     )
     max_lora_rank: tuple[int, ...] = option(
-        type=Span(SLOT_RANKS, SLOT_RANKS[-1], only_grid=True),
+        type=NumberList(int, distinct=True, grid=SLOT_RANKS),
         default="8..64",
         metavar="R..R",
         help="Slot ranks: a number, a list with commas, or a range.",

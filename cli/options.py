@@ -24,15 +24,21 @@ DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
 LENGTH = click.FloatRange(min=1.0, max=1e7)
 """A simulated or measured time, s."""
 SEED = click.IntRange(min=0, max=2**32 - 1)
+LONGEST_RANGE = 10_000
 
 
 class NumberList(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
-    """Numbers with commas between them, as a tuple: `8,16,32`."""
+    """Numbers with commas between them, as a tuple: `8,16,32`, and `START:STOP:STEP` with both ends.
+
+    With a `grid` `LOW..HIGH` too: its numbers between the two, and both of them. `distinct`: sorted, each once.
+    """
 
     name = "list"
 
-    def __init__(self, number: type[int] | type[float]) -> None:
-        self.number = number
+    def __init__(
+        self, number: type[int] | type[float], *, distinct: bool = False, grid: Sequence[int] = ()
+    ) -> None:
+        self.number, self.distinct, self.grid = number, distinct, grid
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -40,11 +46,29 @@ class NumberList(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # g
         """The numbers in a text; what is a tuple already stays as it is."""
         if isinstance(value, (tuple, list)):
             return tuple(value)
-        kind = "whole numbers" if self.number is int else "numbers"
         try:
-            return tuple(self.number(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"Expected {kind} with commas between them, got {str(value)[:80]!r}.", param, ctx)
+            found = [number for part in str(value).split(",") for number in self._span(part)]
+        except (ValueError, OverflowError):
+            kind = "whole numbers" if self.number is int else "numbers"
+            forms = "8,16,32, START:STOP:STEP or LOW..HIGH" if self.grid else "8,16,32 or START:STOP:STEP"
+            self.fail(f"Expected {kind} such as {forms}, got {str(value)[:80]!r}.", param, ctx)
+        return tuple(sorted(set(found)) if self.distinct else found)
+
+    def _span(self, text: str) -> list[float]:
+        first, dots, last = text.partition("..")
+        if dots and self.grid:
+            low, high = int(first), int(last)
+            if low > high:
+                raise ValueError
+            return [low, *(n for n in self.grid if low < n < high), high]
+        bounds = [self.number(piece) for piece in text.split(":")]
+        if len(bounds) == 1:
+            return list(bounds)
+        start, stop, step = bounds
+        count = int((stop - start) / step + 1e-9) + 1 if step > 0 and stop >= start else 0
+        if not 0 < count <= LONGEST_RANGE:
+            raise ValueError
+        return [start + k * step if self.number is int else round(start + k * step, 12) for k in range(count)]
 
 
 def _complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from packer.errors import ValidationError, shown
 
 Axis = Literal["x", "y"]
-ThemeName = Literal["auto", "light", "dark"]
 SUFFIXES = (".html", ".png", ".svg")
 Values = Sequence[float] | npt.NDArray[Any]
 """Numbers of a series; kept as a tuple of floats."""
@@ -201,20 +200,18 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
-def render_figure(figure: Figure, suffix: str, *, theme: ThemeName = "auto") -> bytes:
-    """The figure as the bytes of a file with this suffix; "auto" follows the reader's theme where it can."""
+def render_figure(figure: Figure, suffix: str) -> bytes:
+    """The figure as the bytes of a file with this suffix; a page follows the reader's theme, an image is light."""
     if suffix == ".html":
         from packer.report.figures_html import render_page
 
-        return render_page(figure, theme).encode("utf-8", "replace")
+        return render_page(figure).encode("utf-8", "replace")
     from packer.report.figures_image import render_image
 
-    return render_image(figure, check_suffix(f"x{suffix}"), "dark" if theme == "dark" else "light")
+    return render_image(figure, check_suffix(f"x{suffix}"))
 
 
-def write_figure(
-    figure: Figure, path: str | os.PathLike[str], *, theme: ThemeName = "auto", force: bool = True
-) -> None:
+def write_figure(figure: Figure, path: str | os.PathLike[str], *, force: bool = True) -> None:
     """Write a figure atomically: .html (needs no network), .png or .svg.
 
     Raises
@@ -228,4 +225,4 @@ def write_figure(
 
     suffix = check_suffix(path)
     check_writable(path, force=force)
-    write_bytes(path, render_figure(figure, suffix, theme=theme), force=force)
+    write_bytes(path, render_figure(figure, suffix), force=force)

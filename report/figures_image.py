@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from packer.report.figures import Area, Band, Bars, Figure, Line, Mark, Panel, Scatter
-from packer.report.palette import THEMES, Theme
+from packer.report.palette import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,32 +21,31 @@ _SETTINGS: dict[Any, Any] = {
 }
 
 
-def render_image(figure: Figure, suffix: str, theme: str = "light") -> bytes:
+def render_image(figure: Figure, suffix: str) -> bytes:
     """The bytes of a .png (150 dpi) or .svg; the same figure gives the same bytes."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
     rows, columns = figure.grid
-    colors = THEMES[theme]
     width, height = figure.panel_size
     buffer = io.BytesIO()
     metadata: dict[str, Any] = {"Date": None} if suffix == ".svg" else {"Software": None}
     with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a glyph that the font lacks is drawn as a box
         canvas = Canvas(
-            figsize=(width * columns, height * rows + 0.5), layout="constrained", facecolor=colors.ground
+            figsize=(width * columns, height * rows + 0.5), layout="constrained", facecolor=LIGHT.ground
         )
         FigureCanvasAgg(canvas)
         grid = canvas.subplots(rows, columns, squeeze=False).ravel()
         for axes, panel in zip(grid, figure.panels, strict=False):
-            _draw(axes, panel, colors)
+            _draw(axes, panel)
         for axes in grid[len(figure.panels) :]:
             axes.set_axis_off()
         if figure.title:
-            canvas.suptitle(_text(figure.title), color=colors.ink, fontweight="bold")
+            canvas.suptitle(_text(figure.title), color=LIGHT.ink, fontweight="bold")
         if figure.caption:
-            canvas.supxlabel(_text(figure.caption), color=colors.faint, fontsize=8)
+            canvas.supxlabel(_text(figure.caption), color=LIGHT.faint, fontsize=8)
         canvas.savefig(buffer, format=suffix[1:], dpi=150, metadata=metadata)
     return buffer.getvalue()
 
@@ -57,7 +56,7 @@ def _text(label: str) -> str:
     return shown.encode("utf-8", "replace").decode().replace("$", r"\$")
 
 
-def _draw(axes: Axes, panel: Panel, theme: Theme) -> None:
+def _draw(axes: Axes, panel: Panel) -> None:
     for position, series in enumerate(panel.series):
         color, label = panel.color(position), _text(series.label)
         match series:
@@ -77,11 +76,11 @@ def _draw(axes: Axes, panel: Panel, theme: Theme) -> None:
                 marker = _MARKERS[position % len(_MARKERS)]
                 axes.scatter(series.x, series.y, color=color, label=label, s=16, marker=marker)
     _draw_bars(axes, panel)
-    _style(axes, panel, theme)
-    _draw_marks(axes, panel, theme)
+    _style(axes, panel)
+    _draw_marks(axes, panel)
     if any(series.label for series in panel.series):
         axes.legend(
-            fontsize=8, labelcolor=theme.ink, facecolor=theme.ground, edgecolor=theme.grid, framealpha=0.8
+            fontsize=8, labelcolor=LIGHT.ink, facecolor=LIGHT.ground, edgecolor=LIGHT.grid, framealpha=0.8
         )
 
 
@@ -121,16 +120,16 @@ def _draw_bars(axes: Axes, panel: Panel) -> None:
     )
 
 
-def _style(axes: Axes, panel: Panel, theme: Theme) -> None:
-    axes.set_facecolor(theme.ground)
+def _style(axes: Axes, panel: Panel) -> None:
+    axes.set_facecolor(LIGHT.ground)
     axes.set_axisbelow(True)
-    axes.grid(color=theme.grid, linewidth=0.7)
-    axes.tick_params(colors=theme.faint)
+    axes.grid(color=LIGHT.grid, linewidth=0.7)
+    axes.tick_params(colors=LIGHT.faint)
     for spine in axes.spines.values():
-        spine.set_color(theme.grid)
-    axes.set_title(_text(panel.title), color=theme.ink, fontsize=10)
-    axes.set_xlabel(_text(panel.x_label), color=theme.ink)
-    axes.set_ylabel(_text(panel.y_label), color=theme.ink)
+        spine.set_color(LIGHT.grid)
+    axes.set_title(_text(panel.title), color=LIGHT.ink, fontsize=10)
+    axes.set_xlabel(_text(panel.x_label), color=LIGHT.ink)
+    axes.set_ylabel(_text(panel.y_label), color=LIGHT.ink)
     if panel.x_log:
         axes.set_xscale("log")
     if panel.y_log:
@@ -139,7 +138,7 @@ def _style(axes: Axes, panel: Panel, theme: Theme) -> None:
         axes.set_ylim(bottom=0)
 
 
-def _draw_marks(axes: Axes, panel: Panel, theme: Theme) -> None:
+def _draw_marks(axes: Axes, panel: Panel) -> None:
     for band in panel.bands:
         span = axes.axvspan if band.axis == "x" else axes.axhspan
         span(band.low, band.high, color="#808080", alpha=0.15, linewidth=0)
@@ -149,7 +148,7 @@ def _draw_marks(axes: Axes, panel: Panel, theme: Theme) -> None:
     items: tuple[Band | Mark, ...] = (*panel.bands, *panel.marks)
     for item in items:
         at = item.low if isinstance(item, Band) else item.at
-        style: dict[str, Any] = {"fontsize": 8, "color": theme.faint, "clip_on": True}
+        style: dict[str, Any] = {"fontsize": 8, "color": LIGHT.faint, "clip_on": True}
         if item.axis == "x":
             # A mark's label climbs along its line on the left, a band's stands inside the band.
             turned = {"rotation": 90, "ha": "right"} if isinstance(item, Mark) else {"ha": "left"}

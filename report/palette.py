@@ -24,4 +24,3 @@ class Theme:
 
 LIGHT = Theme(ground="#ffffff", ink="#1b1f24", grid="#e3e6ea", faint="#57606a")
 DARK = Theme(ground="#14171c", ink="#e6e8eb", grid="#2f353d", faint="#9aa4af")
-THEMES = {"light": LIGHT, "dark": DARK}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ import numpy as np
 from packer import checks
 from packer.adapter import Adapter
 from packer.errors import ValidationError
-from packer.fingerprint import fingerprint
 from packer.profile import Profile
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -100,17 +99,6 @@ class Sweep:
             raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {rank}.")
         object.__setattr__(self, "max_lora_rank", rank)
 
-    @property
-    def fingerprint(self) -> str:
-        """Hash of what every row depends on besides its point: rows of different ones don't mix."""
-        return fingerprint(
-            workload=self.workload.fingerprint,
-            profile=self.profile.fingerprint,
-            max_lora_rank=self.max_lora_rank,
-            duration_s=self.duration_s,
-            seed=self.seed,
-        )
-
     def row(self, point: Point) -> dict[str, Any]:
         """Result at one point; latencies are NaN where the server does not start."""
         n, factor, max_loras = point
@@ -133,38 +121,34 @@ class Sweep:
             "memory_error": sim.status == "memory_error",
             "starved": sim.starved,
             **{name: getattr(sim, name) for name in COLUMNS},
-            "sweep": self.fingerprint,
         }
 
-    def rows(
+    def run(
         self,
         *,
-        done: Collection[Point] = (),
         jobs: int = 1,
         progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
-    ) -> Iterator[dict[str, Any]]:
-        """Rows of all points but those in `done`, in the grid's order, as they come.
+    ) -> pl.DataFrame:
+        """Results at all points, as `sweep_frame` orders them.
 
         The kernel releases the interpreter's lock, so threads are enough and start at once.
         """
         from joblib import Parallel, delayed
 
-        points = [point for point in self.grid if point not in done]
         total = len(self.grid)
-        progress("simulating", total - len(points), total)
-        parallel = Parallel(n_jobs=jobs, backend="threading", return_as="generator")
-        found = parallel(delayed(self.row)(point) for point in points)
-        for k, row in enumerate(found, start=total - len(points) + 1):
-            progress("simulating", k, total)
-            yield row
-
-    def run(self, *, jobs: int = 1) -> pl.DataFrame:
-        """All rows as a frame."""
-        return sweep_frame(self.rows(jobs=jobs))
+        progress("simulating", 0, total)
+        found = Parallel(n_jobs=jobs, backend="threading", return_as="generator")(
+            delayed(self.row)(point) for point in self.grid
+        )
+        rows = []
+        for row in found:
+            rows.append(row)
+            progress("simulating", len(rows), total)
+        return sweep_frame(rows)
 
 
 def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
-    """Rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`, sweep."""
+    """Rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`."""
     import polars as pl
 
     kinds = {
@@ -176,7 +160,6 @@ def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
         "starved": pl.Boolean,
         **dict.fromkeys(COLUMNS, pl.Float64),
         **dict.fromkeys(("kv_cache_tokens", "preemptions", "adapter_loads"), pl.Int64),
-        "sweep": pl.String,
     }
     return pl.DataFrame(list(rows), schema=kinds).sort(AXES)
 

@@ -104,6 +104,17 @@ def parse_toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
     return checked
 
 
+def toml_table(data: dict[str, Any]) -> dict[str, Any]:
+    """A table as TOML has it: without None, tuples as lists, tables after the other keys."""
+    given = {key: value for key, value in data.items() if value is not None}
+    plain = {key: _listed(value) for key, value in given.items() if not isinstance(value, dict)}
+    return {**plain, **{key: toml_table(value) for key, value in given.items() if isinstance(value, dict)}}
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(each) for each in value] if isinstance(value, tuple) else value
+
+
 def parse_yaml(text: str, path: str | os.PathLike[str]) -> Any:
     """The data in a YAML text, read by the core schema of YAML 1.2 without octal and hexadecimal numbers.
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from packer.io.documents import parse_toml
+from packer.io.documents import parse_toml, toml_table
 from packer.io.files import read_text, write_text
 from packer.io.schema import check_version, parse
 from packer.io.shipped import read_named, shipped
@@ -54,18 +54,7 @@ def profile_from_dict(data: Any, path: str | os.PathLike[str]) -> Profile:
 
 def profile_to_dict(profile: Profile) -> dict[str, Any]:
     """Nested dicts in the shape of the file; keys without a value are left out."""
-    return {"schema": SCHEMA, **_table(asdict(profile))}
-
-
-def _table(data: dict[str, Any]) -> dict[str, Any]:
-    """A table as it is written: without None, tuples as lists, tables after the other keys as TOML requires it."""
-    given = {key: value for key, value in data.items() if value is not None}
-    plain = {key: _listed(value) for key, value in given.items() if not isinstance(value, dict)}
-    return {**plain, **{key: _table(value) for key, value in given.items() if isinstance(value, dict)}}
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(each) for each in value] if isinstance(value, tuple) else value
+    return {"schema": SCHEMA, **toml_table(asdict(profile))}
 
 
 def write_profile(profile: Profile, path: str | os.PathLike[str], *, force: bool = False) -> None:

@@ -51,7 +51,7 @@ def test_memory_agrees_with_the_twin(capsys: Capture) -> None:
 def test_memory_refuses_bad_ranges(option: str, value: str, capsys: Capture) -> None:
     """A range that means nothing is a usage error that shows the right form."""
     assert run(["memory", option, value]) == 2
-    assert "expected" in capsys.readouterr().err
+    assert "xpected" in capsys.readouterr().err
 
 
 def test_memory_says_whether_the_profile_is_measured(

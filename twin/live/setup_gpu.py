@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from packer.io.files import write_text
-from packer.profile import Profile
 from packer.twin.estimate import estimate_profile
 from packer.twin.live.environment import usable_vllm
+from packer.twin.live.launch import Launch, launch_text
 from packer.twin.live.tiny_model import write_with
 from packer.twin.model_config import read_model_config
 
@@ -56,33 +57,18 @@ def setup_gpu(
     shape = {name: getattr(dimensions, name) for name in names}
     spec = {"directory": str(folder.resolve()), "ranks": list(ranks), **shape}
     write_with(python, spec, "The adapters")
-    target = folder / "launch.toml"
-    write_text(target, launch_text(estimated, model.resolve(), python, found.version, dummy_weights))
-    return target
-
-
-def launch_text(profile: Profile, model: Path, python: str, version: str, dummy_weights: bool) -> str:
-    """The launch file: settings of an estimated profile."""
-    import tomlkit
-
-    flags = (
-        *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"),
-        *("gpu_memory_utilization", "dtype", "tensor_parallel_size"),
+    arguments = ("--no-enable-prefix-caching", "--disable-uvicorn-access-log")
+    launch = Launch(
+        name=estimated.name,
+        model=str(model.resolve()),
+        adapter_path="adapters/rank-{rank}",
+        engine=replace(estimated.engine, version=found.version),
+        model_spec=estimated.model,
+        gpu=estimated.gpu,
+        python=python,
+        arguments=("--load-format", "dummy", *arguments) if dummy_weights else arguments,
+        startup_timeout_s=900.0,
     )
-    sizes = ("weights_bytes", "kv_bytes_per_token", "lora_bytes_per_rank")
-    arguments = ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
-    document: dict[str, Any] = {
-        "name": profile.name,
-        "python": python,
-        "adapter_path": "adapters/rank-{rank}",
-        "arguments": ["--load-format", "dummy", *arguments] if dummy_weights else arguments,
-        "startup_timeout_s": 900.0,
-        "model": {
-            "name": profile.model.name,
-            "path": str(model),
-            **{name: float(getattr(profile.model, name)) for name in sizes},
-        },
-        "gpu": {"name": profile.gpu.name, "memory_bytes": float(profile.gpu.memory_bytes)},
-        "engine": {"version": version, **{name: getattr(profile.engine, name) for name in flags}},
-    }
-    return tomlkit.dumps(document)
+    target = folder / "launch.toml"
+    write_text(target, launch_text(launch))
+    return target

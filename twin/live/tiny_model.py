@@ -1,4 +1,4 @@
-"""The tiny model for servers on the CPU: what it is, how big, and the launch file that starts it."""
+"""The tiny model for servers on the CPU: what it is, how big, and how it is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from packer.errors import LiveError
+from packer.profile import EngineSpec, GpuSpec, ModelSpec
 from packer.twin.live import inside
+from packer.twin.live.launch import Emulation, Launch
 
 RANKS = (8, 16, 32, 64)
 
@@ -69,64 +71,36 @@ def write_with(python: str, spec: dict[str, Any], what: str) -> None:
         raise LiveError(f"{what} could not be written: {done.stderr.strip()[-500:]}")
 
 
-LAUNCH_TEMPLATE = """\
-# How to start the tiny model on the CPU: packer live calibrate --launch {file}
-name = "cpu/tiny-llama"
-python = {python}
-adapter_path = "adapters/rank-{{rank}}"
-arguments = ["--load-format", "dummy", "--enforce-eager", "--no-enable-prefix-caching",
-             "--disable-uvicorn-access-log"]
-server_cores = {server_cores}
-client_cores = {client_cores}
-api_cores = {client_cores}
-token_ids = [4, {vocabulary}]
-startup_timeout_s = 300.0
-
-[model]
-name = "tiny-llama"
-path = "model"
-weights_bytes = {weights}.0
-kv_bytes_per_token = {kv}.0
-lora_bytes_per_rank = {lora}.0
-
-[gpu]
-name = "one CPU core, emulated slot memory"
-memory_bytes = {budget}.0
-
-[engine]
-version = "{version}"
-max_model_len = {max_model_len}
-max_num_batched_tokens = 512
-max_num_seqs = 64
-block_size = 32
-gpu_memory_utilization = 0.9
-dtype = "bfloat16"
-
-# The CPU back end takes the KV cache's size as given; the GPU's rule (the slots come out of the same memory)
-# is emulated: KV bytes = kv_budget_bytes - max_loras * max_lora_rank * slot_bytes_per_rank.
-[emulation]
-kv_budget_bytes = {budget}.0
-slot_bytes_per_rank = {lora}.0
-
-[environment]
-OMP_NUM_THREADS = "1"
-"""
-KV_BUDGET_BYTES = 20_000_000
+KV_BUDGET_BYTES = 20_000_000.0
 
 
-def launch_text(python: str, version: str, model: TinyModel) -> str:
-    """The launch file for the tiny model; server and client on different cores where there are two."""
+def tiny_launch(python: str, version: str, model: TinyModel) -> Launch:
+    """How to start the tiny model; server and client on different cores where there are two.
+
+    The CPU back end takes the KV cache's size as given: the GPU's rule, by which slots come out of the same memory,
+    is emulated.
+    """
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
-    return LAUNCH_TEMPLATE.format(
-        file="launch.toml",
-        python=json.dumps(python),
-        server_cores=[cores[0]] if len(cores) > 1 else [],
-        client_cores=[cores[1]] if len(cores) > 1 else [],
-        vocabulary=model.vocabulary,
-        weights=model.weights_bytes,
-        kv=model.kv_bytes_per_token,
-        lora=model.lora_bytes_per_rank,
-        budget=KV_BUDGET_BYTES,
-        version=version,
-        max_model_len=model.max_model_len,
+    server, client = (cores[:1], cores[1:2]) if len(cores) > 1 else ([], [])
+    lora_bytes = float(model.lora_bytes_per_rank)
+    spec = ModelSpec("tiny-llama", float(model.weights_bytes), float(model.kv_bytes_per_token), lora_bytes)
+    return Launch(
+        name="cpu/tiny-llama",
+        model="model",
+        adapter_path="adapters/rank-{rank}",
+        engine=EngineSpec("vllm", version, model.max_model_len, 512, 64, block_size=32),
+        model_spec=spec,
+        gpu=GpuSpec("one CPU core, emulated slot memory", KV_BUDGET_BYTES),
+        python=python,
+        arguments=(
+            *("--load-format", "dummy", "--enforce-eager"),
+            *("--no-enable-prefix-caching", "--disable-uvicorn-access-log"),
+        ),
+        environment={"OMP_NUM_THREADS": "1"},
+        emulation=Emulation(KV_BUDGET_BYTES, lora_bytes),
+        server_cores=tuple(server),
+        client_cores=tuple(client),
+        api_cores=tuple(client),
+        token_ids=(4, model.vocabulary),
+        startup_timeout_s=300.0,
     )

@@ -15,16 +15,16 @@ from packer.errors import FileFormatError, LiveError
 from packer.settings import Slots
 from packer.twin.live import environment, setup_cpu
 from packer.twin.live.environment import VllmEnvironment, find_vllm, probe
-from packer.twin.live.launch import read_launch
+from packer.twin.live.launch import launch_text, read_launch
 from packer.twin.live.setup_gpu import setup_gpu
-from packer.twin.live.tiny_model import KV_BUDGET_BYTES, TinyModel, launch_text
+from packer.twin.live.tiny_model import KV_BUDGET_BYTES, TinyModel, tiny_launch
 
 
 @pytest.fixture
 def launch_file(tmp_path: Path) -> Path:
     """The file that setup writes."""
     path = tmp_path / "launch.toml"
-    path.write_text(launch_text("/opt/vllm/bin/python", "0.32.0", TinyModel()))
+    path.write_text(launch_text(tiny_launch("/opt/vllm/bin/python", "0.32.0", TinyModel())))
     return path
 
 
@@ -156,4 +156,4 @@ def test_a_gpus_launch_file_comes_from_config_and_data_sheet(tmp_path: Path) -> 
 def test_the_launch_file_is_toml() -> None:
     """Paths with quotes and backslashes survive."""
     python = 'C:\\a "b"\\python'
-    assert tomllib.loads(launch_text(python, "1", TinyModel()))["python"] == python
+    assert tomllib.loads(launch_text(tiny_launch(python, "1", TinyModel())))["python"] == python
