@@ -14,9 +14,10 @@ from packer import checks
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.errors import ModelError
-from packer.evaluation import AdapterFigures, Evaluations
+from packer.evaluation import Evaluations
 from packer.failover import without_server
 from packer.operate.frontier import FrontierPoint, Progress
+from packer.operate.kept import STARVING, Hour, KeptHours
 from packer.operate.replicas import Replicas, needed
 from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
@@ -25,11 +26,12 @@ from packer.room import Room
 from packer.solvers.api import HEADROOM_GPUS, solve
 from packer.solvers.assemble import versions
 from packer.solvers.evaluator import rate_margin_for
-from packer.solvers.verify import FRESH_SEED
 from packer.strategies import Predictor
-from packer.twin.hours import Hours, ServerHour, merged
+from packer.twin.hours import Hours, merged
 from packer.workload import Workload
 
+ROUNDS = 4
+"""How often fresh hours are simulated, each time others."""
 GAIN = 0.1
 """A GPU more that lowers the p95 TTFT by less than this share, and the ITL by less than half of it, is no gain."""
 MOST_POINTS = 12
@@ -37,8 +39,6 @@ TIGHT = 0.5
 """A server that uses more than this of its limits is tried with more slots."""
 MORE_SLOTS = (1.4, 2.0)
 """Factors by which more slots are tried."""
-STARVING = 1e3
-"""Servers that starve or queue use their limits at least so many times."""
 SOLVERS = ("spread-refined", "spread")
 """What proposes which adapters share a GPU; the next is tried where a proposal breaks the limits."""
 
@@ -49,7 +49,8 @@ class Frontier:
 
     A learned predictor proposes which adapters share a GPU, for Poisson arrivals; the twin simulates each GPU
     with the fleet's own arrivals and every rate raised by the margin, and gives more slots to those that break
-    their limits. An adapter that breaks them on a GPU of its own is split into equal parts.
+    their limits. An adapter that breaks them on a GPU of its own is split into equal parts. Plans that keep the
+    limits are simulated on fresh hours; an hour that breaks one is kept from then on, and the search goes on.
 
     Parameters
     ----------
@@ -74,6 +75,10 @@ class Frontier:
     progress: Progress = lambda _what, _done, _total: None
     stop: Callable[[], bool] = lambda: False
     time_limit_s: float | None = None
+    confirmed: bool | None = field(default=None, init=False)
+    """Whether the plan that `explore` found keeps the limits in fresh hours; None where none was simulated."""
+    broken: list[Hour] = field(default_factory=list, init=False)
+    """The fresh hours that it breaks."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,14 +95,20 @@ class Frontier:
         self.raised = self.workload if replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = Hours(self.seed, self.over)
         self._predictor = search_predictor(self.profile, self.seed)
+        self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours)
+        self._split()
+
+    def _split(self) -> None:
+        """Split the adapters that break their limits alone in one of the hours."""
         self.progress("hottest adapters alone", 0, 0)
-        self.parts = Replicas(self.workload, needed(self.hours, self.raised, self.profile, self.max_replicas))
+        parts = needed(self.kept, self.profile, self.max_replicas)
+        self.parts = Replicas(self.workload, parts)
         self._calm = self.parts.fleet.with_arrivals(Arrivals())
 
     @property
-    def required(self) -> int:
-        """How many adapters must keep their limits."""
-        return math.ceil(self.workload.slo.adapter_share * len(self.workload) - 1e-9)
+    def hopeless(self) -> bool:
+        """Whether more adapters than may break their limits do so on GPUs of their own."""
+        return len(self.workload) - len(self.parts.too_hot) < self.kept.required
 
     def over(self) -> bool:
         """Whether to end with the best plan so far."""
@@ -124,7 +135,7 @@ class Frontier:
             self.progress(f"{n_gpus} GPUs", 0, 0)
             best: list[Bin] = []
             for bins in self._proposed(n_gpus):
-                settled = self._settled(bins, self.raised)
+                settled = self._settled(bins, self.kept.hours)
                 if self.spare:
                     settled = self._with_spare_slots(settled)
                 if not best or self._cost(settled) < self._cost(best):
@@ -153,23 +164,49 @@ class Frontier:
             step = max(1, round(0.1 * n))
             here, there = self.at(n), self.at(min(high, n + step))
             ttft, itl = there.p95_ttft_ms / here.p95_ttft_ms, there.mean_itl_ms / here.mean_itl_ms
-            if here.holds and ttft > 1.0 - GAIN and itl > 1.0 - GAIN / 2:
+            if (here.holds or self.hopeless) and ttft > 1.0 - GAIN and itl > 1.0 - GAIN / 2:
                 return
             n = there.n_gpus
 
-    def explore(self, max_gpus: int | None = None) -> FrontierPoint | None:
-        """Fill the points; the one with the fewest GPUs that holds, or None up to `max_gpus`."""
-        most = len(self._calm) + self.spare
-        high = most if max_gpus is None else min(max_gpus, most)
-        low = min(self.fewest() + self.spare, high)
+    def explore(self, max_gpus: int | None = None, *, verify: bool = True) -> FrontierPoint | None:
+        """Fill the points; the one with the fewest GPUs that holds, or None up to `max_gpus`.
+
+        `verify`: simulate it on fresh hours and search on where one of them breaks it, `ROUNDS` times at most.
+        """
+        low = min(self.fewest() + self.spare, self._most(max_gpus))
         while low > 1 + self.spare and self.at(low - 1).holds and not self.over():
             low = max(1 + self.spare, low // 2)  # the solver's limits are narrower than the twin's
-        if len(self.workload) - len(self.parts.too_hot) < self.required:
-            self.at(low)
-            return None
-        first = self.first_that_holds(low, high)
-        self.extend(first or low, high)
+        first = None if self.hopeless else self.first_that_holds(low, self._most(max_gpus))
+        for number in range(ROUNDS if verify else 0):
+            if first is None or self.over():
+                break
+            self.progress("fresh hours", number + 1, ROUNDS)
+            bins = self.at(first).plan.bins
+            self.broken = self.kept.broken_later(bins, number)
+            self.confirmed = not self.broken
+            if self.confirmed or number == ROUNDS - 1:
+                break
+            self.confirmed = None
+            self._keep(max(self.broken, key=lambda hour: max(self.kept.used(bins, [hour]))))
+            first = None if self.hopeless else self.first_that_holds(first, self._most(max_gpus))
+        self.extend(first or low, self._most(max_gpus))
         return None if first is None else self.at(first)
+
+    def _most(self, max_gpus: int | None) -> int:
+        """More GPUs than this are of no use, or not at hand."""
+        most = len(self._calm) + self.spare
+        return most if max_gpus is None else min(max_gpus, most)
+
+    def _keep(self, hour: Hour) -> None:
+        """Hold plans to a further hour: those that kept the limits so far are made, or looked at, again."""
+        self.kept.add(hour)
+        before, first = self.parts.parts, min((n for n, p in self._points.items() if p.holds), default=0)
+        self._split()
+        for n, point in list(self._points.items()):
+            if n == first or (n > first and self.parts.parts != before):
+                del self._points[n]
+            elif n > first:
+                self._points[n] = self.point_of(point.plan.bins)
 
     def _solved(self, objective: str, **given: Any) -> Plan:
         return solve(
@@ -197,20 +234,20 @@ class Frontier:
         for lost in range(len(bins)):
             left, _ = without_server(self.workload, bins, lost)
             others = [k for k in range(len(bins)) if k != lost]
-            for k, item in zip(others, self._settled(left, self.workload), strict=True):
+            for k, item in zip(others, self._settled(left, [self.kept.given]), strict=True):
                 slots[k] = max(slots[k], item.max_loras)
         return [
             replace(item, settings=self.profile.settings(most, item.max_lora_rank))
             for item, most in zip(bins, slots, strict=True)
         ]
 
-    def _settled(self, bins: Sequence[Bin], fleet: Workload) -> list[Bin]:
+    def _settled(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Bin]:
         """Each server with the number of slots that keeps its limits best; more are tried where they are tight."""
         best = list(bins)
         open_ = set(range(len(best)))
         slots = [item.max_loras for item in best]
         while open_ and not self.over():
-            used = self._used(best, fleet)
+            used = self.kept.used(best, hours)
             open_ = {k for k in open_ if used[k] > TIGHT and slots[k] < len(best[k].adapters)}
             tries = [
                 (k, most)
@@ -222,7 +259,8 @@ class Frontier:
                 for k, most in tries
             ]
             better = dict.fromkeys(open_, False)
-            for (k, most), other, found in zip(tries, others, self._used(others, fleet), strict=True):
+            tried = self.kept.used(others, hours, [used[k] for k, _ in tries])
+            for (k, most), other, found in zip(tries, others, tried, strict=True):
                 slots[k] = max(slots[k], most)
                 if found < used[k]:
                     best[k], used[k], better[k] = other, found, True
@@ -235,22 +273,12 @@ class Frontier:
 
     def _cost(self, bins: Sequence[Bin]) -> float:
         """What settled servers are compared by: how far they exceed their limits."""
-        return sum(max(1.0, min(used, 1e6)) for used in self._used(bins, self.raised))
-
-    def _used(self, bins: Sequence[Bin], fleet: Workload) -> list[float]:
-        """How much of its limits each server uses."""
-        limit_ms = self.workload.slo.limits.p95_ttft_ms
-        return [
-            hour.used
-            if hour.figures.memory_error or math.isfinite(hour.used)
-            # Among servers that starve or queue, less delay is still better.
-            else STARVING + hour.figures.mean_ttft_ms / limit_ms
-            for hour in self.hours.all(bins, fleet)
-        ]
+        return sum(max(1.0, min(used, 1e6)) for used in self.kept.used(bins))
 
     def _keeps(self, bins: Sequence[Bin]) -> bool:
-        """Whether the limits are kept at the raised rates, and on what is left when any one server is lost."""
-        if not self.within(self.raised, bins, self.hours.all(bins, self.raised)):
+        """Whether the limits are kept at the raised rates and those given, and on what is left when any one server is
+        lost."""
+        if not all(self.kept.within(bins, hour) for hour in (*self.kept.hours, self.kept.given)):
             return False
         if not self.spare:
             return True
@@ -259,28 +287,7 @@ class Frontier:
 
     def _survives(self, bins: Sequence[Bin], lost: int) -> bool:
         left, unplaced = without_server(self.workload, bins, lost)
-        return (
-            bool(left)
-            and not unplaced
-            and self.within(self.workload, left, self.hours.all(left, self.workload))
-        )
-
-    def within(self, fleet: Workload, bins: Sequence[Bin], hours: Sequence[ServerHour]) -> bool:
-        """Whether no server starves or has a queue that grows, and enough adapters keep their limits."""
-        if not all(served and stable for _, stable, served in (hour.keeps for hour in hours)):
-            return False
-        used = merged(fleet, bins, hours).slo_used
-        return int((used <= 1.0).sum()) >= self.required
-
-    def confirmed(self, bins: Sequence[Bin]) -> bool:
-        """Whether the limits are kept in another hour, at the rates as given."""
-        fresh = self.hours.all(bins, self.workload, seed=self.seed + FRESH_SEED)
-        return self.within(self.workload, bins, fresh)
-
-    def later(self, bins: Sequence[Bin]) -> AdapterFigures:
-        """What each adapter gets in another hour."""
-        fresh = self.hours.all(bins, self.workload, seed=self.seed + FRESH_SEED)
-        return merged(self.workload, bins, fresh)
+        return bool(left) and not unplaced and self.kept.within(left, self.kept.given)
 
     def rooms(self, bins: Sequence[Bin]) -> tuple[Room, ...]:
         """How far the rates of each server may grow, and what limits it; nothing for more than `HEADROOM_GPUS`."""
@@ -295,7 +302,9 @@ class Frontier:
         requests = np.concatenate([hour.ttft_ms for hour in hours])
         figures = Evaluations.of([hour.figures for hour in hours])
         starving = tuple(k for k, hour in enumerate(raised) if not hour.figures.feasible)
+        used = self.kept.used(bins, (*self.kept.hours, self.kept.given))
         prices = [item.profile.gpu.price_per_hour for item in bins]
+        holds = self._keeps(bins)
         plan = Plan(
             self.workload,
             tuple(bins),
@@ -320,9 +329,10 @@ class Frontier:
             _average(figures.slo_attainment, np.array([item.rates(self.workload).sum() for item in bins])),
             float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
             None if None in prices else sum(price or 0.0 for price in prices),
-            self._keeps(bins),
+            holds,
+            not holds and self.kept.within(bins, (self.raised, self.seed)) and max(used) > 1.0,
             starving,
-            tuple(k for k, hour in enumerate(raised) if hour.used > 1.0 and k not in starving),
+            tuple(k for k, used in enumerate(used) if used > 1.0 and k not in starving),
             plan,
         )
 

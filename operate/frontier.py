@@ -30,11 +30,13 @@ class FrontierPoint:
     price_per_hour
         Of all GPUs, by the profile's price; None where it has none.
     holds
-        Whether enough adapters keep their limits with every rate raised by the margin, and with `spare` at the
-        rates as given on the GPUs that are left when any one is lost.
+        Whether enough adapters keep their limits with every rate raised by the margin, in every further hour that
+        plans were made for, and with `spare` at the rates as given on the GPUs that are left when any one is lost.
+    broken_later
+        Whether the limits are kept in the first hour and broken in a further one.
     starving, queueing
         Numbers of the GPUs that starve or do not start; of those that serve their load, but have a queue that
-        grows or an adapter beyond its limits.
+        grows or an adapter beyond its limits in one of the hours.
     plan
         The plan.
     """
@@ -48,6 +50,7 @@ class FrontierPoint:
     goodput_tok_s: float
     price_per_hour: float | None
     holds: bool
+    broken_later: bool
     starving: tuple[int, ...]
     queueing: tuple[int, ...]
     plan: Plan

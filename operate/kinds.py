@@ -113,7 +113,7 @@ def _mixed(
         if plan.status is Status.INFEASIBLE or len({item.profile for item in plan.bins}) < 2:
             return None
         point = job.point_of(plan.bins)
-        if point.holds and job.confirmed(plan.bins):
+        if point.holds and not job.kept.broken_later(plan.bins):
             rooms = job.rooms(plan.bins)
             kept = replace(
                 point.plan, rooms=rooms, headroom=tuple(room.headroom for room in rooms), verified=True

@@ -11,7 +11,7 @@ import numpy as np
 from packer.gpu import Kinds, kinds_of, serving
 from packer.operate.explore import Frontier
 from packer.operate.frontier import FrontierPoint, Progress
-from packer.operate.replicas import MOST_REPLICAS
+from packer.operate.replicas import MOST_REPLICAS, part
 from packer.plan import Plan, Status
 from packer.room import Room
 from packer.slo import Slo
@@ -19,8 +19,6 @@ from packer.solvers.candidates import beyond_measured
 from packer.twin.hours import LEVELS
 from packer.workload import Workload
 
-CONFIRMATIONS = 3
-"""How often more GPUs are tried, each time a tenth more of them, if the goal does not hold in a fresh hour."""
 BEYOND = 64
 """Up to how many GPUs more than those at hand are looked for to say how many would do."""
 
@@ -59,7 +57,8 @@ def recommend(
     max_gpus
         GPUs at hand; where they do not suffice, the plan on them is infeasible and says how many would.
     verify
-        Simulate the plan again on a fresh hour, and take more GPUs if the goal breaks then.
+        Simulate the plan again on fresh hours, three if its arrivals come in bursts; plan again, and for those hours
+        too, where one breaks the goal.
     max_replicas
         Over how many GPUs one adapter may be split; None: as many as the hottest one needs.
     spare
@@ -80,37 +79,28 @@ def recommend(
         max_gpus = min(max_gpus or kinds[0].available, kinds[0].available)
     fleet = workload if slo is None else replace(workload, slo=slo)
     job = Frontier(fleet, kinds[0].profile, margin, max_replicas, spare, seed, progress, stop, time_limit_s)
-    best = job.explore(max_gpus)
+    best = job.explore(max_gpus, verify=verify)
     if best is None:
         return _missed(job, max_gpus)
-    broken: list[int] = []
-    checked = verify and not job.over()
-    confirmed = not checked or job.confirmed(best.plan.bins)
-    for extra in range(1, CONFIRMATIONS + 1):
-        if confirmed or (max_gpus is not None and best.n_gpus >= max_gpus) or job.over():
-            break
-        more = max(1, round(0.1 * extra * best.n_gpus))
-        n_gpus = best.n_gpus + (more if max_gpus is None else min(more, max_gpus - best.n_gpus))
-        progress(f"{n_gpus} GPUs, fresh hour", extra, CONFIRMATIONS)
-        broken.append(best.n_gpus)
-        best = job.at(n_gpus)
-        confirmed = best.holds and job.confirmed(best.plan.bins)
-    reasons = best.plan.reasons if confirmed else (*best.plan.reasons, _breaks_later(job, best))
+    reasons = (
+        best.plan.reasons if job.confirmed is not False else (*best.plan.reasons, _breaks_later(job, best))
+    )
     progress("room to grow", 0, 0)
     rooms = () if job.over() else job.rooms(best.plan.bins)
     plan = replace(
         best.plan,
         rooms=rooms,
         headroom=tuple(room.headroom for room in rooms),
-        verified=confirmed if checked else None,
+        verified=job.confirmed,
         reasons=reasons,
     )
-    return _finished(job, plan, best, holds=confirmed, broken=broken)
+    return _finished(job, plan, best, holds=job.confirmed is not False)
 
 
 def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
-    """Which adapter breaks its limits most in another hour, and what would help."""
-    used = np.nan_to_num(job.later(point.plan.bins).slo_used, nan=np.inf, posinf=np.inf)
+    """Which adapter breaks its limits most in the fresh hours that break them, and what would help."""
+    hours = [job.kept.adapters(point.plan.bins, hour) for hour in job.broken]
+    used = np.max([np.nan_to_num(each.slo_used, nan=np.inf, posinf=np.inf) for each in hours], axis=0)
     worst = int(used.argmax())
     how = (
         f"uses {used[worst]:.0%} of its limits"
@@ -124,51 +114,62 @@ def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
 
 
 def _missed(job: Frontier, max_gpus: int | None) -> Plan:
-    """The plan on the GPUs at hand, which breaks the goal, with what would keep it."""
-    nearest = job.points[-1]
+    """The plan on which the fewest adapters break the goal, with what would keep it."""
+    nearest = min(
+        job.points, key=lambda point: (len(point.starving), job.kept.breaking(point.plan.bins), point.n_gpus)
+    )
     reasons: tuple[str, ...] = ()
-    enough = None
-    if not job.parts.too_hot and max_gpus is not None and nearest.n_gpus == max_gpus:
-        enough = job.first_that_holds(max_gpus + 1, max_gpus + BEYOND)
-    if enough is not None:
-        reasons = (f"{enough} GPUs keep the goal: --gpus {enough}.",)
-    elif job.parts.too_hot:
-        adapter = job.workload.adapters[job.parts.too_hot[0]]
-        allowed = MOST_REPLICAS if job.max_replicas is None else job.max_replicas
-        alone = (
-            "on a GPU of its own" if allowed == 1 else f"even in {allowed} equal parts on GPUs of their own"
-        )
-        reasons = (
-            f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {alone}. What would help: "
-            f"{'' if job.max_replicas is None else '--max-replicas, '}a faster GPU, or a wider --slo.",
-        )
+    if job.hopeless:
+        reasons = (_unreachable(job),)
     elif job.over():
         reasons = ("The search ended before a plan was found that keeps the goal: a longer --time-limit.",)
+    elif max_gpus is not None and job.points[-1].n_gpus == max_gpus:
+        enough = job.first_that_holds(max_gpus + 1, max_gpus + BEYOND)
+        reasons = () if enough is None else (f"{enough} GPUs keep the goal: --gpus {enough}.",)
     return _finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
 
 
-def _finished(
-    job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool, broken: Sequence[int] = ()
-) -> Plan:
-    queues = tuple(f"GPU {k} breaks the goal: {job.workload.slo}" for k in point.queueing)
-    starves = tuple(f"GPU {k} starves or does not start" for k in point.starving)
+def _unreachable(job: Frontier) -> str:
+    """What the hottest adapter that breaks the goal on GPUs of its own gets there, and what would help."""
+    i = job.parts.too_hot[0]
+    adapter = job.workload.adapters[i]
+    allowed = MOST_REPLICAS if job.max_replicas is None else job.max_replicas
+    alone = part(job.workload, job.profile, i, allowed)
+    figures = job.kept.adapters([alone], (job.raised, job.seed))
+    ttft_ms, itl_ms = float(figures.p95_ttft_ms[i]), float(figures.mean_itl_ms[i])
+    where = "on a GPU of its own" if allowed == 1 else f"even in {allowed} equal parts on GPUs of their own"
+    return (
+        f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: p95 TTFT {_latency(ttft_ms)}, "
+        f"ITL {itl_ms:.0f} ms there. What would help: {'' if job.max_replicas is None else '--max-replicas, '}"
+        "a faster GPU, or a wider --slo."
+    )
+
+
+def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -> Plan:
+    which = (
+        ("starve", "or do not start", point.starving),
+        ("break", "the goal", () if holds else point.queueing),
+    )
+    broken = [_listed(gpus, verb, rest) for verb, rest, gpus in which if gpus]
     return replace(
         plan,
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
         objective="recommend",
-        reasons=(*plan.reasons, *beyond_measured(plan.bins)[:8], *starves[:8], *queues[:8]),
+        reasons=(*plan.reasons, *beyond_measured(plan.bins)[:8], *broken),
         runtime_s=time.monotonic() - job.started,
         interrupted=job.stop(),
         time_limit_reached=job.over() and not job.stop(),
         details={
             "decision": decision(
-                point, job.points, plan.rooms, job.workload.slo, holds=holds, broken=broken, spare=job.spare
+                point,
+                job.points,
+                plan.rooms,
+                job.workload.slo,
+                breaking=None if holds else job.kept.breaking(point.plan.bins),
+                reachable=not job.hopeless,
+                spare=job.spare,
             ),
-            "frontier": [
-                each.to_dict() | {"broken_later": each.n_gpus in broken}
-                for each in job.points
-                if not each.starving
-            ],
+            "frontier": [each.to_dict() for each in job.points if not each.starving],
         },
     )
 
@@ -179,15 +180,16 @@ def decision(
     rooms: Sequence[Room],
     slo: Slo,
     *,
-    holds: bool,
-    broken: Sequence[int] = (),
+    breaking: int | None,
+    reachable: bool = True,
     spare: int = 0,
 ) -> str:
     """What to deploy and what fewer GPUs would give, in a sentence or two.
 
-    `broken`: numbers of GPUs that hold in the first simulated hour and not in the second; `spare`: GPUs that may be
-    lost.
+    `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
+    it; `spare`: GPUs that may be lost.
     """
+    holds = breaking is None
     text = (
         f"{_gpus(best.n_gpus)}: TTFT p95 {_latency(best.p95_ttft_ms)}, worst adapter "
         f"{_latency(best.worst_adapter_ttft_ms)}, ITL {best.mean_itl_ms:.0f} ms"
@@ -201,7 +203,9 @@ def decision(
         text += f", {best.price_per_hour:,.2f} per hour"
     if spare and holds:
         text += "; the goal is kept when any GPU is lost"
-    text += "." if holds else f". This breaks the goal ({slo})."
+    n = len(best.plan.workload)
+    text += "." if holds else f". This breaks the goal ({slo}): {breaking:,} of {n:,} adapters are beyond it."
+    text += "" if reachable else " No number of GPUs keeps it."
     fewer = [point for point in points if point.n_gpus < best.n_gpus]
     parts = []
     if serving := [point for point in fewer if not point.starving]:
@@ -209,19 +213,27 @@ def decision(
         parts.append(
             f"{_gpus(last.n_gpus)} {'serves' if last.n_gpus == 1 else 'serve'} it with "
             f"{_latency(last.p95_ttft_ms)}, worst adapter {_latency(last.worst_adapter_ttft_ms)}"
-            f"{_shortcoming(last, broken, spare)}"
+            f"{_shortcoming(last, spare)}"
         )
     if starving := [point.n_gpus for point in fewer if point.starving]:
         parts.append(f"{starving[-1]} starve{'s' if starving[-1] == 1 else ''}")
     return f"{text} {'; '.join(parts)}." if parts else text
 
 
-def _shortcoming(point: FrontierPoint, broken: Sequence[int], spare: int) -> str:
+def _shortcoming(point: FrontierPoint, spare: int) -> str:
     """Why a number of GPUs whose latency may look fine is not enough."""
     breaks = f", and break{'s' if point.n_gpus == 1 else ''} the goal"
-    if point.n_gpus in broken:
+    if point.broken_later:
         return f"{breaks} in another hour"
     return f"{breaks} when a GPU is lost" if spare and not point.queueing else ""
+
+
+def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:
+    """Which GPUs do something, in one line."""
+    if len(gpus) == 1:
+        return f"GPU {gpus[0]} {verb}s {rest.replace('do not', 'does not')}"
+    more = f" and {len(gpus) - 8} more" if len(gpus) > 8 else ""
+    return f"GPUs {', '.join(map(str, gpus[:8]))}{more} {verb} {rest}"
 
 
 def _gpus(count: int) -> str:

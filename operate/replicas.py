@@ -9,40 +9,46 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.checks import slot_rank_for
+from packer.operate.kept import KeptHours
 from packer.profile import Profile
-from packer.twin.hours import Hours
 from packer.workload import Workload
 
 MOST_REPLICAS = 64
 """An adapter is split into no more parts unless more are allowed."""
 
 
-def needed(hours: Hours, fleet: Workload, profile: Profile, allowed: int | None) -> dict[int, int | None]:
+def part(fleet: Workload, profile: Profile, i: int, parts: int) -> Bin:
+    """A server of its own for one of the equal parts of an adapter."""
+    return Bin((i,), profile.settings(1, slot_rank_for(fleet.adapters[i].rank)), profile, (1.0 / parts,))
+
+
+def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, int | None]:
     """Fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` do not do.
 
     Of each class of limits, adapters are tried by falling load until one needs no more than one GPU.
 
     Parameters
     ----------
-    hours, fleet
-        Simulated hours, and the fleet at the rates that servers must carry.
+    kept
+        The hours in which the limits must be kept. Once more adapters than may break them do so, no others are tried.
     allowed
         Most parts; None for `MOST_REPLICAS`.
     """
     most = MOST_REPLICAS if allowed is None else allowed
     found: dict[int, int | None] = {}
+    fleet = kept.workload
 
     def holds(i: int, parts: int) -> bool:
-        rank = slot_rank_for(fleet.adapters[i].rank)
-        item = Bin((i,), profile.settings(1, rank), profile, (1.0 / parts,))
-        return hours.one(item, fleet).used <= 1.0
+        return kept.used([part(fleet, profile, i, parts)], most=[1.0])[0] <= 1.0
 
     settled: set[str | None] = set()
     for i in np.argsort(-fleet.offered_tok_s_by_adapter, kind="stable").tolist():
         kind = fleet.adapters[i].slo_class
         if kind in settled:
             continue
-        if holds(i, 1) or hours.stop():
+        if sum(parts is None for parts in found.values()) > len(fleet) - kept.required:
+            break
+        if holds(i, 1) or kept.simulated.stop():
             settled.add(kind)
             continue
         below, parts = 1, 2

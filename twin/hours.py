@@ -64,10 +64,6 @@ class Hours:
         self._stored.update(zip(missing, map(_hour, runs), strict=True))
         return [self._stored[key] for key in keys]
 
-    def one(self, item: Bin, fleet: Workload) -> ServerHour:
-        """One hour of a server."""
-        return self.all([item], fleet)[0]
-
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
         """How far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then.
 

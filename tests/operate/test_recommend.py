@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from packer.operate.recommend import decision
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.room import Room
+from packer.twin import hours
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +143,8 @@ def test_slots_are_added_where_the_goal_breaks(server: Profile) -> None:
     fleet = Workload([Adapter(f"a{k}", 8, 0.2) for k in range(32)])
     job = Frontier(fleet, server, margin=0.0)
     tight = Bin(tuple(range(32)), server.settings(1, 8), server)
-    (settled,) = job._settled([tight], fleet)
-    assert job._used([tight], fleet)[0] > 1.0 >= job._used([settled], fleet)[0]
+    (settled,) = job._settled([tight], job.kept.hours)
+    assert job.kept.used([tight])[0] > 1.0 >= job.kept.used([settled])[0]
     assert settled.max_loras > 1
 
 
@@ -151,7 +153,7 @@ def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, 
     points = packer.frontier(fleet, server, max_gpus=2)
     last = replace(points[-1], n_gpus=9)
     fewer = [replace(points[-1], n_gpus=7, starving=(0,)), replace(points[-1], n_gpus=8)]
-    text = decision(last, [*fewer, last], (Room(1.21, 1.5, 1.6), Room(1.5, 1.5, 1.5)), Slo(), holds=True)
+    text = decision(last, [*fewer, last], (Room(1.21, 1.5, 1.6), Room(1.5, 1.5, 1.5)), Slo(), breaking=None)
     assert text.count("holds to") == 1
     assert "holds to +21%" in text
     assert "8 GPUs serve it with" in text
@@ -165,3 +167,39 @@ def test_many_quiet_adapters_share_a_gpu(server: Profile) -> None:
     found = packer.recommend(fleet, server)
     assert (found.status, found.n_gpus) == (Status.FEASIBLE, 1)
     assert "holds 800 adapters, beyond the 384 up to which" in found.reasons[0]
+
+
+def test_bursts_beyond_a_server_split_the_adapter_further(server: Profile) -> None:
+    """An hour whose bursts break the plan is planned for: the adapter gets more parts, and every point that keeps the
+    goal does so by the figures that are shown."""
+    fleet = packer.read_workload("examples/workloads/azure-code-2023.csv").subset([0, 1, 2])
+    found = packer.recommend(fleet, server)
+    assert (found.status, found.verified) == (Status.FEASIBLE, True)
+    for seed in (5, 6):
+        for item in found.bins:
+            run = packer.simulate(item.workload(fleet), server, max_loras=1, max_lora_rank=16, seed=seed)
+            assert run.worst_adapter_ttft_ms <= 2 * 2000
+    rows = found.details["frontier"]
+    assert isinstance(rows, list)
+    assert all(row["worst_adapter_ttft_ms"] <= 2000 for row in rows if row["holds"])
+    (below,) = [row for row in rows if row["n_gpus"] == found.n_gpus - 1]
+    assert not below["holds"]
+
+
+def test_a_goal_that_no_server_keeps_is_answered_with_what_can_be_kept(
+    server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frontier, the latency that the adapter gets on GPUs of its own, and not 64 parts of every adapter tried."""
+    fleet = Workload([Adapter(f"a{k}", 16, 0.4) for k in range(60)])
+    simulated = []
+    one = hours._run
+    monkeypatch.setattr(hours, "_run", lambda *job: simulated.append(job) or one(*job))
+    found = packer.recommend(fleet, server, slo=Slo.of(p95_ttft_ms=20.0))
+    assert found.status is Status.INFEASIBLE
+    assert "60 of 60 adapters are beyond it. No number of GPUs keeps it." in str(found.details["decision"])
+    assert re.search(r"on GPUs of their own: p95 TTFT \d+ ms, ITL \d+ ms there", found.reasons[0])
+    rows = found.details["frontier"]
+    assert isinstance(rows, list)
+    assert len(rows) > 2
+    assert rows[-1]["p95_ttft_ms"] < rows[0]["p95_ttft_ms"]
+    assert len({item.adapters for item, *_ in simulated if len(item.adapters) == 1}) == 1

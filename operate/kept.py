@@ -1,0 +1,111 @@
+"""The hours in which plans must keep the latency limits, and what servers use of them there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.evaluation import AdapterFigures
+from packer.solvers.verify import FRESH_SEED
+from packer.twin.hours import Hours, merged
+from packer.workload import Workload
+
+Hour = tuple[Workload, int]
+"""A fleet, and the seed of the hour in which it is simulated."""
+VARYING = ("bursty", "unpredictable")
+"""Arrivals of which one hour is unlike another."""
+FRESH_HOURS = 3
+"""Fresh hours that a plan for such arrivals is simulated on; one is enough for others."""
+STARVING = 1e3
+"""Servers that starve or queue use their limits at least so many times."""
+
+
+@dataclass(eq=False)
+class KeptHours:
+    """The hours in which the limits of a fleet must be kept.
+
+    Parameters
+    ----------
+    workload, raised
+        The fleet at the rates as given, and raised by the margin.
+    seed
+        Of the first hour.
+    simulated
+        Hours of servers.
+    """
+
+    workload: Workload
+    raised: Workload
+    seed: int
+    simulated: Hours
+    hours: list[Hour] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hours = [(self.raised, self.seed)]
+        self._varies = self.workload.arrivals.kind in VARYING
+        if self._varies:
+            self.hours.append(self.given)
+
+    @property
+    def given(self) -> Hour:
+        """The hour whose figures are shown: the rates as given."""
+        return self.workload, self.seed
+
+    @property
+    def required(self) -> int:
+        """How many adapters must keep their limits."""
+        return math.ceil(self.workload.slo.adapter_share * len(self.workload) - 1e-9)
+
+    def add(self, hour: Hour) -> None:
+        """From now on keep the limits in this hour, too; it is simulated first, since it breaks most."""
+        self.hours.insert(0, hour)
+
+    def used(
+        self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None, most: Sequence[float] | None = None
+    ) -> list[float]:
+        """How much of its limits each server uses in the worst of the hours; None: of all that are kept.
+
+        A server that uses `most` of them, or starves or queues, in one hour is not simulated in the next.
+        """
+        limit_ms = self.workload.slo.limits.p95_ttft_ms
+        worst = [0.0] * len(bins)
+        enough = [STARVING] * len(bins) if most is None else [min(STARVING, used) for used in most]
+        for fleet, seed in self.hours if hours is None else hours:
+            open_ = [k for k, used in enumerate(worst) if used < enough[k]]
+            found = self.simulated.all([bins[k] for k in open_], fleet, seed=seed)
+            for k, hour in zip(open_, found, strict=True):
+                used = hour.used
+                if not hour.figures.memory_error and not math.isfinite(used):
+                    # Among servers that starve or queue, less delay is still better.
+                    used = STARVING + hour.figures.mean_ttft_ms / limit_ms
+                worst[k] = max(worst[k], used)
+        return worst
+
+    def within(self, bins: Sequence[Bin], hour: Hour) -> bool:
+        """Whether no server starves or has a queue that grows in that hour, and enough adapters keep their limits."""
+        fleet, seed = hour
+        hours = self.simulated.all(bins, fleet, seed=seed)
+        if not all(served and stable for _, stable, served in (hour.keeps for hour in hours)):
+            return False
+        used = merged(fleet, bins, hours).slo_used
+        return int((used <= 1.0).sum()) >= self.required
+
+    def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
+        """Hours of the `number`-th set of fresh ones, at the rates as given, that break the limits."""
+        count = FRESH_HOURS if self._varies else 1
+        fresh = ((self.workload, self.seed + FRESH_SEED * (1 + number * count + k)) for k in range(count))
+        return [hour for hour in fresh if not self.within(bins, hour)]
+
+    def breaking(self, bins: Sequence[Bin]) -> int:
+        """How many adapters break their limits in one of the hours."""
+        used = [self.adapters(bins, hour).slo_used for hour in (*self.hours, self.given)]
+        return int((np.nan_to_num(np.array(used), nan=np.inf).max(axis=0) > 1.0).sum())
+
+    def adapters(self, bins: Sequence[Bin], hour: Hour) -> AdapterFigures:
+        """What each adapter gets in an hour."""
+        fleet, seed = hour
+        return merged(fleet, bins, self.simulated.all(bins, fleet, seed=seed))
