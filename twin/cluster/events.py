@@ -40,9 +40,14 @@ def deal(c: Servers, assigned: IntArray, first: int) -> int:
 @njit(**ENGINE_FLAGS)
 def run_all_until(c: Servers, until_s: float, engines: Engines) -> None:
     """Every server executes the steps that start before `until_s`."""
-    for s in range(c.wake_s.size):
-        if c.wake_s[s] <= until_s:
-            run_until(c, s, until_s, engines)
+    s, count = 0, c.wake_s.size
+    while True:
+        while s < count and c.wake_s[s] > until_s:  # a loop of its own: few servers have something to do
+            s += 1
+        if s == count:
+            return
+        run_until(c, s, until_s, engines)
+        s += 1
 
 
 @njit(**ENGINE_FLAGS)

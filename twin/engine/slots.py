@@ -21,10 +21,10 @@ from packer.twin.engine.state import (
     HOST_PLACES, IDLE_AFTER, IDLE_BEFORE, IN_BATCH, JOINED, JOINERS, JOINING, KV_BLOCKS, LARGEST, LAST_USE,
     LOAD_MS, MEMBERS, NO_LIMIT, OLDEST_IN_SLOT, OLDEST_ON_HOST, ON_HOST, ON_HOST_COUNT,
     PREFILLS_FIRST, RANK, RANK_CLASS,
-    REQUEST_RANKS, RESIDENT, RESIDENTS, SLOTS, SPARES_BATCH, STEP, TRACK_HOST, USED, WALKED, FloatArray,
-    IntArray, numbers,
+    REQUEST_RANKS, RESIDENT, RESIDENTS, SET_MASK, SLOTS, SPARES_BATCH, STEP, TRACK_HOST, USED, WALKED, WALK_ROW,
+    FloatArray, IntArray, numbers,
 )  # fmt: skip
-from packer.twin.engine.walk_order import enter, order
+from packer.twin.engine.walk_order import enter, note_leave, order
 from packer.twin.flags import ENGINE_FLAGS
 
 
@@ -69,14 +69,16 @@ def oldest(
     walk, for those that are still resident according to `column`; `ints[cursor]` is where the search stands. `p`
     NO_LIMIT: only idle ones are evicted.
     """
-    step = ints[STEP]
-    if p == NO_LIMIT or (idle > 0 and adapters[idle, LAST_USE] < step + 1):
+    if p == NO_LIMIT or (idle > 0 and adapters[idle, LAST_USE] < ints[STEP] + 1):
         return idle
-    order, now = (step + 1) & 1, WALKED + (step & 1)
-    for i in range(ints[cursor], sets.shape[1]):
-        a = sets[order, i]
-        touched = adapters[a, IN_BATCH] > 0 and adapters[a, now] <= p
-        if a > 0 and adapters[a, column] == 1 and not touched:
+    row = ints[WALK_ROW]
+    for i in range(ints[cursor], ints[SET_MASK + 1 - row] + 1):
+        a = sets[1 - row, i]
+        if (
+            a > 0
+            and adapters[a, column] == 1
+            and (adapters[a, IN_BATCH] == 0 or adapters[a, WALKED + row] > p)
+        ):
             ints[cursor] = i
             return int(a)
     return idle
@@ -101,7 +103,7 @@ def forget(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, linked: 
 def outside(ints: IntArray, adapters: IntArray, a: int, p: int) -> bool:
     """Whether adapter row `a` is in the ring of idle ones: those of the batch are until the walk comes to them."""
     joined = adapters[a, JOINED] == ints[STEP] + 1
-    return bool(adapters[a, IN_BATCH] == 0 or (joined and adapters[a, WALKED + (ints[STEP] & 1)] > p))
+    return bool(adapters[a, IN_BATCH] == 0 or (joined and adapters[a, WALKED + ints[WALK_ROW]] > p))
 
 
 @njit(**ENGINE_FLAGS)
@@ -189,6 +191,7 @@ def walk(
         order(ints, adapters, sizes, sets, ints[STEP] - 1)
         enter(ints, adapters, sets)
         row = order(ints, adapters, sizes, sets, ints[STEP])
+        ints[WALK_ROW] = row
         ints[OLDEST_IN_SLOT] = ints[OLDEST_ON_HOST] = 0
         if ints[PREFILLS_FIRST] == 1:
             for k in range(to_visit):
@@ -196,10 +199,12 @@ def walk(
                 to_visit += bring(ints, floats, adapters, sizes, sets, loading, a, BEFORE_ALL) - 1
                 if adapters[a, LAST_USE] == ints[STEP] + 1:  # no longer what the last step touched
                     sets[1 - row, adapters[a, WALKED + 1 - row]] = 0
-        for p in range(sets.shape[1]):
+        for p in range(ints[SET_MASK + row] + 1):
             a = sets[row, p]
+            if a == 0:
+                continue
             comes = ints[PREFILLS_FIRST] == 0 and adapters[a, JOINED] == ints[STEP] + 1
-            if a > 0 and (comes or adapters[a, RESIDENT] == 0):
+            if comes or adapters[a, RESIDENT] == 0:
                 to_visit += bring(ints, floats, adapters, sizes, sets, loading, a, p) - 1
                 if to_visit == 0:
                     return
@@ -256,6 +261,7 @@ def leave(
             k -= 1
             ints[LARGEST] = k
         adapters[a, LAST_USE] = last_step + 2
+        note_leave(ints, last_step)
         e = adapters[0, IDLE_BEFORE]
         if sets.shape[1] > 1 and adapters[e, LAST_USE] == last_step + 2:
             place = WALKED + order(ints, adapters, sizes, sets, last_step)

@@ -59,9 +59,9 @@ def numbers(first: int, end: int) -> list[int]:
 # names in their labels; of the sets of adapters that the next series would name: hash, size, hash of the last
 # one counted; gaps between tokens, and those that the client does not see because their chunks were merged.
 (PENDING, PENDING_LAST, PENDING_COUNT, SERIES, NAMES, SETS, NAMED, COUNTED, GAPS, MERGED) = numbers(52, 62)
-# The walk: even and odd step whose batch is in a row of `sets`, + 1; how far the search for the least recently used
-# adapter has come in the order of the last step, for slots and for host memory.
-(SET_STEP, SET_STEP_ODD, OLDEST_IN_SLOT, OLDEST_ON_HOST) = numbers(62, 66)
+# The walk: the last step whose batch is in each of two rows of `sets`, + 1; how far the search for the least recently
+# used adapter has come in the order of the last step, for slots and for host memory.
+(SET_STEP, SET_STEP_OTHER, OLDEST_IN_SLOT, OLDEST_ON_HOST) = numbers(62, 66)
 # Rules of the engine's version, 0 or 1: see `packer.twin.engine_rules`.
 (PREFILLS_FIRST, SERIES_OF_LISTS) = numbers(66, 68)
 # The last of the requests whose prefill the step ends.
@@ -75,7 +75,10 @@ ENDED_LAST = 68
 # behind by the last look at the queue.
 (CACHE_RULE, LOADING_MODE, SLOT_LIMIT, MAX_WAIT, CLUSTER, HIGH_WATER, SINCE, DECODE_STEPS, PREFILLING, BATCH,
  ABORTED, ACTIVE_BLOCKS, LOADING_BLOCKS, TAG, UNAWAITED, BLOCKED, LEFT) = numbers(69, 86)  # fmt: skip
-N_INTS = 86
+# The walk: places of each of the two sets, - 1; row of the set of the current step; the last step that adapters joined,
+# + 1; the last step after which adapters left the batch, and the one before, + 1.
+(SET_MASK, SET_MASK_OTHER, WALK_ROW, JOIN_STEP, LEAVE_STEP, LEAVE_BEFORE) = numbers(86, 92)
+N_INTS = 92
 
 # ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the
 # next arrival (infinite if none is known); duration of the step, s, and of its loads, ms; totals; width of the
@@ -108,19 +111,19 @@ N_FLOATS = 20
 # use of the adapters outside the batch that are in slots, and in host memory alone; requests refused; step of
 # the last use + 2, step in which it joined the batch + 1; whether it was ever used; its requests that run and
 # that wait as the front end knows them; ring by entry into the batch, and whether it is in there (also for some
-# time after it has left); place in the walk of the last even and of the last odd step that was ordered; ring of those
+# time after it has left); place in each of the two sets of the walk; ring of those
 # that the next series names, where that is a list.
 (IN_BATCH, RESIDENT, ON_HOST, FIRST_KEY, HEAP, PLACE, HEAD, TAIL, IDLE_BEFORE, IDLE_AFTER, HOST_BEFORE,
  HOST_AFTER, REFUSED, LAST_USE, JOINED, KNOWN, KNOWN_RUNNING, KNOWN_WAITING, ENTRY_BEFORE, ENTRY_AFTER,
- ENTERED, WALKED, WALKED_ODD, NAMED_BEFORE, NAMED_AFTER) = numbers(0, 25)  # fmt: skip
+ ENTERED, WALKED, WALKED_OTHER, NAMED_BEFORE, NAMED_AFTER) = numbers(0, 25)  # fmt: skip
 N_ADAPTER_COLUMNS = 25
 # ---- columns of `sizes`: rank, KV blocks while in a slot (0 unless memory is unified), class of the rank,
 # hash of the name; random words for the hash of the sets of running and of waiting adapters.
 (RANK, BLOCKS, RANK_CLASS, HASH, WORD_RUNNING, WORD_WAITING) = numbers(0, 6)
 N_SIZE_COLUMNS = 6
-# ---- rows of `sets`: adapters of the batch in the order of the walk, at their places in a Python set, for an even
-# and an odd step; room to grow such a set; those that joined in this step, in that order.
-(EVEN, ODD, SPARE, JOINING) = numbers(0, 4)
+# ---- rows of `sets`: two sets of adapters of the batch in the order of the walk, at their places in a Python set; room
+# to grow such a set; those that joined in this step, in that order.
+(SPARE, JOINING) = numbers(2, 4)
 # ---- columns of `classes` (distinct ranks, ascending, from row 1): adapters in the batch, the rank, requests
 # of the inbox that are not finished.
 (MEMBERS, CLASS_RANK, UNFINISHED) = numbers(0, 3)

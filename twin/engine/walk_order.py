@@ -15,8 +15,8 @@ from numba import njit
 
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
-    ENTERED, ENTRY_AFTER, ENTRY_BEFORE, HASH, IN_BATCH, JOINED, JOINERS, JOINING, LAST_USE, SET_STEP, SPARE,
-    WALKED, IntArray,
+    ENTERED, ENTRY_AFTER, ENTRY_BEFORE, HASH, IN_BATCH, JOINED, JOINERS, JOINING, JOIN_STEP, LAST_USE, LEAVE_BEFORE,
+    LEAVE_STEP, SET_MASK, SET_STEP, SET_STEP_OTHER, SPARE, STEP, WALKED, IntArray,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 
@@ -25,8 +25,8 @@ PERTURB_SHIFT = 5
 SMALLEST = 8
 
 
-@njit(**ENGINE_FLAGS)
-def add(sets: IntArray, row: int, mask: int, adapters: IntArray, sizes: IntArray, a: int) -> None:
+@njit(inline="always", **ENGINE_FLAGS)
+def add(sets: IntArray, row: int, mask: int, sizes: IntArray, a: int) -> None:
     """Put adapter row `a` into a set of mask + 1 places."""
     perturb = sizes[a, HASH]
     home = perturb & mask
@@ -35,14 +35,13 @@ def add(sets: IntArray, row: int, mask: int, adapters: IntArray, sizes: IntArray
         for i in range(home, last + 1):
             if sets[row, i] == 0:
                 sets[row, i] = a
-                adapters[a, WALKED + row] = i
                 return
         perturb >>= PERTURB_SHIFT
         home = (home * 5 + 1 + perturb) & mask
 
 
 @njit(**ENGINE_FLAGS)
-def grow(sets: IntArray, row: int, mask: int, adapters: IntArray, sizes: IntArray, members: int) -> int:
+def grow(sets: IntArray, row: int, mask: int, sizes: IntArray, members: int) -> int:
     """Move the members of a set, in its order, to the smallest power of 2 beyond four times as many places."""
     larger = SMALLEST
     while larger <= 4 * members:
@@ -53,8 +52,23 @@ def grow(sets: IntArray, row: int, mask: int, adapters: IntArray, sizes: IntArra
         sets[row, i] = 0
     for i in range(mask + 1):
         if sets[SPARE, i] > 0:
-            add(sets, row, larger - 1, adapters, sizes, sets[SPARE, i])
+            add(sets, row, larger - 1, sizes, sets[SPARE, i])
     return larger - 1
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def note_leave(ints: IntArray, last_step: int) -> None:
+    """An adapter leaves the batch, to which it belonged last in `last_step`."""
+    if ints[LEAVE_STEP] <= last_step:
+        ints[LEAVE_BEFORE] = ints[LEAVE_STEP]
+        ints[LEAVE_STEP] = last_step + 1
+
+
+@njit(**ENGINE_FLAGS)
+def as_before(ints: IntArray, step: int, made: int) -> bool:
+    """Whether the batch of a step has the adapters, by entry, of that of the step `made` before it."""
+    left = ints[LEAVE_STEP] if ints[LEAVE_STEP] <= step else ints[LEAVE_BEFORE]
+    return bool(0 < made <= step + 1 and ints[JOIN_STEP] <= made and left < made)
 
 
 @njit(**ENGINE_FLAGS)
@@ -64,26 +78,32 @@ def order(ints: IntArray, adapters: IntArray, sizes: IntArray, sets: IntArray, s
     Its members are in the ring of entry: those in the batch that joined by then, and those touched last in that step.
     Who left earlier is taken out of the ring on the way. The row of the current step is made after that of the last.
     """
-    row = step & 1
-    if ints[SET_STEP + row] == step + 1:
-        return row
-    ints[SET_STEP + row] = step + 1
+    newer = 1 if ints[SET_STEP_OTHER] > ints[SET_STEP] else 0
+    if as_before(ints, step, ints[SET_STEP + newer]):
+        ints[SET_STEP + newer] = step + 1
+        return newer
+    row = 1 - newer
     mask, members = SMALLEST - 1, 0
-    for i in range(sets.shape[1]):
+    for i in range(SMALLEST):
         sets[row, i] = 0
     a = adapters[0, ENTRY_AFTER]
     while a != 0:
         following = adapters[a, ENTRY_AFTER]
         runs, last = adapters[a, IN_BATCH] > 0, adapters[a, LAST_USE]
         if (runs and adapters[a, JOINED] <= step + 1) or last == step + 2:
-            add(sets, row, mask, adapters, sizes, a)
+            add(sets, row, mask, sizes, a)
             members += 1
             if 5 * members >= 3 * mask:
-                mask = grow(sets, row, mask, adapters, sizes, members)
+                mask = grow(sets, row, mask, sizes, members)
         elif not runs and last < step + 2:
             unlink(adapters, ENTRY_BEFORE, a)
             adapters[a, ENTERED] = 0
         a = following
+    for i in range(mask + 1):
+        if sets[row, i] > 0:
+            adapters[sets[row, i], WALKED + row] = i
+    ints[SET_STEP + row] = step + 1
+    ints[SET_MASK + row] = mask
     return row
 
 
@@ -96,4 +116,6 @@ def enter(ints: IntArray, adapters: IntArray, sets: IntArray) -> None:
             unlink(adapters, ENTRY_BEFORE, a)
         adapters[a, ENTERED] = 1
         link_last(adapters, ENTRY_BEFORE, 0, a)
+    if ints[JOINERS] > 0:
+        ints[JOIN_STEP] = ints[STEP] + 1
     ints[JOINERS] = 0

@@ -28,7 +28,7 @@ _affinity, _matching_score = affinity.score, matching_score.score
 _predicted, _rank_aware = predicted.score, rank_aware.score
 
 
-@njit(**ENGINE_FLAGS)
+@njit(forceinline=True, **ENGINE_FLAGS)
 def score(rule: int, c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Score of server `s` for request `r`."""
     if rule == 0:
