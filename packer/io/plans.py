@@ -53,11 +53,9 @@ class MovesTable(Table):
     servers: list[int | None]
 
 
-class PlanFile(Table):
-    """The whole file, without the version of its format."""
+class PlainFields(Table):
+    """Fields of a plan that are in the file as they are, tuples as lists."""
 
-    status: Literal["optimal", "feasible", "infeasible"]
-    n_gpus: int
     objective: str
     solver: str
     predictor: str
@@ -65,20 +63,30 @@ class PlanFile(Table):
     lower_bound: float | None = None
     bound_proven: bool = False
     bound_source: str = ""
-    gap: float | None = None
     margin: float | None = None
     headroom: list[float | None] = Field(default_factory=list)
-    adapters: dict[str, list[float | None]] | None = None
-    moves: MovesTable | None = None
     interrupted: bool = False
     time_limit_reached: bool = False
     reasons: list[str] = Field(default_factory=list)
-    unplaced: list[str] = Field(default_factory=list)
     verified: bool | None = None
     runtime_s: float = 0.0
     seed: int = 0
     versions: dict[str, str] = Field(default_factory=dict)
     details: dict[str, Any] = Field(default_factory=dict)
+
+
+PLAIN = tuple(PlainFields.model_fields)
+
+
+class PlanFile(PlainFields):
+    """The whole file, without the version of its format."""
+
+    status: Literal["optimal", "feasible", "infeasible"]
+    n_gpus: int
+    gap: float | None = None
+    adapters: dict[str, list[float | None]] | None = None
+    moves: MovesTable | None = None
+    unplaced: list[str] = Field(default_factory=list)
     content: str
     gpus: list[GpuTable]
     profiles: dict[str, Any]
@@ -93,27 +101,11 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "schema": SCHEMA,
         "status": plan.status.value,
         "n_gpus": plan.n_gpus,
-        "objective": plan.objective,
-        "solver": plan.solver,
-        "predictor": plan.predictor,
-        "objective_value": [float(value) for value in plan.objective_value],
-        "lower_bound": plan.lower_bound,
-        "bound_proven": plan.bound_proven,
-        "bound_source": plan.bound_source,
+        **{name: list(value) if isinstance(value := getattr(plan, name), tuple) else value for name in PLAIN},
         "gap": plan.gap,
-        "margin": plan.margin,
-        "headroom": list(plan.headroom),
         "adapters": _adapters_to_dict(plan.adapters),
         "moves": _moves_to_dict(plan),
-        "interrupted": plan.interrupted,
-        "time_limit_reached": plan.time_limit_reached,
-        "reasons": list(plan.reasons),
         "unplaced": [names[i] for i in plan.unplaced],
-        "verified": plan.verified,
-        "runtime_s": plan.runtime_s,
-        "seed": plan.seed,
-        "versions": dict(plan.versions),
-        "details": dict(plan.details),
         "content": content(plan),
         "gpus": [
             _gpu_to_dict(k, item, plan.evaluations[k], labels[item.profile], names)
@@ -212,32 +204,19 @@ def plan_from_dict(data: Any, path: str | os.PathLike[str], *, changed: bool = F
     if file.moves is not None:
         moved = _numbers(file.moves.adapters, number, "moves.adapters", path)
         moves = Moves(moved, tuple(file.moves.servers))
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value := getattr(file, name), list) else value for name in PLAIN
+    }
     plan = Plan(
         workload=workload,
         bins=bins,
         evaluations=Evaluations.of([_evaluation(k, gpu, path, changed) for k, gpu in enumerate(file.gpus)]),
         status=Status(file.status),
-        objective=file.objective,
-        solver=file.solver,
-        predictor=file.predictor,
-        objective_value=tuple(file.objective_value),
-        lower_bound=file.lower_bound,
-        bound_proven=file.bound_proven,
-        bound_source=file.bound_source,
-        margin=file.margin,
-        headroom=tuple(file.headroom),
         rooms=_rooms(file, path),
         adapters=_adapters(file, len(workload), path),
         moves=moves,
-        interrupted=file.interrupted,
-        time_limit_reached=file.time_limit_reached,
-        reasons=tuple(file.reasons),
         unplaced=unplaced,
-        verified=file.verified,
-        runtime_s=file.runtime_s,
-        seed=file.seed,
-        versions=file.versions,
-        details=file.details,
+        **plain,
     )
     if not changed:
         _check_agreement(plan, file, path)
