@@ -8,12 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.predictors.ensemble import Ensemble
-from packer.predictors.kernels import neighbour_rows, rbf_rows
 from packer.predictors.store import Model
-from packer.predictors.targets import OUTPUTS
 
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
+
+
+BLOCK = 1024
+"""Rows at a time: the table of distances to all support vectors stays small."""
+CLOSEST = 1e-6
+"""Added to every distance, so that a point itself has a finite weight."""
 
 
 class Family(Protocol):
@@ -32,10 +36,15 @@ class Machine:
 
     def rows(self, x: Float32Array, output: int) -> FloatArray:
         """One output, float64 (n,)."""
+        from scipy.spatial.distance import cdist
+
         z = squash(x, self.arrays["center"], self.arrays["scale"])
         gamma, offset = self.arrays["constants"][output]
+        vectors, weights = self.arrays[f"vectors_{output}"], self.arrays[f"weights_{output}"]
         out = np.full(len(x), float(offset))
-        rbf_rows(z, self.arrays[f"vectors_{output}"], self.arrays[f"weights_{output}"], float(gamma), out)
+        for start in range(0, len(x) if len(vectors) else 0, BLOCK):
+            part = slice(start, start + BLOCK)
+            out[part] += np.exp(-gamma * cdist(z[part], vectors, "sqeuclidean")) @ weights
         return out
 
 
@@ -50,10 +59,13 @@ class Neighbours:
         """One output, float64 (n,); the search is done once for all outputs of the same rows."""
         last = self._last
         if last is None or last[0] is not x:
+            from scipy.spatial import KDTree
+
             z = squash(x, self.arrays["center"], self.arrays["scale"])
-            found = np.empty((len(x), len(OUTPUTS)))
-            k = int(self.arrays["k"][0])
-            neighbour_rows(z, self.arrays["points"], self.arrays["values"], k, found)
+            k = np.arange(1, int(self.arrays["k"][0]) + 1)
+            distance, near = KDTree(self.arrays["points"]).query(z, k)
+            weight = 1.0 / (distance + CLOSEST)
+            found = (weight[:, :, None] * self.arrays["values"][near]).sum(1) / weight.sum(1, keepdims=True)
             self._last = last = (x, found)
         return last[1][:, output].copy()
 

@@ -1,4 +1,4 @@
-"""Walk flattened trees, and the kernel machines' sums, compiled by Numba.
+"""Walk flattened trees, compiled by Numba.
 
 A tree is a run of nodes: `feature`, `threshold`, `left`; the right child follows the left one. A leaf points
 at itself and tests the column behind the last feature, which holds −∞, so that it is never left; its
@@ -8,8 +8,6 @@ Indices are unsigned, so that the kernel need not test whether they count from t
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import numpy.typing as npt
@@ -88,54 +86,3 @@ def leaf_of(
     for _ in range(depth):
         at = left[at] + (x[feature[at]] > threshold[at])
     return at
-
-
-@njit(**FLAGS)
-def rbf_rows(
-    x: Float32Array, vectors: Float32Array, weights: Float32Array, gamma: float, out: FloatArray
-) -> None:
-    """Add Σ weights·exp(−gamma·|x − vector|²) to `out` (n,); x (n, F), vectors (m, F), weights (m,)."""
-    for i in range(x.shape[0]):
-        total = 0.0
-        for j in range(vectors.shape[0]):
-            distance = 0.0
-            for f in range(x.shape[1]):
-                gap = x[i, f] - vectors[j, f]
-                distance += gap * gap
-            total += weights[j] * math.exp(-gamma * distance)
-        out[i] += total
-
-
-@njit(**FLAGS)
-def neighbour_rows(
-    x: Float32Array, points: Float32Array, values: Float32Array, k: int, out: FloatArray
-) -> None:
-    """Write into `out` (n, T) the mean of `values` (m, T) over the k nearest `points` (m, F), weighted by
-    1 / distance.
-    """
-    best = np.empty(k)
-    owner = np.empty(k, dtype=np.int64)
-    for i in range(x.shape[0]):
-        best[:] = np.inf
-        for j in range(points.shape[0]):
-            distance = 0.0
-            for f in range(x.shape[1]):
-                gap = x[i, f] - points[j, f]
-                distance += gap * gap
-            if distance < best[k - 1]:
-                place = k - 1
-                while place > 0 and best[place - 1] > distance:
-                    best[place] = best[place - 1]
-                    owner[place] = owner[place - 1]
-                    place -= 1
-                best[place] = distance
-                owner[place] = j
-        weight_sum = 0.0
-        out[i] = 0.0
-        for p in range(k):
-            weight = 1.0 / (math.sqrt(best[p]) + 1e-6)
-            weight_sum += weight
-            for t in range(values.shape[1]):
-                out[i, t] += weight * values[owner[p], t]
-        for t in range(values.shape[1]):
-            out[i, t] /= weight_sum

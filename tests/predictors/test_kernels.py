@@ -7,7 +7,6 @@ import pytest
 from naive_predictors import walk
 
 from packer.predictors.ensemble import Ensemble, Node, float32_below, from_lightgbm, from_sklearn
-from packer.predictors.kernels import neighbour_rows, rbf_rows
 
 WIDTH = 5
 
@@ -82,28 +81,3 @@ def test_thresholds_round_down() -> None:
     high = np.nextafter(low, np.float32(1.0))
     middle = (float(low) + float(high)) / 2
     assert low <= float32_below(middle) < high
-
-
-def test_kernel_sums_agree_with_the_formula() -> None:
-    """Support vectors: Σ weights · exp(−gamma · |x − vector|²)."""
-    rng = np.random.default_rng(3)
-    x, vectors = rng.normal(size=(9, 4)).astype(np.float32), rng.normal(size=(6, 4)).astype(np.float32)
-    weights = rng.normal(size=6).astype(np.float32)
-    out = np.full(9, 0.25)
-    rbf_rows(x, vectors, weights, 0.3, out)
-    gaps = ((x[:, None, :].astype(float) - vectors[None].astype(float)) ** 2).sum(2)
-    np.testing.assert_allclose(out, 0.25 + np.exp(-0.3 * gaps) @ weights, rtol=1e-5)
-
-
-def test_neighbours_agree_with_a_sort() -> None:
-    """The k nearest points, weighted by 1 / distance."""
-    rng = np.random.default_rng(4)
-    x, points = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=(50, 3)).astype(np.float32)
-    values = rng.normal(size=(50, 2)).astype(np.float32)
-    out = np.empty((8, 2))
-    neighbour_rows(x, points, values, 5, out)
-    for i in range(8):
-        distance = np.sqrt(((x[i].astype(float) - points) ** 2).sum(1))
-        near = np.argsort(distance)[:5]
-        weight = 1 / (distance[near] + 1e-6)
-        np.testing.assert_allclose(out[i], weight @ values[near] / weight.sum(), rtol=1e-4)
