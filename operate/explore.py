@@ -35,6 +35,8 @@ ROUNDS = 4
 GAIN = 0.1
 """A GPU more that lowers the p95 TTFT by less than this share, and the ITL by less than half of it, is no gain."""
 MOST_POINTS = 12
+LITTLE = 1.25
+"""A server with few slots whose rates may grow by less than this factor is tried with more."""
 TIGHT = 0.5
 """A server that uses more than this of its limits is tried with more slots."""
 MORE_SLOTS = (1.4, 2.0)
@@ -80,6 +82,8 @@ class Frontier:
     broken: list[Hour] = field(default_factory=list, init=False)
     """The fresh hours that it breaks."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict)
+    _number: int = field(default=0, init=False)
+    """Of the set of fresh hours that was simulated last."""
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
@@ -182,7 +186,7 @@ class Frontier:
                 break
             self.progress("fresh hours", number + 1, ROUNDS)
             bins = self.at(first).plan.bins
-            self.broken = self.kept.broken_later(bins, number)
+            self._number, self.broken = number, self.kept.broken_later(bins, number)
             self.confirmed = not self.broken
             if self.confirmed or number == ROUNDS - 1:
                 break
@@ -289,9 +293,31 @@ class Frontier:
         left, unplaced = without_server(self.workload, bins, lost)
         return bool(left) and not unplaced and self.kept.within(left, self.kept.given)
 
-    def rooms(self, bins: Sequence[Bin]) -> tuple[Room, ...]:
-        """How far the rates of each server may grow, and what limits it; nothing for more than `HEADROOM_GPUS`."""
-        return () if len(bins) > HEADROOM_GPUS else self.hours.rooms(bins, self.workload)
+    def roomy(self, best: FrontierPoint) -> tuple[FrontierPoint, tuple[Room, ...]]:
+        """How far the rates of each server may grow, and what limits it; servers with little room get more slots.
+
+        No rooms for more than `HEADROOM_GPUS`.
+        """
+        if best.n_gpus > HEADROOM_GPUS or self.over():
+            return best, ()
+        bins = list(best.plan.bins)
+        first = self.hours.rooms(bins, self.workload)
+        rooms = list(first)
+        for k, room in enumerate(first):
+            if (room.headroom or LITTLE) >= LITTLE or room.limit not in ("slots", "loading"):
+                continue
+            for factor in MORE_SLOTS:
+                most = min(len(bins[k].adapters), int(factor * best.plan.bins[k].max_loras) + 1)
+                other = replace(bins[k], settings=self.profile.settings(most, bins[k].max_lora_rank))
+                if self.over() or most <= bins[k].max_loras or self.kept.used([other])[0] > 1.0:
+                    continue
+                (found,) = self.hours.rooms([other], self.workload)
+                if (found.headroom or 0.0) > (rooms[k].headroom or 0.0):
+                    bins[k], rooms[k] = other, found
+        if rooms == list(first) or not self._keeps(bins) or self.kept.broken_later(bins, self._number):
+            return best, first
+        self._points[best.n_gpus] = self.point_of(bins)
+        return self._points[best.n_gpus], tuple(rooms)
 
     def point_of(self, bins: Sequence[Bin]) -> FrontierPoint:
         """The figures of these servers."""

@@ -114,7 +114,7 @@ def _mixed(
             return None
         point = job.point_of(plan.bins)
         if point.holds and not job.kept.broken_later(plan.bins):
-            rooms = job.rooms(plan.bins)
+            point, rooms = job.roomy(point)
             kept = replace(
                 point.plan, rooms=rooms, headroom=tuple(room.headroom for room in rooms), verified=True
             )

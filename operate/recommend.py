@@ -82,11 +82,9 @@ def recommend(
     best = job.explore(max_gpus, verify=verify)
     if best is None:
         return _missed(job, max_gpus)
-    reasons = (
-        best.plan.reasons if job.confirmed is not False else (*best.plan.reasons, _breaks_later(job, best))
-    )
+    reasons = () if job.confirmed is not False else (_breaks_later(job, best),)
     progress("room to grow", 0, 0)
-    rooms = () if job.over() else job.rooms(best.plan.bins)
+    best, rooms = job.roomy(best)
     plan = replace(
         best.plan,
         rooms=rooms,
@@ -213,19 +211,23 @@ def decision(
         parts.append(
             f"{_gpus(last.n_gpus)} {'serves' if last.n_gpus == 1 else 'serve'} it with "
             f"{_latency(last.p95_ttft_ms)}, worst adapter {_latency(last.worst_adapter_ttft_ms)}"
-            f"{_shortcoming(last, spare)}"
+            f"{_shortcoming(last, slo, spare)}"
         )
     if starving := [point.n_gpus for point in fewer if point.starving]:
         parts.append(f"{starving[-1]} starve{'s' if starving[-1] == 1 else ''}")
     return f"{text} {'; '.join(parts)}." if parts else text
 
 
-def _shortcoming(point: FrontierPoint, spare: int) -> str:
-    """Why a number of GPUs whose latency may look fine is not enough."""
+def _shortcoming(point: FrontierPoint, slo: Slo, spare: int) -> str:
+    """Why a number of GPUs whose TTFT may look fine is not enough."""
+    if point.worst_adapter_ttft_ms > slo.limits.p95_ttft_ms or point.holds:
+        return ""
     breaks = f", and break{'s' if point.n_gpus == 1 else ''} the goal"
     if point.broken_later:
         return f"{breaks} in another hour"
-    return f"{breaks} when a GPU is lost" if spare and not point.queueing else ""
+    if spare and not point.queueing:
+        return f"{breaks} when a GPU is lost"
+    return f", ITL {point.mean_itl_ms:.0f} ms{breaks}"
 
 
 def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:

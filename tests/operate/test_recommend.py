@@ -11,7 +11,7 @@ import pytest
 
 import packer
 from packer import Adapter, Bin, Limits, Slo, Workload
-from packer.operate.explore import Frontier
+from packer.operate.explore import LITTLE, Frontier
 from packer.operate.recommend import decision
 from packer.plan import Plan, Status
 from packer.profile import Profile
@@ -203,3 +203,25 @@ def test_a_goal_that_no_server_keeps_is_answered_with_what_can_be_kept(
     assert len(rows) > 2
     assert rows[-1]["p95_ttft_ms"] < rows[0]["p95_ttft_ms"]
     assert len({item.adapters for item, *_ in simulated if len(item.adapters) == 1}) == 1
+
+
+def test_slots_that_give_room_are_taken(server: Profile) -> None:
+    """Where few slots leave little room to grow, the plan has more of them instead of advising them."""
+    rates = 45.0 * (weights := 1.0 / np.arange(1, 81) ** 1.6) / weights.sum()
+    fleet = Workload([Adapter(f"a{k}", 8 if k % 3 else 16, float(rate)) for k, rate in enumerate(rates)])
+    found = packer.recommend(fleet, server)
+    assert found.verified
+    assert all(room.headroom is not None for room in found.rooms)
+    assert not any((room.headroom or 0.0) < LITTLE and "max_loras" in room.advice for room in found.rooms)
+
+
+def test_fewer_gpus_with_a_fine_ttft_say_what_they_break(
+    plan: Plan, fleet: Workload, server: Profile
+) -> None:
+    """A number of GPUs whose TTFT is within the limit and whose ITL is not is said to break the goal."""
+    (point, *_) = packer.frontier(fleet, server, max_gpus=2)
+    few = replace(
+        point, n_gpus=7, holds=False, broken_later=False, worst_adapter_ttft_ms=400.0, mean_itl_ms=120.0
+    )
+    text = decision(replace(few, n_gpus=8, holds=True), [few], (), Slo(), breaking=None)
+    assert text.endswith("worst adapter 0.4 s, ITL 120 ms, and break the goal.")
