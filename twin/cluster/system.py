@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+from packer.errors import FileFormatError
 from packer.io.documents import parse_toml
-from packer.io.schema import Table, parse
+from packer.io.schema import parse
 from packer.io.shipped import read_named, shipped
 
 FOLDER = "packer.twin.cluster.systems"
@@ -38,21 +39,6 @@ class System:
     tuning: str | None = None
 
 
-class SystemFile(Table):
-    """A system's file."""
-
-    summary: str
-    source: str
-    router: str
-    engine: str | None = None
-    cache: str | None = None
-    loading: str | None = None
-    kernel: str | None = None
-    memory: Literal["reserved", "unified"] | None = None
-    placement: str | None = None
-    tuning: str | None = None
-
-
 def system_names() -> tuple[str, ...]:
     """Names of the shipped systems, sorted."""
     return tuple(shipped(FOLDER))
@@ -69,4 +55,7 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
         The file can't be read, or a value in it breaks a rule; names the key.
     """
     name, content = read_named("system", name_or_path, FOLDER)
-    return System(name, **dict(parse(SystemFile, parse_toml(content, name_or_path), name_or_path)))
+    data = parse_toml(content, name_or_path)
+    if "name" in data:
+        raise FileFormatError("unknown key: the file's own name is the system's.", path=name_or_path, key="name")
+    return parse(System, {"name": name, **data}, name_or_path)
