@@ -161,7 +161,7 @@ def replay(
             duration_s=length_s + LATE_S,
             seed=seed,
         )
-        if run.raw is None:
+        if run.status != "ok":
             raise ValidationError(
                 f"Expected servers that start, got a memory error in the window at {window.start_s:g} s."
             )

@@ -99,7 +99,6 @@ def _answer_s(found: Simulation) -> float:
 
 
 def _second_half_tok_s(found: Simulation) -> float:
-    assert found.raw is not None, "a server without adapters starts"
     sent, half_s = found.raw.requests, found.duration_s / 2
     late = found.raw.finished & (found.raw.finish_s >= half_s)
     return float((sent.input_tokens[late] + sent.output_tokens[late]).sum()) / half_s

@@ -37,7 +37,7 @@ def limit_of(sim: Simulation) -> Limit:
 
 def _limits(sim: Simulation) -> list[Limit]:
     engine, raw = sim.profile.engine, sim.raw
-    if sim.status != "ok" or raw is None:
+    if sim.status != "ok":
         return [Limit("memory", 1.0, sim.status_reason, _smaller_slots(sim) or "fewer or smaller slots")]
     waiting = raw.timeline[:, rows.T_WAITING] >= sim.timeline_bin_s  # one request on average
     crowded = raw.timeline[waiting] if waiting.any() else raw.timeline

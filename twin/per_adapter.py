@@ -50,8 +50,6 @@ def mean_itl_ms(sim: Simulation) -> FloatArray:
 
     NaN where no request with two tokens completed.
     """
-    if sim.raw is None:
-        return np.full(len(sim.workload), np.nan)
     done = sim.raw.finished
     span_ms = (sim.raw.finish_s[done] - sim.raw.first_s[done]) * 1e3
     return _ratio(_sums(sim, span_ms), _sums(sim, sim.raw.requests.output_tokens[done] - 1.0))
@@ -63,7 +61,7 @@ def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
     An adapter with fewer than `FEW_REQUESTS` has no 95th percentile of its own: it gets that of all requests of
     its server, or its mean where that is higher and of `MEAN_FROM` requests. NaN where the server does not start.
     """
-    if sim.raw is None:
+    if sim.status != "ok":
         return np.full(len(sim.workload), np.nan)
     number = _sums(sim, None)
     everyone = float(np.quantile(sim.ttft_ms, 0.95)) if number.any() else 0.0
@@ -105,9 +103,6 @@ def kept_requests(
     ttft_ms, itl_ms
         Limits of each adapter, float64 (m,).
     """
-    if sim.raw is None:
-        none = np.zeros(0, dtype=np.bool_)
-        return none, none
     raw, requests = sim.raw, sim.raw.requests
     waited_ms = (np.where(np.isnan(raw.first_s), sim.duration_s, raw.first_s) - requests.time_s) * 1e3
     broke: npt.NDArray[np.bool_] = waited_ms > ttft_ms[requests.adapter]
@@ -129,8 +124,6 @@ def slo_attainment(sim: Simulation) -> FloatArray:
 def slo_counts(sim: Simulation) -> tuple[FloatArray, FloatArray]:
     """Requests of each adapter that kept the limits of `Workload.slo`, and those that kept or broke them."""
     m = len(sim.workload)
-    if sim.raw is None:
-        return np.zeros(m), np.zeros(m)
     kept, broke = kept_requests(sim, *sim.workload.slo.columns(sim.workload))
     owner = sim.raw.requests.adapter
     number = np.bincount(owner[kept], minlength=m).astype(np.float64)
@@ -139,8 +132,6 @@ def slo_counts(sim: Simulation) -> tuple[FloatArray, FloatArray]:
 
 def goodput_tok_s(sim: Simulation) -> float:
     """Input + output tokens of the requests that kept the limits of `Workload.slo` / duration, tok/s."""
-    if sim.raw is None:
-        return 0.0
     kept, _ = kept_requests(sim, *sim.workload.slo.columns(sim.workload))
     requests = sim.raw.requests
     return float((requests.input_tokens + requests.output_tokens)[kept].sum() / sim.duration_s)
@@ -151,14 +142,13 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
     import polars as pl
 
     m, raw = len(sim.workload), sim.raw
-    sent: npt.NDArray[Any] = np.zeros(m)
-    tpot_ms = np.full(m, np.nan)
-    tokens = {side: np.zeros(m) for side in ("input_tokens", "output_tokens")}
-    if raw is not None:
-        sent = np.bincount(raw.requests.adapter, minlength=m) + raw.refused
-        tokens = {side: _sums(sim, getattr(raw.requests, side)[raw.finished]) for side in tokens}
-        many = raw.requests.adapter[raw.finished & (raw.requests.output_tokens > 1)]
-        tpot_ms = _ratio(np.bincount(many, sim.tpot_ms, m), np.bincount(many, minlength=m))
+    sent = np.bincount(raw.requests.adapter, minlength=m) + raw.refused
+    tokens = {
+        side: _sums(sim, getattr(raw.requests, side)[raw.finished])
+        for side in ("input_tokens", "output_tokens")
+    }
+    many = raw.requests.adapter[raw.finished & (raw.requests.output_tokens > 1)]
+    tpot_ms = _ratio(np.bincount(many, sim.tpot_ms, m), np.bincount(many, minlength=m))
     columns: dict[str, Any] = {
         "adapter": list(sim.workload.names),
         "rank": sim.workload.ranks,
@@ -178,7 +168,7 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
 
 def _owners(sim: Simulation) -> npt.NDArray[np.int64]:
     """Adapter of each completed request, int64 (completed,)."""
-    return sim.raw.requests.adapter[sim.raw.finished] if sim.raw is not None else np.zeros(0, dtype=np.int64)
+    return sim.raw.requests.adapter[sim.raw.finished]
 
 
 def _sums(sim: Simulation, weights: npt.ArrayLike | None) -> FloatArray:

@@ -42,7 +42,7 @@ class Simulation:
     duration_s: float
     seed: int
     kv_cache_tokens: int
-    raw: Raw | None = field(repr=False)
+    raw: Raw = field(repr=False)
     timeline_bin_s: float = 10.0
 
     @property
@@ -59,13 +59,13 @@ class Simulation:
     @property
     def offered_tok_s(self) -> float:
         """Offered load, tok/s; where rates change or a trace is replayed, what was really sent."""
-        if self.workload.arrivals.kind not in ("poisson", "lognormal") and self.raw is not None:
+        if self.workload.arrivals.kind not in ("poisson", "lognormal") and self.status == "ok":
             return self.raw.sent_tokens / self.duration_s
         return self.workload.offered_tok_s
 
     @cached_property
     def _completed(self) -> npt.NDArray[np.intp]:
-        return np.flatnonzero(self.raw.finished) if self.raw is not None else np.zeros(0, dtype=np.intp)
+        return np.flatnonzero(self.raw.finished)
 
     @property
     def sent(self) -> int:
@@ -75,7 +75,7 @@ class Simulation:
     @property
     def sent_tokens(self) -> float:
         """Input + output tokens of all requests sent; refused ones at the mean if none were drawn."""
-        return self.raw.sent_tokens if self.raw is not None else 0.0
+        return self.raw.sent_tokens
 
     @property
     def refused(self) -> int:
@@ -155,18 +155,15 @@ class Simulation:
     @cached_property
     def engine_mean_ttft_ms(self) -> float:
         """Mean TTFT within the engine, ms: without the front end, over completed requests."""
-        return _mean(self._engine_ms(0, 1)) if self.raw is not None else math.nan
+        return _mean(self._engine_ms(0, 1))
 
     @cached_property
     def engine_mean_tpot_ms(self) -> float:
         """Mean TPOT within the engine, ms, over completed requests with at least two tokens."""
-        if self.raw is None:
-            return math.nan
         tokens = self.raw.requests.output_tokens[self._completed]
         return _mean((self._engine_ms(1, 2) / np.maximum(tokens - 1, 1))[tokens > 1])
 
     def _engine_ms(self, start: int, end: int) -> FloatArray:
-        assert self.raw is not None
         span_s = self.raw.engine_s[self._completed]
         out: FloatArray = (span_s[:, end] - span_s[:, start]) * 1e3
         return out
@@ -179,14 +176,13 @@ class Simulation:
     @property
     def busy_share(self) -> float:
         """Part of the time in which the engine had something to do."""
-        busy_s = float(self.raw.floats[rows.BUSY_S]) if self.raw is not None else 0.0
-        return min(1.0, busy_s / self.duration_s)
+        return min(1.0, float(self.raw.floats[rows.BUSY_S]) / self.duration_s)
 
     @cached_property
     def tuning(self) -> Trained | None:
         """What training beside the requests came to; None if the server does not train."""
         job = self.workload.fine_tuning
-        if self.raw is None or self.raw.tuning is None or job is None:
+        if self.raw.tuning is None or job is None:
             return None
         return Trained(job.policy, self.raw.tuning, self.duration_s, self.engine_steps)
 
@@ -196,19 +192,15 @@ class Simulation:
         return 0.0 if self.tuning is None else self.tuning.tok_s
 
     def _count(self, register: int) -> int:
-        return int(self.raw.ints[register]) if self.raw is not None else 0
+        return int(self.raw.ints[register])
 
     def _tokens(self, side: str) -> float:
-        if self.raw is None:
-            return 0.0
         return float(getattr(self.raw.requests, side)[self._completed].sum())
 
     # ---- latency
     @cached_property
     def ttft_ms(self) -> FloatArray:
         """TTFT of each completed request, ms, float64 (completed,)."""
-        if self.raw is None:
-            return np.zeros(0)
         done = self._completed
         out: FloatArray = (self.raw.first_s[done] - self.raw.requests.time_s[done]) * 1e3
         return out
@@ -216,8 +208,6 @@ class Simulation:
     @cached_property
     def tpot_ms(self) -> FloatArray:
         """Time per output token after the first of each completed request with at least two, ms."""
-        if self.raw is None:
-            return np.zeros(0)
         done = self._completed
         tokens = self.raw.requests.output_tokens[done]
         many = tokens > 1
@@ -258,8 +248,6 @@ class Simulation:
     @cached_property
     def mean_itl_ms(self) -> float:
         """Mean gap between chunks of completed requests: tokens, or several that left the front end together."""
-        if self.raw is None:
-            return math.nan
         done = self._completed
         gaps = int((self.raw.requests.output_tokens[done] - 1).sum())
         span_s = float((self.raw.finish_s[done] - self.raw.first_s[done]).sum())
@@ -277,18 +265,17 @@ class Simulation:
         return self._itl_quantile(0.99)
 
     def _itl_quantile(self, q: float) -> float:
-        counts = self.raw.histogram if self.raw is not None else np.zeros(1, dtype=np.int64)
-        total = int(counts.sum())
+        total = int(self.raw.histogram.sum())
         if not total:
             return math.nan
-        k = int(np.searchsorted(np.cumsum(counts), q * total))
+        k = int(np.searchsorted(np.cumsum(self.raw.histogram), q * total))
         return float(rows.HISTOGRAM_FLOOR_MS * math.exp((k + 0.5) / rows.HISTOGRAM_PER_E))
 
     @cached_property
     def penalized_mean_ttft_ms(self) -> float:
         """The paper's TTFT: a request unfinished at the end counts as the whole duration."""
-        if self.raw is None or not self.sent:
-            return math.nan if self.raw is None else 0.0
+        if not self.sent:
+            return 0.0 if self.status == "ok" else math.nan
         unfinished = self.sent - self.completed
         return float((self.ttft_ms.sum() + unfinished * self.duration_s * 1e3) / self.sent)
 
@@ -315,9 +302,8 @@ class Simulation:
         return self._count(rows.PEAK_RUNNING)
 
     def _mean_state(self, column: int) -> float:
-        return (
-            float(self.raw.timeline[:, column].sum() / self.duration_s) if self.raw is not None else math.nan
-        )
+        mean = float(self.raw.timeline[:, column].sum() / self.duration_s)
+        return mean if self.status == "ok" else math.nan
 
     @cached_property
     def timeline(self) -> pl.DataFrame:

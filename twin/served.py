@@ -24,7 +24,7 @@ def served_share(sim: Simulation) -> float:
     about the server: so the share is of what was sent, not of the nominal load. Of a replayed trace only
     requests count that could have been completed by its end.
     """
-    if sim.raw is None:
+    if sim.status != "ok":
         return 0.0
     if sim.workload.arrivals.trace is not None:
         requests = sim.raw.requests

@@ -56,6 +56,25 @@ class Raw:
     engine_s: FloatArray
     tuning: FloatArray | None = None
 
+    @classmethod
+    def nothing(cls, adapters: int) -> Raw:
+        """Of a server that does not start: no request of any of so many adapters was sent."""
+        none, count = np.zeros(0), np.zeros(0, dtype=np.int64)
+        return cls(
+            requests=RequestTrace(none, count, count, count),
+            refused=np.zeros(adapters, dtype=np.int64),
+            sent_tokens=0.0,
+            first_s=none,
+            finish_s=none,
+            finished=np.zeros(0, dtype=np.bool_),
+            ints=np.zeros(rows.N_INTS, dtype=np.int64),
+            floats=np.zeros(rows.N_FLOATS),
+            histogram=count,
+            timeline=np.zeros((0, 8)),
+            means=none,
+            engine_s=np.zeros((0, 3)),
+        )
+
 
 @dataclass(frozen=True)
 class Server:

@@ -9,7 +9,7 @@ from packer.errors import ValidationError
 from packer.profile import Profile
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.result import Simulation
-from packer.twin.server import Server
+from packer.twin.server import Raw, Server
 from packer.twin.tuning.policy import kv_tokens_of
 from packer.workload import Workload
 
@@ -86,7 +86,7 @@ def simulate(
     reserved = kv_tokens_of(workload.fine_tuning, profile)
     kv_tokens = kv_cache_tokens(profile, settings) - reserved
     reason = memory_error(profile, settings, reserved)
-    raw = None
+    raw = Raw.nothing(len(workload))
     if reason is None:
         server = Server(workload, profile, settings, kv_tokens, max_outstanding, mean_state)
         if server.longest_request() >= 2:

@@ -56,8 +56,6 @@ def waiting_means(sim: Simulation, edges_s: FloatArray) -> FloatArray:
     `edges_s` float64 (k + 1,): ascending ends of the pieces, within the run. A preempted request does not count
     again. 0 where the server does not start.
     """
-    if sim.raw is None:
-        return np.zeros(len(edges_s) - 1)
     started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)])
     waited_s = _time_since(np.sort(sim.raw.requests.time_s), edges_s) - _time_since(started, edges_s)
     means: FloatArray = np.diff(waited_s) / np.diff(edges_s)
@@ -74,8 +72,6 @@ def _time_since(events_s: FloatArray, at_s: FloatArray) -> FloatArray:
 
 def fewest_waiting(sim: Simulation, start_s: float, end_s: float) -> int:
     """Smallest number of requests that wait for their first token at any time in [start_s, end_s]."""
-    if sim.raw is None:
-        return 0
     started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)])
     inside = started[(started > start_s) & (started <= end_s)]
     at_s = np.concatenate([[start_s], inside])  # the count falls when a request starts
@@ -123,7 +119,7 @@ def is_stable(sim: Simulation) -> bool:
     piecewise rates, bursts), thirds differ because of the load: such a server is stable if its queue gets as short
     in the last third as it did in the middle one.
     """
-    if sim.raw is None or sim.refused:
+    if sim.status != "ok" or sim.refused:
         return False
     if sim.workload.arrivals.kind not in ("poisson", "lognormal"):
         third = sim.duration_s / 3.0
@@ -170,7 +166,7 @@ def stability(
     first = simulate(workload, profile, duration_s=duration_s, seed=seed, **server)
     span_s, growth = first.duration_s, queue_growth(first)
     slope = 3.0 * (growth.last - growth.middle) / span_s
-    settled = first.raw is None or first.refused > 0 or growth.last <= FEW
+    settled = first.refused > 0 or growth.last <= FEW
     obvious = growth.material and growth.statistic > 2 * T_GROWS
     if settled or obvious or workload.arrivals.kind not in ("poisson", "lognormal"):
         return Stability(is_stable(first), True, slope, span_s, 1)

@@ -53,7 +53,7 @@ def timeline_frame(sim: Simulation) -> pl.DataFrame:
     """See `Simulation.timeline`."""
     import polars as pl
 
-    table = sim.raw.timeline if sim.raw is not None else np.zeros((0, 8))
+    table = sim.raw.timeline
     # Steps belong to the bin in which they start, so a bin may hold a little more than its width.
     width = np.minimum(sim.timeline_bin_s, sim.duration_s - np.arange(len(table)) * sim.timeline_bin_s)
     width = np.maximum(width, table[:, rows.T_BUSY])[:, None]

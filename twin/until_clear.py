@@ -57,7 +57,7 @@ def steady_share(sim: Simulation, whole_s: float) -> float | None:
     The pace is steady if the last two thirds of the run complete the same tokens per second, and if the queue
     can't change it any more: every adapter has its slot, or the client's ceiling is reached.
     """
-    if sim.raw is None or (len(sim.workload) > sim.max_loras and not sim.refused):
+    if sim.status != "ok" or (len(sim.workload) > sim.max_loras and not sim.refused):
         return None
     requests, done = sim.raw.requests, np.flatnonzero(sim.raw.finished)
     tokens = (requests.input_tokens + requests.output_tokens)[done]

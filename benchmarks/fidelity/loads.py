@@ -104,7 +104,6 @@ def predicted(row: Row, others: list[Row]) -> tuple[float, float]:
         sim = simulate(
             fleet, profile, max_loras=slots, max_lora_rank=RANK, duration_s=row["duration_s"], seed=seed
         )
-        assert sim.raw is not None
         found.append((sim.loads_per_request, float(sim.timeline["active_adapters"].mean())))
     loads, active = np.median(found, axis=0)
     return float(loads), float(active)

@@ -169,7 +169,6 @@ def overheads(name: str, seed: int) -> dict[str, tuple[float, float, float]]:
     found = {}
     for system in SINGLE:
         run = single(system, fleet, seed)
-        assert run.raw is not None
         done, sent = run.raw.finished, run.raw.requests
         latency_ms = 1e3 * (run.raw.finish_s - sent.time_s)[done]
         per_token_ms = latency_ms / sent.output_tokens[done]

@@ -66,7 +66,6 @@ def test_refused_requests_belong_to_adapters(make_profile: MakeProfile) -> None:
 def test_figures_of_each_adapter_are_those_of_its_requests(busy: Simulation) -> None:
     """Mean and 95th percentile of TTFT and mean ITL are those of the adapter's completed requests alone."""
     raw = busy.raw
-    assert raw is not None
     for a in range(6):
         mine = raw.finished & (raw.requests.adapter == a)
         ttft_ms = (raw.first_s[mine] - raw.requests.time_s[mine]) * 1e3

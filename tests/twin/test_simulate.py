@@ -92,7 +92,6 @@ def test_preempted_request_keeps_its_ttft(make_profile: MakeProfile) -> None:
     assert sim.preemptions == 1
     assert sim.ttft_ms == pytest.approx([10.0, 10.0])
     # the first runs on to its end at 200 ms; the second has 3 tokens, starts over and ends a step later
-    assert sim.raw is not None
     assert sim.raw.finish_s == pytest.approx([1.2, 1.21])
 
 
@@ -117,7 +116,6 @@ def test_trace_is_sent_exactly(make_profile: MakeProfile) -> None:
     workload = _trace(*rows_, adapters=3)
     sim = simulate(workload, make_profile(), max_loras=3, duration_s=3600.0)
     trace = workload.arrivals.trace
-    assert sim.raw is not None
     assert trace is not None
     assert sim.completed == 200
     for column in ("time_s", "adapter", "input_tokens", "output_tokens"):
@@ -128,7 +126,6 @@ def test_requests_beyond_the_model_are_cut(make_profile: MakeProfile) -> None:
     """A request never grows beyond max_model_len, nor beyond the KV cache."""
     for profile in (make_profile(max_model_len=100), make_profile(kv_budget_bytes=111.0)):
         sim = simulate(_trace((0.0, 0, 5000, 9), (0.0, 0, 60, 5000)), profile, max_loras=1, duration_s=60.0)
-        assert sim.raw is not None
         longest = 100 if profile.engine.max_model_len == 100 else 96
         assert sim.raw.requests.input_tokens.tolist() == [longest - 1, 60]
         assert sim.raw.requests.output_tokens.tolist() == [1, longest - 60]
@@ -168,7 +165,6 @@ def test_requests_are_conserved(
     law = LatencySpec("linear", {"base_ms": 15.0, "per_decode_ms": 0.5})
     profile = make_profile(kv_budget_bytes=float(kv_tokens), latency=law, **engine)
     sim = simulate(workload, profile, duration_s=40.0, timeline_bin_s=1.0, **server)
-    assert sim.raw is not None
     totals, table = sim.raw.ints, sim.timeline
     left = totals[rows.RUNNING] + totals[rows.WAITING]
     assert sim.sent == sim.refused + sim.completed + left
@@ -192,7 +188,6 @@ def test_each_adapter_is_served_in_order(
     sim = simulate(
         workload, make_profile(kv_budget_bytes=float(kv_tokens), **engine), duration_s=40.0, **server
     )
-    assert sim.raw is not None
     first = np.where(np.isnan(sim.raw.first_s), math.inf, sim.raw.first_s)
     for adapter in range(len(workload)):
         mine = first[sim.raw.requests.adapter == adapter]
@@ -209,8 +204,6 @@ def test_same_seed_same_bytes(
     profile = make_profile(kv_budget_bytes=float(kv_tokens), **engine)
     one, two = (simulate(workload, profile, duration_s=20.0, **server) for _ in range(2))
     assert one.to_dict() == two.to_dict()
-    assert one.raw is not None
-    assert two.raw is not None
     assert one.raw.first_s.tobytes() == two.raw.first_s.tobytes()
     assert one.timeline.equals(two.timeline)
     assert one.per_adapter.equals(two.per_adapter)

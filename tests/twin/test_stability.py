@@ -111,7 +111,6 @@ def test_waiting_requests_are_counted_exactly(one_at_a_time: Profile, trace: Req
 
 def _count(sim: Simulation, at_s: np.ndarray) -> np.ndarray:
     """Requests sent, but without a first token, at each time."""
-    assert sim.raw is not None
     first_s = np.where(np.isnan(sim.raw.first_s), np.inf, sim.raw.first_s)
     waits = (sim.raw.requests.time_s <= at_s[:, None]) & (at_s[:, None] < first_s)
     return waits.sum(axis=1)

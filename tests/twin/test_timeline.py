@@ -66,7 +66,6 @@ def test_means_agree_with_the_timeline(busy: Simulation) -> None:
 def test_little_law(busy: Simulation) -> None:
     """Requests in the server on average = those sent per second × their mean stay in it."""
     raw = busy.raw
-    assert raw is not None
     left = np.where(raw.finished, raw.finish_s, busy.duration_s)
     stay_s = (left - raw.requests.time_s).sum()
     assert busy.mean_running + busy.mean_waiting == pytest.approx(stay_s / busy.duration_s, rel=0.01)

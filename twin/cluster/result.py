@@ -65,7 +65,7 @@ class ClusterSimulation(Simulation):
             profile=first.profile,
             settings=first.settings,
             kv_cache_tokens=sum(setup.kv_cache_tokens for setup in setups),
-            raw=None
+            raw=Raw.nothing(len(workload))
             if state is None
             else _with_way_back(_raw(state, None, run["duration_s"]), run["transit"]),
             cluster=cluster,
@@ -79,7 +79,7 @@ class ClusterSimulation(Simulation):
     # ---- service level
     @cached_property
     def _outcome(self) -> Outcome | None:
-        if self.raw is None or not self.slo:
+        if self.status != "ok" or not self.slo:
             return None
         raw = self.raw
         return outcome(raw.requests, raw.first_s, raw.finish_s, self.duration_s, self.slo)
@@ -95,7 +95,7 @@ class ClusterSimulation(Simulation):
     @property
     def goodput_tok_s(self) -> float:
         """Input + output tokens of the requests that kept every limit / duration, tok/s; NaN: no SLO."""
-        if self._outcome is None or self.raw is None:
+        if self._outcome is None:
             return math.nan
         requests, kept = self.raw.requests, self._outcome.kept
         return float((requests.input_tokens + requests.output_tokens)[kept].sum() / self.duration_s)
@@ -130,8 +130,6 @@ class ClusterSimulation(Simulation):
     @property
     def cold_start_share(self) -> float:
         """Time that requests in a batch waited for loads, of their own adapter or another / latency; NaN: none."""
-        if self.raw is None:
-            return math.nan
         done = self._completed
         latency_s = float((self.raw.finish_s[done] - self.raw.requests.time_s[done]).sum())
         return float(self.raw.floats[rows.STALL_S]) / latency_s if latency_s else math.nan
@@ -143,7 +141,8 @@ class ClusterSimulation(Simulation):
         return tuple(self._server(s) for s in range(len(self.cluster)))
 
     def _server(self, s: int) -> Simulation:
-        setup, raw, workload = self.setups[s], None, self.workload
+        setup, workload = self.setups[s], self.workload
+        raw = Raw.nothing(len(workload))
         if self.state is not None:
             raw = _raw(self.state, s, self.duration_s)
             workload = workload.with_arrivals(Arrivals("trace", trace=raw.requests))
@@ -174,7 +173,7 @@ class ClusterSimulation(Simulation):
         found = []
         for s, server in enumerate(self.servers):
             frame = server.timeline
-            busy = np.zeros(0) if server.raw is None else server.raw.timeline[:, rows.T_BUSY]
+            busy = server.raw.timeline[:, rows.T_BUSY]
             left_s = self.duration_s - np.arange(len(busy)) * self.timeline_bin_s
             share = np.minimum(1.0, busy / np.minimum(self.timeline_bin_s, np.maximum(left_s, 1e-9)))
             number = pl.Series("server", np.full(len(frame), s))
@@ -188,19 +187,17 @@ class ClusterSimulation(Simulation):
         """
         import polars as pl
 
-        n = 0 if self.raw is None else len(self.raw.requests)
         names = np.array(self.workload.names, dtype=object)
         raw, state = self.raw, self.state
-        empty = np.zeros(0)
         columns: dict[str, Any] = {
-            "request": np.arange(n),
-            "adapter": pl.Series(names[raw.requests.adapter].tolist() if raw else [], dtype=pl.String),
-            "server": state.server if state else empty.astype(np.int64),
-            "sent_s": raw.requests.time_s if raw else empty,
-            "first_s": raw.first_s if raw else empty,
-            "finish_s": raw.finish_s if raw else empty,
-            "input_tokens": raw.requests.input_tokens if raw else empty.astype(np.int64),
-            "output_tokens": raw.requests.output_tokens if raw else empty.astype(np.int64),
+            "request": np.arange(len(raw.requests)),
+            "adapter": pl.Series(names[raw.requests.adapter].tolist(), dtype=pl.String),
+            "server": state.server if state else np.zeros(0, dtype=np.int64),
+            "sent_s": raw.requests.time_s,
+            "first_s": raw.first_s,
+            "finish_s": raw.finish_s,
+            "input_tokens": raw.requests.input_tokens,
+            "output_tokens": raw.requests.output_tokens,
         }
         frame = pl.DataFrame(columns).with_columns(pl.col("first_s", "finish_s").fill_nan(None))
         return frame.with_columns(pl.when(pl.col("server") >= 0).then("server").alias("server"))

@@ -57,5 +57,7 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
     name, content = read_named("system", name_or_path, FOLDER)
     data = parse_toml(content, name_or_path)
     if "name" in data:
-        raise FileFormatError("unknown key: the file's own name is the system's.", path=name_or_path, key="name")
+        raise FileFormatError(
+            "unknown key: the file's own name is the system's.", path=name_or_path, key="name"
+        )
     return parse(System, {"name": name, **data}, name_or_path)

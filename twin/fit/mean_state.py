@@ -55,7 +55,7 @@ def simulated_equations(
     def one(target: Target) -> tuple[FloatArray, float] | None:
         sim = simulate_target(target, profile, max_outstanding, mean_state=True)
         done()
-        if sim.raw is None or sim.raw.means[-1] <= 0:
+        if sim.status != "ok" or sim.raw.means[-1] <= 0:
             return None
         means = sim.raw.means[:-2] / sim.raw.means[-1]
         step_ms = float(sim.raw.means[-2] / sim.raw.means[-1])

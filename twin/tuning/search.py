@@ -113,7 +113,7 @@ def most_training(
 
 def _keeps(sim: Simulation, limits: Mapping[str, float]) -> bool:
     """Whether a server starts, does not starve and keeps the limits; one without requests keeps all."""
-    if sim.raw is None or sim.starved:
+    if sim.starved:
         return False
     return not sim.sent or all(getattr(sim, name) <= limit for name, limit in limits.items())
 

@@ -57,7 +57,6 @@ def _run(profile: Profile, servers: int, load: float, router: str, prompts: Leng
 
 def _waits(run: ClusterSimulation) -> FloatArray:
     """Time in the queue of each completed request, s."""
-    assert run.raw is not None
     done = run.raw.finished
     service = run.raw.requests.input_tokens[done] * (MEAN_S / TOKENS)
     found: FloatArray = run.raw.finish_s[done] - run.raw.requests.time_s[done] - service
@@ -152,6 +151,5 @@ def test_slots_are_an_lru_cache(capacity: int, one_at_a_time: Profile) -> None:
     )
     cluster = Cluster.of(one_at_a_time, 1, max_loras=capacity, max_lora_rank=8)
     run = simulate_cluster(fleet, cluster, router="round-robin", duration_s=10_000.0, seed=2)
-    assert run.raw is not None
     assert run.hit_rate == pytest.approx(_lru_hits(run.raw.requests.adapter, capacity), abs=1e-4)
     assert run.hit_rate == pytest.approx(_che(rates, capacity), abs=0.02)

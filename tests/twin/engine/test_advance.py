@@ -117,7 +117,7 @@ class Case:
 def assert_agree(case: Case, seed: int = 0) -> NaiveTwin | None:
     """Compare everything that both compute; None where the server does not start."""
     sim = case.simulate(seed)
-    if sim.raw is None:
+    if sim.status != "ok":
         return None
     naive, raw = case.naive(sim, seed), sim.raw
     same = {"rtol": 1e-12, "atol": 0.0, "equal_nan": True}

@@ -48,7 +48,6 @@ def _run(parallel: int, load: float, cv: float, noise: float = 0.0) -> ClusterSi
 
 def _waits(run: ClusterSimulation, parallel: int) -> np.ndarray:
     """Time in the queue of each completed job, by first come, first served over its service time."""
-    assert run.raw is not None
     done = run.raw.finished
     service = run.raw.requests.output_tokens[done] * (MEAN_S / STEPS)
     found: np.ndarray = run.raw.finish_s[done] - run.raw.requests.time_s[done] - service
@@ -79,7 +78,6 @@ def test_waits_are_those_of_theory(parallel: int, cv: float) -> None:
 def test_noise_has_its_variation() -> None:
     """`cv` spreads service times log-normally around those of the law."""
     run = _run(64, 0.02, 0.0, noise=0.4)
-    assert run.raw is not None
     done = run.raw.finished
     service = run.raw.finish_s[done] - run.raw.requests.time_s[done]
     assert service.mean() == pytest.approx(MEAN_S, rel=0.01)
@@ -168,7 +166,6 @@ def test_servers_behind_a_router_are_the_oracle() -> None:
     system = System("jobs", "", "", "most-idle", cache="lru", memory="unified")
     run = simulate_cluster(fleet, Cluster((kind,), ("gpu",) * 4), system, duration_s=60.0)
     assert run.state is not None
-    assert run.raw is not None
     for s in range(4):
         own = np.flatnonzero(run.state.server == s)
         noise = run.state.times[own, rows.LAST]

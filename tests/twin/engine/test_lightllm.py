@@ -139,7 +139,7 @@ def test_engine_is_the_oracle(mode: str, rule: str) -> None:
     for seed in range(12):
         fleet, cluster, system, options = _case(seed, mode, rule)
         run = simulate_cluster(fleet, cluster, system, duration_s=4.0)
-        if run.raw is None or run.state is None:
+        if run.state is None:
             continue
         naive = _naive(run, options, mode, rule)
         table = run.requests.select("sent_s", "input_tokens", "output_tokens").rows()
@@ -183,13 +183,11 @@ def test_how_a_run_is_cut_changes_nothing(mode: str) -> None:
         fleet, cluster, system, _ = _case(seed, mode, "drop")
         two = Cluster.of(cluster.kinds[0].profile, 2, max_loras=3, max_lora_rank=32)
         run = simulate_cluster(fleet, two, system, "predicted", duration_s=4.0)
-        if run.raw is None:
+        if run.status != "ok":
             continue
         for sim in run.servers:
             one = Cluster.of(cluster.kinds[0].profile, 1, max_loras=3, max_lora_rank=32)
             alone = simulate_cluster(sim.workload, one, system, duration_s=4.0)
-            assert alone.raw is not None
-            assert sim.raw is not None
             np.testing.assert_array_equal(alone.raw.first_s, sim.raw.first_s)
             np.testing.assert_array_equal(alone.raw.finish_s, sim.raw.finish_s)
             np.testing.assert_array_equal(alone.raw.timeline, sim.raw.timeline)
