@@ -10,6 +10,7 @@ import click
 from packer.cli.cluster import Behind, compared_table, refuse_without_cluster
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
+    ENGINE_SETTINGS,
     LENGTH,
     FleetFile,
     NumberList,
@@ -192,7 +193,8 @@ def compare(
 def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Files, out: Writing) -> None:
     from packer.operate.systems import compare_systems, servers_needed
 
-    refuse_unused("--cluster", ("solvers", "objectives", "predictors", "sizes", "gpus", "launch", "plot"))
+    of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "launch", "plot", "profile_name")
+    refuse_unused("--cluster", (*of_plans, *ENGINE_SETTINGS))
     out.check_tables(files.output, suffixes=(".json",))
     cluster = systems.read()
     out.note_profiles(*(each.profile for each in cluster.kinds))

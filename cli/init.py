@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING
 
 from packer.cli.declare import argument, bundle, command, option
 from packer.cli.interrupt import interruptible
-from packer.cli.options import Writing, seed_option
+from packer.cli.options import EngineSettings, Writing, seed_option
 from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
 
 
 @bundle
-class Given:
+class Given(EngineSettings):
     """What is known at the start."""
 
     traffic_path: str = argument("LOG.jsonl|WORKLOAD")
@@ -41,22 +39,13 @@ class Given:
         metavar="[CLASS:]KEY=MS,…",
         help="Latency limits, as packer solve takes them; repeatable.",
     )
-    max_num_seqs: int | None = option(type=click.IntRange(min=1), help="As given to vLLM.")
-    max_model_len: int | None = option(type=click.IntRange(min=1), help="As given to vLLM.")
-    gpu_memory_utilization: float | None = option(
-        type=click.FloatRange(0.0, 1.0, min_open=True), help="As given to vLLM."
-    )
     seed: int = seed_option()
 
     def profile(self) -> Profile:
         """The profile of the model on the GPU."""
         from packer.operate.project import profile_for
 
-        names = ("max_num_seqs", "max_model_len", "gpu_memory_utilization")
-        settings: dict[str, Any] = {
-            name: value for name in names if (value := getattr(self, name)) is not None
-        }
-        return profile_for(self.model, self.gpu, settings)
+        return profile_for(self.model, self.gpu, self.engine)
 
 
 @command

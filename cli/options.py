@@ -202,17 +202,42 @@ def profile_option(**attributes: Any) -> Any:
     )
 
 
+ENGINE_SETTINGS = ("max_num_seqs", "max_model_len", "gpu_memory_utilization")
+
+
 @bundle
-class OneProfile:
+class EngineSettings:
+    """Settings of one server that replace those of its profile."""
+
+    max_num_seqs: int | None = option(
+        type=int, metavar="N", help="Start the server with this --max-num-seqs.  [default: the profile's]"
+    )
+    max_model_len: int | None = option(
+        type=int, metavar="N", help="The same for --max-model-len.  [default: the profile's]"
+    )
+    gpu_memory_utilization: float | None = option(
+        type=float, metavar="X", help="The same for --gpu-memory-utilization.  [default: the profile's]"
+    )
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Those that were given."""
+        found = {name: getattr(self, name) for name in ENGINE_SETTINGS}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@bundle
+class OneProfile(EngineSettings):
     """The server that a command is about."""
 
     profile_name: str = profile_option(default=DEFAULT_PROFILE)
 
     def profile(self, out: Output) -> Profile:
-        """The profile; an estimate is announced."""
+        """The profile with the engine settings that were given; an estimate is announced."""
         from packer.io.profiles import load_profile
+        from packer.twin.override import with_engine
 
-        profile = load_profile(self.profile_name)
+        profile = with_engine(load_profile(self.profile_name), **self.engine)
         out.note_profiles(profile)
         return profile
 

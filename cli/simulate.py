@@ -12,6 +12,7 @@ import click
 from packer.cli.cluster import Behind, averaged, refuse_without_cluster, title_of
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
+    ENGINE_SETTINGS,
     LENGTH,
     FleetFile,
     NumberList,
@@ -240,7 +241,7 @@ def _simulated(
             return simulate_seeds(workload, kind.profile(out), **given, progress=progress)
         refuse_unused(
             "--cluster",
-            ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s"),
+            ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s", *ENGINE_SETTINGS),
         )
         cluster = system.read()
         out.note_profiles(*(each.profile for each in cluster.kinds))

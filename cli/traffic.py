@@ -207,7 +207,7 @@ class PrometheusOptions:
                 self.url or "", source, end_s=end_s, span_s=max(span_s, window_s), window_s=window_s
             )
         if save_path is not None:
-            write_text(save_path, json.dumps(answers))
+            write_text(save_path, json.dumps(answers) + "\n")
         return parse(answers, source, path=self.export_path or self.url or "", skip=skip)
 
 

@@ -7,12 +7,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError, OutputError
-from packer.io.files import check_writable, read_bytes, read_text, write_bytes, write_text
+from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError
+from packer.io.files import check_writable, claimed, read_bytes, read_text, write_bytes, write_text
 from packer.io.parquet import decoded, write_frame
 from packer.predictors.dataset import LABELS, TTFT_LABELS, Spec, dataset_bytes
 from packer.predictors.features import NAMES
@@ -99,7 +98,8 @@ def build_dataset(
     """
     target = check_writable(path, force=force)
     spec = Spec(profile.name, profile.fingerprint, rows, seed)
-    with _claimed(target.with_name(target.name + ".parts"), spec) as folder:
+    with claimed(target.with_name(target.name + ".parts")) as folder:
+        _check_note(folder, spec)
         parts = [folder / f"part-{k:06d}.parquet" for k in range(-(-rows // PART_ROWS))]
         missing = [k for k, part in enumerate(parts) if not part.exists()]
         done = rows - sum(min(PART_ROWS, rows - k * PART_ROWS) for k in missing)
@@ -116,38 +116,6 @@ def build_dataset(
         write_bytes(target, content, force=force)
         shutil.rmtree(folder, ignore_errors=True)
     return spec
-
-
-@contextmanager
-def _claimed(folder: Path, spec: Spec) -> Iterator[Path]:
-    """The directory of a data set's parts, held against other processes while the block runs."""
-    lock = _lock(folder)
-    try:
-        _check_note(folder, spec)
-        yield folder
-    finally:
-        os.close(lock)
-
-
-def _lock(folder: Path) -> int:
-    """Descriptor of the locked file in the directory of parts; the lock ends with it, or with the process."""
-    import fcntl
-
-    try:
-        folder.mkdir(exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(lock), os.stat(folder / ".lock")):
-                raise BlockingIOError  # its holder has finished and removed the folder
-        except OSError:
-            os.close(lock)
-            raise
-    except (BlockingIOError, FileNotFoundError):
-        raise OutputError(f"{folder}: another process is building this data set.") from None
-    except OSError as error:
-        raise OutputError(f"{folder}: can't be written: {error}.") from None
-    return lock
 
 
 def _check_note(folder: Path, spec: Spec) -> None:

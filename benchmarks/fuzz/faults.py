@@ -15,24 +15,40 @@ import random
 import resource
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = b"what was there before\n"
 
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "solve f.csv --predictor tree -o p.json": ("p.json",),
+    "solve f.csv --predictor tree -o p.json --per-adapter a.csv": ("p.json", "a.csv"),
     "solve f.csv --predictor tree --from plan.json -o p.json": ("p.json",),
     "evaluate plan.json --predictor tree -o p.json": ("p.json",),
+    "evaluate plan.json --predictor tree --input m.json --rank 8 --seen w.csv": ("w.csv",),
     "simulate f.csv --max-loras 2 --duration 60 -o o.json --per-adapter a.csv --timeline t.parquet": (
         "o.json", "a.csv", "t.parquet",
     ),
     "simulate f.csv --max-loras 2 --duration 60 --plot s.html": ("s.html",),
-    "sweep f.csv --adapters 2,4 --max-loras 2 --duration 60 -o s.csv": ("s.csv",),
-    "compare f.csv --solvers greedy,random --predictors tree -o c.csv": ("c.csv",),
+    "simulate f.csv --cluster cluster.toml --duration 60 --per-server v.csv --requests q.parquet -o o.json": (
+        "v.csv", "q.parquet", "o.json",
+    ),
+    "sweep f.csv --adapters 2,4 --max-loras 2 --duration 60 -o s.csv --plot s.html": ("s.csv", "s.html"),
+    "sweep f.csv --max-loras 4 --tuning chunked --duration 60 -o s.parquet": ("s.parquet",),
+    "compare f.csv --solvers greedy,random --predictors tree -o c.csv --plot c.html": ("c.csv", "c.html"),
+    "compare f.csv --cluster cluster.toml --systems vllm,s-lora --duration 60 --seeds 2 -o o.json": ("o.json",),
+    "compare f.csv --solvers greedy --predictors tree --launch launch.toml --launch-duration 1 -o c.json": (
+        "c.json",
+    ),
+    "schedule f.csv --rates day.csv --period 43200 --predictor tree --static p.json --keda k.yaml -o o.json": (
+        "p.json", "k.yaml", "o.json",
+    ),
     "memory --max-loras 8 --max-lora-rank 8 --plot m.html": ("m.html",),
     "export plan.json --format vllm -o start.sh": ("start.sh",),
     "export plan.json --format routing -o out": ("out/nginx.conf", "out/envoy.yaml"),
@@ -42,18 +58,28 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "workload from-trace t.csv --adapters 2 --ranks 8 -o w.parquet": ("w.parquet",),
     "workload from-access-log log.jsonl --rank 8 -o w.json --loads l.csv": ("w.json", "l.csv"),
     "profiles estimate --model config.json --gpu l40s -o e.toml": ("e.toml",),
-    "predictor build --profile e.toml --rows 4 --jobs 1 -o d.parquet": ("d.parquet",),
+    "predictor build --profile given.toml --rows 4 --jobs 1 -o d.parquet": ("d.parquet",),
     "predictor train rows.parquet --kind tree -o n.packer --draw n.svg": ("n.packer", "n.svg"),
     "profiles fit --profiling measured --name fitted -o e.toml": ("e.toml",),
-    "workload from-metrics --input m.json --rank 8 -o w.csv --loads l.csv": ("w.csv", "l.csv"),
+    "workload from-metrics --input m.json --save n.json --rank 8 -o w.csv --loads l.csv": (
+        "n.json", "w.csv", "l.csv",
+    ),
     "init f.csv --model meta-llama/Llama-3.1-8B-Instruct --gpu h100-64gb -o new": (
         "new/profile.toml", "new/fleet.csv", "new/packer.toml", "new/plan.json", "new/report.html",
     ),
     "live validate plan.json --launch launch.toml --duration 1s --bins 0 -o v.json --html v.html": (
         "v.json", "v.html",
     ),
+    "live calibrate --url URL --profile given.toml --max-loras 2 --max-lora-rank 8 --folder s --budget 1s -o e.toml": (
+        "e.toml",
+    ),
+    "live setup-cpu cpu --python ./standin": ("cpu/launch.toml",),
+    "live setup-gpu gpu --model model --gpu h200-141gb --python ./standin": ("gpu/launch.toml",),
 }  # fmt: skip
-"""Commands that write, and what they write."""
+"""Commands that write, and what they write; URL is that of a stand-in server."""
+
+ONE_WRITER = ("predictor build", "live validate", "live calibrate", "--launch")
+"""Commands that hold a folder of intermediate results: a second one is refused with exit code 2."""
 
 
 FAKE_SERVER = ROOT / "tests" / "twin" / "live" / "fake_server.py"
@@ -82,8 +108,43 @@ max_num_seqs = 64
 """A server that speaks vLLM's protocol, for the live commands."""
 
 
-def prepare(folder: Path, commands: tuple[str, ...]) -> None:
-    """The inputs of the commands; a data set to train on takes long and is made for those that need it."""
+CLUSTER = """
+schema = 1
+[[kinds]]
+name = "h"
+profile = "h100-64gb/llama-3.1-8b-instruct"
+max_loras = 4
+max_lora_rank = 16
+[[nodes]]
+count = 2
+servers = ["h"]
+"""
+STANDIN = """#!/bin/sh
+echo '{"vllm": "0.32.0", "torch": "2.13.0"}'
+"""
+"""An interpreter that says that it has vLLM."""
+
+
+@contextmanager
+def serving(commands: tuple[str, ...]) -> Iterator[str]:
+    """URL of a stand-in server, if one of the commands needs it."""
+    if not any("URL" in words for words in commands):
+        yield ""
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = ["--port", str(port), "--lora-modules", "x=x", "y=y"]
+    server = subprocess.Popen([sys.executable, str(FAKE_SERVER), *flags])
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def prepare(folder: Path, commands: tuple[str, ...], url: str) -> None:
+    """The inputs of the commands; a data set and measurements take long and are made for those that need them."""
     import json
 
     rows = "".join(f"a{k},{(8, 16)[k % 2]},0.2\n" for k in range(6))
@@ -100,6 +161,12 @@ def prepare(folder: Path, commands: tuple[str, ...]) -> None:
     metrics = dict.fromkeys(("requests", "input_tokens", "output_tokens"), answer)
     (folder / "m.json").write_text(json.dumps({"window_s": 60, **metrics}))
     (folder / "launch.toml").write_text(LAUNCH.format(python=sys.executable, server=FAKE_SERVER))
+    (folder / "cluster.toml").write_text(CLUSTER)
+    (folder / "day.csv").write_text("adapter,night,day\n" + "".join(f"a{k},0.02,8\n" for k in range(6)))
+    (folder / "standin").write_text(STANDIN)
+    (folder / "standin").chmod(0o755)
+    (folder / "model").mkdir()
+    shutil.copy(folder / "config.json", folder / "model")
     (folder / "measured").mkdir()
     rows = "".join(
         f"llama-3.1-8b-instruct,decode,{b},5,100,{9 + 0.05 * b},ok\n" for b in (1, 10, 50, 100, 200)
@@ -116,6 +183,11 @@ def prepare(folder: Path, commands: tuple[str, ...]) -> None:
     for words in made:
         assert _ended(_started(words, folder))[0] == 0, words
     (folder / "e.toml").rename(folder / "given.toml")
+    measured = next((words for words in commands if "live calibrate" in words), None)
+    if measured is not None:
+        words = measured.replace("URL", url).replace("--budget 1s", "--budget 20s")
+        assert _ended(_started(f"{words} -q", folder))[0] == 0, words
+        (folder / "e.toml").unlink()
 
 
 def _started(words: str, folder: Path, *, limit: int | None = None) -> tuple[int, Path]:
@@ -179,30 +251,28 @@ def complete(path: Path) -> bool:
         return data.rstrip().endswith((b"</html>", b"</svg>"))
     if path.suffix == ".parquet":
         return data.endswith(b"PAR1")
-    return data.endswith(b"\n") or path.suffix == ".yaml"
+    return data.endswith(b"\n")
 
 
-def one_fault(words: str, fault: str, home: Path, rng: random.Random, *, before: bool) -> str:
+def one_fault(words: str, fault: str, home: Path, url: str, rng: random.Random, *, before: bool) -> str:
     """Run a command with a fault; what is wrong afterwards, or nothing."""
     with tempfile.TemporaryDirectory(prefix="packer-fault-") as name:
         folder = Path(name)
         for item in home.iterdir():
             (shutil.copytree if item.is_dir() else shutil.copy)(item, folder / item.name)
-        if "--profile e.toml" in words:
-            words = words.replace("e.toml", "given.toml")
-        results = [folder / result for result in COMMANDS[words.replace("given.toml", "e.toml")]]
+        results = [folder / result for result in COMMANDS[words]]
         if before:
             for path in results:
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(OLD)
-        words += " --force"
+        words = words.replace("URL", url) + " --force"
         codes = {0, 3} if fault in ("none", "two writers") else {0, 2, 3, 130}
         if fault == "full disk":
             ends = [_ended(_started(words, folder, limit=rng.choice((0, 1, 50, 500, 4000))))]
         elif fault == "two writers":
             two = [_started(words, folder), _started(words, folder)]
             ends = [_ended(process) for process in two]
-            codes |= {2} if "predictor build" in words else set()
+            codes |= {2} if any(each in words for each in ONE_WRITER) else set()
         elif fault == "none":
             ends = [_ended(_started(words, folder))]
         else:
@@ -225,14 +295,14 @@ def one_fault(words: str, fault: str, home: Path, rng: random.Random, *, before:
         return "; ".join(wrong)
 
 
-def _forked(words: str, fault: str, home: Path, seed: int, *, before: bool) -> str:
+def _forked(words: str, fault: str, home: Path, url: str, seed: int, *, before: bool) -> str:
     """`one_fault` in a process of its own: what reads the results starts threads, which no fork survives."""
     note = home / ".wrong"
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
         signal.alarm(120)
-        note.write_text(one_fault(words, fault, home, random.Random(seed), before=before))
+        note.write_text(one_fault(words, fault, home, url, random.Random(seed), before=before))
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     wrong = note.read_text() if status == 0 else "no end after 120 s"
@@ -253,13 +323,15 @@ def run(rounds: int, seed: int, faults: tuple[str, ...], commands: tuple[str, ..
 
     rng = random.Random(seed)
     findings, count = [], 0
-    with tempfile.TemporaryDirectory(prefix="packer-fault-") as name:
+    with tempfile.TemporaryDirectory(prefix="packer-fault-") as name, serving(commands) as url:
         home = Path(name)
-        prepare(home, commands)
+        prepare(home, commands, url)
         for turn in range(rounds):
             for words in commands:
                 for fault in faults:
-                    wrong = _forked(words, fault, home, rng.getrandbits(32), before=bool((turn + count) % 2))
+                    wrong = _forked(
+                        words, fault, home, url, rng.getrandbits(32), before=bool((turn + count) % 2)
+                    )
                     count += 1
                     if wrong:
                         findings.append(f"{fault}, {words}: {wrong}")

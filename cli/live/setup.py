@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from packer.cli.declare import argument, bundle, command, option
-from packer.cli.options import NumberList, Output
+from packer.cli.options import NumberList, Writing
 
 FOLDER = click.Path(file_okay=False)
 
@@ -45,7 +45,7 @@ class GpuSetup:
 
 
 @command
-def setup_cpu(given: CpuSetup, out: Output) -> None:
+def setup_cpu(given: CpuSetup, out: Writing) -> None:
     """Make an environment with vLLM for the CPU, a tiny model and its adapters, and FOLDER/launch.toml.
 
     \b
@@ -54,12 +54,12 @@ def setup_cpu(given: CpuSetup, out: Output) -> None:
     """
     from packer.twin.live.setup_cpu import setup_cpu as make
 
-    place = Path(given.folder)
+    place = _place(given.folder, out)
     _ready(make(place, python=given.python, find_links=given.find_links, progress=out.note), out)
 
 
 @command
-def setup_gpu(given: GpuSetup, out: Output) -> None:
+def setup_gpu(given: GpuSetup, out: Writing) -> None:
     """Write random adapters for a model and FOLDER/launch.toml, to calibrate its server on a GPU.
 
     \b
@@ -70,7 +70,7 @@ def setup_gpu(given: GpuSetup, out: Output) -> None:
     from packer.twin.live.setup_gpu import setup_gpu as make
 
     launch = make(
-        Path(given.folder),
+        _place(given.folder, out),
         Path(given.model),
         given.gpu,
         python=given.python,
@@ -83,6 +83,14 @@ def setup_gpu(given: GpuSetup, out: Output) -> None:
     _ready(launch, out)
 
 
-def _ready(launch: Path, out: Output) -> None:
+def _place(folder: str, out: Writing) -> Path:
+    """The folder, refused before long work if its launch file is there and would be replaced."""
+    place = Path(folder)
+    if (place / "launch.toml").exists():
+        out.check(str(place / "launch.toml"))
+    return place
+
+
+def _ready(launch: Path, out: Writing) -> None:
     """Say where the launch file is and what to do with it."""
     out.result({"launch": str(launch)}, lambda: [f"Ready: packer live calibrate --launch {launch}"])

@@ -11,6 +11,7 @@ from packer.export import quoting
 
 DAY_S = 86_400.0
 _MINUTE_S = 60.0
+NOTHING = "# Every server runs all day: nothing is scaled.\n"
 
 
 def scaled_objects(
@@ -64,7 +65,7 @@ def scaled_objects(
         ]
         place = {"namespace": namespace} if namespace else {}
         documents.append(_scaled_object(name, place, triggers))
-    return quoting.yaml_text(documents)
+    return quoting.yaml_text(documents) if documents else NOTHING
 
 
 def _scaled_object(

@@ -143,6 +143,43 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[Path]:
+    """A folder of intermediate results, made if absent and held against other processes while the block runs.
+
+    Raises
+    ------
+    OutputError
+        Another process holds it, or it can't be written.
+    """
+    lock = _lock(folder)
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """Descriptor of the locked file in a folder; the lock ends with it, or with the process."""
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(lock), os.stat(folder / ".lock")):
+                raise BlockingIOError  # its holder has finished and removed the folder
+        except OSError:
+            os.close(lock)
+            raise
+    except (BlockingIOError, FileNotFoundError):
+        raise OutputError(f"{folder}: another process writes into this folder.") from None
+    except OSError as error:
+        raise OutputError(f"{folder}: can't be written: {error}.") from None
+    return lock
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -1,12 +1,26 @@
-"""A disk that is full while a command writes costs the result, and nothing else."""
+"""A disk that is full while a command writes costs the result, and nothing else; no command is left out."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+
+from packer.cli import cli
+
+PLACES = ("FILE", "FOLDER", "PATH", "PLAN", "DIR")
+"""Parts of the metavars of options that name a file or folder."""
+INPUTS = {
+    "--adapters-dir", "--available", "--base", "--cluster", "--comparison", "--find-links", "--folder", "--from",
+    "--input", "--launch", "--model", "--predictor", "--price", "--profile", "--profiling", "--python", "--ranks",
+    "--rates", "--runs", "--sources", "--system", "--trace", "solve --loads",
+}  # fmt: skip
+"""Options that name what is read (or a folder of intermediate results); every other one names a result."""
 
 
 @pytest.mark.parametrize("only", ["simulate", "export", "workload generate", "predictor build"])
@@ -21,3 +35,41 @@ def test_a_full_disk(root: Path, only: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 findings" in done.stdout
+
+
+def _commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        assert found is not None
+        if isinstance(found, click.Group):
+            yield from _commands(found, (*words, name))
+        else:
+            yield " ".join((*words, name)), found
+
+
+def test_every_option_that_writes_is_tried(root: Path) -> None:
+    """Each command with --force, and each of its options that names a result, is in the list of commands."""
+    spec = importlib.util.spec_from_file_location("faults", root / "benchmarks" / "fuzz" / "faults.py")
+    assert spec is not None
+    assert spec.loader is not None
+    faults = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(faults)
+    missing, writing = [], 0
+    for name, found in _commands(cli):
+        tried = [line.split() for line in faults.COMMANDS if f"{line} ".startswith(f"{name} ")]
+        options = [each for each in found.params if isinstance(each, click.Option)]
+        places = {
+            each.opts[-1]: each.opts
+            for each in options
+            if any(place in (each.metavar or "") for place in PLACES)
+        }
+        results = [key for key in places if key not in INPUTS and f"{name} {key}" not in INPUTS]
+        writes = any("--force" in each.opts for each in options)
+        writing += writes
+        missing += [name] if writes and not tried else []
+        missing += [
+            f"{name} {key}" for key in results if not any(set(places[key]) & set(line) for line in tried)
+        ]
+    assert missing == []
+    assert writing >= 20

@@ -1,12 +1,14 @@
-"""Engine settings of `packer solve`."""
+"""Engine settings of servers on the command line."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from packer.cli import run
+from packer.export.formats import export_plan
 from packer.io.plans import read_plan
 
 Capture = pytest.CaptureFixture[str]
@@ -30,6 +32,9 @@ def test_engine_settings_replace_those_of_the_profile(tmp_path: Path, capsys: Ca
     assert run([*words, "--max-num-seqs", "64"]) == 0
     engine = read_plan(path).bins[0].profile.engine
     assert (engine.max_num_seqs, engine.max_model_len) == (64, 8192)
+    started = export_plan(read_plan(path), "vllm")["start.sh"]
+    assert "--max-model-len 8192" in started
+    assert "--max-num-seqs 64" in started
     fleet.write_text("adapter,rank,rate\na,8,6\n")
     assert run([*words, "--max-num-seqs", "4,512"]) == 0
     assert {item.profile.engine.max_num_seqs for item in read_plan(path).bins} == {512}
@@ -40,3 +45,44 @@ def test_engine_settings_replace_those_of_the_profile(tmp_path: Path, capsys: Ca
     )
     assert "leave out --profile and engine settings" in capsys.readouterr().err
     assert run(["solve", str(fleet), "--max-num-seqs", "1000000"]) == 2
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> str:
+    """Two adapters that need a batch of some requests."""
+    path = tmp_path / "fleet.csv"
+    path.write_text("adapter,rank,rate\na,8,2\nb,8,2\n")
+    return str(path)
+
+
+def test_one_server_is_simulated_with_the_settings_given(fleet: str, capsys: Capture) -> None:
+    """A batch of one request serves less than the profile's, and a sweep says so of each point."""
+    words = ["simulate", fleet, "--max-loras", "2", "--duration", "120", "--json"]
+    served = []
+    for more in ([], ["--max-num-seqs", "1"]):
+        assert run([*words, *more]) == 0
+        served.append(json.loads(capsys.readouterr().out)["total_token_throughput"])
+    assert served[1] < 0.8 * served[0]
+    swept = ["sweep", fleet, "--adapters", "2", "--max-loras", "2", "--duration", "120", "--json"]
+    assert run([*swept, "--max-num-seqs", "1"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["total_token_throughput"] < 0.8 * served[0]
+
+
+def test_memory_follows_the_settings(capsys: Capture) -> None:
+    """More of the GPU's memory leaves a larger KV cache; a share that is none is refused."""
+    tokens = []
+    for share in ("0.8", "0.9", "0.95"):
+        words = ["memory", "--max-loras", "8", "--max-lora-rank", "8", "--json"]
+        assert run([*words, "--gpu-memory-utilization", share]) == 0
+        tokens.append(json.loads(capsys.readouterr().out)["rows"][0]["kv_cache_tokens"])
+    assert tokens[0] < tokens[1] < tokens[2]
+    assert run(["memory", "--gpu-memory-utilization", "1.5"]) == 2
+    assert "gpu_memory_utilization" in capsys.readouterr().err
+
+
+def test_settings_of_one_server_have_no_effect_on_a_cluster(fleet: str, capsys: Capture) -> None:
+    """A cluster's file names its servers: settings beside it are refused."""
+    for words in (["simulate", fleet], ["compare", fleet]):
+        assert run([*words, "--cluster", "cluster.toml", "--max-num-seqs", "8"]) == 2
+        assert "--max-num-seqs has no effect with --cluster" in capsys.readouterr().err

@@ -38,3 +38,10 @@ def test_cron_knows_days_of_24_hours() -> None:
     """Another length is refused: its triggers would drift."""
     with pytest.raises(ValidationError, match="a schedule of 24 h"):
         scaled_objects({"gpu-0": [(0.0, 3600.0)]}, day_s=7200.0)
+
+
+def test_servers_that_run_all_day_need_no_trigger() -> None:
+    """A file without objects says so in a comment."""
+    text = scaled_objects({"gpu-0": [(0.0, 86400.0)]})
+    assert text.startswith("#")
+    assert yaml.safe_load(text) is None

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 
 from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError, OutputError
+from packer.io.files import claimed
 from packer.predictors import build as module
 from packer.predictors.build import PART_ROWS, build_dataset
 from packer.predictors.dataset import Dataset, Spec, read_dataset
@@ -89,8 +90,8 @@ def test_an_interrupted_build_goes_on(
 def test_parts_of_another_dataset_are_not_mixed(small: Profile, tmp_path: Path) -> None:
     """Parts that belong to another seed are refused, not overwritten."""
     path = tmp_path / "d.parquet"
-    with module._claimed(tmp_path / "d.parquet.parts", Spec(small.name, small.fingerprint, 10, 0)):
-        pass
+    with claimed(tmp_path / "d.parquet.parts") as folder:
+        (folder / "spec.json").write_text(Spec(small.name, small.fingerprint, 10, 0).text())
     with pytest.raises(IncompatibleError, match="another data set"):
         build_dataset(small, path, rows=10, seed=1, jobs=1)
 
@@ -99,8 +100,8 @@ def test_two_builds_into_one_file(small: Profile, tmp_path: Path) -> None:
     """The second one is refused while the first one runs, and goes on with its parts if that was killed."""
     path = tmp_path / "d.parquet"
     with (
-        module._claimed(tmp_path / "d.parquet.parts", Spec(small.name, small.fingerprint, 10, 0)),
-        pytest.raises(OutputError, match="another process is building"),
+        claimed(tmp_path / "d.parquet.parts"),
+        pytest.raises(OutputError, match="another process writes"),
     ):
         build_dataset(small, path, rows=10, seed=0, jobs=1)
     assert not path.exists()

@@ -13,6 +13,7 @@ from packer import checks
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import LiveError
+from packer.io.files import claimed
 from packer.lengths import Lengths
 from packer.profile import MemorySpec, Profile
 from packer.settings import Settings, Slots
@@ -149,7 +150,8 @@ def calibrate(
         Nothing usable was measured; says why the servers did not start.
     """
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress)
-    outcomes = campaign.run(sessions(launch, servers, seed=seed))
+    with claimed(folder):
+        outcomes = campaign.run(sessions(launch, servers, seed=seed))
     return profile_of(launch, outcomes), outcomes, campaign.out_of_time
 
 
@@ -193,7 +195,8 @@ def calibrate_url(
     session = Session("url", ServerOptions((), settings), tasks)
     endpoint = Endpoint(url, base=served[0])
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress, endpoint=endpoint)
-    outcomes = campaign.run([session])
+    with claimed(folder):
+        outcomes = campaign.run([session])
     return profile_of(launch, outcomes, known.memory), outcomes, campaign.out_of_time
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD
+from packer.io.files import claimed
 from packer.twin.live.calibration import options_for
 from packer.twin.live.campaign import Campaign, Outcome, Progress, Session, Task
 from packer.twin.live.launch import Launch
@@ -182,7 +183,17 @@ class Validation:
         self._stop = threading.Event()
 
     def run(self) -> list[BinReport]:
-        """Reports in order of the bins; an interrupt stops the servers first."""
+        """Reports in order of the bins; an interrupt stops the servers first.
+
+        Raises
+        ------
+        OutputError
+            Another process measures into the same folder.
+        """
+        with claimed(self.folder):
+            return self._run()
+
+    def _run(self) -> list[BinReport]:
         places = split_cores(self.launch.server_cores, self.spec.parallel)
         free = list(range(self.spec.parallel))
         lock = threading.Lock()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from packer.cli import run
 from packer.cli.live import live
 from packer.errors import FileFormatError, LiveError
 from packer.settings import Slots
@@ -72,6 +73,17 @@ def test_setup_tells_scripts_where_the_launch_file_is(
     assert json.loads(printed("--json")) == {"launch": launch}
     assert printed("--quiet") == ""
     assert f"--launch {launch}" in printed()
+
+
+def test_setup_keeps_a_launch_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A launch file that is there, and perhaps edited, is replaced with --force only, and nothing is installed."""
+    (tmp_path / "launch.toml").write_text("mine")
+    gpu = ["setup-gpu", str(tmp_path), "--model", "m", "--gpu", "h200-141gb", "--python", "p"]
+    for words in (["setup-cpu", str(tmp_path)], gpu):
+        assert run(["live", *words]) == 2
+        assert "--force overwrites it" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["launch.toml"]
+    assert (tmp_path / "launch.toml").read_text() == "mine"
 
 
 def test_setups_launch_file_is_valid(launch_file: Path) -> None:

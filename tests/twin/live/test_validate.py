@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 from packer.bin import Bin
+from packer.errors import OutputError
 from packer.evaluation import Evaluations
+from packer.io.files import claimed
 from packer.plan import Plan, Status
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
@@ -167,7 +169,7 @@ def test_equal_bins_of_several_plans_are_measured_once(
     assert not measured["two"].failures
     assert not measured["two"].memory_errors
     assert measured["two"].total_token_throughput > measured["half"].total_token_throughput
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 3
     again = measure_plans({"half": plans["half"]}, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
     assert again["half"].total_token_throughput == measured["half"].total_token_throughput
 
@@ -281,4 +283,11 @@ def test_a_replaced_profile_predicts(
     assert first is not None
     assert second is not None
     assert np.isclose(second / first, 10.0, rtol=0.3)
-    assert os.listdir(tmp_path) == ["gpu-0"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "gpu-0"]
+
+
+def test_one_folder_has_one_writer(launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path) -> None:
+    """A second command with the same folder is refused before it starts a server: results would be mixed."""
+    with claimed(tmp_path), pytest.raises(OutputError, match="another process writes"):
+        Validation(launch, fleet, bins[:1], tmp_path, ValidationSpec(duration_s=1.0)).run()
+    assert os.listdir(tmp_path) == [".lock"]
