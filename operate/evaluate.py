@@ -14,10 +14,9 @@ from packer.errors import IncompatibleError
 from packer.evaluation import SIMULATED, Evaluation, Evaluations
 from packer.operate.changes import changed_plan
 from packer.plan import Plan, Status
-from packer.solvers.api import HEADROOM_GPUS
 from packer.solvers.assemble import versions
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.headroom import headroom
+from packer.solvers.headroom import with_room
 from packer.solvers.verify import FRESH_SEED
 from packer.strategies import Predictor
 from packer.twin.simulate import simulate
@@ -67,7 +66,8 @@ class PlanEvaluation:
 
         def order(k: int) -> tuple[int, float, int]:
             row = self.plan.evaluations[k]
-            return (1, self.plan.headroom[k] or float("inf"), k) if row.feasible else (0, row.served_share, k)
+            unknown = 0.0 if self.plan.rooms else float("inf")
+            return (1, self.plan.headroom[k] or unknown, k) if row.feasible else (0, row.served_share, k)
 
         known = not self.holds or any(factor is not None for factor in self.plan.headroom)
         return self.gpus[min(range(len(self.gpus)), key=order)] if self.gpus and known else None
@@ -151,14 +151,10 @@ def evaluate_plan(
             f"A duration needs the predictor 'twin': {evaluator.name!r} does not simulate."
         )
     progress("servers", 0, 2)
-    room: tuple[float | None, ...] = (None,) * len(changed.bins)
     if duration_s is not None:
         found = _simulated(changed.workload, changed.bins, used, duration_s)
     else:
         found = evaluator.evaluate(changed.workload, changed.bins)
-        progress("headroom", 1, 2)
-        if len(room) <= HEADROOM_GPUS:
-            room = headroom(changed.workload, changed.bins, evaluator)
     names = list(changed.workload.names)
     unplaced = sorted({*(names.index(name) for name in changed.unplaced), *_never_placed(plan, names)})
     kept = plan.objective != "recommend" or not bool((found.slo_used > 1.0).any())
@@ -175,7 +171,7 @@ def evaluate_plan(
         bound_proven=False,
         bound_source="",
         margin=None,
-        headroom=tuple(room),
+        headroom=(None,) * len(changed.bins),
         rooms=(),
         adapters=None,
         moves=None,
@@ -188,6 +184,9 @@ def evaluate_plan(
         versions=versions(profiles),
         details={"evaluated": True, "rate_factor": rate_factor, "duration_s": duration_s, "lost": list(lose)},
     )
+    if duration_s is None:
+        progress("headroom", 1, 2)
+        evaluated = with_room(evaluated, evaluator)
     before = Evaluations.of([plan.evaluations[gpu] for gpu in changed.gpus])
     return PlanEvaluation(evaluated, before, changed.gpus)
 

@@ -23,9 +23,10 @@ from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
 from packer.profile import Profile
 from packer.room import Room
-from packer.solvers.api import HEADROOM_GPUS, solve
+from packer.solvers.api import solve
 from packer.solvers.assemble import versions
 from packer.solvers.evaluator import rate_margin_for
+from packer.solvers.headroom import MORE_SLOTS, MOST_GPUS, with_slots
 from packer.strategies import Predictor
 from packer.twin.hours import Hours, merged
 from packer.workload import Workload
@@ -35,12 +36,8 @@ ROUNDS = 4
 GAIN = 0.1
 """A GPU more that lowers the p95 TTFT by less than this share, and the ITL by less than half of it, is no gain."""
 MOST_POINTS = 12
-LITTLE = 1.25
-"""A server with few slots whose rates may grow by less than this factor is tried with more."""
 TIGHT = 0.5
 """A server that uses more than this of its limits is tried with more slots."""
-MORE_SLOTS = (1.4, 2.0)
-"""Factors by which more slots are tried."""
 SOLVERS = ("spread-refined", "spread")
 """What proposes which adapters share a GPU; the next is tried where a proposal breaks the limits."""
 
@@ -296,28 +293,19 @@ class Frontier:
     def roomy(self, best: FrontierPoint) -> tuple[FrontierPoint, tuple[Room, ...]]:
         """How far the rates of each server may grow, and what limits it; servers with little room get more slots.
 
-        No rooms for more than `HEADROOM_GPUS`.
+        No rooms for more than `MOST_GPUS`.
         """
-        if best.n_gpus > HEADROOM_GPUS or self.over():
+        if best.n_gpus > MOST_GPUS or self.over():
             return best, ()
-        bins = list(best.plan.bins)
-        first = self.hours.rooms(bins, self.workload)
-        rooms = list(first)
-        for k, room in enumerate(first):
-            if (room.headroom or LITTLE) >= LITTLE or room.limit not in ("slots", "loading"):
-                continue
-            for factor in MORE_SLOTS:
-                most = min(len(bins[k].adapters), int(factor * best.plan.bins[k].max_loras) + 1)
-                other = replace(bins[k], settings=self.profile.settings(most, bins[k].max_lora_rank))
-                if self.over() or most <= bins[k].max_loras or self.kept.used([other])[0] > 1.0:
-                    continue
-                (found,) = self.hours.rooms([other], self.workload)
-                if (found.headroom or 0.0) > (rooms[k].headroom or 0.0):
-                    bins[k], rooms[k] = other, found
-        if rooms == list(first) or not self._keeps(bins) or self.kept.broken_later(bins, self._number):
-            return best, first
+        bins, rooms = with_slots(
+            self.hours, self.workload, best.plan.bins, lambda item: self.kept.used([item])[0] <= 1.0
+        )
+        if bins == best.plan.bins:
+            return best, rooms
+        if not self._keeps(bins) or self.kept.broken_later(bins, self._number):
+            return best, self.hours.rooms(best.plan.bins, self.workload)
         self._points[best.n_gpus] = self.point_of(bins)
-        return self._points[best.n_gpus], tuple(rooms)
+        return self._points[best.n_gpus], rooms
 
     def point_of(self, bins: Sequence[Bin]) -> FrontierPoint:
         """The figures of these servers."""

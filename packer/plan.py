@@ -70,8 +70,8 @@ class Plan:
         By how much every rate was raised in the search, 0.05 for 5 %; None if the plan was not searched for with
         a margin.
     headroom
-        Factor by which each bin's rates may grow before it fails, None where it was not found; empty if it was
-        not computed.
+        Factor by which each bin's rates may grow: the first of the three marks of its room, or until the predictor says
+        that it starves. None where it fails at the rates as given or nothing is known; empty if it was not computed.
     rooms
         For each bin the factors at which its latency limits break, a queue forms and it starves, and what limits
         it; empty if they were not computed.

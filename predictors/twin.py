@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
 from packer.predictors.content import ContentCache, Factors, FloatArray
 from packer.profile import Profile
-from packer.twin.cliff import SEEDS, Cliff, cliff
 from packer.twin.until_clear import evaluate_until_clear
 from packer.workload import Workload
 
@@ -52,21 +51,6 @@ class TwinPredictor:
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures of each bin at its rates times its factor; one row per bin, in order."""
         return self._cache.evaluate(workload, bins, factors)
-
-    def cliff(
-        self,
-        workload: Workload,
-        item: Bin,
-        *,
-        near: float = 1.0,
-        seeds: int = SEEDS,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> Cliff | None:
-        """The load factor at which the bin starves or queues without end in 5 % of all hours."""
-        return cliff(
-            item.workload(workload), item.profile, max_loras=item.max_loras, max_lora_rank=item.max_lora_rank,
-            near=near, seeds=seeds, seed=self.seed, jobs=self.workers, stop=stop,
-        )  # fmt: skip
 
     def _simulated(self, workload: Workload, bins: Sequence[Bin], factors: FloatArray) -> Evaluations:
         if len(bins) == 1 or self.workers == 1:

@@ -20,17 +20,15 @@ from packer.solvers.band import with_band
 from packer.solvers.base import Problem, Solver
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
-from packer.solvers.headroom import headroom
+from packer.solvers.headroom import MOST_GPUS, with_room, with_slots
 from packer.solvers.spare import with_spare
 from packer.solvers.verify import check, twin_failures
 from packer.strategies import Predictor
+from packer.twin.hours import Hours
 from packer.workload import Workload
 
 HARDENING_STEPS = 3
 """How often the margin is raised until the twin confirms the plan."""
-
-HEADROOM_GPUS = 32
-"""Plans of more GPUs come without headroom: it would take longer than the plan."""
 
 
 def solve(
@@ -131,6 +129,8 @@ def solve(
     plan = _planned(problem, search)
     if goal.spare and plan.status is not Status.INFEASIBLE:
         plan = with_spare(problem, plan)
+    if with_headroom and goal.minimises in ("gpus", "price") and not old_bins:
+        plan = _with_slots(problem, plan)
     if verify and plan.status is not Status.INFEASIBLE:
         plan = verified(plan, goal)
         if not plan.verified and confidence is None and margin is None:
@@ -151,7 +151,7 @@ def solve(
             max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
         )  # fmt: skip
         plan = with_band(plan, workload, ends)
-    return _with_headroom(problem, plan)
+    return with_room(plan, problem.evaluator, problem.out_of_time)
 
 
 def _usual(goal: Objective, workload: Workload, kinds: int, max_replicas: int) -> str:
@@ -207,15 +207,31 @@ def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
     return first
 
 
-def _with_headroom(problem: Problem, plan: Plan) -> Plan:
-    """The plan with the factor by which the rates of each server may grow."""
-    if problem.out_of_time() or not 0 < plan.n_gpus <= HEADROOM_GPUS:
+def _with_slots(problem: Problem, plan: Plan) -> Plan:
+    """The plan with more slots where they give room to grow or less delay, by the twin where it has the last word."""
+    evaluator, goal = problem.evaluator, problem.objective
+    if (
+        plan.status is Status.INFEASIBLE
+        or not 0 < len(plan.bins) <= MOST_GPUS
+        or any(evaluator.twin_of(item.profile) is None for item in plan.bins)
+    ):
         return plan
-    room = headroom(plan.workload, plan.bins, problem.evaluator, problem.out_of_time)
-    if problem.evaluator.confirms:  # what was confirmed holds as it is
-        feasible = plan.evaluations.feasible.tolist()
-        room = tuple(factor or (1.0 if ok else None) for factor, ok in zip(room, feasible, strict=True))
-    return replace(plan, headroom=room)
+
+    def admits(item: Bin) -> bool:
+        return bool(goal.admissible(evaluator.confirmed(plan.workload, [item])).all())
+
+    hours = Hours(plan.seed, problem.out_of_time)
+    bins, rooms = with_slots(hours, plan.workload, plan.bins, admits)
+    if bins == plan.bins:
+        return replace(plan, rooms=rooms)
+    found = evaluator.report(plan.workload, bins)
+    return replace(
+        plan,
+        bins=bins,
+        rooms=rooms,
+        evaluations=found,
+        objective_value=goal.key(plan.workload, bins, found),
+    )
 
 
 def _check_fit(problem: Problem, solver: Solver) -> None:

@@ -3,21 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from packer.bin import Bin
+from packer.plan import Plan
+from packer.room import Room
 from packer.solvers.evaluator import Evaluator
+from packer.twin.hours import LEVELS, Hours, with_adapters
 from packer.workload import Workload
 
-LARGEST = 4.0
-"""No larger factor is tried."""
+MOST_GPUS = 32
+"""Plans of more GPUs come without headroom: it would take longer than the plan."""
 
-SIMULATED = 4
-"""Servers of a plan whose load factor is simulated: each takes 15 hours."""
 
-SEEDS = 3
-_STEP = 1.04
+LITTLE = 1.25
+"""A server with few slots whose rates may grow by less than this factor is tried with more."""
+MORE_SLOTS = (1.4, 2.0)
+"""Factors by which more slots are tried."""
+
+
+def with_slots(
+    hours: Hours, fleet: Workload, bins: Sequence[Bin], admits: Callable[[Bin], bool]
+) -> tuple[tuple[Bin, ...], tuple[Room, ...]]:
+    """The servers and their room; those that few slots limit and that have little room get more of them.
+
+    Servers that have no room as they are stay: what they need is fewer requests.
+
+    Parameters
+    ----------
+    hours, fleet
+        Simulated hours, and the fleet at the rates as given.
+    admits
+        Whether a server may be part of the plan.
+    """
+    made, rooms = list(bins), list(hours.rooms(bins, fleet))
+    for k, item in enumerate(bins):
+        room = rooms[k]
+        if not 1.0 <= (room.headroom or 0.0) < LITTLE or room.limit not in ("slots", "loading"):
+            continue
+        for factor in MORE_SLOTS:
+            most = min(len(item.adapters), int(factor * item.max_loras) + 1)
+            other = replace(item, settings=item.profile.settings(most, item.max_lora_rank))
+            if hours.stop() or most <= item.max_loras or not admits(other):
+                continue
+            (found,) = hours.rooms([other], fleet)
+            if (found.headroom or 0.0) > (rooms[k].headroom or 0.0):
+                made[k], rooms[k] = other, found
+    return tuple(made), tuple(rooms)
+
+
+def with_room(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambda: False) -> Plan:
+    """The plan with the factor by which the rates of each server may grow, where it has up to `MOST_GPUS`.
+
+    Where the twin has the last word, `Plan.rooms` has the three marks of simulated hours (the latency limits of the
+    fleet, a queue that grows, starvation), what limits each server and what each adapter gets; elsewhere the factor is
+    that up to which the predictor says that the server does not starve.
+    """
+    if stop() or not 0 < len(plan.bins) <= MOST_GPUS:
+        return plan
+    if any(evaluator.twin_of(item.profile) is None for item in plan.bins):
+        return replace(plan, headroom=headroom(plan.workload, plan.bins, evaluator, stop))
+    hours = Hours(plan.seed, stop)
+    rooms = plan.rooms or hours.rooms(plan.bins, plan.workload)
+    known = tuple(room.headroom for room in rooms) or (None,) * len(plan.bins)
+    return with_adapters(replace(plan, rooms=rooms, headroom=known), hours)
 
 
 def headroom(
@@ -26,18 +77,14 @@ def headroom(
     evaluator: Evaluator,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[float | None, ...]:
-    """Factor by which every rate of a bin may grow, up to `LARGEST`.
+    """Largest of the factors `LEVELS` of its rates at which the predictor says that a bin does not starve.
 
-    Until the predictor says that the bin starves, in steps of 4 %. Where the twin has the last word, until it starves
-    or queues without end in 5 % of all hours (`packer.twin.cliff`), but at least 1 for a bin that holds: simulated for
-    the weakest bins, one of them if trees led the search and `SIMULATED` if the twin did; the factors of the others are
-    lowered as much as the most lowered of these. All bins are bisected together, one batch a step; stopped early, the
-    largest factors known to hold are returned. Below 1 the bin starves already: then the factor is None, as it is for a
-    replayed trace.
+    All bins are bisected together, one batch a step; stopped early, the largest factors known to hold are returned.
+    None for a bin that starves already, and for a replayed trace.
     """
     if workload.arrivals.trace is not None or not bins:
         return (None,) * len(bins)
-    levels = np.append(_STEP ** np.arange(int(np.log(LARGEST) / np.log(_STEP)) + 1), LARGEST)
+    levels = np.array(LEVELS)
     low = np.full(len(bins), -1)
     high = np.full(len(bins), len(levels))
     while True:
@@ -48,25 +95,4 @@ def headroom(
         found = evaluator.scaled(workload, [bins[k] for k in open_.tolist()], levels[middle])
         low[open_] = np.where(found.feasible, middle, low[open_])
         high[open_] = np.where(found.feasible, high[open_], middle)
-    known = [float(levels[level]) if level >= 0 else None for level in low.tolist()]
-    return _confirmed(workload, bins, evaluator, known, stop)
-
-
-def _confirmed(
-    workload: Workload,
-    bins: Sequence[Bin],
-    evaluator: Evaluator,
-    known: list[float | None],
-    stop: Callable[[], bool],
-) -> tuple[float | None, ...]:
-    """The factors as the twin has them, where it has the last word."""
-    weakest = sorted((factor, k) for k, factor in enumerate(known) if factor is not None)
-    ratio, found = 1.0, dict[int, float]()
-    for near, k in weakest[: 1 if evaluator.confirms else SIMULATED]:
-        twin = evaluator.twin_of(bins[k].profile)
-        cliff = None if twin is None else twin.cliff(workload, bins[k], near=near, stop=stop, seeds=SEEDS)
-        if cliff is not None:
-            found[k] = max(1.0, cliff.load_factor)
-            ratio = min(ratio, cliff.load_factor / near)
-    rest = (None if factor is None else max(1.0, factor * ratio) for factor in known)
-    return tuple(found.get(k, factor) for k, factor in enumerate(rest))
+    return tuple(float(levels[level]) if level >= 0 else None for level in low.tolist())

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
-from packer.evaluation import AdapterFigures, Evaluation
+from packer.evaluation import SIMULATED, AdapterFigures, Evaluation, Evaluations
 from packer.plan import Plan
 from packer.room import Room
 from packer.twin.limits import limit_of
@@ -152,12 +152,22 @@ def _hour(sim: Simulation) -> ServerHour:
     )
 
 
-def with_adapters(plan: Plan) -> Plan:
-    """The plan with what each of its adapters gets, from one simulated hour of each server."""
+def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:
+    """The plan with what each of its adapters gets, from one simulated hour of each server.
+
+    Figures of servers that the plan's predictor does not know (`SIMULATED`) are taken from it, too.
+    """
     if plan.adapters is not None or not plan.bins:
         return plan
-    hours = Hours(plan.seed).all(plan.bins, plan.workload)
-    return replace(plan, adapters=merged(plan.workload, plan.bins, hours))
+    found = (hours or Hours(plan.seed)).all(plan.bins, plan.workload)
+    simulated = Evaluations.of([hour.figures for hour in found])
+    known = {name: (getattr(plan.evaluations, name), getattr(simulated, name)) for name in SIMULATED}
+    filled: dict[str, Any] = {name: np.where(np.isnan(had), seen, had) for name, (had, seen) in known.items()}
+    return replace(
+        plan,
+        adapters=merged(plan.workload, plan.bins, found),
+        evaluations=replace(plan.evaluations, **filled),
+    )
 
 
 def merged(workload: Workload, items: Sequence[Bin], hours: Sequence[ServerHour]) -> AdapterFigures:

@@ -11,11 +11,12 @@ import pytest
 
 import packer
 from packer import Adapter, Bin, Limits, Slo, Workload
-from packer.operate.explore import LITTLE, Frontier
+from packer.operate.explore import Frontier
 from packer.operate.recommend import decision
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.room import Room
+from packer.solvers.headroom import LITTLE
 from packer.twin import hours
 
 

@@ -30,11 +30,12 @@ from packer.solvers.baselines.dlora import DLora
 from packer.solvers.baselines.spread import Spread
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.balance import even_parts
-from packer.solvers.headroom import LARGEST, headroom
+from packer.solvers.headroom import headroom
 from packer.solvers.replan import Replan
 from packer.solvers.spread_refined import SpreadRefined
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
+from packer.twin.hours import LEVELS, Hours
 from packer.workload import Workload
 
 PROFILE = small_profile()
@@ -125,30 +126,24 @@ def test_headroom_is_where_the_predictor_says_starved() -> None:
     for k, factor in enumerate(headroom(workload, bins, Evaluator(ANALYTIC))):
         assert factor is not None
         assert ANALYTIC.evaluate(workload.scaled(factor), bins)[k].feasible
-        assert factor == LARGEST or not ANALYTIC.evaluate(workload.scaled(factor * 1.05), bins)[k].feasible
+        assert factor == LEVELS[-1] or not ANALYTIC.evaluate(workload.scaled(factor * 1.09), bins)[k].feasible
 
 
-def test_headroom_of_the_twin_is_where_an_hour_in_twenty_fails(
-    toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the twin has the last word, rates may grow until a server starves or its queue grows in 5 % of hours."""
+def test_room_of_the_twin_has_three_marks(toy_profile: Profile) -> None:
+    """Where the twin has the last word, the marks are those of simulated hours, and the headroom is the first of them;
+    where it queues there is none, however much load it serves."""
     workload = random_fleet(6, seed=3, rates=(0.2,), ranks=(8,))
     item = Bin(tuple(range(6)), Slots(6, 8), toy_profile)
-    twin = TwinPredictor(seed=4)
-    found = twin.cliff(workload, item, near=4.0, seeds=3)
-    assert found is not None
-    for predictor in (twin, AutoPredictor(None, twin)):
-        (factor,) = headroom(workload, [item], Evaluator(predictor))
-        assert factor == pytest.approx(found.load_factor, rel=0.02)
-    monkeypatch.setattr("packer.solvers.headroom.SIMULATED", 1)
-    other = Bin((0, 1, 2, 3), Slots(4, 8), toy_profile)
-    factors = headroom(workload, [item, other], Evaluator(twin))
-    alone = twin.cliff(workload, other, near=3.0, seeds=3)
-    assert alone is not None
-    assert factors[0] == pytest.approx(found.load_factor, rel=0.02)
-    assert factors[1] == pytest.approx(
-        alone.load_factor, rel=0.2
-    )  # not simulated: lowered as much as the first
+    busy = workload.scaled(Hours().rooms([item], workload)[0].starvation or 0.0)
+    for predictor in (TwinPredictor(seed=4), AutoPredictor(None, TwinPredictor(seed=4))):
+        for fleet in (workload, busy):
+            plan = solve(fleet, toy_profile, predictor=predictor, margin=0.0, max_gpus=1, verify=False)
+            assert plan.rooms == Hours(plan.seed).rooms(plan.bins, fleet)
+            assert plan.headroom == tuple(room.headroom for room in plan.rooms)
+            for room, row in zip(plan.rooms, plan.evaluations, strict=True):
+                assert (room.headroom is None) is (row.slo_used > 1.0)
+                if room.headroom is not None:
+                    assert room.headroom == min(room.slo or 0.0, room.queue or 0.0, room.starvation or 0.0)
 
 
 def test_no_headroom_where_none_is_left_or_none_is_defined() -> None:

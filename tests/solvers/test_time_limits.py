@@ -22,10 +22,11 @@ from packer.solvers.exact import relaxation
 from packer.solvers.exact.solver import ExactSearch
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
-from packer.solvers.headroom import LARGEST, headroom
+from packer.solvers.headroom import headroom
 from packer.solvers.spread_refined import SpreadRefined
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
+from packer.twin.hours import LEVELS
 from packer.workload import Workload
 
 PROFILE = small_profile()
@@ -90,7 +91,7 @@ def test_headroom_stops_in_time() -> None:
     (found,) = headroom(fleet, bins, Evaluator(AnalyticPredictor()), lambda: next(steps))
     (exact,) = headroom(fleet, bins, Evaluator(AnalyticPredictor()))
     assert exact is not None
-    assert found is None or 1.0 <= found <= exact <= LARGEST
+    assert found is None or 1.0 <= found <= exact <= LEVELS[-1]
 
 
 def test_bins_of_one_adapter_are_not_swapped() -> None:
