@@ -1,4 +1,4 @@
-"""What every objective, predictor, router and solver must keep: subclass a contract, give the fixture, run pytest.
+"""What every strategy must keep, by its kind: subclass a contract, give the fixture, run pytest.
 
     from packer.testing.contracts import SolverContract
 
@@ -20,19 +20,22 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
+from packer.engines import LightLlm
 from packer.evaluation import Evaluations
 from packer.objectives.base import Objective
 from packer.objectives.gpus import Gpus
 from packer.objectives.latency import Latency
-from packer.profile import Profile
+from packer.profile import LoadingSpec, Profile
 from packer.solvers.base import Problem, Solution, Solver
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.verify import check
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
+from packer.twin.cache.base import DROP, FIXED, LFU, LRU, NOTHING, CachePolicy, TickingPolicy
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import ReadingRouter, Router, ScoringRouter, StaticRouter
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.cluster.system import System
 from packer.workload import Workload
 
 SIZES = (1, 7, 40)
@@ -202,6 +205,60 @@ class RouterContract:
         """The same requests and seed go to the same servers, also with the same object again."""
         first = self.run(router, cluster, traffic).requests
         assert first.equals(self.run(router, cluster, traffic).requests)
+
+
+class CachePolicyContract:
+    """Rules of a cache policy; give the fixture `policy`."""
+
+    @pytest.fixture
+    def policy(self) -> CachePolicy:
+        """The policy under test."""
+        raise NotImplementedError
+
+    def run(self, policy: CachePolicy, rate: float, servers: int = 3) -> ClusterSimulation:
+        """Five minutes of adapters that do not all fit, on LightLLM's engine, placed two by two but for the first."""
+        profile = small_profile()
+        room = replace(profile.memory, kv_budget_bytes=300e6, policy="unified")
+        slow = replace(profile, memory=room, loading=LoadingSpec(20.0, 1.0))
+        kind = ServerKind("small", slow, 12, 64, LightLlm())
+        placement = tuple(
+            {f"a{i}": 1.0 for i in range(12) if i == 0 or s in (i % servers, (i + 1) % servers)}
+            for s in range(servers)
+        )
+        traffic = Workload([Adapter(f"a{i}", 8 << i % 3, rate / (1 + i)) for i in range(12)])
+        how = System("contract", "", "", "most-idle", cache=policy)
+        cluster = Cluster((kind,), ("small",) * servers, placement)
+        return simulate_cluster(traffic, cluster, how, duration_s=300.0)
+
+    def test_is_a_policy(self, policy: CachePolicy) -> None:
+        """It has a name, one of the compiled rules, and a share of the memory as its limit."""
+        assert isinstance(policy, CachePolicy)
+        assert policy.name
+        assert policy.rule in (LRU, LFU, DROP, NOTHING, FIXED)
+        assert 0.0 < policy.high_water <= 1.0
+        if isinstance(policy, TickingPolicy):
+            assert policy.period_s > 0.0
+
+    def test_loses_no_request(self, policy: CachePolicy) -> None:
+        """Each request of the first half is finished; misses are admissions that had to load their adapter."""
+        run = self.run(policy, 1.0)
+        assert run.status == "ok"
+        early = run.requests.filter(run.requests["sent_s"] < run.duration_s / 2)
+        assert len(early) > 100
+        assert early["finish_s"].null_count() == 0
+        assert 0.0 <= run.hit_rate <= 1.0
+
+    def test_acts_without_requests(self, policy: CachePolicy) -> None:
+        """It may keep adapters on more servers than there are requests."""
+        run = self.run(policy, 0.005, servers=40)
+        assert run.status == "ok"
+        assert run.sent < 40
+
+    def test_is_repeatable(self, policy: CachePolicy) -> None:
+        """The same requests and seed give the same loads and times, also with the same object again."""
+        first, again = self.run(policy, 0.5), self.run(policy, 0.5)
+        assert first.requests.equals(again.requests)
+        assert first.adapter_loads == again.adapter_loads
 
 
 class SolverContract:

@@ -24,7 +24,14 @@ from packer.solvers.api import solve
 from packer.solvers.base import Solver
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.testing.contracts import ObjectiveContract, PredictorContract, RouterContract, SolverContract
+from packer.testing.contracts import (
+    CachePolicyContract,
+    ObjectiveContract,
+    PredictorContract,
+    RouterContract,
+    SolverContract,
+)
+from packer.twin.cache.base import CachePolicy
 from packer.twin.cluster.routers.base import Router
 
 PACKAGE = Path(__file__).parent.parent / "plugin_package"
@@ -83,6 +90,16 @@ class TestSticky(RouterContract):
     def router(self, plugin: Path) -> Router:
         """The router under test."""
         made: Router = registry.make("router", "sticky:slack=4")
+        return made
+
+
+class TestRecent(CachePolicyContract):
+    """The plug-in's cache policy keeps the contract."""
+
+    @pytest.fixture
+    def policy(self, plugin: Path) -> CachePolicy:
+        """The policy under test."""
+        made: CachePolicy = registry.make("cache", "recent:requests=1,period_s=20")
         return made
 
 
@@ -173,7 +190,7 @@ def test_two_packages_with_the_same_name_are_refused(plugin: Path) -> None:
         registry.load("solver", "next-fit")
 
 
-@pytest.mark.parametrize("name", ["quiet", "rule_of_thumb", "next_fit", "sticky"])
+@pytest.mark.parametrize("name", ["quiet", "rule_of_thumb", "next_fit", "recent", "sticky"])
 def test_the_guide_shows_the_tested_code(name: str, root: Path) -> None:
     """The page "write your own" holds the very files that the tests above run."""
     page = (root / "docs" / "write-your-own.md").read_text()

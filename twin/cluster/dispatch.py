@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +55,7 @@ class Dispatch:
     seed: int
     max_outstanding: int | None
     way: Transit | None
-    policies: Collection[CachePolicy]
+    policy: CachePolicy
 
     def assign(self, adapter: IntArray, time_s: FloatArray) -> IntArray | None:
         """The server of each request if the router is static, int64 (n,); else None."""
@@ -111,8 +110,8 @@ class Dispatch:
 
     def _ticks(self) -> list[Ticking]:
         """What acts at regular times: cache policies, and the router if it does."""
-        policies: list[Ticking] = [each for each in self.policies if isinstance(each, TickingPolicy)]
-        return [*policies, *([self.router] if isinstance(self.router, TickingRouter) else [])]
+        both: tuple[object, ...] = (self.policy, self.router)
+        return [each for each in both if isinstance(each, TickingPolicy | TickingRouter)]
 
     def _compiled(
         self, servers: Servers, engines: Engines, assigned: IntArray | None, ticks: list[Ticking]

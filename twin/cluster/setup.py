@@ -10,13 +10,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from packer import checks, registry
+from packer import checks
 from packer.cluster import Cluster, ServerKind
 from packer.engines import Engine, Jobs, LightLlm, Vllm, engine_of
 from packer.errors import IncompatibleError
 from packer.profile import LoadingSpec, Profile
 from packer.twin.arrivals import Marks
-from packer.twin.cache.base import FIXED, CachePolicy
+from packer.twin.cache.base import FIXED, CachePolicy, TickingPolicy
 from packer.twin.cache.loading import Blocking, CpuAssist, Loading, NoLoading, loading_of
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.state import Engines, Servers, new_servers
@@ -118,8 +118,8 @@ class Setup:
         return state._replace(sets=np.zeros((4, int(ints[rows.MAX_SEQS])), dtype=np.int64))
 
 
-def kind_setup(workload: Workload, kind: ServerKind, system: System) -> Setup:
-    """A kind of server as a system runs it, as if it served the whole fleet.
+def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: CachePolicy) -> Setup:
+    """A kind of server as a system runs it, as if it served the whole fleet; `policy`: the system's, of all kinds.
 
     Raises
     ------
@@ -128,12 +128,11 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System) -> Setup:
     """
     engine = kind.engine if system.engine is None else engine_of(system.engine)
     loading: Loading = Blocking() if system.loading is None else loading_of(system.loading)
-    policy: CachePolicy = registry.make("cache", system.cache or "lru")
     profile = kind.profile
     if isinstance(engine, Vllm):
-        if system.cache not in (None, "lru"):
+        if policy.name != "lru":
             raise IncompatibleError(
-                f"vLLM has a cache policy of its own, lru, and can't have {system.cache!r}."
+                f"vLLM has a cache policy of its own, lru, and can't have {policy.name!r}."
             )
         if not isinstance(loading, Blocking | NoLoading):
             raise IncompatibleError(f"vLLM loads adapters in a step, and can't load them {system.loading!r}.")
@@ -199,6 +198,8 @@ def idle_servers(
     """The servers before the first request, and which engines they run."""
     templates = {id(setup): setup.state(duration_s, bin_s, seed) for setup in own}
     names = list(kinds)
+    ranks = next(iter(kinds.values())).server.workload.ranks
+    ticking = any(isinstance(setup.policy, TickingPolicy) for setup in own)
     servers = new_servers(
         [templates[id(setup)] for setup in own],
         [setup.served for setup in own],
@@ -207,9 +208,10 @@ def idle_servers(
         [names.index(kind) for kind in cluster.servers],
         time_s,
         marks,
-        next(iter(kinds.values())).server.workload.ranks,
+        ranks,
         np.stack([setup.blocks for setup in kinds.values()]),
         rows=rows_each,
+        kept=len(own) * len(ranks) if ticking else 0,
         tuning=_tuning(own, seed),
     )
     servers.times[:, rows.LAST] = _noise(own, len(time_s), seed)

@@ -10,6 +10,7 @@ from packer import checks, registry
 from packer.cluster import Cluster, check_slo
 from packer.errors import IncompatibleError
 from packer.twin.arrivals import draw_marks, draw_times
+from packer.twin.cache.base import CachePolicy
 from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.dispatch import Dispatch
 from packer.twin.cluster.result import ClusterSimulation
@@ -86,7 +87,10 @@ def simulate_cluster(
     reason = chosen.supports(cluster, workload)
     if reason is not None:
         raise IncompatibleError(f"Router {chosen.name!r}: {reason}.")
-    kinds = {kind.name: kind_setup(workload, kind, how) for kind in cluster.kinds}
+    policy: CachePolicy = (
+        registry.make("cache", how.cache or "lru") if isinstance(how.cache, str | None) else how.cache
+    )
+    kinds = {kind.name: kind_setup(workload, kind, how, policy) for kind in cluster.kinds}
     slot_ranks = [kinds[kind].server.settings.max_lora_rank for kind in cluster.servers]
     relocates = getattr(chosen, "relocates", False)
     candidates = candidates_of(
@@ -101,7 +105,7 @@ def simulate_cluster(
         way = transit_of(workload, cluster, len(time_s))
         work = Dispatch(
             chosen, cluster, workload, candidates, float(duration_s), stats_interval_s, seed, max_outstanding, way,
-            {id(setup.policy): setup.policy for setup in own}.values(),
+            policy,
         )  # fmt: skip
         assigned = work.assign(marks.adapter, time_s)
         servers, engines = idle_servers(

@@ -53,13 +53,21 @@ class ClusterView:
             self.workload.ranks.astype(np.float64) * self.cluster.kinds[0].profile.model.lora_bytes_per_rank
         )
 
-    def service_s(self, iterations: int, adapter: int) -> float:
-        """Time that a job of so many iterations takes on the first server, without the load of its adapter."""
-        step = float(step_ms(self._servers, 0, float(iterations), 0.0, 1.0, self._rank(adapter), 0.0, 0.0))
-        return step * 1e-3
+    def service_s(self, iterations: int, adapter: int) -> FloatArray:
+        """Time that a job of so many iterations takes on each server, without the load, float64 (S,)."""
+        rank, names = float(self.workload.ranks[adapter]), self.cluster.servers
+        first = {name: names.index(name) for name in set(names)}
+        found = {
+            name: float(step_ms(self._servers, s, float(iterations), 0.0, 1.0, rank, rank, rank))
+            for name, s in first.items()
+        }
+        return np.array([1e-3 * found[name] for name in names])
 
-    def _rank(self, adapter: int) -> float:
-        return float(self.workload.ranks[adapter])
+    def load_s(self, adapter: int) -> FloatArray:
+        """Time that an adapter takes from the host to the GPU of each server, float64 (S,)."""
+        loading = self._servers.law.loading
+        found: FloatArray = 1e-3 * (loading[:, 0] + loading[:, 1] * self.workload.ranks[adapter])
+        return found
 
     @property
     def places(self) -> IntArray:

@@ -1,19 +1,30 @@
-"""Every router of packer keeps the contract that plug-ins are held to."""
+"""Every router and cache policy of packer keeps the contract that plug-ins are held to."""
 
 from __future__ import annotations
 
 import pytest
 
 from packer import registry
-from packer.testing.contracts import RouterContract
+from packer.testing.contracts import CachePolicyContract, RouterContract
+from packer.twin.cache.base import CachePolicy
 from packer.twin.cluster.routers.base import Router
 
 
-class TestBuiltIns(RouterContract):
+class TestRouters(RouterContract):
     """The shipped suite, once for each router."""
 
     @pytest.fixture(params=registry.names("router"))
     def router(self, request: pytest.FixtureRequest) -> Router:
         """The router under test."""
         made: Router = registry.make("router", request.param)
+        return made
+
+
+class TestCachePolicies(CachePolicyContract):
+    """The shipped suite, once for each cache policy."""
+
+    @pytest.fixture(params=registry.names("cache"))
+    def policy(self, request: pytest.FixtureRequest) -> CachePolicy:
+        """The policy under test."""
+        made: CachePolicy = registry.make("cache", request.param)
         return made

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.cluster import Cluster
+from packer.cluster import Cluster, ServerKind
 from packer.engines import LightLlm, engine_of
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError
 from packer.io.profiles import load_profile
@@ -16,8 +19,10 @@ from packer.lengths import Lengths
 from packer.registry import make
 from packer.terms import LINEAR
 from packer.twin.cache.loading import CpuAssist, loading_of
-from packer.twin.cache.replicas import replicas
+from packer.twin.cache.replicas import Replicas, replicas
 from packer.twin.cluster.result import ClusterSimulation
+from packer.twin.cluster.routers.base import Request
+from packer.twin.cluster.routers.rock import Rock
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System, load_system, system_names
 from packer.twin.engine import state as rows
@@ -164,6 +169,43 @@ def test_rock_keeps_alike_tasks_together() -> None:
         pairs = set(zip(run.state.adapter[late].tolist(), run.state.server[late].tolist(), strict=True))
         spread.append(len(pairs))
     assert spread[1] < 0.8 * spread[0]
+
+
+def test_rock_sends_a_task_where_it_ends_first() -> None:
+    """The speed of a server, its requests and the load of the adapter decide, as far as each counts in seconds."""
+    view: Any = SimpleNamespace(
+        cluster=("fast", "slow"), adapter_bytes=np.array([1e6]), candidates=lambda a: np.array([0, 1]),
+        running=np.array([0, 0]), waiting=np.array([0, 0]), places=np.array([1, 1]), seconds=np.array([10.0, 15.0]),
+        held=np.array([False, False]), service_s=lambda iterations, a: view.seconds,
+        load_s=lambda a: np.array([4.0, 4.0]), on_gpu=lambda a: view.held,
+    )  # fmt: skip
+    task = Request(0, 0, 8, 1, 0.0, 30)
+
+    def chosen(**changes: object) -> int:
+        router = Rock()
+        vars(view).update(changes)
+        router.start(view, seed=0)
+        return router.route(task, view)
+
+    assert chosen() == 0
+    assert chosen(running=np.array([1, 0])) == 1
+    assert chosen(running=np.array([1, 0]), places=np.array([4, 4])) == 0
+    assert chosen(held=np.array([False, True])) == 0, "a load takes less than the slower server's work"
+    assert chosen(seconds=np.array([10.0, 13.0])) == 1
+
+
+def test_kinds_share_the_cache_policy() -> None:
+    """A policy decides for the whole cluster: with two kinds of server no adapter gets twice its replicas."""
+    fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(8)], Lengths.constant(1), Lengths.constant(100))
+    made = []
+    for names in (("one",), ("one", "two")):
+        kinds = tuple(ServerKind(name, PROFILE, 16) for name in names)
+        cluster = Cluster(kinds, tuple(names[s % len(names)] for s in range(8)))
+        policy = Replicas(period_s=10.0)
+        how = replace(load_system("rock"), cache=policy)
+        simulate_cluster(fleet, cluster, how, "round-robin", duration_s=25.0)
+        made.append({adapter: len(servers) for adapter, servers in policy._on.items()})
+    assert made[0] == made[1]
 
 
 def test_what_does_not_exist_is_named(fleet: Workload) -> None:

@@ -28,11 +28,12 @@ class Rock:
     Tasks are vectors of iterations and adapter bytes; a Gaussian mixture over those of the last period makes the
     queues, `queues` of them (0: half as many as servers). Every `period_s` each queue gets the servers with the
     `top` scores: `cached` × share of its adapters that lie there, `idle` × (1 − distance of the busy share from
-    `use`), `time` / expected seconds of the queue's tasks. `dispatch` "topk": each task goes to the least loaded
-    of these; "single", to the letter: to the one that balances busy shares best. Until the first matching, and
-    where none of a task's servers may serve its adapter, it goes to the most idle server. The text gives no
-    number of queues and no threshold for clustering anew, which happens in every period here; its classes and
-    tolerances of tasks have no counterpart in a workload.
+    `use`), `time` / expected seconds of the queue's tasks. `dispatch` "single", to the letter: all tasks of the
+    queue go to the one of these that balances busy shares best; "fastest": each task goes to the one that is
+    expected to finish it first, by the server's speed, its requests and the load of the adapter. Until the first
+    matching, and where none of a task's servers may serve its adapter, the choice is among all that may. The text
+    gives no number of queues and no threshold for clustering anew, which happens in every period here; its
+    classes and tolerances of tasks have no counterpart in a workload.
     """
 
     name = "rock"
@@ -43,10 +44,12 @@ class Rock:
     top: int = 3
     period_s: float = 90.0
     queues: int = 0
-    dispatch: str = "topk"
+    dispatch: str = "fastest"
     _mixture: Any = field(init=False, repr=False, default=None)
+    _queue: dict[tuple[int, float], int] = field(init=False, repr=False, default_factory=dict)
+    _seconds: dict[tuple[int, int], FloatArray] = field(init=False, repr=False, default_factory=dict)
     _servers: list[list[int]] = field(init=False, repr=False, default_factory=list)
-    _seen: list[tuple[float, float, int]] = field(init=False, repr=False, default_factory=list)
+    _seen: list[tuple[int, float, int]] = field(init=False, repr=False, default_factory=list)
     _busy_s: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
     _seed: int = field(init=False, repr=False, default=0)
 
@@ -56,8 +59,10 @@ class Rock:
         checks.integer("top", self.top, low=1)
         checks.integer("queues", self.queues, low=0)
         checks.real("period_s", self.period_s, low=0.0, open_low=True)
-        if self.dispatch not in ("topk", "single"):
-            raise ValidationError(f"Expected dispatch to be 'topk' or 'single', got {shown(self.dispatch)}.")
+        if self.dispatch not in ("fastest", "single"):
+            raise ValidationError(
+                f"Expected dispatch to be 'fastest' or 'single', got {shown(self.dispatch)}."
+            )
 
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
         """Every cluster."""
@@ -66,19 +71,35 @@ class Rock:
     def start(self, view: ClusterView, seed: int) -> None:
         """Nothing is known of the tasks."""
         self._mixture, self._servers, self._seen, self._seed = None, [], [], seed
+        self._queue, self._seconds = {}, {}
         self._busy_s = np.zeros(len(view.cluster))
 
     def route(self, request: Request, view: ClusterView) -> int:
         """One of the servers of the task's queue."""
         size = float(view.adapter_bytes[request.adapter])
-        self._seen.append((float(request.iterations), size, request.adapter))
+        self._seen.append((request.iterations, size, request.adapter))
         allowed: list[int] = view.candidates(request.adapter).tolist()
         if self._mixture is not None:
+            own = self._servers[self._queue_of(request.iterations, size)]
+            allowed = [s for s in own if s in allowed] or allowed
+        turns = np.maximum(1.0, (view.running + view.waiting + 1) / view.places)
+        ends_s = self._service_s(request.iterations, request.adapter, view) * turns
+        ends_s = ends_s + np.where(view.on_gpu(request.adapter), 0.0, view.load_s(request.adapter))
+        return int(min(allowed, key=lambda s: (ends_s[s], s)))
+
+    def _queue_of(self, iterations: int, size: float) -> int:
+        """The queue of a task: the component of the mixture that it most likely belongs to."""
+        if (iterations, size) not in self._queue:
             mixture, mean, scale = self._mixture
-            queue = int(mixture.predict((np.array([[request.iterations, size]]) - mean) / scale)[0])
-            allowed = [s for s in self._servers[queue] if s in allowed] or allowed
-        load = view.running + view.waiting
-        return int(min(allowed, key=lambda s: (load[s], s)))
+            found = mixture.predict((np.array([[iterations, size]]) - mean) / scale)
+            self._queue[iterations, size] = int(found[0])
+        return self._queue[iterations, size]
+
+    def _service_s(self, iterations: int, adapter: int, view: ClusterView) -> FloatArray:
+        """Time of the job on each server, without the load."""
+        if (iterations, adapter) not in self._seconds:
+            self._seconds[iterations, adapter] = view.service_s(iterations, adapter)
+        return self._seconds[iterations, adapter]
 
     def tick(self, now_s: float, view: ClusterView) -> None:
         """Cluster the tasks of the last period and match the queues with servers."""
@@ -92,13 +113,15 @@ class Rock:
         from sklearn.mixture import GaussianMixture
 
         mean, scale = vectors.mean(axis=0), np.maximum(vectors.std(axis=0), 1e-9)
-        mixture = GaussianMixture(count, covariance_type="diag", random_state=self._seed, reg_covar=1e-3)
+        mixture = GaussianMixture(
+            count, covariance_type="diag", max_iter=1000, random_state=self._seed, reg_covar=1e-3
+        )
         queue = mixture.fit_predict((vectors - mean) / scale)
-        self._mixture = mixture, mean, scale
+        self._mixture, self._queue = (mixture, mean, scale), {}
         self._servers = self._matched(queue, tasks, busy, view)
 
     def _matched(
-        self, queue: IntArray, tasks: list[tuple[float, float, int]], busy: FloatArray, view: ClusterView
+        self, queue: IntArray, tasks: list[tuple[int, float, int]], busy: FloatArray, view: ClusterView
     ) -> list[list[int]]:
         """Servers of each queue, by score; with "single" one that balances the busy shares."""
         count, use = int(queue.max()) + 1, busy.copy()
@@ -107,13 +130,16 @@ class Rock:
             own = [task for task, k in zip(tasks, queue, strict=True) if k == j]
             adapters = sorted({adapter for _, _, adapter in own})
             held = np.mean([view.on_gpu(a) for a in adapters], axis=0) if adapters else np.ones(len(use))
-            seconds = sum(view.service_s(int(iterations), a) for iterations, _, a in own)
+            seconds = sum(
+                (self._service_s(iterations, a, view) + view.load_s(a) for iterations, _, a in own),
+                np.zeros(len(use)),
+            )
             score = self.cached * held + self.idle * (1 - np.abs(use - self.use))
-            score = score + self.time / max(seconds, 1e-9)
+            score = score + self.time / np.maximum(seconds, 1e-9)
             best = np.argsort(-score, kind="stable")[: self.top].tolist()
             load = seconds / self.period_s / (1 if self.dispatch == "single" else len(best))
             if self.dispatch == "single":
                 best = [min(best, key=lambda s: (np.std(use + load * (np.arange(len(use)) == s)), s))]
-            use[best] += load
+            use[best] += load[best]
             found.append(best)
         return found
