@@ -35,7 +35,6 @@ from packer.twin.cache.base import DROP, FIXED, LFU, LRU, NOTHING, CachePolicy, 
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import ReadingRouter, Router, ScoringRouter, StaticRouter
 from packer.twin.cluster.simulate import simulate_cluster
-from packer.twin.cluster.system import System
 from packer.workload import Workload
 
 SIZES = (1, 7, 40)
@@ -226,9 +225,8 @@ class CachePolicyContract:
             for s in range(servers)
         )
         traffic = Workload([Adapter(f"a{i}", 8 << i % 3, rate / (1 + i)) for i in range(12)])
-        how = System("contract", "", "", "most-idle", cache=policy)
         cluster = Cluster((kind,), ("small",) * servers, placement)
-        return simulate_cluster(traffic, cluster, how, duration_s=300.0)
+        return simulate_cluster(traffic, cluster, router="most-idle", duration_s=300.0, cache=policy)
 
     def test_is_a_policy(self, policy: CachePolicy) -> None:
         """It has a name, one of the compiled rules, and a share of the memory as its limit."""

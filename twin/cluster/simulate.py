@@ -34,6 +34,7 @@ def simulate_cluster(
     stats_interval_s: float = 0.0,
     timeline_bin_s: float = 10.0,
     max_outstanding: int | None = None,
+    cache: str | CachePolicy | None = None,
 ) -> ClusterSimulation:
     """Simulate servers behind a router that serve this workload.
 
@@ -57,6 +58,8 @@ def simulate_cluster(
         Resolution of the timelines.
     max_outstanding
         Requests that the client keeps open in the whole cluster; it refuses those beyond.
+    cache
+        A cache policy, by name or an object; None: the system's.
 
     Raises
     ------
@@ -87,9 +90,8 @@ def simulate_cluster(
     reason = chosen.supports(cluster, workload)
     if reason is not None:
         raise IncompatibleError(f"Router {chosen.name!r}: {reason}.")
-    policy: CachePolicy = (
-        registry.make("cache", how.cache or "lru") if isinstance(how.cache, str | None) else how.cache
-    )
+    named = how.cache or "lru" if cache is None else cache
+    policy: CachePolicy = registry.make("cache", named) if isinstance(named, str) else named
     kinds = {kind.name: kind_setup(workload, kind, how, policy) for kind in cluster.kinds}
     slot_ranks = [kinds[kind].server.settings.max_lora_rank for kind in cluster.servers]
     relocates = getattr(chosen, "relocates", False)

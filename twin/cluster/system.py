@@ -10,7 +10,6 @@ from packer.errors import FileFormatError
 from packer.io.documents import parse_toml
 from packer.io.schema import parse
 from packer.io.shipped import read_named, shipped
-from packer.twin.cache.base import CachePolicy
 
 FOLDER = "packer.twin.cluster.systems"
 
@@ -21,7 +20,7 @@ class System:
 
     `router`, and all that follows: by name, with parameters as in "affinity:slack=8"; None keeps what the kinds of
     server have. `source`: where the description comes from. `engine`: `packer.engines`. `cache`: a cache policy
-    (`packer.twin.cache`), or an object. `loading`: `packer.twin.cache.loading`. `kernel`: `packer.twin.law.kernels`.
+    (`packer.twin.cache`). `loading`: `packer.twin.cache.loading`. `kernel`: `packer.twin.law.kernels`.
     `memory`: "reserved" or "unified". `placement`: the solver whose plan places the adapters
     of a cluster that has no placement, or "auto". `tuning`: how training shares the servers
     (`packer.twin.tuning.policies`).
@@ -32,7 +31,7 @@ class System:
     source: str
     router: str
     engine: str | None = None
-    cache: str | CachePolicy | None = None
+    cache: str | None = None
     loading: str | None = None
     kernel: str | None = None
     memory: Literal["reserved", "unified"] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -202,8 +201,7 @@ def test_kinds_share_the_cache_policy() -> None:
         kinds = tuple(ServerKind(name, PROFILE, 16) for name in names)
         cluster = Cluster(kinds, tuple(names[s % len(names)] for s in range(8)))
         policy = Replicas(period_s=10.0)
-        how = replace(load_system("rock"), cache=policy)
-        simulate_cluster(fleet, cluster, how, "round-robin", duration_s=25.0)
+        simulate_cluster(fleet, cluster, "rock", "round-robin", duration_s=25.0, cache=policy)
         made.append({adapter: len(servers) for adapter, servers in policy._on.items()})
     assert made[0] == made[1]
 
