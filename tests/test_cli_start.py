@@ -11,7 +11,7 @@ import pytest
 from packer.cli import COMMANDS
 
 HEAVY = {
-    "jinja2", "joblib", "lightgbm", "matplotlib", "networkx", "numba", "ortools", "polars",
+    "jinja2", "joblib", "lightgbm", "matplotlib", "numba", "ortools", "polars",
     "scipy", "sklearn",
 }  # fmt: skip
 

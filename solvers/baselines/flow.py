@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
@@ -18,8 +16,6 @@ from packer.solvers.support import one_type
 
 _STAY_BONUS = 0.05
 """What it is worth that an adapter already runs on a GPU, as a share of the backbone's throughput."""
-
-_COST_UNIT = 1e-4
 
 
 class Flow:
@@ -62,27 +58,20 @@ class Flow:
 def _round(
     problem: Problem, units: list[int], busy: npt.NDArray[np.float64], parts: list[list[int]]
 ) -> list[tuple[int, int]]:
-    """(adapter, GPU) for each unit of a round, by the network simplex method."""
-    graph: nx.DiGraph[Any] = nx.DiGraph()
-    graph.add_node("source", demand=-len(units))
-    graph.add_node("sink", demand=len(units))
-    for i in set(units):
-        graph.add_edge("source", ("adapter", i), capacity=units.count(i), weight=0)
-        for k in range(len(parts)):
-            if i not in parts[k]:
-                stays = _STAY_BONUS if _runs_on(problem.old_bins, i, k) else 0.0
-                cost = round((float(busy[k]) - stays) / _COST_UNIT)
-                graph.add_edge(("adapter", i), ("gpu", k), capacity=1, weight=cost)
-    for k in range(len(parts)):
-        graph.add_edge(("gpu", k), "sink", capacity=1, weight=0)
-    _, flow = nx.network_simplex(graph)
-    return [
-        (node[1], target[1])
-        for node, targets in flow.items()
-        if node[0] == "adapter"
-        for target, amount in targets.items()
-        if amount
-    ]
+    """(adapter, GPU) for each unit of a round: the flow through GPUs that take one unit each is an assignment."""
+    from scipy.optimize import linear_sum_assignment
+
+    cost = np.array(
+        [
+            [
+                math.inf if i in part else load - (_STAY_BONUS if _runs_on(problem.old_bins, i, k) else 0.0)
+                for k, (part, load) in enumerate(zip(parts, busy.tolist(), strict=True))
+            ]
+            for i in units
+        ]
+    )
+    rows, columns = linear_sum_assignment(cost)
+    return [(units[row], column) for row, column in zip(rows.tolist(), columns.tolist(), strict=True)]
 
 
 def _runs_on(old: tuple[Bin, ...], adapter: int, gpu: int) -> bool:
