@@ -51,24 +51,18 @@ class Servers:
         help="Price of a GPU per hour, for the objective cost; repeatable.  [default: the profile's]",
     )
 
-    max_num_seqs: tuple[int, ...] = option(
+    max_num_seqs: tuple[int, ...] | None = option(
         type=NumberList(int),
-        default=(),
-        show_default=False,
         metavar="N,…",
         help="Start servers with this --max-num-seqs; of several the plan takes the best.  [default: the profile's]",
     )
-    max_model_len: tuple[int, ...] = option(
+    max_model_len: tuple[int, ...] | None = option(
         type=NumberList(int),
-        default=(),
-        show_default=False,
         metavar="N,…",
         help="The same for --max-model-len.  [default: the profile's]",
     )
-    gpu_memory_utilization: tuple[float, ...] = option(
+    gpu_memory_utilization: tuple[float, ...] | None = option(
         type=NumberList(float),
-        default=(),
-        show_default=False,
         metavar="X,…",
         help="The same for --gpu-memory-utilization.  [default: the profile's]",
     )
@@ -99,9 +93,9 @@ class Servers:
             for name in names
             for profile in variants(
                 load_profile(name),
-                max_num_seqs=self.max_num_seqs,
-                max_model_len=self.max_model_len,
-                gpu_memory_utilization=self.gpu_memory_utilization,
+                max_num_seqs=self.max_num_seqs or (),
+                max_model_len=self.max_model_len or (),
+                gpu_memory_utilization=self.gpu_memory_utilization or (),
             )
         ]
 
@@ -198,44 +192,29 @@ class Planning:
         chosen = (self.old_path, self.objective, self.solver)
         return all(each is None for each in chosen) and self.predictor == DEFAULT_PREDICTOR
 
-    def recommended(self, fleet: Workload, kinds: list[GpuKind], **given: Any) -> Plan:
-        """The plan to deploy."""
+    def planned(self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, **given: Any) -> Plan:
+        """The plan for the objective; without one that to deploy."""
         from packer.operate.recommend import recommend
+        from packer.solvers.api import solve as run
         from packer.solvers.evaluator import rate_margin_for
 
-        return recommend(
-            fleet,
-            kinds,
-            margin=rate_margin_for(
-                [kind.profile for kind in kinds], confidence=self.confidence, margin=self.margin
-            ),
-            max_gpus=self.gpus,
-            max_replicas=self.max_replicas,
-            spare=self.spare,
-            seed=self.seed,
-            verify=self.verify,
-            time_limit_s=self.remaining_s(),
-            **given,
-        )
-
-    def solved(self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, **given: Any) -> Plan:
-        """The plan for the objective."""
-        from packer.solvers.api import solve as run
-
+        given |= {"max_gpus": self.gpus, "seed": self.seed, "verify": self.verify}
+        given["time_limit_s"] = self.remaining_s()
+        if self.recommends:
+            profiles = [kind.profile for kind in kinds]
+            margin = rate_margin_for(profiles, confidence=self.confidence, margin=self.margin)
+            given |= {"margin": margin, "max_replicas": self.max_replicas, "spare": self.spare}
+            return recommend(fleet, kinds, **given)
         return run(
             fleet,
             kinds,
             self.objective or ("gpus" if old is None else "moves"),
             solver=self.solver or (None if old is None else "replan"),
             predictor=self.predictor,
-            max_gpus=self.gpus,
             max_replicas=self.max_replicas or 1,
             confidence=self.confidence,
             margin=self.margin,
-            time_limit_s=self.remaining_s(),
-            seed=self.seed,
             old_plan=old,
-            verify=self.verify,
             **given,
         )
 
@@ -309,10 +288,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     fleet = file.fleet()
     fleet = planning.at_load(replace(fleet, slo=fleet.slo.parsed(planning.slo)))
     with interruptible() as stop, out.progress() as progress:
-        if planning.recommends:
-            plan = planning.recommended(fleet, kinds, progress=progress, stop=stop)
-        else:
-            plan = planning.solved(fleet, kinds, old, progress=progress, stop=stop)
+        plan = planning.planned(fleet, kinds, old, progress=progress, stop=stop)
     plan = replace(plan, runtime_s=waited_s())
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)

@@ -9,7 +9,7 @@ import click
 
 from packer.cli.declare import bundle, command, option
 from packer.cli.live.calibrate import Duration
-from packer.cli.options import PlanFile, Writing, profile_option, seed_option
+from packer.cli.options import NumberList, PlanFile, Writing, profile_option, seed_option
 from packer.cli.output import number, table, write_json
 from packer.cli.plan_table import servers
 
@@ -31,13 +31,20 @@ class Runs:
     duration_s: float = option("--duration", type=Duration(), default="120s", metavar="2m")
     repeats: int = option(type=click.IntRange(1, 100), default=1, help="With other seeds.")
     parallel: int = option(type=click.IntRange(1, 64), default=1, help="Servers at once.")
-    gpus: str = option(
-        default="", show_default=False, metavar="0,1,…", help="CUDA devices to share out among the servers."
-    )
+    gpus: tuple[int, ...] = option(
+        type=NumberList(int), default=(), show_default=False, metavar="0,1,…",
+        help="CUDA devices to share out among the servers.",
+    )  # fmt: skip
     profile_name: str | None = profile_option(
         default=None, help="Predict with this profile instead of the plan's."
     )
-    bins: str = option(default="", show_default=False, metavar="0,2,…", help="Only these GPUs of the plan.")
+    bins: tuple[int, ...] = option(
+        type=NumberList(int),
+        default=(),
+        show_default=False,
+        metavar="0,2,…",
+        help="Only these GPUs of the plan.",
+    )
     trace: str | None = option(metavar="FILE", help="Replay this trace instead of Poisson arrivals.")
     folder: str = option(default="live-results", metavar="DIR", help="Keeps results; resumes.")
     output: str | None = option("-o", "--output", metavar="FILE.json", help="Write the report as JSON.")
@@ -64,15 +71,16 @@ def validate(file: PlanFile, runs: Runs, out: Writing) -> None:
 
     out.check(runs.output, runs.html)
     plan, launch = file.plan(), read_launch(runs.launch_path)
-    numbers = _numbers(runs.bins, "--bins", len(plan.bins)) or list(range(len(plan.bins)))
-    bins = [plan.bins[i] for i in numbers]
+    for name, given, below in (("--bins", runs.bins, len(plan.bins)), ("--gpus", runs.gpus, 1 << 16)):
+        if any(not 0 <= each < below for each in given):
+            raise click.UsageError(f"{name}: expected numbers from 0 to {below - 1}, got {given}.")
+    bins = [plan.bins[i] for i in runs.bins or range(len(plan.bins))]
     if runs.profile_name is not None:
         profile = load_profile(runs.profile_name)
         bins = [replace(item, profile=profile) for item in bins]
     out.note_profiles(*(item.profile for item in bins))
     fleet = plan.workload if runs.trace is None else _replayed(plan, runs.trace)
-    devices = tuple(_numbers(runs.gpus, "--gpus", 1 << 16))
-    spec = ValidationSpec(runs.duration_s, runs.repeats, runs.parallel, runs.seed, devices)
+    spec = ValidationSpec(runs.duration_s, runs.repeats, runs.parallel, runs.seed, runs.gpus)
     with out.progress() as progress:
         job = Validation(launch, fleet, bins, Path(runs.folder), spec, progress)
         try:
@@ -80,18 +88,6 @@ def validate(file: PlanFile, runs: Runs, out: Writing) -> None:
         finally:
             if job.reports:
                 _write(job, plan, runs, out)
-
-
-def _numbers(text: str, option: str, below: int) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",")] if text else []
-    except ValueError:
-        found = [-1]
-    if any(not 0 <= number < below for number in found):
-        raise click.UsageError(
-            f"{option}: expected numbers from 0 to {below - 1} with commas, got {text[:60]!r}."
-        )
-    return found
 
 
 def _replayed(plan: Plan, path: str) -> Workload:
