@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from packer.operate.drift import Drift
     from packer.operate.evaluate import PlanEvaluation
-    from packer.operate.watch import Exporter
     from packer.plan import Plan
     from packer.workload import Workload
 
@@ -211,10 +210,12 @@ def _follow(
     out: Writing,
 ) -> int:
     """Evaluate at the measured rates, once or again and again."""
+    import time
     from contextlib import nullcontext
 
-    from packer.errors import IncompatibleError
-    from packer.operate.watch import Exporter
+    from packer.errors import IncompatibleError, InputError
+    from packer.operate.drift import drift
+    from packer.operate.watch import Exporter, metrics_text
 
     refuse_unused("measured traffic", ("rate_factor", "add_path", "remove", "duration_s"))
     if not plan.bins:
@@ -223,44 +224,25 @@ def _follow(
     with exporter.listen(traffic.listen) if traffic.listen else nullcontext(0) as port:
         if traffic.listen:
             out.note(f"serving metrics at http://{traffic.listen.rpartition(':')[0]}:{port}/metrics")
-        return _repeat(plan, read, changes, traffic, ranks, exporter, out)
-
-
-def _repeat(
-    plan: Plan,
-    read: Callable[[], Workload],
-    changes: Changes,
-    traffic: Traffic,
-    ranks: RankOptions,
-    exporter: Exporter,
-    out: Writing,
-) -> int:
-    """Measure, evaluate and tell, until interrupted or, without --every, once."""
-    import time
-
-    from packer.errors import InputError
-    from packer.operate.drift import drift
-    from packer.operate.watch import metrics_text
-
-    while True:
-        try:
-            seen = read()
-        except InputError as error:
-            if traffic.every_s is None:
-                raise
-            note(str(error))  # a server that is away or a log without requests may be back the next time
-        else:
-            found = drift(
-                plan, seen, tolerance=traffic.tolerance, predictor=changes.predictor, seed=changes.seed
-            )
-            exporter.text = metrics_text(found, time.time())
-            if traffic.seen_path is not None:
-                _write_seen(plan, seen, ranks, traffic.seen_path)
-            _write(found.evaluation, changes.output, out)
-            out.result(found.to_dict, partial(_drift_lines, plan, found, traffic.seen_path))
-            if traffic.every_s is None:
-                return 3 if found.advice == "replan" else 0
-        time.sleep(traffic.every_s)
+        while True:
+            try:
+                seen = read()
+            except InputError as error:
+                if traffic.every_s is None:
+                    raise
+                note(str(error))  # a server that is away or a log without requests may be back the next time
+            else:
+                found = drift(
+                    plan, seen, tolerance=traffic.tolerance, predictor=changes.predictor, seed=changes.seed
+                )
+                exporter.text = metrics_text(found, time.time())
+                if traffic.seen_path is not None:
+                    _write_seen(plan, seen, ranks, traffic.seen_path)
+                _write(found.evaluation, changes.output, out)
+                out.result(found.to_dict, partial(_drift_lines, plan, found, traffic.seen_path))
+                if traffic.every_s is None:
+                    return 3 if found.advice == "replan" else 0
+            time.sleep(traffic.every_s)
 
 
 def _write(found: PlanEvaluation, path: str | None, out: Writing) -> None:
@@ -343,12 +325,12 @@ def _drift_lines(plan: Plan, found: Drift, seen_path: str | None) -> list[Table 
     if found.drifted:
         rows = [
             (
-                row.adapter,
-                f"{row.planned:.4g}",
-                f"{row.measured:.4g}",
-                f"{row.measured / row.planned - 1:+.0%}",
+                each.adapter,
+                f"{each.planned:.4g}",
+                f"{each.measured:.4g}",
+                f"{each.measured / each.planned - 1:+.0%}",
             )
-            for row in found.drifted[:SHOWN]
+            for each in found.drifted[:SHOWN]
         ]
         columns = ("adapter", "planned", "measured", "change")
         lines.append(table("Rates that drifted most, requests/s", columns, rows))

@@ -26,7 +26,7 @@ from packer.cli.options import (
     seed_option,
     tuning_option,
 )
-from packer.cli.output import number, table, write_frame, write_json
+from packer.cli.output import figures, number, table, write_frame, write_json
 from packer.cli.simulation_table import lines_of
 from packer.cli.traffic import refuse_unused
 
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from packer.profile import Profile
     from packer.twin.result import Simulation
     from packer.workload import Workload
+
+
+PREDICTED = (
+    *("offered_tok_s", "total_token_throughput", "mean_itl_ms", "mean_ttft_ms", "median_ttft_ms"),
+    *("p99_ttft_ms", "kv_cache_tokens"),
+)
+"""Figures of a predictor that are shown."""
 
 
 @bundle
@@ -301,23 +308,14 @@ def result_of(simulations: Sequence[Simulation]) -> dict[str, Any]:
 
 
 def _predicted(found: Prediction) -> list[Table | str]:
-    figures = found.figures
-    if figures.memory_error:
-        result = "memory error: the server does not start"
-    else:
-        result = f"{'starves' if figures.starved else 'does not starve'} "
-        result += f"(probability {figures.starvation_probability:.1%})"
-    rows = [
-        ["result", result, ""],
-        ["offered load", number(figures.offered_tok_s), "tok/s"],
-        ["throughput", number(figures.total_token_throughput), "tok/s"],
-        ["served share", number(100 * figures.served_share), "%"],
-        ["mean ITL", number(figures.mean_itl_ms), "ms"],
-        ["mean TTFT", number(figures.mean_ttft_ms), "ms"],
-        ["median TTFT", number(figures.median_ttft_ms), "ms"],
-        ["p99 TTFT", number(figures.p99_ttft_ms), "ms"],
-        ["KV cache", number(figures.kv_cache_tokens, 0), "tokens"],
-    ]
+    from packer.evaluation import FIGURES
+
+    row = found.figures
+    result = "memory error: the server does not start"
+    if not row.memory_error:
+        result = f"{'starves' if row.starved else 'does not starve'} (probability {row.starvation_probability:.1%})"
+    rows = [["result", result, ""], ["served share", number(100 * row.served_share), "%"]]
+    rows += [[FIGURES[name].text, *figures(row, [name]), FIGURES[name].unit] for name in PREDICTED]
     outside = (
         [f"Outside what {found.predictor!r} was trained on: {', '.join(found.outside)}"]
         if found.outside

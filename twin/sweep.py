@@ -14,6 +14,7 @@ from packer.adapter import Adapter
 from packer.errors import ValidationError
 from packer.profile import Profile
 from packer.twin.simulate import simulate
+from packer.twin.uncertainty import in_threads
 from packer.workload import Workload
 
 if TYPE_CHECKING:
@@ -129,22 +130,8 @@ class Sweep:
         jobs: int = 1,
         progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     ) -> pl.DataFrame:
-        """Results at all points, as `sweep_frame` orders them.
-
-        The kernel releases the interpreter's lock, so threads are enough and start at once.
-        """
-        from joblib import Parallel, delayed
-
-        total = len(self.grid)
-        progress("simulating", 0, total)
-        found = Parallel(n_jobs=jobs, backend="threading", return_as="generator")(
-            delayed(self.row)(point) for point in self.grid
-        )
-        rows = []
-        for row in found:
-            rows.append(row)
-            progress("simulating", len(rows), total)
-        return sweep_frame(rows)
+        """Results at all points, as `sweep_frame` orders them; `jobs`: threads, -1 for one per core."""
+        return sweep_frame(in_threads(self.row, tuple(self.grid), jobs=jobs, progress=progress))
 
 
 def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
