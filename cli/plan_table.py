@@ -217,6 +217,8 @@ def _count(plan: Plan) -> str:
 
 
 def _totals(plan: Plan) -> list[str]:
+    from packer.twin.per_adapter import quiet_adapters
+
     offered = float(plan.evaluations.offered_tok_s.sum())
     served = float(plan.evaluations.total_token_throughput.sum())
     placed = len(plan.workload) - len(set(plan.unplaced))
@@ -233,6 +235,8 @@ def _totals(plan: Plan) -> list[str]:
         lines.append(f"Training    {number(training, 0)} tok/s beside the requests, by {policy}")
     if plan.bins:
         lines.append(f"Server      {servers(plan.bins)}")
+    if plan.adapters is not None and (quiet := quiet_adapters(plan.workload)):
+        lines.append(f"Few         {quiet}")
     if plan.workload.assumed_lengths:
         lines.append(f"Lengths     {assumed_lengths()}")
     return lines

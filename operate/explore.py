@@ -18,7 +18,7 @@ from packer.evaluation import Evaluations
 from packer.failover import without_server
 from packer.operate.frontier import FrontierPoint, Progress
 from packer.operate.kept import STARVING, Hour, KeptHours
-from packer.operate.replicas import Replicas, needed
+from packer.operate.replicas import MOST_REPLICAS, Replicas, needed
 from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
 from packer.profile import Profile
@@ -104,7 +104,6 @@ class Frontier:
         self.progress("hottest adapters alone", 0, 0)
         parts = needed(self.kept, self.profile, self.max_replicas)
         self.parts = Replicas(self.workload, parts)
-        self._calm = self.parts.fleet.with_arrivals(Arrivals())
 
     @property
     def hopeless(self) -> bool:
@@ -123,7 +122,7 @@ class Frontier:
     def fewest(self) -> int:
         """GPUs of a plan on which nothing starves with Poisson arrivals: where the frontier begins."""
         self.progress("fewest GPUs", 0, 0)
-        return max(1, self._solved("gpus").n_gpus)
+        return max(1, self._solved(self.parts, "gpus").n_gpus)
 
     @property
     def points(self) -> list[FrontierPoint]:
@@ -195,7 +194,8 @@ class Frontier:
 
     def _most(self, max_gpus: int | None) -> int:
         """More GPUs than this are of no use, or not at hand."""
-        most = len(self._calm) + self.spare
+        parts = MOST_REPLICAS if self.max_replicas is None else self.max_replicas
+        most = len(self.workload) + (parts - 1) * len(self.parts.parts) + self.spare
         return most if max_gpus is None else min(max_gpus, most)
 
     def _keep(self, hour: Hour) -> None:
@@ -209,19 +209,21 @@ class Frontier:
             elif n > first:
                 self._points[n] = self.point_of(point.plan.bins)
 
-    def _solved(self, objective: str, **given: Any) -> Plan:
+    def _solved(self, parts: Replicas, objective: str, **given: Any) -> Plan:
+        calm = parts.fleet.with_arrivals(Arrivals())
         return solve(
-            self._calm, self.profile, objective, predictor=self._predictor, margin=self.margin, seed=self.seed,
+            calm, self.profile, objective, predictor=self._predictor, margin=self.margin, seed=self.seed,
             verify=False, time_limit_s=max(0.1, min(2.0, self.remaining_s())), stop=self.stop, **given,
         )  # fmt: skip
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Servers for that many GPUs, of which those with spare ones have slots for every rank."""
+        parts = self.parts.spread_over(n_gpus, self.max_replicas)
         for solver in SOLVERS:
-            plan = self._solved("latency", solver=solver, max_gpus=n_gpus)
+            plan = self._solved(parts, "latency", solver=solver, max_gpus=n_gpus)
             if plan.unplaced:
                 continue
-            bins = self.parts.joined(plan.bins)
+            bins = parts.joined(plan.bins)
             if self.spare:
                 rank = max(item.max_lora_rank for item in bins)
                 bins = tuple(

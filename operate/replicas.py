@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -99,6 +100,17 @@ class Replicas:
         # Parts are placed for random arrivals: a trace says nothing of them.
         plain = self.workload if not self.parts else replace(self.workload, adapters=tuple(adapters))
         self.fleet = plain
+
+    def spread_over(self, n_gpus: int, allowed: int | None) -> Replicas:
+        """The same with adapters that are split in as many parts that each is no more than a GPU's part of the load."""
+        loads = self.workload.offered_tok_s_by_adapter
+        most = MOST_REPLICAS if allowed is None else allowed
+        fair = float(loads.sum()) / n_gpus
+        parts = {
+            i: None if count is None else max(count, min(most, math.ceil(loads[i] / fair - 1e-9)))
+            for i, count in self.parts.items()
+        }
+        return self if parts == self.parts else Replicas(self.workload, parts)
 
     def joined(self, bins: Sequence[Bin]) -> tuple[Bin, ...]:
         """The bins of the fleet of parts, with shares of the original's adapters."""

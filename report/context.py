@@ -16,6 +16,7 @@ from packer.profile import Profile
 from packer.report.curves import Curves
 from packer.twin.hours import LEVELS
 from packer.twin.memory.policy import memory_policy
+from packer.twin.per_adapter import quiet_adapters
 
 GIB = 2.0**30
 AdapterRow = tuple[str, int, tuple[str, ...]]
@@ -289,7 +290,8 @@ def headline(plan: Plan) -> list[tuple[str, str, str]]:
 def bound_text(plan: Plan) -> str:
     """What the lower bound means for this plan, in sentences."""
     if plan.status is Status.INFEASIBLE:
-        return "No plan was found that serves every adapter; the reasons are below."
+        missed = "serves every adapter" if plan.unplaced else "keeps what it is made for"
+        return f"No plan was found that {missed}; the reasons are below."
     relative = f"by the predictor {plan.predictor!r}, whose own error is below"
     if plan.lower_bound is None:
         return f"No lower bound was computed: a better plan may exist. The plan is evaluated {relative}."
@@ -352,6 +354,7 @@ def plan_facts(plan: Plan) -> list[tuple[str, str]]:
         ("Predictor", plan.predictor),
         ("Re-simulated on a fresh hour", checked),
         ("Rates raised by", "–" if plan.margin is None else f"{100 * plan.margin:.1f} %"),
+        *([("Few requests", quiet)] if (quiet := quiet_adapters(plan.workload)) else []),
         ("Arrivals", plan.workload.arrivals.description),
         ("Token lengths", lengths_text(plan)),
         ("Seed", str(plan.seed)),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from packer.twin.result import Simulation
+    from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -19,6 +20,16 @@ FEW_REQUESTS = 60
 
 MEAN_FROM = 5
 """Completed requests from which the mean of an adapter with few of them says more than chance."""
+
+
+def quiet_adapters(fleet: Workload) -> str:
+    """How many adapters send too few requests an hour for a 95th percentile of their own, in words; "" for none."""
+    few = int((fleet.rates * 3600.0 < FEW_REQUESTS).sum())
+    if not few:
+        return ""
+    who = "1 adapter sends" if few == 1 else f"{few:,} of {len(fleet):,} adapters send"
+    p95 = "its p95 TTFT is that of its server's" if few == 1 else "their p95 TTFT is that of their server's"
+    return f"{who} fewer than {FEW_REQUESTS} requests an hour: {p95} requests together"
 
 
 def mean_ttft_ms(sim: Simulation) -> FloatArray:

@@ -96,6 +96,10 @@ def test_an_adapter_too_hot_for_a_gpu_is_split(server: Profile) -> None:
     assert len(shares) > 1
     assert math.isclose(sum(shares), 1.0)
     assert max(found.evaluations.worst_adapter_ttft_ms) <= 2000.0
+    points = packer.frontier(hot, server)
+    parts = [sum(0 in item.adapters for item in point.plan.bins) for point in points]
+    assert parts[0] == len(shares) < parts[-1]  # more GPUs are of use to the hot adapter
+    assert points[-1].p95_ttft_ms < 0.9 * points[0].p95_ttft_ms
     whole = packer.recommend(hot, server, max_replicas=1)
     assert whole.status is Status.INFEASIBLE
     assert "'hot'" in whole.reasons[0]

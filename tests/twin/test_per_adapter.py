@@ -14,6 +14,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
 from packer.slo import Limits, Slo
+from packer.twin.per_adapter import quiet_adapters
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -121,3 +122,11 @@ def test_loads_per_request_by_hand(make_profile: MakeProfile) -> None:
     """Two adapters in one slot by turns are loaded once for each of their requests."""
     sim = _one_slot(make_profile, (0.0, 0, 5), (0.5, 1, 5), (1.0, 0, 5), (1.2, 0, 5))
     assert (sim.adapter_loads, sim.loads_per_request) == (3, 0.75)
+
+
+def test_adapters_with_few_requests_are_counted_in_words() -> None:
+    """People read how many adapters are held to the 95th percentile of their server; none is said for none."""
+    fleet = Workload([Adapter("a", 8, 59 / 3600), Adapter("b", 8, 60 / 3600), Adapter("c", 8, 0.001)])
+    assert quiet_adapters(fleet).startswith("2 of 3 adapters send fewer than 60 requests an hour: their p95")
+    assert quiet_adapters(fleet.subset([0, 1])).startswith("1 adapter sends fewer than 60 requests an hour")
+    assert quiet_adapters(fleet.subset([1])) == ""
