@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -99,10 +99,10 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
     """`Evaluation` of n servers as columns: every field is an array (n,), bool or float64."""
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if np.ndim(value) == 0:  # left out
-                object.__setattr__(self, item.name, np.full(len(self.starved), value))
+        for name in _OPTIONAL:
+            value = getattr(self, name)
+            if not isinstance(value, np.ndarray):
+                object.__setattr__(self, name, np.full(len(self.starved), value))
 
     @classmethod
     def of(cls, rows: Sequence[Evaluation]) -> Evaluations:
@@ -147,6 +147,8 @@ class AdapterFigures(NamedTuple):
 
 FIGURES: Mapping[str, Label] = {item.name: item.metadata["label"] for item in fields(Evaluation)}
 """Every figure of a server by its name, in the order of tables and files."""
+
+_OPTIONAL = tuple(item.name for item in fields(Evaluation) if item.default is not MISSING)
 
 PLAN_FIGURES: Mapping[str, Label] = {
     "p95_ttft_ms": Label("p95 TTFT", "ms", column="TTFT p95"),

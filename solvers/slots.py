@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,16 @@ class SlotSearch:
         self._ranks: list[int] = problem.workload.ranks.tolist()
         self.width = _WIDE if problem.evaluator.fast else 1
         """How many neighbours on either side a climb evaluates at once."""
+
+    @cached_property
+    def kinds(self) -> npt.NDArray[np.int64]:
+        """A number for each adapter, int64 (n,), the same for those of equal load and rank."""
+        workload = self.problem.workload
+        order = np.lexsort((workload.ranks, loads := workload.offered_tok_s_by_adapter))
+        new = (np.diff(loads[order]) != 0.0) | (np.diff(workload.ranks[order]) != 0)
+        numbers = np.zeros(len(workload), dtype=np.int64)
+        numbers[order[1:]] = np.cumsum(new)
+        return numbers
 
     def make(
         self,

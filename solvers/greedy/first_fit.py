@@ -31,7 +31,9 @@ class FirstFit:
         self.loads = problem.workload.offered_tok_s_by_adapter
         self._waiting = np.zeros(len(problem.workload), dtype=bool)
         self._waiting[order] = True
-        self._falling = order[np.lexsort((order, -self.loads[order]))]  # the queue by falling load
+        ranks = problem.workload.ranks
+        # The queue by falling load; equal loads by falling rank, so that those alike stand together.
+        self._falling = order[np.lexsort((order, -ranks[order], -self.loads[order]))]
         self.bins: list[Bin] = []
         self.left: list[int] = []
         self._sold_out_reasons: tuple[str, ...] = ()
@@ -112,11 +114,10 @@ class FirstFit:
         last = (self._fullest if self.problem.out_of_time() else self._last).get(profile)
         hint = None if last is None else last.max_loras
         limit = min(len(self.queue), MAX_ADAPTERS_PER_GPU - len(seed))
-        waiting: list[int] = self.queue[:limit].tolist()
 
         def feasible(n: int, thorough: bool) -> Bin | None:
             nonlocal hint
-            adapters = [*(i for i, _ in seed), *waiting[:n]]
+            adapters = [*(i for i, _ in seed), *self.queue[:n].tolist()]
             shares = [*(share for _, share in seed), *[1.0] * n]
             found = self.slots.feasible(adapters, profile, shares, hint, thorough=thorough)
             hint = found.max_loras if found is not None else hint
@@ -131,7 +132,8 @@ class FirstFit:
         if last is None:
             return min(_FIRST_GUESS, limit), _FIRST_GUESS
         target = last.offered_tok_s(self.problem.workload)
-        sums = np.cumsum(self.loads[self.queue[:limit]])
+        near = min(limit, 4 * len(last.adapters) + _FIRST_GUESS)
+        sums = np.cumsum(self.loads[self.queue[:near]])
         guess = max(1, min(limit, int(np.searchsorted(sums, target * _GUESS_SLACK, side="right"))))
         return guess, max(1, guess // 16)
 

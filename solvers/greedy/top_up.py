@@ -47,12 +47,9 @@ def _with(slots: SlotSearch, bin_: Bin, more: Sequence[int]) -> Bin | None:
 def _first_fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int | None:
     """Position of the heaviest single adapter that fits, in a list sorted by falling load.
 
-    Adapters of equal load and rank fit or don't fit together: the first of each such run is evaluated.
+    Adapters of one kind fit or don't fit together: the first of each is evaluated.
     """
-    workload = slots.problem.workload
-    loads, ranks = workload.offered_tok_s_by_adapter[rest], workload.ranks[rest]
-    changes = np.flatnonzero((np.diff(loads) != 0.0) | (np.diff(ranks) != 0)) + 1
-    starts = [0, *changes.tolist()]
+    starts = [0, *(np.flatnonzero(np.diff(slots.kinds[rest])) + 1).tolist()]
     low, high = 0, len(starts) - 1
     if _with(slots, bin_, [int(rest[starts[high]])]) is None:
         return None
@@ -67,11 +64,9 @@ def _first_fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int | None:
 
 def _grow(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
     """The bin with as many of the first adapters of the list as fit."""
-
     room = min(len(rest), MAX_ADAPTERS_PER_GPU - len(bin_.adapters))
-    lightest_last: list[int] = rest[:room].tolist()
 
     def feasible(n: int, _thorough: bool) -> Bin | None:
-        return _with(slots, bin_, lightest_last[:n])
+        return _with(slots, bin_, rest[:n].tolist())
 
     return largest(feasible, 1, room, slots.problem.out_of_time) or bin_
