@@ -14,7 +14,7 @@ import numpy as np
 from packer.checks import slot_rank_for
 from packer.solvers.base import Problem, Solution
 from packer.solvers.classes import FloatArray, IntArray, aggregate
-from packer.solvers.exact.exchange import exchanged
+from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.exact.pricing import fill
 from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.limit import within_limit
@@ -23,7 +23,6 @@ from packer.solvers.support import counts_gpus
 
 _ROUNDING = 1e-6
 _ORDERS = 6
-_EXCHANGED = 4
 _SLOW_ORDERS = 2
 """Heaviest first for the load, lightest first for the number of adapters: both are needed, however slow they are."""
 
@@ -116,9 +115,8 @@ def _searched(feasibility: Feasibility, rng: np.random.Generator, known: IntArra
         )
     if known is not None and len(known):
         found = np.concatenate([found, known])
-    heaviest_first = found[np.argsort(-(found @ loads), kind="stable")[:_EXCHANGED]]
-    better = [exchanged(feasibility, row, loads, demand) for row in heaviest_first]
-    return np.concatenate([found, *better])
+    carried = float((found @ loads).max(initial=0.0))
+    return np.concatenate([found, Knapsacks(feasibility).best(loads, demand, carried)])
 
 
 def l2(sizes: FloatArray, demand: IntArray) -> int:

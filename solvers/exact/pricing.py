@@ -8,12 +8,12 @@ import numpy as np
 
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray
-from packer.solvers.exact.exchange import exchanged
+from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.feasibility import Feasibility
 
 _DEPTH = 12
 _STARTS, _SLOW_STARTS = 24, 3
-_EXCHANGED = 4
+_SPREADS = (0.003, 0.01, 0.03, 0.1)
 
 
 @dataclass
@@ -116,7 +116,7 @@ def _more(
 
 
 def price(
-    feasibility: Feasibility,
+    knapsacks: Knapsacks,
     weights: FloatArray,
     limit: IntArray,
     sizes: FloatArray,
@@ -124,23 +124,26 @@ def price(
     bases: IntArray,
     n_starts: int = _STARTS,
 ) -> IntArray:
-    """Maximal feasible bins (m, K) of high value, best first; none of more than `limit` (K,) of a class.
+    """Feasible bins (m, K) of high value, best first; none of more than `limit` (K,) of a class.
 
-    Starts from nothing and from the `bases` (feasible bins) with a part taken out, and fills up in order of
-    value per size, shaken by the seeded `rng`, `n_starts` times. It may miss the best bin:
-    `packer.solvers.exact.proof` checks.
+    Knapsacks at values shaken by the seeded `rng`, `n_starts` times, and as many bins filled up in order of value per
+    size from nothing or from the `bases` (feasible bins) with a part taken out; fewer where knapsacks were better the
+    last time. It may miss the best bin: `packer.solvers.exact.proof` checks.
 
     Raises
     ------
     OutOfTime
         The problem's time is up.
     """
+    feasibility = knapsacks.feasibility
     useful = np.flatnonzero((weights > 1e-9) & (limit > 0))
     if not useful.size:
         return np.zeros((0, len(weights)), dtype=np.int64)
+    if feasibility.problem.evaluator.simulates:
+        n_starts = min(n_starts, _SLOW_STARTS)
     ratio = np.log(weights[useful] / sizes[useful])
     starts, orders = [], []
-    for i in range(min(n_starts, _SLOW_STARTS) if feasibility.problem.evaluator.simulates else n_starts):
+    for i in range(min(n_starts, _SLOW_STARTS) if knapsacks.lead else n_starts):
         noise = 0.0 if i == 0 else rng.normal(0.0, 0.02 * 4.0 ** (i % 4), len(useful))
         order = useful[np.argsort(-(ratio + noise), kind="stable")]
         base = np.zeros(len(weights), dtype=np.int64)
@@ -150,12 +153,15 @@ def price(
             base = np.where(taken_out, base // rng.integers(2, 4), base)
         starts.append(base)
         orders.append(order)
-    filled = np.unique(fill(feasibility, np.array(starts), orders, limit, sizes), axis=0)
-    value = filled[np.argsort(-(filled @ weights), kind="stable")]
-    tried = value[: 1 if feasibility.problem.evaluator.simulates else _EXCHANGED]
-    better = [exchanged(feasibility, row, weights, limit) for row in tried]
-    value = np.unique(np.concatenate([value, *better]), axis=0)
-    ordered: IntArray = value[np.argsort(-(value @ weights), kind="stable")]
+    filled = fill(feasibility, np.array(starts), orders, limit, sizes)
+    carried = float((np.concatenate([filled, bases]) @ feasibility.classes.loads).max())
+    best = knapsacks.best(weights, limit, carried)
+    spreads = np.array([_SPREADS[i % len(_SPREADS)] for i in range(n_starts - 1)])
+    shaken = weights * np.exp(rng.normal(0.0, 1.0, (n_starts - 1, len(weights))) * spreads[:, None])
+    packed = np.concatenate([best, knapsacks.alike(shaken, limit, [None] * (n_starts - 1))])
+    knapsacks.lead = float((packed @ weights).max(initial=0.0)) >= float((filled @ weights).max())
+    found = np.unique(np.concatenate([filled, packed]), axis=0)
+    ordered: IntArray = found[np.argsort(-(found @ weights), kind="stable")]
     return ordered
 
 

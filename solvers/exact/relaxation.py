@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from packer.solvers.classes import FloatArray, IntArray
+from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.exact.master import Master, solve_relaxation
 from packer.solvers.exact.pricing import price, singles
 from packer.solvers.exact.proof import Certificate, certify
@@ -18,6 +19,9 @@ _NEW_COLUMNS = 12
 _WARM_ROUNDS, _FEW_STARTS, _STARTS = 60, 6, 24
 _SMOOTHING = 0.6
 _EPSILON = 1e-6
+_TIES = 1e-4
+"""Noise that breaks ties alone."""
+_EACH = 3
 SEARCHED_MARGIN = 5e-3
 """Where bins could not be enumerated: the bound allows bins worth this share more than the best one found."""
 
@@ -61,6 +65,7 @@ class Relaxation:
 
     def __post_init__(self) -> None:
         self.patterns = np.zeros((0, len(self.feasibility.classes)), dtype=np.int64)
+        self.knapsacks = Knapsacks(self.feasibility)
 
     @property
     def demand(self) -> IntArray:
@@ -112,7 +117,7 @@ class Relaxation:
                 return
             at = features @ master.duals
             bases = self.patterns[master.use > 0.0]
-            found = price(self.feasibility, at, self.demand, sizes, self.rng, bases, n_starts)
+            found = price(self.knapsacks, at, self.demand, sizes, self.rng, bases, n_starts)
             self._keep(at, found)
             self.priced = True
             if not self.add(found[found @ at > 1.0 + _EPSILON][:_NEW_COLUMNS]):
@@ -147,7 +152,7 @@ class Relaxation:
             duals = self.master.duals
             at = share * self.weights + (1.0 - share) * duals
             found = price(
-                self.feasibility, at, self.demand, sizes, self.rng, self.patterns[self.master.use > 0.0]
+                self.knapsacks, at, self.demand, sizes, self.rng, self.patterns[self.master.use > 0.0]
             )
             self._keep(at, found)
             better = found[found @ duals > 1.0 + _EPSILON][:_NEW_COLUMNS]
@@ -214,8 +219,10 @@ class Relaxation:
                 return True
         return True
 
-    def diversify(self, spread: float) -> int:
+    def diversify(self, spread: float, slack: float) -> int:
         """Add bins that are good at duals shaken by noise of this spread; returns how many were new.
+
+        `slack`: bins that a plan may have beyond the relaxation's value. None of its bins is worth less than 1 by more.
 
         Raises
         ------
@@ -224,10 +231,15 @@ class Relaxation:
         """
         if self.master is None:
             return 0
-        weights = self.master.duals * np.exp(self.rng.normal(0.0, spread, len(self.master.duals)))
+        duals, demand = self.master.duals, self.demand
         bases = self.patterns[self.master.use > _EPSILON]
-        found = price(self.feasibility, weights, self.demand, self._sizes(), self.rng, bases)
-        return self.add(found[found @ self.master.duals > 0.9])
+        weights = duals * np.exp(self.rng.normal(0.0, spread, len(duals)))
+        rows = price(self.knapsacks, weights, demand, self._sizes(), self.rng, bases)
+        if not self.feasibility.problem.evaluator.simulates:
+            held = np.repeat(np.flatnonzero(duals > _EPSILON), _EACH).tolist()
+            ties = np.exp(self.rng.normal(0.0, _TIES, (len(held), len(duals))))
+            rows = np.concatenate([rows, self.knapsacks.alike(duals * ties, demand, held)])
+        return self.add(rows[rows @ duals >= 1.0 - slack - _EPSILON])
 
     def certify(self, weights: FloatArray, value: float, bins: int, budget: int) -> Certificate:
         """Look for a feasible bin so heavy that fewer than `bins` might carry the whole weight `value`.

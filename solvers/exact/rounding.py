@@ -104,7 +104,7 @@ def _best_row(relaxation: Relaxation, left: IntArray, weights: FloatArray) -> In
     sizes = np.maximum(weights, 1e-4)
     clipped = np.minimum(relaxation.patterns, left)
     best = clipped[np.argsort(-(clipped @ weights), kind="stable")[:8]]
-    found = price(relaxation.feasibility, weights, left, sizes, relaxation.rng, best)
+    found = price(relaxation.knapsacks, weights, left, sizes, relaxation.rng, best)
     if not len(found) or not found[0].any():
         return None
     row: IntArray = found[0]

@@ -228,7 +228,8 @@ class ExactSearch:
                 relaxation.add(np.array(rows))
                 improved |= self._accept(realise(self.problem, self.classes, rows))
         if not improved and not self.closed:
-            relaxation.diversify(0.1)
+            slack = len(self.bins) - 1 - (relaxation.master.value if relaxation.master else 0.0)
+            relaxation.diversify(0.1, max(0.0, slack))
         return improved or len(relaxation.patterns) > before
 
     def _seconds(self, most: float) -> float:

@@ -11,6 +11,7 @@ from packer.solvers.base import Problem
 from packer.solvers.by_model import Part
 from packer.solvers.classes import FloatArray, IntArray, aggregate
 from packer.solvers.exact.master import Master, solve_relaxation
+from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.exact.pricing import price, singles
 from packer.solvers.exact.proof import certify
 from packer.solvers.feasibility import Feasibility, OutOfTime
@@ -59,6 +60,7 @@ class Source:
 
     def __post_init__(self) -> None:
         self.patterns = np.zeros((0, len(self.mean.classes)), dtype=np.int64)
+        self.mean_knapsacks, self.light_knapsacks = Knapsacks(self.mean), Knapsacks(self.light)
 
     def add(self, rows: IntArray) -> int:
         """Add feasible patterns; returns how many were new."""
@@ -221,7 +223,7 @@ class Columns:
         weights, own = self._own(source, at), self._own(source, duals)
         bases = source.patterns[[row for owner, row in used if owner == k]]
         demand = source.mean.classes.demand
-        found = price(source.mean, weights, demand, source.sizes(), self.rng, bases, _STARTS)
+        found = price(source.mean_knapsacks, weights, demand, source.sizes(), self.rng, bases, _STARTS)
         better = found[found @ own > self._effective(source, duals) * (1.0 + _EPSILON)]
         rows = np.concatenate([found, source.patterns])
         ratio = float((rows @ weights).max(initial=0.0)) / self._effective(source, at)
@@ -290,7 +292,13 @@ class Columns:
         rows, own = source.patterns, self._own(source, weights)
         best = rows[np.argsort(-(rows @ own), kind="stable")[:8]]
         found = price(
-            source.light, own, source.light.classes.demand, source.sizes(), self.rng, best, _BOUND_STARTS
+            source.light_knapsacks,
+            own,
+            source.light.classes.demand,
+            source.sizes(),
+            self.rng,
+            best,
+            _BOUND_STARTS,
         )
         heaviest = max((rows @ own).max(initial=0.0), (found @ own).max(initial=0.0))
         return float(heaviest) / self._effective(source, weights)
@@ -357,7 +365,9 @@ class Columns:
             weights = np.maximum(self.master.duals[first:last], 1e-6)
             bases = np.minimum(source.patterns, limit)
             bases = bases[np.argsort(-(bases @ weights), kind="stable")[:4]]
-            found = price(source.mean, weights, limit, source.sizes(), self.rng, bases, _DIVE_STARTS)
+            found = price(
+                source.mean_knapsacks, weights, limit, source.sizes(), self.rng, bases, _DIVE_STARTS
+            )
             if len(found) and found[0].any():
                 options.append((float(found[0] @ weights) / source.price, k, found[0]))
         if not options:
