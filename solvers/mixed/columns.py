@@ -10,8 +10,8 @@ import numpy as np
 from packer.solvers.base import Problem
 from packer.solvers.by_model import Part
 from packer.solvers.classes import FloatArray, IntArray, aggregate
-from packer.solvers.exact.master import Master, solve_relaxation
 from packer.solvers.exact.knapsack import Knapsacks
+from packer.solvers.exact.master import Master, solve_relaxation
 from packer.solvers.exact.pricing import price, singles
 from packer.solvers.exact.proof import certify
 from packer.solvers.feasibility import Feasibility, OutOfTime

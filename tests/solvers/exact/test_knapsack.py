@@ -11,9 +11,8 @@ from packer.adapter import Adapter
 from packer.solvers.classes import aggregate
 from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.feasibility import Feasibility
-from packer.testing.monotone import MonotonePredictor
-from packer.testing.problems import problem
 from packer.workload import Workload
+from tests.oracles.monotone import MonotonePredictor, problem
 
 
 @pytest.mark.parametrize("seed", range(8))
