@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, option
+from packer.cli.declare import bundle, option, typed
 from packer.cli.options import complete_registered
 from packer.cli.output import number, table
 
@@ -82,12 +82,8 @@ class Behind:
 
 def refuse_without_cluster(names: Collection[str]) -> None:
     """Raise if one of these options of a cluster is on the command line."""
-    from click.core import ParameterSource
-
-    context = click.get_current_context()
-    for each in context.command.params:
-        if each.name in names and context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{each.opts[-1]} needs --cluster.")
+    for given in typed(names):
+        raise click.UsageError(f"{given} needs --cluster.")
 
 
 def averaged(runs: Sequence[Simulation], result: dict[str, Any]) -> dict[str, Any]:

@@ -14,13 +14,14 @@ A field without flags is typed as its name: `max_loras` is `--max-loras`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import wraps
 from importlib import import_module
 from typing import Any, TypeVar, dataclass_transform, get_type_hints
 
 import click
+from click.core import ParameterSource
 
 T = TypeVar("T")
 
@@ -60,6 +61,15 @@ def parameters(cls: type) -> list[click.Parameter]:
             flags = (*flags, f"--{each.name.replace('_', '-')}")
         found.append(kind([each.name, *flags], **each.metadata["attributes"]))
     return found
+
+
+def typed(names: Collection[str]) -> Iterator[str]:
+    """Those of the running command's parameters that are on the command line, as they are typed there."""
+    context = click.get_current_context()
+    for each in context.command.params:
+        name = each.name or ""
+        if name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            yield each.opts[-1]
 
 
 def command(function: Callable[..., Any]) -> click.Command:

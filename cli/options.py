@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import argument, bundle, flag, option
-from packer.cli.output import Progress, check_output, note, print_json, progress_bar, show
+from packer.cli.output import Progress, check_distinct, note, print_json, progress_bar, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,8 +131,11 @@ class Writing(Output):
 
     def check(self, *paths: str | None) -> None:
         """Raise `OutputError` before long work if a result could not be written to one of the paths."""
-        for path in paths:
-            check_output(path, force=self.force)
+        from packer.io.files import check_writable
+
+        for path in (each for each in paths if each is not None):
+            check_distinct(path)
+            check_writable(path, force=self.force)
 
     def check_tables(self, *paths: str | None, suffixes: tuple[str, ...] = (".csv", ".parquet")) -> None:
         """As `check`, for tables: their endings as well."""

@@ -8,7 +8,6 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -164,16 +163,6 @@ def write_frame(frame: pl.DataFrame | None, path: str | None) -> None:
 
     if path is not None and frame is not None:
         parquet.write_frame(frame, path)
-
-
-def check_output(path: str | None, *, force: bool) -> Path | None:
-    """Raise `OutputError` now, before long work, if the result could not be written to `path` later."""
-    if path is None:
-        return None
-    from packer.io.files import check_writable
-
-    check_distinct(path)
-    return check_writable(path, force=force)
 
 
 def check_distinct(path: str | os.PathLike[str]) -> None:

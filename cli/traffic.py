@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, option
+from packer.cli.declare import bundle, option, typed
 from packer.cli.options import NumberList
 
 if TYPE_CHECKING:
@@ -226,14 +226,7 @@ def refuse_unused(given: str, unused: Collection[str]) -> None:
     IncompatibleError
         One of them is on the command line; a default from a file is passed over.
     """
-    from click.core import ParameterSource
-
     from packer.errors import IncompatibleError
 
-    context = click.get_current_context()
-    for each in context.command.params:
-        name = each.name or ""
-        if name in unused and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise IncompatibleError(
-                f"{each.opts[-1]} has no effect with {given}: expected one of them, got both."
-            )
+    for each in typed(unused):
+        raise IncompatibleError(f"{each} has no effect with {given}: expected one of them, got both.")

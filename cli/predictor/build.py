@@ -40,7 +40,6 @@ def build(kind: OneProfile, given: Given, out: Writing) -> None:
     Example:
       packer predictor build --profile h100-64gb/llama-3.1-8b-instruct --rows 20000 -o data.parquet
     """
-    from packer.cli.output import print_json
     from packer.predictors.build import build_dataset
     from packer.predictors.dataset import read_dataset
 
@@ -57,10 +56,8 @@ def build(kind: OneProfile, given: Given, out: Writing) -> None:
             force=out.force,
             progress=_with_time_left(progress),
         )
-    if out.as_json:
-        print_json({**read_dataset(given.output).summary(), "output": given.output})
-    else:
-        out.note(f"{given.output}: {given.rows} scenarios of {profile.label}")
+    out.result(lambda: {**read_dataset(given.output).summary(), "output": given.output}, list)
+    out.note(f"{given.output}: {given.rows} scenarios of {profile.label}")
 
 
 def _with_time_left(progress: Progress) -> Callable[[str, int, int], None]:

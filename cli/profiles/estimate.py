@@ -61,7 +61,6 @@ def estimate(given: Given, out: Writing) -> None:
       packer profiles estimate --model config.json --gpu l40s --max-model-len 8192 -o l40s.toml
       packer solve fleet.csv --profile l40s.toml
     """
-    from packer.cli.output import print_json
     from packer.cli.profiles.list import summary_of
     from packer.errors import IncompatibleError
     from packer.io.profiles import write_profile
@@ -79,10 +78,8 @@ def estimate(given: Given, out: Writing) -> None:
     profile = estimate_profile(read_model_config(given.config_path), given.gpu, **settings)
     write_profile(profile, output, force=out.force)
     tokens = kv_cache_tokens(profile, profile.settings(1, 8))
-    if out.as_json:
-        told = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}
-        print_json({**summary_of(profile), **told})
-        return
+    told = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}
+    out.result(lambda: {**summary_of(profile), **told}, list)
     out.note(f"{output}: {tokens:,} tokens of KV cache with one slot of rank 8")
     if tokens < profile.memory.min_kv_tokens:
         length = profile.engine.max_model_len

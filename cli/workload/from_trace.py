@@ -66,7 +66,6 @@ def from_trace(source: Source, ranks: RankOptions, given: Given, out: Writing) -
       packer workload from-trace trace.csv.gz --adapters 200 --ranks 8,16,32 -o fleet.csv
     """
     from packer.arrival import Arrivals
-    from packer.cli.output import print_json
     from packer.cli.workload.describe import headline
     from packer.io.workloads import write_workload
     from packer.operate.summary import summary_of
@@ -84,10 +83,8 @@ def from_trace(source: Source, ranks: RankOptions, given: Given, out: Writing) -
         fleet = rounded(fleet)
     comments = [*given.notes, _command(source.trace_path, given.output)]
     write_workload(fleet, given.output, force=out.force, comments=comments)
-    if out.as_json:
-        counts = {"output": given.output, "requests": len(trace), "dropped": trace.dropped}
-        print_json({**summary_of(fleet), **counts})
-        return
+    counts = {"output": given.output, "requests": len(trace), "dropped": trace.dropped}
+    out.result(lambda: {**summary_of(fleet), **counts}, list)
     if trace.dropped:
         out.note(f"{trace.dropped} requests without tokens left out")
     out.note(f"{given.output}: {headline(fleet)}; arrivals {fleet.arrivals.description}")

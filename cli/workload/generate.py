@@ -46,7 +46,6 @@ def generate(made: Made, out: Writing) -> None:
       packer workload generate --adapters 256 --rates 0.1,0.05,0.025 --ranks 8,16 -o fleet.csv
       packer workload generate --adapters 1000 --total-rate 50 --exponent 1.2 -o fleet.csv
     """
-    from packer.cli.output import print_json
     from packer.cli.workload.describe import headline
     from packer.errors import IncompatibleError
     from packer.io.workload_schema import checked_mean
@@ -75,7 +74,5 @@ def generate(made: Made, out: Writing) -> None:
         seed=made.seed,
     )
     write_workload(fleet, made.output, force=out.force)
-    if out.as_json:
-        print_json({**summary_of(fleet), "output": made.output})
-    else:
-        out.note(f"{made.output}: {headline(fleet)}")
+    out.result(lambda: {**summary_of(fleet), "output": made.output}, list)
+    out.note(f"{made.output}: {headline(fleet)}")
