@@ -16,6 +16,8 @@ from packer.errors import IncompatibleError, UnknownNameError, ValidationError, 
 from packer.job import FineTuning
 from packer.profile import Profile
 
+MOST_SERVERS = 1_000_000
+"""Of a cluster."""
 SLO_LIMITS = ("ttft_ms", "tpot_ms", "normalised_ms", "latency_ms")
 """What a service-level objective may limit, each per request; "normalised" is latency / output tokens."""
 
@@ -48,7 +50,7 @@ class Node:
     host_bytes: float = math.inf
 
     def __post_init__(self) -> None:
-        checks.integer("servers of a node", self.servers, low=1, high=1_000_000)
+        checks.integer("servers of a node", self.servers, low=1, high=MOST_SERVERS)
         if self.host_bytes != math.inf:
             checks.real("host_bytes", self.host_bytes, low=0.0, open_low=True)
 
@@ -138,7 +140,7 @@ class Cluster:
     @classmethod
     def of(cls, profile: Profile, n: int, *, max_loras: int, max_lora_rank: int | None = None) -> Cluster:
         """`n` equal servers, each of which may serve every adapter."""
-        checks.integer("the number of servers", n, low=1, high=1_000_000)
+        checks.integer("the number of servers", n, low=1, high=MOST_SERVERS)
         return cls((ServerKind(profile.name, profile, max_loras, max_lora_rank),), (profile.name,) * n)
 
     def resized(self, n: int) -> Cluster:
@@ -153,7 +155,7 @@ class Cluster:
             raise IncompatibleError("Only a cluster of equal servers without a placement can be resized.")
         if len(set(self.nodes)) > 1 or any(node.servers > 1 for node in self.nodes):
             raise IncompatibleError("Only a cluster of equal nodes with one server each can be resized.")
-        checks.integer("the number of servers", n, low=1, high=1_000_000)
+        checks.integer("the number of servers", n, low=1, high=MOST_SERVERS)
         return replace(self, servers=self.servers[:1] * n, nodes=self.nodes[:1] * n)
 
     def kind(self, server: int) -> ServerKind:

@@ -38,6 +38,7 @@ LIMIT_S = 20
 WAIT_S = 300
 LIMIT_BYTES = 3 << 30
 RARE = 20
+BEFORE = "before the first case"
 
 
 @dataclass
@@ -124,7 +125,7 @@ def contained(seed: int, first: int, last: int, only: str = "") -> Tally:
     total = Tally()
     with tempfile.TemporaryDirectory(prefix="packer-fuzz-") as name:
         folder = Path(name)
-        (folder / "progress").write_text(f"{first} before the first case")
+        (folder / "progress").write_text(f"{first} {BEFORE}")
         while first < last:
             out = folder / "tally.json"
             out.unlink(missing_ok=True)
@@ -145,6 +146,8 @@ def contained(seed: int, first: int, last: int, only: str = "") -> Tally:
                 total.findings += part["findings"]
             else:
                 died, _, reader = (folder / "progress").read_text().partition(" ")
+                if reader == BEFORE:
+                    sys.exit("the readers and their valid files can't be made")
                 total.findings.append(f"case {died}, {reader}: the process died")
                 first = int(died) + 1
     return total

@@ -15,11 +15,10 @@ from typing import Any
 
 import mutate
 import numpy as np
-
-from packer.errors import PackerError
+import use
 
 ROOT = Path(__file__).resolve().parents[2]
-PROFILE = "h100-64gb/llama-3.1-8b-instruct"
+PROFILE = use.PROFILE
 
 
 @dataclass(frozen=True)
@@ -39,95 +38,10 @@ class Target:
     rare: bool = False
 
 
-def _use_workload(fleet: Any) -> None:
-    from packer.io.profiles import load_profile
-    from packer.io.workload_schema import workload_from_dict, workload_to_dict
-    from packer.twin.simulate import simulate
-
-    again = workload_from_dict(json.loads(json.dumps(workload_to_dict(fleet))), "again")
-    assert again.names == fleet.names
-    assert np.array_equal(again.rates, fleet.rates)
-    assert 0.0 < fleet.offered_tok_s < np.inf
-    if fleet.rate < 1e4:
-        found = simulate(fleet, load_profile(PROFILE), max_loras=8, duration_s=5.0)
-        assert np.isfinite(found.total_token_throughput)
-
-
-def _use_trace(trace: Any) -> None:
-    from packer.traces.measure import measure_workload
-    from packer.traces.pattern import rates_of
-
-    assert np.isfinite(trace.time_s).all()
-    assert np.isfinite(rates_of(trace, 60.0).rates).all()
-    _use_workload(measure_workload(trace))
-
-
-def _use_log(log: Any) -> None:
-    from packer.traces.pattern import rates_of
-
-    assert np.isfinite(rates_of(log.trace, 3600.0, start_s=log.start_s).rates).all()
-
-
-def _use_plan(plan: Any) -> None:
-    from packer.export.formats import FORMATS, export_plan
-    from packer.export.servers import Options
-
-    options = Options(adapters_claim="adapters", token_secret="hf")
-    buckets = Options(sources={name: f"s3://loras/{name}" for name in plan.workload.names})
-    for name in FORMATS:
-        try:
-            files = export_plan(plan, name, buckets if name == "ray" else options)
-        except PackerError:  # a name or an engine that this format does not take
-            continue
-        assert all(text.isascii() for text in files.values())
-
-
-def _use_changed_plan(plan: Any) -> None:
-    """The placement is whole, and evaluations of the same servers make it a plan that every reader takes."""
-    from packer.placement import check_placement
-
-    check_placement(plan.workload, plan.bins, plan.unplaced)
-    assert len(plan.evaluations) == plan.n_gpus
-    for item in plan.bins:
-        assert item.offered_tok_s(plan.workload) > 0
-
-
-def _use_profile(profile: Any) -> None:
-    from packer.adapter import Adapter
-    from packer.twin.simulate import simulate
-    from packer.workload import Workload
-
-    found = simulate(Workload([Adapter("a", 8, 1.0)]), profile, max_loras=1, duration_s=5.0)
-    assert np.isfinite(found.total_token_throughput)
-
-
-def _use_model(model: Any) -> None:
-    from packer.predictors.families import family_of
-    from packer.predictors.features import NAMES
-    from packer.predictors.targets import OUTPUTS
-
-    questions = np.linspace(0.0, 3e4, 4 * len(NAMES), dtype=np.float32).reshape(4, len(NAMES))
-    family = family_of(model)
-    assert all(np.isfinite(family.rows(questions, k)).all() for k in range(len(OUTPUTS)))
-
-
-def _use_metrics(answers: Any) -> None:
-    from packer.traces.prometheus import SOURCES, parse
-
-    for source in SOURCES.values():
-        try:
-            found = parse(answers, source)
-        except PackerError:
-            continue
-        assert np.isfinite(found.table.rates).all()
-
-
 def _rates(path: str) -> Any:
-    from packer.adapter import Adapter
     from packer.objectives.headroom import read_rates
-    from packer.workload import Workload
 
-    return read_rates(path, Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)]))
+    return read_rates(path, use.fleet_of_two())
 
 
 def _settings(path: str) -> None:
@@ -178,14 +92,22 @@ def _workloads() -> list[Target]:
         b"adapters:\n- {name: a, rank: 8, rate: 1e-3}\n- name: b\n  rank: 16\n  rate: 0.5\n"
         b"arrivals:\n  kind: unpredictable\n  period_s: 60\n"
     )
+    classes = b"adapter,rank,rate,model,slo_class\na,8,0.1,llama,\nb,16,2e-3,qwen,fast\n"
+    job = {"sample_tokens": {"kind": "gamma", "mean": 300, "cv": 0.5}, "rank": 16, "batch": 2, "samples": 50}
+    slo = {"p95_ttft_ms": 2000, "adapter_share": 0.9, "classes": {"fast": {"mean_itl_ms": 50}}}
+    training = {
+        "adapters": [{**adapters[0], "slo_class": "fast"}, adapters[1]], "slo": slo, "fine_tuning": job,
+    }  # fmt: skip
     packed = gzip.compress(table, mtime=0)
     return [
-        Target("workload csv", "w.csv", table, TEXT, read_workload, _use_workload),
-        Target("workload gzip", "w.csv.gz", packed, (mutate.packed,), read_workload, _use_workload),
-        Target("workload json", "w.json", _json(periods), JSON, read_workload, _use_workload),
+        Target("workload csv", "w.csv", table, TEXT, read_workload, use.workload),
+        Target("workload gzip", "w.csv.gz", packed, (mutate.packed,), read_workload, use.workload),
+        Target("workload json", "w.json", _json(periods), JSON, read_workload, use.workload),
         Target("workload replay", "w.json", _json({"adapters": adapters, "arrivals": replay}), JSON,
-               read_workload, _use_workload),
-        Target("workload yaml", "w.yaml", yaml, TEXT, read_workload, _use_workload),
+               read_workload, use.workload),
+        Target("workload classes", "w.csv", classes, TEXT, read_workload, use.classes),
+        Target("workload training", "w.json", _json(training), JSON, read_workload, use.classes),
+        Target("workload yaml", "w.yaml", yaml, TEXT, read_workload, use.workload),
     ]  # fmt: skip
 
 
@@ -212,12 +134,12 @@ def _traces() -> list[Target]:
     metrics = {"window_s": 60, **dict.fromkeys(names, answer)}
     newer = metrics | {"running": answer | {"data": {"resultType": "matrix", "result": []}}}
     return [
-        Target("trace csv", "t.csv", named, TEXT, read_trace, _use_trace),
+        Target("trace csv", "t.csv", named, TEXT, read_trace, use.trace),
         Target("trace azure", "t.csv", azure, TEXT, read_trace),
         Target("trace jsonl", "t.jsonl", lines, TEXT, read_trace),
-        Target("access log", "log.jsonl", b"\n".join(log), TEXT, read_access_log, _use_log),
-        Target("metrics", "m.json", _json(metrics), JSON, read_export, _use_metrics),
-        Target("metrics of slots", "m.json", _json(newer), JSON, read_export, _use_metrics),
+        Target("access log", "log.jsonl", b"\n".join(log), TEXT, read_access_log, use.log),
+        Target("metrics", "m.json", _json(metrics), JSON, read_export, use.metrics),
+        Target("metrics of slots", "m.json", _json(newer), JSON, read_export, use.metrics),
     ]
 
 
@@ -237,20 +159,25 @@ def _documents() -> list[Target]:
         f'schema = 1\n[[kinds]]\nname = "h"\nprofile = "{PROFILE}"\nmax_loras = 8\nmax_lora_rank = 16\n'
         '[[nodes]]\ncount = 2\nservers = ["h"]\n[slo]\nttft_ms = 2000\n'
     )
+    training = (
+        "network_ms = 2\n" + cluster.replace("servers", "host_gb = 4.5\nservers") + "[store]\n"
+        "bandwidth_gb_s = 1.25\nlatency_ms = 5\nconcurrent = 2\n[fine_tuning]\nsample_tokens = 512\n"
+    )
     settings = (
         b'profile = "x"\n[memory]\nmax-lora-rank = 8\nmax-adapters = 64\n[profiles.list]\njson = true\n'
     )
     system = (ROOT / "twin" / "cluster" / "systems" / "affinity.toml").read_bytes()
     launch = launch_text(tiny_launch("/opt/vllm/bin/python", "0.32.0", TinyModel())).encode()
     profile = (ROOT / "twin" / "profiles" / f"{PROFILE}.toml").read_bytes()
-    plan = _json(plan_to_dict(solve(_fleet(), load_profile(PROFILE), predictor="tree")))
+    plan = _json(plan_to_dict(solve(use.fleet_of_six(), load_profile(PROFILE), predictor="tree")))
     config = (ROOT / "tests" / "data" / "models" / "qwen-2.5-7b.json").read_bytes()
     return [
-        Target("plan", "p.json", plan, JSON, read_plan, _use_plan),
-        Target("plan changed", "p.json", plan, JSON, partial(read_plan, changed=True), _use_changed_plan),
-        Target("profile", "p.toml", profile, TOML, load_profile, _use_profile),
-        Target("cluster", "c.toml", cluster.encode(), TOML, read_cluster),
-        Target("system", "y.toml", system, TOML, load_system),
+        Target("plan", "p.json", plan, JSON, read_plan, use.plan),
+        Target("plan changed", "p.json", plan, JSON, partial(read_plan, changed=True), use.changed_plan),
+        Target("profile", "p.toml", profile, TOML, load_profile, use.profile),
+        Target("cluster", "c.toml", cluster.encode(), TOML, read_cluster, use.cluster),
+        Target("cluster training", "c.toml", training.encode(), TOML, read_cluster, use.cluster),
+        Target("system", "y.toml", system, TOML, load_system, use.system),
         Target("settings", "packer.toml", settings, TOML, _settings),
         Target("launch", "l.toml", launch, TOML, read_launch),
         Target("model config", "config.json", config, JSON, read_model_config),
@@ -260,20 +187,17 @@ def _documents() -> list[Target]:
     ]
 
 
-def _fleet() -> Any:
-    from packer.adapter import Adapter
-    from packer.workload import Workload
-
-    return Workload([Adapter(f"a{k}", (8, 16)[k % 2], 0.2) for k in range(6)])
-
-
 def _tables() -> list[Target]:
     from packer.export.sources import read_sources
     from packer.traces.ranks import read_ranks
-    from packer.twin.fit.tables import read_rows
+    from packer.twin.fit.tables import read_rows, read_runs
     from packer.twin.live.results import read_result
     from packer.twin.live.step_log import Steps, read_steps
 
+    runs = (
+        b"run_id,model,family,max_loras,n_adapters,max_lora_rank,rate_counts,size_counts,total_tok_s,status\n"
+        b"r0,m,f,8,4,16,0.5:2;0.1:2,8:1;16:3,400,ok\nr1,m,g,8,2,16,0.5:2,16:2,,oom\n"
+    )
     names = [item.name for item in fields(Steps)]
     steps = [names, *([str(k + j) for j in range(len(names))] for k in range(3))]
 
@@ -283,7 +207,8 @@ def _tables() -> list[Target]:
     return [
         Target("sources csv", "s.csv", b"adapter,source\na,acme/a\nb,/x\n", TEXT, read_sources),
         Target("ranks", "k.csv", b"adapter,rank\na,8\nb,16\n", TEXT, read_ranks),
-        Target("rates", "r.csv", b"adapter,mean,peak\na,1,2\nb,0.5,0.25\n", TEXT, _rates),
+        Target("rates", "r.csv", b"adapter,mean,peak\na,1,2\nb,0.5,0.25\n", TEXT, _rates, use.rates),
+        Target("runs", "runs.csv", runs, TEXT, partial(read_runs, model="m"), use.runs),
         Target("calibration rows", "k.csv", b"max_loras,status\n8,ok\n16,oom\n", TEXT, rows),
         Target("step log", "l.csv", "\n".join(map(",".join, steps)).encode(), TEXT, read_steps),
         Target("live result", "r.npz", _live_result(), (mutate.raw,), read_result),
@@ -327,7 +252,7 @@ def _models() -> list[Target]:
         **{kind: shipped[kind].read_bytes() for kind in ("tree", "boosting", "forest")},
     }
     return [
-        Target(f"model {kind}", "m.packer", data, (mutate.model,), read_model, _use_model,
+        Target(f"model {kind}", "m.packer", data, (mutate.model,), read_model, use.model,
                rare=kind in ("boosting", "forest"))
         for kind, data in files.items()
     ]  # fmt: skip
@@ -354,8 +279,8 @@ def _parquet() -> list[Target]:
     change = (mutate.parquet,)
     return [
         Target(
-            "workload parquet", "w.parquet", parquet_bytes(table), change, read_workload, _use_workload, True
+            "workload parquet", "w.parquet", parquet_bytes(table), change, read_workload, use.workload, True
         ),
-        Target("trace parquet", "t.parquet", parquet_bytes(requests), change, read_trace, _use_trace, True),
+        Target("trace parquet", "t.parquet", parquet_bytes(requests), change, read_trace, use.trace, True),
         Target("data set", "d.parquet", dataset, change, read_dataset, rare=True),
     ]

@@ -32,7 +32,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from packer.cluster import Cluster, Node, ServerKind, Store
+from packer.cluster import MOST_SERVERS, Cluster, Node, ServerKind, Store
 from packer.engines import engine_of
 from packer.errors import FileFormatError, InputError
 from packer.io.documents import parse_toml
@@ -56,7 +56,7 @@ class NodeTable(Table):
     """`[[nodes]]`: `count` machines with these servers each."""
 
     servers: Annotated[list[str], Field(min_length=1)]
-    count: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    count: Annotated[int, Field(ge=1, le=MOST_SERVERS)] = 1
     host_gb: float | None = None
 
 
@@ -90,6 +90,10 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """
     file = parse(ClusterFile, parse_toml(read_text(path), path), path)
     kinds = tuple(_kind(k, table, path) for k, table in enumerate(file.kinds))
+    count = sum(node.count * len(node.servers) for node in file.nodes)
+    if count > MOST_SERVERS:
+        rule = f"expected at most {MOST_SERVERS:,} servers, got {count:,}."
+        raise FileFormatError(rule, path=path, key="nodes")
     servers = tuple(name for node in file.nodes for _ in range(node.count) for name in node.servers)
     try:
         nodes = tuple(

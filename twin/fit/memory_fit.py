@@ -8,7 +8,7 @@ import numpy as np
 
 from packer.errors import ModelError
 from packer.profile import EngineSpec, LoadingSpec, MemorySpec, ModelSpec
-from packer.twin.fit.tables import Row, number
+from packer.twin.fit.tables import Row, number, whole
 
 
 def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> MemorySpec:
@@ -21,9 +21,9 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
     """
     points = [
         (
-            int(number(row, "max_loras")),
-            int(number(row, "max_lora_rank")),
-            int(number(row, "kv_cache_tokens")),
+            whole(row, "max_loras"),
+            whole(row, "max_lora_rank"),
+            whole(row, "kv_cache_tokens"),
         )
         for row in rows
         if row["status"] == "ok"

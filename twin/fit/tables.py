@@ -19,6 +19,9 @@ from packer.workload import SHAREGPT_CORRELATION
 
 Row = Mapping[str, str]
 
+_BEYOND = "cells beyond the columns"
+MOST_ADAPTERS = 1_000_000
+"""Of a run."""
 PROFILING_FILES = ("kv_capacity.csv", "latency_backbone.csv", "latency_adapters.csv", "loading.csv")
 
 
@@ -28,12 +31,17 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dic
     Raises
     ------
     FileFormatError
-        The file can't be read, or lacks a column.
+        The file can't be read, lacks a column, or has a row with more cells than columns.
     """
-    reader = csv.DictReader(io.StringIO(read_text(path)))
+    reader = csv.DictReader(io.StringIO(read_text(path)), restkey=_BEYOND, restval="")
     try:
         found = reader.fieldnames or []
-        rows = [dict(row) for row in reader]
+        rows = []
+        for row in reader:
+            if _BEYOND in row:
+                rule = f"expected {len(found)} cells, got {len(found) + len(row[_BEYOND])}."
+                raise FileFormatError(rule, path=path, row=reader.line_num)
+            rows.append(dict(row))
     except csv.Error as error:
         raise FileFormatError(f"expected CSV: {error}.", path=path, row=reader.line_num) from None
     missing = [name for name in required if name not in found]
@@ -61,6 +69,15 @@ def number(
     if not math.isfinite(value):
         raise FileFormatError(f"expected a finite number, got {shown(text)}.", path=path, column=column)
     return value
+
+
+def whole(row: Row, column: str, path: str | os.PathLike[str] = "table") -> int:
+    """A whole number of a row, from 0 to 1e15."""
+    value = number(row, column, path)
+    if not (0 <= value <= 1e15 and value == int(value)):
+        rule = f"expected a whole number, got {shown(row.get(column))}."
+        raise FileFormatError(rule, path=path, column=column)
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -186,14 +203,17 @@ def read_runs(
         np.random.default_rng(0).shuffle(ranks)
         status = (row.get("status") or "ok").strip()
         metrics = {name: number(row, name, path) for name in METRICS}
+        if status == "ok" and math.isnan(metrics["total_tok_s"]):
+            rule = "expected the throughput of a run that is ok, got none."
+            raise FileFormatError(rule, path=path, column="total_tok_s")
         runs.append(
             Run(
                 run_id,
                 row.get("family") or "all",
                 rates,
                 ranks,
-                int(number(row, "max_loras", path)),
-                int(number(row, "max_lora_rank", path)),
+                whole(row, "max_loras", path),
+                whole(row, "max_lora_rank", path),
                 number(row, "total_time_s", path, default=3600.0),
                 number(row, "pool_mean_input_tokens", path, default=default_lengths[0]),
                 number(row, "pool_mean_output_tokens", path, default=default_lengths[1]) * generated_share,
@@ -212,10 +232,14 @@ def _expand(text: str, path: str | os.PathLike[str], column: str) -> npt.NDArray
     try:
         for item in text.split(";"):
             value, count = item.split(":")
+            if not 0 <= int(count) <= MOST_ADAPTERS - len(values):
+                raise ValueError
             values += [float(value)] * int(count)
     except ValueError:
         raise FileFormatError(
-            f"expected value:count;value:count…, got {shown(text)}.", path=path, column=column
+            f"expected value:count;value:count… of at most {MOST_ADAPTERS:,} adapters, got {shown(text)}.",
+            path=path,
+            column=column,
         ) from None
     return np.array(values)
 
