@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from packer.plan import Plan
 
 VERIFIED = {True: "it holds", False: "it breaks", None: "not done"}
-SLOW_TTFT_MS = 2000.0
-"""Requests that wait longer than this on average queue."""
 
 
 def plan_lines(plan: Plan) -> list[Table | str]:
     """The plan: the decision where there is one, servers, totals, reasons."""
+    from packer.report.context import queueing
+
     gpus = [_gpus(plan)] if plan.bins else []
     decision = plan.details.get("decision")
     said = [str(decision)] if decision else []
@@ -37,7 +37,7 @@ def plan_lines(plan: Plan) -> list[Table | str]:
         *_totals(plan),
         *_band(plan),
         *(f"- {reason}" for reason in plan.reasons),
-        *_queues(plan),
+        *(f"- {note}" for note in queueing(plan)),
     ]
 
 
@@ -266,19 +266,6 @@ def _bound(plan: Plan) -> str:
         source = "" if plan.lower_bound == 1 else source
         return f"{_count(plan)}, at least {plan.lower_bound:g} {needed} needed{source}; "
     return f"lower bound {plan.lower_bound:g}{source}; "
-
-
-def _queues(plan: Plan) -> list[str]:
-    """GPUs whose requests wait for seconds although the plan counts as feasible."""
-    if plan.details.get("decision"):
-        return []
-    ttft = plan.evaluations.mean_ttft_ms.tolist()
-    slow = [(k, value) for k, value in enumerate(ttft) if value > SLOW_TTFT_MS]
-    lines = [f"- GPU {k} queues: mean TTFT {value / 1000:.1f} s" for k, value in slow[:8]]
-    if slow:
-        more = f", as do {len(slow) - 8} more" if len(slow) > 8 else ""
-        lines[-1] += f"{more}. packer solve without --objective keeps a latency goal."
-    return lines
 
 
 def _margin(plan: Plan) -> str:

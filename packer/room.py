@@ -15,7 +15,7 @@ class Room:
         Largest factor of all its rates, of those tried, at which its adapters keep their latency limits; at which
         no queue grows; at which it does not starve. None where that fails at the rates as given.
     limit
-        What limits the server first: "slots", "KV cache", "batch", "prefill", "loading", "step time" or
+        What limits the server first: "slots", "KV cache", "batch", "prefill", "loading", "step time", "bursts" or
         "front end".
     usage
         How much of it is in use at the load where the latency limits break, in words.

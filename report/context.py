@@ -19,6 +19,8 @@ from packer.twin.memory.policy import memory_policy
 from packer.twin.per_adapter import quiet_adapters
 
 GIB = 2.0**30
+SLOW_TTFT_MS = 2000.0
+"""Requests that wait longer than this on average queue."""
 AdapterRow = tuple[str, int, tuple[str, ...]]
 """Name and rank of an adapter, and what is shown of it."""
 
@@ -114,7 +116,7 @@ def growth_texts(plan: Plan, curves: Curves | None) -> list[str]:
     if curves is not None:
         for row, gpu in enumerate(curves.gpus):
             factor = curves.holding_factor(row)
-            if factor is not None:
+            if factor is not None and not plan.evaluations[gpu].slo_used > 1.0:
                 found[gpu] = _growth(factor, is_limit=curves.breaking_factor(row) is None)
     for gpu, factor in enumerate(plan.headroom):
         if factor is not None:
@@ -196,10 +198,17 @@ def _card(
         itl=milliseconds(evaluation.mean_itl_ms),
         within=percent(evaluation.slo_attainment),
         headroom=room,
-        state="memory error" if evaluation.memory_error else "starved" if evaluation.starved else "holds",
+        state=_state(evaluation),
         rows=rows,
         start=start,
     )
+
+
+def _state(evaluation: Evaluation) -> str:
+    """What is wrong with a GPU, or "holds"."""
+    if evaluation.memory_error:
+        return "memory error"
+    return "starved" if evaluation.starved else "beyond limits" if evaluation.slo_used > 1.0 else "holds"
 
 
 def _adapter_rows(plan: Plan, item: Bin) -> tuple[AdapterRow, ...]:
@@ -256,6 +265,19 @@ def _in_limits(plan: Plan) -> tuple[str, str, str] | None:
     return percent(share), "of requests in limits", f"{number(goodput)} tok/s goodput"
 
 
+def queueing(plan: Plan) -> list[str]:
+    """GPUs whose requests wait for seconds although the plan counts as feasible."""
+    if plan.details.get("decision"):
+        return []
+    ttft = plan.evaluations.mean_ttft_ms.tolist()
+    slow = [(k, value) for k, value in enumerate(ttft) if value > SLOW_TTFT_MS]
+    lines = [f"GPU {k} queues: mean TTFT {value / 1000:.1f} s" for k, value in slow[:8]]
+    if slow:
+        more = f", as do {len(slow) - 8} more" if len(slow) > 8 else ""
+        lines[-1] += f"{more}. packer solve without --objective keeps a latency goal."
+    return lines
+
+
 def headline(plan: Plan) -> list[tuple[str, str, str]]:
     """The plan at a glance: (value, what it is, remark)."""
     fleet, rows = plan.workload, list(plan.evaluations)
@@ -301,6 +323,11 @@ def bound_text(plan: Plan) -> str:
         return f"This plan is optimal: none does better than {best}, as evaluated {relative}."
     if plan.gap == 0:
         return f"No better plan is known, and none was found possible: the bound is {best}, as evaluated {relative}."
+    if plan.objective in ("gpus", "moves"):
+        return (
+            f"{counted(plan.n_gpus, 'GPU')}; at least {best} needed, as evaluated {relative}. The best plan lies "
+            "between the two."
+        )
     return (
         f"Every plan needs at least {plan.lower_bound:,.6g}{source}, as evaluated {relative}. "
         f"This plan is within {100 * (plan.gap or 0.0):.1f} % of that bound; the best lies between the two."

@@ -60,7 +60,7 @@ def render_report(
         bound="" if plan.details.get("decision") else context.bound_text(plan),
         decision=plan.details.get("decision", ""),
         frontier=_frontier(plan),
-        reasons=[context.visible(reason) for reason in plan.reasons],
+        reasons=[context.visible(reason) for reason in (*plan.reasons, *context.queueing(plan))],
         unplaced=[context.visible(plan.workload.names[i]) for i in plan.unplaced],
         counted=context.counted,
         cards=context.gpu_cards(plan, curves),

@@ -12,6 +12,8 @@ from packer.twin.engine import state as rows
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.result import Simulation
 
+USED_UP = 0.5
+"""A resource of which less than this part is in use limits nothing on average."""
 GROWTH = 1.5
 """Advice names half as many slots more."""
 
@@ -30,9 +32,17 @@ def limit_of(sim: Simulation) -> Limit:
 
     Compared are the slots (where there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of
     a step, the part of the time that loads take, the ITL against its limit, which stands for the time of a step,
-    and the part of the TTFT that passes outside the engine.
+    and the part of the TTFT that passes outside the engine. Where less than `USED_UP` of each is in use, requests wait
+    because they come together.
     """
-    return max(_limits(sim), key=lambda each: each.pressure)
+    found = max(_limits(sim), key=lambda each: each.pressure)
+    if found.pressure >= USED_UP or sim.raw is None:
+        return found
+    waiting = sim.raw.timeline[:, rows.T_WAITING] / sim.timeline_bin_s
+    if not (waiting >= 1.0).any():
+        return found
+    usage = f"requests wait in {(waiting >= 1.0).mean():.0%} of the time, up to {waiting.max():.0f} at once"
+    return Limit("bursts", found.pressure, usage, "fewer requests per GPU, or hot adapters on more GPUs")
 
 
 def _limits(sim: Simulation) -> list[Limit]:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from packer.export.formats import export_plan
@@ -127,7 +128,8 @@ def test_a_pool_reserves_no_slots(plan: Plan) -> None:
         ({"lower_bound": None}, "No lower bound was computed"),
         ({"lower_bound": 4.0, "status": Status.OPTIMAL}, "This plan is optimal"),
         ({"lower_bound": 4.0, "status": Status.FEASIBLE}, "No better plan is known"),
-        ({"lower_bound": 3.0}, "within 25.0 % of that bound"),
+        ({"lower_bound": 3.0}, "4 GPUs; at least 3 (offered load) needed"),
+        ({"lower_bound": 3.0, "objective": "cost"}, "within 25.0 % of that bound"),
         ({"status": Status.INFEASIBLE, "unplaced": (0,), "reasons": ("Too hot.",)}, "No plan was found"),
     ],
 )
@@ -311,3 +313,31 @@ def test_room_to_grow_and_what_limits_it(toy_plan: Callable[..., Plan]) -> None:
         "> +300 %",
     )
     assert "How far each GPU may go" not in render_report(plan)
+
+
+def test_a_gpu_beyond_its_limits_does_not_hold(plan: Plan, saturating: Evaluate) -> None:
+    """Neither its result nor its room to grow says that it is well, however much load it would serve."""
+    used = np.where(np.arange(len(plan.bins)) == 0, 3.0, 0.5)
+    broken = dataclasses.replace(
+        plan, headroom=(), evaluations=dataclasses.replace(plan.evaluations, slo_used=used)
+    )
+    curves = growth_curves(broken, saturating, predictor="twin", today=broken.evaluations)
+    cards = context.gpu_cards(broken, curves)
+    assert [card.state for card in cards] == ["beyond limits", *["holds"] * (len(cards) - 1)]
+    assert cards[0].headroom == "–"
+
+
+def test_queueing_gpus_are_named_and_a_bound_counts_gpus(plan: Plan) -> None:
+    """A plan for the fewest GPUs says which of them queue; its bound is a number of GPUs, not a percentage."""
+    slow = dataclasses.replace(
+        plan,
+        objective="gpus",
+        status=Status.FEASIBLE,
+        lower_bound=1.0,
+        details={},
+        evaluations=dataclasses.replace(plan.evaluations, mean_ttft_ms=np.full(len(plan.bins), 3600.0)),
+    )
+    page = Page(render_report(slow))
+    assert any("GPU 0 queues: mean TTFT 3.6 s" in text for text in page.texts)
+    assert any("at least 1 needed" in text for text in page.texts)
+    assert not any("within" in text and "% of that bound" in text for text in page.texts)

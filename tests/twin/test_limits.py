@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import packer
 from packer import Adapter, Lengths, Workload
+from packer.arrival import Arrivals, Bursts
 from packer.twin.limits import limit_of
 from packer.twin.result import Simulation
 
@@ -49,3 +50,14 @@ def test_first_requests_of_many_adapters_wait_in_the_front_end() -> None:
     """Where most requests are the first of their adapter, the API server takes more of the TTFT than the engine."""
     fleet = Workload([Adapter(f"a{k}", 8, 0.001) for k in range(800)])
     assert limit_of(run(fleet, 96)).name == "front end"
+
+
+def test_requests_that_come_together_are_bursts() -> None:
+    """A server of which little is in use on average, and whose requests wait at times, is limited by bursts."""
+    long = Lengths.gamma(mean=2000.0, cv=1.0), Lengths.gamma(mean=30.0, cv=1.0)
+    steady = Workload([Adapter("a", 8, 1.0)], *long)
+    factor = Bursts(2.5, ((8.0, 1.0),))
+    found = limit_of(run(steady.with_arrivals(Arrivals("bursty", own=factor)), 1))
+    assert found.name == "bursts"
+    assert "of the time, up to " in found.usage
+    assert limit_of(run(steady, 1)).name != "bursts"
