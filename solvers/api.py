@@ -129,7 +129,8 @@ def solve(
     plan = _planned(problem, search)
     if goal.spare and plan.status is not Status.INFEASIBLE:
         plan = with_spare(problem, plan)
-    if with_headroom and goal.minimises in ("gpus", "price") and not old_bins:
+    counts = with_headroom and goal.minimises in ("gpus", "price") and not old_bins
+    if counts:
         plan = _with_slots(problem, plan)
     if verify and plan.status is not Status.INFEASIBLE:
         plan = verified(plan, goal)
@@ -138,20 +139,13 @@ def solve(
         if not plan.verified and goal.limits:  # a plan that breaks its limits is none
             plan = replace(plan, status=Status.INFEASIBLE)
     plan = bounded(problem, plan)
-    if not with_headroom:
-        return plan
-    if (
-        goal.minimises in ("gpus", "price")
-        and not goal.fixed_gpus
-        and not old_bins
-        and not problem.out_of_time()
-    ):
+    if counts and not goal.fixed_gpus and not problem.out_of_time():
         ends = partial(
             solve, profile=profile, objective=objective, solver="greedy", predictor=predictor,
             max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
         )  # fmt: skip
         plan = with_band(plan, workload, ends)
-    return with_room(plan, problem.evaluator, problem.out_of_time)
+    return with_room(plan, problem.evaluator, problem.out_of_time) if with_headroom else plan
 
 
 def _usual(goal: Objective, workload: Workload, kinds: int, max_replicas: int) -> str:
