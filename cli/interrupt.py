@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: the first one asks for the best result so far, the second one aborts."""
+"""Ctrl-C as a request: the first one ends the search with the best result so far, the second one aborts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from packer.cli.output import note
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """A function that says whether Ctrl-C was pressed in this block."""
-    asked = threading.Event()
+    requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield requested.is_set
         return
 
     def handler(_signal: int, _frame: FrameType | None) -> None:
-        if asked.is_set():
+        if requested.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        requested.set()
         note("stopping with the best plan so far; Ctrl-C again aborts")
 
     before = signal.signal(signal.SIGINT, handler)
     try:
-        yield asked.is_set
+        yield requested.is_set
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""How commands speak: tables, JSON, notes, a progress bar, and output paths checked before long work."""
+"""The output of commands: tables, JSON, notes, a progress bar, and output paths checked before long work."""
 
 from __future__ import annotations
 

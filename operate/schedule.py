@@ -160,7 +160,7 @@ def schedule(
     for k, name in enumerate(rates):
         progress(f"period {name}", k, len(rates))
         periods.append(plan_for([name]))
-    # Trees are trusted where they are sure; here the twin has the last word.
+    # Learned predictors evaluate the search; the twin confirms its result.
     evaluator = Evaluator.load(
         "twin" if predictor == "auto" else predictor,
         tuple(dict.fromkeys(used)),

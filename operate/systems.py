@@ -78,7 +78,7 @@ def compare_systems(
     Raises
     ------
     InputError
-        As `simulate_cluster`; `MissingDependencyError` without Ray where it is asked for.
+        As `simulate_cluster`; `MissingDependencyError` without Ray where it is the backend.
     """
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
     known = [each if isinstance(each, System) else load_system(each) for each in systems]

@@ -10,7 +10,7 @@ PackerError                             exit code 1 unless said otherwise
 │   ├── ModelError                     a saved model or profile is damaged or doesn't match
 │   ├── MissingDependencyError (ImportError)  an optional package is absent; the message has the install line
 │   ├── PluginError                    a strategy of another package can't be loaded, or breaks a rule
-│   └── OutputError (OSError)          a result can't be written where asked
+│   └── OutputError (OSError)          a result can't be written there
 ├── LiveError                          a real server is away, failed, hung or refused; exit code 3
 └── VerificationError                  a solver returned a plan that breaks its own rules (our fault)
 """
@@ -92,7 +92,7 @@ class IncompatibleError(InputError):
 
 
 class OutputError(InputError, OSError):
-    """A result can't be written where asked."""
+    """A result can't be written where it should be."""
 
 
 class ModelError(InputError):

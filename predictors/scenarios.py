@@ -1,4 +1,4 @@
-"""Which servers a dataset asks about: the paper's grid, and what it leaves out.
+"""Which servers a dataset holds: the paper's grid, and what it leaves out.
 
 Every scenario is a function of (seed, index) and the profile alone, so that any part of a dataset can be
 built anywhere, in any order, again and again.

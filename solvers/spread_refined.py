@@ -112,7 +112,7 @@ class _Search:
     def _improve(self, state: _State) -> _State | None:
         """The best neighbour that is better, among moves from the worst GPU and swaps with it.
 
-        Where even loads are not what the objective wants, also among those from the best one.
+        Where even loads are not what the objective minimises, also among those from the best one.
         """
         order = sorted(range(len(state.bins)), key=lambda k: self._badness(state, k))
         pairs = [(order[-1], target) for target in order[:-1][:_TARGETS]]

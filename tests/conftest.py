@@ -1,4 +1,4 @@
-"""Fixtures for everybody: where the tree stands and what its modules are."""
+"""Fixtures for all tests: where the tree stands and what its modules are."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_page_runs(
 
 
 def test_marks_are_understood() -> None:
-    """A mark above a block that nobody reads would silently run, or not run, the block."""
+    """A mark above a block that no test reads would silently run, or not run, the block."""
     for path in (ROOT / "docs").rglob("*.md"):
         for mark in re.findall(r"<!-- (not run.*?|exit.*?|file.*?) -->", path.read_text("utf-8")):
             assert re.fullmatch(r"not run: .+|exit \d+|file: [\w.-]+", mark), f"{path.name}: {mark}"

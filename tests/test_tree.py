@@ -34,7 +34,7 @@ def test_every_drawn_path_exists_and_is_explained(root: Path) -> None:
 
 
 def test_every_package_is_drawn(root: Path, folders: dict[str, str]) -> None:
-    """A folder with code that the drawing lacks would be found by nobody."""
+    """A folder with code that the drawing lacks would not be found."""
     known = set(drawn(root))
     packages = {
         str(init.parent.relative_to(root))

@@ -132,7 +132,7 @@ def _fit(lag_s: FloatArray, covariance: FloatArray) -> Bursts | None:
         return None
     cv = min(float(f"{np.sqrt(variance):.4g}"), 100.0)
     target = _score_correlation(np.maximum(covariance, 0.0), cv)
-    # The last row asks for weights that sum to 1.
+    # The last row makes the weights sum to 1.
     rows = np.vstack([decay, np.full(len(scales), 100.0)])
     weights, _ = nnls(rows, np.append(target, 100.0))
     weights[weights < MIN_WEIGHT * weights.sum()] = 0.0

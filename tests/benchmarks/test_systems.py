@@ -33,7 +33,7 @@ def results(root: Path) -> dict[str, Any]:
 
 
 def test_document_is_written_from_the_results(bench: ModuleType, results: dict[str, Any], root: Path) -> None:
-    """Nobody edits a figure by hand."""
+    """No figure is edited by hand."""
     assert (root / "docs" / "systems.md").read_text("utf-8") == bench.document(results)
     assert set(results) == set(bench.PAPERS)
 
@@ -45,7 +45,7 @@ def test_every_preset_has_a_row(results: dict[str, Any]) -> None:
 
 
 def test_rows_are_whole(results: dict[str, Any], bench: ModuleType) -> None:
-    """A row that is judged has a rule; one that is not kept says why; constants say where they come from."""
+    """A row with a result has a rule; one that is not kept says why; constants say where they come from."""
     for name, section in results.items():
         assert section["seeds"] > 1, name
         for row in section["rows"]:

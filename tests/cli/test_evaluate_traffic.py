@@ -60,7 +60,7 @@ def test_traffic_advises(
     advice: str,
     code: int,
 ) -> None:
-    """Traffic as planned is kept, new adapters are reported, and a broken server asks for a new plan."""
+    """Traffic as planned is kept, new adapters are reported, and a broken server needs a new plan."""
     window = 100 if factor == 1 else 10
     log, seen = tmp_path / "log.jsonl", tmp_path / "seen.csv"
     others = [line(START + 10 * n, name) for n in range(30) for name in extra]
@@ -99,7 +99,7 @@ def test_a_log_longer_than_the_window_is_not_diluted(plan_path: str, tmp_path: P
 def test_a_replayed_trace_does_not_hide_the_measured_rates(
     plan: Plan, tmp_path: Path, capsys: Capture
 ) -> None:
-    """A plan made for a replayed trace is judged at the rates that were measured, and that is said."""
+    """A plan made for a replayed trace is evaluated at the rates that were measured, and that is said."""
     n = 40
     requests = RequestTrace(
         np.arange(n) * 2.0, np.arange(n, dtype=np.int64) % 4, np.full(n, 200), np.full(n, 190)
@@ -214,7 +214,7 @@ def test_traffic_goes_on_when_nothing_is_asked(
 
 
 def test_estimates_are_marked(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
-    """A verdict that rests on an estimated profile says so in each form of output; quiet says nothing."""
+    """A result that rests on an estimated profile says so in each form of output; quiet says nothing."""
     log = tmp_path / "log.jsonl"
     log.write_text(traffic(300))
     words = ["evaluate", plan_path, "--log", str(log), "--window", "100"]

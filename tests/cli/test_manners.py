@@ -43,7 +43,7 @@ def test_results_reach_scripts(words: str) -> None:
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_options_are_explained(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The help page of every command prints, and says of which file or number an option wants."""
+    """The help page of every command prints, and says of which file or number an option takes."""
     assert run([*words.split(), "--help"]) == 0
     assert "Usage: packer" in capsys.readouterr().out
 
@@ -60,7 +60,7 @@ def test_options_are_explained(words: str, capsys: pytest.CaptureFixture[str]) -
 def test_quiet_commands_print_nothing_but_json(
     words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --quiet the tables stay away; JSON that was asked for is still printed."""
+    """With --quiet the tables stay away; JSON is still printed."""
     fleet = tmp_path / "fleet.csv"
     fleet.write_text("adapter,rank,rate\na,8,0.1\n", "utf-8")
     assert run([*words.format(fleet=fleet).split(), "--quiet"]) == 0

@@ -1,4 +1,4 @@
-"""How commands speak."""
+"""The output of commands."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_metrics_are_those_of_the_library(fleet: str, capsys: pytest.CaptureFixt
 
 
 def test_table_shows_metrics_and_verdict(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has the figures that people ask for, and says whether the server keeps up."""
+    """The table has the usual figures, and says whether the server keeps up."""
     assert run(["simulate", fleet, *SERVER]) == 0
     text = capsys.readouterr().out
     for words in ("throughput, tok/s", "TTFT mean, ms", "TPOT p99, ms", "preemptions", "The server keeps up"):

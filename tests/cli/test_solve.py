@@ -30,7 +30,7 @@ from packer.workload import Workload
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory with a wide page and a judge that takes no time."""
+    """An empty working directory with a wide page and a predictor that takes no time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
 
@@ -54,7 +54,7 @@ def fleet(name: str = "fleet.csv", n: int = 60, rate: float = 0.3) -> str:
 
 
 def packer(*words: str) -> int:
-    """Run the command line with the small profile, without the twin's verdict."""
+    """Run the command line with the small profile, without the twin's verification."""
     server = [] if words[0] == "evaluate" or "--from" in words else ["--profile", "small.toml"]
     quick = ["--no-verify"] if words[0] == "solve" else []
     if words[0] == "solve" and not {"--objective", "--from"} & set(words):
@@ -177,10 +177,10 @@ def test_prices_choose_the_gpu_type(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Interrupting(AnalyticPredictor):
-    """Presses Ctrl-C when first asked."""
+    """Presses Ctrl-C at the first query."""
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge, after SIGINT."""
+        """Evaluate, after SIGINT."""
         if not PRESSED:
             PRESSED.append(True)
             os.kill(os.getpid(), signal.SIGINT)
@@ -205,7 +205,7 @@ def test_ctrl_c_saves_the_best_plan_so_far(
 
 
 def test_a_second_ctrl_c_aborts() -> None:
-    """The first Ctrl-C asks, the second one raises; afterwards Ctrl-C is what it was."""
+    """The first Ctrl-C requests the end, the second one raises; afterwards Ctrl-C is what it was."""
     before = signal.getsignal(signal.SIGINT)
     answers: list[bool] = []
 

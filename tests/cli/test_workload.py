@@ -16,7 +16,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_generate_and_describe(tmp_path: Path, capsys: Capture) -> None:
-    """A generated fleet is what was asked for, and its description counts it right."""
+    """A generated fleet is as its options say, and its description counts it right."""
     path = str(tmp_path / "f.csv")
     assert (
         run(["workload", "generate", "--adapters", "12", "--rates", "0.1,0.2", "--ranks", "8,16", "-o", path])

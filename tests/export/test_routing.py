@@ -178,7 +178,7 @@ def test_envoy_routes_every_name(hostile_plan: Plan) -> None:
 
 
 def test_weights_are_whole_and_complete() -> None:
-    """Rounded weights lose nobody and sum to 10,000."""
+    """Rounded weights lose no server and sum to 10,000."""
     for shares in ([1.0], [0.5, 0.5], [1 / 3] * 3, [0.99999, 0.00001], [1 / 7] * 7):
         parts = envoy.weights(shares)
         assert sum(parts) == 10_000

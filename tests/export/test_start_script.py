@@ -115,7 +115,7 @@ def test_a_signal_stops_every_server(script: Script, name: str, status: int) -> 
 
 
 def test_a_signal_during_the_start_is_not_lost(script: Script) -> None:
-    """A server that is asked to end before it is more than a copy of the shell ends all the same."""
+    """A server that gets a signal to end before it is more than a copy of the shell ends all the same."""
     process = script.start(SERVES)
     until(lambda: len(script.servers()) > 0)
     process.terminate()

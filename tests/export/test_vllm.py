@@ -67,7 +67,7 @@ def test_script_is_words_to_shlex(hostile_plan: Plan) -> None:
 
 
 def test_script_runs_in_a_real_shell(hostile_plan: Plan, tmp_path: Path) -> None:
-    """sh hands vLLM the planned words and runs nothing that a name asks for."""
+    """sh hands vLLM the planned words and runs nothing that a name contains."""
     recorder = tmp_path / "vllm"
     recorder.write_text('#!/bin/sh\nprintf "%s\\0" "$CUDA_VISIBLE_DEVICES" "$@"\n')
     recorder.chmod(recorder.stat().st_mode | stat.S_IXUSR)

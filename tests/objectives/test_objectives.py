@@ -110,11 +110,11 @@ def test_cost_adds_prices_and_needs_them() -> None:
 
 def test_headroom_fails_a_bin_at_its_worst_load() -> None:
     """A bin that holds as it is but not with more load is not admissible; figures stay those as given."""
-    judge = AnalyticPredictor(peak_tok_s=600.0)
-    plain = judge.evaluate(FLEET, BINS)
-    raised = Evaluator(judge, Headroom(factor=2.0)).evaluate(FLEET, BINS)
+    predictor = AnalyticPredictor(peak_tok_s=600.0)
+    plain = predictor.evaluate(FLEET, BINS)
+    raised = Evaluator(predictor, Headroom(factor=2.0)).evaluate(FLEET, BINS)
     assert plain.feasible.all()
-    assert (raised.feasible == judge.evaluate(FLEET.scaled(2.0), BINS).feasible).all()
+    assert (raised.feasible == predictor.evaluate(FLEET.scaled(2.0), BINS).feasible).all()
     assert not raised.feasible.all()
     np.testing.assert_allclose(raised.mean_itl_ms, plain.mean_itl_ms)
 

@@ -35,7 +35,7 @@ def test_one_root_and_familiar_bases() -> None:
 def test_a_command_ends_with_the_exit_code_of_its_error(
     error: errors.PackerError, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that hung is not bad input: what was asked for could not be done."""
+    """A server that hung is not bad input: what was requested could not be done."""
 
     def fails(*_args: object, **_options: object) -> None:
         raise error

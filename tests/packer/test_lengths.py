@@ -32,7 +32,7 @@ def test_samples_have_the_true_mean(kind: str, mean: float, cv: float, seed: int
 @pytest.mark.parametrize("kind", ["gamma", "lognormal"])
 @pytest.mark.parametrize("cv", [0.1, 0.5, 1.1])
 def test_samples_have_the_true_cv(kind: str, cv: float) -> None:
-    """The spread of a large sample is the one asked for."""
+    """The spread of a large sample is the one given."""
     sample = getattr(Lengths, kind)(500.0, cv).sample(np.random.default_rng(0), 400_000)
     assert sample.std() / sample.mean() == pytest.approx(cv, rel=0.03)
 

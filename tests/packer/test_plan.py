@@ -20,7 +20,7 @@ def test_gap(toy_plan: Callable[..., Plan], value: float, bound: float, gap: flo
 
 
 def test_no_gap_without_a_bound_or_a_plan(toy_plan: Callable[..., Plan]) -> None:
-    """Without a bound, or without a plan that serves everything, there is no gap to speak of."""
+    """Without a bound, or without a plan that serves everything, there is no gap."""
     plan = toy_plan(["a", "b"])
     assert replace(plan, lower_bound=None).gap is None
     assert replace(plan, status=Status.INFEASIBLE).gap is None

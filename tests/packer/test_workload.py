@@ -59,7 +59,7 @@ def test_scaling_multiplies_the_load(values: list[float], factor: float) -> None
 
 
 def test_columns_are_read_only() -> None:
-    """Nobody can change a fleet through its arrays."""
+    """A fleet can't be changed through its arrays."""
     for column in (fleet([1.0]).rates, fleet([1.0]).ranks, fleet([1.0]).mean_input_tokens):
         with pytest.raises(ValueError, match="read-only"):
             column[0] = 1

@@ -19,7 +19,7 @@ from packer.testing.analytic import random_fleet
 
 @pytest.fixture(scope="module")
 def slower() -> Profile:
-    """An H100 at half its speed and with half of its KV cache: nobody trained trees for it."""
+    """An H100 at half its speed and with half of its KV cache: no trees were trained for it."""
     known = load_profile("h100-64gb/llama-3.1-8b-instruct")
     terms = {name: 2.0 * value for name, value in known.latency.coefficients.items()}
     memory = replace(

@@ -35,7 +35,7 @@ def _predict(place: Path, predictor: str, *more: str) -> list[str]:
 
 
 def test_predict_speaks_json(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The verdict and its probability come as JSON."""
+    """The result and its probability come as JSON."""
     assert run(_predict(place, str(place / "boosting.packer"), "--json")) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["predictor"] == "boosting"
@@ -77,7 +77,7 @@ def test_a_missing_predictor_file_is_an_input_error(place: Path, capsys: pytest.
 
 
 def test_predict_marks_estimates(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A verdict for an estimated profile says so in each form of output; quiet says nothing."""
+    """A result for an estimated profile says so in each form of output; quiet says nothing."""
     words = _predict(place, str(place / "tree.packer"))
     assert run(words) == 0
     out, err = capsys.readouterr()
@@ -95,7 +95,7 @@ def test_train_is_quiet_when_asked(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Quiet training prints nothing and writes the predictor; JSON that was asked for is printed."""
+    """Quiet training prints nothing and writes the predictor; JSON is printed."""
     monkeypatch.setattr("packer.predictors.train.train", lambda *_args, **_options: models["tree"])
     words = [
         "predictor",

@@ -108,7 +108,7 @@ def test_two_builds_into_one_file(small: Profile, tmp_path: Path) -> None:
 
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
-    """Nothing goes on simulating for nobody: after kill −9 of the build its workers are gone in seconds."""
+    """No worker outlives the build: after kill −9 of the build its workers are gone in seconds."""
     code = (
         "from packer.predictors.build import build_dataset\n"
         "from packer.testing.analytic import small_profile\n"

@@ -89,7 +89,7 @@ def test_packed_models_agree_with_their_libraries(data: Dataset) -> None:
 
 
 def test_another_profile_is_refused(models: dict[str, Model], small: Profile, tmp_path: Path) -> None:
-    """A predictor judges the profile that it was trained for, in the state that it had then."""
+    """A predictor evaluates the profile that it was trained for, in the state that it had then."""
     path = tmp_path / "m.packer"
     write_model(models["tree"], path)
     with pytest.raises(ModelError, match="trained for the profile"):
@@ -186,7 +186,7 @@ def test_starvation_never_becomes_unlikelier_with_the_rate(models: dict[str, Mod
 
 
 def test_influences_name_what_mattered(models: dict[str, Model], small: Profile) -> None:
-    """On an overloaded server the strongest feature changes the verdict a lot; every feature is listed."""
+    """On an overloaded server the strongest feature changes the result a lot; every feature is listed."""
     predictor = LearnedPredictor(models["boosting"], small)
     features = predictor.features(_fleet(2.0), [Bin(tuple(range(24)), Slots(24, 16), small)])[0]
     rows = influences(predictor, features, 1e5)
@@ -215,7 +215,7 @@ def test_auto_leaves_only_uncertain_bins_to_the_twin(models: dict[str, Model], s
 def test_what_was_never_learned_is_known_and_goes_to_the_twin(
     models: dict[str, Model], small: Profile
 ) -> None:
-    """No row of the dataset is outside its range; a server with far longer prompts is, and `auto` asks the twin."""
+    """No row of the dataset is outside its range; a server with far longer prompts is, and `auto` takes the twin."""
     learned = LearnedPredictor(models["boosting"], small)
     low, high = np.array(learned.model.header["ranges"])
     assert not learned.outside(np.stack([low, high])).any()
@@ -224,9 +224,9 @@ def test_what_was_never_learned_is_known_and_goes_to_the_twin(
     beyond = learned.outside(learned.features(strange, server))[0]
     assert beyond[COLUMN["input_mean"]]
     assert learned.evaluate_checked(strange, server)[1].tolist() == [True]
-    judge = AutoPredictor(learned, TwinPredictor(), low=0.5, high=0.5)
-    judge.evaluate(strange, server)
-    assert judge.left_to_twin == 1
+    predictor = AutoPredictor(learned, TwinPredictor(), low=0.5, high=0.5)
+    predictor.evaluate(strange, server)
+    assert predictor.left_to_twin == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Verdicts with as little simulation as they need."""
+"""Results with as little simulation as they need."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ class Browser:
         self.command("goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params=emulated)
         self.command("url", url=path.as_uri())
 
-    def complaints(self) -> list[str]:
-        """What the page wrote to the console since it was last asked."""
+    def messages(self) -> list[str]:
+        """What the page wrote to the console since the last call."""
         return [entry["message"] for entry in self.command("se/log", type="browser")]
 
     def close(self) -> None:

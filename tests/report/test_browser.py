@@ -1,4 +1,4 @@
-"""Pages in a real browser: no complaint on the console, no request, themes, and the search box."""
+"""Pages in a real browser: no message on the console, no request, themes, and the search box."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def as_rgb(color: str) -> tuple[int, ...]:
 def test_report_in_each_theme(browser: Any, page: Path, scheme: str, media: str, ground: Any) -> None:
     """The page follows the theme, prints on white, loads nothing and leaves the console empty."""
     browser.open(page, scheme=scheme, media=media)
-    assert browser.complaints() == []
+    assert browser.messages() == []
     assert background(browser) == as_rgb(ground.ground)
     assert browser.script("return performance.getEntriesByType('resource').length") == 0
     assert browser.script("return document.querySelectorAll('script').length") == 1
@@ -83,17 +83,17 @@ def test_search_finds_an_adapter(browser: Any, page: Path) -> None:
         ".map(row => row.cells[0].textContent)"
     )
     assert shown == ["needle"]
-    assert browser.complaints() == []
+    assert browser.messages() == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_figure_page_draws_itself(browser: Any, tmp_path: Path, scheme: str) -> None:
-    """A picture's page draws its curves without network or complaint, on the ground of the theme."""
+    """A picture's page draws its curves without network or messages, on the ground of the theme."""
     path = tmp_path / "figure.html"
     panel = Panel([Line([1, 2], [3, 4], "<b>x</b>")], x_label="adapters", marks=(Mark(1.5, "Max_pack"),))
     write_figure(Figure([panel], title="T"), path)
     browser.open(path, scheme=scheme)
-    assert browser.complaints() == []
+    assert browser.messages() == []
     assert browser.script("return document.querySelectorAll('#figure figure > svg path.line.c0').length") == 1
     assert browser.script("return document.documentElement.scrollWidth <= window.innerWidth")
     assert background(browser) == as_rgb((DARK if scheme == "dark" else LIGHT).ground)

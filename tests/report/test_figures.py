@@ -64,7 +64,7 @@ def test_writes_each_suffix(tmp_path: Path, suffix: str) -> None:
 
 
 def test_unknown_suffix_is_refused(tmp_path: Path) -> None:
-    """A suffix that nobody can draw is an error before anything is written."""
+    """A suffix that can't be drawn is an error before anything is written."""
     with pytest.raises(ValidationError, match=r"\.html, \.png, \.svg"):
         write_figure(every_kind(), tmp_path / "figure.pdf")
     assert not list(tmp_path.iterdir())
@@ -122,7 +122,7 @@ def test_values_are_tooltips_and_gaps_are_left_out() -> None:
 
 @pytest.mark.parametrize("suffix", [".html", ".svg"])
 def test_bars_that_failed_look_different(suffix: str) -> None:
-    """What failed is an outline, so that nobody reads it as a result."""
+    """What failed is an outline, so that it is not read as a result."""
     fine = Figure([Panel([Bars(["a", "b"], [1, 2])])])
     failed = Figure([Panel([Bars(["a", "b"], [1, 2], failed=[False, True])])])
     assert render_figure(fine, suffix) != render_figure(failed, suffix)

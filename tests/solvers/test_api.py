@@ -28,7 +28,7 @@ FLEET = random_fleet(60, seed=4, rates=(0.4, 0.2))
 
 
 def plan_of(workload: Workload = FLEET, **changes: Any) -> Plan:
-    """A plan by the analytic predictor, without margin and verification unless asked for."""
+    """A plan by the analytic predictor, without margin and verification by default."""
     settings: dict[str, Any] = {"predictor": AnalyticPredictor(), "verify": False, "margin": 0.0, **changes}
     return solve(workload, settings.pop("profile", PROFILE), **settings)
 
@@ -162,7 +162,7 @@ def test_stopping_gives_a_whole_plan() -> None:
 
 
 def test_the_twin_confirms_with_fresh_seeds(toy_profile: Profile) -> None:
-    """`verified` is the twin's verdict on the finished plan."""
+    """`verified` is the twin's result for the finished plan."""
     workload = Workload([Adapter(f"a{i}", 8, 0.05) for i in range(6)])
     assert solve(workload, toy_profile, margin=0.1).verified is True
     blind = plan_of(Workload([Adapter("a", 8, 900.0)]), predictor=AnalyticPredictor(1e9), verify=True)
@@ -174,21 +174,21 @@ def test_a_plan_that_the_twin_refutes_is_planned_again(
     toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the margin left to packer, it is raised until the twin confirms; a margin given is kept."""
-    verdicts: list[int] = []
+    results: list[int] = []
 
     def twin(workload: Workload, bins: Any, *, seed: int, objective: Objective) -> dict[int, str]:
-        verdicts.append(len(bins))
-        return {} if len(verdicts) > 2 else {0: "GPU 0 starves"}
+        results.append(len(bins))
+        return {} if len(results) > 2 else {0: "GPU 0 starves"}
 
     monkeypatch.setattr("packer.solvers.api.twin_failures", twin)
     plan = solve(FLEET, PROFILE, predictor=AnalyticPredictor())
     assert plan.verified is True
     assert plan.details["margin_at_first"] == UNCALIBRATED_MARGIN
     assert plan.margin == pytest.approx(UNCALIBRATED_MARGIN + 0.06)
-    assert len(verdicts) == 3
-    verdicts.clear()
+    assert len(results) == 3
+    results.clear()
     assert plan_of(verify=True, margin=0.1).verified is False
-    assert len(verdicts) == 1
+    assert len(results) == 1
 
 
 @dataclass

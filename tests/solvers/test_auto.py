@@ -109,7 +109,7 @@ def test_what_the_refinements_cannot_take_is_left_to_greedy() -> None:
 
 
 def test_latency_keeps_the_number_of_gpus() -> None:
-    """On a fixed number of GPUs every one of them is used and nobody is left out."""
+    """On a fixed number of GPUs every one of them is used and no adapter is left out."""
     fleet = random_fleet(30, seed=5)
     task = problem(fleet, objective=Latency(), max_gpus=5, time_limit_s=3.0)
     found = Auto().solve(task)

@@ -48,7 +48,7 @@ def test_the_backbone_has_no_cost_of_adapters(toy_profile: Profile) -> None:
 
 
 def test_the_load_bound_is_below_any_plan() -> None:
-    """No plan found needs fewer GPUs than the bound by load, for a judge no more hopeful than the twin."""
+    """No plan found needs fewer GPUs than the bound by load, for a predictor no more optimistic than the twin."""
     workload = random_fleet(300, seed=8, rates=(0.8,))
     bound = load_bound(workload, small_profile(), 0.0)
     assert 1 < bound <= len(Greedy().solve(problem(workload)).bins)

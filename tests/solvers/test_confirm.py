@@ -57,7 +57,7 @@ def test_a_refused_bin_gives_adapters_to_those_with_room() -> None:
     assert admits(task, Solution(found))
     assert len(found) == len(bins)
     assert set(found[0].adapters) < set(sets[0])
-    assert mended(task, [bins[0]], [0]) is None  # nobody takes what it gives away
+    assert mended(task, [bins[0]], [0]) is None  # no other takes what it gives away
 
 
 def test_the_bound_is_that_of_the_rates_as_given() -> None:

@@ -80,7 +80,7 @@ def test_replicas_raise_the_smallest_tolerance() -> None:
 
 
 def test_traffic_splits_evenly_over_replicas() -> None:
-    """Shares of a replicated adapter are equal and sum to 1, as the checker wants."""
+    """Shares of a replicated adapter are equal and sum to 1, as the checker requires."""
     from dataclasses import replace
 
     posed = replace(problem(random_fleet(20, seed=1), max_gpus=4), max_replicas=4)

@@ -26,7 +26,7 @@ class Counting(MonotonePredictor):
     asked = 0
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge and count."""
+        """Evaluate and count."""
         type(self).asked += len(bins)
         return super().evaluate(workload, bins)
 
@@ -35,7 +35,7 @@ class Contrary(MonotonePredictor):
     """Refuses even numbers of adapters: not monotone at all."""
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge by parity."""
+        """Evaluate by parity."""
         found = super().evaluate(workload, bins)
         odd = np.array([len(each.adapters) % 2 == 1 for each in bins])
         return replace(found, starved=~odd, memory_error=np.zeros(len(bins), dtype=bool))
@@ -99,7 +99,7 @@ def test_the_monotone_predictor_never_violates_dominance() -> None:
 
 
 def test_out_of_time_ends_a_search() -> None:
-    """The clock is asked before the predictor is."""
+    """The clock is read before the predictor is called."""
     fleet = random_fleet(16, seed=3)
     feasibility = Feasibility(problem(fleet, stop=lambda: True), aggregate(fleet))
     with pytest.raises(OutOfTime):

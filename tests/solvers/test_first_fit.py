@@ -24,16 +24,16 @@ SMALL, BIG = small_profile("small/model", 1.0), small_profile("big/model", 4.0)
 
 
 class ByType:
-    """The analytic judge with another peak for each GPU type."""
+    """The analytic predictor with another peak for each GPU type."""
 
     name = "by-type"
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; one row per bin, in order."""
+        """Evaluate each bin; one row per bin, in order."""
         rows = []
         for bin_ in bins:
-            judge = AnalyticPredictor(4000.0 if bin_.profile.name == BIG.name else 1500.0)
-            rows.append(judge.evaluate(workload, [bin_])[0])
+            predictor = AnalyticPredictor(4000.0 if bin_.profile.name == BIG.name else 1500.0)
+            rows.append(predictor.evaluate(workload, [bin_])[0])
         return Evaluations.of(rows)
 
 
@@ -41,7 +41,7 @@ class Fussy(AnalyticPredictor):
     """Refuses an adapter's share of a third, though it takes larger ones."""
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Judge each bin; one row per bin, in order."""
+        """Evaluate each bin; one row per bin, in order."""
         found = super().evaluate(workload, bins)
         third = [any(abs(share - 1 / 3) < 1e-9 for share in bin_.shares) for bin_ in bins]
         return replace(found, starved=found.starved | np.array(third))
@@ -102,7 +102,7 @@ def hot(max_replicas: int) -> Problem:
 
 @pytest.mark.parametrize("allowed", [4, 6])
 def test_a_share_that_is_refused_is_made_smaller(allowed: int) -> None:
-    """If the judge refuses the shares that should do, more of them are tried, as many as are allowed."""
+    """If the predictor refuses the shares that should do, more of them are tried, as many as are allowed."""
     found = packed(hot(allowed))
     assert found.left == []
     assert [b.shares[b.adapters.index(0)] for b in found.bins if b.shares] == [0.25] * 4

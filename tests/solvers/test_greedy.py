@@ -99,10 +99,10 @@ class Told:
 def test_it_goes_on_where_the_last_test_of_the_paper_fails() -> None:
     """Of 20 adapters the paper puts 16 on a GPU and gives up; the last 4 get a fresh one, which beats five GPUs."""
     workload = random_fleet(20, seed=0, rates=(0.1,), ranks=(8,))
-    judge = Told(lambda held: len(held) in (8, 16) or len(held) <= 4)
-    paper = GreedyPaper().solve(problem(workload, predictor=judge))
+    predictor = Told(lambda held: len(held) in (8, 16) or len(held) <= 4)
+    paper = GreedyPaper().solve(problem(workload, predictor=predictor))
     assert len(paper.unplaced) == 4
-    posed = problem(workload, predictor=judge)
+    posed = problem(workload, predictor=predictor)
     found = Greedy().solve(posed)
     check(posed, found)
     assert [len(b.adapters) for b in found.bins] == [16, 4]
@@ -112,8 +112,10 @@ def test_it_goes_on_where_the_last_test_of_the_paper_fails() -> None:
 def test_slots_never_exceed_adapters() -> None:
     """Where the plan of the paper wins, slots that no adapter can take are taken away."""
     workload = Workload([Adapter(f"a{i}", 8, 0.1 - 1e-6 * i) for i in range(36)])
-    judge = Told(lambda held: len(held) in (8, 16) or len(held) <= 4 or (len(held) == 20 and 0 not in held))
-    posed = problem(workload, predictor=judge)
+    predictor = Told(
+        lambda held: len(held) in (8, 16) or len(held) <= 4 or (len(held) == 20 and 0 not in held)
+    )
+    posed = problem(workload, predictor=predictor)
     paper = GreedyPaper().solve(posed)
     assert [(len(b.adapters), b.max_loras) for b in paper.bins] == [(16, 16), (20, 32)]
     found = Greedy().solve(posed)
@@ -204,7 +206,7 @@ def test_thousands_of_adapters_take_few_evaluations() -> None:
 @given(st.integers(0, 200), st.integers(1, 200), st.integers(1, 200), st.integers(1, 20))
 @settings(max_examples=200, deadline=None)
 def test_search_finds_the_largest(true_size: int, guess: int, limit: int, step: int) -> None:
-    """Whatever the guess, the search ends at the largest feasible size, having asked about the next one."""
+    """Whatever the guess, the search ends at the largest feasible size, having evaluated the next one."""
     asked: list[tuple[int, bool]] = []
 
     def feasible(n: int, thorough: bool) -> Bin | None:

@@ -158,7 +158,7 @@ def test_solvers_that_count_gpus_refuse_what_minimises_something_else(solver: st
 
 
 def test_an_objective_that_does_not_inherit_is_refused(tmp_path: Path) -> None:
-    """An object with the right methods alone would leave solvers to guess: the message says what to inherit from."""
+    """An object with the right methods alone is refused; the message says what to inherit from."""
     with pytest.raises(IncompatibleError, match=r"packer\.objectives\.base\.Objective"):
         solve(read_workload(fleet(tmp_path)), small_profile(), object())  # type: ignore[arg-type]
 
@@ -166,8 +166,8 @@ def test_an_objective_that_does_not_inherit_is_refused(tmp_path: Path) -> None:
 def test_compare_takes_all_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`packer compare` puts the plug-in beside the built-ins."""
     names = ["--solvers", "greedy,next-fit", "--objectives", "gpus,quiet:itl_ms=35"]
-    judge = ["--predictors", "rule-of-thumb", "--margin", "0"]
-    code = run(["compare", str(fleet(tmp_path)), *names, *judge, "--json", "-q"])
+    chosen = ["--predictors", "rule-of-thumb", "--margin", "0"]
+    code = run(["compare", str(fleet(tmp_path)), *names, *chosen, "--json", "-q"])
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert code == 0
     assert [(row["solver"], row["objective"]) for row in rows] == [
@@ -180,7 +180,7 @@ def test_compare_takes_all_three(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_two_packages_with_the_same_name_are_refused(plugin: Path) -> None:
-    """If another package registers the same name for something else, nobody wins silently."""
+    """If another package registers the same name for something else, none is chosen silently."""
     other = plugin / "rival-1.0.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 1.0\n")

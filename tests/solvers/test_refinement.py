@@ -188,7 +188,7 @@ def test_an_unchanged_fleet_moves_nothing() -> None:
 
 
 def test_newcomers_move_nobody_while_there_is_room() -> None:
-    """New adapters go where there is room; gone ones leave; nobody else moves."""
+    """New adapters go where there is room; gone ones leave; no other adapter moves."""
     workload = random_fleet(90, seed=4, rates=(0.3, 0.2))
     old = plan_of(workload)
     newer = Workload([*workload.adapters[6:], *(Adapter(f"new{i}", 8, 0.2) for i in range(3))])

@@ -79,7 +79,7 @@ def test_large_fleets_are_not_enumerated() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_adapters_go_home_where_they_are_taken(seed: int) -> None:
-    """From a plan made anew, no adapter that could go back alone stays away; nobody is lost, every bin holds."""
+    """From a plan made anew, no adapter that could go back alone stays away; none is lost, every bin holds."""
     task = grown(seed, n=30)
     fresh = Greedy().solve(task).bins
     found = homeward(task, fresh)

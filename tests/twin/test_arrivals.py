@@ -100,7 +100,7 @@ def test_piecewise_rates_repeat() -> None:
 
 @pytest.mark.parametrize(("cv", "seed"), [(0.5, 1), (2.0, 2)])
 def test_lognormal_gaps_have_their_law(cv: float, seed: int) -> None:
-    """The gaps' logarithms are normal with the spread that the cv asks for."""
+    """The gaps' logarithms are normal with the spread of the cv."""
     fleet = Workload([Adapter("a", 8, 10.0)], arrivals=Arrivals("lognormal", cv=cv))
     gaps = np.diff(draw_requests(fleet, 1000.0, seed).time_s)
     sigma = np.sqrt(np.log1p(cv**2))
@@ -134,7 +134,7 @@ def test_more_marks_do_not_change_the_first() -> None:
 
 
 def test_lengths_have_the_true_mean_spread_and_correlation() -> None:
-    """Drawn lengths keep mean and cv, rounding and the floor of one token aside, and correlate as asked."""
+    """Drawn lengths keep mean and cv, rounding and the floor of one token aside, and correlate as given."""
     fleet = Workload(FLEET.adapters, FLEET.input_tokens, FLEET.output_tokens, length_correlation=-0.4)
     marks = draw_marks(fleet, None, 400_000, 2)
     for tokens, mean, cv in ((marks.input_tokens, 223.0, 1.1), (marks.output_tokens, 195.0, 1.0)):

@@ -222,7 +222,7 @@ def test_more_slots_never_lose_requests(make_profile: MakeProfile, seed: int) ->
 
 
 def test_light_server_completes_its_offered_load(make_profile: MakeProfile) -> None:
-    """Where nothing queues, throughput is the offered load and nobody starves."""
+    """Where nothing queues, throughput is the offered load and nothing starves."""
     sim = simulate(_fleet(4, 0.5), make_profile(), max_loras=4, duration_s=2000.0)
     assert sim.total_token_throughput == pytest.approx(sim.offered_tok_s, rel=0.05)
     assert not sim.starved
@@ -284,7 +284,7 @@ def test_memory_error_serves_nothing(make_profile: MakeProfile) -> None:
 
 
 def test_empty_hour(make_profile: MakeProfile) -> None:
-    """When nobody comes nothing is served, nothing fails and the timeline is flat."""
+    """Without requests nothing is served, nothing fails and the timeline is flat."""
     sim = simulate(_fleet(1, 1e-9), make_profile(), max_loras=1, duration_s=60.0)
     assert (sim.status, sim.sent, sim.engine_steps, sim.busy_share) == ("ok", 0, 0, 0.0)
     assert sim.timeline["running"].sum() == 0.0

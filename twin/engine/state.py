@@ -145,7 +145,7 @@ class ServerState(NamedTuple):
     (HISTOGRAM_BINS,) of gaps between tokens; timeline float64 (bins, 8); vector float64 (terms,): what the
     terms of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`; sets int64
     (4, `set_places(SLOTS)`), or (4, 1) where no adapter is ever evicted; series int64 (2^k,): hash set of the time
-    series of /metrics, (1,) where nobody reads them.
+    series of /metrics, (1,) where they are not read.
     """
 
     ints: IntArray

@@ -27,8 +27,8 @@ from packer.workload import Workload
 DRAIN_S = 120.0
 MIXED_S = 20.0
 BURST_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-GUESS_TOK_S_PER_SEQ = 8.0
-"""First guess of a loaded server's output per place in the batch; sets how hard the mixed loads push."""
+FIRST_TOK_S_PER_SEQ = 8.0
+"""First estimate of a loaded server's output per place in the batch; sets how hard the mixed loads push."""
 BURST_PAUSE_S = 1.0
 PREFILL_PAUSE_S = 0.4
 SERVERS: tuple[Settings, ...] = (Slots(8, 16), Slots(32, 8), Slots(8, 64), Slots(16, 32))
@@ -122,7 +122,7 @@ def _mixes(launch: Launch, adapters: Sequence[Adapter], seed: int) -> list[Task]
     mean_in, mean_out = min(200.0, room / 5), min(150.0, room / 7)
     inputs = Lengths.gamma(mean_in, 0.8, high=room * 3 // 5)
     outputs = Lengths.gamma(mean_out, 0.8, high=room * 2 // 5)
-    full = GUESS_TOK_S_PER_SEQ * launch.engine.max_num_seqs / mean_out
+    full = FIRST_TOK_S_PER_SEQ * launch.engine.max_num_seqs / mean_out
     tasks = []
     for i, (name, share) in enumerate((("light", 0.5), ("busy", 1.5), ("starved", 5.0))):
         fleet = [Adapter(a.name, a.rank, share * full / len(adapters)) for a in adapters]

@@ -69,7 +69,7 @@ class Launch:
     server_cores, client_cores
         CPU cores to pin to; empty means any. With several servers at once each takes its share of the first.
     api_cores
-        Cores of the process that speaks HTTP, if other than `server_cores`: on a GPU it never takes time from
+        Cores of the process that serves HTTP, if other than `server_cores`: on a GPU it never takes time from
         the model.
     token_ids
         Prompts are random token ids in [low, high[.

@@ -39,7 +39,7 @@ class LoadResult:
     Parameters
     ----------
     scheduled_s, adapter, input_tokens, output_tokens
-        (n,) as asked for; seconds from the start of the run.
+        (n,) as scheduled; seconds from the start of the run.
     sent_s, first_s, finish_s
         float64 (n,), seconds from the start; NaN where it did not happen.
     received_tokens

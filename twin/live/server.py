@@ -76,7 +76,7 @@ def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]
         "--dtype": engine.dtype,
         "--tensor-parallel-size": engine.tensor_parallel_size,
     }
-    # vLLM wants max_cpu_loras >= max_loras, and by default gives as many as there are slots.
+    # vLLM requires max_cpu_loras >= max_loras, and by default gives as many as there are slots.
     host_adapters = engine.max_cpu_loras if engine.max_cpu_loras is not None else len(options.adapters)
     flags["--max-cpu-loras"] = max(host_adapters, options.settings.max_loras)
     if options.kv_cache_bytes is not None:
@@ -181,7 +181,7 @@ class Server:
         return Failure("timeout", f"the server was not healthy within {limit}", self._tail())
 
     def _pin_front(self) -> None:
-        """Move the process that speaks HTTP to its own cores; the engine stays where it is."""
+        """Move the process that serves HTTP to its own cores; the engine stays where it is."""
         if not self.launch.api_cores or self._guard is None:
             return
         guard = self._guard.pid

@@ -75,7 +75,7 @@ def mutated(data: bytes, changes: list[tuple[float, int, bytes]]) -> bytes:
     return data
 
 
-def complaint(reader: Callable[[Path], object], path: Path) -> str:
+def message_of(reader: Callable[[Path], object], path: Path) -> str:
     """The message of the only kind of error that may come, or nothing."""
     try:
         reader(path)
@@ -93,7 +93,7 @@ def test_damaged_files(
     """A good file with damage here and there is read or refused, never a crash."""
     path = tmp_path / name
     path.write_bytes(mutated(seed, changes))
-    assert len(complaint(reader, path)) < 3000
+    assert len(message_of(reader, path)) < 3000
 
 
 @pytest.mark.parametrize("reader", [read_workload, read_trace])
@@ -106,7 +106,7 @@ def test_damaged_parquet(reader: Callable[[Path], object], tmp_path: Path, chang
         columns = {"adapter": ["a"], "rank": [8], "rate": [0.5]}
     path = tmp_path / "f.parquet"
     path.write_bytes(b"PAR1" + mutated(parquet(**columns)[4:-4], changes) + b"PAR1")
-    assert len(complaint(reader, path)) < 3000
+    assert len(message_of(reader, path)) < 3000
 
 
 @FUZZ
@@ -115,7 +115,7 @@ def test_damaged_profiles(tmp_path: Path, toy_profile: Profile, changes: list[An
     """The same for profile files."""
     path = tmp_path / "p.toml"
     path.write_bytes(mutated(format_profile(toy_profile).encode(), changes))
-    message = complaint(load_profile, path)
+    message = message_of(load_profile, path)
     assert not message or message.startswith(str(path))
 
 
@@ -141,4 +141,4 @@ def test_any_json_value(tmp_path: Path, data: Any, ending: str) -> None:
     """Any JSON value at all in place of a workload is read or refused."""
     path = tmp_path / f"f.{ending}"
     path.write_text(json.dumps(data))
-    assert len(complaint(read_workload, path)) < 3000
+    assert len(message_of(read_workload, path)) < 3000

@@ -35,7 +35,7 @@ def test_a_good_file_comes_back() -> None:
 def test_a_decoder_that_dies_is_an_input_error(
     monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:
-    """Whether the decoder aborts, complains, panics or hangs, the user gets one message and we live on."""
+    """Whether the decoder aborts, fails, panics or hangs, the user gets one message and we live on."""
     monkeypatch.setattr(parquet, "_DECODE", code)
     monkeypatch.setattr(parquet, "TIME_LIMIT_S", 2.0)
     with pytest.raises(FileFormatError, match=message):

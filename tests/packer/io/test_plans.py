@@ -54,7 +54,7 @@ def same(one: Evaluations, other: Evaluations) -> bool:
 
 
 def test_a_plan_comes_back_as_it_was(plan: Plan, tmp_path: Path) -> None:
-    """Everything needed to judge, export or replan survives the file, NaN included."""
+    """Everything needed to evaluate, export or replan survives the file, NaN included."""
     write_plan(plan, tmp_path / "plan.json")
     back = read_plan(tmp_path / "plan.json")
     for item in fields(Plan):
@@ -223,7 +223,7 @@ def test_a_placement_that_no_solver_makes_is_refused(
 
 
 def test_a_key_twice_is_refused(plan: Plan, tmp_path: Path) -> None:
-    """Which of two values counts is nobody's guess."""
+    """A key with two values is refused."""
     text = json.dumps(plan_to_dict(plan))
     path = tmp_path / "plan.json"
     path.write_text(text.replace('"n_gpus": 2', '"n_gpus": 1, "n_gpus": 2'))

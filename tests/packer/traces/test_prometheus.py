@@ -108,7 +108,7 @@ def test_bad_answers_are_refused(changes: dict[str, Any], message: str) -> None:
 
 
 def test_bad_addresses_are_refused() -> None:
-    """Only HTTP addresses are asked, and an absent server is an error of its own."""
+    """Only HTTP addresses are queried, and an absent server is an error of its own."""
     for url in (
         "file:///etc/passwd",
         "prometheus:9090",
@@ -181,7 +181,7 @@ def test_saved_answers_are_read_again(tmp_path: Path) -> None:
 
 
 def test_queries_name_the_window() -> None:
-    """A counter's increase is asked over one window, summed over everything but the adapter."""
+    """A counter's increase is queried over one window, summed over everything but the adapter."""
     asked = queries(SOURCES["envoy-ai-gateway"], 3600.0)["requests"]
     assert asked == (
         "sum by (gen_ai_request_model) "

@@ -1,4 +1,4 @@
-"""A cache policy: adapters that were asked for lately stay on the GPU of every server that may serve them."""
+"""A cache policy: adapters that were requested lately stay on the GPU of every server that may serve them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Recent:
 
     def tick(self, now_s: float, view: ClusterView) -> Iterable[Move]:
         """What to keep from now on, and what no longer."""
-        asked = view.requests_since(now_s - self.period_s, now_s)
-        for adapter, count in enumerate(asked):
+        requests = view.requests_since(now_s - self.period_s, now_s)
+        for adapter, count in enumerate(requests):
             if (count >= self.requests) != (adapter in self._kept):
                 self._kept ^= {adapter}
                 for server in view.candidates(adapter).tolist():

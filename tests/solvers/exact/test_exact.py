@@ -32,7 +32,7 @@ from packer.workload import Workload
 
 
 def brute_force(task: Problem) -> int:
-    """Fewest bins, by dynamic programming over all sets of adapters, each set judged on its own."""
+    """Fewest bins, by dynamic programming over all sets of adapters, each set evaluated on its own."""
     n = len(task.workload)
     sets = [tuple(i for i in range(n) if mask >> i & 1) for mask in range(1, 1 << n)]
     feasible = [mask for mask, each in enumerate(real_bins(task, sets), start=1) if each is not None]
@@ -100,7 +100,7 @@ def test_a_worse_start_is_improved_to_the_bound() -> None:
 
 
 def test_bucketed_rates_keep_plan_and_bound_honest() -> None:
-    """With more distinct rates than classes the real bins are still judged, and the bound still holds."""
+    """With more distinct rates than classes the real bins are still evaluated, and the bound still holds."""
     rng = np.random.default_rng(2)
     fleet = Workload([Adapter(f"a{i}", 8, float(rate)) for i, rate in enumerate(rng.uniform(0.05, 1.0, 90))])
     task = problem(fleet, time_limit_s=3.0)
@@ -172,7 +172,7 @@ def test_rounded_certificates_promise_only_what_they_may() -> None:
 
 
 def test_stopping_returns_a_complete_plan() -> None:
-    """Asked to stop in the middle of the search, the solver returns the plan at hand, whole."""
+    """Stopped in the middle of the search, the solver returns the plan at hand, whole."""
     fleet = random_fleet(60, seed=1)
     asked, most = 0, 10**9
 
@@ -210,10 +210,10 @@ def test_rates_of_other_hours_are_never_taken_for_equal(seed: int, tmp_path: Pat
     path.write_text(
         "\n".join(["adapter,h1,h2", *(f"a{i},{one},{two}" for i, (one, two) in enumerate(hours))])
     )
-    goal, judge = Headroom(1.0, str(path)), MonotonePredictor(capacity_tok_s=6500.0)
-    task = problem(fleet, objective=goal, predictor=judge)
+    goal, predictor = Headroom(1.0, str(path)), MonotonePredictor(capacity_tok_s=6500.0)
+    task = problem(fleet, objective=goal, predictor=predictor)
     assert "tell them apart" in (Exact().supports(task) or "")
-    plan = solve(fleet, small_profile(), goal, solver="auto", predictor=judge, margin=0.0, verify=False)
+    plan = solve(fleet, small_profile(), goal, solver="auto", predictor=predictor, margin=0.0, verify=False)
     fewest = brute_force(task)
     assert plan.n_gpus >= fewest
     assert plan.status is not Status.OPTIMAL or plan.n_gpus == fewest

@@ -6,13 +6,13 @@ import itertools
 
 import numpy as np
 import pytest
+from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.solvers.classes import aggregate
 from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.feasibility import Feasibility
 from packer.workload import Workload
-from tests.oracles.monotone import MonotonePredictor, problem
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -40,7 +40,7 @@ def test_the_best_bin_equals_enumeration(seed: int, whole: bool) -> None:
 
 
 def test_bins_around_it_hold_what_they_must() -> None:
-    """Each holds the class that is asked for, is feasible, and keeps to the adapters that there are."""
+    """Each holds the class that is given, is feasible, and keeps to the adapters that there are."""
     fleet = Workload([Adapter(f"a{i}", 8 if i % 2 else 32, 0.5 + 0.1 * (i % 5)) for i in range(30)])
     classes = aggregate(fleet)
     feasibility = Feasibility(problem(fleet), classes)

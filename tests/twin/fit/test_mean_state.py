@@ -50,7 +50,7 @@ def test_equations_need_runs_with_a_measured_tpot(true_profile: Profile, measure
 def test_starved_runs_read_the_step_off_the_throughput_too(
     true_profile: Profile, measured_runs: list[Run]
 ) -> None:
-    """A starved run whose simulated throughput is too high wants longer steps."""
+    """A starved run whose simulated throughput is too high needs longer steps."""
     run = measured_runs[0]
     sim = simulate_target(targets_of([run])[0], true_profile, None)
     slow = replace(run, metrics={**run.metrics, "total_tok_s": 0.5 * sim.total_token_throughput,

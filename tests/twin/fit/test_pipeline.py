@@ -26,7 +26,7 @@ def test_calibration_predicts_families_that_it_has_not_seen(
     assert errors["throughput_smape"] < 6
     assert errors["tpot_smape"] < 8
     assert errors["memory_verdicts_wrong"] == 0
-    assert {judged.run.run_id for judged in result.held_out} == {run.run_id for run in measured_runs}
+    assert {each.run.run_id for each in result.held_out} == {run.run_id for run in measured_runs}
     assert calls[-1][0] == calls[-1][1]
 
 
@@ -46,7 +46,7 @@ def test_too_few_runs_are_refused(true_profile: Profile, measured_runs: list[Run
 
 
 def test_margin_grows_with_the_confidence(true_profile: Profile) -> None:
-    """A higher confidence asks for a margin at least as large."""
+    """A higher confidence needs a margin at least as large."""
     profile = replace(
         true_profile,
         errors={

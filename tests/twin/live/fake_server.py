@@ -1,4 +1,4 @@
-"""A small server that speaks vLLM's protocol, with faults on demand; standard library and aiohttp only.
+"""A small server with vLLM's protocol, with faults on demand; standard library and aiohttp only.
 
 It ignores vLLM's flags that it doesn't know. Environment: FAKE_FAULT, one of
 
@@ -111,7 +111,7 @@ class Fake:
 
 
 def fail_to_bind() -> None:
-    """Fail as if the port were taken, as often as asked."""
+    """Fail as if the port were taken, as often as given."""
     counter = Path(os.environ["FAKE_COUNTER"])
     starts = int(counter.read_text()) if counter.exists() else 0
     counter.write_text(str(starts + 1))

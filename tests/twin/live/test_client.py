@@ -1,4 +1,4 @@
-"""The load generator: open loop, honest counts, files that other tools read."""
+"""The load generator: open loop, correct counts, files that other tools read."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_stopping_before_the_client_is_ready_gives_a_result(
 
 
 def test_a_job_file_round_trips(fleet: Workload, tmp_path: Path) -> None:
-    """What the client process reads is what was asked for."""
+    """What the client process reads is what was written."""
     asked = replace(job("http://x", fleet), cores=(1,), drain_s=3.0)
     write_job(asked, tmp_path / "job.json")
     read = read_job(tmp_path / "job.json")

@@ -136,7 +136,7 @@ def test_setup_says_what_the_installer_said(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_gpus_launch_file_comes_from_config_and_data_sheet(tmp_path: Path) -> None:
-    """Dimensions of Llama-3.1-8B: KV bytes, LoRA bytes and settings arrive; no weights are asked for."""
+    """Dimensions of Llama-3.1-8B: KV bytes, LoRA bytes and settings arrive; no weights are needed."""
     fake = tmp_path / "python"
     answer = json.dumps({"vllm": "0.32.0", "torch": "2.13.0", "cuda": "13.0", "gpu": "NVIDIA H200"})
     fake.write_text(f"#!/bin/sh\necho '{answer}'\n")

@@ -22,7 +22,7 @@ OPTIONS = ServerOptions((("a0", "x"), ("a1", "x")), Slots(2, 8))
 
 
 def test_a_server_starts_answers_and_is_gone_after_the_block(launch: Launch, tmp_path: Path) -> None:
-    """Inside the block the server is healthy; after it nobody listens."""
+    """Inside the block the server is healthy; after it no process listens."""
     with Server(launch, OPTIONS, tmp_path) as server:
         assert server.start() is None
         assert server.alive
@@ -155,7 +155,7 @@ def test_the_command_line_has_the_settings(launch: Launch) -> None:
 
 
 def test_host_adapters_are_at_least_the_slots(launch: Launch) -> None:
-    """vLLM refuses max_cpu_loras < max_loras, so the flag never asks for it."""
+    """vLLM refuses max_cpu_loras < max_loras, so the flag never has that."""
     engine = EngineSpec("vllm", "0", 256, 512, 64, max_cpu_loras=1)
     line = command_line(replace(launch, engine=engine), replace(OPTIONS, settings=Slots(4, 8)), 81)
     assert line[line.index("--max-cpu-loras") + 1] == "4"
@@ -164,7 +164,7 @@ def test_host_adapters_are_at_least_the_slots(launch: Launch) -> None:
 def test_the_environment_is_offline_and_has_the_step_log(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """vLLM may compile its modules, asks no hub and finds our worker."""
+    """vLLM may compile its modules, queries no hub and finds our worker."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     variables = environment(launch, tmp_path / "steps.csv")
     assert "PYTHONDONTWRITEBYTECODE" not in variables

@@ -62,7 +62,7 @@ def test_rows_cover_the_grid() -> None:
 
 
 def test_a_server_without_requests_keeps_every_limit() -> None:
-    """Nobody waits there: it trains as much as it can."""
+    """No request waits there: it trains as much as it can."""
     silent = Workload([Adapter("a", 8, 1e-9)])
     tuned = most_training(silent, PROFILE, "temporal", limits={"p99_ttft_ms": 1.0}, **RUN)
     assert tuned.samples_s > 10.0

@@ -1,4 +1,4 @@
-"""Router "rank-aware": the smallest rise of everybody's time per token."""
+"""Router "rank-aware": the smallest rise of the time per token over all requests."""
 
 from __future__ import annotations
 

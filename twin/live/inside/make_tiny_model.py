@@ -92,7 +92,7 @@ def write_adapter(directory: Path, spec: dict[str, Any], rank: int) -> None:
 
 
 def main() -> None:
-    """Everything that the JSON argument asks for."""
+    """Everything that the JSON argument names."""
     spec = json.loads(sys.argv[1])
     root = Path(spec["directory"])
     if "vocabulary" in spec:
