@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from packer.cli.cluster import Limits
-from packer.cli.declare import bundle, command, option
+from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
     LENGTH,
     FleetFile,
@@ -20,7 +21,7 @@ from packer.cli.options import (
     seed_option,
     tuning_option,
 )
-from packer.cli.output import number, table, write_frame
+from packer.cli.output import note, number, table, write_frame
 from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Files:
 
     output: str | None = output_option("Write the rows here: .csv or .parquet.")
     plot: str | None = plot_option("Draw the curves")
+    resume: bool = flag(help="Keep the rows that --output already holds, add what is missing.")
 
 
 @command
@@ -103,10 +105,16 @@ def sweep(
       packer sweep fleet.csv --adapters 16:256:16 --max-loras 16,64 -o sweep.csv --plot sweep.html
       packer sweep fleet.csv --max-loras 32 --rate-factors 0.5,1,2 --tuning llmstation --tuning chunked
     """
+    from dataclasses import replace
+
+    from packer.errors import IncompatibleError
     from packer.twin.sweep import Grid, Sweep, max_packs
 
-    out.check_tables(files.output)
-    out.check_pictures(files.plot)
+    if files.resume and files.output is None:
+        raise IncompatibleError("--resume needs --output: the file whose rows are kept.")
+    targets = replace(out, force=out.force or files.resume)
+    targets.check_tables(files.output)
+    targets.check_pictures(files.plot)
     profile, workload = kind.profile(out), file.fleet()
     if training.tuning:
         _tune(workload, profile, axes, training, files, out)
@@ -118,9 +126,7 @@ def sweep(
     slots = axes.max_loras or tuple(n for n in MAX_LORAS if n <= max(counts)) or MAX_LORAS[:1]
     grid = Grid(counts, axes.rate_factors, slots)
     plan = Sweep(workload, profile, grid, axes.max_lora_rank, axes.duration_s, axes.seed)
-    with out.progress() as progress:
-        frame = plan.run(jobs=axes.jobs or -1, progress=progress)
-    write_frame(frame, files.output)
+    frame = _simulate(plan, files, axes.jobs or -1, out)
     packs = max_packs(frame)
     if files.plot is not None:
         _draw(plan, frame, packs, files.plot)
@@ -139,7 +145,7 @@ def _tune(
 
     from packer.twin.tuning.search import tuning_rows
 
-    refuse_unused("--tuning", ("adapters", "plot"))
+    refuse_unused("--tuning", ("adapters", "plot", "resume"))
     slots = axes.max_loras or (min(len(workload), MAX_LORAS[2]),)
     with out.progress() as progress:
         rows = tuning_rows(
@@ -168,6 +174,55 @@ def _tuned_table(rows: list[dict[str, Any]], title: str) -> Table:
         for row in rows
     ]
     return table(title, heads, cells, left=(0, 1))
+
+
+def _simulate(plan: Sweep, files: Files, jobs: int, out: Writing) -> pl.DataFrame:
+    """All rows; after an interruption those that are there are written, so that --resume continues."""
+    from packer.twin.sweep import sweep_frame
+
+    output = files.output
+    old = files.resume and output is not None and Path(output).exists()
+    rows = _old_rows(plan, output or "") if old else []
+    done = {(row["adapters"], row["rate_factor"], row["max_loras"]) for row in rows}
+    try:
+        with out.progress() as progress:
+            for row in plan.rows(done=done, jobs=jobs, progress=progress):
+                rows.append(row)
+    except KeyboardInterrupt:
+        if output is not None and rows:
+            write_frame(sweep_frame(rows), output)
+            note(f"{len(rows)} of {len(plan.grid)} points are in {output}; --resume goes on from there.")
+        raise
+    frame = sweep_frame(rows)
+    write_frame(frame, output)
+    return frame
+
+
+def _old_rows(plan: Sweep, path: str) -> list[dict[str, Any]]:
+    """Rows of an earlier run of the same sweep."""
+    import polars as pl
+
+    from packer.errors import FileFormatError, IncompatibleError
+    from packer.io.files import read_bytes
+    from packer.io.parquet import read_parquet
+    from packer.twin.sweep import sweep_frame
+
+    schema = sweep_frame([]).schema
+    data = read_bytes(path)
+    try:
+        csv = Path(path).suffix.lower() == ".csv"
+        frame = pl.read_csv(data, schema=schema) if csv else read_parquet(data, path)
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).partition("\n")[0]
+        raise FileFormatError(f"expected the rows of a sweep: {reason}", path=path) from None
+    if frame.schema != schema:
+        raise FileFormatError(f"expected the columns {', '.join(schema)} of a sweep.", path=path)
+    if frame["sweep"].ne_missing(plan.fingerprint).any():
+        raise IncompatibleError(
+            f"{path} holds rows of another sweep: workload, profile, slot rank, duration or seed differ. "
+            "Choose another file, or drop --resume and overwrite it with --force."
+        )
+    return frame.unique(["adapters", "rate_factor", "max_loras"], maintain_order=True).to_dicts()
 
 
 def _draw(plan: Sweep, frame: pl.DataFrame, packs: pl.DataFrame, path: str) -> None:

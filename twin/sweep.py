@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 from packer import checks
 from packer.adapter import Adapter
 from packer.errors import ValidationError
+from packer.fingerprint import fingerprint
 from packer.profile import Profile
 from packer.twin.simulate import simulate
 from packer.twin.uncertainty import in_threads
@@ -100,6 +101,17 @@ class Sweep:
             raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {rank}.")
         object.__setattr__(self, "max_lora_rank", rank)
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what every row depends on besides its point: rows of different ones don't mix."""
+        return fingerprint(
+            workload=self.workload.fingerprint,
+            profile=self.profile.fingerprint,
+            max_lora_rank=self.max_lora_rank,
+            duration_s=self.duration_s,
+            seed=self.seed,
+        )
+
     def row(self, point: Point) -> dict[str, Any]:
         """Result at one point; latencies are NaN where the server does not start."""
         n, factor, max_loras = point
@@ -122,20 +134,30 @@ class Sweep:
             "memory_error": sim.status == "memory_error",
             "starved": sim.starved,
             **{name: getattr(sim, name) for name in COLUMNS},
+            "sweep": self.fingerprint,
         }
 
-    def run(
+    def rows(
         self,
         *,
+        done: Collection[Point] = (),
         jobs: int = 1,
         progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
-    ) -> pl.DataFrame:
-        """Results at all points, as `sweep_frame` orders them; `jobs`: threads, -1 for one per core."""
-        return sweep_frame(in_threads(self.row, tuple(self.grid), jobs=jobs, progress=progress))
+    ) -> Iterator[dict[str, Any]]:
+        """Results at all points but those in `done`, as they come; `jobs`: threads, -1 for one per core."""
+        points = [point for point in self.grid if point not in done]
+        before, total = len(self.grid) - len(points), len(self.grid)
+        yield from in_threads(
+            self.row, points, jobs=jobs, progress=lambda what, k, _: progress(what, before + k, total)
+        )
+
+    def run(self, *, jobs: int = 1) -> pl.DataFrame:
+        """All rows as a frame."""
+        return sweep_frame(self.rows(jobs=jobs))
 
 
 def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
-    """Rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`."""
+    """Rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`, sweep."""
     import polars as pl
 
     kinds = {
@@ -147,6 +169,7 @@ def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
         "starved": pl.Boolean,
         **dict.fromkeys(COLUMNS, pl.Float64),
         **dict.fromkeys(("kv_cache_tokens", "preemptions", "adapter_loads"), pl.Int64),
+        "sweep": pl.String,
     }
     return pl.DataFrame(list(rows), schema=kinds).sort(AXES)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -66,22 +66,19 @@ def repeated(
 ) -> list[T]:
     """`run` with each of the seeds `seed`, `seed` + 1, …, in threads; see `simulate_seeds`."""
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
-    return in_threads(run, range(seed, seed + seeds), jobs=jobs, progress=progress)
+    return list(in_threads(run, range(seed, seed + seeds), jobs=jobs, progress=progress))
 
 
 def in_threads(
     run: Callable[[K], T], items: Collection[K], *, jobs: int, progress: Callable[[str, int, int], None]
-) -> list[T]:
-    """`run` of each item, in their order; threads start at once, and the kernel releases the GIL."""
+) -> Iterator[T]:
+    """`run` of each item, one after the other as they come; threads start at once, and the kernel releases the GIL."""
     from joblib import Parallel, delayed
 
-    done: list[T] = []
-    for found in Parallel(n_jobs=jobs, backend="threading", return_as="generator")(
-        delayed(run)(item) for item in items
-    ):
-        done.append(found)
-        progress("simulating", len(done), len(items))
-    return done
+    parallel = Parallel(n_jobs=jobs, backend="threading", return_as="generator")
+    for done, found in enumerate(parallel(delayed(run)(item) for item in items), start=1):
+        progress("simulating", done, len(items))
+        yield found
 
 
 class Interval(NamedTuple):
