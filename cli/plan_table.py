@@ -258,7 +258,8 @@ def _objective(plan: Plan) -> str:
 
 def _bound(plan: Plan) -> str:
     """What no plan goes below; nothing where no bound was made for this objective."""
-    if plan.lower_bound is None:
+    infeasible = plan.status.value == "infeasible"
+    if plan.lower_bound is None or (infeasible and plan.lower_bound <= 1):
         return ""
     source = f" ({plan.bound_source})" if plan.bound_source else ""
     if plan.objective in ("gpus", "moves"):

@@ -57,18 +57,24 @@ def with_slots(
 def with_room(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambda: False) -> Plan:
     """The plan with the factor by which the rates of each server may grow, where it has up to `MOST_GPUS`.
 
-    Where the twin has the last word, `Plan.rooms` has the three marks of simulated hours (the latency limits of the
-    fleet, a queue that grows, starvation), what limits each server and what each adapter gets; elsewhere the factor is
-    that up to which the predictor says that the server does not starve.
+    Where the twin has the last word, `Plan.rooms` has the three marks of simulated hours (limits of the objective, or
+    else those of the fleet; a queue that grows; starvation) and what limits each server, and `Plan.adapters` what each
+    adapter gets; elsewhere the factor is that up to which the predictor says that the server does not starve.
     """
     if stop() or not 0 < len(plan.bins) <= MOST_GPUS:
         return plan
     if any(evaluator.twin_of(item.profile) is None for item in plan.bins):
         return replace(plan, headroom=headroom(plan.workload, plan.bins, evaluator, stop))
-    hours = Hours(plan.seed, stop)
+    hours = hours_of(plan, evaluator, stop)
     rooms = plan.rooms or hours.rooms(plan.bins, plan.workload)
     known = tuple(room.headroom for room in rooms) or (None,) * len(plan.bins)
     return with_adapters(replace(plan, rooms=rooms, headroom=known), hours)
+
+
+def hours_of(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool]) -> Hours:
+    """Hours for the servers of a plan, with the limits of its objective if it has some."""
+    limits = {} if evaluator.objective is None else evaluator.objective.limits
+    return Hours(plan.seed, stop, limits) if limits else Hours(plan.seed, stop)
 
 
 def headroom(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -48,11 +48,13 @@ class ServerHour:
 class Hours:
     """Hours of servers under a fleet (or the whole of its replayed trace), simulated when first needed.
 
-    `stop`: no further simulation is started once it is true.
+    `stop`: no further simulation is started once it is true. `limits`: what the first mark of `rooms` refers to, by
+    the name of the figure.
     """
 
     seed: int = 0
     stop: Callable[[], bool] = lambda: False
+    limits: Mapping[str, float] = field(default_factory=lambda: {"slo_used": 1.0})
     _stored: dict[Any, ServerHour] = field(default_factory=dict)
 
     def all(self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None) -> list[ServerHour]:
@@ -61,7 +63,7 @@ class Hours:
         keys = [(item.adapters, item.shares, item.settings, id(fleet), chosen) for item in items]
         missing = {key: item for key, item in zip(keys, items, strict=True) if key not in self._stored}
         runs = self._runs([(item, fleet, chosen) for item in missing.values()])
-        self._stored.update(zip(missing, map(_hour, runs), strict=True))
+        self._stored.update(zip(missing, map(self._hour, runs), strict=True))
         return [self._stored[key] for key in keys]
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
@@ -91,7 +93,7 @@ class Hours:
                 tries = [k for k in tries if low < k < high]
                 level = tries.pop(0) if tries else (low + high) // 2
                 run = _run(item, fleets[LEVELS[level]], self.seed)
-                found[level] = _keeps(run)
+                found[level] = self._keeps(run)
                 if not found[level][0] and level < broken[0]:
                     broken = level, run
             known = [k for k, each in found.items() if each[mark]]
@@ -108,6 +110,26 @@ class Hours:
 
     def _runs(self, jobs: Sequence[tuple[Bin, Workload, int]]) -> list[Simulation]:
         return self._parallel(lambda job: _run(*job), jobs)
+
+    def _keeps(self, sim: Simulation) -> tuple[bool, bool, bool]:
+        served = sim.status == "ok" and not sim.starved
+        inside = all(getattr(sim, name) <= most for name, most in self.limits.items())
+        return inside, served and sim.stable, served
+
+    def _hour(self, sim: Simulation) -> ServerHour:
+        return ServerHour(
+            evaluation_of([sim]),
+            sim.slo_used,
+            AdapterFigures(
+                sim.adapter_mean_ttft_ms,
+                pooled_p95_ttft_ms(sim),
+                sim.adapter_mean_itl_ms,
+                sim.adapter_slo_attainment,
+                sim.adapter_slo_used,
+            ),
+            sim.ttft_ms.astype(np.float32),
+            self._keeps(sim),
+        )
 
     @staticmethod
     def _parallel(function: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
@@ -129,27 +151,6 @@ def _run(item: Bin, fleet: Workload, seed: int) -> Simulation:
     )
     sim.adapter_slo_used  # noqa: B018 - computed here, in the thread
     return sim
-
-
-def _keeps(sim: Simulation) -> tuple[bool, bool, bool]:
-    served = sim.status == "ok" and not sim.starved
-    return sim.slo_used <= 1.0, served and sim.stable, served
-
-
-def _hour(sim: Simulation) -> ServerHour:
-    return ServerHour(
-        evaluation_of([sim]),
-        sim.slo_used,
-        AdapterFigures(
-            sim.adapter_mean_ttft_ms,
-            pooled_p95_ttft_ms(sim),
-            sim.adapter_mean_itl_ms,
-            sim.adapter_slo_attainment,
-            sim.adapter_slo_used,
-        ),
-        sim.ttft_ms.astype(np.float32),
-        _keeps(sim),
-    )
 
 
 def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:

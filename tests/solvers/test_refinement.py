@@ -146,6 +146,20 @@ def test_room_of_the_twin_has_three_marks(toy_profile: Profile) -> None:
                     assert room.headroom == min(room.slo or 0.0, room.queue or 0.0, room.starvation or 0.0)
 
 
+def test_the_first_mark_is_that_of_the_objective(toy_profile: Profile) -> None:
+    """A plan for limits of its own has room until those break, not until the wider ones of the fleet do."""
+    workload = random_fleet(6, seed=3, rates=(0.2,), ranks=(8,))
+    wide = solve(workload, toy_profile, margin=0.0, predictor="twin", verify=False)
+    limit_ms = float(TwinPredictor().evaluate(workload.scaled(2.0), wide.bins).mean_itl_ms[0])
+    tight = solve(
+        workload, toy_profile, f"slo:mean_itl_ms={limit_ms}", margin=0.0, predictor="twin", verify=False
+    )
+    assert tight.bins == wide.bins
+    (own,), (other,) = tight.rooms, wide.rooms
+    assert 1.0 <= (own.slo or 0.0) < (other.slo or 0.0)
+    assert (own.queue, own.starvation) == (other.queue, other.starvation)
+
+
 def test_no_headroom_where_none_is_left_or_none_is_defined() -> None:
     """A starved server and a replayed trace have no headroom."""
     heavy = random_fleet(4, seed=3, rates=(50.0,))
