@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from caraserve_server import EXPONENT, INPUT, OUTPUT, RUN_S, cold_rows, profile, single_rows, toy_rows
+from caraserve_server import (
+    EXPONENT,
+    INPUT,
+    OUTPUT,
+    RUN_S,
+    cold_rows,
+    larger_rows,
+    profile,
+    single_rows,
+    toy_rows,
+)
 from rows import Constant, Row, Section, mean, of_seeds, shown
 
 import packer
@@ -131,7 +141,7 @@ def section(seeds: int) -> Section:
     """The whole comparison."""
     fleets = [functions(RATE, k) for k in range(seeds)]
     uniform = [functions(RATE, k, (64,)) for k in range(seeds)]
-    rows = [*toy_rows(), *single_rows(seeds), *cold_rows(seeds)]
+    rows = [*toy_rows(), *single_rows(seeds), *cold_rows(seeds), *larger_rows(seeds)]
     for kernel in ("MBGMV", "BGMV"):
         rows += router_rows(kernel, fleets, uniform)
     rows += eight_rows(seeds)
@@ -147,7 +157,8 @@ def section(seeds: int) -> Section:
             "Under MBGMV each server adds the same for a request, so that the rank-aware router is 'fewest requests' "
             "but for the prefill's fixed part and the penalty: most of the published gain comes from prefills that "
             "share a step, little of it from ranks.",
-            "Figure 15 (13B and 70B on several GPUs) is not simulated: its constants are not given.",
+            "Figure 15's constants are not given: they follow from the A10's by the bytes of weights and adapters, the "
+            "number of GPUs and their bandwidth; the pool is 90 % of the memory without the weights.",
         ),
         ("cached", "on-demand", "s-lora", "caraserve"),
     )

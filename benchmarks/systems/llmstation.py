@@ -1,4 +1,4 @@
-"""LLMStation: fine-tuning beside inference (USENIX ATC 2025), figures 9i and 10."""
+"""LLMStation: fine-tuning beside inference (USENIX ATC 2025), figures 9i, 10 and 11."""
 
 from __future__ import annotations
 
@@ -210,15 +210,40 @@ def large_rows(seeds: int) -> list[Row]:
     return rows
 
 
-def curve(policy: str, seed: int) -> list[tuple[float, float, float]]:
-    """(samples/s, P99 TTFT, P99 TPOT) for each value of the policy's parameter, bursty arrivals of 0.88 req/s."""
+@dataclass(frozen=True)
+class Curves:
+    """A figure of latencies over training throughput: the machine, req/s of each server, and what was published."""
+
+    figure: str
+    machine: Machine
+    rate: float
+    systems: tuple[str, ...]
+    low: str
+    ratios: str
+    tpot: str
+
+
+CURVES = (
+    Curves(
+        "Fig. 10, 8B, 0.88 req/s", SMALL, 0.88, tuple(POLICIES),
+        "LLMStation and chunked low, FineInfer > 8 s at 1.6 samples/s", "≤ 33.1 / 52.6 / 1.40", "36",
+    ),
+    Curves(
+        "Fig. 11, 70B on two servers, 4.15 req/s", LARGE, 2.075, ("LLMStation", "chunked training", "FineInfer"),
+        "FineInfer > 25 s at high throughput; torchtune can't run", "≤ 180.5 / – / 1.23", "28",
+    ),
+)  # fmt: skip
+
+
+def curve(case: Curves, policy: str, seed: int) -> list[tuple[float, float, float]]:
+    """(samples/s, P99 TTFT, P99 TPOT) of a server for each value of the policy's parameter, under bursts."""
     arrivals = Arrivals("bursty", common=Bursts(1.0, ((20.0, 1.0),)))
-    fleet = SMALL.fleet(0.88).with_arrivals(arrivals)
+    fleet = case.machine.fleet(case.rate).with_arrivals(arrivals)
     points = []
     specs = [f"temporal:defer_ms={ms}" for ms in DEFERRED_MS] if policy == "temporal" else candidates(policy)
     for spec in specs:
         sim = packer.simulate(
-            fleet, SMALL.profile(), max_loras=1, duration_s=2 * DURATION_S, seed=seed, tuning=spec
+            fleet, case.machine.profile(), max_loras=1, duration_s=2 * DURATION_S, seed=seed, tuning=spec
         )
         assert sim.tuning is not None
         points.append((sim.tuning.samples_s, sim.p99_ttft_ms, sim.p99_tpot_ms))
@@ -231,46 +256,36 @@ def at_throughput(points: list[tuple[float, float, float]], samples_s: float) ->
     return (min(a for a, _ in good), min(b for _, b in good)) if good else None
 
 
-def latency_rows(seeds: int) -> list[Row]:
-    """Figure 10: latencies at a given training throughput."""
-    curves = {name: of_seeds(lambda k, p=policy: curve(p, k), seeds) for name, policy in POLICIES.items()}
+def latency_rows(case: Curves, seeds: int) -> list[Row]:
+    """Latencies at a given training throughput."""
+    curves = {name: of_seeds(lambda k, p=POLICIES[name]: curve(case, p, k), seeds) for name in case.systems}
     reach = {name: mean([max(p[0] for p in points) for points in of]) for name, of in curves.items()}
     high = 0.95 * min(min(max(p[0] for p in points) for points in of) for of in curves.values())
     low = 0.05 * high
-    figures: dict[str, dict[str, list[float]]] = {}
+    ttft_ms, tpot_low = {}, {}
     for name, of in curves.items():
-        at_high = [at_throughput(points, high) for points in of]
-        at_low = [at_throughput(points, low) for points in of]
-        figures[name] = {
-            "ttft": [found[0] for found in at_high if found],
-            "tpot": [found[1] for found in at_high if found],
-            "tpot low": [found[1] for found in at_low if found],
-        }
-    ttft = {name: mean(of["ttft"]) for name, of in figures.items()}
-    tpot_low = {name: mean(of["tpot low"]) for name, of in figures.items()}
-    text = ", ".join(f"{name} {shown(of['ttft'], 0)}" for name, of in figures.items())
-    factor = ttft["FineInfer"] / ttft["LLMStation"]
+        ttft_ms[name] = [found[0] for points in of if (found := at_throughput(points, high))]
+        tpot_low[name] = mean([found[1] for points in of if (found := at_throughput(points, low))])
+    ttft = {name: mean(values) for name, values in ttft_ms.items()}
+    others = ("FineInfer", "vLLM + torchtune (MPS)", "chunked training")
     return [
         Row(
-            f"Fig. 10, 8B, 0.88 req/s: P99 TTFT, ms, at {high:.2f} samples/s (highest that all reach)",
-            "LLMStation and chunked low, FineInfer > 8 s at 1.6 samples/s",
-            text,
+            f"{case.figure}: P99 TTFT, ms, at {high:.2f} samples/s a server (highest that all reach)",
+            case.low,
+            ", ".join(f"{name} {shown(values, 0)}" for name, values in ttft_ms.items()),
             "FineInfer ≥ 5 × LLMStation",
-            factor >= 5.0,
+            ttft["FineInfer"] >= 5.0 * ttft["LLMStation"],
             "largest training throughput: "
             + ", ".join(f"{name} {value:.2f}" for name, value in reach.items()),
         ),
         Row(
-            "Fig. 10: P99 TTFT over LLMStation's (FineInfer / torchtune / chunked)",
-            "≤ 33.1 / 52.6 / 1.40",
-            " / ".join(
-                f"{ttft[name] / ttft['LLMStation']:.2f}"
-                for name in ("FineInfer", "vLLM + torchtune (MPS)", "chunked training")
-            ),
+            f"{case.figure}: P99 TTFT over LLMStation's (FineInfer / torchtune / chunked)",
+            case.ratios,
+            " / ".join(f"{ttft[name] / ttft['LLMStation']:.2f}" if name in ttft else "–" for name in others),
         ),
         Row(
-            f"Fig. 10: P99 TPOT, ms, at {low:.2f} samples/s",
-            "FineInfer up to 36 % below LLMStation",
+            f"{case.figure}: P99 TPOT, ms, at {low:.2f} samples/s a server",
+            f"FineInfer up to {case.tpot} % below LLMStation",
             ", ".join(f"{name} {value:.1f}" for name, value in tpot_low.items()),
             "FineInfer ≤ LLMStation",
             tpot_low["FineInfer"] <= tpot_low["LLMStation"] * 1.001,
@@ -315,7 +330,7 @@ def section(seeds: int) -> Section:
         *order_rows(small, "8B"),
         *ratio_rows(middle, "13B"),
         *large_rows(seeds),
-        *latency_rows(seeds),
+        *(row for case in CURVES for row in latency_rows(case, seeds)),
         *effects(seeds),
         Row(
             "Fig. 13, rank 32, uniform access to 8 adapters",
@@ -354,5 +369,5 @@ CONSTANTS = (
     Constant("kappa of decoding, of training", "0.35, 0.25", "A", "effect shown"),
     Constant("MPS interference", "1 per unit of share; prefills / (1 − share)", "A"),
     Constant("requests", "223 input, 195 output tokens, exponential; Poisson", "A", "ShareGPT"),
-    Constant("Fig. 10's arrivals", "0.88 req/s, bursts of cv 1 over 20 s", "A", "the piece of BurstGPT is not given"),
+    Constant("arrivals of Fig. 10 and 11", "bursts of cv 1 over 20 s", "A", "the pieces of BurstGPT are not given"),
 )  # fmt: skip

@@ -81,10 +81,10 @@ class Scenario:
 
 
 SCENARIOS = (
-    Scenario(QWEN, "mixed", "8–32", (32, 64, 128, 192, 256, 320, 384)),
-    Scenario(QWEN, "low", "8", (320, 640, 960, 1280, 1600)),
-    Scenario(LLAMA, "mixed", "32", (32, 64, 128, 192, 256, 320)),
-    Scenario(LLAMA, "high", "8–32", (16, 32, 64, 96, 128, 160)),
+    Scenario(QWEN, "mixed", "8–32", (64, 128, 256, 384)),
+    Scenario(QWEN, "low", "8", (320, 640, 1280, 1600)),
+    Scenario(LLAMA, "mixed", "32", (64, 128, 192, 320)),
+    Scenario(LLAMA, "high", "8–32", (32, 64, 128, 160)),
 )
 
 
