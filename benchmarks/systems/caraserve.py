@@ -160,7 +160,6 @@ def section(seeds: int) -> Section:
             "Figure 15's constants are not given: they follow from the A10's by the bytes of weights and adapters, the "
             "number of GPUs and their bandwidth; the pool is 90 % of the memory without the weights.",
         ),
-        ("cached", "on-demand", "s-lora", "caraserve"),
     )
 
 

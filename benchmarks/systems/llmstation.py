@@ -9,6 +9,7 @@ from rows import Constant, Row, Section, mean, of_seeds, shown
 
 import packer
 from packer.arrival import Arrivals, Bursts
+from packer.cluster import Cluster
 from packer.job import FineTuning
 from packer.lengths import Lengths
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
@@ -293,6 +294,30 @@ def latency_rows(case: Curves, seeds: int) -> list[Row]:
     ]
 
 
+PRESETS = {
+    "llmstation": "LLMStation",
+    "chunked-training": "chunked training",
+    "mps-split": "MPS",
+    "fineinfer": "FineInfer",
+}
+
+
+def shipped_row(seeds: int) -> Row:
+    """The shipped systems, whose parameters are not tuned to a load."""
+    cluster = Cluster.of(SMALL.profile(), 1, max_loras=1)
+    cells = []
+    for preset, name in PRESETS.items():
+        runs = of_seeds(
+            lambda k, p=preset: packer.simulate_cluster(
+                SMALL.fleet(LOW), cluster, p, duration_s=DURATION_S, seed=k
+            ),
+            seeds,
+        )
+        samples = [run.tuning.samples_s for run in runs if run.tuning is not None]
+        cells.append(f"{name} {shown(samples)} ({mean([run.p99_ttft_ms for run in runs]):,.0f} ms)")
+    return Row(f"8B, {LOW:g} req/s, systems as shipped: samples/s (P99 TTFT)", "–", ", ".join(cells))
+
+
 def effects(seeds: int) -> list[Row]:
     """What the assumptions do to the ratio at the rate of the claim."""
 
@@ -331,6 +356,7 @@ def section(seeds: int) -> Section:
         *ratio_rows(middle, "13B"),
         *large_rows(seeds),
         *(row for case in CURVES for row in latency_rows(case, seeds)),
+        shipped_row(seeds),
         *effects(seeds),
         Row(
             "Fig. 13, rank 32, uniform access to 8 adapters",
@@ -351,8 +377,7 @@ def section(seeds: int) -> Section:
             "request, so that single iterations may exceed it, and prefills add to it.",
             "No constant was fitted to a result of the paper.",
         ),
-        ("llmstation", "fineinfer", "mps-split", "chunked-training"),
-        {"samples_s": {name: {str(r): v for r, v in of.items()} for name, of in small.items()}},
+        figures={"samples_s": {name: {str(r): v for r, v in of.items()} for name, of in small.items()}},
     )
 
 

@@ -317,8 +317,7 @@ def section(seeds: int) -> Section:
             "Dynamo's placements are our reading of public pull requests: rendezvous hashing with slots, and min-cost "
             "flow (load, less a bonus for adapters that already run); they take all GPUs and know no starvation.",
         ),
-        (),
-        [gpus_table(found, scenario) for scenario in SCENARIOS],
+        tables=[gpus_table(found, scenario) for scenario in SCENARIOS],
     )
 
 

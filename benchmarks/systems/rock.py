@@ -329,8 +329,7 @@ def section(seeds: int) -> Section:
             "are not of 74 requests.",
             "Figure 11 (time by kind of task, memory in use) is not simulated: a job's time has one factor per class.",
         ),
-        tuple(SYSTEMS.values()),
-        [readings_table(found, min(seeds, 3))],
+        tables=[readings_table(found, min(seeds, 3))],
     )
 
 

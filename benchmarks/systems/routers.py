@@ -69,8 +69,7 @@ def section(seeds: int) -> Section:
             "knows no slots: its dispatcher then thrashes them as the most idle router does.",
             "Punica runs at most 32 requests at once, which this fleet exceeds.",
         ),
-        tuple(SYSTEMS),
-        [
+        tables=[
             table(
                 "160 adapters on four servers",
                 ["system", "TTFT, ms", "TPOT, ms", "SLO kept, %", "hits"],

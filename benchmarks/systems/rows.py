@@ -50,7 +50,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """The comparison with one paper; `tables`: further ones, in Markdown, that no single row can show."""
+    """The comparison with one paper.
+
+    `tables`: further ones, in Markdown, that no single row can show. `presets`: shipped systems that its rows ran, by
+    `run.py`.
+    """
 
     name: str
     title: str

@@ -13,11 +13,14 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from packer.io.files import write_text
+from packer.io.shipped import read_named
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -29,10 +32,18 @@ PAPERS = ("slora", "caraserve", "rock", "llmstation", "mainpaper", "routers")
 
 
 def measured(name: str, seeds: int) -> dict[str, Any]:
-    """A section with the CPU time that it took."""
+    """A section with the shipped systems that it ran, and the CPU time that it took."""
     started = time.process_time()
     make: Callable[[int], Section] = import_module(name).section
-    section = make(seeds)
+    read: set[str] = set()
+
+    def noted(kind: str, system: str, folder: str) -> tuple[str, str]:
+        read.add(str(system))
+        return read_named(kind, system, folder)
+
+    with patch("packer.twin.cluster.system.read_named", noted):
+        section = make(seeds)
+    section = replace(section, presets=sorted(read))
     print(markdown(section), flush=True)
     return section.to_dict() | {
         "seeds": seeds,

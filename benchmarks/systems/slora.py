@@ -250,7 +250,6 @@ def section(seeds: int) -> Section:
             "beyond) is a process for each merged model under MPS, HuggingFace PEFT (0.88 at 5, 0.25 at 100) has one "
             "adapter in a batch.",
         ),
-        ("s-lora", "s-lora-no-unify"),
     )
 
 
