@@ -157,6 +157,7 @@ def section(seeds: int) -> Section:
             "Under MBGMV each server adds the same for a request, so that the rank-aware router is 'fewest requests' "
             "but for the prefill's fixed part and the penalty: most of the published gain comes from prefills that "
             "share a step, little of it from ranks.",
+            "The server is `a10-llama-2-7b.toml` of `examples/clusters`, Figure 19's cluster `caraserve.toml`.",
             "Figure 15's constants are not given: they follow from the A10's by the bytes of weights and adapters, the "
             "number of GPUs and their bandwidth; the pool is 90 % of the memory without the weights.",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from rows import Row, mean, of_seeds, shown
@@ -11,8 +12,9 @@ from rows import Row, mean, of_seeds, shown
 import packer
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster, ServerKind
+from packer.io.profiles import load_profile
 from packer.lengths import Lengths
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, LoadingSpec, ModelSpec, Profile
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.system import load_system
 from packer.twin.law.law import coefficient_vector
@@ -21,25 +23,17 @@ from packer.workload import Workload
 
 LAWS = {"BGMV": ("per_padded_rank_ms", 0.00359, 32.08), "MBGMV": ("per_request_rank_ms", 0.00234, 33.5)}
 """Kernel → term, ms per rank, and ms of a step without it: from the eight statements of Figure 5."""
-PREFILL_BASE_MS, PREFILL_TOKEN_MS = 32.0, 0.15
-LOAD_MS_PER_RANK = 0.36
-CELLS = 12_700
+PREFILL_TOKEN_MS = 0.15
 CPU_FACTOR = 2.4
-KV_BYTES, RANK_BYTES = 0.5 * 2**20, 1.5 * 2**20
+A10 = load_profile(Path(__file__).resolve().parents[2] / "examples" / "clusters" / "a10-llama-2-7b.toml")
+"""Llama2-7B on an A10, LoRA on q, k, v."""
 
 
 def profile(kernel: str) -> Profile:
-    """Llama2-7B on an A10, LoRA on q, k, v, with the step law of a kernel."""
+    """The A10 with the step law of a kernel."""
     term, per_rank, base = LAWS[kernel]
-    return Profile(
-        "a10/llama-2-7b-caraserve",
-        ModelSpec("llama-2-7b", 13.5e9, KV_BYTES, RANK_BYTES),
-        GpuSpec("NVIDIA A10", 24 * 2**30),
-        EngineSpec("lightllm", "0", 4096, 4096, 256, block_size=1),
-        MemorySpec(CELLS * KV_BYTES, 0.0, 0.0, 1024, "unified"),
-        LatencySpec("linear", {"base_ms": base, term: per_rank, "per_prefill_token_ms": PREFILL_TOKEN_MS}),
-        LoadingSpec(0.0, LOAD_MS_PER_RANK),
-    )
+    law = {"base_ms": base, term: per_rank, "per_prefill_token_ms": PREFILL_TOKEN_MS}
+    return replace(A10, latency=LatencySpec("linear", law))
 
 
 @dataclass(frozen=True)
@@ -57,29 +51,23 @@ class Larger:
 
     def profile(self) -> Profile:
         """The A10's profile scaled by bytes: all GPUs read weights, and load adapters, at once."""
-        small = profile("BGMV")
         read_ms = 1e3 * self.weights_bytes / (self.gpus * self.bytes_s)
-        faster = read_ms / (1e3 * small.model.weights_bytes / A10_BYTES_S)
-        host_ms = LAWS["BGMV"][2] - 1e3 * small.model.weights_bytes / A10_BYTES_S
+        small_ms = 1e3 * A10.model.weights_bytes / A10_BYTES_S
+        ranks = self.rank_bytes / A10.model.lora_bytes_per_rank / self.gpus
         law = {
-            "base_ms": host_ms + read_ms,
-            "per_padded_rank_ms": LAWS["BGMV"][1]
-            * self.rank_bytes
-            / RANK_BYTES
-            * A10_BYTES_S
-            / self.bytes_s
-            / self.gpus,
-            "per_prefill_token_ms": PREFILL_TOKEN_MS * faster,
+            "base_ms": LAWS["BGMV"][2] - small_ms + read_ms,
+            "per_padded_rank_ms": LAWS["BGMV"][1] * ranks * A10_BYTES_S / self.bytes_s,
+            "per_prefill_token_ms": PREFILL_TOKEN_MS * read_ms / small_ms,
         }
         pool = 0.9 * self.gpus * self.gpu_bytes - self.weights_bytes
         return replace(
-            small,
+            A10,
             name=self.name,
             model=ModelSpec(self.name, self.weights_bytes, self.kv_bytes, self.rank_bytes),
             gpu=GpuSpec(self.name, self.gpus * self.gpu_bytes),
-            memory=replace(small.memory, kv_budget_bytes=pool),
+            memory=replace(A10.memory, kv_budget_bytes=pool),
             latency=LatencySpec("linear", law),
-            loading=LoadingSpec(0.0, LOAD_MS_PER_RANK * self.rank_bytes / RANK_BYTES / self.gpus),
+            loading=LoadingSpec(0.0, A10.loading.host_per_rank_ms * ranks),
         )
 
 

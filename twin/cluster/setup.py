@@ -135,7 +135,9 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
                 f"vLLM has a cache policy of its own, lru, and can't have {policy.name!r}."
             )
         if not isinstance(loading, Blocking | NoLoading):
-            raise IncompatibleError(f"vLLM loads adapters in a step, and can't load them {system.loading!r}.")
+            raise IncompatibleError(
+                f"vLLM loads adapters in a step, and can't load them {system.loading!r}; engine 'lightllm' can."
+            )
     elif profile.latency.form != "linear":
         raise IncompatibleError(
             f"Engine {engine.name!r} needs a linear step law; {profile.name} has the paper's."

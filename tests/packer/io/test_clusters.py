@@ -74,3 +74,13 @@ def test_bad_files_name_the_place_and_the_rule(folder: Path, old: str, new: str,
     with pytest.raises(FileFormatError, match=message) as error:
         read_cluster(path)
     assert "cluster.toml" in str(error.value)
+
+
+def test_examples_are_read(root: Path) -> None:
+    """The cluster files of the examples have the servers that they describe."""
+    examples = root / "examples" / "clusters"
+    assert len(read_cluster(examples / "four-h100.toml")) == 4
+    caraserve = read_cluster(examples / "caraserve.toml")
+    assert len(caraserve) == 60
+    assert caraserve.kinds[0].profile.engine.name == "lightllm"
+    assert caraserve.slo == {"tpot_ms": 48.0}
