@@ -78,9 +78,12 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
     paths = {name: str(Path(given.folder) / name) for name in FILES}
     _make(given.folder)
     out.check(*(path for path in paths.values() if os.path.exists(path)))
-    fleet, observed = fleet_for(given.traffic_path, ranks.read(), log_options=reading.options())
-    slo = fleet.slo.parsed(given.slo)
     profile = given.profile()
+    options = reading.options()
+    base = (given.model, profile.model.name, profile.model.repository)  # its own requests are no adapter's
+    options["skip"] = {*options["skip"], *filter(None, base)}
+    fleet, observed = fleet_for(given.traffic_path, ranks.read(), log_options=options)
+    slo = fleet.slo.parsed(given.slo)
     for text in () if observed is None else observed.notes:
         out.note(text)
     out.note_profiles(profile)

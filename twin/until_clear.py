@@ -82,6 +82,11 @@ def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
         known = [value for value in values if not math.isnan(value)]
         return float(np.mean(known)) if known else math.nan
 
+    def gap(name: str) -> float:
+        """0 where requests completed and all had one output token, as `vllm bench serve` has it."""
+        value = mean(name)
+        return 0.0 if math.isnan(value) and not math.isnan(mean("mean_ttft_ms")) else value
+
     return Evaluation(
         offered_tok_s=offered,
         total_token_throughput=0.0 if failed else share * offered,
@@ -90,9 +95,9 @@ def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
         mean_ttft_ms=mean("mean_ttft_ms"),
         median_ttft_ms=mean("median_ttft_ms"),
         p99_ttft_ms=mean("p99_ttft_ms"),
-        mean_tpot_ms=mean("mean_tpot_ms"),
-        mean_itl_ms=mean("mean_itl_ms"),
-        p99_itl_ms=mean("p99_itl_ms"),
+        mean_tpot_ms=gap("mean_tpot_ms"),
+        mean_itl_ms=gap("mean_itl_ms"),
+        p99_itl_ms=gap("p99_itl_ms"),
         kv_cache_tokens=float(first.kv_cache_tokens),
         starvation_probability=float(starved),
         tuning_tok_s=float(np.mean([sim.tuning_tok_s for sim in simulations])),

@@ -101,7 +101,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "schema": SCHEMA,
         "status": plan.status.value,
         "n_gpus": plan.n_gpus,
-        **{name: list(value) if isinstance(value := getattr(plan, name), tuple) else value for name in PLAIN},
+        **{name: _plain(getattr(plan, name)) for name in PLAIN},
         "gap": plan.gap,
         "adapters": _adapters_to_dict(plan.adapters),
         "moves": _moves_to_dict(plan),
@@ -300,6 +300,15 @@ def _numbers(
         if name not in number:
             raise FileFormatError(f"the workload has no adapter {name[:80]!r}.", path=path, key=key)
     return tuple(number[name] for name in names)
+
+
+def _plain(value: Any) -> Any:
+    """The same in types of JSON: tuples as lists, and NaN and infinities, as in a solver's details, as None."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return _or_none(value)
 
 
 def _or_none(value: float | bool) -> float | bool | None:

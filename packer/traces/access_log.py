@@ -64,6 +64,7 @@ class _Columns:
     output: list[int] = field(default_factory=list)
     failed: int = 0
     other: int = 0
+    skipped: int = 0
 
 
 def read_access_log(
@@ -106,6 +107,10 @@ def read_access_log(
         flat = _flat(entry)
         seen.update([key[:40] for key in flat][:50] if len(seen) < 200 else ())
         _add(columns, flat, wanted, path, row, skip, strip_prefix)
+    if not columns.time and columns.skipped:
+        listed = ", ".join(sorted(skip))
+        rule = f"expected requests to adapters, got {columns.skipped:,} to {listed} alone."
+        raise FileFormatError(rule, path=path)
     if not columns.time:
         raise FileFormatError(
             "no line has a time, a model and token counts. Found the keys "
@@ -158,6 +163,7 @@ def _add(
     model = model.removeprefix(strip_prefix) or model
     if model in skip:
         columns.other += 1
+        columns.skipped += 1
         return
     if where["input"] is None or where["output"] is None:
         columns.failed += 1

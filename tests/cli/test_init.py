@@ -109,6 +109,23 @@ def test_a_log_without_adapters_is_refused(tmp_path: Path, capsys: Capture, line
     assert "other.log" in capsys.readouterr().err
 
 
+def test_requests_to_the_base_model_are_no_adapters(tmp_path: Path, capsys: Capture) -> None:
+    """A log of the base model alone has no adapter to plan for."""
+    path = tmp_path / "base.jsonl"
+    line = {
+        "time": 5,
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "prompt_tokens": 9,
+        "completion_tokens": 3,
+    }
+    path.write_text("".join(json.dumps(line | {"time": 5 + 60 * k}) + "\n" for k in range(20)))
+    words = ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-64gb"]
+    assert run(["init", str(path), "--rank", "8", *words, "-o", str(tmp_path / "p")]) == 2
+    err = capsys.readouterr().err
+    assert "base.jsonl" in err
+    assert "adapter" in err
+
+
 def test_ranks_of_a_workload_file_are_its_own(tmp_path: Path, capsys: Capture) -> None:
     """--rank beside a file that has ranks would be ignored: it is refused."""
     fleet = tmp_path / "fleet.csv"

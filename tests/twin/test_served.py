@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from packer.adapter import Adapter
+from packer.lengths import Lengths
 from packer.profile import Profile
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import evaluation_of
@@ -35,3 +37,14 @@ def test_a_server_that_does_not_start_is_starved(toy_profile: Profile) -> None:
     memory = replace(toy_profile.memory, kv_budget_bytes=0.0)
     run = simulate(Workload([Adapter("a", 8, 1.0)]), replace(toy_profile, memory=memory), max_loras=1)
     assert (run.served_share, run.starved) == (0.0, True)
+
+
+def test_one_token_answers_have_no_gaps(toy_profile: Profile) -> None:
+    """As in `vllm bench serve` their mean ITL is 0; where nothing completes there is none."""
+    single = Workload([Adapter("a", 8, 0.5)], output_tokens=Lengths.constant(1))
+    found = evaluation_of([simulate(single, toy_profile, max_loras=1, duration_s=600)])
+    assert (found.mean_itl_ms, found.p99_itl_ms, found.mean_tpot_ms) == (0.0, 0.0, 0.0)
+    assert found.mean_ttft_ms > 0.0
+    memory = replace(toy_profile.memory, kv_budget_bytes=0.0)
+    none = evaluation_of([simulate(single, replace(toy_profile, memory=memory), max_loras=1)])
+    assert math.isnan(none.mean_itl_ms)

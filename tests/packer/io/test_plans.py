@@ -229,3 +229,11 @@ def test_a_key_twice_is_refused(plan: Plan, tmp_path: Path) -> None:
     path.write_text(text.replace('"n_gpus": 2', '"n_gpus": 1, "n_gpus": 2'))
     with pytest.raises(FileFormatError, match="appears twice"):
         read_plan(path)
+
+
+def test_details_without_a_value_are_null(plan: Plan, tmp_path: Path) -> None:
+    """What a solver notes may hold NaN, infinities and tuples: JSON has null and lists."""
+    path = tmp_path / "plan.json"
+    details = {"tried": (1.0, math.nan), "rows": [{"itl": math.inf, "gpus": 2}]}
+    write_plan(replace(plan, details=details), path)
+    assert read_plan(path).details == {"tried": [1.0, None], "rows": [{"itl": None, "gpus": 2}]}
