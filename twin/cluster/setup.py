@@ -198,7 +198,8 @@ def idle_servers(
     seed: int,
 ) -> tuple[Servers, Engines]:
     """The servers before the first request, and which engines they run."""
-    templates = {id(setup): setup.state(duration_s, bin_s, seed) for setup in own}
+    distinct = {id(setup): setup for setup in own}
+    templates = {key: setup.state(duration_s, bin_s, seed) for key, setup in distinct.items()}
     names = list(kinds)
     ranks = next(iter(kinds.values())).server.workload.ranks
     ticking = any(isinstance(setup.policy, TickingPolicy) for setup in own)
