@@ -115,7 +115,7 @@ class Setup:
             ints[rows.CLUSTER] = self.engine.batch_num_adapters or rows.NO_LIMIT
             if self.engine.abort_after_s is not None:
                 floats[rows.ABORT_AFTER_S] = self.engine.abort_after_s
-        return state._replace(sets=np.zeros((4, int(ints[rows.MAX_SEQS])), dtype=np.int64))
+        return state._replace(sets=np.zeros((rows.N_SETS, int(ints[rows.MAX_SEQS])), dtype=np.int64))
 
 
 def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: CachePolicy) -> Setup:

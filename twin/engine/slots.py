@@ -186,11 +186,11 @@ def walk(
     """
     to_visit = ints[JOINERS]
     if ints[SPARES_BATCH] == 1:
-        enter(ints, adapters, sets)
+        enter(ints, adapters, sizes, sets)
     elif scarce(ints, adapters, sets):
-        order(ints, adapters, sizes, sets, ints[STEP] - 1)
-        enter(ints, adapters, sets)
-        row = order(ints, adapters, sizes, sets, ints[STEP])
+        order(ints, adapters, sets, ints[STEP] - 1)
+        enter(ints, adapters, sizes, sets)
+        row = order(ints, adapters, sets, ints[STEP])
         ints[WALK_ROW] = row
         ints[OLDEST_IN_SLOT] = ints[OLDEST_ON_HOST] = 0
         if ints[PREFILLS_FIRST] == 1:
@@ -209,7 +209,7 @@ def walk(
                 if to_visit == 0:
                     return
     else:
-        enter(ints, adapters, sets)
+        enter(ints, adapters, sizes, sets)
         for k in range(to_visit):
             bring(ints, floats, adapters, sizes, sets, loading, sets[JOINING, k], NO_LIMIT)
 
@@ -264,7 +264,7 @@ def leave(
         note_leave(ints, last_step)
         e = adapters[0, IDLE_BEFORE]
         if sets.shape[1] > 1 and adapters[e, LAST_USE] == last_step + 2:
-            place = WALKED + order(ints, adapters, sizes, sets, last_step)
+            place = WALKED + order(ints, adapters, sets, last_step)
             while adapters[e, LAST_USE] == last_step + 2 and adapters[e, place] > adapters[a, place]:
                 e = adapters[e, IDLE_BEFORE]
         link_last(adapters, IDLE_BEFORE, adapters[e, IDLE_AFTER], a)

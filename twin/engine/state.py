@@ -37,28 +37,30 @@ def numbers(first: int, end: int) -> list[int]:
  TRACK_HOST, STREAM, SENTINEL, RING) = numbers(0, 13)  # fmt: skip
 # Requests on their way: the inbox (offered, not yet arrived) and what became of those that arrived. EXHAUSTED
 # 1: more requests were accepted than there are rows.
-(INBOX, INBOX_LAST, INBOX_COUNT, SENT, TAKEN, EXHAUSTED) = numbers(13, 19)
-# Waiting requests: number; prompt tokens of all that are not in the batch, on their way or waiting; key of the
-# next one put in front, sizes of the two heaps.
-(WAITING, WAITING_PROMPT, FRONT, HEAP_IDLE, HEAP_ACTIVE) = numbers(19, 24)
-# The batch: running requests, those that decode, KV blocks in use (those of adapters included), context
-# tokens of the decodes, distinct adapters, sum of their ranks, sum of the ranks of the requests, class of the
-# largest rank; the request whose prefill is cut by the token budget and how many of its tokens are done.
-(RUNNING, DECODES, USED, CONTEXT_TOKENS, ACTIVE, ACTIVE_RANKS, REQUEST_RANKS, LARGEST, PARTIAL,
- PARTIAL_DONE) = numbers(24, 34)  # fmt: skip
+(INBOX, INBOX_LAST, TAKEN, SENT, EXHAUSTED) = numbers(13, 18)
+# Numbers of requests, side by side for routers: in the inbox, at the front end, waiting, running.
+(INBOX_COUNT, PENDING_COUNT, WAITING, RUNNING) = numbers(18, 22)
+# Waiting requests: prompt tokens of all that are not in the batch, on their way or waiting; key of the next one put
+# in front, sizes of the two heaps.
+(WAITING_PROMPT, FRONT, HEAP_IDLE, HEAP_ACTIVE) = numbers(22, 26)
+# The batch: requests that decode, KV blocks in use (those of adapters included), context tokens of the decodes,
+# distinct adapters, sum of their ranks, sum of the ranks of the requests, class of the largest rank; the request
+# whose prefill is cut by the token budget and how many of its tokens are done.
+(DECODES, USED, CONTEXT_TOKENS, ACTIVE, ACTIVE_RANKS, REQUEST_RANKS, LARGEST, PARTIAL,
+ PARTIAL_DONE) = numbers(26, 35)  # fmt: skip
 # Adapters in slots and in host memory.
-(RESIDENTS, ON_HOST_COUNT) = numbers(34, 36)
+(RESIDENTS, ON_HOST_COUNT) = numbers(35, 37)
 # The step: its number, that number modulo BLOCK_SIZE and RING, whether it is being executed, what it computes,
 # how many requests it preempted and passed over, and the requests whose prefill it ends.
-(STEP, PHASE, BUCKET, IN_FLIGHT, STEP_DECODES, STEP_PREFILL, STEP_PREEMPTED, SCANNED, ENDED) = numbers(36, 45)
+(STEP, PHASE, BUCKET, IN_FLIGHT, STEP_DECODES, STEP_PREFILL, STEP_PREEMPTED, SCANNED, ENDED) = numbers(37, 46)
 # Totals.
-(PREEMPTIONS, ADAPTER_LOADS, DISK_LOADS, PEAK_BLOCKS, PEAK_RUNNING) = numbers(45, 50)
+(PREEMPTIONS, ADAPTER_LOADS, DISK_LOADS, PEAK_BLOCKS, PEAK_RUNNING) = numbers(46, 51)
 # Slots: whether adapters of the batch are never evicted; adapters that joined in this step.
-(SPARES_BATCH, JOINERS) = numbers(50, 52)
+(SPARES_BATCH, JOINERS) = numbers(51, 53)
 # The front end: requests that it has accepted and the engine has not got yet; time series of /metrics and
 # names in their labels; of the sets of adapters that the next series would name: hash, size, hash of the last
 # one counted; gaps between tokens, and those that the client does not see because their chunks were merged.
-(PENDING, PENDING_LAST, PENDING_COUNT, SERIES, NAMES, SETS, NAMED, COUNTED, GAPS, MERGED) = numbers(52, 62)
+(PENDING, PENDING_LAST, SERIES, NAMES, SETS, NAMED, COUNTED, GAPS, MERGED) = numbers(53, 62)
 # The walk: the last step whose batch is in each of two rows of `sets`, + 1; how far the search for the least recently
 # used adapter has come in the order of the last step, for slots and for host memory.
 (SET_STEP, SET_STEP_OTHER, OLDEST_IN_SLOT, OLDEST_ON_HOST) = numbers(62, 66)
@@ -76,9 +78,9 @@ ENDED_LAST = 68
 (CACHE_RULE, LOADING_MODE, SLOT_LIMIT, MAX_WAIT, CLUSTER, HIGH_WATER, SINCE, DECODE_STEPS, PREFILLING, BATCH,
  ABORTED, ACTIVE_BLOCKS, LOADING_BLOCKS, TAG, UNAWAITED, BLOCKED, LEFT) = numbers(69, 86)  # fmt: skip
 # The walk: places of each of the two sets, - 1; row of the set of the current step; the last step that adapters joined,
-# + 1; the last step after which adapters left the batch, and the one before, + 1.
-(SET_MASK, SET_MASK_OTHER, WALK_ROW, JOIN_STEP, LEAVE_STEP, LEAVE_BEFORE) = numbers(86, 92)
-N_INTS = 92
+# + 1; the last step after which adapters left the batch, and the one before, + 1; length of the list by entry.
+(SET_MASK, SET_MASK_OTHER, WALK_ROW, JOIN_STEP, LEAVE_STEP, LEAVE_BEFORE, ENTRIES) = numbers(86, 93)
+N_INTS = 96  # whole cache lines for each server of a cluster
 
 # ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the
 # next arrival (infinite if none is known); duration of the step, s, and of its loads, ms; totals; width of the
@@ -106,24 +108,27 @@ N_FLOATS = 20
 (ACCEPTED, FINISHED, GIVEN_UP) = numbers(1, 4)
 # ---- columns of `links`: running requests by admission; requests that finish in the same step.
 (OLDER, NEWER, DUE_BEFORE, DUE_AFTER) = numbers(0, 4)
-# ---- columns of `adapters`: running requests; whether in a slot, in host memory; key of its first waiting
-# request, the heap that it is in (0: none) and its place there; its FIFO of waiting requests; rings by last
-# use of the adapters outside the batch that are in slots, and in host memory alone; requests refused; step of
-# the last use + 2, step in which it joined the batch + 1; whether it was ever used; its requests that run and
-# that wait as the front end knows them; ring by entry into the batch, and whether it is in there (also for some
-# time after it has left); place in each of the two sets of the walk; ring of those
-# that the next series names, where that is a list.
-(IN_BATCH, RESIDENT, ON_HOST, FIRST_KEY, HEAP, PLACE, HEAD, TAIL, IDLE_BEFORE, IDLE_AFTER, HOST_BEFORE,
- HOST_AFTER, REFUSED, LAST_USE, JOINED, KNOWN, KNOWN_RUNNING, KNOWN_WAITING, ENTRY_BEFORE, ENTRY_AFTER,
- ENTERED, WALKED, WALKED_OTHER, NAMED_BEFORE, NAMED_AFTER) = numbers(0, 25)  # fmt: skip
-N_ADAPTER_COLUMNS = 25
+# ---- columns of `adapters`, what is used together in one cache line. The batch: running requests; whether in a slot,
+# in host memory; step of the last use + 2, step in which it joined the batch + 1; place in each of the two sets of the
+# walk; hash of the name.
+(IN_BATCH, RESIDENT, ON_HOST, LAST_USE, JOINED, WALKED, WALKED_OTHER, HASHED) = numbers(0, 8)
+# The queue: key of its first waiting request, the heap that it is in (0: none) and its place there; its FIFO of waiting
+# requests; requests refused; whether it was ever used; whether it is in the list by entry.
+(FIRST_KEY, HEAP, PLACE, HEAD, TAIL, REFUSED, KNOWN, ENTERED) = numbers(8, 16)
+# Rings by last use of the adapters outside the batch that are in slots, and in host memory alone; its requests that run
+# and that wait as the front end knows them; ring of those that the next series names, where that is a list.
+(IDLE_BEFORE, IDLE_AFTER, HOST_BEFORE, HOST_AFTER, KNOWN_RUNNING, KNOWN_WAITING, NAMED_BEFORE,
+ NAMED_AFTER) = numbers(16, 24)  # fmt: skip
+N_ADAPTER_COLUMNS = 24
 # ---- columns of `sizes`: rank, KV blocks while in a slot (0 unless memory is unified), class of the rank,
 # hash of the name; random words for the hash of the sets of running and of waiting adapters.
 (RANK, BLOCKS, RANK_CLASS, HASH, WORD_RUNNING, WORD_WAITING) = numbers(0, 6)
 N_SIZE_COLUMNS = 6
 # ---- rows of `sets`: two sets of adapters of the batch in the order of the walk, at their places in a Python set; room
-# to grow such a set; those that joined in this step, in that order.
-(SPARE, JOINING) = numbers(2, 4)
+# to grow such a set; those that joined in this step, in that order; those in the batch by their entry into it, and some
+# that have left it.
+(SPARE, JOINING, ENTRY) = numbers(2, 5)
+N_SETS = 5
 # ---- columns of `classes` (distinct ranks, ascending, from row 1): adapters in the batch, the rank, requests
 # of the inbox that are not finished.
 (MEMBERS, CLASS_RANK, UNFINISHED) = numbers(0, 3)
@@ -138,14 +143,14 @@ class ServerState(NamedTuple):
     For n requests and m adapters: ints (N_INTS,), floats (N_FLOATS,); stream_s (arrivals,), empty unless
     STREAM; requests int64 (n, 8), times float64 (n, 7), status int8 (n,), links int64 (n + RING, 4): may be
     shared by the servers of a cluster, which then each have their own RING rows of `links`; adapters int64
-    (m + 1, 25), sizes int64 (m + 1, 6), classes int64 (distinct ranks + 1, 3); heaps int64 (2, m): adapters
+    (m + 1, 24), sizes int64 (m + 1, 6), classes int64 (distinct ranks + 1, 3); heaps int64 (2, m): adapters
     with waiting requests by the first of these, those outside the batch and those in it; phase int64
     (BLOCK_SIZE,): decodes by the step, modulo BLOCK_SIZE, in which they need a block; tree int64 (n + 1,) or
     (1,): counts waiting requests by key if the step law needs those passed over; histogram int64
     (HISTOGRAM_BINS,) of gaps between tokens; timeline float64 (bins, 8); vector float64 (terms,): what the
     terms of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`; sets int64
-    (4, `set_places(SLOTS)`), or (4, 1) where no adapter is ever evicted; series int64 (2^k,): hash set of the time
-    series of /metrics, (1,) where they are not read.
+    (5, places), or (5, 1) where no adapter is ever evicted; series int64 (2^k,): hash set of the time series of
+    /metrics, (1,) where they are not read.
     """
 
     ints: IntArray
@@ -225,7 +230,7 @@ def new_state(
     table = 2 ** int(np.clip(np.ceil(np.log2(2.0 * scraped_steps)), 10, 24)) if scraped_steps else 1
     bins = int(np.nextafter(run_s, 0.0) / bin_s) + 1
     slots, m = settings.get(SLOTS, 0), len(sizes) - 1
-    places = set_places(slots) if m > slots or sizes[:, BLOCKS].any() else 1
+    places = max(set_places(slots), 2 * slots + 1) if m > slots or sizes[:, BLOCKS].any() else 1
     return ServerState(
         ints=ints,
         floats=floats,
@@ -244,7 +249,7 @@ def new_state(
         timeline=np.zeros((bins, 8)),
         vector=np.zeros(terms),
         means=np.zeros(terms + 2 if mean_state else 0),
-        sets=np.zeros((4, places), dtype=np.int64),
+        sets=np.zeros((N_SETS, places), dtype=np.int64),
         series=np.zeros(table, dtype=np.int64),
     )
 

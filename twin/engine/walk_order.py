@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
-    ENTERED, ENTRY_AFTER, ENTRY_BEFORE, HASH, IN_BATCH, JOINED, JOINERS, JOINING, JOIN_STEP, LAST_USE, LEAVE_BEFORE,
+    ENTERED, ENTRIES, ENTRY, HASH, HASHED, IN_BATCH, JOINED, JOINERS, JOINING, JOIN_STEP, LAST_USE, LEAVE_BEFORE,
     LEAVE_STEP, SET_MASK, SET_STEP, SET_STEP_OTHER, SPARE, STEP, WALKED, IntArray,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
@@ -26,9 +25,9 @@ SMALLEST = 8
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def add(sets: IntArray, row: int, mask: int, sizes: IntArray, a: int) -> None:
+def add(sets: IntArray, row: int, mask: int, adapters: IntArray, a: int) -> None:
     """Put adapter row `a` into a set of mask + 1 places."""
-    perturb = sizes[a, HASH]
+    perturb = adapters[a, HASHED]
     home = perturb & mask
     while True:
         last = home + LINEAR_PROBES if home + LINEAR_PROBES <= mask else home
@@ -41,7 +40,7 @@ def add(sets: IntArray, row: int, mask: int, sizes: IntArray, a: int) -> None:
 
 
 @njit(**ENGINE_FLAGS)
-def grow(sets: IntArray, row: int, mask: int, sizes: IntArray, members: int) -> int:
+def grow(sets: IntArray, row: int, mask: int, adapters: IntArray, members: int) -> int:
     """Move the members of a set, in its order, to the smallest power of 2 beyond four times as many places."""
     larger = SMALLEST
     while larger <= 4 * members:
@@ -52,7 +51,7 @@ def grow(sets: IntArray, row: int, mask: int, sizes: IntArray, members: int) -> 
         sets[row, i] = 0
     for i in range(mask + 1):
         if sets[SPARE, i] > 0:
-            add(sets, row, larger - 1, sizes, sets[SPARE, i])
+            add(sets, row, larger - 1, adapters, sets[SPARE, i])
     return larger - 1
 
 
@@ -72,33 +71,34 @@ def as_before(ints: IntArray, step: int, made: int) -> bool:
 
 
 @njit(**ENGINE_FLAGS)
-def order(ints: IntArray, adapters: IntArray, sizes: IntArray, sets: IntArray, step: int) -> int:
+def order(ints: IntArray, adapters: IntArray, sets: IntArray, step: int) -> int:
     """The row of `sets` that holds the batch of a step, the current one or the one before, in the order of the walk.
 
-    Its members are in the ring of entry: those in the batch that joined by then, and those touched last in that step.
-    Who left earlier is taken out of the ring on the way. The row of the current step is made after that of the last.
+    Its members are in the list by entry: those in the batch that joined by then, and those touched last in that step.
+    Who left earlier is taken out of the list on the way. The row of the current step is made after that of the last.
     """
     newer = 1 if ints[SET_STEP_OTHER] > ints[SET_STEP] else 0
     if as_before(ints, step, ints[SET_STEP + newer]):
         ints[SET_STEP + newer] = step + 1
         return newer
     row = 1 - newer
-    mask, members = SMALLEST - 1, 0
+    mask, members, kept = SMALLEST - 1, 0, 0
     for i in range(SMALLEST):
         sets[row, i] = 0
-    a = adapters[0, ENTRY_AFTER]
-    while a != 0:
-        following = adapters[a, ENTRY_AFTER]
+    for k in range(ints[ENTRIES]):
+        a = sets[ENTRY, k]
         runs, last = adapters[a, IN_BATCH] > 0, adapters[a, LAST_USE]
+        if not runs and last < step + 2:
+            adapters[a, ENTERED] = 0
+            continue
+        sets[ENTRY, kept] = a
+        kept += 1
         if (runs and adapters[a, JOINED] <= step + 1) or last == step + 2:
-            add(sets, row, mask, sizes, a)
+            add(sets, row, mask, adapters, a)
             members += 1
             if 5 * members >= 3 * mask:
-                mask = grow(sets, row, mask, sizes, members)
-        elif not runs and last < step + 2:
-            unlink(adapters, ENTRY_BEFORE, a)
-            adapters[a, ENTERED] = 0
-        a = following
+                mask = grow(sets, row, mask, adapters, members)
+    ints[ENTRIES] = kept
     for i in range(mask + 1):
         if sets[row, i] > 0:
             adapters[sets[row, i], WALKED + row] = i
@@ -108,14 +108,39 @@ def order(ints: IntArray, adapters: IntArray, sizes: IntArray, sets: IntArray, s
 
 
 @njit(**ENGINE_FLAGS)
-def enter(ints: IntArray, adapters: IntArray, sets: IntArray) -> None:
-    """Those that joined in this step come last in the ring of entry."""
+def make_room_to_enter(ints: IntArray, adapters: IntArray, sets: IntArray) -> None:
+    """Who is neither in the batch nor was touched in the last step leaves the list by entry."""
+    kept = 0
+    for k in range(ints[ENTRIES]):
+        a = sets[ENTRY, k]
+        if adapters[a, IN_BATCH] > 0 or adapters[a, LAST_USE] > ints[STEP]:
+            sets[ENTRY, kept] = a
+            kept += 1
+        else:
+            adapters[a, ENTERED] = 0
+    ints[ENTRIES] = kept
+
+
+@njit(**ENGINE_FLAGS)
+def enter(ints: IntArray, adapters: IntArray, sizes: IntArray, sets: IntArray) -> None:
+    """Those that joined in this step come last in the list by entry."""
+    if ints[ENTRIES] + ints[JOINERS] > sets.shape[1]:
+        make_room_to_enter(ints, adapters, sets)
+    n = ints[ENTRIES]
     for k in range(ints[JOINERS]):
         a = sets[JOINING, k]
         if adapters[a, ENTERED] == 1:
-            unlink(adapters, ENTRY_BEFORE, a)
+            i = 0
+            while sets[ENTRY, i] != a:
+                i += 1
+            n -= 1
+            for j in range(i, n):
+                sets[ENTRY, j] = sets[ENTRY, j + 1]
         adapters[a, ENTERED] = 1
-        link_last(adapters, ENTRY_BEFORE, 0, a)
+        adapters[a, HASHED] = sizes[a, HASH]
+        sets[ENTRY, n] = a
+        n += 1
+    ints[ENTRIES] = n
     if ints[JOINERS] > 0:
         ints[JOIN_STEP] = ints[STEP] + 1
     ints[JOINERS] = 0

@@ -18,6 +18,7 @@ from packer.twin.engine.state import (
     LAST_USE,
     N_ADAPTER_COLUMNS,
     N_INTS,
+    N_SETS,
     SET_MASK,
     STEP,
     IntArray,
@@ -57,7 +58,7 @@ def test_order_is_that_of_a_set(changes: list[tuple[int, int]], most: int, seed:
     sizes, _ = sizes_of(np.full(m, 8), np.full(m, 0), seed)
     sizes[1:, HASH] %= most  # small hashes collide
     adapters = np.zeros((m + 1, N_ADAPTER_COLUMNS), dtype=np.int64)
-    ints, sets = np.zeros(N_INTS, dtype=np.int64), np.zeros((4, set_places(m)), dtype=np.int64)
+    ints, sets = np.zeros(N_INTS, dtype=np.int64), np.zeros((N_SETS, set_places(m)), dtype=np.int64)
     batch: dict[int, Named] = {}
     for step, (leaving, joining) in enumerate(changes):
         ints[STEP] = step
@@ -73,12 +74,12 @@ def test_order_is_that_of_a_set(changes: list[tuple[int, int]], most: int, seed:
             sets[JOINING, k] = a
         ints[JOINERS] = len(joiners)
         if each or rng.random() < 0.3:
-            assert in_order(ints, sets, order(ints, adapters, sizes, sets, step - 1)) == before
-            enter(ints, adapters, sets)
+            assert in_order(ints, sets, order(ints, adapters, sets, step - 1)) == before
+            enter(ints, adapters, sizes, sets)
             now = [named.row for named in set(batch.values())]
-            assert in_order(ints, sets, order(ints, adapters, sizes, sets, step)) == now
+            assert in_order(ints, sets, order(ints, adapters, sets, step)) == now
         else:
-            enter(ints, adapters, sets)
+            enter(ints, adapters, sizes, sets)
 
 
 @pytest.mark.parametrize("members", [1, 4, 5, 18, 19, 76, 77, 306, 307, 1000])
