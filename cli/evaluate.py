@@ -289,7 +289,9 @@ def _conclusion(found: PlanEvaluation) -> list[str]:
     plan, lines = found.plan, []
     if found.over_limits:
         shown = ", ".join(map(str, found.over_limits[:SHOWN]))
-        lines.append(f"Latency limits ({plan.workload.slo}) break on GPU {shown}.")
+        lines.append(
+            f"Latency limits ({plan.goal if plan.limits else plan.workload.slo}) break on GPU {shown}."
+        )
     if found.breaks_first is not None:
         lines.append(_weakest(found, found.breaks_first))
     if plan.unplaced:
@@ -306,7 +308,8 @@ def _conclusion(found: PlanEvaluation) -> list[str]:
 def _weakest(found: PlanEvaluation, gpu: int) -> str:
     if found.broken:
         return f"GPU {gpu} breaks first."
-    return f"GPU {gpu} has the least headroom: {growth(found.plan.headroom[found.gpus.index(gpu)])}."
+    factor = found.plan.headroom[found.gpus.index(gpu)]
+    return f"GPU {gpu} has {'no headroom' if factor is None else f'the least headroom: {growth(factor)}'}."
 
 
 def conclusion(broken: int, gpus: int, unplaced: int) -> str:

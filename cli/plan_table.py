@@ -226,7 +226,7 @@ def _totals(plan: Plan) -> list[str]:
         f"Total       {placed:,} of {_adapters(plan)} on {_count(plan)}; "
         f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
         f"Status      {plan.status.value}; {_bound(plan)}re-simulated on a fresh hour: {VERIFIED[plan.verified]}",
-        f"Found by    {plan.solver} for {_objective(plan)}, predicted by {plan.predictor}{_margin(plan)}, "
+        f"Found by    {plan.solver} for {plan.goal}, predicted by {plan.predictor}{_margin(plan)}, "
         f"in {plan.runtime_s:.2f} s, seed {plan.seed}",
     ]
     training = float(plan.evaluations.tuning_tok_s.sum())
@@ -250,10 +250,6 @@ def assumed_lengths() -> str:
         f"not given: as ShareGPT's, {SHAREGPT_INPUT.mean:g} tokens in and {SHAREGPT_OUTPUT.mean:g} out on average; "
         "columns input_tokens and output_tokens give them"
     )
-
-
-def _objective(plan: Plan) -> str:
-    return str(plan.workload.slo) if plan.objective == "recommend" else plan.objective
 
 
 def _bound(plan: Plan) -> str:

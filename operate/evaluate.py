@@ -53,7 +53,8 @@ class PlanEvaluation:
     def over_limits(self) -> tuple[int, ...]:
         """Numbers of the servers that serve their load, but whose adapters break their latency limits."""
         found = self.plan.evaluations
-        return tuple(self.gpus[k] for k in np.flatnonzero(found.feasible & (found.slo_used > 1.0)).tolist())
+        over = [getattr(found, name) > most for name, most in (self.plan.limits or {"slo_used": 1.0}).items()]
+        return tuple(self.gpus[k] for k in np.flatnonzero(found.feasible & np.any(over, axis=0)).tolist())
 
     @property
     def broken(self) -> tuple[int, ...]:
@@ -157,7 +158,7 @@ def evaluate_plan(
         found = evaluator.evaluate(changed.workload, changed.bins)
     names = list(changed.workload.names)
     unplaced = sorted({*(names.index(name) for name in changed.unplaced), *_never_placed(plan, names)})
-    kept = plan.objective != "recommend" or not bool((found.slo_used > 1.0).any())
+    kept = not any((getattr(found, name) > most).any() for name, most in plan.limits.items())
     whole = not unplaced and bool(found.feasible.all()) and kept
     evaluated = replace(
         plan,
@@ -177,12 +178,13 @@ def evaluate_plan(
         moves=None,
         interrupted=False,
         time_limit_reached=False,
-        reasons=() if kept else (f"The latency limits break: {plan.workload.slo}",),
+        reasons=() if kept else (f"The latency limits break: {plan.goal}",),
         unplaced=tuple(unplaced),
         verified=whole if evaluator.name == "twin" else None,
         seed=used,
         versions=versions(profiles),
-        details={"evaluated": True, "rate_factor": rate_factor, "duration_s": duration_s, "lost": list(lose)},
+        details={"evaluated": True, "rate_factor": rate_factor, "duration_s": duration_s, "lost": list(lose)}
+        | ({"limits": plan.limits} if plan.limits and plan.objective != "recommend" else {}),
     )
     if duration_s is None:
         progress("headroom", 1, 2)

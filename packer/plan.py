@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
-from packer.evaluation import AdapterFigures, Evaluations
+from packer.evaluation import FIGURES, AdapterFigures, Evaluations
 from packer.profile import Profile
 from packer.room import Room
 from packer.workload import Workload
@@ -122,6 +122,23 @@ class Plan:
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that each server was to keep, by the name of the figure; empty without any."""
+        if self.objective == "recommend":
+            return {"slo_used": 1.0}
+        given = self.details.get("limits")
+        known = given.items() if isinstance(given, dict) else ()
+        return {name: most for name, most in known if name in FIGURES and isinstance(most, int | float)}
+
+    @property
+    def goal(self) -> str:
+        """What the plan was made for, in words: its limits, or the name of its objective."""
+        own = [f"{name} <= {most:g}" for name, most in self.limits.items() if name != "slo_used"]
+        if own:
+            return f"{self.objective}: {', '.join(own)}"
+        return str(self.workload.slo) if self.limits else self.objective
 
     @property
     def n_gpus(self) -> int:

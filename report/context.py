@@ -375,7 +375,7 @@ def plan_facts(plan: Plan) -> list[tuple[str, str]]:
     facts = [
         ("Workload", plan.workload.name),
         ("Status", plan.status.value),
-        ("Objective", plan.objective),
+        ("Objective", plan.goal),
         ("Latency limits", str(plan.workload.slo)),
         ("Solver", f"{plan.solver}, {plan.runtime_s:,.2f} s"),
         ("Predictor", plan.predictor),

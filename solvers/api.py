@@ -20,10 +20,11 @@ from packer.solvers.band import with_band
 from packer.solvers.base import Problem, Solver
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
-from packer.solvers.headroom import MOST_GPUS, hours_of, with_room, with_slots
+from packer.solvers.headroom import MOST_GPUS, with_room, with_slots
 from packer.solvers.spare import with_spare
 from packer.solvers.verify import check, twin_failures
 from packer.strategies import Predictor
+from packer.twin.hours import Hours
 from packer.workload import Workload
 
 HARDENING_STEPS = 3
@@ -213,7 +214,7 @@ def _with_slots(problem: Problem, plan: Plan) -> Plan:
     def admits(item: Bin) -> bool:
         return bool(goal.admissible(evaluator.confirmed(plan.workload, [item])).all())
 
-    hours = hours_of(plan, evaluator, problem.out_of_time)
+    hours = Hours(plan.seed, problem.out_of_time, plan.limits)
     bins, rooms = with_slots(hours, plan.workload, plan.bins, admits)
     if bins == plan.bins:
         return replace(plan, rooms=rooms)

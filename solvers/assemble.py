@@ -26,6 +26,7 @@ def assemble(problem: Problem, solution: Solution, solver: str, runtime_s: float
     evaluator = problem.evaluator
     evaluations = evaluator.report(problem.workload, solution.bins)
     admissible = problem.objective.admissible(evaluations).tolist()
+    limits = dict(problem.objective.limits)
     key = problem.objective.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
     bound = None if solution.lower_bound is None else _rounded(problem, solution.lower_bound)
     status = Status.FEASIBLE if all(admissible) and not solution.unplaced else Status.INFEASIBLE
@@ -56,7 +57,7 @@ def assemble(problem: Problem, solution: Solution, solver: str, runtime_s: float
             runtime_s=runtime_s,
             seed=problem.seed,
             versions=versions(problem.profiles),
-            details=solution.details,
+            details={**solution.details, **({"limits": limits} if limits else {})},
         ),
     )
 

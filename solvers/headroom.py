@@ -65,16 +65,10 @@ def with_room(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambd
         return plan
     if any(evaluator.twin_of(item.profile) is None for item in plan.bins):
         return replace(plan, headroom=headroom(plan.workload, plan.bins, evaluator, stop))
-    hours = hours_of(plan, evaluator, stop)
+    hours = Hours(plan.seed, stop, plan.limits)
     rooms = plan.rooms or hours.rooms(plan.bins, plan.workload)
     known = tuple(room.headroom for room in rooms) or (None,) * len(plan.bins)
     return with_adapters(replace(plan, rooms=rooms, headroom=known), hours)
-
-
-def hours_of(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool]) -> Hours:
-    """Hours for the servers of a plan, with the limits of its objective if it has some."""
-    limits = {} if evaluator.objective is None else evaluator.objective.limits
-    return Hours(plan.seed, stop, limits) if limits else Hours(plan.seed, stop)
 
 
 def headroom(

@@ -25,6 +25,8 @@ from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 HOUR_S = 3600.0
+SLO = {"slo_used": 1.0}
+"""The limits of adapters (`Workload.slo`) as the limit of a figure."""
 LEVELS = tuple(round(1.08**k, 4) for k in range(19))
 """Factors of the rates at which room to grow is looked for."""
 
@@ -49,12 +51,12 @@ class Hours:
     """Hours of servers under a fleet (or the whole of its replayed trace), simulated when first needed.
 
     `stop`: no further simulation is started once it is true. `limits`: what the first mark of `rooms` refers to, by
-    the name of the figure.
+    the name of the figure; left out, those of the adapters.
     """
 
     seed: int = 0
     stop: Callable[[], bool] = lambda: False
-    limits: Mapping[str, float] = field(default_factory=lambda: {"slo_used": 1.0})
+    limits: Mapping[str, float] = field(default_factory=dict)
     _stored: dict[Any, ServerHour] = field(default_factory=dict)
 
     def all(self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None) -> list[ServerHour]:
@@ -113,7 +115,7 @@ class Hours:
 
     def _keeps(self, sim: Simulation) -> tuple[bool, bool, bool]:
         served = sim.status == "ok" and not sim.starved
-        inside = all(getattr(sim, name) <= most for name, most in self.limits.items())
+        inside = all(getattr(sim, name) <= most for name, most in (self.limits or SLO).items())
         return inside, served and sim.stable, served
 
     def _hour(self, sim: Simulation) -> ServerHour:

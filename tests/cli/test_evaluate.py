@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,17 @@ def test_estimates_are_marked(plan_path: str, capsys: Capture) -> None:
     assert '"calibrated": false' in capsys.readouterr().out
     assert run(["evaluate", plan_path, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_plan_for_limits_breaks_with_them(
+    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
+) -> None:
+    """A plan that was made for latency limits of its own does not hold where they break, and says which they are."""
+    path = tmp_path / "plan.json"
+    for most, code in ((1e6, 0), (1e-3, 3)):
+        made = replace(toy_plan(["a", "b"]), objective="slo", details={"limits": {"mean_ttft_ms": most}})
+        made.save(path)
+        assert run(["evaluate", str(path)]) == code
+        said = f"Latency limits (slo: mean_ttft_ms <= {most:g}) break on GPU"
+        assert (said in capsys.readouterr().out) is (code == 3)
+        path.unlink()
