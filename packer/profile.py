@@ -278,6 +278,28 @@ class Profile:
         """Name for people; an estimate says so."""
         return self.name if self.calibrated else f"{self.name} (estimated, not calibrated)"
 
+    def facts(self) -> list[tuple[str, str]]:
+        """What the server is and where its numbers come from, for people: name and text of each fact."""
+        model, engine, memory, gpu = self.model, self.engine, self.memory, self.gpu
+        several = f" × {engine.tensor_parallel_size}" if engine.tensor_parallel_size > 1 else ""
+        price = gpu.price_per_hour
+        settings = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+        slot = f"{memory.slot_bytes / 1e6:.2f} MB + {memory.slot_bytes_per_rank / 1e6:.2f} MB × max_lora_rank"
+        return [
+            ("profile", self.label),
+            ("base model", f"{model.name}, {model.weights_bytes / 1e9:.1f} GB of weights"),
+            ("adapter", f"{model.lora_bytes_per_rank / 1e6:.2f} MB per unit of rank"),
+            ("GPU", f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB{several}"),
+            ("price per hour", "–" if price is None else f"{price:,.2f}"),
+            ("engine", f"{engine.name} {engine.version}, {engine.dtype}"),
+            ("settings", ", ".join(f"{name} {getattr(engine, name)}" for name in settings)),
+            ("slot", slot),
+            ("memory points", f"{len(memory.measured)} measured"),
+            ("step law", f"{self.latency.form}, {len(self.latency.coefficients)} terms"),
+            ("fingerprint", self.fingerprint),
+            *self.provenance.items(),
+        ]
+
     def settings(self, max_loras: int, max_lora_rank: int) -> Settings:
         """How a server of this profile is started with so many adapters on the GPU, of at most this rank."""
         return _settings(self.memory.policy, max_loras, max_lora_rank)

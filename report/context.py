@@ -12,7 +12,6 @@ from packer.errors import InputError
 from packer.evaluation import Evaluation
 from packer.export.formats import start_commands
 from packer.plan import Plan, Status
-from packer.profile import Profile
 from packer.report.curves import Curves
 from packer.twin.hours import LEVELS
 from packer.twin.memory.policy import memory_policy
@@ -332,30 +331,6 @@ def bound_text(plan: Plan) -> str:
         f"Every plan needs at least {plan.lower_bound:,.6g}{source}, as evaluated {relative}. "
         f"This plan is within {100 * (plan.gap or 0.0):.1f} % of that bound; the best lies between the two."
     )
-
-
-def profile_facts(profile: Profile) -> list[tuple[str, str]]:
-    """What the server is and where its numbers come from."""
-    engine, gpu = profile.engine, profile.gpu
-    facts = [
-        ("Profile", profile.label),
-        ("Base model", profile.model.name),
-        (
-            "GPU",
-            f"{gpu.name}, {gpu.memory_bytes / GIB:,.0f} GiB"
-            + (f" × {engine.tensor_parallel_size}" if engine.tensor_parallel_size > 1 else ""),
-        ),
-        ("Engine", f"{engine.name} {engine.version}, {engine.dtype}"),
-        (
-            "Settings",
-            f"max_model_len {engine.max_model_len:,}, max_num_seqs {engine.max_num_seqs:,}, "
-            f"max_num_batched_tokens {engine.max_num_batched_tokens:,}, "
-            f"gpu_memory_utilization {engine.gpu_memory_utilization:g}",
-        ),
-        ("Fingerprint", profile.fingerprint),
-    ]
-    facts += [(key.replace("_", " ").capitalize(), value) for key, value in profile.provenance.items()]
-    return [(visible(key), visible(value)) for key, value in facts]
 
 
 def lengths_text(plan: Plan) -> str:

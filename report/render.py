@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from packer.plan import Plan
+from packer.profile import Profile
 from packer.report import charts, context
 from packer.report.curves import Curves
 from packer.report.figures_svg import Chart
@@ -71,12 +72,18 @@ def render_report(
         growth_rows=charts.growth_rows(curves) if curves else [],
         columns=[COMPARED.get(key, context.visible(key)) for key in shown],
         comparison=[[_cell(row[key]) for key in shown] for row in comparison],
-        profiles=[(context.profile_facts(profile), sorted(profile.errors.items())) for profile in profiles],
+        profiles=[(_facts(profile), sorted(profile.errors.items())) for profile in profiles],
         estimated=[profile.label for profile in profiles if not profile.calibrated],
         facts=context.plan_facts(plan),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def _facts(profile: Profile) -> list[tuple[str, str]]:
+    """What the server is and where its numbers come from."""
+    named = ((key.replace("_", " "), value) for key, value in profile.facts())
+    return [(context.visible(key[:1].upper() + key[1:]), context.visible(value)) for key, value in named]
 
 
 def _frontier(plan: Plan) -> list[Chart]:

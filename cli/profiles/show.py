@@ -8,7 +8,7 @@ import click
 
 from packer.cli.declare import argument, bundle, command, flag
 from packer.cli.options import Output
-from packer.cli.output import number, table
+from packer.cli.output import table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,35 +43,9 @@ def show(given: Given, out: Output) -> None:
         click.echo(format_profile(profile), nl=False)
         return
     data = {**profile_to_dict(profile), "label": profile.label, "fingerprint": profile.fingerprint}
-    out.result(
-        data, lambda: [table(profile.label, ["", ""], _facts(profile), left=(0, 1)), _capacity(profile)]
-    )
-
-
-def _facts(profile: Profile) -> list[list[str]]:
-    model, engine, memory = profile.model, profile.engine, profile.memory
-    return [
-        ["model", f"{model.name}, {model.weights_bytes / 1e9:.1f} GB of weights"],
-        ["adapter", f"{model.lora_bytes_per_rank / 1e6:.2f} MB per unit of rank"],
-        ["GPU", f"{profile.gpu.name}, {profile.gpu.memory_bytes / 2**30:.1f} GiB"],
-        ["price per hour", number(profile.gpu.price_per_hour, 2)],
-        ["engine", f"{engine.name} {engine.version}, {engine.dtype}"],
-        [
-            "settings",
-            f"max_model_len {engine.max_model_len}, max_num_seqs {engine.max_num_seqs}, "
-            f"max_num_batched_tokens {engine.max_num_batched_tokens}, "
-            f"gpu_memory_utilization {engine.gpu_memory_utilization:g}",
-        ],
-        [
-            "slot",
-            f"{memory.slot_bytes / 1e6:.2f} MB + {memory.slot_bytes_per_rank / 1e6:.2f} MB × max_lora_rank",
-        ],
-        ["memory points", f"{len(memory.measured)} measured"],
-        ["step law", f"{profile.latency.form}, {len(profile.latency.coefficients)} terms"],
-        *([f"error, {key}", f"{value:g}"] for key, value in profile.errors.items()),
-        *([key, value] for key, value in profile.provenance.items()),
-        ["fingerprint", profile.fingerprint],
-    ]
+    errors = [(f"error, {key}", f"{value:g}") for key, value in profile.errors.items()]
+    facts = [*profile.facts(), *errors]
+    out.result(data, lambda: [table(profile.label, ["", ""], facts, left=(0, 1)), _capacity(profile)])
 
 
 def _capacity(profile: Profile) -> Table:
