@@ -46,8 +46,8 @@ def measured(
                 row.total_token_throughput,
                 float("nan") if row.mean_ttft_ms is None else row.mean_ttft_ms,
                 float("nan") if row.mean_itl_ms is None else row.mean_itl_ms,
-                len(row.starved),
-                len(row.memory_errors),
+                len(row.starved_gpus),
+                len(row.memory_error_gpus),
             )
             found[int(k)] = replace(results[int(k)], reference=figures, failures=row.failures)
     return found

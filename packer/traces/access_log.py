@@ -16,7 +16,7 @@ from packer.errors import FileFormatError, ValidationError, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.lengths import MAX_TOKENS
-from packer.traces.trace import Trace
+from packer.traces.trace import Trace, trace_of_rows
 
 KEYS: dict[str, tuple[str, ...]] = {
     "time": (
@@ -223,17 +223,8 @@ def _parsed_time(text: str) -> float | None:
 
 
 def _log(columns: _Columns, source: str) -> AccessLog:
-    time = np.array(columns.time)
-    order = np.argsort(time, kind="stable")
-    names, adapter = np.unique(np.array(columns.model, dtype=object), return_inverse=True)
-    start = float(time[order[0]])
-    trace = Trace(
-        time[order] - start,
-        np.array(columns.input, dtype=np.int64)[order],
-        np.array(columns.output, dtype=np.int64)[order],
-        adapter.astype(np.int64)[order],
-        tuple(names.tolist()),
-        dropped=columns.failed,
-        source=source,
-    )
-    return AccessLog(trace, start, columns.other)
+    trace = trace_of_rows(
+        np.array(columns.time), np.array(columns.input, dtype=np.int64), np.array(columns.output, dtype=np.int64),
+        adapter=columns.model, dropped=columns.failed, source=source,
+    )  # fmt: skip
+    return AccessLog(trace, min(columns.time), columns.other)

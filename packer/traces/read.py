@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from packer.io.parquet import check_plain, read_parquet
 from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
 from packer.lengths import MAX_TOKENS
 from packer.traces.columns import TraceFormat, recognise
-from packer.traces.trace import Trace
+from packer.traces.trace import Trace, trace_of_rows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -76,7 +76,10 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str]) -> Trace
     else:
         kind, columns = _read_csv(content, path)
     try:
-        return _sorted(columns, kind.name)
+        return trace_of_rows(
+            columns.time_s, columns.input_tokens, columns.output_tokens, adapter=columns.adapter,
+            rank=columns.rank, source=kind.name,
+        )  # fmt: skip
     except ValidationError as error:
         raise FileFormatError(str(error), path=path) from None
 
@@ -234,36 +237,3 @@ def _time(row: Row, kind: TraceFormat) -> float:
         return row.real(kind.time, low=-MAX_TIME, high=MAX_TIME) * kind.unit_s
     except FileFormatError:
         row.fail(kind.time, f"expected seconds or a date and time, got {shown(cell)}.")
-
-
-def _sorted(columns: _Columns, source: str) -> Trace:
-    """The requests that have tokens, by time, with adapters as indices."""
-    good = (columns.input_tokens > 0) & (columns.output_tokens > 0)
-    order = np.flatnonzero(good)
-    order = order[np.argsort(columns.time_s[order], kind="stable")]
-    times = columns.time_s[order]
-    trace = Trace(
-        times - times[:1],
-        columns.input_tokens[order],
-        columns.output_tokens[order],
-        dropped=int(len(good) - good.sum()),
-        source=source,
-    )
-    return trace if columns.adapter is None else _with_adapters(trace, columns.adapter, columns.rank, order)
-
-
-def _with_adapters(
-    trace: Trace, of_request: Sequence[str], rank: Sequence[int] | None, order: npt.NDArray[np.int64]
-) -> Trace:
-    names, adapter = np.unique(np.array(of_request, dtype=np.str_)[order], return_inverse=True)
-    trace = replace(trace, adapter=adapter.astype(np.int64), names=tuple(names.tolist()))
-    if rank is None:
-        return trace
-    ranks = np.array(rank, dtype=np.int64)[order]
-    of_adapter = np.zeros(len(names), dtype=np.int64)
-    of_adapter[adapter] = ranks
-    odd = np.flatnonzero(of_adapter[adapter] != ranks)
-    if odd.size:
-        name = str(names[adapter[odd[0]]])
-        raise ValidationError(f"Expected one rank for each adapter, got several for {shown(name)}.")
-    return replace(trace, ranks=tuple(of_adapter.tolist()))

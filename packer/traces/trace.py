@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from packer.arrival import RequestTrace
-from packer.errors import ValidationError
+from packer.errors import ValidationError, shown
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,3 +65,45 @@ class Trace:
         if self.adapter is None:
             raise ValidationError("Expected a trace whose requests name their adapters.")
         return RequestTrace(self.time_s, self.adapter, self.input_tokens, self.output_tokens)
+
+
+def trace_of_rows(
+    time_s: FloatArray,
+    input_tokens: IntArray,
+    output_tokens: IntArray,
+    *,
+    adapter: Sequence[str] | None = None,
+    rank: Sequence[int] | None = None,
+    dropped: int = 0,
+    source: str,
+) -> Trace:
+    """The requests of a file, in any order, by time: those without tokens are left out and counted in `dropped`.
+
+    `adapter` and `rank`: name and rank of the adapter of each request.
+
+    Raises
+    ------
+    ValidationError
+        No request has tokens, or an adapter has several ranks.
+    """
+    order = np.flatnonzero((input_tokens > 0) & (output_tokens > 0))
+    order = order[np.argsort(time_s[order], kind="stable")]
+    lost = len(time_s) - len(order)
+    columns = (time_s[order] - time_s[order[:1]], input_tokens[order], output_tokens[order])
+    if adapter is None:
+        return Trace(*columns, dropped=dropped + lost, source=source)
+    of_request = [adapter[k] for k in order.tolist()]
+    names = sorted(set(of_request))
+    number = {name: k for k, name in enumerate(names)}
+    owner = np.array([number[name] for name in of_request], dtype=np.int64)
+    ranks = None
+    if rank is not None:
+        given = np.array(rank, dtype=np.int64)[order]
+        table = np.zeros(len(names), dtype=np.int64)
+        table[owner] = given
+        odd = np.flatnonzero(table[owner] != given)
+        if odd.size:
+            name = shown(names[owner[odd[0]]])
+            raise ValidationError(f"Expected one rank for each adapter, got several for {name}.")
+        ranks = tuple(table.tolist())
+    return Trace(*columns, owner, tuple(names), ranks, dropped + lost, source)

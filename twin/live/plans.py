@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,33 +29,19 @@ class MeasuredPlan:
     offered_tok_s: float
     mean_ttft_ms: float | None
     mean_itl_ms: float | None
-    starved: tuple[int, ...]
-    memory_errors: tuple[int, ...]
+    starved_gpus: tuple[int, ...]
+    memory_error_gpus: tuple[int, ...]
     failures: tuple[str, ...]
 
     @property
     def feasible(self) -> bool:
         """Every adapter placed, every server started, none starved."""
-        return not (self.unplaced or self.starved or self.memory_errors or self.failures)
+        return not (self.unplaced or self.starved_gpus or self.memory_error_gpus or self.failures)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return {
-            "gpus": self.gpus,
-            "unplaced": self.unplaced,
-            "feasible": self.feasible,
-            "total_token_throughput": self.total_token_throughput,
-            "predicted_token_throughput": self.predicted_token_throughput,
-            "throughput_smape_percent": difference(
-                self.predicted_token_throughput, self.total_token_throughput
-            ),
-            "offered_tok_s": self.offered_tok_s,
-            "mean_ttft_ms": self.mean_ttft_ms,
-            "mean_itl_ms": self.mean_itl_ms,
-            "starved_gpus": self.starved,
-            "memory_error_gpus": self.memory_errors,
-            "failures": self.failures,
-        }
+        error = difference(self.predicted_token_throughput, self.total_token_throughput)
+        return {**asdict(self), "feasible": self.feasible, "throughput_smape_percent": error}
 
 
 def distinct_bins(plans: Mapping[str, Plan]) -> tuple[list[Bin], dict[str, list[int]]]:

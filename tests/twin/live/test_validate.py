@@ -167,7 +167,7 @@ def test_equal_bins_of_several_plans_are_measured_once(
     measured = measure_plans(plans, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
     assert measured["two"].gpus == 2
     assert not measured["two"].failures
-    assert not measured["two"].memory_errors
+    assert not measured["two"].memory_error_gpus
     assert measured["two"].total_token_throughput > measured["half"].total_token_throughput
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 3
     again = measure_plans({"half": plans["half"]}, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
