@@ -16,6 +16,9 @@ from packer.solvers.classes import FloatArray, IntArray
 _TIME_LIMIT = 1
 """`scipy.optimize.milp`: the time is up; what it found by then is returned."""
 
+_TOLERANCE = 1e-6
+"""Of HiGHS for constraints, where patterns are not whole numbers."""
+
 
 @dataclass(frozen=True)
 class Master:
@@ -55,8 +58,8 @@ def solve_relaxation(
 
 
 def solve_integer(
-    patterns: IntArray,
-    demand: IntArray,
+    patterns: IntArray | FloatArray,
+    demand: IntArray | FloatArray,
     *,
     time_limit_s: float,
     prices: FloatArray | None = None,
@@ -81,7 +84,7 @@ def solve_integer(
         return None, False
     whole = np.rint(found.x).astype(np.int64)
     covered = whole @ patterns
-    if np.any(whole < 0) or np.any(covered != demand if exact_cover else covered < demand):
+    if np.any(whole < 0) or np.any(covered != demand if exact_cover else covered < demand - _TOLERANCE):
         return None, False
     return whole, found.status == 0
 

@@ -8,30 +8,33 @@ from dataclasses import replace
 import numpy as np
 
 from packer.bin import Bin
-from packer.profile import Profile
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import Part, merged, parts, rank, solved
 from packer.solvers.classes import IntArray
-from packer.solvers.confirm import lacking
-from packer.solvers.exact.master import solve_integer
+from packer.solvers.confirm import confirmed_solution, mended
+from packer.solvers.exact.master import Master, solve_integer
 from packer.solvers.feasibility import OutOfTime, real_bins
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.greedy.top_up import top_up
 from packer.solvers.limit import within_limit
-from packer.solvers.mixed.columns import Columns, Source
+from packer.solvers.mixed.columns import Columns
+from packer.solvers.mixed.mixes import Mixes, cheapest
 from packer.solvers.mixed.repack import Repack
+from packer.solvers.mixed.source import Source
 from packer.solvers.slots import SlotSearch
 
 DEFAULT_S = 20.0
 """Time without a limit."""
 
-_START_SHARE = 0.4
-_HARDENINGS = 3
-_COLUMNS_SHARE = 0.3
-_REPACK_SHARE = 0.7
-"""Of what column generation leaves; the rest is for whole numbers of its patterns."""
+_START_SHARE = 0.6
+_WARM_SHARE, _LAST_SHARE = 0.3, 0.4
+"""Of the time after greedy: for the first weights, and for what follows the relaxation."""
+_PACKINGS = 4
+"""Attempts to pack the adapters on a mix."""
 _INTEGER_S = 2.0
+_CHEAPER = 1e-9
+_TOLERANCE = 1e-6
 
 
 class Mixed:
@@ -63,49 +66,14 @@ class Mixed:
         free = replace(problem, max_gpus=None)
         if free.time_limit_s is None:
             free = replace(free, time_limit_s=_elapsed(free) + DEFAULT_S)
-        free, best = _confirmed_start(free)
+        best = confirmed_solution(free.with_share(_START_SHARE), starting_plan)
         if best.unplaced:
             return within_limit(problem, best)
-        best, bound, proven, details = _Search(free, best).run()
-        source = (
-            "linear relaxation over patterns of each kind of server; every better pattern was excluded"
-            if proven
-            else "estimate: linear relaxation over patterns of each kind of server, if the search missed no better one"
-        )
-        known = bound > 0.0
-        found = replace(
-            best,
-            lower_bound=bound if known else None,
-            bound_source=source if known else "",
-            proven=proven,
-            details=details,
-        )
-        return within_limit(problem, found)
+        return within_limit(problem, _Search(free, best).run())
 
 
 def _elapsed(problem: Problem) -> float:
     return 1.0 - replace(problem, time_limit_s=1.0).remaining_s()
-
-
-def _confirmed_start(problem: Problem) -> tuple[Problem, Solution]:
-    """Greedy's plan whose bins the whole predictor admits, and the problem with the rates raised that it took."""
-    timed = problem.with_share(_START_SHARE)
-    raised: dict[Profile, float] = dict(problem.evaluator.raised)
-    best = starting_plan(timed)
-    for _ in range(_HARDENINGS if problem.evaluator.confirms else 0):
-        found = problem.evaluator.confirmed(problem.workload, best.bins)
-        refused = np.flatnonzero(~problem.objective.admissible(found)).tolist()
-        if best.unplaced or not refused or timed.out_of_time():
-            break
-        more = lacking(best.bins, found, refused)
-        raised = {
-            **raised,
-            **{each: (1.0 + raised.get(each, 0.0)) * (1.0 + x) - 1.0 for each, x in more.items()},
-        }
-        problem = replace(problem, evaluator=problem.evaluator.hardened(raised))
-        timed = replace(timed, evaluator=problem.evaluator)
-        best = starting_plan(timed)
-    return problem, best
 
 
 def starting_plan(problem: Problem) -> Solution:
@@ -154,107 +122,198 @@ def downsized(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
 
 
 class _Search:
-    """One run: the best plan so far, in the numbers of the whole fleet."""
+    """One run: the best servers of each model so far, in the numbers of its adapters."""
 
     def __init__(self, problem: Problem, first: Solution) -> None:
-        self.problem, self.best = problem, first
+        self.problem = problem
         self.parts = parts(problem)
-        self.rank = rank(problem, first)
         self.columns = Columns(problem, self.parts)
-        self.found: dict[str, object] = {"greedy": self.rank[2] if len(self.rank) > 2 else None}
+        self.bins: list[tuple[Bin, ...]] = []
+        for part in self.parts:
+            number = {i: k for k, i in enumerate(part.adapters)}
+            own = (item for item in first.bins if item.adapters[0] in number)
+            self.bins.append(
+                tuple(replace(item, adapters=tuple(number[i] for i in item.adapters)) for item in own)
+            )
+        self.mixes = [
+            Mixes([source for source in self.columns.sources if source.part == m])
+            for m in range(len(self.parts))
+        ]
+        self.found: dict[str, object] = {"greedy": self._price()}
 
-    def run(self) -> tuple[Solution, float, bool, dict[str, object]]:
-        """The best plan, the bound, whether that is proven, and statistics."""
-        columns, bound, proven = self.columns, 0.0, False
+    def run(self) -> Solution:
+        """The best plan with its bound, statistics among the details."""
+        columns = self.columns
         try:
             if columns.start(self._patterns()):
-                columns.run((1.0 - _COLUMNS_SHARE) * self.problem.remaining_s())
-                bound, proven = columns.bound()
-            self._repack(_REPACK_SHARE)
-            if columns.master is not None:
-                self._try("dive", columns.dive())
-                self._integer()
+                left = self.problem.remaining_s()
+                columns.warm((1.0 - _WARM_SHARE) * left)
+                self._close(_LAST_SHARE * left)
+                if self._open():
+                    columns.run(_LAST_SHARE * left)
+                    self._integer()
+                    self._repack(_LAST_SHARE / 3.0 * left)
+                    self._close(0.0)
+            for mixes in self.mixes:
+                mixes.prove()
         except OutOfTime:
             pass
-        value = self.rank[2]
+        bound, surely = self._bound(proven=False), self._bound(proven=True)
+        proven = surely >= bound - _CHEAPER
+        source = "relaxation over patterns for each mix of kinds of server"
+        source = (
+            f"{source}; every better pattern was excluded"
+            if proven
+            else f"estimate: {source}, if the search missed no better one"
+        )
         statistics = self.found | {
             "relaxation": None if columns.master is None else columns.master.value,
             "converged": columns.converged,
-            "patterns": sum(len(source.patterns) for source in columns.sources),
+            "cuts": sum(len(each.cuts) for each in self.mixes),
+            "patterns": sum(len(each.patterns) for each in columns.sources),
             "classes": sum(len(each) for each in columns.classes),
             "rounding_loss": max(each.loss for each in columns.classes),
-            "bins_evaluated": sum(s.mean.evaluated + s.light.evaluated for s in columns.sources),
+            "bins_evaluated": sum(f.evaluated for s in columns.sources for f in {s.mean, s.light}),
         }
-        if bound > value * (1.0 + 1e-9):  # a search that missed a pattern can promise too much
-            bound, proven = 0.0, False
-        return self.best, bound, proven, statistics
+        return replace(
+            merged(self.problem, self.parts, [Solution(bins) for bins in self.bins]),
+            lower_bound=bound if bound > 0.0 else None,
+            bound_source=source if bound > 0.0 else "",
+            proven=proven and bound > 0.0,
+            details=statistics,
+        )
 
-    def _repack(self, share: float) -> None:
+    def _price(self, chosen: Sequence[Bin] | None = None) -> float:
+        """Of these servers, of all if None."""
+        bins = [item for own in self.bins for item in own] if chosen is None else chosen
+        return sum(self.problem.objective.weight(item.profile) for item in bins)
+
+    def _bound(self, *, proven: bool) -> float:
+        """The price of the cheapest mixes that the cuts of all models leave; 0 if that is not known."""
+        sources = [source for mixes in self.mixes for source in mixes.sources]
+        cuts, first = [], 0
+        for mixes in self.mixes:
+            last = first + len(mixes.sources)
+            at_hand = self._servers(mixes)
+            for (
+                cut
+            ) in mixes.cuts:  # one that the plan breaks missed a pattern, or the twin admits more than trees
+                if (cut.proven or not proven) and cut.admits(at_hand):
+                    most = np.zeros(len(sources))
+                    most[first:last] = cut.most
+                    cuts.append(replace(cut, most=most))
+            first = last
+        servers = cheapest(sources, cuts, self.problem.stock)
+        return 0.0 if servers is None else float(servers @ [source.price for source in sources])
+
+    def _servers(self, mixes: Mixes) -> IntArray:
+        """Servers of each kind of a model in the plan at hand."""
+        profiles = [source.mean.problem.profile for source in mixes.sources]
+        used = [item.profile for item in self.bins[mixes.sources[0].part]]
+        return np.array([used.count(profile) for profile in profiles], dtype=np.int64)
+
+    def _stock(self, m: int) -> dict[str, int]:
+        """GPUs at hand that other models leave."""
+        used = used_gpus(item for k, own in enumerate(self.bins) for item in own if k != m)
+        return {name: count - used.get(name, 0) for name, count in self.problem.stock.items()}
+
+    def _open(self) -> bool:
+        """Whether the plan at hand may be beaten."""
+        return self._bound(proven=False) < self._price() - _CHEAPER
+
+    def _close(self, until_s: float) -> None:
+        """Exclude mixes of each model, or pack its adapters on them, until only so many seconds are left."""
+        for m in range(len(self.parts)):
+            left = self.problem.remaining_s() - until_s
+            self._mixed(m, until_s + left * (1.0 - 1.0 / (len(self.parts) - m)))
+        self.found["mixes"] = self._price()
+
+    def _mixed(self, m: int, until_s: float) -> None:
+        """Mixes of a model by rising price: each is excluded, or its adapters are packed on it, or that fails."""
+        mixes, columns = self.mixes[m], self.columns
+        prices = np.array([source.price for source in mixes.sources])
+        classes = slice(columns.starts[m], columns.starts[m + 1])
+        mixes.cut(columns.weights[classes])
+        if columns.master is not None:
+            mixes.cut(columns.master.duals[classes])
+        rng = np.random.default_rng([self.problem.seed, m])
+        while self.problem.remaining_s() > until_s:
+            servers = cheapest(mixes.sources, [*mixes.cuts, *mixes.doubts], self._stock(m))
+            if servers is None or servers @ prices >= self._price(self.bins[m]) - _CHEAPER:
+                return
+            for few in (True, False):
+                master = mixes.relaxed(servers, until_s, few=few)
+                if master is None:
+                    return
+                if not mixes.admit(servers) or self._packed(m, servers, master, rng):
+                    break
+                if not few:
+                    mixes.doubt(master.duals, servers)
+
+    def _packed(self, m: int, servers: IntArray, master: Master, rng: np.random.Generator) -> bool:
+        """Take a plan on these servers of each kind if one is found."""
+        for k in range(_PACKINGS if master.value <= 1.0 + _TOLERANCE else 0):
+            rows = self.mixes[m].packed(servers, master, 0.02 * k, rng)
+            if rows is not None and self._try(m, rows):
+                return True
+        return False
+
+    def _repack(self, until_s: float) -> None:
         """Each model's servers on cheaper mixes of kinds; with GPUs at hand shared by models, these keep theirs."""
-        left = self.problem.remaining_s()
-        solutions = []
         for m, part in enumerate(self.parts):
-            number = {i: k for k, i in enumerate(part.adapters)}
-            own = [item for item in self.best.bins if item.adapters[0] in number]
-            others = [item for item in self.best.bins if item.adapters[0] not in number]
-            used = used_gpus(others)
-            stock = {name: count - used.get(name, 0) for name, count in self.problem.stock.items()}
-            local = [replace(item, adapters=tuple(number[i] for i in item.adapters)) for item in own]
-            search = Repack(replace(part.problem, stock=stock), local, self.problem.seed + m)
-            for source in self.columns.sources:
-                if source.part == m and len(source.patterns):
-                    heaviest = float((source.patterns @ source.mean.classes.loads).max())
-                    search.know(source.mean.problem.profile, heaviest)
-            search.run(left * (1.0 - share * (m + 1) / len(self.parts)))
-            solutions.append(Solution(tuple(search.bins)))
-        self._take("repacked", merged(self.problem, self.parts, solutions))
+            left = self.problem.remaining_s() - until_s
+            search = Repack(replace(part.problem, stock=self._stock(m)), self.bins[m], self.problem.seed + m)
+            for source in self.mixes[m].sources:
+                search.know(source.mean.problem.profile, source.carried())
+            search.run(until_s + left * (1.0 - 1.0 / (len(self.parts) - m)))
+            self._take(m, Solution(tuple(search.bins)))
+        self.found["repacked"] = self._price()
 
     def _patterns(self) -> list[tuple[Source, IntArray]]:
         """The bins at hand as patterns of their source."""
-        number = {i: (m, k) for m, part in enumerate(self.parts) for k, i in enumerate(part.adapters)}
-        made = []
-        for item in self.best.bins:
-            m = number[item.adapters[0]][0]
-            row = self.columns.classes[m].counts([number[i][1] for i in item.adapters])
-            source = next(
-                s for s in self.columns.sources if s.part == m and s.mean.problem.profile == item.profile
-            )
-            made.append((source, row))
-        return made
+        return [
+            (source, self.columns.classes[source.part].counts(item.adapters))
+            for source in self.columns.sources
+            for item in self.bins[source.part]
+            if source.mean.problem.profile == item.profile
+        ]
 
     def _integer(self) -> None:
+        """The patterns at hand in whole numbers."""
         patterns, prices, owners = self.columns.stacked()
         seconds = min(_INTEGER_S, max(0.1, self.problem.remaining_s() / 2))
         use, _ = solve_integer(patterns, self.columns.demand, time_limit_s=seconds, prices=prices)
         if use is None:
             return
-        chosen = [owners[j] for j in np.flatnonzero(use).tolist() for _ in range(int(use[j]))]
         sources = self.columns.sources
-        self._try("integer", [(sources[k], sources[k].patterns[row].copy()) for k, row in chosen])
+        chosen = [owners[j] for j in np.repeat(np.arange(len(use)), use).tolist()]
+        for m in range(len(self.parts)):
+            rows = [(sources[k], sources[k].patterns[row].copy()) for k, row in chosen]
+            self._try(m, [(source, row) for source, row in rows if source.part == m])
+        self.found["integer"] = self._price()
 
-    def _try(self, name: str, chosen: list[tuple[Source, IntArray]] | None) -> None:
-        """Take a cover by patterns if its plan is better."""
-        if chosen is None:
-            return
-        solutions = []
-        left = dict(self.problem.stock)
-        for m, part in enumerate(self.parts):
-            own = [(source, row) for source, row in chosen if source.part == m]
-            one = self._realised(part, self.columns.classes[m].demand, own, left)
-            for gpu, count in used_gpus(one.bins).items():
-                if gpu in left:
-                    left[gpu] -= count
-            solutions.append(one)
-        self._take(name, merged(self.problem, self.parts, solutions))
+    def _try(self, m: int, chosen: list[tuple[Source, IntArray]]) -> bool:
+        """Take a cover of a model's classes by patterns if its plan is better."""
+        part, classes = self.parts[m], self.columns.classes[m]
+        return self._take(m, self._realised(part, classes.demand, chosen, self._stock(m)))
 
-    def _take(self, name: str, found: Solution) -> None:
-        """Take a plan if it is better, each server on the cheapest kind that holds its adapters."""
-        if not found.unplaced:
-            found = replace(found, bins=downsized(self.problem, found.bins))
-        reached = rank(self.problem, found)
-        self.found[name] = None if found.unplaced else reached[2]
-        if reached < self.rank:
-            self.best, self.rank = found, reached
+    def _take(self, m: int, found: Solution) -> bool:
+        """Take servers of a model if they are cheaper, each on the cheapest kind that holds its adapters.
+
+        They are confirmed, or mended: else the search would go on from a plan that does not hold.
+        """
+        problem = replace(self.parts[m].problem, stock=self._stock(m))
+        if found.unplaced:
+            return False
+        bins = downsized(problem, found.bins)
+        if self._price(bins) >= self._price(self.bins[m]) - _CHEAPER:
+            return False
+        evaluations = problem.evaluator.confirmed(problem.workload, bins)
+        refused = np.flatnonzero(~problem.objective.admissible(evaluations)).tolist()
+        holding = mended(problem, bins, refused) if refused else bins
+        if holding is not None:
+            self.bins[m] = holding
+        return holding is not None
 
     def _realised(
         self, part: Part, demand: IntArray, chosen: list[tuple[Source, IntArray]], stock: dict[str, int]

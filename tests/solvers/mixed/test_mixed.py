@@ -17,7 +17,6 @@ from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.mixed.solver import Mixed
-from packer.solvers.mixed.sums import next_sum
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
@@ -97,14 +96,13 @@ def cheapest(given: Problem) -> float:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_small_fleets_get_the_cheapest_plan(seed: int) -> None:
-    """Against every plan there is: never above it, and the bound never beyond it."""
+    """Against every plan there is: its price, and as high a bound."""
     given = problem(fleet(6, seed), KINDS)
     found = Mixed().solve(given)
     check(given, found)
     best = cheapest(given)
     assert price(found) == pytest.approx(best)
-    assert found.lower_bound is not None
-    assert found.lower_bound <= best + 1e-9
+    assert found.lower_bound == pytest.approx(best)
 
 
 def test_never_dearer_than_greedy() -> None:
@@ -131,9 +129,10 @@ def test_gpus_at_hand_are_kept() -> None:
     assert used_gpus(found.bins)["small"] <= 2
 
 
-def test_sums_of_prices() -> None:
-    """A bound is raised to the next price that servers can cost."""
-    assert next_sum(3.1, [3.0, 1.2]) == pytest.approx(3.6)
-    assert next_sum(3.0, [3.0, 1.2]) == pytest.approx(3.0)
-    assert next_sum(0.0, [2.0]) == 0.0
-    assert next_sum(0.1, [2.0]) == 2.0
+@pytest.mark.parametrize(("rate", "cheapest_price"), [(0.65, 5.4), (1.0, 8.4)])
+def test_bound_counts_whole_servers_of_each_kind(rate: float, cheapest_price: float) -> None:
+    """Four small servers cost 4.8 and six 7.2, as much as the relaxation, and hold too little: the bound knows it."""
+    given = problem(Workload([Adapter(f"a{i}", 8, rate) for i in range(24)]), KINDS)
+    found = Mixed().solve(given)
+    assert price(found) == pytest.approx(cheapest_price)
+    assert found.lower_bound == pytest.approx(cheapest_price)

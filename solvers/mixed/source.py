@@ -1,0 +1,110 @@
+"""Sets of adapters of one base model that one kind of server carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from packer.solvers.classes import FloatArray, IntArray
+from packer.solvers.exact.knapsack import Knapsacks
+from packer.solvers.exact.pricing import price, singles
+from packer.solvers.exact.proof import certify
+from packer.solvers.feasibility import Feasibility
+
+PROOF_SLACK = 0.01
+"""By how much a proven weight exceeds the heaviest pattern that was found."""
+
+_BOUND_STARTS = 8
+_CERTIFIED = 4_000
+
+
+@dataclass
+class Source:
+    """Patterns of one base model on one kind of server.
+
+    Parameters
+    ----------
+    part
+        Which of the parts of the problem.
+    price
+        What a server adds to the objective: its price per hour, or its GPUs.
+    mean
+        Feasibility with the mean rate of each class, for patterns that adapters fill on average.
+    light
+        The same with the lowest rates, for bounds; `mean` where these are the rates.
+    rng
+        Shakes the searches for patterns.
+    """
+
+    part: int
+    price: float
+    mean: Feasibility
+    light: Feasibility
+    rng: np.random.Generator
+    patterns: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.patterns = np.zeros((0, len(self.mean.classes)), dtype=np.int64)
+        self._mean_knapsacks = Knapsacks(self.mean)
+        self._light_knapsacks = self._mean_knapsacks if self.light is self.mean else Knapsacks(self.light)
+
+    @property
+    def gpu(self) -> str:
+        """The name of its GPU."""
+        return self.mean.problem.profile.gpu.name
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a server."""
+        return self.mean.problem.profile.engine.tensor_parallel_size
+
+    def add(self, rows: IntArray) -> int:
+        """Add feasible patterns; returns how many were new."""
+        before = len(self.patterns)
+        self.patterns = np.unique(np.concatenate([self.patterns, rows]), axis=0)
+        return len(self.patterns) - before
+
+    def start(self) -> None:
+        """Add the fullest pattern of each class alone; raises `OutOfTime`."""
+        alone = singles(self.mean, self.mean.classes.demand)
+        self.add(alone[alone.sum(axis=1) > 0])
+
+    def sizes(self) -> FloatArray:
+        """A guess of each class's share of a server, float64 (K,)."""
+        loads = self.mean.classes.loads
+        sizes: FloatArray = loads / max(self.carried(), 1e-12) + 1e-4
+        return sizes
+
+    def carried(self) -> float:
+        """The largest offered load of a pattern found, tok/s."""
+        return float((self.patterns @ self.mean.classes.loads).max(initial=0.0))
+
+    def search(
+        self, weights: FloatArray, bases: IntArray, n_starts: int, limit: IntArray | None = None
+    ) -> IntArray:
+        """Patterns of high weight (m, K), best first, of at most `limit` (K,) of each class; raises `OutOfTime`."""
+        most = self.mean.classes.demand if limit is None else limit
+        return price(self._mean_knapsacks, weights, most, self.sizes(), self.rng, bases, n_starts)
+
+    def heaviest(self, weights: FloatArray) -> float:
+        """The largest weight of the patterns found, with the lightest adapters of each class; raises `OutOfTime`."""
+        rows = self.patterns
+        best = rows[np.argsort(-(rows @ weights), kind="stable")[:8]]
+        demand = self.light.classes.demand
+        found = price(self._light_knapsacks, weights, demand, self.sizes(), self.rng, best, _BOUND_STARTS)
+        return float(max((rows @ weights).max(initial=0.0), (found @ weights).max(initial=0.0)))
+
+    def excludes(self, weights: FloatArray, most: float) -> bool:
+        """Whether it is certain that no pattern weighs more than `most`; raises `OutOfTime`."""
+        found = certify(
+            self.light,
+            weights / most * (1.0 + PROOF_SLACK),
+            self.light.classes.demand,
+            above=1.0 + PROOF_SLACK / 2.0,
+            slack=PROOF_SLACK / 2.0,
+            budget=_CERTIFIED,
+            rng=self.rng,
+        )
+        sure = self.light.classes.sure and not self.light.violations
+        return found.exhaustive and found.counterexample is None and sure
