@@ -199,8 +199,8 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
         "length_correlation": workload.length_correlation,
         "arrivals": _arrivals_to_dict(workload.arrivals),
         **({} if workload.slo == Slo() else {"slo": slo_to_dict(workload.slo)}),
-        **({} if workload.fine_tuning is None else {"fine_tuning": job_to_dict(workload.fine_tuning)}),
-        "adapters": [_adapter_to_dict(adapter) for adapter in workload.adapters],
+        **({} if workload.fine_tuning is None else {"fine_tuning": _given(workload.fine_tuning)}),
+        "adapters": [_given(adapter) for adapter in workload.adapters],
     }
 
 
@@ -220,23 +220,14 @@ def lengths_to_dict(lengths: Lengths) -> dict[str, Any]:
     return data
 
 
-def job_to_dict(job: FineTuning) -> dict[str, Any]:
-    """The table `fine_tuning`; keys without a value are left out."""
-    given = {name: value for name, value in vars(job).items() if value is not None}
-    return given | {"sample_tokens": lengths_to_dict(job.sample_tokens)}
-
-
-def _adapter_to_dict(adapter: Adapter) -> dict[str, Any]:
-    data: dict[str, Any] = {"name": adapter.name, "rank": adapter.rank, "rate": adapter.rate}
-    for key in ("input_tokens", "output_tokens"):
-        lengths = getattr(adapter, key)
-        if lengths is not None:
-            data[key] = lengths_to_dict(lengths)
-    if adapter.model is not None:
-        data["model"] = adapter.model
-    if adapter.slo_class is not None:
-        data["slo_class"] = adapter.slo_class
-    return data
+def _given(item: Adapter | FineTuning) -> dict[str, Any]:
+    """An adapter or a job in the shape of the file; keys without a value are left out."""
+    values = {each.name: getattr(item, each.name) for each in fields(item)}
+    return {
+        name: lengths_to_dict(value) if isinstance(value, Lengths) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def slo_to_dict(slo: Slo) -> dict[str, Any]:
