@@ -104,7 +104,7 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
       packer export plan.json --format routing --address '127.0.0.1:{port}' -o routing/
     """
     from packer.cli.output import check_distinct, print_json
-    from packer.export.formats import export_plan
+    from packer.export.formats import FORMATS, export_plan
     from packer.export.targets import output_paths, write_files
 
     plan = file.plan()
@@ -118,6 +118,14 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
     for path in paths:
         check_distinct(path)
     out.note_profiles(*(item.profile for item in plan.bins))
+    split = {
+        i for each in plan.bins for i, share in zip(each.adapters, each.shares, strict=True) if share < 1
+    }
+    if split and FORMATS[target.format_name].by_load:
+        out.note(
+            f"{target.format_name} splits the {len(split)} adapter{'' if len(split) == 1 else 's'} on several servers "
+            "by load, not by the planned shares: packer evaluate PLAN --router most-idle simulates that"
+        )
     if deployment.model is None and target.format_name in _STARTS:
         _note_model(plan, out)
     if out.as_json:

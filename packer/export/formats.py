@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format: where its `render` is, the versions that it was checked against, and the engine that it starts."""
+    """A format: where its `render` is, the versions that it was checked against, and the engine that it starts.
+
+    `by_load`: the stack's own router splits an adapter on several servers by their load, not by the planned shares.
+    """
 
     module: str
     fits: Versions | None = None
     engine: str = "vllm"
+    by_load: bool = False
 
 
 FORMATS = {
@@ -31,12 +35,12 @@ FORMATS = {
     "sglang": Format("packer.export.sglang", Versions("SGLang", "0.5", "0.5"), engine="sglang"),
     "compose": Format("packer.export.compose"),
     "k8s": Format("packer.export.kubernetes", Versions("Kubernetes", "1.31", None)),
-    "helm": Format("packer.export.helm", Versions("chart", "0.1.12", "0.1.12")),
-    "aibrix": Format("packer.export.aibrix", Versions("AIBrix", "0.5", "0.7")),
+    "helm": Format("packer.export.helm", Versions("chart", "0.1.12", "0.1.12"), by_load=True),
+    "aibrix": Format("packer.export.aibrix", Versions("AIBrix", "0.5", "0.7"), by_load=True),
     "llm-d": Format("packer.export.llmd", Versions("llm-d router", "0.10", "0.10")),
     "kserve": Format("packer.export.kserve", Versions("KServe", "0.20", "0.20")),
     "ray": Format("packer.export.ray", Versions("Ray", "2.49", "2.60")),
-    "dynamo": Format("packer.export.dynamo", Versions("Dynamo", "1.3", "1.4")),
+    "dynamo": Format("packer.export.dynamo", Versions("Dynamo", "1.3", "1.4"), by_load=True),
     "routing": Format("packer.export.routing"),
     "nginx": Format("packer.export.nginx"),
     "envoy": Format("packer.export.envoy"),

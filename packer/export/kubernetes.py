@@ -7,6 +7,7 @@ Kubernetes expands `$(NAME)` in the arguments of a container.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from packer.errors import ValidationError
@@ -22,15 +23,19 @@ _MAX_CONFIG_BYTES = 1_000_000
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`packer.yaml`, for `kubectl apply -f`."""
     check_pods(servers, options)
-    return {"packer.yaml": manifests(servers, options, {})}
+    return {"packer.yaml": manifests(servers, options)}
 
 
-def manifests(servers: tuple[Server, ...], options: Options, extra_labels: dict[str, str]) -> str:
-    """ConfigMap, Deployment and Service of every server; `extra_labels`: further labels of the pods."""
+def manifests(
+    servers: tuple[Server, ...],
+    options: Options,
+    extra_labels: Callable[[Server], dict[str, str]] = lambda _server: {},
+) -> str:
+    """ConfigMap, Deployment and Service of every server; `extra_labels`: further labels of its pod."""
     documents: list[object] = []
     for server in servers:
         config = config_map(server, options)
-        pod = deployment(server, options, config, extra_labels)
+        pod = deployment(server, options, config, extra_labels(server))
         documents += [config, pod, service(server, options)]
     return quoting.yaml_text(documents)
 

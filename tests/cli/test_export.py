@@ -199,3 +199,18 @@ def test_what_could_not_run_is_refused(
     assert out == ""
     assert re.search(message.replace("+", "[+]"), err)
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("dynamo", True), ("helm", True), ("llm-d", False), ("envoy", False)]
+)
+def test_shares_that_a_stack_does_not_keep_are_named(
+    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture, name: str, told: bool
+) -> None:
+    """Where the stack's router splits by load, a note says so and how to simulate that."""
+    toy_plan(["a", "b", "c"], replicated=True).save(tmp_path / "plan.json")
+    words = ["--adapters-claim", "adapters", "--token-secret", "hf"] if name != "envoy" else []
+    assert run(["export", str(tmp_path / "plan.json"), "--format", name, *words]) == 0
+    err = capsys.readouterr().err
+    assert ("the 1 adapter on several servers by load" in err) is told
+    assert ("--router most-idle" in err) is told

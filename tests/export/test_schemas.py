@@ -176,6 +176,26 @@ def test_llm_d(plan: Plan, sources: dict[str, str]) -> None:
         (rule,) = plugins[profiles[name][0]["pluginRef"]]["parameters"]["matchExpressions"]
         reached = [k for k, labels in enumerate(pods) if labels[rule["key"]] in rule["values"]]
         assert reached == [k for k, item in enumerate(plan.bins) if index in item.adapters]
+        shares = [item.shares[item.adapters.index(index)] for item in plan.bins if index in item.adapters]
+        assert _drawn(profiles[name][1:], plugins, [pods[k] for k in reached]) == pytest.approx(
+            shares, abs=1e-5
+        )
+
+
+def _drawn(used: list[dict[str, Any]], plugins: dict[str, Any], pods: list[dict[str, str]]) -> list[float]:
+    """How often a profile draws each pod, as the plugins are documented: in proportion to its score."""
+    if not used:
+        return [1.0]
+    *scorers, last = used
+    assert plugins[last["pluginRef"]]["type"] == "weighted-random-picker"
+    scores = [0.0] * len(pods)
+    for each in scorers:
+        plugin = plugins[each["pluginRef"]]
+        assert plugin["type"] == "header-label-affinity-scorer"
+        assert plugin["parameters"]["headerName"] == ":method"
+        for k, labels in enumerate(pods):
+            scores[k] += each["weight"] * (labels.get(plugin["parameters"]["labelKey"]) == "POST")
+    return [score / sum(scores) for score in scores]
 
 
 def test_sglang(plan: Plan, exported: Callable[[Plan, str], dict[str, str]]) -> None:
