@@ -258,7 +258,7 @@ def _bound(plan: Plan) -> str:
     if plan.lower_bound is None or (infeasible and plan.lower_bound <= 1):
         return ""
     source = f" ({plan.bound_source})" if plan.bound_source else ""
-    if plan.objective in ("gpus", "moves"):
+    if plan.objective in ("gpus", "moves", "recommend"):
         needed = "GPU is" if plan.lower_bound == 1 else "GPUs are"
         source = "" if plan.lower_bound == 1 else source
         return f"{_count(plan)}, at least {plan.lower_bound:g} {needed} needed{source}; "

@@ -146,6 +146,9 @@ def _merged(
         evaluations=Evaluations.of([row for plan in plans for row in plan.evaluations]),
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
         objective="recommend",
+        lower_bound=None,  # a model's bound is one for its kind of server alone
+        bound_proven=False,
+        bound_source="",
         objective_value=(float(sum(plan.n_gpus for plan in plans)),),
         margin=max(plan.margin or 0.0 for plan in plans),
         rooms=tuple(room for plan in plans for room in plan.rooms),

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from packer.gpu import Kinds, kinds_of, serving
+from packer.operate.bound import bounded
 from packer.operate.explore import Frontier
 from packer.operate.frontier import FrontierPoint, Progress
 from packer.operate.replicas import MOST_REPLICAS, part
@@ -42,6 +43,7 @@ def recommend(
 
     The plan's servers are simulated again on a fresh hour; its `rooms` say how far rates may grow and what limits
     each server, its `adapters` what every adapter gets.
+    `lower_bound` is how many GPUs any plan needs (`packer.operate.bound`).
     `details` has the "decision" in a sentence and the "frontier" (rows of `FrontierPoint.to_dict`).
 
     Parameters
@@ -92,7 +94,7 @@ def recommend(
         verified=job.confirmed,
         reasons=reasons,
     )
-    return _finished(job, plan, best, holds=job.confirmed is not False)
+    return bounded(job, _finished(job, plan, best, holds=job.confirmed is not False))
 
 
 def _breaks_later(job: Frontier, point: FrontierPoint) -> str:

@@ -84,8 +84,6 @@ def bounded(problem: Problem, plan: Plan) -> Plan:
         return plan
     if plan.n_gpus == 1 and minimises == "gpus":
         return _bounded(problem, plan, 1, ONE_GPU, proven=True)
-    if problem.objective.limits:  # the load alone says nothing of latencies
-        return plan
     found = [_by_load(part.problem, plan) for part in parts(problem)]
     bound = float(sum(value for value, _, _ in found))
     source = " + ".join(dict.fromkeys(source for _, source, _ in found))
@@ -118,7 +116,8 @@ def _load_bound(problem: Problem, margin: float, *, simulated: bool = True) -> f
     """By load, in GPUs or price; `simulated`: also with an overloaded twin, else it would take longer than the plan."""
     weights = {profile: problem.objective.weight(profile) for profile in problem.profiles}
     if len(weights) == 1:
-        servers = load_bound(problem.workload, problem.profile, margin, simulated=simulated)
+        stable = problem.objective.stable
+        servers = load_bound(problem.workload, problem.profile, margin, simulated=simulated, stable=stable)
         return servers * weights[problem.profile]
     return _rounded(problem, mixed_bound(problem.workload, weights, margin))
 

@@ -150,25 +150,27 @@ def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margin: fl
     return max(least, total * factor)
 
 
-def _load_factor(workload: Workload, margin: float) -> float | None:
-    """By what servers count less than their load: a server that serves 0.9 of it does not starve, and 5 % are left for
-    chance. None for arrivals whose mean rate is not that of the fleet."""
+def _load_factor(workload: Workload, margin: float, stable: bool = False) -> float | None:
+    """By what servers count less than their load: a server that serves 0.9 of it does not starve (a `stable` one serves
+    all), and 5 % are left for chance. None for arrivals whose mean rate is not that of the fleet."""
     arrivals = workload.arrivals
     if arrivals.kind in ("trace", "unpredictable"):
         return None
     swing = float(np.mean(arrivals.factors)) if arrivals.kind == "piecewise" else 1.0
-    return swing * (1.0 + margin) * STARVATION_THRESHOLD / _BOUND_SLACK
+    return swing * (1.0 + margin) * (1.0 if stable else STARVATION_THRESHOLD) / _BOUND_SLACK
 
 
-def load_bound(workload: Workload, profile: Profile, margin: float, *, simulated: bool = True) -> int:
+def load_bound(
+    workload: Workload, profile: Profile, margin: float, *, simulated: bool = True, stable: bool = False
+) -> int:
     """Servers that any plan needs, by load alone, relative to the twin.
 
     Adapters only cost: no server serves more than the base model without them, and one that serves less than
     0.9 of its load starves. Measured by an overloaded twin, if `simulated`, where every server gets the same mix of
-    lengths; in any case by `engine_load`. Both leave 5 % for chance. 1 for arrivals whose mean rate is not that of
-    the fleet.
+    lengths; in any case by `engine_load`. Both leave 5 % for chance. `stable`: no server may leave a share of its load
+    waiting. 1 for arrivals whose mean rate is not that of the fleet.
     """
-    factor = _load_factor(workload, margin)
+    factor = _load_factor(workload, margin, stable)
     if factor is None:
         return 1
     busy = engine_load(workload, profile)

@@ -80,6 +80,20 @@ def test_no_server_of_the_twin_beats_the_load_bound(lengths: tuple[Lengths, Leng
     assert load_bound(fleet.scaled(low), profile, 0.0) <= 2
 
 
+def test_no_stable_server_of_the_twin_beats_the_bound_of_stable_ones() -> None:
+    """What a server serves without a queue that grows is one server by the bound, which counts all of the load."""
+    fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(8)])
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    low, high = 0.01, 100.0
+    for _ in range(12):
+        middle = (low * high) ** 0.5
+        stable = simulate(fleet.scaled(middle), profile, max_loras=8).stable
+        low, high = (middle, high) if stable else (low, middle)
+    assert load_bound(fleet.scaled(low), profile, 0.0, stable=True) == 1
+    many = fleet.scaled(40.0 * low)
+    assert load_bound(many, profile, 0.0, stable=True) > load_bound(many, profile, 0.0)
+
+
 def test_load_proves_nothing_about_arrivals_of_another_mean() -> None:
     """A walk of rates has no bound by load; a day of rates has that of its mean."""
     heavy = random_fleet(300, seed=8, rates=(0.8,))
