@@ -21,8 +21,8 @@ _SECONDS = 5.0
 def bounded(job: Frontier, plan: Plan) -> Plan:
     """The plan with the higher of two bounds on its GPUs.
 
-    Proven relative to the twin: what the load takes of engines that answer all requests. An estimate: trained trees, for
-    Poisson arrivals, admit no fuller servers whose median TTFT and mean ITL are within the goal; a search found none.
+    Proven relative to the twin: what the load takes of engines that answer all requests. An estimate: a search with
+    trained trees, for Poisson arrivals, found no fuller servers whose median TTFT and mean ITL are within the goal.
     """
     limits_ttft_ms, limits_itl_ms = (float(each.max()) for each in job.workload.slo.columns(job.workload))
     every, margin = job.kept.required == len(job.workload), job.margin or 0.0
