@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +56,25 @@ def _modules() -> list[Module]:
                 parts.pop()
             found.append(Module(".".join([package, *parts]), path, ast.parse(path.read_text("utf-8"))))
     return found
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """One Ray cluster on this machine for all tests.
+
+    Ray gives its own node 30 s to start, which no setting changes; a busy machine may need another attempt.
+    """
+    ray = pytest.importorskip("ray")
+    for left in (2, 1, 0):
+        try:
+            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+            break
+        except Exception as error:
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or not left:
+                raise
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

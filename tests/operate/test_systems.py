@@ -79,15 +79,11 @@ def test_sizes_need_an_slo_and_equal_servers(fleet: Workload, cluster: Cluster) 
         compare_systems(fleet, cluster, ["vlm"])
 
 
+@pytest.mark.usefixtures("local_ray")
 def test_ray_gives_the_same_figures(fleet: Workload, cluster: Cluster) -> None:
     """A local Ray cluster gives what threads give, with the same call."""
-    ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, ignore_reinit_error=True, log_to_driver=False)
-    try:
-        found = [
-            compare_systems(fleet, cluster, ["vllm"], seeds=2, duration_s=30.0, backend=backend)
-            for backend in ("threading", "ray")
-        ]
-    finally:
-        ray.shutdown()
+    found = [
+        compare_systems(fleet, cluster, ["vllm"], seeds=2, duration_s=30.0, backend=backend)
+        for backend in ("threading", "ray")
+    ]
     assert found[0] == found[1]

@@ -267,12 +267,8 @@ def test_ray_that_is_absent_is_named(small: Profile, tmp_path: Path, monkeypatch
         build_dataset(small, tmp_path / "d.parquet", rows=3, jobs=1, backend="ray")
 
 
+@pytest.mark.usefixtures("local_ray")
 def test_ray_gives_the_same_bytes(small: Profile, tmp_path: Path, built: Path) -> None:
     """A local Ray cluster builds the same dataset as processes do."""
-    ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        build_dataset(small, tmp_path / "d.parquet", rows=ROWS, seed=4, jobs=2, backend="ray")
-    finally:
-        ray.shutdown()
+    build_dataset(small, tmp_path / "d.parquet", rows=ROWS, seed=4, jobs=2, backend="ray")
     assert (tmp_path / "d.parquet").read_bytes() == built.read_bytes()
