@@ -287,7 +287,7 @@ def larger_rows(seeds: int) -> list[Row]:
                 shown(lower.tolist(), 1),
                 "within a factor of 1.8 or 6 points",
                 within(mean(lower.tolist()), model.lower),
-                "time of steps and loads scaled from the A10 by bytes and bandwidth",
+                "the rule of Figures 10 and 13; steps and loads scaled from the A10 by bytes and bandwidth",
             ),
             Row(
                 f"Fig. 15, {model.name}: less overhead of cold starts than OnDmd, %",

@@ -60,7 +60,6 @@ def section(seeds: int) -> Section:
                 ", ".join(f"{name} {hits[name]:.2f}" for name in ("hrw", "vllm", "round-robin")),
                 "hrw above vllm and round-robin",
                 hits["hrw"] > max(hits["vllm"], hits["round-robin"]),
-                "negative where slots thrash: more loads than admissions",
             )
         ],
         (

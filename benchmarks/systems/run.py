@@ -66,10 +66,23 @@ def summary(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def missed(results: dict[str, Any]) -> str:
+    """The rows that are not kept."""
+    rows = [
+        (results[name]["title"], row) for name in PAPERS if name in results for row in results[name]["rows"]
+    ]
+    lines = [f"- {title}: {row['what']} ({row['note']})" for title, row in rows if row["kept"] is False]
+    return "\n".join(["Not kept:", "", *lines]) + "\n"
+
+
 def document(results: dict[str, Any]) -> str:
     """docs/systems.md: the introduction in intro.md, the summary, and every section."""
     marks = "".join(f"- {text}\n" for text in MARKS.values())
-    parts = [(HERE / "intro.md").read_text("utf-8").replace("{marks}", marks), summary(results)]
+    parts = [
+        (HERE / "intro.md").read_text("utf-8").replace("{marks}", marks),
+        summary(results),
+        missed(results),
+    ]
     parts += [results[name]["text"] for name in PAPERS if name in results]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
