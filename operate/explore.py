@@ -163,6 +163,11 @@ class Frontier:
         while n < high and len(self._points) < MOST_POINTS and not self.over():
             step = max(1, round(0.1 * n))
             here, there = self.at(n), self.at(min(high, n + step))
+            if (
+                there.p95_ttft_ms > here.p95_ttft_ms
+                or there.worst_adapter_ttft_ms > here.worst_adapter_ttft_ms
+            ):
+                there = self._points[there.n_gpus] = self._with_more_slots(there)
             ttft, itl = there.p95_ttft_ms / here.p95_ttft_ms, there.mean_itl_ms / here.mean_itl_ms
             if (here.holds or self.hopeless) and ttft > 1.0 - GAIN and itl > 1.0 - GAIN / 2:
                 return
@@ -244,14 +249,20 @@ class Frontier:
             for item, most in zip(bins, slots, strict=True)
         ]
 
-    def _settled(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Bin]:
-        """Each server with the number of slots that keeps its limits best; more are tried where they are tight."""
+    def _with_more_slots(self, point: FrontierPoint) -> FrontierPoint:
+        """The point with more slots wherever they bring its servers further from their limits."""
+        bins = self._settled(point.plan.bins, self.kept.hours, tight=0.0)
+        return point if bins == list(point.plan.bins) or not self._keeps(bins) else self.point_of(bins)
+
+    def _settled(self, bins: Sequence[Bin], hours: Sequence[Hour], tight: float = TIGHT) -> list[Bin]:
+        """Each server with the number of slots that keeps its limits best; more are tried where it uses more of them
+        than `tight`."""
         best = list(bins)
         open_ = set(range(len(best)))
         slots = [item.max_loras for item in best]
         while open_ and not self.over():
             used = self.kept.used(best, hours)
-            open_ = {k for k in open_ if used[k] > TIGHT and slots[k] < len(best[k].adapters)}
+            open_ = {k for k in open_ if used[k] > tight and slots[k] < len(best[k].adapters)}
             tries = [
                 (k, most)
                 for k in sorted(open_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -115,8 +116,10 @@ def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
 
 def _missed(job: Frontier, max_gpus: int | None) -> Plan:
     """The plan on which the fewest adapters break the goal, with what would keep it."""
+    # All GPUs at hand are of use where more would keep the goal, and fewer cost less where no number does.
     nearest = min(
-        job.points, key=lambda point: (len(point.starving), job.kept.breaking(point.plan.bins), point.n_gpus)
+        job.points,
+        key=lambda point: (job.kept.breaking(point.plan.bins), point.n_gpus * (1 if job.hopeless else -1)),
     )
     reasons: tuple[str, ...] = ()
     if job.hopeless:
@@ -190,10 +193,12 @@ def decision(
     it; `spare`: GPUs that may be lost.
     """
     holds = breaking is None
-    text = (
-        f"{_gpus(best.n_gpus)}: TTFT p95 {_latency(best.p95_ttft_ms)}, worst adapter "
-        f"{_latency(best.worst_adapter_ttft_ms)}, ITL {best.mean_itl_ms:.0f} ms"
-    )
+    text = f"{_gpus(best.n_gpus)}: no request completed in the simulated hour"
+    if not math.isnan(best.p95_ttft_ms):
+        text = (
+            f"{_gpus(best.n_gpus)}: TTFT p95 {_latency(best.p95_ttft_ms)}, worst adapter "
+            f"{_latency(best.worst_adapter_ttft_ms)}, ITL {best.mean_itl_ms:.0f} ms"
+        )
     least = min((room.headroom or 0.0 for room in rooms), default=0.0)
     if holds and least > 1.0:
         text += f", holds to {'more than ' if least >= LEVELS[-1] else ''}+{least - 1.0:.0%}"

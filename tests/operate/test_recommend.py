@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -230,3 +231,24 @@ def test_fewer_gpus_with_a_fine_ttft_say_what_they_break(
     )
     text = decision(replace(few, n_gpus=8, holds=True), [few], (), Slo(), breaking=None)
     assert text.endswith("worst adapter 0.4 s, ITL 120 ms, and break the goal.")
+
+
+def test_too_few_gpus_are_all_used(server: Profile) -> None:
+    """Where even all GPUs at hand do not keep the goal, the nearest plan is on all of them."""
+    found = packer.recommend(Workload([Adapter("hot", 8, 150.0)]), server, max_gpus=3)
+    assert (found.status, found.n_gpus) == (Status.INFEASIBLE, 3)
+
+
+def test_more_gpus_are_not_slower(server: Profile) -> None:
+    """Where slots are few for many large adapters, a plan on more GPUs has the slots that keep its latency down."""
+    fleet = Workload([Adapter(f"a{k}", 128, 0.01) for k in range(300)])
+    points = [point for point in packer.frontier(fleet, server, max_gpus=5) if point.holds]
+    assert len(points) > 2
+    for fewer, more in pairwise(points):
+        assert more.p95_ttft_ms < 1.5 * fewer.p95_ttft_ms
+
+
+def test_an_hour_without_requests_is_told_in_words(server: Profile) -> None:
+    """A fleet that hardly sends anything has no latency, and no nan is printed for one."""
+    found = packer.recommend(Workload([Adapter("a", 8, 1e-6)]), server)
+    assert str(found.details["decision"]).startswith("1 GPU: no request completed in the simulated hour")
