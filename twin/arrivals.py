@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import ValidationError
-from packer.lengths import Lengths
+from packer.lengths import Lengths, each_at_normal
 from packer.twin.bursts import in_bursts, integrated, own_streams
 from packer.workload import Workload
 
@@ -187,18 +187,10 @@ def _unpredictable(
 
 
 def _at_normal(lengths: list[Lengths], adapter: IntArray, z: FloatArray) -> IntArray:
-    """Lengths at normal scores, by groups of adapters that share a distribution."""
+    """Lengths at normal scores, of each adapter its own."""
     distinct = list(dict.fromkeys(lengths))
     if len(distinct) == 1:
         return distinct[0].at_normal(z)
     number = {length: k for k, length in enumerate(distinct)}
     group = np.array([number[length] for length in lengths], dtype=np.int64)[adapter]
-    order = np.argsort(group, kind="stable")
-    ends = np.cumsum(np.bincount(group, minlength=len(distinct)))
-    tokens = np.empty(len(z), dtype=np.int64)
-    start = 0
-    for length, end in zip(distinct, ends.tolist(), strict=True):
-        rows = order[start:end]
-        tokens[rows] = length.at_normal(z[rows])
-        start = end
-    return tokens
+    return each_at_normal(distinct, group, z)

@@ -17,7 +17,6 @@ from packer.evaluation import SIMULATED, AdapterFigures, Evaluation, Evaluations
 from packer.plan import Plan
 from packer.room import Room
 from packer.twin.limits import limit_of
-from packer.twin.per_adapter import pooled_p95_ttft_ms
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import evaluation_of
@@ -64,8 +63,8 @@ class Hours:
         chosen = self.seed if seed is None else seed
         keys = [(item.adapters, item.shares, item.settings, id(fleet), chosen) for item in items]
         missing = {key: item for key, item in zip(keys, items, strict=True) if key not in self._stored}
-        runs = self._runs([(item, fleet, chosen) for item in missing.values()])
-        self._stored.update(zip(missing, map(self._hour, runs), strict=True))
+        found = self._parallel(lambda item: self._hour(_run(item, fleet, chosen)), list(missing.values()))
+        self._stored.update(zip(missing, found, strict=True))
         return [self._stored[key] for key in keys]
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
@@ -110,9 +109,6 @@ class Hours:
         growth = "" if level == 0 else f" at {LEVELS[level] - 1.0:+.0%}"
         return Room(slo, queue, starvation, limit.name, limit.usage + growth, limit.advice)
 
-    def _runs(self, jobs: Sequence[tuple[Bin, Workload, int]]) -> list[Simulation]:
-        return self._parallel(lambda job: _run(*job), jobs)
-
     def _keeps(self, sim: Simulation) -> tuple[bool, bool, bool]:
         served = sim.status == "ok" and not sim.starved
         inside = all(getattr(sim, name) <= most for name, most in (self.limits or SLO).items())
@@ -124,7 +120,7 @@ class Hours:
             sim.slo_used,
             AdapterFigures(
                 sim.adapter_mean_ttft_ms,
-                pooled_p95_ttft_ms(sim),
+                sim.adapter_pooled_p95_ttft_ms,
                 sim.adapter_mean_itl_ms,
                 sim.adapter_slo_attainment,
                 sim.adapter_slo_used,
@@ -143,7 +139,7 @@ class Hours:
 
 
 def _run(item: Bin, fleet: Workload, seed: int) -> Simulation:
-    sim = simulate(
+    return simulate(
         item.workload(fleet),
         item.profile,
         max_loras=item.max_loras,
@@ -151,8 +147,6 @@ def _run(item: Bin, fleet: Workload, seed: int) -> Simulation:
         duration_s=None if fleet.arrivals.trace is not None else HOUR_S,
         seed=seed,
     )
-    sim.adapter_slo_used  # noqa: B018 - computed here, in the thread
-    return sim
 
 
 def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:

@@ -44,8 +44,9 @@ def quantile_ttft_ms(sim: Simulation, q: float) -> FloatArray:
     """
     out = np.full(len(sim.workload), np.nan)
     owner = _owners(sim)
-    order = np.lexsort((sim.ttft_ms, owner))
-    values = sim.ttft_ms[order]
+    order = np.argsort(sim.ttft_ms)
+    short = owner[order].astype(np.min_scalar_type(len(out)))  # NumPy sorts 16 bits by radix
+    values = sim.ttft_ms[order[np.argsort(short, kind="stable")]]
     number = np.bincount(owner, minlength=len(out))
     some = np.flatnonzero(number)
     start = (np.cumsum(number) - number)[some]
@@ -96,7 +97,7 @@ def slo_used(sim: Simulation) -> FloatArray:
     itl_ms = np.where(
         _sums(sim, None) >= MEAN_FROM, np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0), server_ms
     )
-    worst: FloatArray = np.maximum(pooled_p95_ttft_ms(sim) / ttft_limit_ms, itl_ms / itl_limit_ms)
+    worst: FloatArray = np.maximum(sim.adapter_pooled_p95_ttft_ms / ttft_limit_ms, itl_ms / itl_limit_ms)
     return worst
 
 

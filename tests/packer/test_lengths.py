@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.errors import ValidationError
-from packer.lengths import Lengths
+from packer.lengths import Lengths, each_at_normal
 
 N = 40_000
 means = st.floats(min_value=20.0, max_value=5000.0)
@@ -45,6 +45,26 @@ def test_gamma_inverts_its_distribution_function() -> None:
     for cv in (0.3, 1.0, 2.0):
         found = Lengths.gamma(300.0, cv).quantile_at_normal(z)
         assert gammainc(1 / cv**2, found / (300.0 * cv**2)) == pytest.approx(ndtr(z), rel=2e-3, abs=1e-9)
+
+
+@pytest.mark.parametrize("tables", [1, 2, 512])
+def test_mixed_lengths_are_those_of_each_distribution(tables: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths of many distributions, drawn at once in blocks of tables, are what each gives at its scores."""
+    monkeypatch.setattr("packer.lengths._TABLES", tables)
+    rng = np.random.default_rng(0)
+    lengths = [
+        Lengths.constant(7),
+        Lengths.gamma(300.0, 0.7),
+        Lengths.gamma(90.0, 0.7, low=20, high=200),
+        Lengths.gamma(300.0, 1.4),
+        Lengths.lognormal(300.0, 1.3),
+        Lengths.empirical([1, 5, 9, 70.5]),
+        Lengths.empirical([4.0, 4.0]),
+    ]
+    which, z = rng.integers(0, len(lengths), 2000), 1.5 * rng.standard_normal(2000)
+    drawn = each_at_normal(lengths, which, z)
+    for k, each in enumerate(lengths):
+        assert drawn[which == k].tolist() == each.at_normal(z[which == k]).tolist()
 
 
 @given(sample=st.lists(st.integers(1, 10_000), min_size=1, max_size=50))
