@@ -26,7 +26,7 @@ METRICS = (
 
 
 class Limits(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
-    """Limits of a request: `ttft_ms=2000,tpot_ms=100`."""
+    """Limits of latencies: `ttft_ms=2000,tpot_ms=100`; an empty text: none."""
 
     name = "limits"
 
@@ -37,7 +37,7 @@ class Limits(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
         if isinstance(value, dict):
             return value
         found = {}
-        for part in str(value).split(","):
+        for part in filter(None, str(value).split(",")):
             name, equals, text = part.partition("=")
             try:
                 found[name.strip()] = float(text)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from packer.cli.cluster import Limits
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import FleetFile, Writing, predictor_option, seed_option
 from packer.cli.output import number, table
@@ -53,24 +54,13 @@ class Hours:
         metavar="X",
         help="Share by which rates are raised.  [default: the profile's, for 95 %]",
     )
-    limits: str = option(
+    limits: dict[str, float] = option(
+        type=Limits(),
         default="p99_ttft_ms=2000,mean_itl_ms=100",
         metavar="KEY=MS,…",
         help="Latencies that every server keeps in every period; an empty text for none.",
     )
     seed: int = seed_option()
-
-    def most_ms(self) -> dict[str, float]:
-        """The limits by name."""
-        from packer.errors import ValidationError
-
-        try:
-            pairs = [part.split("=") for part in self.limits.split(",") if part.strip()]
-            return {key.strip(): float(value) for key, value in pairs}
-        except ValueError:
-            raise ValidationError(
-                f"Expected --limits as p99_ttft_ms=2000,mean_itl_ms=100, got {self.limits[:80]!r}."
-            ) from None
 
     def rates(self, fleet: Workload) -> dict[str, npt.NDArray[np.float64]]:
         """Rates by period, from the file or the trace."""
@@ -128,9 +118,8 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
     fleet = file.fleet()
     rates = hours.rates(fleet)
     given: dict[str, Any] = {
-        key: value for key, value in vars(hours).items() if key not in ("rates_path", "trace_path", "limits")
+        key: value for key, value in vars(hours).items() if key not in ("rates_path", "trace_path")
     }
-    given["limits"] = hours.most_ms()
     with out.progress() as progress:
         found = find(fleet, kinds, rates, **given, progress=progress)
     data = found.to_dict()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class Duration(click.ParamType[float]):
+class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
     """Seconds, or a number with s, m or h behind it."""
 
     name = "duration"
@@ -39,7 +39,7 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
-class Servers(click.ParamType[tuple[Settings, ...]]):
+class Servers(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
     """`8x16,32x8`: max_loras and max_lora_rank of each server."""
 
     name = "servers"
