@@ -1,14 +1,23 @@
-"""A server whose arithmetic is easy to follow."""
+"""A server whose arithmetic is easy to follow, one that queues, and programs that compile."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from packer.adapter import Adapter
+from packer.lengths import Lengths
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
+from packer.workload import Workload
 
 MakeProfile = Callable[..., Profile]
 
@@ -48,3 +57,29 @@ def make_profile() -> MakeProfile:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def busy(make_profile: MakeProfile) -> Simulation:
+    """A server that queues and preempts for a hundred seconds and a half."""
+    fleet = Workload(
+        [Adapter(f"a{i}", 8, 0.5 + 0.1 * i) for i in range(6)], Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0)
+    )
+    profile = make_profile(
+        kv_budget_bytes=900.0, latency=LatencySpec("linear", {"base_ms": 20.0, "per_decode_ms": 1.0})
+    )
+    return simulate(fleet, profile, max_loras=3, duration_s=100.5, timeline_bin_s=10.0)
+
+
+@pytest.fixture
+def compiled_anew(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Runs a program in a process for which nothing is compiled yet; gives the lines that it prints."""
+
+    def run(program: str) -> list[str]:
+        environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout.splitlines()
+
+    return run

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -30,13 +28,11 @@ print(values.tolist(), len(_relax.signatures), sum(_relax.stats.cache_hits.value
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="nothing is compiled elsewhere on a single core")
-def test_short_calls_do_not_wait_and_others_use_what_was_compiled_elsewhere(tmp_path: Path) -> None:
+def test_short_calls_do_not_wait_and_others_use_what_was_compiled_elsewhere(
+    compiled_anew: Callable[[str], list[str]],
+) -> None:
     """Three calls: two interpreted, one with the code of the other process."""
-    environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == [
+    assert compiled_anew(PROGRAM) == [
         "[1.0, 1.5, 1.75] 0 True",
         "[1.0, 1.5, 1.75] 0 True",
         "[1.0, 1.5, 1.75] 1 1",

@@ -9,25 +9,12 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.lengths import Lengths
-from packer.profile import LatencySpec, Profile
+from packer.profile import Profile
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 MakeProfile = Callable[..., Profile]
-
-
-@pytest.fixture(scope="module")
-def busy(make_profile: MakeProfile) -> Simulation:
-    """A server that queues and preempts for a hundred seconds and a half."""
-    fleet = Workload(
-        [Adapter(f"a{i}", 8, 0.5 + 0.1 * i) for i in range(6)], Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0)
-    )
-    profile = make_profile(
-        kv_budget_bytes=900.0, latency=LatencySpec("linear", {"base_ms": 20.0, "per_decode_ms": 1.0})
-    )
-    return simulate(fleet, profile, max_loras=3, duration_s=100.5, timeline_bin_s=10.0)
 
 
 def test_one_request_by_hand(make_profile: MakeProfile) -> None:
