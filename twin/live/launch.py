@@ -158,4 +158,4 @@ def _beside(base: Path, name: str, *, always: bool = False) -> str:
     if Path(name).is_absolute():
         return name
     candidate = base / name
-    return str(candidate) if always or candidate.exists() else name
+    return str(candidate) if always or os.path.exists(candidate) else name  # False for names too long

@@ -125,6 +125,14 @@ def test_a_bad_launch_file_is_named(launch_file: Path, old: str, new: str, words
     assert "launch.toml" in str(caught.value)
 
 
+def test_a_name_that_no_file_can_have_stays_a_name(launch_file: Path) -> None:
+    """A model's name longer than file names may be is left as it is, as that of a hub would be."""
+    text = launch_file.read_text()
+    old = next(line for line in text.splitlines() if line.startswith("path ="))
+    launch_file.write_text(text.replace(old, f'path = "{"x" * 300}"'))
+    assert read_launch(launch_file).model == "x" * 300
+
+
 def test_setup_says_what_the_installer_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages that can't be had end in an error with the installer's own words."""
     fake = tmp_path / "uv"
