@@ -34,7 +34,9 @@ from packer.workload import Workload
 ROUNDS = 4
 """How often fresh hours are simulated, each time others."""
 GAIN = 0.1
-"""A GPU more that lowers the p95 TTFT by less than this share, and the ITL by less than half of it, is no gain."""
+"""A GPU more that lowers neither the p95 TTFT nor the ITL by this share is no gain."""
+WORSE = 1.2
+"""A worst adapter this many times as slow as on fewer GPUs is no chance."""
 MOST_POINTS = 12
 TIGHT = 0.5
 """A server that uses more than this of its limits is tried with more slots."""
@@ -163,13 +165,11 @@ class Frontier:
         while n < high and len(self._points) < MOST_POINTS and not self.over():
             step = max(1, round(0.1 * n))
             here, there = self.at(n), self.at(min(high, n + step))
-            if (
-                there.p95_ttft_ms > here.p95_ttft_ms
-                or there.worst_adapter_ttft_ms > here.worst_adapter_ttft_ms
-            ):
+            slower = there.worst_adapter_ttft_ms > WORSE * here.worst_adapter_ttft_ms
+            if slower or there.p95_ttft_ms > here.p95_ttft_ms:
                 there = self._points[there.n_gpus] = self._with_more_slots(there)
             ttft, itl = there.p95_ttft_ms / here.p95_ttft_ms, there.mean_itl_ms / here.mean_itl_ms
-            if (here.holds or self.hopeless) and ttft > 1.0 - GAIN and itl > 1.0 - GAIN / 2:
+            if (here.holds or self.hopeless) and min(ttft, itl) > 1.0 - GAIN:
                 return
             n = there.n_gpus
 
