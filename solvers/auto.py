@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
-from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
-from packer.solvers.confirm import confirmed_solution, mended
+from packer.solvers.confirm import admits, confirmed_solution
 from packer.solvers.exact.solver import START_SHARE, ExactSearch
 from packer.solvers.limit import within_limit
 from packer.solvers.start import start
@@ -42,34 +39,37 @@ class Auto:
             return within_limit(problem, replace(first, details={**first.details, "refined": False}))
         if first.unplaced:
             return within_limit(problem, first)
-        search = ExactSearch(timed.with_share(_EXACT_SHARE), first.bins)
-        search.run()
+        searches: list[ExactSearch] = []
+
+        def smaller(posed: Problem) -> Solution:
+            search = ExactSearch(posed, first.bins)
+            if searches:  # the bound is that of the first, and its patterns are a start
+                search.resume(searches[0])
+            else:
+                search.run()
+            searches.append(search)
+            return replace(first, bins=search.bins)
+
+        found = confirmed_solution(timed.with_share(_EXACT_SHARE), smaller)
+        search = searches[0]
         details: dict[str, object] = {"greedy_gpus": len(first.bins)}
-        if len(search.bins) < len(first.bins):
-            held, refused = _held(timed, search.bins)
-            if held is None:
-                details[refused] = len(search.bins)
-            search.bins = held or first.bins
-        search.problem = problem
-        found = search.solution(first)
-        return replace(found, details={**found.details, **details})
+        refused = _refused(timed, found) if len(found.bins) < len(first.bins) else ""
+        if refused:
+            details[refused] = len(found.bins)
+        search.bins, search.problem = first.bins if refused else found.bins, problem
+        made = search.solution(first)
+        return replace(made, details={**found.details, **made.details, **details})
 
 
-def _held(problem: Problem, bins: tuple[Bin, ...]) -> tuple[tuple[Bin, ...] | None, str]:
-    """The bins of a smaller plan, mended where necessary; None if they don't hold, and why.
-
-    A search finds the bins about which a trained predictor is wrong, so the twin has to confirm them.
-    """
+def _refused(problem: Problem, found: Solution) -> str:
+    """Why a smaller plan is not taken, "" if it is: searches find the bins about which trained predictors are wrong."""
     evaluator = problem.evaluator
     if not evaluator.imitates_twin:
-        return bins, ""
+        return ""
     if problem.out_of_time():
-        return None, "not_confirmed_in_time"
-    if not evaluator.confirms:
-        return (bins if confirmed(problem, bins) else None), "refused_by_twin"
-    found = problem.objective.admissible(evaluator.confirmed(problem.workload, bins))
-    refused = np.flatnonzero(~found).tolist()
-    return (mended(problem, bins, refused) if refused else bins), "refused_by_twin"
+        return "not_confirmed_in_time"
+    holds = admits(problem, found) if evaluator.confirms else confirmed(problem, found.bins)
+    return "" if holds else "refused_by_twin"
 
 
 def _limited(problem: Problem) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -94,6 +95,15 @@ class ExactSearch:
         except OutOfTime:
             self._promise()
 
+    def resume(self, before: ExactSearch) -> None:
+        """Search for a smaller plan alone, from the patterns of a search that another evaluator led."""
+        self.bound = before.bound
+        with suppress(OutOfTime):
+            if self.relaxation.start(
+                np.concatenate([_counts(self.classes, self.bins), before.relaxation.patterns])
+            ):
+                self._improve()
+
     def _promise(self) -> None:
         """Take the bound that the weights promise so far, as an estimate."""
         relaxation = self.relaxation
@@ -171,10 +181,14 @@ class ExactSearch:
             return
         relaxation.warm(features(self.classes))
         self._prove(relaxation)
+        self._improve()
+
+    def _improve(self) -> None:
+        """Whole numbers over more and more patterns, until a round changes nothing."""
         for step in range(_ROUNDS):
             if self.closed:
                 return
-            relaxation.run(lambda: self.closed, to_the_end=True)
+            self.relaxation.run(lambda: self.closed, to_the_end=True)
             if self.closed or not self._round(step):
                 return
 

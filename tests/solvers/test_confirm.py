@@ -9,6 +9,8 @@ from monotone import MonotonePredictor
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.objectives.gpus import Gpus
+from packer.solvers import auto
+from packer.solvers.auto import Auto
 from packer.solvers.base import Problem, Solution
 from packer.solvers.bounds import Bound
 from packer.solvers.confirm import admits, confirmed_solution, mended
@@ -84,3 +86,17 @@ def test_what_the_search_proves_is_an_estimate_for_the_whole_predictor() -> None
     assert (bound.proven(plain), bound.words(plain)) == (True, "said so")
     assert (bound.proven(posed(fleet)), bound.words(posed(fleet))) == (False, "estimate: said so")
     assert always.proven(posed(fleet))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_refused_search_is_repeated_before_greedys_plan_is_kept(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the whole predictor refuses the smaller plan of `auto`, a smaller one that holds is still found."""
+    fleet = random_fleet(24, seed, rates=(3.1, 2.3, 1.3), ranks=(8,))
+    wasteful = Solution(tuple(each for each in real_bins(posed(fleet), [(i,) for i in range(24)]) if each))
+    monkeypatch.setattr(auto, "start", lambda _problem, *_: wasteful)
+    task = posed(fleet, optimism=1.4)
+    found = Auto().solve(task)
+    assert admits(task, found)
+    assert len(found.bins) < len(wasteful.bins)
