@@ -8,6 +8,7 @@ in other folders, find them compiled.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -24,12 +25,21 @@ import llvmlite  # type: ignore[import-untyped]
 import numba
 import numpy as np
 from numba.core.caching import CacheImpl, IndexDataCacheFile, _CacheLocator
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
+
+try:
+    import fcntl
+except ImportError:  # Windows: processes then compile side by side
+    fcntl = None  # type: ignore[assignment]
 from numba.misc.appdirs import user_cache_dir
 
 STAMP_LENGTH = 20
 """Digits of the stamp in the name of a file."""
 _FLAGS: list[str] = []
+LONGEST_S = 120.0
+"""A kernel that another process compiles is waited for no longer than this."""
+POLL_S = 0.02
 KEPT_S = 90 * 86400.0
 """Compiled kernels older than this are removed, so that those of old versions do not gather."""
 
@@ -175,6 +185,53 @@ def _data_name(file: IndexDataCacheFile, number: int) -> str:
 _NUMBERED: Callable[[IndexDataCacheFile, int], str] = IndexDataCacheFile._data_name  # noqa: SLF001
 
 
+@contextlib.contextmanager
+def alone(function: types.FunctionType) -> Iterator[None]:
+    """No other process compiles this kernel meanwhile; one that does is waited for, and its code then found.
+
+    A kernel is locked before those that it calls: processes never wait for each other in a circle.
+    """
+    file, place = _lock_file(cache_folder()), int(stamp(function)[:15], 16)
+    if file is not None:
+        until_s = time.monotonic() + LONGEST_S
+        while time.monotonic() < until_s:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                break
+            time.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        if file is not None:
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+
+
+@functools.cache
+def _lock_file(folder: Path) -> int | None:
+    """A file of which a process locks one byte for each kernel; open until it ends, else the locks would go."""
+    if not _ready(folder):
+        return None
+    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 2**61)
+    except (OSError, AttributeError):  # a file system, or a system, without locks
+        os.close(file)
+        return None
+    return file
+
+
+def _compile(kernel: Any, signature: object) -> Any:
+    """`Dispatcher.compile`, by one process at a time."""
+    if kernel.py_func.__module__.partition(".")[0] != "packer":
+        return _COMPILED(kernel, signature)
+    # Numba's own lock comes first, as where a kernel compiles one that it calls.
+    with global_compiler_lock, alone(kernel.py_func):
+        return _COMPILED(kernel, signature)
+
+
+_COMPILED: Callable[..., Any] = Dispatcher.compile
+
+
 def install(*flags: dict[str, Any]) -> None:
     """Make Numba use the locator for this project's kernels; it leaves all other functions alone.
 
@@ -186,3 +243,4 @@ def install(*flags: dict[str, Any]) -> None:
     if KernelLocator not in locators:
         locators.insert(0, KernelLocator)
         IndexDataCacheFile._data_name = _data_name  # type: ignore[method-assign]  # noqa: SLF001
+        Dispatcher.compile = _compile  # type: ignore[assignment, method-assign]

@@ -6,6 +6,8 @@ import dis
 import importlib
 import os
 import pkgutil
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,3 +137,26 @@ def test_processes_that_compile_at_once_never_load_each_others_code(
         first._save_data(name, data)
     assert later.load("float64") == "code for floats"
     assert later.load("int64") in (None, "code for integers")
+
+
+def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path: Path) -> None:
+    """One of them compiles, the others wait and load what it made."""
+    program = (
+        "from packer.twin.engine.emit import gap_bin\n"
+        "input()\n"
+        "gap_bin(0.5)\n"
+        "print(sum(gap_bin.stats.cache_misses.values()))\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert sorted(int(process.communicate()[0]) for process in processes) == [0, 0, 1]
