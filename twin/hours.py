@@ -61,7 +61,9 @@ class Hours:
     def all(self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None) -> list[ServerHour]:
         """One hour of each server."""
         chosen = self.seed if seed is None else seed
-        keys = [(item.adapters, item.shares, item.settings, id(fleet), chosen) for item in items]
+        keys = [
+            (item.adapters, item.shares, item.settings, id(item.profile), id(fleet), chosen) for item in items
+        ]
         missing = {key: item for key, item in zip(keys, items, strict=True) if key not in self._stored}
         found = self._parallel(lambda item: self._hour(_run(item, fleet, chosen)), list(missing.values()))
         self._stored.update(zip(missing, found, strict=True))
