@@ -18,7 +18,7 @@ from packer.evaluation import Evaluations
 from packer.failover import without_server
 from packer.operate.frontier import FrontierPoint, Progress
 from packer.operate.kept import STARVING, Hour, KeptHours
-from packer.operate.replicas import MOST_REPLICAS, Replicas, needed
+from packer.operate.replicas import Replicas, needed
 from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
 from packer.profile import Profile
@@ -199,8 +199,7 @@ class Frontier:
 
     def _most(self, max_gpus: int | None) -> int:
         """More GPUs than this are of no use, or not at hand."""
-        parts = MOST_REPLICAS if self.max_replicas is None else self.max_replicas
-        most = len(self.workload) + (parts - 1) * len(self.parts.parts) + self.spare
+        most = self.parts.most_gpus(self.max_replicas) + self.spare
         return most if max_gpus is None else min(max_gpus, most)
 
     def _keep(self, hour: Hour) -> None:

@@ -103,14 +103,27 @@ class Replicas:
 
     def spread_over(self, n_gpus: int, allowed: int | None) -> Replicas:
         """The same with adapters that are split in as many parts that each is no more than a GPU's part of the load."""
+        parts = self._parts_on(n_gpus, allowed)
+        return self if parts == self.parts else Replicas(self.workload, parts)
+
+    def most_gpus(self, allowed: int | None) -> int:
+        """The most GPUs that have a part each."""
+        n = len(self.workload)
+        while n < self._number(self._parts_on(n + 1, allowed)):
+            n += 1
+        return n
+
+    def _parts_on(self, n_gpus: int, allowed: int | None) -> dict[int, int | None]:
         loads = self.workload.offered_tok_s_by_adapter
         most = MOST_REPLICAS if allowed is None else allowed
         fair = float(loads.sum()) / n_gpus
-        parts = {
+        return {
             i: None if count is None else max(count, min(most, math.ceil(loads[i] / fair - 1e-9)))
             for i, count in self.parts.items()
         }
-        return self if parts == self.parts else Replicas(self.workload, parts)
+
+    def _number(self, parts: Mapping[int, int | None]) -> int:
+        return len(self.workload) + sum((count or 1) - 1 for count in parts.values())
 
     def joined(self, bins: Sequence[Bin]) -> tuple[Bin, ...]:
         """The bins of the fleet of parts, with shares of the original's adapters."""
