@@ -87,21 +87,7 @@ class Bars:
         _check_columns(self, ("y",), self.categories, *([self.failed] if self.failed else []))
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
-    """The area between two curves, e.g. quantiles around a line of the same colour."""
-
-    x: Values
-    low: Values
-    high: Values
-    label: str = ""
-    color: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_columns(self, ("x", "low", "high"))
-
-
-Series = Line | Scatter | Bars | Area
+Series = Line | Scatter | Bars
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +104,6 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """A labelled shaded range of one axis."""
-
-    low: float
-    high: float
-    label: str = ""
-    axis: Axis = "x"
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            raise ValidationError(f"Expected a band with finite ends, got {shown((self.low, self.high))}.")
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
     """One pair of axes. Bars share a panel with nothing but bars and marks."""
 
@@ -142,11 +114,9 @@ class Panel:
     x_log: bool = False
     y_log: bool = False
     marks: Sequence[Mark] = ()
-    bands: Sequence[Band] = ()
-    stacked: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("series", "marks", "bands"):
+        for name in ("series", "marks"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         kinds = {isinstance(item, Bars) for item in self.series}
         if len(kinds) > 1:

@@ -6,7 +6,7 @@ import io
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from packer.report.figures import Area, Band, Bars, Figure, Line, Mark, Panel, Scatter
+from packer.report.figures import Bars, Figure, Line, Panel, Scatter
 from packer.report.palette import LIGHT
 
 if TYPE_CHECKING:
@@ -62,10 +62,6 @@ def _draw(axes: Axes, panel: Panel) -> None:
         match series:
             case Bars():
                 pass
-            case Area():
-                axes.fill_between(
-                    series.x, series.low, series.high, color=color, alpha=0.2, label=label, linewidth=0
-                )
             case Line():
                 marker = _MARKERS[position % len(_MARKERS)] if series.markers else None
                 style = "--" if series.dashed else "-"
@@ -90,26 +86,14 @@ def _draw_bars(axes: Axes, panel: Panel) -> None:
         return
     categories = list(dict.fromkeys(name for _, item in bars for name in item.categories))
     place = {name: i for i, name in enumerate(categories)}
-    width = 0.8 if panel.stacked else 0.8 / len(bars)
-    height = [0.0] * len(categories)
+    width = 0.8 / len(bars)
     for order, (position, item) in enumerate(bars):
-        spots = [place[name] for name in item.categories]
-        shift = 0.0 if panel.stacked else (order - (len(bars) - 1) / 2) * width
-        bottom = [height[spot] if panel.stacked else 0.0 for spot in spots]
-        color = panel.color(position)
-        drawn = axes.bar(
-            [spot + shift for spot in spots],
-            item.y,
-            width,
-            bottom=bottom,
-            color=color,
-            label=_text(item.label),
-        )
+        shift, color = (order - (len(bars) - 1) / 2) * width, panel.color(position)
+        spots = [place[name] + shift for name in item.categories]
+        drawn = axes.bar(spots, item.y, width, color=color, label=_text(item.label))
         for bar, failed in zip(drawn, item.failed, strict=False):
             if failed:
                 bar.set(facecolor="none", edgecolor=color, linestyle="--")
-        for spot, value in zip(spots, item.y, strict=True):
-            height[spot] += value
     crowded = len(categories) > 8 or max(map(len, categories), default=0) > 12
     turn = 60 if crowded else 0
     axes.set_xticks(
@@ -139,21 +123,13 @@ def _style(axes: Axes, panel: Panel) -> None:
 
 
 def _draw_marks(axes: Axes, panel: Panel) -> None:
-    for band in panel.bands:
-        span = axes.axvspan if band.axis == "x" else axes.axhspan
-        span(band.low, band.high, color="#808080", alpha=0.15, linewidth=0)
     for mark in panel.marks:
         line = axes.axvline if mark.axis == "x" else axes.axhline
         line(mark.at, color="#808080", linestyle=":", linewidth=1.3)
-    items: tuple[Band | Mark, ...] = (*panel.bands, *panel.marks)
-    for item in items:
-        at = item.low if isinstance(item, Band) else item.at
-        style: dict[str, Any] = {"fontsize": 8, "color": LIGHT.faint, "clip_on": True}
-        if item.axis == "x":
-            # A mark's label climbs along its line on the left, a band's stands inside the band.
-            turned = {"rotation": 90, "ha": "right"} if isinstance(item, Mark) else {"ha": "left"}
-            place = axes.get_xaxis_transform()
-            axes.text(at, 0.98, f" {_text(item.label)} ", transform=place, va="top", **turned, **style)
+        style: dict[str, Any] = {"fontsize": 8, "color": LIGHT.faint, "clip_on": True, "ha": "right"}
+        if mark.axis == "x":  # the label climbs along its line on the left
+            place, label = axes.get_xaxis_transform(), f" {_text(mark.label)} "
+            axes.text(mark.at, 0.98, label, transform=place, va="top", rotation=90, **style)
         else:
             place = axes.get_yaxis_transform()
-            axes.text(0.99, at, _text(item.label), transform=place, va="bottom", ha="right", **style)
+            axes.text(0.99, mark.at, _text(mark.label), transform=place, va="bottom", **style)

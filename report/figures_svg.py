@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from packer.report.figures import Area, Band, Bars, Line, Mark, Panel, Scatter, Series, Values
+from packer.report.figures import Bars, Line, Mark, Panel, Scatter, Series, Values
 from packer.report.palette import SERIES
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 26.0, 18.0, 36.0
@@ -129,37 +129,25 @@ def _bars_svg(panel: Panel, width: int) -> Markup:
     """Horizontal bars: a row for each category, its name above; a bar that failed is an outline."""
     bars = [(k, item) for k, item in enumerate(panel.series) if isinstance(item, Bars)]
     names = list(dict.fromkeys(name for _, item in bars for name in item.categories))
-    totals = dict.fromkeys(names, 0.0)
     top = max([value for _, item in bars for value in item.y if math.isfinite(value)], default=0.0)
-    if panel.stacked:
-        for _, item in bars:
-            for name, value in zip(item.categories, item.y, strict=True):
-                totals[name] += value if math.isfinite(value) else 0.0
-        top = max(totals.values(), default=0.0)
     scale = Scale(0.0, top * 1.02 or 1.0, 2.0, width - 52.0)
-    rows = 1 if panel.stacked else len(bars)
-    step = 15.0 + rows * _BAR + _BAR_GAP
+    step = 15.0 + len(bars) * _BAR + _BAR_GAP
     parts = []
     for n, name in enumerate(names):
         at = n * step
         parts.append(Markup('<text class="tick" x="2" y="{:.1f}">{}</text>').format(at + 11, name))
-        left = scale.start
         for row, (position, item) in enumerate(bars):
             for k, category in enumerate(item.categories):
                 if category != name or not math.isfinite(item.y[k]):
                     continue
-                end = left + scale(item.y[k]) - scale.start
-                y = at + 15.0 + (0.0 if panel.stacked else row * _BAR)
+                end, y = scale(item.y[k]), at + 15.0 + row * _BAR
                 kind = _color(item, position) + (" failed" if item.failed and item.failed[k] else "")
                 form = '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
                 told = f"{name}{f', {item.label}' if item.label else ''}: {item.y[k]:,.6g}"
-                parts.append(Markup(form).format(kind, left, y, max(0.5, end - left), _BAR - 2, told))
+                length = max(0.5, end - scale.start)
+                parts.append(Markup(form).format(kind, scale.start, y, length, _BAR - 2, told))
                 form = '<text class="tick" x="{:.1f}" y="{:.1f}">{}</text>'
-                if not panel.stacked:
-                    parts.append(
-                        Markup(form).format(end + 4, y + 10, short_number(float(f"{item.y[k]:.4g}")))
-                    )
-                left = end if panel.stacked else left
+                parts.append(Markup(form).format(end + 4, y + 10, short_number(float(f"{item.y[k]:.4g}"))))
     return _svg([*parts, *_bar_marks(panel, scale, len(names) * step)], width, len(names) * step, panel)
 
 
@@ -181,8 +169,7 @@ def _scales(panel: Panel, width: int, height: int, *, from_zero: bool) -> tuple[
         if isinstance(series, Bars):
             continue
         xs += _finite(series.x, positive=panel.x_log)
-        for column in (series.low, series.high) if isinstance(series, Area) else (series.y,):
-            ys += _finite(column, positive=panel.y_log)
+        ys += _finite(series.y, positive=panel.y_log)
     for mark in panel.marks:
         (xs if mark.axis == "x" else ys).append(mark.at)
     return (
@@ -217,25 +204,18 @@ def _grid(x: Scale, y: Scale, x_format: Format, width: int, height: int) -> list
 
 def _marks(panel: Panel, x: Scale, y: Scale) -> list[Markup]:
     parts = []
-    items: tuple[Band | Mark, ...] = (*panel.bands, *panel.marks)
-    for item in items:
+    form = Markup('<line class="mark" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>')
+    for item in panel.marks:
         scale, other = (x, y) if item.axis == "x" else (y, x)
-        low, high = (item.low, item.high) if isinstance(item, Band) else (item.at, item.at)
-        a, b = sorted((scale(low), scale(high)))
-        c, d = sorted((other.start, other.end))
-        left, top, w, h = (a, c, b - a, d - c) if item.axis == "x" else (c, a, d - c, b - a)
-        if isinstance(item, Band):
-            form = '<rect class="band" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>'
-            parts.append(Markup(form.format(left, top, w, h)))
-        else:
-            form = '<line class="mark" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>'
-            parts.append(Markup(form.format(left, top, left + w, top + h)))
+        at, (c, d) = scale(item.at), sorted((other.start, other.end))
+        left, top, w, h = (at, c, 0.0, d - c) if item.axis == "x" else (c, at, d - c, 0.0)
+        parts.append(form.format(left, top, left + w, top + h))
         if item.label:
             parts.append(_label(item, left, top, w, x.end))
     return parts
 
 
-def _label(item: Mark | Band, left: float, top: float, w: float, end: float) -> Markup:
+def _label(item: Mark, left: float, top: float, w: float, end: float) -> Markup:
     """The name of a mark: above the frame for a value of x, at the right end over the line for one of y."""
     if item.axis == "x":
         right = left > end - 90
@@ -258,15 +238,6 @@ def _series_parts(series: Series, color: str, x: Scale, y: Scale) -> list[Markup
             return [line, *_points(series, kind, radius, (), x, y)]
         case Scatter():
             return _points(series, color, 3.5, series.texts, x, y)
-        case Area():
-            rows = [
-                (a, low, high)
-                for a, low, high in zip(series.x, series.low, series.high, strict=True)
-                if all(math.isfinite(v) for v in (a, low, high))
-            ]
-            ring = [(a, high) for a, _, high in rows] + [(a, low) for a, low, _ in reversed(rows)]
-            points_text = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in ring)
-            return [Markup(f'<polygon class="area {color}" points="{points_text}"/>')]
         case Bars():
             return []
 

@@ -10,8 +10,6 @@ import pytest
 
 from packer.errors import OutputError, ValidationError
 from packer.report.figures import (
-    Area,
-    Band,
     Bars,
     Figure,
     Line,
@@ -39,7 +37,6 @@ def every_kind(label: str = "series") -> Figure:
     curves = Panel(
         [
             Line(x, x * 2, label),
-            Area(x, x, x * 3, label),
             Scatter(x, [1, np.nan, 3], label, texts=[label] * 3),
         ],
         title=label,
@@ -48,9 +45,8 @@ def every_kind(label: str = "series") -> Figure:
         x_log=True,
         y_log=True,
         marks=(Mark(10, label), Mark(5, "limit", axis="y")),
-        bands=(Band(20, 50, "starved"), Band(1, 2, axis="y")),
     )
-    bars = Panel([Bars([label, "b"], [1, 2], "x"), Bars(["b"], [3], "y")], stacked=True)
+    bars = Panel([Bars([label, "b"], [1, 2], "x"), Bars(["b"], [3], "y")])
     return Figure([curves, bars, Panel([])], title=label, caption=label)
 
 

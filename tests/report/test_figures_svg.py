@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from packer.report.figures import Area, Band, Bars, Line, Mark, Panel, Scatter
+from packer.report.figures import Bars, Line, Mark, Panel, Scatter
 from packer.report.figures_svg import Scale, chart, nice_step
 
 
@@ -27,16 +27,14 @@ def test_steps_are_round(rough: float, step: float) -> None:
 def test_panel_is_xml_with_every_part() -> None:
     """Every kind of series becomes an element, and text stays text."""
     panel = Panel(
-        [Line([1, 2, 3], [1, math.nan, 3]), Area([1, 2], [1, 2], [2, 3]), Scatter([1, 2], [1, math.nan])],
+        [Line([1, 2, 3], [1, math.nan, 3]), Scatter([1, 2], [1, math.nan])],
         title="<x>",
         x_label="a & b",
         marks=(Mark(2, "</svg>"), Mark(1, axis="y")),
-        bands=(Band(1, 2, "b"), Band(1, 2, axis="y")),
     )
     root = ElementTree.fromstring(str(chart(panel).svg))
     tags = [element.tag for element in root.iter()]
-    assert tags.count("path") == tags.count("polygon") == tags.count("circle") == 1
-    assert tags.count("rect") == 2
+    assert tags.count("path") == tags.count("circle") == 1
     path = root.find("path")
     assert path is not None
     assert path.attrib["d"].count("M") == 2
@@ -49,12 +47,11 @@ def test_empty_panels_are_drawn() -> None:
         ElementTree.fromstring(str(chart(Panel([Line([math.nan], [math.nan])], y_log=log)).svg))
 
 
-@pytest.mark.parametrize(("stacked", "lefts"), [(False, 1), (True, 2)])
-def test_bars_are_rows(stacked: bool, lefts: int) -> None:
-    """Each bar is a rectangle as long as its value; stacked ones go on where the one before ended."""
-    panel = Panel([Bars(["a"], [1], "x"), Bars(["a"], [3], "y", failed=[True])], stacked=stacked)
+def test_bars_are_rows() -> None:
+    """Each bar is a rectangle as long as its value."""
+    panel = Panel([Bars(["a"], [1], "x"), Bars(["a"], [3], "y", failed=[True])])
     rects = list(ElementTree.fromstring(str(chart(panel).svg)).iter("rect"))
     widths = [float(rect.attrib["width"]) for rect in rects]
     assert widths[1] == pytest.approx(3 * widths[0], abs=0.2)
-    assert len({rect.attrib["x"] for rect in rects}) == lefts
+    assert len({rect.attrib["x"] for rect in rects}) == 1
     assert ["failed" in rect.attrib["class"] for rect in rects] == [False, True]
