@@ -139,16 +139,18 @@ _FIGURES = ("offered_tok_s", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_
 
 
 def _rooms(plan: Plan) -> Table:
-    """How far the load of each server may grow, what limits it and what helps; those with the least room."""
-    rooms = plan.rooms
-    order = sorted(range(len(rooms)), key=lambda k: (rooms[k].headroom or 0.0, k))[:SHOWN_ROOMS]
-    rows = []
-    for k in sorted(order):
-        room = rooms[k]
+    """How far the load of each server may grow, what limits it and what helps; equal servers together, those with the
+    least room."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for k in sorted(range(len(plan.rooms)), key=lambda k: (plan.rooms[k].headroom or 0.0, k)):
+        room = plan.rooms[k]
         marks = (growth(factor) for factor in (room.slo, room.queue, room.starvation))
-        rows.append([k, *marks, f"{room.limit}: {room.usage}" if room.limit else "–", room.advice or "–"])
+        cells = (*marks, f"{room.limit}: {room.usage}" if room.limit else "–", room.advice or "–")
+        groups.setdefault(cells, []).append(k)
+    shown = list(groups.items())[:SHOWN_ROOMS]
+    rows = [[", ".join(map(str, gpus)), *cells] for cells, gpus in sorted(shown, key=lambda row: row[1])]
     columns = ["GPU", "in limits to", "no queue to", "serves to", "what limits it", "what helps"]
-    more = len(rooms) - len(rows)
+    more = len(plan.rooms) - sum(len(gpus) for _, gpus in shown)
     caption = f"{more} more GPUs have more room." if more else None
     return table("Room to grow", columns, rows, left=(4, 5), caption=caption)
 
@@ -194,7 +196,7 @@ def by_rank(plan: Plan, item: Bin) -> str:
     counts = Counter(plan.workload.ranks[list(item.adapters)].tolist())
     split = sum(share < 1.0 for share in item.shares)
     text = ", ".join(f"{counts[rank]}×r{rank}" for rank in sorted(counts, reverse=True))
-    return f"{text} ({split} shared)" if split else text
+    return f"{text} ({split}×shared)" if split else text
 
 
 def growth(factor: float | None) -> str:

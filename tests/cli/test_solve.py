@@ -125,7 +125,7 @@ def test_a_hot_adapter_is_named_and_split_if_allowed(capsys: pytest.CaptureFixtu
     assert packer("solve", "hot.csv") == 3
     assert "'hot'" in capsys.readouterr().out
     assert packer("solve", "hot.csv", "--max-replicas", "8") == 0
-    assert "(1 shared)" in capsys.readouterr().out
+    assert "(1×shared)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
