@@ -62,7 +62,7 @@ class Server:
 
 @bundle
 class Run:
-    """How the twin runs."""
+    """How the twin runs, and what servers do beside their requests."""
 
     rate_factor: float = rate_factor_option()
     duration_s: float | None = option(
@@ -89,12 +89,6 @@ class Run:
         metavar="SECONDS",
         help="Time between scrapes of /metrics, which stop the API server.  [default: the profile's, or none]",
     )
-
-
-@bundle
-class Beside:
-    """What servers do beside their requests."""
-
     tuning: str | None = tuning_option(
         "Train beside the requests by this policy, as in llmstation:slo_decode_ms=45: the workload's job "
         "(fine_tuning in a .json or .yaml file), or samples of 512 tokens without end.  [default: the job's]"
@@ -178,7 +172,6 @@ def simulate(
     kind: OneProfile,
     server: Server,
     run: Run,
-    beside: Beside,
     process: ArrivalOptions,
     system: System,
     files: Files,
@@ -204,7 +197,7 @@ def simulate(
     out.check_pictures(files.plot)
     out.check(files.output)
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
-    workload = process.apply(workload if beside.tuning is None else workload.tuned_by(beside.tuning))
+    workload = process.apply(workload if run.tuning is None else workload.tuned_by(run.tuning))
     if system.cluster is None:
         refuse_without_cluster(("router", "slo", "system", "per_server", "requests"))
     elif server.predictor != "twin":

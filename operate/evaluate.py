@@ -23,6 +23,12 @@ from packer.twin.simulate import simulate
 from packer.twin.until_clear import evaluation_of
 from packer.workload import Workload
 
+SHOWN = (
+    *("offered_tok_s", "total_token_throughput", "starved", "memory_error", "mean_ttft_ms", "mean_itl_ms"),
+    *SIMULATED,
+)
+"""Figures of a server in the JSON result."""
+
 
 @dataclass(frozen=True, eq=False)
 class PlanEvaluation:
@@ -89,13 +95,7 @@ class PlanEvaluation:
                 {
                     "gpu": gpu,
                     "adapters": len(plan.bins[k].adapters),
-                    "offered_tok_s": row.offered_tok_s,
-                    "total_token_throughput": row.total_token_throughput,
-                    "starved": row.starved,
-                    "memory_error": row.memory_error,
-                    "mean_ttft_ms": row.mean_ttft_ms,
-                    "mean_itl_ms": row.mean_itl_ms,
-                    **{name: getattr(row, name) for name in SIMULATED},
+                    **{name: getattr(row, name) for name in SHOWN},
                     "headroom": self.plan.headroom[k],
                 }
                 for k, (gpu, row) in enumerate(zip(self.gpus, plan.evaluations, strict=True))

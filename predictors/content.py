@@ -19,7 +19,6 @@ IntArray = npt.NDArray[np.int64]
 Factors = FloatArray | float
 
 MAX_STORED = 200_000
-_KEEP_FLEETS = 16
 
 
 def content_classes(workload: Workload) -> IntArray:

@@ -35,30 +35,27 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
-    """One GPU: flags, load, memory, latency, adapters (name, rank, rate, offered load, share, mean TTFT, p95 TTFT,
-    mean ITL) and the command that starts it.
+    """One GPU: its server and figures, bars of load and memory, adapters (name, rank, rate, offered load, share, mean
+    TTFT, p95 TTFT, mean ITL, within limits) and the command that starts it.
     """
 
-    index: int
-    adapters: int
-    max_loras: int
-    max_lora_rank: int
+    server: Bin
+    figures: Evaluation
     ranks: str
-    offered: str
-    throughput: str
-    served: float
     load: tuple[Bar, ...]
     memory: tuple[Bar, ...]
-    kv_tokens: str
-    ttft: str
-    worst: str
-    p99: str
-    itl: str
-    within: str
     headroom: str
-    state: str
     rows: tuple[AdapterRow, ...]
     start: str
+
+    @property
+    def state(self) -> str:
+        """What is wrong with the GPU, or "holds"."""
+        if self.figures.memory_error:
+            return "memory error"
+        if self.figures.starved:
+            return "starved"
+        return "beyond limits" if self.figures.slo_used > 1.0 else "holds"
 
 
 def visible(text: str) -> str:
@@ -144,70 +141,37 @@ def gpu_cards(plan: Plan, curves: Curves | None = None) -> tuple[GpuCard, ...]:
         starts = start_commands(plan)
     except InputError:  # an infeasible plan, another engine, a name that no command line can hold
         starts = []
-    loads = [evaluation.offered_tok_s for evaluation in plan.evaluations]
-    most = max(loads, default=0.0) or 1.0
+    most = max((evaluation.offered_tok_s for evaluation in plan.evaluations), default=0.0) or 1.0
     rooms = growth_texts(plan, curves)
     return tuple(
-        _card(
-            plan,
-            index,
-            evaluation,
-            most,
-            rooms[index],
-            rows=_adapter_rows(plan, plan.bins[index]),
+        GpuCard(
+            server=server,
+            figures=figures,
+            ranks=_ranks(plan, server),
+            load=_load_bars(figures, most),
+            memory=memory_bars(server, figures),
+            headroom=rooms[index],
+            rows=_adapter_rows(plan, server),
             start=starts[index] if starts else "",
         )
-        for index, evaluation in enumerate(plan.evaluations)
+        for index, (server, figures) in enumerate(zip(plan.bins, plan.evaluations, strict=True))
     )
 
 
-def _card(
-    plan: Plan,
-    index: int,
-    evaluation: Evaluation,
-    most: float,
-    room: str,
-    *,
-    rows: tuple[AdapterRow, ...],
-    start: str,
-) -> GpuCard:
-    item = plan.bins[index]
-    served = min(1.0, max(0.0, evaluation.served_share)) if math.isfinite(evaluation.served_share) else 0.0
+def _ranks(plan: Plan, item: Bin) -> str:
+    """How many adapters of each rank a GPU has, "3 × r32, 1 × r8"."""
     ranks = Counter(plan.workload.adapters[i].rank for i in item.adapters)
-    length = 100 * evaluation.offered_tok_s / most
-    throughput = number(evaluation.total_token_throughput)
-    return GpuCard(
-        index=index,
-        adapters=len(item.adapters),
-        max_loras=item.max_loras,
-        max_lora_rank=item.max_lora_rank,
-        ranks=", ".join(f"{count} × r{rank}" for rank, count in sorted(ranks.items(), reverse=True)),
-        offered=number(evaluation.offered_tok_s),
-        throughput=throughput,
-        served=round(100 * served, 1),
-        load=(
-            Bar(round(length * served, 2), "served", f"{throughput} tok/s served"),
-            Bar(round(length * (1 - served), 2), "unserved", "not served in time"),
-        ),
-        memory=memory_bars(item, evaluation),
-        kv_tokens=number(evaluation.kv_cache_tokens),
-        ttft=milliseconds(evaluation.mean_ttft_ms),
-        worst=milliseconds(evaluation.worst_adapter_ttft_ms),
-        p99=milliseconds(evaluation.p99_ttft_ms),
-        itl=milliseconds(evaluation.mean_itl_ms),
-        within=percent(evaluation.slo_attainment),
-        headroom=room,
-        state=_state(evaluation),
-        rows=rows,
-        start=start,
+    return ", ".join(f"{count} × r{rank}" for rank, count in sorted(ranks.items(), reverse=True))
+
+
+def _load_bars(figures: Evaluation, most: float) -> tuple[Bar, Bar]:
+    """What a GPU serves and does not serve, in percent of the largest load of a GPU."""
+    served = min(1.0, max(0.0, figures.served_share)) if math.isfinite(figures.served_share) else 0.0
+    length = 100 * figures.offered_tok_s / most
+    return (
+        Bar(round(length * served, 2), "served", f"{number(figures.total_token_throughput)} tok/s served"),
+        Bar(round(length * (1 - served), 2), "unserved", "not served in time"),
     )
-
-
-def _state(evaluation: Evaluation) -> str:
-    """What is wrong with a GPU, or "holds"."""
-    if evaluation.memory_error:
-        return "memory error"
-    return "starved" if evaluation.starved else "beyond limits" if evaluation.slo_used > 1.0 else "holds"
 
 
 def _adapter_rows(plan: Plan, item: Bin) -> tuple[AdapterRow, ...]:
