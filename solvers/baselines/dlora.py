@@ -58,7 +58,7 @@ class DLora:
             sizes=workload.ranks.astype(np.float64) * profile.model.lora_bytes_per_rank,
             shares=workload.rates / workload.rate,
             capacity=profile.memory.kv_budget_bytes,
-            engines=gpus_to_use(problem),
+            engines=gpus_to_use(problem, problem.max_replicas),
             max_replicas=problem.max_replicas,
         )
         holds = place(task)

@@ -247,3 +247,10 @@ def test_split_adapters_are_refused(shares: tuple[float, ...]) -> None:
     posed = replace(problem(random_fleet(2, seed=0)), objective=Moves(old), old_bins=old)
     reason = Replan().supports(posed)
     assert (reason is None) == (not shares)
+
+
+def test_a_hot_adapter_takes_more_gpus_than_there_are_adapters() -> None:
+    """One adapter that may be split uses all the GPUs given, in equal parts."""
+    task = problem(Workload([Adapter("hot", 8, 9.0)]), objective=Latency(), predictor=ANALYTIC, max_gpus=4)
+    found = SpreadRefined().solve(replace(task, max_replicas=4))
+    assert [item.shares for item in found.bins] == [(0.25,)] * 4
