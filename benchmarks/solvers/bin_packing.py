@@ -193,7 +193,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                     )
                     print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if options.write:
-        (HERE / "bin_packing.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        text = json.dumps({"time_limit_s": options.time_limit, "rows": rows}, indent=1)
+        (HERE / "bin_packing.json").write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":

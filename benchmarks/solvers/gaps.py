@@ -1,6 +1,7 @@
 """Plans against their bounds on generated fleets of 500 to 5,000 adapters.
 
-    uv run python benchmarks/solvers/gaps.py --fleets 20 --time-limit 60 --write
+    uv run python benchmarks/solvers/gaps.py --fleets 20 --write
+    uv run python benchmarks/solvers/gaps.py --first 5 --fleets 5 --write   # these again, the others stay
 
 Fleets differ in how load is spread, in ranks and in lengths: equal rates, continuous rates, own lengths, a few hot
 adapters, high ranks. Gap: (GPUs − bound) / GPUs; a bound is proven or an estimate.
@@ -79,7 +80,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{len(rows)} fleets: gap median {np.median(gaps):.1%}, p90 {np.quantile(gaps, 0.9):.1%}, {proven} proven"
     )
     if options.write:
-        (HERE / "gaps.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        path = HERE / "gaps.json"
+        known = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+        kept = {row["fleet"]: row for row in (*known, *rows) if row["objective"] == options.objective}
+        found = sorted(kept.values(), key=lambda row: int(row["fleet"].rpartition("-")[2]))
+        text = json.dumps({"time_limit_s": options.time_limit, "rows": found}, indent=1)
+        path.write_text(text + "\n", "utf-8")
 
 
 def _count_cpu_time() -> None:

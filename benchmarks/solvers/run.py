@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="what evaluates bins in the searches; in the path of a trained one, {model} stands for the model",
     )
     parser.add_argument("--label", help="what the results call the predictor (default: its name)")
-    parser.add_argument("--time-limit", type=float, default=60.0, help="of auto, s")
+    parser.add_argument("--time-limit", type=float, default=5.0, help="of auto, s")
     parser.add_argument("--results", type=Path, default=HERE / "results.jsonl")
     parser.add_argument("--only", default="", help="instances whose name starts like this")
     parser.add_argument("--solvers", nargs="*", help="these only")

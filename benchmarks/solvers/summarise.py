@@ -54,7 +54,7 @@ def others() -> list[str]:
     """Tables of what `brute_force.py`, `bin_packing.py` and `gaps.py` wrote, where they did."""
     titles = {
         "brute_force.json": "Small fleets against every plan there is",
-        "bin_packing.json": "Bin packing, 5 s each on one thread of a busy machine",
+        "bin_packing.json": "Bin packing, each solver on one thread",
         "gaps.json": "Plans of large fleets against their bounds",
     }
     parts: list[str] = []
@@ -64,6 +64,11 @@ def others() -> list[str]:
             data = json.loads(path.read_text("utf-8"))
             found = data["rows"] if isinstance(data, dict) else data
             head = tuple(found[0])
+            limit = data.get("time_limit_s") if isinstance(data, dict) else None
+            title += f", {limit:g} s each" if limit else ""
+            gaps = [row["gap"] for row in found if "gap" in row]
+            if gaps:
+                title += f": gap {statistics.median(gaps):.1%} median, {percentile(gaps, 0.9):.1%} p90"
             parts += ["", f"## {title}", "", *table(head, [tuple(row[key] for key in head) for row in found])]
     return parts
 
