@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,11 +13,11 @@ import numpy.typing as npt
 
 from packer.errors import FileFormatError, shown
 from packer.io.files import read_text
+from packer.io.tables import csv_rows
 from packer.workload import SHAREGPT_CORRELATION
 
 Row = Mapping[str, str]
 
-_BEYOND = "cells beyond the columns"
 MOST_ADAPTERS = 1_000_000
 """Of a run."""
 PROFILING_FILES = ("kv_capacity.csv", "latency_backbone.csv", "latency_adapters.csv", "loading.csv")
@@ -31,19 +29,9 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dic
     Raises
     ------
     FileFormatError
-        The file can't be read, lacks a column, or has a row with more cells than columns.
+        The file can't be read, lacks a column, or has a row with more or fewer cells than columns.
     """
-    reader = csv.DictReader(io.StringIO(read_text(path)), restkey=_BEYOND, restval="")
-    try:
-        found = reader.fieldnames or []
-        rows = []
-        for row in reader:
-            if _BEYOND in row:
-                rule = f"expected {len(found)} cells, got {len(found) + len(row[_BEYOND])}."
-                raise FileFormatError(rule, path=path, row=reader.line_num)
-            rows.append(dict(row))
-    except csv.Error as error:
-        raise FileFormatError(f"expected CSV: {error}.", path=path, row=reader.line_num) from None
+    found, rows = csv_rows(read_text(path), path)
     missing = [name for name in required if name not in found]
     if missing:
         raise FileFormatError(
@@ -52,7 +40,7 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dic
             path=path,
             row=1,
         )
-    return rows
+    return [dict(row.cells) for row in rows]
 
 
 def number(

@@ -45,9 +45,9 @@ def test_runs_are_read_with_their_adapters(tmp_path: Path) -> None:
         (RUNS.replace("0.5:2;0.1:2", "0.5:99999999999"), "at most 1,000,000 adapters"),
         (RUNS.replace("r0,m,f,8,4", "r0,m,f,,4"), "a whole number"),
         (RUNS.replace("r0,m,f,8,4", "r0,m,f,8.5,4"), "a whole number"),
-        (RUNS.replace(",400,ok", ",400,ok,x", 1), "10 cells, got 11"),
+        (RUNS.replace(",400,ok", ",400,ok,x", 1), "10 cells as in the header, got 11"),
         (RUNS.replace(",400,ok", ",,ok", 1), "throughput of a run"),
-        (RUNS.replace("8:1;16:3,400,ok", ""), "value:count"),
+        (RUNS.replace("8:1;16:3,400,ok", ""), "10 cells as in the header, got 8"),
         (RUNS.replace(",400,ok", ",many,ok"), "finite number"),
     ],
 )
