@@ -2,7 +2,7 @@
 
 A page's blocks run in order and see each other's files; `examples/` is there as in a checkout. What a block can't
 show here (a cluster, a GPU) is marked above it: `<!-- not run: the reason -->`; another exit code than 0 by
-`<!-- exit 3 -->`. Lines that don't start with `$` are output and not compared.
+`<!-- exit 3 -->`. Lines that don't start with `$` are output, of which the number of GPUs of a decision is compared.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
     r"(?:<!-- (not run|exit|file):? ?([^>]*?) -->\n)?```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL
 )
+DECISION = re.compile(r"\d+ GPUs?: ")
 PAGES = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "docs").rglob("*.md")
@@ -29,10 +31,13 @@ PAGES = sorted(
 )
 
 
-def commands(body: str) -> list[str]:
-    """The lines after `$`, with what a backslash continues."""
-    joined = body.replace("\\\n", " ")
-    return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
+def commands(body: str) -> list[tuple[str, str]]:
+    """The lines after `$`, with what a backslash continues, and the number of GPUs that is shown below; "" for none."""
+    lines = [*body.replace("\\\n", " ").splitlines(), ""]
+    pairs = [
+        (line[2:].strip(), DECISION.match(after)) for line, after in pairwise(lines) if line.startswith("$ ")
+    ]
+    return [(line, found.group() if found else "") for line, found in pairs]
 
 
 def type_in(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -68,12 +73,21 @@ def test_page_runs(
         if mark == "not run":
             assert text.strip(), f"{page}: a block that is not run must say why"
             continue
-        for line in commands(body):
+        for line, gpus in commands(body):
             wanted = int(text) if mark == "exit" else 0
             code, messages = type_in(line, capsys)
             assert code == wanted, f"{page}: $ {line}\n{messages}"
+            assert messages.startswith(gpus), (
+                f"{page}: $ {line} decides otherwise than is shown: {messages[:200]}"
+            )
             typed += 1
     assert typed > 0, f"{page}: no block runs"
+
+
+def test_readme_shows_a_decision_of_the_tutorial() -> None:
+    """The first screen shows what the command prints, as the tutorial does, whose commands are typed."""
+    (shown,) = re.findall(r"^\d+ GPUs?: .*$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert f"\n{shown}\n" in (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 
 
 def test_marks_are_understood() -> None:
