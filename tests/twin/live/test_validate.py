@@ -190,8 +190,12 @@ def launch_file(launch: Launch, tmp_path: Path) -> Path:
 
 
 def packer(*arguments: str | Path) -> subprocess.Popen[str]:
-    """The command in a process of its own."""
-    command = [sys.executable, "-c", "from packer.cli import main; main()", *map(str, arguments)]
+    """The command in a process of its own, which SIGINT reaches also where the tests run in the background."""
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from packer.cli import main; main()"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
