@@ -11,7 +11,7 @@ import numpy.typing as npt
 from packer import checks
 from packer.errors import FileFormatError, shown
 from packer.io.files import read_text
-from packer.io.tables import csv_rows
+from packer.io.tables import by_adapter, csv_rows
 from packer.objectives.base import Objective, Scenario
 from packer.workload import Workload
 
@@ -82,12 +82,7 @@ def read_rates(path: str, workload: Workload) -> dict[str, npt.NDArray[np.float6
     if len(names) < 2 or names[0] != "adapter":
         raise FileFormatError("expected columns adapter,<load>,<load>,…", path=path, row=1)
     loads = names[1:]
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        name = row.name("adapter")
-        if name in found:
-            row.fail("adapter", f"expected one row for each adapter, got several for {shown(name)}.")
-        found[name] = [row.real(load, low=0.0, high=1e6) for load in loads]
+    found = {name: [row.real(load, low=0.0, high=1e6) for load in loads] for name, row in by_adapter(rows)}
     missing = [name for name in workload.names if name not in found]
     if missing:
         raise FileFormatError(f"there are no rates for adapter {shown(missing[0])}.", path=path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from packer.errors import FileFormatError, IncompatibleError, shown
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import read_text
-from packer.io.tables import check_columns, csv_rows
+from packer.io.tables import by_adapter, check_columns, csv_rows
 
 _COLUMNS = ("adapter", "source")
 
@@ -39,13 +39,7 @@ def read_sources(path: str | os.PathLike[str]) -> dict[str, str]:
 def _from_csv(text: str, path: str | os.PathLike[str]) -> dict[str, str]:
     names, rows = csv_rows(text, path)
     check_columns(names, _COLUMNS, (), path)
-    table: dict[str, str] = {}
-    for row in rows:
-        name = row.name("adapter")
-        if name in table:
-            row.fail("adapter", f"expected each adapter once, got {shown(name)} twice.")
-        table[name] = _source(name, row.cells["source"], path, row.number)
-    return table
+    return {name: _source(name, row.cells["source"], path, row.number) for name, row in by_adapter(rows)}
 
 
 def _source(name: str, source: object, path: str | os.PathLike[str], row: int | None) -> str:

@@ -6,7 +6,7 @@ import csv
 import difflib
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -130,6 +130,17 @@ def csv_rows(text: str, path: str | os.PathLike[str]) -> tuple[list[str], Iterat
             yield Row(os.fspath(path), number, dict(zip(names, cells, strict=True)))
 
     return names, rows()
+
+
+def by_adapter(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
+    """Each row with the name in its column `adapter`; one that appears twice is an error."""
+    first: dict[str, int] = {}
+    for row in rows:
+        name = row.name("adapter")
+        if name in first:
+            row.fail("adapter", f"expected unique names, got {shown(name)} as in row {first[name]}.")
+        first[name] = row.number
+        yield name, row
 
 
 def frame_rows(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[list[str], Iterator[Row]]:

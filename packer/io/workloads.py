@@ -13,7 +13,7 @@ from packer.errors import FileFormatError, IncompatibleError, ValidationError, s
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.parquet import check_plain, parquet_bytes, read_parquet
-from packer.io.tables import COMMENT, Row, check_columns, csv_rows, frame_rows
+from packer.io.tables import COMMENT, Row, by_adapter, check_columns, csv_rows, frame_rows
 from packer.lengths import Lengths
 from packer.slo import Slo
 from packer.traces.columns import looks_like_trace
@@ -76,17 +76,9 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
 def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: str) -> Workload:
     """The workload in the rows of a table; `path` is named in errors."""
     adapters: list[Adapter] = []
-    seen: dict[str, int] = {}
     whole = _WholeFile()
-    for row in rows:
-        adapter = _adapter(row)
-        if adapter.name in seen:
-            row.fail(
-                "adapter",
-                f"expected unique names, got {shown(adapter.name)} as in row {seen[adapter.name]}.",
-            )
-        seen[adapter.name] = row.number
-        adapters.append(adapter)
+    for adapter, row in by_adapter(rows):
+        adapters.append(_adapter(adapter, row))
         whole.read(row)
     if not adapters:
         raise FileFormatError("expected at least one adapter, got 0 rows.", path=path)
@@ -158,8 +150,7 @@ def _bursts_cell(bursts: Bursts | None) -> str | None:
     return ";".join([repr(bursts.cv), *(f"{time_s!r}:{weight!r}" for time_s, weight in bursts.scales)])
 
 
-def _adapter(row: Row) -> Adapter:
-    name = row.name("adapter")
+def _adapter(name: str, row: Row) -> Adapter:
     rank = row.integer("rank", low=1, high=MAX_RANK)
     rate = row.real("rate", low=0.0, high=1e6, open_low=True)
     inputs = _mean_and_cv(row, "input_tokens", "input_cv", SHAREGPT_INPUT)

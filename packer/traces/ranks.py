@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from packer.adapter import MAX_RANK
-from packer.errors import FileFormatError, ValidationError, shown
+from packer.errors import ValidationError, shown
 from packer.traces.assign import draw_ranks
 
 
@@ -51,14 +51,8 @@ class Ranks:
 def read_ranks(path: str | os.PathLike[str]) -> dict[str, int]:
     """Adapter → rank from a CSV file with the columns adapter,rank."""
     from packer.io.files import read_text
-    from packer.io.tables import check_columns, csv_rows
+    from packer.io.tables import by_adapter, check_columns, csv_rows
 
     names, rows = csv_rows(read_text(path), path)
     check_columns(names, ("adapter", "rank"), (), path)
-    table: dict[str, int] = {}
-    for row in rows:
-        name = row.text("adapter")
-        if name in table:
-            raise FileFormatError("expected each adapter once.", path=path, row=row.number, column="adapter")
-        table[name] = row.integer("rank", low=1, high=MAX_RANK)
-    return table
+    return {name: row.integer("rank", low=1, high=MAX_RANK) for name, row in by_adapter(rows)}

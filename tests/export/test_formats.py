@@ -148,7 +148,7 @@ def test_sources_from_each_format(tmp_path: Path, suffix: str) -> None:
     [
         ("x.csv", "adapter,path\na,b\n", "column 'path': unknown column"),
         ("x.csv", "adapter,source\na,b,c\n", "row 2"),
-        ("x.csv", "adapter,source\na,b\na,c\n", "twice"),
+        ("x.csv", "adapter,source\na,b\na,c\n", "unique names"),
         ("x.csv", "adapter,source\na,\n", "repository"),
         ("x.csv", 'adapter,source\n"a,b\n', "CSV"),
         ("x.json", '{"a": 1}', "repository"),

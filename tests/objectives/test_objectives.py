@@ -145,7 +145,7 @@ def test_headroom_names_its_loads(tmp_path: Path) -> None:
         ("adapter,day\na0,-1", "row 2"),
         ("adapter,day\na0,1,2", "expected 2 cells"),
         ("adapter,day\na0,1", "no rates for adapter 'a1'"),
-        ("adapter,day\na0,1\na0,2", "row 3, column 'adapter': .*several for 'a0'"),
+        ("adapter,day\na0,1\na0,2", "row 3, column 'adapter': .*unique names, got 'a0'"),
         ("adapter,day\na0,1\r2\n", "row 3: expected 2 cells"),
     ],
 )
