@@ -21,6 +21,7 @@ from packer.operate.kept import STARVING, Hour, KeptHours
 from packer.operate.replicas import Replicas, needed
 from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
+from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
 from packer.room import Room
 from packer.solvers.api import solve
@@ -98,6 +99,8 @@ class Frontier:
         self.raised = self.workload if replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = Hours(self.seed, self.over)
         self._predictor = search_predictor(self.profile, self.seed)
+        if isinstance(self._predictor, LearnedPredictor):
+            self._predictor.begin_compiling(self.workload)
         self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours)
         self._split()
 

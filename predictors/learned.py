@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
+from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError, ModelError
 from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile, profile_names
@@ -170,6 +171,12 @@ class LearnedPredictor:
             short=n <= SHORT,
         )
         return Evaluations(figures[0], figures[1], flags[0], flags[1], *figures[2:]), flags[2]
+
+    def begin_compiling(self, workload: Workload) -> None:
+        """Evaluate one adapter: what evaluates bins is compiled from then on, if it is not, while others work."""
+        if self._trees is not None:
+            alone = Bin((0,), self.profile.settings(1, slot_rank_for(int(workload.ranks[0]))), self.profile)
+            self.evaluate_table(workload.subset([0]), BinTable.of([alone]))
 
     def evaluate_features(
         self, features: FloatArray, kv_tokens: FloatArray, offered_tok_s: FloatArray
