@@ -100,9 +100,9 @@ class KeptHours:
         fresh = ((self.workload, self.seed + FRESH_SEED * (1 + number * count + k)) for k in range(count))
         return [hour for hour in fresh if not self.within(bins, hour)]
 
-    def breaking(self, bins: Sequence[Bin]) -> int:
-        """How many adapters break their limits in one of the hours."""
-        used = [self.adapters(bins, hour).slo_used for hour in (*self.hours, self.given)]
+    def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:
+        """How many adapters break their limits in one of the hours, or of further ones."""
+        used = [self.adapters(bins, hour).slo_used for hour in (*self.hours, self.given, *further)]
         return int((np.nan_to_num(np.array(used), nan=np.inf).max(axis=0) > 1.0).sum())
 
     def adapters(self, bins: Sequence[Bin], hour: Hour) -> AdapterFigures:

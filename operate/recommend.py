@@ -154,6 +154,7 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
         ("break", "the goal", () if holds else point.queueing),
     )
     broken = [_listed(gpus, verb, rest) for verb, rest, gpus in which if gpus]
+    later = job.broken if job.confirmed is False else ()
     return replace(
         plan,
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
@@ -168,7 +169,7 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
                 job.points,
                 plan.rooms,
                 job.workload.slo,
-                breaking=None if holds else job.kept.breaking(point.plan.bins),
+                breaking=None if holds else job.kept.breaking(point.plan.bins, later),
                 reachable=not job.hopeless,
                 spare=job.spare,
             ),

@@ -12,6 +12,7 @@ import pytest
 
 import packer
 from packer import Adapter, Bin, Limits, Slo, Workload
+from packer.operate import explore
 from packer.operate.explore import Frontier
 from packer.operate.recommend import decision
 from packer.plan import Plan, Status
@@ -190,6 +191,18 @@ def test_bursts_beyond_a_server_split_the_adapter_further(server: Profile) -> No
     assert all(row["worst_adapter_ttft_ms"] <= 2000 for row in rows if row["holds"])
     (below,) = [row for row in rows if row["n_gpus"] == found.n_gpus - 1]
     assert not below["holds"]
+
+
+def test_a_plan_that_fresh_hours_break_to_the_end_is_none(
+    server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the last set of fresh hours breaks the plan, it is infeasible, and says how many adapters break theirs."""
+    monkeypatch.setattr(explore, "ROUNDS", 1)
+    fleet = packer.read_workload("examples/workloads/azure-code-2023.csv").subset([0, 1, 2])
+    found = packer.recommend(fleet, server)
+    assert (found.status, found.verified) == (Status.INFEASIBLE, False)
+    assert re.search(r": [123] of 3 adapters are beyond it\.", str(found.details["decision"]))
+    assert found.reasons[0].startswith("In another hour adapter 'adapter-00")
 
 
 def test_a_goal_that_no_server_keeps_is_answered_with_what_can_be_kept(
