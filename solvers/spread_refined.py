@@ -126,13 +126,19 @@ class _Search:
         if not options:
             return None
         found, admissible = self.slots.evaluate([bin_ for _, _, pair in options for bin_ in pair])
+        rest: dict[tuple[int, int], int] = {}  # bad ones among the bins that an option leaves alone
         neighbours = []
         for k, (one, other, pair) in enumerate(options):
+            if (one, other) not in rest:
+                rest[one, other] = self._bad(
+                    [row for j, row in enumerate(state.rows) if j not in (one, other)]
+                )
+            bad = int((~admissible[2 * k : 2 * k + 2]).sum()) + rest[one, other]
+            if bad > state.rank[0]:
+                continue
             bins, rows = list(state.bins), list(state.rows)
             bins[one], bins[other] = pair
             rows[one], rows[other] = found[2 * k], found[2 * k + 1]
-            rest = [row for j, row in enumerate(state.rows) if j not in (one, other)]
-            bad = sum(bool(x) for x in ~admissible[2 * k : 2 * k + 2]) + self._bad(rest)
             rated = self._rated(tuple(bins), tuple(rows), bad)
             if rated.rank < state.rank:
                 neighbours.append(rated)
