@@ -126,12 +126,12 @@ class Workload:
     @cached_property
     def mean_input_tokens(self) -> npt.NDArray[np.float64]:
         """Mean input length of each adapter, float64 (n,), tokens."""
-        return _frozen(np.array([(a.input_tokens or self.input_tokens).expected for a in self.adapters]))
+        return _frozen(_means([a.input_tokens or self.input_tokens for a in self.adapters]))
 
     @cached_property
     def mean_output_tokens(self) -> npt.NDArray[np.float64]:
         """Mean output length of each adapter, float64 (n,), tokens."""
-        return _frozen(np.array([(a.output_tokens or self.output_tokens).expected for a in self.adapters]))
+        return _frozen(_means([a.output_tokens or self.output_tokens for a in self.adapters]))
 
     @cached_property
     def offered_tok_s_by_adapter(self) -> npt.NDArray[np.float64]:
@@ -206,6 +206,11 @@ class Workload:
 def _frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
     array.setflags(write=False)
     return array
+
+
+def _means(lengths: Sequence[Lengths]) -> npt.NDArray[np.float64]:
+    mean = {key: each.expected for key, each in {id(each): each for each in lengths}.items()}
+    return np.array([mean[id(each)] for each in lengths])
 
 
 def _subset_trace(

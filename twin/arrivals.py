@@ -188,9 +188,11 @@ def _unpredictable(
 
 def _at_normal(lengths: list[Lengths], adapter: IntArray, z: FloatArray) -> IntArray:
     """Lengths at normal scores, of each adapter its own."""
-    distinct = list(dict.fromkeys(lengths))
+    objects = {id(each): each for each in lengths}  # adapters share them: a hash of each would take longest
+    distinct = list(dict.fromkeys(objects.values()))
     if len(distinct) == 1:
         return distinct[0].at_normal(z)
-    number = {length: k for k, length in enumerate(distinct)}
-    group = np.array([number[length] for length in lengths], dtype=np.int64)[adapter]
+    number = {each: k for k, each in enumerate(distinct)}
+    place = {key: number[each] for key, each in objects.items()}
+    group = np.array([place[id(each)] for each in lengths], dtype=np.int64)[adapter]
     return each_at_normal(distinct, group, z)
