@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from types import FrameType
 
@@ -25,6 +26,22 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.unraisablehook = _unraisable
+
+
+AGAIN_S = 0.05
+"""Time after which an interrupt that was lost comes again."""
+
+
+def _unraisable(lost: sys.UnraisableHookArgs) -> None:
+    """An interrupt that falls into a callback of compiled code, which can't raise it, comes again soon after it."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
+    again.daemon = True
+    again.start()
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -109,3 +109,21 @@ def test_sigterm_leaves_no_temporary_file(tmp_path: Path) -> None:
     assert err.strip() == b"packer: interrupted"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out").read_text() == "old"
+
+
+def test_an_interrupt_in_a_callback_is_not_lost() -> None:
+    """Where compiled code can't raise it, Python would print a traceback and go on."""
+    code = (
+        "import time\n"
+        "from packer.cli.streams import prepare\n"
+        "class Callback:\n"
+        "    def __del__(self): raise KeyboardInterrupt\n"
+        "prepare()\n"
+        "try:\n"
+        "    Callback()\n"
+        "    time.sleep(20)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n", "", 0)
