@@ -20,12 +20,17 @@ from packer.solvers.band import with_band
 from packer.solvers.base import Problem, Solver
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
+from packer.solvers.exact.estimate import with_estimate
 from packer.solvers.headroom import MOST_GPUS, with_room, with_slots
 from packer.solvers.spare import with_spare
+from packer.solvers.support import counts_gpus
 from packer.solvers.verify import check, twin_failures
 from packer.strategies import Predictor
 from packer.twin.hours import Hours
 from packer.workload import Workload
+
+ESTIMATED_GPUS = 32
+"""Larger plans of the default predictor come without an estimate of the GPUs needed, which would take seconds."""
 
 HARDENING_STEPS = 3
 """How often the margin is raised until the twin confirms the plan."""
@@ -139,6 +144,13 @@ def solve(
         if not plan.verified and goal.limits:  # a plan that breaks its limits is none
             plan = replace(plan, status=Status.INFEASIBLE)
     plan = bounded(problem, plan)
+    if (
+        counts
+        and problem.evaluator.confirms
+        and plan.n_gpus <= ESTIMATED_GPUS
+        and counts_gpus(problem) is None
+    ):
+        plan = with_estimate(problem, plan)
     if counts and not goal.fixed_gpus and not problem.out_of_time():
         ends = partial(
             solve, profile=profile, objective=objective, solver="greedy", predictor=predictor,

@@ -126,9 +126,9 @@ def price(
 ) -> IntArray:
     """Feasible bins (m, K) of high value, best first; none of more than `limit` (K,) of a class.
 
-    Knapsacks at values shaken by the seeded `rng`, `n_starts` times, and as many bins filled up in order of value per
-    size from nothing or from the `bases` (feasible bins) with a part taken out; fewer where knapsacks were better the
-    last time. It may miss the best bin: `packer.solvers.exact.proof` checks.
+    Knapsacks at values shaken by the seeded `rng`, and bins filled up in order of value per size from nothing or from
+    the `bases` (feasible bins) with a part taken out: `n_starts` of what was better the last time, a few of the other.
+    It may miss the best bin: `packer.solvers.exact.proof` checks.
 
     Raises
     ------
@@ -139,11 +139,11 @@ def price(
     useful = np.flatnonzero((weights > 1e-9) & (limit > 0))
     if not useful.size:
         return np.zeros((0, len(weights)), dtype=np.int64)
-    if feasibility.problem.evaluator.simulates:
-        n_starts = min(n_starts, _SLOW_STARTS)
+    few = min(n_starts, _SLOW_STARTS)
+    n_starts = few if feasibility.problem.evaluator.simulates else n_starts
     ratio = np.log(weights[useful] / sizes[useful])
     starts, orders = [], []
-    for i in range(min(n_starts, _SLOW_STARTS) if knapsacks.lead else n_starts):
+    for i in range(few if knapsacks.lead else n_starts):
         noise = 0.0 if i == 0 else rng.normal(0.0, 0.02 * 4.0 ** (i % 4), len(useful))
         order = useful[np.argsort(-(ratio + noise), kind="stable")]
         base = np.zeros(len(weights), dtype=np.int64)
@@ -156,9 +156,9 @@ def price(
     filled = fill(feasibility, np.array(starts), orders, limit, sizes)
     carried = float((np.concatenate([filled, bases]) @ feasibility.classes.loads).max())
     best = knapsacks.best(weights, limit, carried)
-    spreads = np.array([_SPREADS[i % len(_SPREADS)] for i in range(n_starts - 1)])
-    shaken = weights * np.exp(rng.normal(0.0, 1.0, (n_starts - 1, len(weights))) * spreads[:, None])
-    packed = np.concatenate([best, knapsacks.alike(shaken, limit, [None] * (n_starts - 1))])
+    spreads = np.array([_SPREADS[i % len(_SPREADS)] for i in range(n_starts if knapsacks.lead else few)])
+    shaken = weights * np.exp(rng.normal(0.0, 1.0, (len(spreads), len(weights))) * spreads[:, None])
+    packed = np.concatenate([best, knapsacks.alike(shaken, limit, [None] * len(spreads))])
     knapsacks.lead = float((packed @ weights).max(initial=0.0)) >= float((filled @ weights).max())
     found = np.unique(np.concatenate([filled, packed]), axis=0)
     ordered: IntArray = found[np.argsort(-(found @ weights), kind="stable")]

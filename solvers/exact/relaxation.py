@@ -219,27 +219,30 @@ class Relaxation:
                 return True
         return True
 
-    def diversify(self, spread: float, slack: float) -> int:
-        """Add bins that are good at duals shaken by noise of this spread; returns how many were new.
+    def diversify(self, spread: float, target: int) -> int:
+        """Add bins that a plan of `target` bins may consist of; returns how many were new.
 
-        `slack`: bins that a plan may have beyond the relaxation's value. None of its bins is worth less than 1 by more.
+        At the mean of the duals and the best weights, shaken by noise of this spread, and with one adapter of each
+        class in turn. If no bin is worth more than 1, none in such a plan is worth less by more than the bins that it
+        has beyond the worth of all adapters: others are left out.
 
         Raises
         ------
         OutOfTime
             The problem's time is up.
         """
-        if self.master is None:
+        if self.master is None or self.weights is None:
             return 0
-        duals, demand = self.master.duals, self.demand
+        at, demand = (self.master.duals + self.weights) / 2.0, self.demand
         bases = self.patterns[self.master.use > _EPSILON]
-        weights = duals * np.exp(self.rng.normal(0.0, spread, len(duals)))
+        weights = at * np.exp(self.rng.normal(0.0, spread, len(at)))
         rows = price(self.knapsacks, weights, demand, self._sizes(), self.rng, bases)
         if not self.feasibility.problem.evaluator.simulates:
-            held = np.repeat(np.flatnonzero(duals > _EPSILON), _EACH).tolist()
-            ties = np.exp(self.rng.normal(0.0, _TIES, (len(held), len(duals))))
-            rows = np.concatenate([rows, self.knapsacks.alike(duals * ties, demand, held)])
-        return self.add(rows[rows @ duals >= 1.0 - slack - _EPSILON])
+            held = np.repeat(np.flatnonzero(at > _EPSILON), _EACH).tolist()
+            ties = np.exp(self.rng.normal(0.0, _TIES, (len(held), len(at))))
+            rows = np.concatenate([rows, self.knapsacks.alike(at * ties, demand, held)])
+        slack = max(0.0, target - float(at @ demand))
+        return self.add(rows[rows @ at >= 1.0 - slack - _EPSILON])
 
     def certify(self, weights: FloatArray, value: float, bins: int, budget: int) -> Certificate:
         """Look for a feasible bin so heavy that fewer than `bins` might carry the whole weight `value`.

@@ -27,7 +27,7 @@ START_SHARE = 0.4
 _FEW_ADAPTERS = 160
 """So few adapters keep their rates; more are merged into `MAX_CLASSES`."""
 
-_ROUNDS = 12
+_ROUNDS = 40
 _INTEGER_S = 10.0
 _EVALUATED_BEYOND = 20_000
 
@@ -242,8 +242,7 @@ class ExactSearch:
                 relaxation.add(np.array(rows))
                 improved |= self._accept(realise(self.problem, self.classes, rows))
         if not improved and not self.closed:
-            slack = len(self.bins) - 1 - (relaxation.master.value if relaxation.master else 0.0)
-            relaxation.diversify(0.1, max(0.0, slack))
+            relaxation.diversify(0.1, len(self.bins) - 1)
         return improved or len(relaxation.patterns) > before
 
     def _seconds(self, most: float) -> float:
