@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +14,7 @@ from packer.cli.output import table
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from packer.profile import Profile
     from packer.twin.fit.pipeline import Calibration
 
 
@@ -28,6 +30,13 @@ class Measurements:
     )
     runs_path: str | None = option(
         "--runs", metavar="FILE", help="Whole runs of the server: one row each, with its metrics."
+    )
+    bench_paths: tuple[str, ...] = option(
+        "--bench",
+        multiple=True,
+        metavar="FILE",
+        help="A result of `vllm bench serve --save-result` or GuideLLM on the base model, which improves an "
+        "estimate given as --base; repeatable.",
     )
     base_name: str = option(
         "--base",
@@ -69,18 +78,21 @@ def fit(given: Measurements, out: Writing) -> None:
     \b
     Example:
       packer profiles fit --profiling measured/ --runs runs.csv -o profile.toml
+      packer profiles fit --base l40s.toml --bench rate-2.json --bench rate-8.json -o improved.toml
     """
-    from dataclasses import replace
-
     from packer.errors import IncompatibleError
     from packer.io.profiles import load_profile, write_profile
     from packer.twin.fit.pipeline import calibrate, with_provenance
     from packer.twin.fit.tables import Profiling, read_profiling, read_runs
 
-    if given.profiling_dir is None and given.runs_path is None:
-        raise click.UsageError("Nothing to fit: give --profiling DIR, --runs FILE, or both.")
+    tables = given.profiling_dir is not None or given.runs_path is not None
+    if tables == bool(given.bench_paths):
+        raise click.UsageError("Expected --profiling DIR, --runs FILE or both, or else --bench FILE.")
     out.check(given.output)
     base = load_profile(given.base_name)
+    if given.bench_paths:
+        _improve(base, given, out)
+        return
     if given.cold_start is not None:
         base = replace(base, loading=replace(base.loading, cold_start=given.cold_start))
     model, path = given.model or base.model.name, given.runs_path
@@ -117,10 +129,35 @@ def fit(given: Measurements, out: Writing) -> None:
         out.note(f"Profile {profile.name} written to {given.output}.")
 
 
+def _improve(base: Profile, given: Measurements, out: Writing) -> None:
+    """Write the estimate that results of load generators improve."""
+    from packer.io.profiles import write_profile
+    from packer.twin.fit.bench_results import improved, read_bench_results
+    from packer.twin.fit.pipeline import with_provenance
+
+    profile = replace(improved(base, read_bench_results(given.bench_paths)), name=given.name or base.name)
+    profile = with_provenance(profile, measured_by=given.note_text)
+    write_profile(profile, given.output, force=out.force)
+    data = {
+        "profile": profile.name,
+        "path": given.output,
+        "fingerprint": profile.fingerprint,
+        "coefficients": dict(profile.latency.coefficients),
+        "errors": dict(profile.errors),
+    }
+    out.result(data, lambda: _laws(profile))
+    if not out.as_json:
+        out.note(f"Profile {profile.name} written to {given.output}: {profile.provenance['improved']}.")
+
+
+def _laws(profile: Profile) -> list[Table]:
+    terms = [(term, f"{value:.6g}") for term, value in profile.latency.coefficients.items()]
+    return [table("Step law", ("term", "value"), terms)]
+
+
 def _tables(result: Calibration) -> list[Table]:
     profile, before = result.profile, result.micro_profile.errors
-    terms = [(term, f"{value:.6g}") for term, value in profile.latency.coefficients.items()]
-    found = [table("Step law", ("term", "value"), terms)]
+    found = _laws(profile)
     if profile.errors:
         rows = [
             (key, f"{before[key]:.4g}" if key in before else "–", f"{value:.4g}")

@@ -56,7 +56,7 @@ def test_micro_benchmarks_make_a_profile(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Nothing to fit"),
+        ([], "--bench FILE"),
         (["--runs", "absent.csv"], "no such file"),
         (["--profiling", "."], "kv_capacity.csv"),
         (["--profiling", ".", "--base", "h100"], "Unknown profile"),
@@ -73,3 +73,30 @@ def test_bad_input_is_one_message(
     assert message in error
     assert "Traceback" not in error
     assert not list(tmp_path.iterdir())
+
+
+def test_results_of_a_load_generator_improve_an_estimate(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server whose steps take half as long again gives a profile that is as much slower, and still an estimate."""
+    config = root / "tests" / "data" / "models" / "llama-3.1-8b.json"
+    base, better, result = (str(tmp_path / name) for name in ("base.toml", "better.toml", "result.json"))
+    assert run(["profiles", "estimate", "--model", str(config), "--gpu", "l40s", "-o", base]) == 0
+    law = load_profile(base).latency.coefficients
+    step_ms = law["base_ms"] + law["per_decode_ms"] + 5.0 / 400 * law["per_prefill_token_ms"]
+    step_ms += (5.0 + 200.0) * law["per_kv_token_ms"]
+    alone = {
+        "request_throughput": 1e3 / (399 * 1.5 * step_ms),
+        "completed": 10,
+        "mean_tpot_ms": 1.5 * step_ms,
+    }
+    Path(result).write_text(json.dumps(alone | {"total_input_tokens": 50, "total_output_tokens": 4000}))
+    capsys.readouterr()
+    assert run(["profiles", "fit", "--base", base, "--bench", result, "-o", better, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    found = load_profile(better)
+    assert told["fingerprint"] == found.fingerprint
+    assert not found.calibrated
+    for term, value in law.items():
+        assert found.latency.coefficients[term] == pytest.approx(1.5 * value, rel=1e-4)
+    assert run(["profiles", "fit", "--base", base, "--bench", result, "--runs", "r.csv", "-o", better]) == 2
