@@ -12,7 +12,9 @@ import numpy as np
 
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import FileFormatError, ValidationError
-from packer.io.files import write_text
+from packer.io.documents import parse_json
+from packer.io.files import read_text, write_text
+from packer.io.schema import parse
 from packer.twin.arrivals import draw_requests
 from packer.twin.live.client import LoadJob
 from packer.twin.live.launch import Launch
@@ -266,7 +268,7 @@ class Campaign:
         place = self._place(session, task)
         failure = place / "failure.json"
         if failure.exists():
-            return Outcome(session, task, Failure(**json.loads(failure.read_text())))
+            return Outcome(session, task, parse(Failure, parse_json(read_text(failure), failure), failure))
         if not (place / "done.json").exists():
             return None
         outcome = self._read(session, task)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packer.errors import LiveError, ValidationError
+from packer.errors import FileFormatError, LiveError, ValidationError
 from packer.settings import Slots
 from packer.twin.live.calibration import calibrate, calibrate_url, in_a_row, sessions
 from packer.twin.live.campaign import Campaign, Endpoint, Outcome, Session, Task, check_adapters
@@ -105,6 +105,11 @@ def test_a_memory_error_is_a_result_for_every_load(
     assert [o.memory_error for o in outcomes] == [True, True]
     (tmp_path / "s" / "server.log").unlink()
     assert all(o.memory_error for o in run(with_fault("memory"), session, tmp_path))
+    kept = next(tmp_path.rglob("failure.json"))
+    for damaged in ("{", '{"kind": "odd", "message": "x"}', '{"kind": "port"}'):
+        kept.write_text(damaged)
+        with pytest.raises(FileFormatError, match=r"failure\.json"):
+            run(with_fault("memory"), session, tmp_path)
     assert not (tmp_path / "s" / "server.log").exists()
 
 
