@@ -164,15 +164,16 @@ class Frontier:
 
     def extend(self, low: int, high: int) -> None:
         """Add points upward from `low` until one more GPU gains little, and fill the gaps below."""
-        n = low
+        n = self.at(low).n_gpus
         while n < high and len(self._points) < MOST_POINTS and not self.over():
             step = max(1, round(0.1 * n))
             here, there = self.at(n), self.at(min(high, n + step))
             slower = there.worst_adapter_ttft_ms > WORSE * here.worst_adapter_ttft_ms
             if slower or there.p95_ttft_ms > here.p95_ttft_ms:
                 there = self._points[there.n_gpus] = self._with_more_slots(there)
-            ttft, itl = there.p95_ttft_ms / here.p95_ttft_ms, there.mean_itl_ms / here.mean_itl_ms
-            if (here.holds or self.hopeless) and min(ttft, itl) > 1.0 - GAIN:
+            pairs = ((here.p95_ttft_ms, there.p95_ttft_ms), (here.mean_itl_ms, there.mean_itl_ms))
+            little = not any(after < (1.0 - GAIN) * before for before, after in pairs)
+            if there.n_gpus <= n or (little and (here.holds or self.hopeless)):
                 return
             n = there.n_gpus
 

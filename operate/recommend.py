@@ -209,8 +209,12 @@ def decision(
         text += f", {best.price_per_hour:,.2f} per hour"
     if spare and holds:
         text += "; the goal is kept when any GPU is lost"
-    n = len(best.plan.workload)
-    text += "." if holds else f". This breaks the goal ({slo}): {breaking:,} of {n:,} adapters are beyond it."
+    if breaking is None:
+        text += "."
+    elif spare and not breaking:
+        text += f". This breaks the goal ({slo}) when a GPU is lost."
+    else:
+        text += f". This breaks the goal ({slo}): {breaking:,} of {len(best.plan.workload):,} adapters are beyond it."
     text += "" if reachable else " No number of GPUs keeps it."
     fewer = [point for point in points if point.n_gpus < best.n_gpus]
     parts = []

@@ -36,7 +36,7 @@ def limit_of(sim: Simulation) -> Limit:
     because they come together.
     """
     found = max(_limits(sim), key=lambda each: each.pressure)
-    if found.pressure >= USED_UP or sim.raw is None:
+    if found.pressure >= USED_UP:
         return found
     waiting = sim.raw.timeline[:, rows.T_WAITING] / sim.timeline_bin_s
     if not (waiting >= 1.0).any():

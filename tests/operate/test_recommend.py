@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import packer
-from packer import Adapter, Bin, Limits, Slo, Workload
+from packer import Adapter, Bin, Lengths, Limits, Slo, Workload
 from packer.operate import explore
 from packer.operate.explore import Frontier
 from packer.operate.recommend import decision
@@ -265,3 +265,27 @@ def test_an_hour_without_requests_is_told_in_words(server: Profile) -> None:
     """A fleet that hardly sends anything has no latency, and no nan is printed for one."""
     found = packer.recommend(Workload([Adapter("a", 8, 1e-6)]), server)
     assert str(found.details["decision"]).startswith("1 GPU: no request completed in the simulated hour")
+
+
+def test_a_single_adapter_beyond_its_goal_has_a_plan(server: Profile) -> None:
+    """Where one GPU is all that can be of use, and is not enough, the plan on it is given."""
+    found = packer.recommend(Workload([Adapter("hot", 8, 60.0)]), server, max_replicas=1)
+    assert (found.status, found.n_gpus) == (Status.INFEASIBLE, 1)
+    assert "'hot'" in found.reasons[0]
+
+
+def test_answers_of_one_token_have_a_plan(server: Profile) -> None:
+    """A fleet without gaps between tokens has an ITL of 0, of which no GPU more takes a tenth."""
+    one = Lengths.constant(1)
+    found = packer.recommend(Workload([Adapter(f"a{k}", 8, 1.0, None, one) for k in range(20)]), server)
+    assert (found.status, found.n_gpus) == (Status.FEASIBLE, 1)
+
+
+def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile) -> None:
+    """With fewer adapters than GPUs the search ends, and the plan says what is lost with a GPU."""
+    fleet = Workload([Adapter(k, 16, 17.0, Lengths.constant(250), Lengths.constant(230)) for k in "ab"])
+    found = packer.recommend(fleet, server, margin=0.0, spare=1, time_limit_s=60.0)
+    assert (found.status, found.n_gpus) == (Status.INFEASIBLE, 2)
+    assert not found.time_limit_reached
+    assert "breaks the goal (p95 TTFT" in str(found.details["decision"])
+    assert " when a GPU is lost." in str(found.details["decision"])
