@@ -141,16 +141,16 @@ _FIGURES = ("offered_tok_s", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_
 def _rooms(plan: Plan) -> Table:
     """How far the load of each server may grow, what limits it and what helps; equal servers together, those with the
     least room."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for k in sorted(range(len(plan.rooms)), key=lambda k: (plan.rooms[k].headroom or 0.0, k)):
-        room = plan.rooms[k]
+    from packer.room import grouped, spans
+
+    shown = grouped(plan.rooms)[:SHOWN_ROOMS]
+    rows = []
+    for gpus, room in sorted(shown, key=lambda row: row[0]):
         marks = (growth(factor) for factor in (room.slo, room.queue, room.starvation))
-        cells = (*marks, f"{room.limit}: {room.usage}" if room.limit else "–", room.advice or "–")
-        groups.setdefault(cells, []).append(k)
-    shown = list(groups.items())[:SHOWN_ROOMS]
-    rows = [[", ".join(map(str, gpus)), *cells] for cells, gpus in sorted(shown, key=lambda row: row[1])]
+        limit = f"{room.limit}: {room.usage}" if room.limit else "–"
+        rows.append([spans(gpus), *marks, limit, room.advice or "–"])
     columns = ["GPU", "in limits to", "no queue to", "serves to", "what limits it", "what helps"]
-    more = len(plan.rooms) - sum(len(gpus) for _, gpus in shown)
+    more = len(plan.rooms) - sum(len(gpus) for gpus, _ in shown)
     caption = f"{more} more GPUs have more room." if more else None
     return table("Room to grow", columns, rows, left=(4, 5), caption=caption)
 

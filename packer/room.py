@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -36,3 +37,23 @@ class Room:
         marks = (self.slo, self.queue, self.starvation)
         known = [factor for factor in marks if factor is not None]
         return min(known) if len(known) == len(marks) else None
+
+
+def grouped(rooms: Sequence[Room]) -> list[tuple[tuple[int, ...], Room]]:
+    """Equal rooms once, with the numbers of their servers; the least headroom first."""
+    found: dict[Room, list[int]] = {}
+    for k, room in enumerate(rooms):
+        found.setdefault(room, []).append(k)
+    order = sorted(found.items(), key=lambda item: (item[0].headroom or 0.0, item[1]))
+    return [(tuple(gpus), room) for room, gpus in order]
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Rising numbers for people: "0–2, 5"."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1] = [found[-1][0], number]
+        else:
+            found.append([number])
+    return ", ".join("–".join(map(str, span)) for span in found)

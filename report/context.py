@@ -13,6 +13,7 @@ from packer.evaluation import Evaluation
 from packer.export.formats import start_commands
 from packer.plan import Plan, Status
 from packer.report.curves import Curves
+from packer.room import grouped, spans
 from packer.twin.hours import LEVELS
 from packer.twin.memory.policy import memory_policy
 from packer.twin.per_adapter import quiet_adapters
@@ -90,19 +91,19 @@ def percent(share: float | None) -> str:
 
 
 def room_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """For each GPU how far its rates may grow, what limits it at which load, and what helps."""
+    """For each GPU, or several equal ones, how far its rates may grow, what limits it at which load, and what helps."""
 
     def growth(factor: float | None) -> str:
         return "–" if factor is None else _growth(factor, is_limit=factor >= LEVELS[-1])
 
     return [
         (
-            str(gpu),
+            spans(gpus),
             *(growth(factor) for factor in (room.slo, room.queue, room.starvation)),
             f"{room.limit}: {room.usage}" if room.limit else "–",
             room.advice or "–",
         )
-        for gpu, room in enumerate(plan.rooms)
+        for gpus, room in sorted(grouped(plan.rooms), key=lambda row: row[0])
     ]
 
 
