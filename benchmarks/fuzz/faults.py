@@ -135,7 +135,7 @@ def serving(commands: tuple[str, ...]) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     flags = ["--port", str(port), "--lora-modules", "x=x", "y=y"]
-    server = subprocess.Popen([sys.executable, str(FAKE_SERVER), *flags])
+    server = subprocess.Popen([sys.executable, str(FAKE_SERVER), *flags], stderr=subprocess.DEVNULL)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:

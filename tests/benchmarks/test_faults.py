@@ -16,7 +16,7 @@ from packer.cli import cli
 PLACES = ("FILE", "FOLDER", "PATH", "PLAN", "DIR")
 """Parts of the metavars of options that name a file or folder."""
 INPUTS = {
-    "--adapters-dir", "--available", "--base", "--cluster", "--comparison", "--find-links", "--folder", "--from",
+    "--adapters-dir", "--available", "--base", "--bench", "--cluster", "--comparison", "--find-links", "--folder", "--from",
     "--input", "--launch", "--model", "--predictor", "--price", "--profile", "--profiling", "--python", "--ranks",
     "--rates", "--runs", "--sources", "--system", "--trace", "solve --loads",
 }  # fmt: skip
