@@ -102,8 +102,8 @@ def read_bench_results(paths: Sequence[Path]) -> tuple[Row, ...]:
 def _runs(path: Path) -> Iterator[dict[str, float]]:
     """Of each run: requests per second, mean tokens of a request, and the mean time between its tokens in ms."""
     for document in _documents(path):
-        if isinstance(document, dict) and isinstance(document.get("benchmarks"), list):
-            for each in document["benchmarks"]:
+        if isinstance(document, dict) and isinstance(runs := document.get("benchmarks"), list) and runs:
+            for each in runs:
                 metrics = each.get("metrics") if isinstance(each, dict) else None
                 yield {
                     "rate": _mean(metrics, "requests_per_second"),
@@ -129,13 +129,13 @@ def _documents(path: Path) -> list[Any]:
     text = read_text(path)
     try:
         return [json.loads(text)]
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     found = []
     for k, line in enumerate(text.splitlines(), 1):
         try:
             found += [json.loads(line)] if line.strip() else []
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FileFormatError(f"expected JSON: {error}.", path=path, row=k) from None
     return found
 
@@ -149,7 +149,7 @@ def _mean(metrics: Any, name: str) -> float:
 
 def _number(value: Any) -> float:
     known = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if known else math.nan
+    return float(value) if known and abs(value) < 1e300 else math.nan
 
 
 def _row(values: dict[str, float], path: Path, run: int) -> Row:
