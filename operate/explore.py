@@ -95,8 +95,8 @@ class Frontier:
         if self.time_limit_s is not None:
             checks.real("the time limit (s)", self.time_limit_s, low=0, open_low=True)
         self.margin = rate_margin_for((self.profile,), margin=self.margin)
-        replayed = self.workload.arrivals.trace is not None
-        self.raised = self.workload if replayed else self.workload.scaled(1.0 + self.margin)
+        self.replayed = self.workload.arrivals.trace is not None
+        self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = Hours(self.seed, self.over)
         self._predictor = search_predictor(self.profile, self.seed)
         if isinstance(self._predictor, LearnedPredictor):
@@ -186,7 +186,7 @@ class Frontier:
         while low > 1 + self.spare and self.at(low - 1).holds and not self.over():
             low = max(1 + self.spare, low // 2)  # the solver's limits are narrower than the twin's
         first = None if self.hopeless else self.first_that_holds(low, self._most(max_gpus))
-        for number in range(ROUNDS if verify else 0):
+        for number in range(ROUNDS if verify and not self.replayed else 0):
             if first is None or self.over():
                 break
             self.progress("fresh hours", number + 1, ROUNDS)
@@ -344,7 +344,7 @@ class Frontier:
             solver="frontier",
             predictor="twin",
             objective_value=(float(sum(item.gpus for item in bins)),),
-            margin=self.margin,
+            margin=None if self.replayed else self.margin,
             adapters=adapters,
             runtime_s=time.monotonic() - self.started,
             seed=self.seed,

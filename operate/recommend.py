@@ -21,6 +21,10 @@ from packer.solvers.candidates import beyond_measured
 from packer.twin.hours import LEVELS
 from packer.workload import Workload
 
+REPLAYED = (
+    "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-trace "
+    "without --replay measures rates and bursts, of which other hours can be drawn"
+)
 BEYOND = 64
 """Up to how many GPUs more than those at hand are looked for to say how many would do."""
 
@@ -159,7 +163,12 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
         plan,
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
         objective="recommend",
-        reasons=(*plan.reasons, *beyond_measured(plan.bins)[:8], *broken),
+        reasons=(
+            *plan.reasons,
+            *beyond_measured(plan.bins)[:8],
+            *broken,
+            *((REPLAYED,) if job.replayed else ()),
+        ),
         runtime_s=time.monotonic() - job.started,
         interrupted=job.stop(),
         time_limit_reached=job.over() and not job.stop(),

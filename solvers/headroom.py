@@ -39,8 +39,7 @@ def with_slots(
         Whether a server may be part of the plan.
     """
     made, rooms = list(bins), list(hours.rooms(bins, fleet))
-    for k, item in enumerate(bins):
-        room = rooms[k]
+    for k, (item, room) in enumerate(zip(bins, tuple(rooms), strict=False)):  # no rooms of a replayed trace
         if not 1.0 <= (room.headroom or 0.0) < LITTLE or room.limit not in ("slots", "loading"):
             continue
         for factor in MORE_SLOTS:

@@ -12,6 +12,7 @@ import pytest
 
 import packer
 from packer import Adapter, Bin, Lengths, Limits, Slo, Workload
+from packer.arrival import Arrivals, RequestTrace
 from packer.operate import explore
 from packer.operate.explore import Frontier
 from packer.operate.recommend import decision
@@ -289,3 +290,17 @@ def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile) -> None
     assert not found.time_limit_reached
     assert "breaks the goal (p95 TTFT" in str(found.details["decision"])
     assert " when a GPU is lost." in str(found.details["decision"])
+
+
+def test_a_replayed_trace_has_a_plan_without_room(server: Profile) -> None:
+    """Requests that are replayed as they were can't grow: the plan keeps the goal, and no room is told."""
+    count = 400
+    ones = np.ones(count, dtype=np.int64)
+    trace = RequestTrace(np.arange(count) * 0.5, np.arange(count) % 4, 200 * ones, 50 * ones)
+    fleet = Workload([Adapter(f"a{k}", 8, 0.5) for k in range(4)], arrivals=Arrivals("trace", trace=trace))
+    found = packer.recommend(fleet, server)
+    assert (found.status, found.n_gpus, found.rooms) == (Status.FEASIBLE, 1, ())
+    assert "holds to" not in str(found.details["decision"])
+    assert (found.margin, found.verified) == (None, None)
+    assert found.reasons[-1].startswith("Requests are replayed as they were")
+    assert packer.solve(fleet, server).rooms == ()
