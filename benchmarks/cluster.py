@@ -60,7 +60,7 @@ def scale_table() -> str:
         found.append((servers, row))
         lines.append(
             f"| {servers:,} | {row['requests']:,.0f} | {row['cpu_s']:.1f} s | "
-            f"{row['cpu_s_per_server_hour'] * 1e3:.0f} ms | {row['peak_mib']:,.0f} MiB |"
+            f"{row['cpu_s_per_server_hour'] * 1e3:,.0f} ms | {row['peak_mib']:,.0f} MiB |"
         )
     (few, one), (many, other) = found[-2:]
     slope = (other["peak_mib"] - one["peak_mib"]) / (many - few)

@@ -25,7 +25,6 @@ from packer.twin.cluster.routers.base import (
 from packer.twin.cluster.routers.scores import NUMBERS
 from packer.twin.cluster.state import (
     REFUSED,
-    ROWS_PER_SHARE,
     Engines,
     Servers,
     keep_on_gpu,
@@ -81,10 +80,14 @@ class Dispatch:
         return assigned.astype(np.int64)
 
     def adapter_rows(self, adapter: IntArray, assigned: IntArray | None) -> int:
-        """Adapters that a server needs rows for: exactly, if it is known where each request goes."""
+        """Adapters that a server needs rows for: exactly, if it is known where each request goes.
+
+        Otherwise as many as its even share of the requests, and more when these are used: operating systems give large
+        arrays pages of 2 MB, so that rows which are never used take memory, too.
+        """
         m, count = len(self.workload), len(self.cluster)
         if assigned is None:
-            return min(m, ROWS_PER_SHARE * len(adapter) // count + 64)
+            return min(m, len(adapter) // count + 64)
         seen = np.unique(assigned * m + adapter) // m
         return max(1, int(np.bincount(seen, minlength=1).max(initial=1)))
 

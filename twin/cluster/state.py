@@ -65,8 +65,6 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 _lightllm, _lightllm_wake = lightllm.advance, lightllm.wake_s
 _jobs, _jobs_wake = jobs.advance, jobs.wake_s
-ROWS_PER_SHARE = 4
-"""Rows for adapters on each server, in multiples of its even share of the requests; grown where they fill up."""
 _SPREAD = 0x9E3779B97F4A7C1  # an odd multiplier: spreads consecutive keys over the hash table
 
 
