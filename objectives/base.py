@@ -108,7 +108,8 @@ class Objective:
         return float(profile.engine.tensor_parallel_size)
 
     def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
-        """Which bins a plan may contain, bool (n,): not starved, no memory error, and within the limits.
+        """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable
+        if that is demanded.
 
         Raises
         ------
@@ -116,6 +117,8 @@ class Objective:
             The predictor gives no figure for one of the limits.
         """
         ok = feasible = evaluations.feasible
+        if self.stable:
+            ok = ok & evaluations.stable
         for key, limit in self.limits.items():
             figures = getattr(evaluations, key)
             if feasible.any() and np.isnan(figures[feasible]).all():

@@ -38,6 +38,7 @@ class Label:
 
 
 _NONE: Any = 0.0
+_ASSUMED: Any = True
 _UNKNOWN: Any = math.nan
 
 
@@ -70,6 +71,7 @@ class _Figures(Generic[Number, Flag]):
         default=_UNKNOWN, metadata=_shown("requests within limits", digits=3, column="in limits")
     )
     goodput_tok_s: Number = field(default=_UNKNOWN, metadata=_shown("goodput", "tok/s"))
+    stable: Flag = field(default=_ASSUMED, metadata=_shown("stable"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Evaluation(_Figures[float, bool]):
     `SIMULATED` are NaN from one that does not simulate requests: the highest
     95th percentile of an adapter's TTFT, how much of its limits (`Workload.slo`) the adapter nearest to them uses
     (infinite where the server starves or its queue grows), the share of requests within them, their throughput.
+    `stable`: its queue does not grow (`Simulation.stable`); true from a predictor that does not tell.
     """
 
     @property
@@ -161,5 +164,5 @@ PLAN_FIGURES: Mapping[str, Label] = {
 SIMULATED = ("worst_adapter_ttft_ms", "slo_used", "slo_attainment", "goodput_tok_s")
 """Figures that only a simulation of requests gives."""
 
-FLAGS = ("starved", "memory_error")
+FLAGS = ("starved", "memory_error", "stable")
 """Figures that are true or false."""

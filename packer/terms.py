@@ -17,13 +17,14 @@ Bound = Literal["host", "compute", "kv", "adapters"]
 class Term:
     """A term of a step law: coefficient `name`, in `unit`, times `times`.
 
-    Symbols: B decodes, P prefill tokens, T = B + P, A distinct adapters in the batch, R the sum of their
-    ranks, N requests in the batch, Q the sum of their ranks, L the largest rank among them, S slots, M their
-    rank, K context tokens of the decodes, W waiting requests passed over, V all
-    waiting requests, G the largest batch with a CUDA graph, D the SPLIT_K of vLLM's shrink kernel (64 below
-    128 tokens, padded as CUDA graphs are, else 8; vllm/lora/ops/triton_ops/utils.py); [x] is 1 if x holds,
-    else 0. `part`: what it belongs to; without adapters and queue only "model" is left. `bound`: what its
-    time scales with on other hardware.
+    Symbols: B decodes, P prefill tokens, T = B + P, A distinct adapters in the batch, R the sum of their ranks, N
+    requests in the batch, Q the sum of their ranks, L the largest rank among them, S slots, M their rank, H
+    adapters in host memory (vLLM copies their registry for each adapter of the batch in each step:
+    `LRUCacheWorkerLoRAManager.add_adapter` calls `list_adapters`), K context tokens of the decodes, W waiting
+    requests passed over, V all waiting requests, G the largest batch with a CUDA graph, D the SPLIT_K of vLLM's
+    shrink kernel (64 below 128 tokens, padded as CUDA graphs are, else 8; vllm/lora/ops/triton_ops/utils.py); [x]
+    is 1 if x holds, else 0. `part`: what it belongs to; without adapters and queue only "model" is left. `bound`:
+    what its time scales with on other hardware.
     """
 
     name: str
@@ -45,7 +46,6 @@ LINEAR = (
     Term("per_slot_rank_ms", "ms/rank", "[A > 0] M", "lora", "adapters"),
     Term("per_lora_token_ms", "ms/token", "[A > 0] T", "lora", "adapters"),
     Term("per_adapter_token_ms", "ms/(adapter token)", "A T", "lora", "adapters"),
-    Term("per_adapter_prefill_token_ms", "ms/(adapter token)", "A P", "lora", "adapters"),
     Term("per_slot_token_ms", "ms/(slot token)", "[A > 0] S T", "lora", "adapters"),
     Term("per_kv_token_ms", "ms/token", "K", "model", "kv"),
     Term("beyond_graph_step_ms", "ms", "[T > G]", "model", "host"),
@@ -57,6 +57,7 @@ LINEAR = (
     Term("per_adapter_block_ms", "ms/(adapter block)", "A D ceil(M / 16)", "lora", "adapters"),
     Term("per_request_rank_ms", "ms/rank", "Q", "lora", "adapters"),
     Term("per_padded_rank_ms", "ms/rank", "N L", "lora", "adapters"),
+    Term("per_adapter_registered_ms", "ms/adapter^2", "A H", "lora", "host"),
 )
 """Terms of the linear law: a step takes the sum of coefficient × what it multiplies, in this order."""
 

@@ -41,8 +41,7 @@ def row_of(index: int, profile: Profile, seed: int) -> dict[str, Any]:
     )
     row: dict[str, Any] = {"index": index, "family": case.family, "group": case.group}
     row |= dict(zip(NAMES, case.features(profile).tolist(), strict=True))
-    row["served_share"] = found.evaluation.served_share
-    row |= {name: float(getattr(found.evaluation, name)) for name in LABELS[1:]}
+    row |= {name: float(getattr(found.evaluation, name)) for name in LABELS}
     if found.extrapolated:
         row |= dict.fromkeys(TTFT_LABELS, float("nan"))
     row |= {"duration_s": found.duration_s, "runs": found.runs}

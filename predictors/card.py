@@ -11,7 +11,7 @@ from packer.evaluation import STARVATION_THRESHOLD
 from packer.predictors.dataset import Dataset
 from packer.predictors.families import family_of
 from packer.predictors.store import Model
-from packer.predictors.targets import OUTPUTS, STARVED, decoded, probability
+from packer.predictors.targets import OUTPUTS, STABLE, STARVED, decoded, probability
 from packer.twin.scores import macro_f1, smape
 
 FloatArray = npt.NDArray[np.float64]
@@ -48,6 +48,9 @@ def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str,
             "rows": int(part.sum()),
             "throughput_smape": smape(np.column_stack((predicted["served_share"][part], share[part]))),
             "starvation_macro_f1": macro_f1(np.column_stack((chance[part] >= 0.5, starved[part]))),
+            "stability_macro_f1": macro_f1(
+                np.column_stack((outputs[STABLE][part] > 0, actual[STABLE][part] > 0.5))
+            ),
             "starvation_brier": float(np.mean((chance[part] - starved[part]) ** 2)),
         }
         for latency in LATENCIES:

@@ -22,10 +22,12 @@ from packer.predictors.features import NAMES
 if TYPE_CHECKING:
     import polars as pl
 
-FORMAT = "packer dataset 1"
+FORMAT = "packer dataset 2"
 MAX_ROWS = 4_000_000
 TTFT_LABELS = ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms")
-LABELS = ("served_share", "mean_itl_ms", "p99_itl_ms", "mean_tpot_ms", *TTFT_LABELS)
+SHARES = ("served_share", "stable")
+"""Labels between 0 and 1."""
+LABELS = (*SHARES, "mean_itl_ms", "p99_itl_ms", "mean_tpot_ms", *TTFT_LABELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Dataset:
         unknown = np.isnan(self.labels["mean_ttft_ms"])
         for name in LABELS:
             known = self.labels[name][~unknown] if name in TTFT_LABELS else self.labels[name]
-            most = 1.0 if name == "served_share" else np.finfo(np.float64).max
+            most = 1.0 if name in SHARES else np.finfo(np.float64).max
             if not ((known >= 0.0) & (known <= most)).all():
                 raise ValidationError(f"Expected {name} to be >= 0 and <= {most:g} in every row.")
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from packer.predictors.features import FEATURES
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.rules import Rule, fired
-from packer.predictors.targets import OUTPUTS, STARVED
+from packer.predictors.targets import OUTPUTS
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -60,5 +60,4 @@ def influences(predictor: LearnedPredictor, features: FloatArray, kv_tokens: flo
 
 def rules_fired(predictor: LearnedPredictor, features: FloatArray) -> dict[str, Rule]:
     """The rule behind each figure of a tree; raises `IncompatibleError` for other kinds."""
-    names = (STARVED, *(name for name in OUTPUTS if name != STARVED))
-    return {name: fired(predictor.model, name, features) for name in names}
+    return {name: fired(predictor.model, name, features) for name in OUTPUTS}

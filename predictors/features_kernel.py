@@ -113,7 +113,8 @@ def fill(
         load_ms = engine[5] + engine[6] * sums[RANK] / n
         if n > engine[4]:
             load_ms += (engine[7] + engine[8] * sums[RANK] / n) * (1.0 - engine[4] / n)
-        server = Server(law, paper, engine[0], slots[b], slot_rank[b], load_ms, vector)
+        places = max(engine[4], slots[b])
+        server = Server(law, paper, engine[0], slots[b], slot_rank[b], load_ms, places, vector)
         traffic = Traffic(n, prompt, output, held, demand, groups, k)
 
         fits = max(kv_tokens[b], 1.0) / held

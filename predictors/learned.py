@@ -13,7 +13,7 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError, ModelError
-from packer.evaluation import Evaluations
+from packer.evaluation import FIGURES, Evaluations
 from packer.io.profiles import load_profile, profile_names
 from packer.memo import Memo
 from packer.predictors.content import Factors
@@ -22,7 +22,15 @@ from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN, BinTable, FeatureExtractor
 from packer.predictors.shipped import shipped_model
 from packer.predictors.store import Model, read_model
-from packer.predictors.targets import LARGEST_CORRECTION, OUTPUTS, STARVED, TARGETS, decoded, probability
+from packer.predictors.targets import (
+    LARGEST_CORRECTION,
+    OUTPUTS,
+    STABLE,
+    STARVED,
+    TARGETS,
+    decoded,
+    probability,
+)
 from packer.predictors.trees_kernel import N_FIGURES, SHORT, TreeModel, evaluate_bins
 from packer.profile import Profile
 from packer.twin.engine.compile import begin
@@ -156,7 +164,7 @@ class LearnedPredictor:
             return found, np.any(self.outside(features), axis=1)
         begin()  # what trees plan is simulated
         n = len(table)
-        figures, flags = np.empty((N_FIGURES, n)), np.empty((3, n), dtype=bool)
+        figures, flags = np.empty((N_FIGURES, n)), np.empty((4, n), dtype=bool)
         evaluate_bins(
             table.indptr,
             table.index,
@@ -170,7 +178,8 @@ class LearnedPredictor:
             flags,
             short=n <= SHORT,
         )
-        return Evaluations(figures[0], figures[1], flags[0], flags[1], *figures[2:]), flags[2]
+        columns = dict(zip(FIGURES, (*figures[:2], *flags[:2], *figures[2:]), strict=False))
+        return Evaluations(**columns, stable=flags[3]), flags[2]
 
     def begin_compiling(self, workload: Workload) -> None:
         """Evaluate one adapter: what evaluates bins is compiled from then on, if it is not, while others work."""
@@ -209,6 +218,7 @@ class LearnedPredictor:
             p99_itl_ms=latency("p99_itl_ms"),
             kv_cache_tokens=kv_tokens,
             starvation_probability=np.where(failed, 1.0, chance),
+            stable=~failed & (outputs[STABLE] > 0),
         )
 
     def outputs(self, features: FloatArray, names: Sequence[str]) -> dict[str, FloatArray]:
@@ -260,7 +270,7 @@ def _tree_model(
     model: Model, trees: Ensemble, profile: Profile, ranges: tuple[FloatArray, FloatArray]
 ) -> TreeModel:
     slope, offset = model.header["calibration"]
-    bases = [0, *(COLUMN[target.base] for target in TARGETS)]
+    bases = [0, *(COLUMN[target.base] for target in TARGETS), 0]
     return TreeModel(
         trees.feature,
         trees.threshold,

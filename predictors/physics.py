@@ -33,7 +33,8 @@ MOST_RUNNING = 60.0  # of one adapter: exp() is 0 to the precision needed beyond
 
 
 class Server(NamedTuple):
-    """One server; `law`: vector of coefficients, `load_ms`: time to bring one adapter into a slot.
+    """One server; `law`: vector of coefficients, `load_ms`: time to bring one adapter into a slot, `host_places`:
+    adapters that host memory holds.
 
     `vector` float64 (terms of the linear law,): room to work in.
     """
@@ -44,6 +45,7 @@ class Server(NamedTuple):
     slots: float
     slot_rank: float
     load_ms: float
+    host_places: float
     vector: FloatArray
 
 
@@ -114,15 +116,16 @@ def step(
         some = 1.0 - math.exp(-admitted)
         context = batch * traffic.held
         mean_rank, largest_rank = request_ranks(traffic)
+        registered = min(traffic.adapters, server.host_places)
         state_vector(
             server.vector, batch, admitted * traffic.prompt / some, adapters, ranks, server.slots,
             server.slot_rank, context, scanned, waiting, server.graph_max, batch * mean_rank,
-            batch * largest_rank,
+            batch * largest_rank, registered,
         )  # fmt: skip
         with_prompt = linear_ms(server.law, server.vector)
         state_vector(
             server.vector, batch, 0.0, adapters, ranks, server.slots, server.slot_rank, context, scanned,
-            waiting, server.graph_max, batch * mean_rank, batch * largest_rank,
+            waiting, server.graph_max, batch * mean_rank, batch * largest_rank, registered,
         )  # fmt: skip
         ms = some * with_prompt + (1.0 - some) * linear_ms(server.law, server.vector)
     # Loads stall the step. At this batch only a part of the demand arrives: req/s here over those offered.

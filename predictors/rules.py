@@ -14,7 +14,7 @@ from packer.predictors.ensemble import Ensemble, Node
 from packer.predictors.families import family_of
 from packer.predictors.features import FEATURES
 from packer.predictors.store import Model
-from packer.predictors.targets import OUTPUTS, STARVED, TARGETS, probability
+from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS, probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class words_of:  # noqa: N801  (a function with a memory)
             chance = probability(np.array([value]), self.slope, self.offset)[0]
             result = "starves" if chance >= 0.5 else "does not starve"
             return f"{result} (probability {chance:.0%})"
+        if self.output == STABLE:
+            return "the queue does not grow" if value > 0 else "the queue grows"
         base = next(feature for feature in FEATURES if feature.name == self.base)
         factor = math.exp(value)
         name = self.output.removesuffix("_ms").replace("_", " ")

@@ -26,6 +26,8 @@ RATES = (3.2, 1.6, 0.8, 0.4, 0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125)
 COUNTS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 """The grid of arXiv 2602.24044, Appendix B: three sizes and three rates of these, adapters and max_loras."""
 
+RANKS = (8, 16, 32, 64, 128)
+"""Of the other scenarios."""
 MOST_OVERLOADED = 20.0
 FAMILIES = ("grid", "mixed", "edge")
 SHARES = (0.4, 0.25, 0.35)
@@ -124,7 +126,7 @@ def _mixed(
     n = round(_log_between(u[0], 1.0, 512.0))
     slots = max(1, min(round(_log_between(u[1], 1.0, 1.3 * n + 4)), 512))
     weights = _weights(n, u[2], u[3], rng)
-    ranks = rng.choice((8, 16, 32, 64), n, p=_rank_mix(u[4], rng))
+    ranks = rng.choice(RANKS, n, p=_rank_mix(u[4], rng))
     if u[5] < 0.45:
         lengths = (SHAREGPT_INPUT, SHAREGPT_OUTPUT)
         correlation = SHAREGPT_CORRELATION
@@ -203,7 +205,7 @@ def _weights(n: int, shape: float, spread: float, rng: np.random.Generator) -> n
 
 def _rank_mix(u: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     if u < 0.4:
-        mix = np.zeros(4)
-        mix[min(3, int(u / 0.1))] = 1.0
+        mix = np.zeros(len(RANKS))
+        mix[min(len(RANKS) - 1, int(u / 0.08))] = 1.0
         return mix
-    return rng.dirichlet((1.0, 1.0, 0.7, 0.3))
+    return rng.dirichlet((1.0, 1.0, 0.7, 0.4, 0.3))

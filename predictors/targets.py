@@ -16,7 +16,7 @@ import numpy.typing as npt
 from packer.predictors.features import COLUMN
 
 FloatArray = npt.NDArray[np.float64]
-STARVED = "starved"
+STARVED, STABLE = "starved", "stable"
 LARGEST_CORRECTION = 12.0
 _SMALLEST = 1e-3
 
@@ -50,8 +50,9 @@ TARGETS = (
     Target("median_ttft_ms", "step"),
     Target("p99_ttft_ms", "step"),
 )
-OUTPUTS = (STARVED, *(target.name for target in TARGETS))
-"""What a model gives, in order: the log odds of starvation (before calibration), then the corrections."""
+OUTPUTS = (STARVED, *(target.name for target in TARGETS), STABLE)
+"""What a model gives, in order: the log odds of starvation (before calibration), the corrections, and a number that is
+above 0 where the queue does not grow."""
 
 
 def probability(log_odds: FloatArray, slope: float, offset: float) -> FloatArray:

@@ -18,7 +18,7 @@ from packer.predictors.features import NAMES
 from packer.predictors.kinds import Arrays, Kind, kind_of
 from packer.predictors.refine import refined
 from packer.predictors.store import Model
-from packer.predictors.targets import OUTPUTS, STARVED, TARGETS
+from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS
 
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
@@ -44,6 +44,7 @@ class Table:
         """Everything in a dataset, encoded."""
         y: dict[str, FloatArray] = {STARVED: data.starved.astype(np.float64)}
         y |= {t.name: t.encode(data.labels[t.name], data.features) for t in TARGETS}
+        y[STABLE] = np.where(data.labels[STABLE] > 0.5, 1.0, -1.0)
         return cls(data.features.astype(np.float32), y, data.group)
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ N_FIGURES = 10
 (OFFERED, THROUGHPUT, MEAN_TTFT, MEDIAN_TTFT, P99_TTFT, MEAN_TPOT, MEAN_ITL, P99_ITL, KV, CHANCE) = range(
     N_FIGURES
 )
-(STARVED, FAILED, OUTSIDE) = range(3)
+(STARVED, FAILED, OUTSIDE, STABLE) = range(4)
 SMALLEST = 1e-3
 
 
@@ -36,8 +36,9 @@ class TreeModel(NamedTuple):
     """A trained model as arrays.
 
     feature … bias: see `packer.predictors.ensemble.Ensemble`; bases int64 (outputs,): the feature that each output
-    corrects (the first, starvation, corrects none); slope, offset: calibration of the log odds; largest: limit of a
-    correction; low, high float64 (F,): the range that it learned from; min_kv: KV tokens that a server needs.
+    corrects (the first and the last, starvation and stability, correct none); slope, offset: calibration of the log
+    odds; largest: limit of a correction; low, high float64 (F,): the range that it learned from; min_kv: KV tokens
+    that a server needs.
     """
 
     feature: NodeArray
@@ -90,7 +91,7 @@ def evaluate(
     indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
     kv_tokens: FloatArray, fleet: FleetArrays, model: TreeModel, figures: FloatArray, flags: BoolArray,
 ) -> None:  # fmt: skip
-    """Write figures float64 (N_FIGURES, n) and flags bool (3, n) of n bins; latencies are NaN where one fails."""
+    """Write figures float64 (N_FIGURES, n) and flags bool (4, n) of n bins; latencies are NaN where one fails."""
     n, width = slots.size, model.low.size
     features = np.empty((n, width))
     fill(
@@ -120,13 +121,13 @@ def evaluate(
         figures[OFFERED, b], figures[KV, b] = offered, kv_tokens[b]
         flags[FAILED, b], flags[OUTSIDE, b] = failed, outside
         if failed:
-            flags[STARVED, b] = True
+            flags[STARVED, b], flags[STABLE, b] = True, False
             figures[THROUGHPUT, b], figures[CHANCE, b] = 0.0, 1.0
             figures[MEAN_TTFT : P99_ITL + 1, b] = np.nan
             continue
         odds = model.slope * output(model, x, 0) + model.offset
         chance = 1.0 / (1.0 + math.exp(-min(max(odds, -50.0), 50.0)))
-        flags[STARVED, b] = chance >= 0.5
+        flags[STARVED, b], flags[STABLE, b] = chance >= 0.5, output(model, x, 8) > 0.0
         figures[CHANCE, b] = chance
         figures[THROUGHPUT, b] = min(figure(model, x, row, 1), 1.0) * offered
         mean_itl, mean_ttft = figure(model, x, row, 2), figure(model, x, row, 5)

@@ -56,7 +56,7 @@ def waiting_means(sim: Simulation, edges_s: FloatArray) -> FloatArray:
     `edges_s` float64 (k + 1,): ascending ends of the pieces, within the run. A preempted request does not count
     again. 0 where the server does not start.
     """
-    started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)])
+    started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)], kind="stable")  # nearly sorted: fast
     waited_s = _time_since(np.sort(sim.raw.requests.time_s), edges_s) - _time_since(started, edges_s)
     means: FloatArray = np.diff(waited_s) / np.diff(edges_s)
     return means

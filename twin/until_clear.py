@@ -102,6 +102,7 @@ def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
         starvation_probability=float(starved),
         tuning_tok_s=float(np.mean([sim.tuning_tok_s for sim in simulations])),
         **{name: mean(name) for name in SIMULATED},
+        stable=not failed and 2 * sum(sim.stable for sim in simulations) > len(simulations),
     )
 
 

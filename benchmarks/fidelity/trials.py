@@ -34,11 +34,11 @@ from packer.workload import SHAREGPT_CORRELATION, Workload
 
 HERE = Path(__file__).parent
 USED = {
-    "adapters cost per rank": ("per_rank_ms",),
     "slots cost per step": ("per_slot_ms", "per_slot_token_ms"),
     "rank of the slots costs per step": ("per_slot_rank_ms",),
     "first adapter, LoRA cost per token": ("first_adapter_ms", "per_lora_token_ms"),
-    "prefill costs more with more adapters": ("per_adapter_prefill_token_ms",),
+    "adapters cost per token of the batch": ("per_adapter_token_ms",),
+    "registry copied for each adapter of the batch": ("per_adapter_registered_ms",),
     "KV tokens read": ("per_kv_token_ms",),
     "tokens beyond the captured graphs": ("per_token_beyond_graph_ms",),
     "every waiting request costs": ("per_waiting_ms",),
@@ -47,7 +47,7 @@ USED = {
 NOT_USED = {
     "a jump beyond the captured graphs": ("beyond_graph_step_ms",),
     "a jump of steps with a prefill": ("prefill_step_ms",),
-    "adapters cost per token of the batch": ("per_adapter_token_ms",),
+    "adapters cost per rank": ("per_rank_ms",),
     "only requests passed over cost": ("per_waiting_scanned_ms",),
     "rank of the slots costs per token": ("per_slot_rank_token_ms",),
 }

@@ -40,6 +40,17 @@ def evaluations() -> Evaluations:
     return replace(found, mean_ttft_ms=ttft, mean_itl_ms=itl, p99_ttft_ms=3 * ttft)
 
 
+@pytest.mark.parametrize(
+    ("spec", "admitted"), [("gpus:stable=1", [True, False, True]), ("gpus", [True, True, True])]
+)
+def test_a_growing_queue_is_refused_on_demand(
+    evaluations: Evaluations, spec: str, admitted: list[bool]
+) -> None:
+    """Where stable servers are demanded, one whose queue grows is not admitted."""
+    growing = replace(evaluations, stable=np.array([True, False, True]))
+    assert load_objective(spec).admissible(growing).tolist() == admitted
+
+
 def test_parameters_follow_the_name() -> None:
     """`name:key=value,…` sets the fields of the objective, numbers as numbers."""
     assert load_objective("slo:mean_ttft_ms=500,p99_itl_ms=60.5") == Slo(mean_ttft_ms=500, p99_itl_ms=60.5)

@@ -56,6 +56,7 @@ class NaiveServer:
             waiting_scanned=scanned,
             waiting=scanned,
             graph_max_tokens=self.profile.latency.graph_max_tokens,
+            registered=min(len(self.rates), max(self.profile.engine.max_cpu_loras or math.inf, self.slots)),
         )
         return float(terms[0] @ self.law)
 

@@ -323,7 +323,7 @@ class NaiveTwin:
             + c["per_adapter_block_ms"] * a * split_k * rank_blocks
             + c["per_request_rank_ms"] * sum(request_ranks)
             + c["per_padded_rank_ms"] * len(request_ranks) * max(request_ranks, default=0)
-            + c["per_adapter_prefill_token_ms"] * a * p
+            + c["per_adapter_registered_ms"] * a * len(self.lora.registered)
             + c["per_kv_token_ms"] * context
             + beyond * (c["beyond_graph_step_ms"] + c["per_token_beyond_graph_ms"] * (t - server.graph_max))
             + c["per_waiting_scanned_ms"] * passed_over

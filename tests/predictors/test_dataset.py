@@ -208,7 +208,7 @@ def test_changed_tables_are_refused(built: Path, tmp_path: Path, change: str) ->
         ('"rows": 37', '"rows": 0', "rows"),
         ('"rows": 37', '"rows": "37"', "rows"),
         ('"seed": 4', '"seed": 5', "hash"),
-        ("packer dataset 1", "packer dataset 9", "the format"),
+        ("packer dataset 2", "packer dataset 9", "the format"),
         ("{", "[", "expected JSON"),
     ],
 )

@@ -23,7 +23,7 @@ from packer.predictors.features import COLUMN
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.rules import rules_of, trees_of
 from packer.predictors.store import Model, to_bytes, write_model
-from packer.predictors.targets import OUTPUTS, STARVED, TARGETS
+from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS
 from packer.predictors.train import train
 from packer.predictors.tree import MOST_RULES, MOST_RULES_STARVATION
 from packer.predictors.twin import TwinPredictor
@@ -164,6 +164,11 @@ def test_refined_trees_are_small_and_readable(data: Dataset, small: Profile, tmp
     assert b"<svg" in first
     draw_tree(model, STARVED, path)
     assert path.read_bytes() == first
+    told = predictor.evaluate_features(
+        data.features, data.features[:, COLUMN["kv_cache"]], np.ones(len(data))
+    ).stable
+    assert (told == (data.labels[STABLE] > 0.5)).mean() > 0.9
+    assert fired[STABLE].result.endswith("does not grow" if evaluation.stable else "queue grows")
 
 
 def test_ensembles_have_no_rules(models: dict[str, Model]) -> None:

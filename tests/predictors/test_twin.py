@@ -38,6 +38,12 @@ def test_shortcuts_keep_the_verdict(small: Profile, rate: float, slots: int) -> 
     assert found.evaluation.served_share == pytest.approx(share, rel=0.06)
 
 
+@pytest.mark.parametrize(("rate", "stable"), [(0.2, True), (6.0, False)])
+def test_a_queue_that_grows_is_told(small: Profile, rate: float, stable: bool) -> None:
+    """An evaluation says whether the queue grows, as the simulation does."""
+    assert evaluate_until_clear(_fleet(rate), small, Slots(12, 8)).evaluation.stable is stable
+
+
 def test_chance_does_not_starve_quiet_servers(small: Profile) -> None:
     """A server with a request every few minutes serves it, however few the hour happened to bring."""
     for seed in range(8):

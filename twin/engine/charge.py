@@ -6,10 +6,10 @@ from numba import njit
 
 from packer.twin.engine.slots import largest_rank
 from packer.twin.engine.state import (
-    ACTIVE, ACTIVE_RANKS, BIN_S, BUSY_S, CONTEXT_TOKENS, DT, END_S, LOAD_MS, LOAD_S, NOW, PEAK_BLOCKS,
+    ACTIVE, ACTIVE_RANKS, BIN_S, BUSY_S, CONTEXT_TOKENS, DT, END_S, LOAD_MS, LOAD_S, NOW, ON_HOST_COUNT, PEAK_BLOCKS,
     PEAK_RUNNING, REQUEST_RANKS, RUNNING, SCANNED, SERVED, SLOTS, SLOT_RANK, STALL_S, STEP_DECODES,
     STEP_PREEMPTED, STEP_PREFILL, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING,
-    T_WAITING, USED, WAITING, FloatArray, IntArray,
+    T_WAITING, TRACK_HOST, USED, WAITING, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import GRAPH_MAX, IS_PAPER
@@ -43,6 +43,7 @@ def law_ms(
         vector, decodes, prefill, ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS], ints[SLOT_RANK],
         ints[CONTEXT_TOKENS], ints[SCANNED], ints[WAITING], settings[GRAPH_MAX], ints[REQUEST_RANKS],
         ints[RUNNING] * largest_rank(ints, classes),
+        ints[ON_HOST_COUNT] if ints[TRACK_HOST] == 1 else ints[SERVED],
     )  # fmt: skip
     ms: float = linear_ms(coefficients, vector)
     return ms

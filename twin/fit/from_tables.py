@@ -27,11 +27,13 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         prompt = number(row, "actual_prompt_len")
         if row["phase"] == "decode":
             batch, output = number(row, "set_batch_size"), number(row, "set_output_length")
-            states.append((batch, prompt * batch / output, 0.0, 0.0, 0.0, 0.0, batch * (prompt + output / 2)))
+            states.append(
+                (batch, prompt * batch / output, 0.0, 0.0, 0.0, 0.0, batch * (prompt + output / 2), 0.0)
+            )
             times.append(number(row, "itl_mean_ms"))
         else:
             seconds = number(row, "duration_s") / (number(row, "completed") * prompt)
-            states.append((0.0, engine.max_num_batched_tokens, 0.0, 0.0, 0.0, 0.0, 0.0))
+            states.append((0.0, engine.max_num_batched_tokens, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
             times.append(seconds * engine.max_num_batched_tokens * 1e3)
     prompt = 5.0  # the adapters' table has one-word prompts
     for row in profiling.adapters:
@@ -43,14 +45,14 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         distinct = _expected_distinct(n, batch) if np.isnan(distinct) else distinct
         slots = number(row, "max_loras") if n > 0 else 0.0
         context = batch * (prompt + output / 2)
-        states.append((batch, prompt * batch / output, distinct, distinct * rank, slots, rank, context))
+        states.append((batch, prompt * batch / output, distinct, distinct * rank, slots, rank, context, n))
         times.append(number(row, "itl_mean_ms"))
     if not states:
         return Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
-    b, p, a, r, s, m, k = np.array(states, dtype=np.float64).T
+    b, p, a, r, s, m, k, h = np.array(states, dtype=np.float64).T
     features = linear_features(
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k,
-        waiting_scanned=0.0, waiting=0.0, graph_max_tokens=graph_max_tokens,
+        waiting_scanned=0.0, waiting=0.0, graph_max_tokens=graph_max_tokens, registered=h,
     )  # fmt: skip
     step_ms = np.array(times)
     return Equations(features, step_ms, np.ones(len(step_ms)))
@@ -72,14 +74,14 @@ def run_equations(runs: Sequence[Run], graph_max_tokens: int) -> Equations:
         context = batch * (run.mean_input_tokens * 0.77 + run.mean_output_tokens)
         states.append(
             (batch, rate * run.mean_input_tokens * tpot_s, distinct, distinct * run.ranks.mean(), run.max_loras,
-             run.max_lora_rank, context, scanned, waiting)
+             run.max_lora_rank, context, scanned, waiting, len(run.rates))
         )  # fmt: skip
         times.append(run.metrics["tpot_mean_ms"])
     if not states:
         return Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
-    b, p, a, r, s, m, k, w, v = np.array(states, dtype=np.float64).T
+    b, p, a, r, s, m, k, w, v, h = np.array(states, dtype=np.float64).T
     features = linear_features(
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k,
-        waiting_scanned=w, waiting=v, graph_max_tokens=graph_max_tokens,
+        waiting_scanned=w, waiting=v, graph_max_tokens=graph_max_tokens, registered=h,
     )  # fmt: skip
     return Equations(features, np.array(times), np.ones(len(times)))

@@ -24,8 +24,8 @@ from packer.twin.fit.tables import Profiling, Run
 from packer.twin.fit.targets import targets_of
 
 TERMS = (
-    "base_ms", "per_decode_ms", "per_prefill_token_ms", "first_adapter_ms", "per_adapter_ms", "per_rank_ms",
-    "per_slot_ms", "per_slot_rank_ms", "per_lora_token_ms", "per_adapter_prefill_token_ms", "per_slot_token_ms",
+    "base_ms", "per_decode_ms", "per_prefill_token_ms", "first_adapter_ms", "per_adapter_ms", "per_slot_ms",
+    "per_slot_rank_ms", "per_lora_token_ms", "per_adapter_token_ms", "per_adapter_registered_ms", "per_slot_token_ms",
     "per_kv_token_ms", "per_token_beyond_graph_ms", "per_waiting_ms",
     "per_slot_block_ms", "per_adapter_block_ms",
 )  # fmt: skip

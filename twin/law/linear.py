@@ -26,7 +26,7 @@ AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))
 def state_vector(
     out: FloatArray, b: float, p: float, a: float, ranks: float, slots: float, slot_rank: float,
     context: float, scanned: float, waiting: float, graph_max: float, request_ranks: float,
-    padded_ranks: float,
+    padded_ranks: float, registered: float,
 ) -> None:  # fmt: skip
     """Write what each linear term multiplies in this state, float64 (N_TERMS,); symbols: see `packer.terms`."""
     t = b + p
@@ -43,7 +43,6 @@ def state_vector(
     out[AT.per_slot_rank_ms] = lora * slot_rank
     out[AT.per_lora_token_ms] = lora * t
     out[AT.per_adapter_token_ms] = a * t
-    out[AT.per_adapter_prefill_token_ms] = a * p
     out[AT.per_slot_token_ms] = lora * slots * t
     out[AT.per_kv_token_ms] = context
     out[AT.beyond_graph_step_ms] = 1.0 if beyond > 0 else 0.0
@@ -58,6 +57,7 @@ def state_vector(
     out[AT.per_adapter_block_ms] = a * blocks
     out[AT.per_request_rank_ms] = request_ranks
     out[AT.per_padded_rank_ms] = padded_ranks
+    out[AT.per_adapter_registered_ms] = a * registered
 
 
 @njit(inline="always", **FLAGS)
@@ -73,7 +73,9 @@ def linear_ms(c: FloatArray, vector: FloatArray) -> float:
 def _fill(out: FloatArray, states: FloatArray, graph_max: float) -> None:
     for i in range(out.shape[0]):
         s = states[i]
-        state_vector(out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], graph_max, s[9], s[10])
+        state_vector(
+            out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], graph_max, s[9], s[10], s[11]
+        )
 
 
 def linear_features(
@@ -90,11 +92,12 @@ def linear_features(
     graph_max_tokens: int,
     sum_request_ranks: npt.ArrayLike = 0.0,
     padded_ranks: npt.ArrayLike = 0.0,
+    registered: npt.ArrayLike = 0.0,
 ) -> FloatArray:
     """`state_vector` of many states, float64 (n, N_TERMS); for regressions on measurements."""
     columns = (
         decodes, prefill_tokens, adapters, sum_ranks, slots, slot_rank, kv_tokens, waiting_scanned, waiting,
-        sum_request_ranks, padded_ranks,
+        sum_request_ranks, padded_ranks, registered,
     )  # fmt: skip
     numbers = [np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in columns]
     states = np.column_stack(np.broadcast_arrays(*numbers))

@@ -9,7 +9,13 @@ import pytest
 
 from packer.profile import LatencySpec, Profile
 from packer.terms import LINEAR_TERMS
-from packer.twin.fit.mean_state import fit_mean_state, simulated_equations, wanted_step_ms
+from packer.twin.fit.mean_state import (
+    GAIN,
+    family_weights,
+    fit_mean_state,
+    simulated_equations,
+    wanted_step_ms,
+)
 from packer.twin.fit.step_law import Equations
 from packer.twin.fit.tables import Run
 from packer.twin.fit.targets import simulate_target, targets_of
@@ -59,3 +65,22 @@ def test_starved_runs_read_the_step_off_the_throughput_too(
     wanted = wanted_step_ms(slow, sim, 10.0)
     assert wanted is not None
     assert wanted == pytest.approx(10.0 * 2**0.5)
+
+
+def test_a_server_that_keeps_up_multiplies_the_error_of_its_step(
+    true_profile: Profile, measured_runs: list[Run]
+) -> None:
+    """Of a TPOT that is 10 % too short, the step is wanted longer by the part that Little's law leaves of it."""
+    run = next(run for run in measured_runs if not run.starved)
+    sim = simulate_target(targets_of([run])[0], true_profile, None)
+    longer = replace(run, metrics={**run.metrics, "tpot_mean_ms": 1.1 * sim.mean_tpot_ms})
+    assert wanted_step_ms(longer, sim, 10.0) == pytest.approx(10.0 * 1.1 ** (1 / GAIN))
+
+
+def test_runs_of_a_client_that_lags_weigh_half(measured_runs: list[Run]) -> None:
+    """Beyond 100 req/s offered, a run counts half as much as another of its family."""
+    run = measured_runs[0]
+    fast = replace(run, rates=run.rates * (200.0 / run.rates.sum()))
+    weights = family_weights(targets_of([run, run, fast]))
+    assert weights[2] == pytest.approx(0.5 * weights[0])
+    assert weights.mean() == pytest.approx(1.0)

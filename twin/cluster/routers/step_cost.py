@@ -10,10 +10,12 @@ from packer.twin.engine.state import (
     ACTIVE_RANKS,
     CLASS_RANK,
     IN_BATCH,
+    ON_HOST_COUNT,
     REQUEST_RANKS,
     SERVED,
     SLOT_RANK,
     SLOTS,
+    TRACK_HOST,
     UNFINISHED,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
@@ -37,6 +39,7 @@ def step_ms(
     state_vector(
         vector, decodes, prefill, adapters, ranks, ints[SLOTS], ints[SLOT_RANK], 0.0, 0.0, 0.0,
         settings[GRAPH_MAX], request_ranks, padded_ranks,
+        ints[ON_HOST_COUNT] if ints[TRACK_HOST] == 1 else ints[SERVED],
     )  # fmt: skip
     return float(linear_ms(coefficients, vector))
 
