@@ -120,11 +120,14 @@ def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
 
 def _missed(job: Frontier, max_gpus: int | None) -> Plan:
     """The plan on which the fewest adapters break the goal, with what would keep it."""
+
     # All GPUs at hand are of use where more would keep the goal, and fewer cost less where no number does.
-    nearest = min(
-        job.points,
-        key=lambda point: (job.kept.breaking(point.plan.bins), point.n_gpus * (1 if job.hopeless else -1)),
-    )
+    def shortfall(point: FrontierPoint) -> tuple[int, int]:
+        used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
+        over = int((np.nan_to_num(used, nan=np.inf) > 1.0).sum())
+        return over, point.n_gpus if job.hopeless else -point.n_gpus
+
+    nearest = min(job.points, key=shortfall)
     reasons: tuple[str, ...] = ()
     if job.hopeless:
         reasons = (_unreachable(job),)
