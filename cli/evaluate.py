@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from packer.workload import Workload
 
 SHOWN = 10
+_CHANGED = ("add_path", "remove", "lose")
 _OF_METRICS = ("gateway", "requests_metric", "input_tokens_metric", "output_tokens_metric", "label", "end_s")
 
 
@@ -191,7 +192,7 @@ def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
     from packer.cli.simulation_table import lines_of
     from packer.twin.cluster.simulate import simulate_cluster
 
-    refuse_unused("--router", ("predictor", "add_path", "remove", "rewrite", "output", "log_path", "url"))
+    refuse_unused("--router", (*_CHANGED, "predictor", "rewrite", "output", "log_path", "url", "export_path"))
     fleet = plan.workload.scaled(changes.rate_factor) if changes.rate_factor != 1.0 else plan.workload
     run = simulate_cluster(
         fleet, plan.cluster(), router=changes.router, seed=changes.seed or 0, duration_s=changes.duration_s
@@ -217,7 +218,7 @@ def _follow(
     from packer.operate.drift import drift
     from packer.operate.watch import Exporter, metrics_text
 
-    refuse_unused("measured traffic", ("rate_factor", "add_path", "remove", "duration_s"))
+    refuse_unused("measured traffic", (*_CHANGED, "rate_factor", "duration_s"))
     if not plan.bins:
         raise IncompatibleError("The plan has no GPUs, so there is nothing to evaluate.")
     exporter = Exporter()
@@ -302,6 +303,8 @@ def _conclusion(found: PlanEvaluation) -> list[str]:
         lines.append("The plan breaks its latency limits. packer solve --from makes the next one.")
     else:
         lines.append(conclusion(len(found.broken), len(found.gpus), len(plan.unplaced)))
+    if found.holds:
+        lines += [f"{reason}." for reason in plan.reasons]
     return lines
 
 

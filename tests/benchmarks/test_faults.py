@@ -16,9 +16,9 @@ from packer.cli import cli
 PLACES = ("FILE", "FOLDER", "PATH", "PLAN", "DIR")
 """Parts of the metavars of options that name a file or folder."""
 INPUTS = {
-    "--adapters-dir", "--available", "--base", "--bench", "--cluster", "--comparison", "--find-links", "--folder", "--from",
-    "--input", "--launch", "--model", "--predictor", "--price", "--profile", "--profiling", "--python", "--ranks",
-    "--rates", "--runs", "--sources", "--system", "--trace", "solve --loads",
+    "--adapters-dir", "--available", "--base", "--bench", "--cluster", "--comparison", "--find-links", "--folder",
+    "--from", "--input", "--launch", "--model", "--predictor", "--price", "--profile", "--profiling", "--python",
+    "--ranks", "--rates", "--runs", "--sources", "--system", "--trace", "solve --loads",
 }  # fmt: skip
 """Options that name what is read (or a folder of intermediate results); every other one names a result."""
 

@@ -105,3 +105,12 @@ def test_a_plan_for_limits_breaks_with_them(
         said = f"Latency limits (slo: mean_ttft_ms <= {most:g}) break on GPU"
         assert (said in capsys.readouterr().out) is (code == 3)
         path.unlink()
+
+
+@pytest.mark.parametrize("with_", [["--router", "affinity"], ["--log", "access.jsonl"]])
+def test_a_lost_gpu_is_refused_where_it_would_be_passed_over(
+    plan_path: str, capsys: Capture, with_: list[str]
+) -> None:
+    """Behind a router and with measured traffic the servers are those of the plan."""
+    assert run(["evaluate", plan_path, "--lose-gpu", "0", *with_]) == 2
+    assert "--lose-gpu has no effect with" in capsys.readouterr().err

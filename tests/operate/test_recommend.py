@@ -144,6 +144,20 @@ def test_a_share_of_the_adapters_may_break_their_limits(server: Profile) -> None
     assert packer.recommend(fleet, server, slo=strict).status is Status.INFEASIBLE
     loose = replace(strict, adapter_share=0.9)
     assert packer.recommend(fleet, server, slo=loose).n_gpus == 1
+    hot = Workload([replace(each, rate=3.0 if k else 25.0) for k, each in enumerate(fleet.adapters)])
+    several = packer.recommend(hot, server, slo=loose)
+    assert several.status is Status.FEASIBLE
+    assert several.n_gpus > 1
+    again = packer.evaluate_plan(several)
+    assert again.holds  # though most adapters of the server with the impossible one break theirs
+    assert again.over_limits
+
+
+def test_limits_that_a_predictor_does_not_know_are_named(plan: Plan) -> None:
+    """A plan whose latency limits a tree can't evaluate is not said to keep them."""
+    assert packer.evaluate_plan(plan, "twin").plan.reasons == ()
+    (reason,) = packer.evaluate_plan(plan, "tree").plan.reasons
+    assert reason.startswith("The latency limits are not evaluated")
 
 
 def test_slots_are_added_where_the_goal_breaks(server: Profile) -> None:
