@@ -38,6 +38,12 @@ class Target:
     rare: bool = False
 
 
+def _bench(path: str) -> Any:
+    from packer.twin.fit.bench_results import read_bench_results
+
+    return read_bench_results([path])
+
+
 def _rates(path: str) -> Any:
     from packer.objectives.headroom import read_rates
 
@@ -194,6 +200,12 @@ def _tables() -> list[Target]:
     from packer.twin.live.results import read_result
     from packer.twin.live.step_log import Steps, read_steps
 
+    bench: dict[str, Any] = {"request_throughput": 4.0, "completed": 100, "mean_tpot_ms": 12.5}
+    bench |= {"total_input_tokens": 50_000, "total_output_tokens": 20_000}
+    means = {"requests_per_second": 2.0, "prompt_token_count": 500.0, "output_token_count": 200.0}
+    means["inter_token_latency_ms"] = 11.0
+    metrics = {name: {"successful": {"mean": value}} for name, value in means.items()}
+    guide = {"benchmarks": [{"metrics": metrics}]}
     runs = (
         b"run_id,model,family,max_loras,n_adapters,max_lora_rank,rate_counts,size_counts,total_tok_s,status\n"
         b"r0,m,f,8,4,16,0.5:2;0.1:2,8:1;16:3,400,ok\nr1,m,g,8,2,16,0.5:2,16:2,,oom\n"
@@ -208,6 +220,9 @@ def _tables() -> list[Target]:
         Target("sources csv", "s.csv", b"adapter,source\na,acme/a\nb,/x\n", TEXT, read_sources),
         Target("ranks", "k.csv", b"adapter,rank\na,8\nb,16\n", TEXT, read_ranks),
         Target("rates", "r.csv", b"adapter,mean,peak\na,1,2\nb,0.5,0.25\n", TEXT, _rates, use.rates),
+        Target("bench vllm", "b.json", _json(bench), JSON, _bench, use.bench),
+        Target("bench vllm lines", "b.json", b"\n".join([_json(bench)] * 2), TEXT, _bench, use.bench),
+        Target("bench guidellm", "b.json", _json(guide), JSON, _bench, use.bench),
         Target("runs", "runs.csv", runs, TEXT, partial(read_runs, model="m"), use.runs),
         Target("calibration rows", "k.csv", b"max_loras,status\n8,ok\n16,oom\n", TEXT, rows),
         Target("step log", "l.csv", "\n".join(map(",".join, steps)).encode(), TEXT, read_steps),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,17 @@ def runs(runs: Any) -> None:
 
     for run in runs:
         assert fleet_of(run).offered_tok_s > 0
+
+
+def bench(rows: Any) -> None:
+    """An estimate improved by these runs."""
+    from packer.io.profiles import load_profile
+    from packer.twin.estimate import BAND_KEYS
+    from packer.twin.fit.bench_results import improved
+
+    estimate = replace(load_profile(PROFILE), calibrated=False, errors=dict.fromkeys(BAND_KEYS, 1.0))
+    found = improved(estimate, rows)
+    assert all(np.isfinite(value) for value in found.latency.coefficients.values())
 
 
 def rates(rates: Any) -> None:
