@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from rows import Constant, Row, Section, mean, of_seeds, shown, table
+from rows import Constant, Row, Section, below, mean, of_seeds, shown, table
 
 import packer
 from packer.cluster import Cluster, ServerKind
@@ -166,10 +166,17 @@ def texts(found: Found, name: str, digits: int, factor: float = 1.0) -> str:
     )
 
 
+def lowest(found: Found, name: str) -> bool:
+    """Whether ROCK has the lowest figure of all systems, by more than chance."""
+    values = {system: [float(getattr(each, name)) for each in of] for system, of in found.items()}
+    return all(below(values["ROCK"], of) for system, of in values.items() if system != "ROCK")
+
+
 def quick(found: Found) -> bool:
-    """The order of Figure 10: ROCK lowest, Proactive second."""
+    """The order of Figure 10: ROCK lowest, by more than chance, Proactive second."""
     means = figure(found, "latency_s")
-    return sorted(means, key=lambda name: means[name])[:2] == ["ROCK", "Proactive"]
+    others = sorted((value, name) for name, value in means.items() if name != "ROCK")
+    return lowest(found, "latency_s") and others[0][1] == "Proactive"
 
 
 def cached(found: Found) -> bool:
@@ -181,6 +188,12 @@ def cached(found: Found) -> bool:
 HELD = (
     "each queue holds the adapters of many tasks, so that ROCK's servers see more adapters than those of LRUMS and "
     "Proactive; no reading below gives the published order"
+)
+
+
+TIED = (
+    "ROCK chooses among three machines for 90 s, Proactive among all for each task: a tie at best, under the "
+    "reading that favours ROCK most"
 )
 
 
@@ -229,23 +242,23 @@ def table_rows(found: Found, seeds: int) -> list[Row]:
 
 def latency_rows(found: Found) -> list[Row]:
     """Figure 10."""
-    means, tails = figure(found, "latency_s"), figure(found, "p99_s")
+    means = figure(found, "latency_s")
     return [
         Row(
             f"Fig. 10: mean latency over ROCK's, {QPS:g} req/s",
             ", ".join(f"{name} {value:g}" for name, value in LATENCY.items()),
             ", ".join(f"{name} {value / means['ROCK']:.2f}" for name, value in means.items()),
-            "ROCK lowest, Proactive second",
+            "ROCK lowest, beyond the interval, Proactive second",
             quick(found),
-            "under the reading that was chosen for it; see the table",
+            TIED,
         ),
         Row(
             f"Fig. 10: P99 of the latency, s, {QPS:g} req/s",
             "ROCK < 80, others near 100",
             texts(found, "p99_s", 0),
-            "ROCK lowest",
-            min(tails, key=lambda name: tails[name]) == "ROCK",
-            "likewise",
+            "ROCK lowest, beyond the interval",
+            lowest(found, "p99_s"),
+            TIED,
         ),
     ]
 
@@ -322,8 +335,8 @@ def section(seeds: int) -> Section:
         (
             "The text does not say what a GPU node is, how many queues there are, and which of a queue's three "
             "candidates serves a task: Algorithm 1 has one for the whole queue. The rows are those of the reading "
-            "under which the order of latencies holds, chosen after the runs, and its margin is far below the "
-            "published 17 %; the table has the others. No reading gives the order of hit rates.",
+            "under which ROCK does best, chosen after the runs; the table has the others. None gives the published "
+            "orders: all systems but RROD keep most adapters that they need, and what is left is waiting.",
             "Only orders are compared: the paper gives neither the number of GPUs of each kind, nor the load, nor the "
             "times of jobs, and its Table 3 is not consistent with itself: 61 updates without a hit and 14 at 84.1 % "
             "are not of 74 requests.",

@@ -91,6 +91,12 @@ def mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
+def below(smaller: Sequence[float], larger: Sequence[float]) -> bool:
+    """Whether the first are smaller in the mean of the seeds, by more than the 95 % interval of the differences."""
+    low = interval(np.array(larger) - np.array(smaller)).low
+    return mean(smaller) < mean(larger) and (len(smaller) < 2 or (low is not None and low > 0.0))
+
+
 def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown below its title."""
     lines = [f"**{title}**", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
