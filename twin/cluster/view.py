@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.routers.step_cost import step_ms
 from packer.twin.cluster.state import Servers, on_gpu
 from packer.twin.engine import state as rows
+from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+
+@njit(**ENGINE_FLAGS)
+def _holders(c: Servers, a: int, held: npt.NDArray[np.bool_]) -> None:
+    """Mark the servers on whose GPU an adapter lies."""
+    for s in range(held.size):
+        held[s] = on_gpu(c, s, a)
 
 
 class ClusterView:
@@ -121,5 +130,6 @@ class ClusterView:
 
     def on_gpu(self, adapter: int) -> npt.NDArray[np.bool_]:
         """On which servers an adapter lies on the GPU, bool (S,)."""
-        count = len(self._servers.seen)
-        return np.array([on_gpu(self._servers, s, adapter) for s in range(count)], dtype=np.bool_)
+        held = np.zeros(len(self.cluster), dtype=np.bool_)
+        _holders(self._servers, adapter, held)
+        return held

@@ -46,7 +46,6 @@ class Rock:
     queues: int = 0
     dispatch: str = "fastest"
     _mixture: Any = field(init=False, repr=False, default=None)
-    _queue: dict[tuple[int, float], int] = field(init=False, repr=False, default_factory=dict)
     _seconds: dict[tuple[int, int], FloatArray] = field(init=False, repr=False, default_factory=dict)
     _servers: list[list[int]] = field(init=False, repr=False, default_factory=list)
     _seen: list[tuple[int, float, int]] = field(init=False, repr=False, default_factory=list)
@@ -71,7 +70,7 @@ class Rock:
     def start(self, view: ClusterView, seed: int) -> None:
         """Nothing is known of the tasks."""
         self._mixture, self._servers, self._seen, self._seed = None, [], [], seed
-        self._queue, self._seconds = {}, {}
+        self._seconds = {}
         self._busy_s = np.zeros(len(view.cluster))
 
     def route(self, request: Request, view: ClusterView) -> int:
@@ -89,11 +88,10 @@ class Rock:
 
     def _queue_of(self, iterations: int, size: float) -> int:
         """The queue of a task: the component of the mixture that it most likely belongs to."""
-        if (iterations, size) not in self._queue:
-            mixture, mean, scale = self._mixture
-            found = mixture.predict((np.array([[iterations, size]]) - mean) / scale)
-            self._queue[iterations, size] = int(found[0])
-        return self._queue[iterations, size]
+        mixture, mean, scale = self._mixture
+        away = (np.array([iterations, size]) - mean) / scale - mixture.means_
+        spread = np.log(mixture.covariances_) + away**2 / mixture.covariances_
+        return int(np.argmax(np.log(mixture.weights_) - spread.sum(axis=1) / 2))
 
     def _service_s(self, iterations: int, adapter: int, view: ClusterView) -> FloatArray:
         """Time of the job on each server, without the load."""
@@ -117,7 +115,7 @@ class Rock:
             count, covariance_type="diag", max_iter=1000, random_state=self._seed, reg_covar=1e-3
         )
         queue = mixture.fit_predict((vectors - mean) / scale)
-        self._mixture, self._queue = (mixture, mean, scale), {}
+        self._mixture = mixture, mean, scale
         self._servers = self._matched(queue, tasks, busy, view)
 
     def _matched(
