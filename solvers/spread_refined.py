@@ -87,17 +87,20 @@ class _Search:
     def state(self, bins: Sequence[Bin]) -> _State:
         """Bins with their evaluations."""
         found, admissible = self.slots.evaluate(bins)
-        return self._rated(tuple(bins), tuple(found), int((~admissible).sum()))
+        rows, bad = tuple(found), int((~admissible).sum())
+        return self._rated(tuple(bins), rows, (float(bad), *self._key(bins, Evaluations.of(rows))))
 
-    def _rated(self, bins: tuple[Bin, ...], rows: tuple[Evaluation, ...], bad: int) -> _State:
-        workload = self.problem.workload
-        found = Evaluations.of(rows)
-        key = self.problem.objective.key(workload, bins, found)
-        weights = [bin_.rates(workload).sum() for bin_ in bins]
-        ttft, itl = (np.where(np.isnan(ms), np.inf, ms) for ms in (found.mean_ttft_ms, found.mean_itl_ms))
+    def _key(self, bins: Sequence[Bin], found: Evaluations) -> tuple[float, ...]:
+        return self.problem.objective.key(self.problem.workload, bins, found)
+
+    def _rated(self, bins: tuple[Bin, ...], rows: tuple[Evaluation, ...], key: tuple[float, ...]) -> _State:
+        weights = [bin_.rates(self.problem.workload).sum() for bin_ in bins]
         # Objectives that count GPUs say nothing here: the time of a request decides then.
-        request_ms = np.average(ttft, weights=weights) + 100.0 * np.average(itl, weights=weights)
-        return _State(bins, rows, (float(bad), *key, float(request_ms)))
+        ttft_ms, itl_ms = (
+            np.average(np.where(np.isnan(ms), np.inf, ms), weights=weights)
+            for ms in ([row.mean_ttft_ms for row in rows], [row.mean_itl_ms for row in rows])
+        )
+        return _State(bins, rows, (*key, float(ttft_ms + 100.0 * itl_ms)))
 
     def refine(self, state: _State) -> tuple[_State, int]:
         """Improve until nothing helps; also the number of improvements."""
@@ -139,9 +142,10 @@ class _Search:
             bins, rows = list(state.bins), list(state.rows)
             bins[one], bins[other] = pair
             rows[one], rows[other] = found[2 * k], found[2 * k + 1]
-            rated = self._rated(tuple(bins), tuple(rows), bad)
-            if rated.rank < state.rank:
-                neighbours.append(rated)
+            key = (float(bad), *self._key(bins, Evaluations.of(rows)))
+            if key <= state.rank[:-1]:
+                rated = self._rated(tuple(bins), tuple(rows), key)
+                neighbours += [rated] if rated.rank < state.rank else []
         return min(neighbours, key=lambda other: other.rank, default=None)
 
     def _bad(self, rows: Sequence[Evaluation]) -> int:
