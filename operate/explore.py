@@ -13,7 +13,7 @@ import numpy as np
 from packer import checks
 from packer.arrival import Arrivals
 from packer.bin import Bin
-from packer.errors import ModelError
+from packer.errors import IncompatibleError, ModelError
 from packer.evaluation import Evaluations
 from packer.failover import without_server
 from packer.operate.frontier import FrontierPoint, Progress
@@ -125,9 +125,14 @@ class Frontier:
         return limit - (time.monotonic() - self.started)
 
     def fewest(self) -> int:
-        """GPUs of a plan on which nothing starves with Poisson arrivals: where the frontier begins."""
+        """Servers of a plan on which nothing starves with Poisson arrivals: where the frontier begins."""
         self.progress("fewest GPUs", 0, 0)
-        return max(1, self._solved(self.parts, "gpus").n_gpus)
+        return max(1, len(self._solved(self.parts, "gpus").bins))
+
+    @property
+    def size(self) -> int:
+        """GPUs of a server: points count servers."""
+        return self.profile.engine.tensor_parallel_size
 
     @property
     def points(self) -> list[FrontierPoint]:
@@ -202,9 +207,13 @@ class Frontier:
         return None if first is None else self.at(first)
 
     def _most(self, max_gpus: int | None) -> int:
-        """More GPUs than this are of no use, or not at hand."""
+        """More servers than this are of no use, or not at hand."""
         most = self.parts.most_gpus(self.max_replicas) + self.spare
-        return most if max_gpus is None else min(max_gpus, most)
+        if max_gpus is not None and max_gpus < self.size:
+            raise IncompatibleError(
+                f"Expected at least {self.size} GPUs for a server of {self.profile.name}, got {max_gpus}."
+            )
+        return most if max_gpus is None else min(max_gpus // self.size, most)
 
     def _keep(self, hour: Hour) -> None:
         """Hold plans to a further hour: those that kept the limits so far are made, or looked at, again."""
@@ -228,7 +237,7 @@ class Frontier:
         """Servers for that many GPUs, of which those with spare ones have slots for every rank."""
         parts = self.parts.spread_over(n_gpus, self.max_replicas)
         for solver in SOLVERS:
-            plan = self._solved(parts, "latency", solver=solver, max_gpus=n_gpus)
+            plan = self._solved(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
             if plan.unplaced:
                 continue
             bins = parts.joined(plan.bins)

@@ -17,6 +17,7 @@ from packer.operate.replicas import MOST_REPLICAS, part
 from packer.plan import Plan, Status
 from packer.room import Room
 from packer.slo import Slo
+from packer.solvers.band import with_band
 from packer.solvers.candidates import beyond_measured
 from packer.twin.hours import LEVELS
 from packer.workload import Workload
@@ -49,7 +50,8 @@ def recommend(
     The plan's servers are simulated again on a fresh hour; its `rooms` say how far rates may grow and what limits
     each server, its `adapters` what every adapter gets.
     `lower_bound` is how many GPUs any plan needs (`packer.operate.bound`).
-    `details` has the "decision" in a sentence and the "frontier" (rows of `FrontierPoint.to_dict`).
+    `details` has the "decision" in a sentence, the "frontier" (rows of `FrontierPoint.to_dict`), and for estimated
+    profiles what their error does to the answer ("estimate_band").
 
     Parameters
     ----------
@@ -99,7 +101,16 @@ def recommend(
         verified=job.confirmed,
         reasons=reasons,
     )
-    return bounded(job, _finished(job, plan, best, holds=job.confirmed is not False))
+    plan = bounded(job, _finished(job, plan, best, holds=job.confirmed is not False))
+
+    def at_rates(scaled: Workload) -> Plan:
+        other = Frontier(
+            scaled, job.profile, job.margin, max_replicas, spare, seed, progress, stop, time_limit_s
+        )
+        found = other.explore(verify=False)
+        return replace(plan, status=Status.INFEASIBLE) if found is None else found.plan
+
+    return plan if job.over() else with_band(plan, fleet, at_rates)
 
 
 def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
@@ -133,9 +144,10 @@ def _missed(job: Frontier, max_gpus: int | None) -> Plan:
         reasons = (_unreachable(job),)
     elif job.over():
         reasons = ("The search ended before a plan was found that keeps the goal: a longer --time-limit.",)
-    elif max_gpus is not None and job.points[-1].n_gpus == max_gpus:
-        enough = job.first_that_holds(max_gpus + 1, max_gpus + BEYOND)
-        reasons = () if enough is None else (f"{enough} GPUs keep the goal: --gpus {enough}.",)
+    elif max_gpus is not None and job.points[-1].n_gpus == (servers := max_gpus // job.size):
+        more = job.first_that_holds(servers + 1, servers + BEYOND)
+        enough = 0 if more is None else more * job.size
+        reasons = (f"{enough} GPUs keep the goal: --gpus {enough}.",) if enough else ()
     return _finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
 
 
@@ -161,6 +173,7 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
         ("break", "the goal", () if holds else point.queueing),
     )
     broken = [_listed(gpus, verb, rest) for verb, rest, gpus in which if gpus]
+    points = [replace(each, n_gpus=each.n_gpus * job.size) for each in job.points]
     later = job.broken if job.confirmed is False else ()
     return replace(
         plan,
@@ -177,15 +190,15 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
         time_limit_reached=job.over() and not job.stop(),
         details={
             "decision": decision(
-                point,
-                job.points,
+                replace(point, n_gpus=point.n_gpus * job.size),
+                points,
                 plan.rooms,
                 job.workload.slo,
                 breaking=None if holds else job.kept.breaking(point.plan.bins, later),
                 reachable=not job.hopeless,
                 spare=job.spare,
             ),
-            "frontier": [each.to_dict() for each in job.points if not each.starving],
+            "frontier": [each.to_dict() for each in points if not each.starving],
         },
     )
 

@@ -224,10 +224,8 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
 
     fewest = [_fewest(part.problem) for part in found]
     if sum(fewest) > total:
-        needs = ", ".join(
-            f"{n} for {base_model(part.problem.workload.models[0])}"
-            for n, part in zip(fewest, found, strict=True)
-        )
+        names = [base_model(part.problem.profile.model.name) for part in found]
+        needs = ", ".join(f"{n} for {name}" for n, name in zip(fewest, names, strict=True))
         if total < len(found):
             reason = f"{len(found)} base models need at least as many GPUs ({needs})"
             return Solution((), tuple(range(len(problem.workload))), (reason,))

@@ -13,6 +13,7 @@ import pytest
 import packer
 from packer import Adapter, Bin, Lengths, Limits, Slo, Workload
 from packer.arrival import Arrivals, RequestTrace
+from packer.errors import IncompatibleError
 from packer.operate import explore
 from packer.operate.explore import Frontier
 from packer.operate.recommend import decision
@@ -21,6 +22,7 @@ from packer.profile import Profile
 from packer.room import Room
 from packer.solvers.headroom import LITTLE
 from packer.twin import hours
+from packer.twin.estimate import BAND_KEYS
 
 
 @pytest.fixture(scope="module")
@@ -318,3 +320,26 @@ def test_a_replayed_trace_has_a_plan_without_room(server: Profile) -> None:
     assert (found.margin, found.verified) == (None, None)
     assert found.reasons[-1].startswith("Requests are replayed as they were")
     assert packer.solve(fleet, server).rooms == ()
+
+
+def test_servers_on_several_gpus_and_estimates(server: Profile) -> None:
+    """Servers on two GPUs count as two, fewer GPUs than one takes are refused; an estimate says what its error does."""
+    pair = replace(
+        server,
+        engine=replace(server.engine, tensor_parallel_size=2),
+        calibrated=False,
+        errors=dict(zip(BAND_KEYS, (0.4, 1.25), strict=True)),
+    )
+    busy = Workload([Adapter(f"a{k}", 16, 3.0) for k in range(6)])
+    found = packer.recommend(busy, pair, verify=False)
+    assert found.status is Status.FEASIBLE
+    assert found.n_gpus == 2 * len(found.bins)
+    assert str(found.details["decision"]).startswith(f"{found.n_gpus} GPUs")
+    rows = found.details["frontier"]
+    assert isinstance(rows, list)
+    assert all(row["n_gpus"] % 2 == 0 for row in rows)
+    band = found.details["estimate_band"]
+    assert isinstance(band, dict)
+    assert band["fewest"]["gpus"] <= found.n_gpus < band["most"]["gpus"]
+    with pytest.raises(IncompatibleError, match="at least 2 GPUs"):
+        packer.recommend(busy, pair, max_gpus=1)
