@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         known = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
         kept = {row["fleet"]: row for row in (*known, *rows) if row["objective"] == options.objective}
         found = sorted(kept.values(), key=lambda row: int(row["fleet"].rpartition("-")[2]))
-        text = json.dumps({"time_limit_s": options.time_limit, "rows": found}, indent=1)
+        text = json.dumps({"rows": found}, indent=1)
         path.write_text(text + "\n", "utf-8")
 
 
@@ -118,6 +118,7 @@ def one(fleet: packer.Workload, profile: str, options: argparse.Namespace) -> di
         "bound": bound,
         "proven": plan.bound_proven,
         "gap": round((plan.n_gpus - bound) / plan.n_gpus, 3),
+        "limit_s": options.time_limit,
         "taken_s": round(clock() - started, 1),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "source": plan.bound_source[:60],
