@@ -264,6 +264,9 @@ def _shortcoming(point: FrontierPoint, slo: Slo, spare: int) -> str:
         return f"{breaks} in another hour"
     if spare and not point.queueing:
         return f"{breaks} when a GPU is lost"
+    adapters = point.plan.adapters
+    if adapters is not None and bool((adapters.slo_used <= 1.0).all()):
+        return f"{breaks} with rates raised by the margin"
     return f", ITL {point.mean_itl_ms:.0f} ms{breaks}"
 
 

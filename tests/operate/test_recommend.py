@@ -259,8 +259,16 @@ def test_fewer_gpus_with_a_fine_ttft_say_what_they_break(
     few = replace(
         point, n_gpus=7, holds=False, broken_later=False, worst_adapter_ttft_ms=400.0, mean_itl_ms=120.0
     )
-    text = decision(replace(few, n_gpus=8, holds=True), [few], (), Slo(), breaking=None)
-    assert text.endswith("worst adapter 0.4 s, ITL 120 ms, and break the goal.")
+    for used, words in (
+        (1.2, ", ITL 120 ms, and break the goal."),
+        (0.9, " with rates raised by the margin."),
+    ):
+        assert few.plan.adapters is not None
+        adapters = few.plan.adapters._replace(slo_used=np.full(len(fleet), used))
+        near = replace(few, plan=replace(few.plan, adapters=adapters))
+        text = decision(replace(near, n_gpus=8, holds=True), [near], (), Slo(), breaking=None)
+        assert "worst adapter 0.4 s" in text
+        assert text.endswith(words)
 
 
 def test_too_few_gpus_are_all_used(server: Profile) -> None:
