@@ -19,7 +19,7 @@ SYSTEMS = {
     "packer": "the placement of packer's latency plan",
 }
 FLEET = Scenario(LLAMA, "mixed", "8–32", (160,))
-SERVERS, SLOTS, RUN_S = 4, 32, 600.0
+SERVERS, SLOTS, RUN_S = 4, 32, 400.0
 
 
 def run(system: str, seed: int) -> ClusterSimulation:
