@@ -148,6 +148,8 @@ def _missed(job: Frontier, max_gpus: int | None) -> Plan:
         more = job.first_that_holds(servers + 1, servers + BEYOND)
         enough = 0 if more is None else more * job.size
         reasons = (f"{enough} GPUs keep the goal: --gpus {enough}.",) if enough else ()
+    if job.spare and not reasons and not nearest.queueing and not nearest.starving:
+        reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or no --spare.",)
     return _finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
 
 
@@ -160,9 +162,10 @@ def _unreachable(job: Frontier) -> str:
     figures = job.kept.adapters([alone], (job.raised, job.seed))
     ttft_ms, itl_ms = float(figures.p95_ttft_ms[i]), float(figures.mean_itl_ms[i])
     where = "on a GPU of its own" if allowed == 1 else f"even in {allowed} equal parts on GPUs of their own"
+    itl = "" if math.isnan(itl_ms) else f", ITL {itl_ms:.0f} ms"
     return (
-        f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: p95 TTFT {_latency(ttft_ms)}, "
-        f"ITL {itl_ms:.0f} ms there. What would help: {'' if job.max_replicas is None else '--max-replicas, '}"
+        f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: p95 TTFT {_latency(ttft_ms)}"
+        f"{itl} there. What would help: {'' if job.max_replicas is None else '--max-replicas, '}"
         "a faster GPU, or a wider --slo."
     )
 
@@ -243,7 +246,7 @@ def decision(
     text += "" if reachable else " No number of GPUs keeps it."
     fewer = [point for point in points if point.n_gpus < best.n_gpus]
     parts = []
-    if serving := [point for point in fewer if not point.starving]:
+    if serving := [point for point in fewer if not point.starving and point.p95_ttft_ms >= 0.0]:
         last = serving[-1]
         parts.append(
             f"{_gpus(last.n_gpus)} {'serves' if last.n_gpus == 1 else 'serve'} it with "
@@ -283,4 +286,6 @@ def _gpus(count: int) -> str:
 
 
 def _latency(value_ms: float) -> str:
+    if math.isnan(value_ms):
+        return "without an answer"
     return f"{value_ms:.0f} ms" if value_ms < 95.0 else f"{value_ms / 1000:.1f} s"

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -306,7 +307,7 @@ def test_answers_of_one_token_have_a_plan(server: Profile) -> None:
     assert (found.status, found.n_gpus) == (Status.FEASIBLE, 1)
 
 
-def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile) -> None:
+def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile, tmp_path: Path) -> None:
     """With fewer adapters than GPUs the search ends, and the plan says what is lost with a GPU."""
     fleet = Workload([Adapter(k, 16, 17.0, Lengths.constant(250), Lengths.constant(230)) for k in "ab"])
     found = packer.recommend(fleet, server, margin=0.0, spare=1, time_limit_s=60.0)
@@ -314,6 +315,21 @@ def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile) -> None
     assert not found.time_limit_reached
     assert "breaks the goal (p95 TTFT" in str(found.details["decision"])
     assert " when a GPU is lost." in str(found.details["decision"])
+    assert "--spare" in found.reasons[0]
+    found.save(tmp_path / "plan.json")
+    assert packer.load_plan(tmp_path / "plan.json").reasons == found.reasons
+
+
+def test_figures_that_are_not_known_are_told_in_words(plan: Plan, fleet: Workload, server: Profile) -> None:
+    """No nan is printed for an adapter whose server does not start, nor for answers of one token."""
+    (point, *_) = packer.frontier(fleet, server, max_gpus=2)
+    broken = replace(point, holds=False, worst_adapter_ttft_ms=math.nan)
+    text = decision(replace(broken, n_gpus=8), [broken], (), Slo(), breaking=1)
+    assert text.count("worst adapter without an answer") == 2
+    short = Workload([Adapter("a", 8, 0.05, None, Lengths.constant(1))])
+    found = packer.recommend(short, server, slo=Slo(Limits(1.0, 1.0)))
+    assert found.status is Status.INFEASIBLE
+    assert re.search(r"on GPUs of their own: p95 TTFT [\d.]+ m?s there\.", found.reasons[0])
 
 
 def test_a_replayed_trace_has_a_plan_without_room(server: Profile) -> None:
