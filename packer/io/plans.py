@@ -59,7 +59,8 @@ class PlainFields(Table):
     objective: str
     solver: str
     predictor: str
-    objective_value: list[float]
+    objective_value: list[float | None]
+    """None: infinite, as the latency of a server that does not start."""
     lower_bound: float | None = None
     bound_proven: bool = False
     bound_source: str = ""
@@ -207,6 +208,7 @@ def plan_from_dict(data: Any, path: str | os.PathLike[str], *, changed: bool = F
     plain: dict[str, Any] = {
         name: tuple(value) if isinstance(value := getattr(file, name), list) else value for name in PLAIN
     }
+    plain["objective_value"] = tuple(math.inf if each is None else each for each in file.objective_value)
     plan = Plan(
         workload=workload,
         bins=bins,

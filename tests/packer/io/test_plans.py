@@ -237,3 +237,11 @@ def test_details_without_a_value_are_null(plan: Plan, tmp_path: Path) -> None:
     details = {"tried": (1.0, math.nan), "rows": [{"itl": math.inf, "gpus": 2}]}
     write_plan(replace(plan, details=details), path)
     assert read_plan(path).details == {"tried": [1.0, None], "rows": [{"itl": None, "gpus": 2}]}
+
+
+def test_a_value_of_the_objective_may_be_infinite(plan: Plan, tmp_path: Path) -> None:
+    """The latency of a plan with a server that does not start comes back from its file."""
+    path = tmp_path / "plan.json"
+    lost = replace(plan, status=Status.INFEASIBLE, reasons=("it does not start",), bound_proven=False)
+    write_plan(replace(lost, objective_value=(math.inf, 2.0)), path)
+    assert read_plan(path).objective_value == (math.inf, 2.0)
