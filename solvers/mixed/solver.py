@@ -223,6 +223,12 @@ class _Search:
 
     def _close(self, until_s: float) -> None:
         """Exclude mixes of each model, or pack its adapters on them, until only so many seconds are left."""
+        columns = self.columns
+        for weights in (columns.weights, *(() if columns.master is None else (columns.master.duals,))):
+            for m, mixes in enumerate(
+                self.mixes
+            ):  # before any model takes its time: no bound without a cut of each
+                mixes.cut(weights[columns.starts[m] : columns.starts[m + 1]])
         for m in range(len(self.parts)):
             left = self.problem.remaining_s() - until_s
             self._mixed(m, until_s + left * (1.0 - 1.0 / (len(self.parts) - m)))
@@ -230,12 +236,8 @@ class _Search:
 
     def _mixed(self, m: int, until_s: float) -> None:
         """Mixes of a model by rising price: each is excluded, or its adapters are packed on it, or that fails."""
-        mixes, columns = self.mixes[m], self.columns
+        mixes = self.mixes[m]
         prices = np.array([source.price for source in mixes.sources])
-        classes = slice(columns.starts[m], columns.starts[m + 1])
-        mixes.cut(columns.weights[classes])
-        if columns.master is not None:
-            mixes.cut(columns.master.duals[classes])
         rng = np.random.default_rng([self.problem.seed, m])
         while self.problem.remaining_s() > until_s:
             servers = cheapest(mixes.sources, [*mixes.cuts, *mixes.doubts], self._stock(m))
