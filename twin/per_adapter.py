@@ -18,6 +18,9 @@ FloatArray = npt.NDArray[np.float64]
 FEW_REQUESTS = 60
 """With fewer completed requests than this, an adapter's 95th percentile is that of its server."""
 
+FEW_MAY_REACH = 2.0
+"""A 95th percentile of few requests is nearly their largest: it breaks a limit from so many times of it."""
+
 MEAN_FROM = 5
 """Completed requests from which the mean of an adapter with few of them says more than chance."""
 
@@ -88,16 +91,19 @@ def slo_used(sim: Simulation) -> FloatArray:
     """How much of its limits (`Workload.slo`) each adapter uses, float64 (m,): 1 is all of it, more breaks them.
 
     Infinite where the server does not start, starves or has a queue that grows. An adapter with fewer than
-    `MEAN_FROM` requests has the mean ITL of its server.
+    `FEW_REQUESTS` may have a 95th percentile of its own up to `FEW_MAY_REACH` times its limit, one with fewer than
+    `MEAN_FROM` any, and the mean ITL of its server.
     """
     if sim.status != "ok" or sim.starved or not sim.stable:
         return np.full(len(sim.workload), np.inf)
     ttft_limit_ms, itl_limit_ms = sim.workload.slo.columns(sim.workload)
     server_ms = 0.0 if np.isnan(sim.mean_itl_ms) else sim.mean_itl_ms
-    itl_ms = np.where(
-        _sums(sim, None) >= MEAN_FROM, np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0), server_ms
-    )
-    worst: FloatArray = np.maximum(sim.adapter_pooled_p95_ttft_ms / ttft_limit_ms, itl_ms / itl_limit_ms)
+    number = _sums(sim, None)
+    itl_ms = np.where(number >= MEAN_FROM, np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0), server_ms)
+    few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
+    own_ms = np.where(few, np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0) / FEW_MAY_REACH, 0.0)
+    ttft_ms = np.maximum(sim.adapter_pooled_p95_ttft_ms, own_ms)
+    worst: FloatArray = np.maximum(ttft_ms / ttft_limit_ms, itl_ms / itl_limit_ms)
     return worst
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.profile import Profile
+from packer.profile import LatencySpec, Profile
 from packer.slo import Limits, Slo
 from packer.twin.per_adapter import quiet_adapters
 from packer.twin.result import Simulation
@@ -117,3 +117,25 @@ def test_adapters_with_few_requests_are_counted_in_words() -> None:
     assert quiet_adapters(fleet).startswith("2 of 3 adapters send fewer than 60 requests an hour: their p95")
     assert quiet_adapters(fleet.subset([0, 1])).startswith("1 adapter sends fewer than 60 requests an hour")
     assert quiet_adapters(fleet.subset([1])) == ""
+
+
+def test_few_requests_may_not_reach_twice_the_limit(make_profile: MakeProfile) -> None:
+    """One of ten requests that waits for a long answer in the only slot breaks the limit, though neither the mean of
+    its adapter nor the percentile of the server does."""
+    profile = make_profile(latency=LatencySpec("linear", {"base_ms": 20.0}))
+    times = np.arange(110) * 3.0
+    adapter = (np.arange(110) % 11 == 10).astype(np.int64)
+    output = np.full(110, 5, dtype=np.int64)
+    late = 54  # of the quiet adapter
+    times[late], output[late - 1] = times[late - 1] + 0.01, 1000  # twenty seconds of steps
+    times[late + 1 :] += 24.0
+    trace = RequestTrace(times, adapter, np.full(110, 10, dtype=np.int64), output)
+    fleet = Workload(
+        [Adapter("busy", 8, 0.3), Adapter("quiet", 8, 0.03)], arrivals=Arrivals("trace", trace=trace)
+    )
+    limit_ms = 3000.0
+    found = simulate(replace(fleet, slo=Slo(Limits(limit_ms, 1e6))), profile, max_loras=1)
+    assert found.adapter_mean_ttft_ms[1] < limit_ms
+    assert found.adapter_pooled_p95_ttft_ms[1] < limit_ms
+    assert found.adapter_p95_ttft_ms[1] > 2 * limit_ms
+    assert found.adapter_slo_used[1] == pytest.approx(found.adapter_p95_ttft_ms[1] / (2 * limit_ms))
