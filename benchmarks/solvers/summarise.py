@@ -15,6 +15,7 @@ from typing import Any
 
 from run import HERE, read
 
+import packer
 from packer.io.files import write_text
 
 Row = dict[str, Any]
@@ -85,7 +86,15 @@ def origin(rows: Sequence[Row]) -> list[str]:
         "are relative to the predictor of the search. A bound *by enumeration* holds if a bin that",
         "contains an infeasible one is infeasible; an *estimate* holds unless the search missed a bin",
         "better by more than its margin. Gap: (GPUs − bound) / GPUs.",
+        *earlier(rows),
     ]
+
+
+def earlier(rows: Sequence[Row]) -> list[str]:
+    """How many runs were made with profiles that have been fitted anew since."""
+    present = {name: packer.load_profile(name).fingerprint for name in {row["profile"] for row in rows}}
+    old = sum(row["fingerprint"] != present[row["profile"]] for row in rows)
+    return ["", f"{old} runs are of profiles that were fitted anew since."] if old else []
 
 
 def counting(rows: Sequence[Row]) -> list[str]:
