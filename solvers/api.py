@@ -214,7 +214,7 @@ def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
 
 
 def _with_slots(problem: Problem, plan: Plan) -> Plan:
-    """The plan with more slots where they give room to grow or less delay, by the twin where it has the last word."""
+    """The plan with more slots where they give room to grow or less delay, by the twin where it confirms plans."""
     evaluator, goal = problem.evaluator, problem.objective
     if (
         plan.status is Status.INFEASIBLE

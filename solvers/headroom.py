@@ -56,7 +56,7 @@ def with_slots(
 def with_room(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambda: False) -> Plan:
     """The plan with the factor by which the rates of each server may grow, where it has up to `MOST_GPUS`.
 
-    Where the twin has the last word, `Plan.rooms` has the three marks of simulated hours (limits of the objective, or
+    Where the twin confirms plans, `Plan.rooms` has the three marks of simulated hours (limits of the objective, or
     else those of the fleet; a queue that grows; starvation) and what limits each server, and `Plan.adapters` what each
     adapter gets; elsewhere the factor is that up to which the predictor says that the server does not starve.
     """

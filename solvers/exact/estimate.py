@@ -41,7 +41,7 @@ def estimated(problem: Problem) -> Bound:
     """
     classes = aggregate(problem.workload)
     feasibility = Feasibility(problem, classes)
-    if problem.evaluator.confirms:  # beyond, trees know nothing, and simulations would take the whole time
+    if problem.evaluator.confirms:  # trees are not trained beyond, and simulations would take the whole time
         feasibility.most_adapters = problem.profile.measured_adapters
     relaxation = Relaxation(feasibility, np.random.default_rng(problem.seed))
     quick = Bound(1, "at least one GPU")

@@ -72,7 +72,7 @@ class ExactSearch:
         feasibility = Feasibility(problem, self.classes)
         if (
             problem.evaluator.confirms
-        ):  # beyond, trees know nothing, and simulations would take the whole time
+        ):  # trees are not trained beyond, and simulations would take the whole time
             largest = max((len(item.adapters) for item in self.bins), default=0)
             feasibility.most_adapters = max(problem.profile.measured_adapters, largest)
         self.relaxation = Relaxation(feasibility, np.random.default_rng(problem.seed))
