@@ -211,7 +211,10 @@ def _lock_file(folder: Path) -> int | None:
     """A file of which a process locks one byte for each kernel; open until it ends, else the locks would go."""
     if not _ready(folder):
         return None
-    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:  # another user's
+        return None
     try:
         fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 2**61)
     except (OSError, AttributeError):  # a file system, or a system, without locks

@@ -160,3 +160,11 @@ def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path: Path) ->
         process.stdin.write("\n")
         process.stdin.flush()
     assert sorted(int(process.communicate()[0]) for process in processes) == [0, 0, 1]
+
+
+def test_a_lock_that_can_not_be_opened_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file of locks belongs to others, kernels are compiled without it."""
+    (tmp_path / ".lock").mkdir()
+    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: tmp_path)
+    with kernel_cache.alone(advance.py_func):
+        assert list(tmp_path.iterdir()) == [tmp_path / ".lock"]
