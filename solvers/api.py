@@ -143,14 +143,7 @@ def solve(
             plan = _hardened(problem, search, plan)
         if not plan.verified and goal.limits:  # a plan that breaks its limits is none
             plan = replace(plan, status=Status.INFEASIBLE)
-    plan = bounded(problem, plan)
-    if (
-        counts
-        and problem.evaluator.confirms
-        and plan.n_gpus <= ESTIMATED_GPUS
-        and counts_gpus(problem) is None
-    ):
-        plan = with_estimate(problem, plan)
+    plan = _with_bound(problem, plan, estimate=counts)
     if counts and not goal.fixed_gpus and not problem.out_of_time():
         ends = partial(
             solve, profile=profile, objective=objective, solver="greedy", predictor=predictor,
@@ -158,6 +151,13 @@ def solve(
         )  # fmt: skip
         plan = with_band(plan, workload, ends)
     return with_room(plan, problem.evaluator, problem.out_of_time) if with_headroom else plan
+
+
+def _with_bound(problem: Problem, plan: Plan, *, estimate: bool) -> Plan:
+    """The plan with a bound; with an estimate of the GPUs needed where one is wanted and takes no long search."""
+    plan = bounded(problem, plan)
+    quick = problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS
+    return with_estimate(problem, plan) if estimate and quick and counts_gpus(problem) is None else plan
 
 
 def _usual(goal: Objective, workload: Workload, kinds: int, max_replicas: int) -> str:
