@@ -189,9 +189,15 @@ class PrometheusOptions:
         )
 
     def read(
-        self, *, span_s: float, window_s: float, save_path: str | None = None, skip: Collection[str] = ()
+        self,
+        *,
+        span_s: float,
+        window_s: float,
+        save_path: str | None = None,
+        skip: Collection[str] = (),
+        by_clock: bool = False,
     ) -> Metrics:
-        """The metrics of the server or of the saved file."""
+        """The metrics of the server or of the saved file; `by_clock`: windows start at multiples of their length."""
         import json
         import time
 
@@ -203,6 +209,7 @@ class PrometheusOptions:
             answers = read_export(self.export_path)
         else:
             end_s = time.time() if self.end_s is None else self.end_s
+            end_s -= end_s % window_s if by_clock else 0.0
             answers = fetch(
                 self.url or "", source, end_s=end_s, span_s=max(span_s, window_s), window_s=window_s
             )

@@ -22,7 +22,7 @@ from packer.plan import Plan, Status
 from packer.solvers.api import solve
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.strategies import Predictor
-from packer.traces.pattern import rates_of
+from packer.traces.pattern import clock, rates_of
 from packer.traces.trace import Trace
 from packer.workload import Workload
 
@@ -63,7 +63,7 @@ def rates_of_trace(
     for begin_s, vector in zip(table.start_s.tolist(), table.rates, strict=True):
         rates = np.zeros(len(workload))
         rates[index] = vector
-        found[f"{int(begin_s // 3600) % 24:02d}:{int(begin_s // 60) % 60:02d}"] = rates
+        found[clock(begin_s)] = rates
     return found
 
 

@@ -56,13 +56,15 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "workload generate --adapters 50 --rates 0.1,0.2 --ranks 8,16 -o w.yaml": ("w.yaml",),
     "workload generate --adapters 50 --total-rate 5 --ranks 8,16 -o w.csv.gz": ("w.csv.gz",),
     "workload from-trace t.csv --adapters 2 --ranks 8 -o w.parquet": ("w.parquet",),
-    "workload from-access-log log.jsonl --rank 8 -o w.json --loads l.csv": ("w.json", "l.csv"),
+    "workload from-access-log log.jsonl --rank 8 -o w.json --loads l.csv --day d.csv": (
+        "w.json", "l.csv", "d.csv",
+    ),
     "profiles estimate --model config.json --gpu l40s -o e.toml": ("e.toml",),
     "predictor build --profile given.toml --rows 4 --jobs 1 -o d.parquet": ("d.parquet",),
     "predictor train rows.parquet --kind tree -o n.packer --draw n.svg": ("n.packer", "n.svg"),
     "profiles fit --profiling measured --name fitted -o e.toml": ("e.toml",),
-    "workload from-metrics --input m.json --save n.json --rank 8 -o w.csv --loads l.csv": (
-        "n.json", "w.csv", "l.csv",
+    "workload from-metrics --input m.json --save n.json --rank 8 -o w.csv --loads l.csv --day d.csv": (
+        "n.json", "w.csv", "l.csv", "d.csv",
     ),
     "init f.csv --model meta-llama/Llama-3.1-8B-Instruct --gpu h100-64gb -o new": (
         "new/profile.toml", "new/fleet.csv", "new/packer.toml", "new/plan.json", "new/report.html",
@@ -153,13 +155,13 @@ def prepare(folder: Path, commands: tuple[str, ...], url: str) -> None:
         "timestamp,input_tokens,output_tokens\n" + "".join(f"{k},{5 + k},{3 + k}\n" for k in range(60))
     )
     usage = {"prompt_tokens": 5, "completion_tokens": 4}
-    lines = [json.dumps({"time": 5e8 + 60 * k, "model": "ab"[k % 2], "usage": usage}) for k in range(200)]
+    lines = [json.dumps({"time": 5e8 + 480 * k, "model": "ab"[k % 2], "usage": usage}) for k in range(200)]
     (folder / "log.jsonl").write_text("\n".join(lines))
     shutil.copy(ROOT / "tests" / "data" / "models" / "llama-3.1-8b.json", folder / "config.json")
-    series = {"metric": {"requested_model": "a"}, "values": [[60, "50"], [120, "70"]]}
+    series = {"metric": {"requested_model": "a"}, "values": [[43200, "50"], [86400, "70"]]}
     answer = {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
     metrics = dict.fromkeys(("requests", "input_tokens", "output_tokens"), answer)
-    (folder / "m.json").write_text(json.dumps({"window_s": 60, **metrics}))
+    (folder / "m.json").write_text(json.dumps({"window_s": 43200, **metrics}))
     (folder / "launch.toml").write_text(LAUNCH.format(python=sys.executable, server=FAKE_SERVER))
     (folder / "cluster.toml").write_text(CLUSTER)
     (folder / "day.csv").write_text("adapter,night,day\n" + "".join(f"a{k},0.02,8\n" for k in range(6)))

@@ -34,7 +34,7 @@ def from_access_log(
     from packer.operate.observe import observe_log
     from packer.traces.access_log import read_access_log
 
-    out.check(files.output, files.loads_path)
+    out.check(files.output, files.loads_path, files.day_path)
     known = ranks.read()
     read = read_access_log(log.log_path, **reading.options())
     found = observe_log(read, known, view.view(), window_s=view.window_s, replay=log.replay)

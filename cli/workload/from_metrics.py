@@ -48,13 +48,20 @@ def from_metrics(
     Examples:
       packer workload from-metrics --url http://prometheus:9090 --ranks ranks.csv -o fleet.csv
       packer workload from-metrics --url http://prometheus:9090 --rank 16 --at p95 --save week.json -o fleet.csv
-      packer workload from-metrics --input week.json --rank 16 --by-time-of-day --loads day.csv -o fleet.csv
+      packer workload from-metrics --input week.json --rank 16 --by-time-of-day --loads loads.csv -o fleet.csv
+      packer workload from-metrics --url http://prometheus:9090 --span 604800 --rank 16 --day day.csv -o fleet.csv
     """
     from packer.operate.observe import observe_metrics
 
-    out.check(files.output, files.loads_path, span.save_path)
+    out.check(files.output, files.loads_path, files.day_path, span.save_path)
     metrics.check()
     known = ranks.read()
-    read = metrics.read(span_s=span.span_s, window_s=view.window_s, save_path=span.save_path, skip=span.skip)
+    read = metrics.read(
+        span_s=span.span_s,
+        window_s=view.window_s,
+        save_path=span.save_path,
+        skip=span.skip,
+        by_clock=files.day_path is not None or view.by_time_of_day,
+    )
     found = observe_metrics(read, known, view.view())
     files.write(found, out, source=f"packer workload from-metrics --gateway {metrics.gateway}")

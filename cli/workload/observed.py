@@ -21,6 +21,11 @@ class Files:
         metavar="FILE.csv",
         help="Also write the rates at each load, for --objective headroom:rates=FILE.csv.",
     )
+    day_path: str | None = option(
+        "--day",
+        metavar="FILE.csv",
+        help="Also write the rates of each window of the mean day (UTC), for packer schedule --rates FILE.csv.",
+    )
     output: str = output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
 
     def write(self, found: Observed, out: Writing, *, source: str) -> None:
@@ -34,11 +39,13 @@ class Files:
         for each in found.notes:
             out.note(each)
         fleet = found.fleet if found.fleet.arrivals.trace is not None else rounded(found.fleet)
-        write_workload(fleet, self.output, force=out.force, comments=[source])
         rates = found.table
-        if self.loads_path is not None:
-            write_text(self.loads_path, loads_text(rates.names, found.loads), force=out.force)
-            out.note(f"wrote {self.loads_path}")
+        day = rates.day() if self.day_path is not None else {}
+        write_workload(fleet, self.output, force=out.force, comments=[source])
+        for path, loads in ((self.loads_path, found.loads), (self.day_path, day)):
+            if path is not None:
+                write_text(path, loads_text(rates.names, loads), force=out.force)
+                out.note(f"wrote {path}")
         totals = {
             name: {"requests_s": float(vector.sum()), "offered_tok_s": float(vector @ rates.tokens)}
             for name, vector in found.loads.items()

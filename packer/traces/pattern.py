@@ -61,6 +61,32 @@ class RateTable:
             self.names, rates, self.tokens, kept.astype(np.float64) * self.window_s, self.window_s
         )
 
+    def day(self) -> dict[str, FloatArray]:
+        """The rates of each window of the mean day (UTC), float64 (adapters,), by its start as HH:MM.
+
+        Raises
+        ------
+        ValidationError
+            The windows do not divide a day into whole minutes or do not start at multiples of their length, or a
+            part of the day has none.
+        """
+        if self.window_s % 60.0 or DAY_S % self.window_s:
+            raise ValidationError(
+                f"Expected windows of whole minutes that divide a day, got {self.window_s:g} s."
+            )
+        if (self.start_s % self.window_s).any():
+            raise ValidationError(
+                f"Expected windows that start at multiples of {self.window_s:g} s, got one at {clock(self.start_s[0])}."
+            )
+        mean = self.by_time_of_day()
+        found = {clock(start_s): rates for start_s, rates in zip(mean.start_s, mean.rates, strict=True)}
+        for start_s in np.arange(0.0, DAY_S, self.window_s):
+            if clock(start_s) not in found:
+                raise ValidationError(
+                    f"Expected traffic of a whole day, got none of the {self.window_s:g} s from {clock(start_s)} (UTC)."
+                )
+        return found
+
     def loads(self, percentiles: Sequence[float] = (50.0, 95.0)) -> dict[str, FloatArray]:
         """Rate vectors that a plan may be required to serve, float64 (adapters,) each, by name.
 
@@ -123,6 +149,11 @@ def rates_of(trace: Trace, window_s: float, *, start_s: float = 0.0) -> RateTabl
     return RateTable(trace.names, rates, tokens / requests, first + begins[kept], window_s)
 
 
+def clock(time_s: float) -> str:
+    """A time of day as HH:MM."""
+    return f"{int(time_s // 3600) % 24:02d}:{int(time_s // 60) % 60:02d}"
+
+
 def latest_rates(trace: Trace, window_s: float) -> FloatArray:
     """The rates of a trace's adapters in its last `window_s` seconds, float64 (adapters,), req/s.
 
@@ -154,7 +185,7 @@ def _gap_s(trace: Trace) -> float:
 
 
 def loads_text(names: Sequence[str], loads: Mapping[str, FloatArray]) -> str:
-    """The CSV that `--objective headroom:rates=FILE` reads: `adapter,<load>,<load>,…`, req/s."""
+    """The CSV that `--objective headroom:rates=FILE` and `packer schedule` read: `adapter,<load>,<load>,…`, req/s."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["adapter", *loads])

@@ -128,3 +128,19 @@ def test_rates_need_time() -> None:
     for measure in (rates_of, latest_rates):
         with pytest.raises(ValidationError, match="longer than 0 s"):
             measure(trace([5.0, 5.0], [0, 0], ("a",)), 60.0)
+
+
+def test_a_day_has_every_window() -> None:
+    """The mean day is by the clock from midnight; windows off the clock and days with a gap are refused."""
+    starts = 20_000 * 86_400.0 + 6 * 3600.0 + 6 * 3600.0 * np.arange(8)
+    rates = np.arange(8.0)[:, np.newaxis]
+    table = RateTable(("a",), rates, np.ones(1), starts, 6 * 3600.0)
+    found = {name: vector.tolist() for name, vector in table.day().items()}
+    assert found == {"00:00": [5.0], "06:00": [2.0], "12:00": [3.0], "18:00": [4.0]}
+    with pytest.raises(ValidationError, match="whole day, got none of the 21600 s from 00:00"):
+        RateTable(("a",), rates[:2], np.ones(1), starts[:2], 6 * 3600.0).day()
+    with pytest.raises(ValidationError, match="start at multiples of 21600 s, got one at 06:01"):
+        RateTable(("a",), rates, np.ones(1), starts + 60.0, 6 * 3600.0).day()
+    for window_s in (90.0, 7 * 3600.0):
+        with pytest.raises(ValidationError, match="whole minutes that divide a day"):
+            RateTable(("a",), rates, np.ones(1), starts, window_s).day()
