@@ -27,17 +27,19 @@ def with_estimate(problem: Problem, plan: Plan) -> Plan:
         return plan
     elapsed_s = time.monotonic() - problem.started
     limit_s = elapsed_s + min(SECONDS, problem.remaining_s())
-    gpus = float(estimated(replace(problem, max_gpus=None, time_limit_s=limit_s)).value * size)
+    unlimited = replace(problem, max_gpus=None, time_limit_s=limit_s)
+    gpus = float(estimated(unlimited, int(known) // size).value * size)
     if not known < gpus <= plan.n_gpus:
         return plan
     source = "estimate: trained trees find no fuller servers"
     return replace(plan, lower_bound=gpus, bound_proven=False, bound_source=source)
 
 
-def estimated(problem: Problem) -> Bound:
+def estimated(problem: Problem, known: int = 0) -> Bound:
     """The best of the bounds on load and slots and of a relaxation with few prices, as far as the time goes.
 
-    Nothing is proven: a search found no bins that refute it. It knows the limits of the problem's objective.
+    Nothing is proven: a search found no bins that refute it. It knows the limits of the problem's objective. The
+    search ends where it can't promise more than the `known` bound.
     """
     classes = aggregate(problem.workload)
     feasibility = Feasibility(problem, classes)
@@ -48,7 +50,7 @@ def estimated(problem: Problem) -> Bound:
     try:
         quick = quick_bound(feasibility, relaxation.rng)
         if relaxation.start(np.zeros((0, len(classes)), dtype=np.int64)):
-            relaxation.warm(features(classes))
+            relaxation.warm(features(classes), max(known, quick.value))
     except OutOfTime:
         pass
     searched = relaxation.promised if relaxation.priced else 1

@@ -94,11 +94,12 @@ class Relaxation:
             self.add(alone[alone.sum(axis=1) > 0])
         return bool(np.all(self.patterns.max(axis=0, initial=0) > 0))
 
-    def warm(self, features: FloatArray) -> None:
+    def warm(self, features: FloatArray, known: int = 0) -> None:
         """Generate columns for weights that are sums of a few prices, where `features` (K, D) is what is priced.
 
         Feasibility depends on the load, the number of adapters and their ranks first of all: few prices come near the
-        best weights in a few rounds, however many classes there are.
+        best weights in a few rounds, however many classes there are. It ends where no more than the `known` bound can
+        be promised: more columns lower the optimum, which no weights exceed.
 
         Raises
         ------
@@ -114,6 +115,9 @@ class Relaxation:
                 raise OutOfTime
             master = self._solved(self.patterns @ features, priced)
             if master is None:
+                return
+            most = max(float(priced @ master.duals), float(self.weights @ self.demand))
+            if _promise(most) <= known:
                 return
             at = features @ master.duals
             bases = self.patterns[master.use > 0.0]
@@ -177,8 +181,7 @@ class Relaxation:
     @property
     def promised(self) -> int:
         """The bound that the weights promise, if the search for the heaviest bin missed little."""
-        value = 0.0 if self.weights is None else float(self.weights @ self.demand)
-        return math.ceil(value / (1.0 + SEARCHED_MARGIN) - _EPSILON)
+        return 0 if self.weights is None else _promise(float(self.weights @ self.demand))
 
     def _keep(self, weights: FloatArray, found: IntArray) -> None:
         """Keep the weights if, with the heaviest bin known scaled to 1, all adapters weigh more than before."""
@@ -277,3 +280,7 @@ class Relaxation:
         loads = self.feasibility.classes.loads
         carried = float((self.patterns @ loads).max(initial=0.0))
         return loads / max(carried, 1e-12) + 1e-4
+
+
+def _promise(value: float) -> int:
+    return math.ceil(value / (1.0 + SEARCHED_MARGIN) - _EPSILON)

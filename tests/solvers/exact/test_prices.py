@@ -45,3 +45,21 @@ def test_few_prices_come_near_the_linear_relaxation_from_below() -> None:
     value = float(relaxation.weights @ classes.demand) / heaviest
     assert 0.9 * whole.value <= value <= whole.value * (1.0 + 1e-9)
     assert whole.value == pytest.approx(float(whole.duals @ classes.demand))
+
+
+def test_columns_end_where_the_known_bound_is_out_of_reach() -> None:
+    """With each bound known beforehand, the better of both is what all columns promise, after fewer or as many."""
+    classes = aggregate(FLEET)
+
+    def warmed(known: int) -> Relaxation:
+        relaxation = Relaxation(Feasibility(problem(FLEET), classes), np.random.default_rng(0))
+        assert relaxation.start(np.zeros((0, len(classes)), dtype=np.int64))
+        relaxation.warm(features(classes), known)
+        return relaxation
+
+    every = warmed(0)
+    for known in range(2 * every.promised):
+        found = warmed(known)
+        assert max(known, found.promised) == max(known, every.promised)
+        assert len(found.patterns) <= len(every.patterns)
+    assert len(warmed(every.promised).patterns) < len(every.patterns)
