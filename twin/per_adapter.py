@@ -107,20 +107,14 @@ def slo_used(sim: Simulation) -> FloatArray:
     return worst
 
 
-def kept_requests(
-    sim: Simulation, ttft_ms: FloatArray, itl_ms: FloatArray
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which requests kept the limits of their adapter, and which broke them, bool (requests,) each.
+def kept_requests(sim: Simulation) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which requests kept the limits of their adapter (`Workload.slo`), and which broke them, bool (requests,) each.
 
-    A request breaks them if its first token came later than `ttft_ms`, has not come although that time has
-    passed, or its mean gap between tokens, once it completed, is above `itl_ms`. It keeps them if it completed
+    A request breaks them if its first token came later than the limit of its TTFT, has not come although that time has
+    passed, or its mean gap between tokens, once it completed, is above that of its ITL. It keeps them if it completed
     otherwise. The others, which the end of the run cut off, do neither.
-
-    Parameters
-    ----------
-    ttft_ms, itl_ms
-        Limits of each adapter, float64 (m,).
     """
+    ttft_ms, itl_ms = sim.workload.slo.columns(sim.workload)
     raw, requests = sim.raw, sim.raw.requests
     waited_ms = (np.where(np.isnan(raw.first_s), sim.duration_s, raw.first_s) - requests.time_s) * 1e3
     broke: npt.NDArray[np.bool_] = waited_ms > ttft_ms[requests.adapter]
@@ -142,7 +136,7 @@ def slo_attainment(sim: Simulation) -> FloatArray:
 def slo_counts(sim: Simulation) -> tuple[FloatArray, FloatArray]:
     """Requests of each adapter that kept the limits of `Workload.slo`, and those that kept or broke them."""
     m = len(sim.workload)
-    kept, broke = kept_requests(sim, *sim.workload.slo.columns(sim.workload))
+    kept, broke = sim.kept_requests
     owner = sim.raw.requests.adapter
     number = np.bincount(owner[kept], minlength=m).astype(np.float64)
     return number, number + np.bincount(owner[broke], minlength=m) + sim.raw.refused
@@ -150,7 +144,7 @@ def slo_counts(sim: Simulation) -> tuple[FloatArray, FloatArray]:
 
 def goodput_tok_s(sim: Simulation) -> float:
     """Input + output tokens of the requests that kept the limits of `Workload.slo` / duration, tok/s."""
-    kept, _ = kept_requests(sim, *sim.workload.slo.columns(sim.workload))
+    kept, _ = sim.kept_requests
     requests = sim.raw.requests
     return float((requests.input_tokens + requests.output_tokens)[kept].sum() / sim.duration_s)
 

@@ -344,6 +344,11 @@ class Simulation:
 
     # ---- service level
     @cached_property
+    def kept_requests(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Which requests kept the limits of their adapter, and which broke them, bool (requests,) each."""
+        return figures.kept_requests(self)
+
+    @cached_property
     def adapter_slo_attainment(self) -> FloatArray:
         """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); or NaN."""
         return figures.slo_attainment(self)

@@ -73,10 +73,10 @@ def _time_since(events_s: FloatArray, at_s: FloatArray) -> FloatArray:
 def fewest_waiting(sim: Simulation, start_s: float, end_s: float) -> int:
     """Smallest number of requests that wait for their first token at any time in [start_s, end_s]."""
     started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)])
-    inside = started[(started > start_s) & (started <= end_s)]
-    at_s = np.concatenate([[start_s], inside])  # the count falls when a request starts
+    before, until = np.searchsorted(started, [start_s, end_s], side="right").tolist()
+    at_s = np.concatenate([[start_s], started[before:until]])  # the count falls when a request starts
     sent = np.searchsorted(np.sort(sim.raw.requests.time_s), at_s, side="right")
-    return int((sent - np.searchsorted(started, at_s, side="right")).min())
+    return int((sent - np.arange(before, before + len(at_s))).min())
 
 
 @dataclass(frozen=True, slots=True)
