@@ -54,6 +54,12 @@ class Hours:
         metavar="X",
         help="Share by which rates are raised.  [default: the profile's, for 95 %]",
     )
+    max_replicas: int = option(
+        type=click.IntRange(min=1, max=10_000),
+        default=1,
+        metavar="N",
+        help="Split an adapter that is too hot for one GPU in a period over up to so many.",
+    )
     limits: dict[str, float] = option(
         type=Limits(),
         default="p99_ttft_ms=2000,mean_itl_ms=100",

@@ -24,13 +24,14 @@ class AllDay(Moves):
     rates
         Rates of the adapters by name, req/s, by period.
     most_ms
-        Largest value of latencies of a server (`Evaluations`), at the rates of the busiest period.
+        Largest value of latencies of a server (`Evaluations`) in every period.
     """
 
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     most_ms: Mapping[str, float] = field(default_factory=dict)
 
     name = "all-day"
+    limits_all = True
 
     @property
     def limits(self) -> Mapping[str, float]:
@@ -51,7 +52,7 @@ class AllDay(Moves):
         return None
 
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:
-        """The fleet at the rates of each period, the busiest first: its latencies count."""
+        """The fleet at the rates of each period, the busiest first."""
         found = [
             Scenario(
                 with_rates(workload, np.array([rates[name] for name in workload.names])),

@@ -48,12 +48,15 @@ class Objective:
         solver chooses how many to use, at most `max_gpus`.
     balances
         Whether even loads are good for it; False: a search over a fixed number of GPUs also tries uneven ones.
+    limits_all
+        Whether `limits` hold in every one of `scenarios`; False: in the first.
     """
 
     name: ClassVar[str] = ""
     minimises: ClassVar[str] = "gpus"
     fixed_gpus: ClassVar[bool] = False
     balances: ClassVar[bool] = True
+    limits_all: ClassVar[bool] = False
 
     @property
     def limits(self) -> Mapping[str, float]:

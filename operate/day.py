@@ -25,7 +25,7 @@ class Period:
     servers
         For each of the plan's servers the number of the server of the static plan that it is.
     moved
-        Adapters that are on another server than in the period before (in the first one: than in the last).
+        Adapters that are on a server which did not hold them in the period before (in the first one: in the last).
     """
 
     names: tuple[str, ...]
@@ -45,11 +45,14 @@ class Period:
         """GPUs in use."""
         return self.plan.n_gpus
 
-    def home(self) -> dict[str, int]:
-        """The server of each adapter."""
+    def home(self) -> dict[str, set[int]]:
+        """The servers of each adapter."""
         names = self.plan.workload.names
-        pairs = zip(self.servers, self.plan.bins, strict=True)
-        return {names[i]: k for k, item in pairs for i in item.adapters}
+        found: dict[str, set[int]] = {}
+        for k, item in zip(self.servers, self.plan.bins, strict=True):
+            for i in item.adapters:
+                found.setdefault(names[i], set()).add(k)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +142,7 @@ class Schedule:
                             "max_loras": item.max_loras,
                             "max_lora_rank": item.max_lora_rank,
                             "adapters": [each.plan.workload.names[i] for i in item.adapters],
+                            "shares": list(item.shares),
                         }
                         for k, item in zip(each.servers, each.plan.bins, strict=True)
                     ],

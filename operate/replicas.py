@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from packer.bin import Bin
 from packer.checks import slot_rank_for
@@ -124,6 +125,15 @@ class Replicas:
 
     def _number(self, parts: Mapping[int, int | None]) -> int:
         return len(self.workload) + sum((count or 1) - 1 for count in parts.values())
+
+    def rates_of_parts(self, rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Rates of the parts from those of the adapters, float64, req/s."""
+        parts: npt.NDArray[np.float64] = (rates / np.bincount(self._whole))[self._whole]
+        return parts
+
+    def rates_of_whole(self, rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Rates of the adapters from those of the parts, float64, req/s."""
+        return np.bincount(self._whole, rates).astype(np.float64)
 
     def joined(self, bins: Sequence[Bin]) -> tuple[Bin, ...]:
         """The bins of the fleet of parts, with shares of the original's adapters."""

@@ -11,14 +11,16 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.bin import Bin
-from packer.errors import ValidationError, shown
+from packer.errors import IncompatibleError, ValidationError, shown
 from packer.evaluation import FIGURES, Evaluations
-from packer.gpu import Kinds
+from packer.gpu import Kinds, kinds_of, serving
 from packer.objectives.all_day import AllDay
 from packer.objectives.base import Objective
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Period, Schedule
+from packer.operate.replicas import Replicas, part
 from packer.plan import Plan, Status
+from packer.profile import Profile
 from packer.solvers.api import solve
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.strategies import Predictor
@@ -77,6 +79,7 @@ def schedule(
     limits: Mapping[str, float] | None = None,
     predictor: str | Predictor = "auto",
     margin: float | None = None,
+    max_replicas: int = 1,
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     stop: Callable[[], bool] = lambda: False,
@@ -88,6 +91,9 @@ def schedule(
     a server is one deployment that is started and stopped, and an adapter moves only when its server does. Successive
     periods with as many servers become one if one set of servers holds in all of them, which saves moves; shorter ones
     also where starting servers would take more GPU time than keeping them.
+
+    An adapter that one GPU does not serve in every period is planned as equal parts. Parts on one server are one
+    replica, so its replicas follow its load; its share of each server is in the plans.
 
     Parameters
     ----------
@@ -104,6 +110,8 @@ def schedule(
     limits
         Largest value of latencies of a server, by the names of `Evaluations`; None: `LIMITS`, {}: none, so that
         servers only must not starve.
+    max_replicas
+        Most parts of an adapter.
     predictor, margin, seed, progress, stop
         As for `packer.solve`.
 
@@ -115,10 +123,7 @@ def schedule(
     if not rates:
         raise ValidationError("Expected the rates of at least one period, got none.")
     checks.real("period_s", period_s, low=1.0)
-    by_name = {
-        period: dict(zip(workload.names, np.maximum(vector, _SMALLEST_RATE).tolist(), strict=True))
-        for period, vector in rates.items()
-    }
+    checks.integer("max_replicas", max_replicas, low=1)
     common: dict[str, Any] = {
         "predictor": predictor,
         "margin": margin,
@@ -127,14 +132,24 @@ def schedule(
         "with_headroom": False,
         "stop": stop,
     }
-    most_ms = (
-        LIMITS if limits is None else {key: checks.real(key, value, low=0.0) for key, value in limits.items()}
-    )
-    unknown = [key for key in most_ms if not key.endswith("_ms") or key not in FIGURES]
-    if unknown:
-        known = ", ".join(key for key in FIGURES if key.endswith("_ms"))
-        raise ValidationError(f"Expected limits among {known}, got {shown(unknown[0])}.")
+    most_ms = _checked(LIMITS if limits is None else limits)
     progress("all day", 0, len(rates))
+
+    def evaluator_of(profiles: Sequence[Profile]) -> Evaluator:
+        # Learned predictors evaluate the search; the twin confirms its result.
+        name = "twin" if predictor == "auto" else predictor
+        raised = rate_margin_for(profiles, margin=margin)
+        return Evaluator.load(name, tuple(dict.fromkeys(profiles)), seed=seed, margin=raised)
+
+    whole = AllDay(rates=_by_name(workload, rates), most_ms=most_ms)
+    parts: dict[int, int] = {}
+    if max_replicas > 1:
+        profiles = tuple(kind.profile for kind in kinds_of(profile))
+        parts = _parts(workload, profiles, evaluator_of(profiles).of(whole), max_replicas)
+    split = Replicas(workload, parts)
+    workload = split.fleet
+    rates = {name: split.rates_of_parts(vector) for name, vector in rates.items()}
+    by_name = _by_name(workload, rates)
     tokens = workload.mean_input_tokens + workload.mean_output_tokens
 
     def busiest(names: Iterable[str]) -> FloatArray:
@@ -160,21 +175,80 @@ def schedule(
     for k, name in enumerate(rates):
         progress(f"period {name}", k, len(rates))
         periods.append(plan_for([name]))
-    # Learned predictors evaluate the search; the twin confirms its result.
-    evaluator = Evaluator.load(
-        "twin" if predictor == "auto" else predictor,
-        tuple(dict.fromkeys(used)),
-        seed=seed,
-        margin=rate_margin_for(used, margin=margin),
-    )
+    evaluator = evaluator_of(used)
 
     def admits(each: Period) -> Evaluations | None:
-        goal = AllDay(rates={name: by_name[name] for name in each.names}, most_ms=most_ms)
-        rows = evaluator.of(goal).report(each.plan.workload, each.plan.bins)
-        return rows if goal.admissible(rows).all() else None
+        goal = replace(whole, rates={name: whole.rates[name] for name in each.names})
+        at_goal, what = evaluator.of(goal), (each.plan.workload, each.plan.bins)
+        return at_goal.report(*what) if goal.admissible(at_goal.confirmed(*what)).all() else None
 
-    static, settled = _settled(static, _merged(periods, plan_for, start_s), admits)
+    merged = [replace(each, plan=_joined(split, each.plan)) for each in _merged(periods, plan_for, start_s)]
+    static, settled = _settled(_joined(split, static), merged, admits)
     return Schedule(static, _with_moves(settled), start_s)
+
+
+def _checked(limits: Mapping[str, float]) -> dict[str, float]:
+    """The limits, if they are numbers and of known latencies."""
+    known = [key for key in FIGURES if key.endswith("_ms")]
+    unknown = [key for key in limits if key not in known]
+    if unknown:
+        raise ValidationError(f"Expected limits among {', '.join(known)}, got {shown(unknown[0])}.")
+    return {key: checks.real(key, value, low=0.0) for key, value in limits.items()}
+
+
+def _by_name(workload: Workload, rates: Mapping[str, FloatArray]) -> dict[str, dict[str, float]]:
+    """Rates by period and adapter; idle adapters keep a rate near 0."""
+    return {
+        period: dict(zip(workload.names, np.maximum(vector, _SMALLEST_RATE).tolist(), strict=True))
+        for period, vector in rates.items()
+    }
+
+
+def _parts(
+    workload: Workload, profiles: Sequence[Profile], evaluator: Evaluator, allowed: int
+) -> dict[int, int]:
+    """Fewest equal parts, at most `allowed`, that hold on a GPU each, of the adapters that no GPU serves alone.
+
+    Of each base model, adapters are tried by falling load until one needs no parts.
+    """
+    if workload.arrivals.trace is not None:
+        raise IncompatibleError("A replayed trace says nothing of parts: max_replicas needs random arrivals.")
+    offered = serving(workload, profiles)
+    busiest = np.max(
+        [each.workload.offered_tok_s_by_adapter for each in evaluator.scenarios(workload)], axis=0
+    )
+    found: dict[int, int] = {}
+    settled: set[str | None] = set()
+    for i in np.argsort(-busiest, kind="stable").tolist():
+        model = workload.adapters[i].model
+        if model in settled:
+            continue
+        for count in range(1, allowed + 1):
+            alone = [part(workload, each, i, count) for each in offered[model]]
+            if evaluator.admissible(workload, alone).any():
+                break
+        if count == 1:
+            settled.add(model)
+        else:
+            found[i] = count
+    return found
+
+
+def _joined(split: Replicas, plan: Plan) -> Plan:
+    """A plan of parts as one of the adapters with their shares; bounds on parts are none on adapters."""
+    if not split.parts:
+        return plan
+    fleet = with_rates(split.workload, split.rates_of_whole(plan.workload.rates))
+    return replace(
+        plan,
+        workload=fleet,
+        bins=split.joined(plan.bins),
+        status=Status.FEASIBLE,
+        lower_bound=None,
+        bound_proven=False,
+        bound_source="",
+        moves=None,
+    )
 
 
 def _of_static(static: Plan, found: Plan, names: tuple[str, ...], start_s: float, end_s: float) -> Period:
@@ -217,8 +291,10 @@ def _settled(
                 if evaluations is not None:
                     found.append(replace(option, plan=replace(option.plan, evaluations=evaluations)))
                     break
-        if len(found) == len(periods):
-            return whole, found
+        names = tuple(name for each in periods for name in each.names)
+        always = admits(Period(names, periods[0].start_s, periods[-1].end_s, whole, everyone))
+        if len(found) == len(periods) and always is not None:
+            return replace(whole, evaluations=always), found
     raise ValidationError("No settings of the servers hold in every period.")
 
 
@@ -259,7 +335,7 @@ def _change_s(one: Period, other: Period, startup_s: float) -> float:
 
 def _moves(one: Period, other: Period) -> list[str]:
     before, after = one.home(), other.home()
-    return sorted(name for name, server in after.items() if before.get(name, server) != server)
+    return sorted(name for name, servers in after.items() if not servers <= before.get(name, servers))
 
 
 def _with_moves(periods: Sequence[Period]) -> tuple[Period, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Protocol
@@ -176,9 +176,12 @@ class Evaluator:
         self, predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factor: Factors
     ) -> Evaluations:
         first, *others = self.scenarios(workload)
+        latencies = self.objective.limits if self.objective is not None and self.objective.limits_all else ()
         found = _of_profiles(predictors, first.workload, bins, first.factor * factor)
         for other in others:
-            found = _worse(found, _of_profiles(predictors, other.workload, bins, other.factor * factor))
+            found = _worse(
+                found, _of_profiles(predictors, other.workload, bins, other.factor * factor), latencies
+            )
         return found
 
     def admissible(self, workload: Workload, bins: Sequence[Bin]) -> npt.NDArray[np.bool_]:
@@ -224,10 +227,12 @@ def _scaling(predictor: Predictor) -> _Scaling:
     return ContentCache(evaluate)
 
 
-def _worse(figures: Evaluations, other: Evaluations) -> Evaluations:
-    """The first figures, starved or failing where the others are, too."""
+def _worse(figures: Evaluations, other: Evaluations, highest: Iterable[str] = ()) -> Evaluations:
+    """The first figures, starved or failing where the others are, too; of `highest` the larger ones, if known."""
+    larger = {name: np.fmax(getattr(figures, name), getattr(other, name)) for name in highest}
     return replace(
         figures,
+        **larger,
         starved=figures.starved | other.starved,
         memory_error=figures.memory_error | other.memory_error,
         starvation_probability=np.maximum(figures.starvation_probability, other.starvation_probability),

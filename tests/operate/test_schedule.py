@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.arrival import RequestTrace
+from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
-from packer.errors import ValidationError
+from packer.errors import IncompatibleError, ValidationError
 from packer.io.profiles import load_profile
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
@@ -115,6 +115,18 @@ def test_every_server_keeps_the_limits() -> None:
         scheduled(rates, limits={"ttft": 1.0})
 
 
+def test_the_limits_hold_in_quieter_periods() -> None:
+    """A server whose adapters peak while the rest of the fleet is quiet keeps the limits then, too."""
+    fleet = Workload([Adapter(f"a{i}", rank, 1.0) for i, rank in enumerate((8, 32, 8, 8, 8))])
+    rates = {"x": np.array([0.1, 0.1, 0.1, 4.6, 5.6]), "y": np.array([2.6, 2.9, 4.1, 0.1, 0.1])}
+    for limit_ms in (60.0, 100.0):
+        limits = {"mean_ttft_ms": limit_ms}
+        found = schedule(fleet, PROFILE, rates, predictor=AnalyticPredictor(), margin=0.0, limits=limits)
+        for vector in rates.values():
+            rows = AnalyticPredictor().evaluate(with_rates(fleet, vector), found.static.bins)
+            assert (rows.mean_ttft_ms <= limit_ms).all()
+
+
 def test_the_day_has_rates() -> None:
     """No period, and rates that no plan serves, are refused with the reason."""
     with pytest.raises(ValidationError, match="at least one period"):
@@ -128,6 +140,43 @@ def test_scenarios_are_the_periods() -> None:
     goal = AllDay(rates={"night": {"a0": 0.1, "a1": 0.2}, "noon": {"a0": 1.0, "a1": 2.0}})
     part = Workload([Adapter("a1", 8, 5.0)])
     assert [scenario.workload.rates.tolist() for scenario in goal.scenarios(part)] == [[2.0], [0.2]]
+
+
+def test_replicas_follow_the_load() -> None:
+    """An adapter too hot for one GPU at its peak has several replicas then and one at night; shares sum to 1."""
+    fleet = Workload([*FLEET.adapters, Adapter("hot", 8, 1.0)])
+    hot = {"0": 0.5, "1": 40.0, "2": 40.0, "3": 0.5}
+    rates = {name: np.append(np.full(len(FLEET), 0.1), rate) for name, rate in hot.items()}
+    given: dict[str, Any] = {
+        "predictor": AnalyticPredictor(),
+        "margin": 0.0,
+        "limits": {"mean_ttft_ms": 500.0},
+    }
+    with pytest.raises(ValidationError, match="No plan holds in every period"):
+        schedule(fleet, PROFILE, rates, **given)
+    found = schedule(fleet, PROFILE, rates, max_replicas=8, **given)
+    replicas = []
+    for each in found.periods:
+        shares = np.zeros(len(fleet))
+        for item in each.plan.bins:
+            shares[list(item.adapters)] += item.shares
+        assert shares == pytest.approx(1.0)
+        replicas.append(sum("hot" in (fleet.names[i] for i in item.adapters) for item in each.plan.bins))
+        for name in each.names:
+            row = AnalyticPredictor().evaluate(with_rates(fleet, rates[name]), each.plan.bins)
+            assert row.feasible.all()
+            assert (row.mean_ttft_ms <= 500.0).all()
+        assert each.plan.workload.names == fleet.names
+        for k, item in zip(each.servers, each.plan.bins, strict=True):
+            assert item.settings == found.static.bins[k].settings
+    assert replicas[0] == 1
+    assert 1 < max(replicas) <= 8
+    assert found.static.workload.names == fleet.names
+    assert len(found.static.evaluations) == len(found.static.bins)
+    windows_of(found)
+    trace = RequestTrace(np.zeros(1), *(np.ones(1, dtype=np.int64) for _ in range(3)))
+    with pytest.raises(IncompatibleError, match="replayed trace"):
+        schedule(fleet.with_arrivals(Arrivals("trace", trace=trace)), PROFILE, rates, max_replicas=2, **given)
 
 
 @pytest.fixture(scope="module")
