@@ -22,7 +22,7 @@ from packer.predictors.store import write_model
 from packer.predictors.train import train
 from packer.profile import Profile
 
-ROWS = 6_000  # of the predictors that are shipped
+ROWS = 20_000  # of the predictors that are shipped
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
 
