@@ -166,15 +166,11 @@ def schedule(
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
     checks.real("startup_s", start_s, low=0.0)
     used = [item.profile for item in static.bins]
-
     evaluator = evaluator_of(used)
 
-    def kept(goal: Objective, plan: Plan) -> Evaluations | None:
-        at_goal, what = evaluator.of(goal), (plan.workload, plan.bins)
-        return at_goal.report(*what) if goal.admissible(at_goal.confirmed(*what)).all() else None
-
     def admits(each: Period) -> Evaluations | None:
-        return kept(replace(whole, rates={name: whole.rates[name] for name in each.names}), each.plan)
+        goal = replace(whole, rates={name: whole.rates[name] for name in each.names})
+        return _kept(evaluator, goal, each.plan)
 
     def plan_for(names: Sequence[str]) -> Period:
         goal: Objective = AllDay(rates={name: by_name[name] for name in names}, most_ms=most_ms)
@@ -184,7 +180,7 @@ def schedule(
             raised = {**common, "margin": evaluator.margin + further}
             found = solve(fleet, list(dict.fromkeys(used)), goal, solver="replan", old_plan=static, **raised)
             period = _of_static(static, found, tuple(names), first * period_s, (last + 1) * period_s)
-            if len(period.servers) == len(static.bins) or kept(goal, period.plan) is not None:
+            if len(period.servers) == len(static.bins) or _kept(evaluator, goal, period.plan) is not None:
                 break
         return period
 
@@ -196,6 +192,14 @@ def schedule(
     merged = [replace(each, plan=_joined(split, each.plan)) for each in _merged(periods, plan_for, start_s)]
     static, settled = _settled(_joined(split, static), merged, admits)
     return Schedule(static, _with_moves(settled), start_s)
+
+
+def _kept(evaluator: Evaluator, goal: Objective, plan: Plan) -> Evaluations | None:
+    """Figures of a plan whose servers all meet the goal; None for others."""
+    evaluator = evaluator.of(goal)
+    if not goal.admissible(evaluator.confirmed(plan.workload, plan.bins)).all():
+        return None
+    return evaluator.report(plan.workload, plan.bins)
 
 
 def _checked(limits: Mapping[str, float]) -> dict[str, float]:
