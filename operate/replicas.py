@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,34 +24,35 @@ def part(fleet: Workload, profile: Profile, i: int, parts: int) -> Bin:
     return Bin((i,), profile.settings(1, slot_rank_for(fleet.adapters[i].rank)), profile, (1.0 / parts,))
 
 
-def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, int | None]:
-    """Fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` do not do.
+def fewest_parts(
+    loads: npt.NDArray[np.float64],
+    groups: Sequence[str | None],
+    holds: Callable[[int, int], bool],
+    most: int,
+    enough: Callable[[Mapping[int, int | None]], bool] = lambda _found: False,
+) -> dict[int, int | None]:
+    """Fewest equal parts of each adapter that has to be split; None: `most` do not do.
 
-    Of each class of limits, adapters are tried by falling load until one needs no more than one GPU.
+    Of each group, adapters are tried by falling load until one needs no parts.
 
     Parameters
     ----------
-    kept
-        The hours in which the limits must be kept. Once more adapters than may break them do so, no others are tried.
-    allowed
-        Most parts; None for `MOST_REPLICAS`.
+    loads, groups
+        Of each adapter, in order.
+    holds
+        Whether an adapter (its index) in so many parts holds on GPUs of their own.
+    enough
+        Whether to try no further adapter, by what was found.
     """
-    most = MOST_REPLICAS if allowed is None else allowed
     found: dict[int, int | None] = {}
-    fleet = kept.workload
-
-    def holds(i: int, parts: int) -> bool:
-        return kept.used([part(fleet, profile, i, parts)], most=[1.0])[0] <= 1.0
-
     settled: set[str | None] = set()
-    for i in np.argsort(-fleet.offered_tok_s_by_adapter, kind="stable").tolist():
-        kind = fleet.adapters[i].slo_class
-        if kind in settled:
+    for i in np.argsort(-loads, kind="stable").tolist():
+        if groups[i] in settled:
             continue
-        if sum(parts is None for parts in found.values()) > len(fleet) - kept.required:
+        if enough(found):
             break
-        if holds(i, 1) or kept.simulated.stop():
-            settled.add(kind)
+        if holds(i, 1):
+            settled.add(groups[i])
             continue
         below, parts = 1, 2
         while parts <= most and not holds(i, parts):
@@ -65,6 +66,36 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
             below, parts = (below, middle) if holds(i, middle) else (middle, parts)
         found[i] = parts
     return found
+
+
+def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, int | None]:
+    """Fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` do not do.
+
+    Of each class of limits, the hottest adapters are tried.
+
+    Parameters
+    ----------
+    kept
+        The hours in which the limits must be kept. Once more adapters than may break them do so, no others are tried.
+    allowed
+        Most parts; None for `MOST_REPLICAS`.
+    """
+    fleet = kept.workload
+
+    def holds(i: int, parts: int) -> bool:
+        alone = part(fleet, profile, i, parts)
+        return kept.used([alone], most=[1.0])[0] <= 1.0 or (parts == 1 and kept.simulated.stop())
+
+    def enough(found: Mapping[int, int | None]) -> bool:
+        return sum(parts is None for parts in found.values()) > len(fleet) - kept.required
+
+    return fewest_parts(
+        fleet.offered_tok_s_by_adapter,
+        [adapter.slo_class for adapter in fleet.adapters],
+        holds,
+        MOST_REPLICAS if allowed is None else allowed,
+        enough,
+    )
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from packer.objectives.all_day import AllDay
 from packer.objectives.base import Objective
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Period, Schedule
-from packer.operate.replicas import Replicas, part
+from packer.operate.replicas import Replicas, fewest_parts, part
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.solvers.api import solve
@@ -232,21 +232,14 @@ def _parts(
     busiest = np.max(
         [each.workload.offered_tok_s_by_adapter for each in evaluator.scenarios(workload)], axis=0
     )
-    found: dict[int, int] = {}
-    settled: set[str | None] = set()
-    for i in np.argsort(-busiest, kind="stable").tolist():
-        model = workload.adapters[i].model
-        if model in settled:
-            continue
-        for count in range(1, allowed + 1):
-            alone = [part(workload, each, i, count) for each in offered[model]]
-            if evaluator.admissible(workload, alone).any():
-                break
-        if count == 1:
-            settled.add(model)
-        else:
-            found[i] = count
-    return found
+
+    def holds(i: int, parts: int) -> bool:
+        alone = [part(workload, each, i, parts) for each in offered[workload.adapters[i].model]]
+        return bool(evaluator.admissible(workload, alone).any())
+
+    found = fewest_parts(busiest, [adapter.model for adapter in workload.adapters], holds, allowed)
+    # What `allowed` parts do not carry is split all the same: the static plan says what is missing.
+    return {i: allowed if parts is None else parts for i, parts in found.items()}
 
 
 def _joined(split: Replicas, plan: Plan) -> Plan:

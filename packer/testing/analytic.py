@@ -77,17 +77,30 @@ def _evaluation(offered: float, capacity: float, kv_tokens: float, memory_error:
     busy = min(STARVATION_THRESHOLD * offered / capacity, 0.999) if capacity > 0 else 0.999
     itl = _NAN if memory_error else 5.0 / (1.0 - 0.9 * busy)
     ttft = _NAN if memory_error else 20.0 / (1.0 - busy)
+    return closed_form(offered, throughput, ttft, itl, max(0.0, kv_tokens), starved, memory_error)
+
+
+def closed_form(
+    offered_tok_s: float,
+    throughput_tok_s: float,
+    ttft_ms: float,
+    itl_ms: float,
+    kv_cache_tokens: float,
+    starved: bool,
+    memory_error: bool,
+) -> Evaluation:
+    """Figures of a server by a formula: medians are means, 99th percentiles three times as much."""
     return Evaluation(
-        offered_tok_s=offered,
-        total_token_throughput=throughput,
+        offered_tok_s=offered_tok_s,
+        total_token_throughput=throughput_tok_s,
         starved=starved,
         memory_error=memory_error,
-        mean_ttft_ms=ttft,
-        median_ttft_ms=ttft,
-        p99_ttft_ms=3.0 * ttft,
-        mean_tpot_ms=itl,
-        mean_itl_ms=itl,
-        p99_itl_ms=3.0 * itl,
-        kv_cache_tokens=max(0.0, kv_tokens),
+        mean_ttft_ms=ttft_ms,
+        median_ttft_ms=ttft_ms,
+        p99_ttft_ms=3.0 * ttft_ms,
+        mean_tpot_ms=itl_ms,
+        mean_itl_ms=itl_ms,
+        p99_itl_ms=3.0 * itl_ms,
+        kv_cache_tokens=kv_cache_tokens,
         starvation_probability=float(starved),
     )

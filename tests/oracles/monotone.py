@@ -14,7 +14,7 @@ from packer.objectives.gpus import Gpus
 from packer.solvers.base import Problem
 from packer.solvers.evaluator import Evaluator
 from packer.strategies import Predictor
-from packer.testing.analytic import small_profile
+from packer.testing.analytic import closed_form, small_profile
 from packer.workload import Workload
 
 
@@ -69,20 +69,8 @@ class MonotonePredictor:
             busy = min(offered / capacity, 50.0)
             ttft = 50.0 * (1.0 + busy**4)
             itl = 10.0 * (1.0 + 2.0 * busy)
-        return Evaluation(
-            offered_tok_s=offered,
-            total_token_throughput=served,
-            starved=starved,
-            memory_error=memory_error,
-            mean_ttft_ms=ttft,
-            median_ttft_ms=ttft,
-            p99_ttft_ms=3.0 * ttft,
-            mean_tpot_ms=itl,
-            mean_itl_ms=itl,
-            p99_itl_ms=3.0 * itl,
-            kv_cache_tokens=float(np.maximum(0, self.memory_slots - each.max_loras * each.max_lora_rank)),
-            starvation_probability=float(starved),
-        )
+        kv_tokens = float(np.maximum(0, self.memory_slots - each.max_loras * each.max_lora_rank))
+        return closed_form(offered, served, ttft, itl, kv_tokens, starved, memory_error)
 
 
 def problem(
