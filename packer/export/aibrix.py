@@ -10,31 +10,41 @@ its own routing policy; the planned shares are in the annotation `packer/shares`
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from packer.errors import ValidationError, shown
-from packer.export import kubernetes, quoting
+from packer.export import kubernetes, quoting, templates
 from packer.export.pods import check_pods
 from packer.export.servers import Options, Server, routes
 from packer.export.sources import kind_of, refused, without_scheme
 
-_LABEL = "model.aibrix.ai/name"
+_NAME, _PORT = "model.aibrix.ai/name", "model.aibrix.ai/port"
 
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`servers.yaml` and `model-adapters.yaml`, for `kubectl apply -f`."""
-    documents: list[object] = []
-    for server in servers:
-        config = kubernetes.config_map(server, options, with_adapters=False)
-        labels = {_LABEL: quoting.label_value(server.model), "model.aibrix.ai/port": str(server.port)}
-        deployment = kubernetes.deployment(server, options, config, labels)
-        documents += [config, deployment, kubernetes.service(server, options)]
+
+    def labels(server: Server) -> dict[str, str]:
+        return {_NAME: quoting.label_value(server.model), _PORT: str(server.port)}
+
     sources = {item.name: item.source for server in servers for item in server.modules}
     table = routes(servers)
     _check_names(table)
-    adapters = [_model_adapter(name, sources[name], places, options) for name, places in table.items()]
+    adapters = []
+    for name, places in table.items():
+        annotations = {"packer/adapter": name}
+        if len(places) > 1:
+            shares = {server.name: round(share, 6) for server, share in places}
+            annotations["packer/shares"] = quoting.json_text(shares)
+        own = {**labels(places[0][0]), _NAME: quoting.dns_name(name)}
+        base = quoting.label_value(places[0][0].model)
+        names = [server.name for server, _ in places]
+        adapters.append((own, annotations, base, names, _artifact(name, sources[name])))
+    files = {
+        "model-adapters.yaml": templates.render("model-adapters.yaml", adapters=adapters, options=options),
+        "servers.yaml": kubernetes.manifests(servers, options, labels, with_adapters=False),
+    }
     check_pods(servers, options)
-    return {"model-adapters.yaml": quoting.yaml_text(adapters), "servers.yaml": quoting.yaml_text(documents)}
+    return files
 
 
 def _check_names(names: Iterable[str]) -> None:
@@ -48,34 +58,6 @@ def _check_names(names: Iterable[str]) -> None:
                 f"both {label!r}: rename one."
             )
         owner[label] = name
-
-
-def _model_adapter(
-    name: str, source: str, places: list[tuple[Server, float]], options: Options
-) -> dict[str, Any]:
-    base = quoting.label_value(places[0][0].model)
-    names = [server.name for server, _ in places]
-    labels = {_LABEL: quoting.dns_name(name), "model.aibrix.ai/port": str(places[0][0].port)}
-    metadata = kubernetes.metadata(quoting.dns_name(name), labels, options)
-    metadata["annotations"] = {"packer/adapter": name}
-    if len(places) > 1:
-        shares = {server.name: round(share, 6) for server, share in places}
-        metadata["annotations"]["packer/shares"] = quoting.json_text(shares)
-    return {
-        "apiVersion": "model.aibrix.ai/v1alpha1",
-        "kind": "ModelAdapter",
-        "metadata": metadata,
-        "spec": {
-            "baseModel": base,
-            "podSelector": {
-                "matchLabels": {_LABEL: base},
-                "matchExpressions": [
-                    {"key": "app.kubernetes.io/instance", "operator": "In", "values": names}
-                ],
-            },
-            "artifactURL": _artifact(name, source),
-        },
-    }
 
 
 def _artifact(name: str, source: str) -> str:

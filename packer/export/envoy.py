@@ -7,9 +7,7 @@ name.
 
 from __future__ import annotations
 
-from typing import Any
-
-from packer.export import quoting
+from packer.export import quoting, templates
 from packer.export.servers import Options, Server, routes
 
 _TOTAL_WEIGHT = 10_000
@@ -17,13 +15,17 @@ _TOTAL_WEIGHT = 10_000
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`envoy.yaml`: static resources to merge into a bootstrap configuration."""
-    found = [_route(name, places) for name, places in routes(servers).items()]
-    configuration = {
-        "name": "packer",
-        "virtual_hosts": [{"name": "adapters", "domains": ["*"], "routes": found}],
+    found = {
+        quoting.header_key(name): {
+            server.name: weight
+            for (server, _), weight in zip(places, weights([share for _, share in places]), strict=True)
+        }
+        for name, places in routes(servers).items()
     }
-    document = {"route_config": configuration, "clusters": [_cluster(server) for server in servers]}
-    return {"envoy.yaml": quoting.yaml_text([document])}
+    clusters = [
+        (server, host, int(port)) for server in servers for host, _, port in [server.address.rpartition(":")]
+    ]
+    return {"envoy.yaml": templates.render("envoy.yaml", routes=found, servers=clusters)}
 
 
 def weights(shares: list[float]) -> list[int]:
@@ -31,27 +33,3 @@ def weights(shares: list[float]) -> list[int]:
     rounded = [max(1, round(share * _TOTAL_WEIGHT)) for share in shares]
     rounded[rounded.index(max(rounded))] += _TOTAL_WEIGHT - sum(rounded)
     return rounded
-
-
-def _route(name: str, places: list[tuple[Server, float]]) -> dict[str, Any]:
-    action: dict[str, Any] = {"cluster": places[0][0].name}
-    if len(places) > 1:
-        parts = weights([share for _, share in places])
-        clusters = [
-            {"name": server.name, "weight": part} for (server, _), part in zip(places, parts, strict=True)
-        ]
-        action = {"weighted_clusters": {"clusters": clusters}}
-    header = {"name": "x-adapter", "string_match": {"exact": quoting.header_key(name)}}
-    return {"match": {"prefix": "/", "headers": [header]}, "route": {**action, "timeout": "3600s"}}
-
-
-def _cluster(server: Server) -> dict[str, Any]:
-    host, _, port = server.address.rpartition(":")
-    address = {"socket_address": {"address": host, "port_value": int(port)}}
-    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
-    return {
-        "name": server.name,
-        "type": "STRICT_DNS",
-        "connect_timeout": "5s",
-        "load_assignment": {"cluster_name": server.name, "endpoints": endpoints},
-    }

@@ -8,81 +8,30 @@ the planned share, and where shares must hold, route with one of the routing for
 
 from __future__ import annotations
 
-from typing import Any
-
-from packer.export import quoting
-from packer.export.kubernetes import adapters_mount, adapters_volume
+from packer.export import templates
 from packer.export.pods import check_pods
 from packer.export.servers import Module, Options, Server
 from packer.export.sources import kind_of, refused, without_scheme
 
-_RUNTIME_UPDATES = {"name": "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "value": "True"}
 _TYPES = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "http"}
 """What a LoraAdapter calls the kinds of sources."""
+_BY_OTHER_KEYS = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora")
 
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`values.yaml` for `helm install`, and `lora-adapters.yaml` for `kubectl apply`."""
     check_pods(servers, options)
-    specs = [_model_spec(server, options) for server in servers]
-    values = {
-        "servingEngineSpec": {"modelSpec": specs},
-        "loraController": {"enableLoraController": True},
-    }
-    adapters = [_lora_adapter(item, server, options) for server in servers for item in server.modules]
-    return {"values.yaml": quoting.yaml_text([values]), "lora-adapters.yaml": quoting.yaml_text(adapters)}
-
-
-def _model_spec(server: Server, options: Options) -> dict[str, Any]:
-    engine = server.bin.profile.engine
-    repository, _, tag = server.image.rpartition(":")
-    if not repository or "/" in tag:  # no tag: what follows the last colon is a registry's port
-        repository, tag = server.image, "latest"
-    said = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora")  # by other keys
-    spec: dict[str, Any] = {
-        "name": server.name,
-        "repository": repository,
-        "tag": tag,
-        "modelURL": server.model,
-        "replicaCount": 1,
-        "requestCPU": 8,
-        "requestMemory": "32Gi",
-        "requestGPU": server.gpus,
-        "enableLoRA": True,
-        "vllmConfig": {
-            "maxModelLen": engine.max_model_len,
-            "dtype": engine.dtype,
-            "tensorParallelSize": engine.tensor_parallel_size,
-            "extraArgs": [
-                f"--{name}={value}" for name, value in server.settings().items() if name not in said
-            ],
-        },
-        "env": [dict(_RUNTIME_UPDATES)],
-    }
-    if options.adapters_claim:
-        spec["extraVolumes"] = [adapters_volume(options)]
-        spec["extraVolumeMounts"] = [adapters_mount(options)]
-    if options.token_secret:
-        spec["hf_token"] = {"secretName": options.token_secret, "secretKey": "token"}
-    return spec
-
-
-def _lora_adapter(item: Module, server: Server, options: Options) -> dict[str, Any]:
-    name = quoting.dns_name(f"{server.name}.{item.name}")
-    metadata: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/managed-by": "packer"}}
-    if options.namespace:
-        metadata["namespace"] = options.namespace
-    if item.share < 1.0:
-        metadata["annotations"] = {"packer/share": str(round(item.share, 6))}
+    specs = []
+    for server in servers:
+        repository, _, tag = server.image.rpartition(":")
+        if not repository or "/" in tag:  # no tag: what follows the last colon is a registry's port
+            repository, tag = server.image, "latest"
+        flags = [f"--{key}={value}" for key, value in server.settings().items() if key not in _BY_OTHER_KEYS]
+        specs.append((server, repository, tag, flags))
+    adapters = [(server, item, _adapter_source(item)) for server in servers for item in server.modules]
     return {
-        "apiVersion": "production-stack.vllm.ai/v1alpha1",
-        "kind": "LoraAdapter",
-        "metadata": metadata,
-        "spec": {
-            "baseModel": server.name,
-            "adapterSource": _adapter_source(item),
-            "loraAdapterDeploymentConfig": {"algorithm": "default", "replicas": 1},
-        },
+        "values.yaml": templates.render("helm-values.yaml", servers=specs, options=options),
+        "lora-adapters.yaml": templates.render("lora-adapters.yaml", adapters=adapters, options=options),
     }
 
 

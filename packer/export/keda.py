@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from packer.errors import ValidationError, shown
-from packer.export import quoting
+from packer.export import templates
 
 DAY_S = 86_400.0
 _MINUTE_S = 60.0
@@ -46,43 +45,16 @@ def scaled_objects(
             f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h."
         )
     early_s = math.ceil(startup_s / _MINUTE_S) * _MINUTE_S
-    documents = []
+    scaled = {}
     for name, spans in running.items():
         joined = _round_midnight(spans)
-        if joined == [(0.0, DAY_S)]:
-            continue
-        triggers = [
-            {
-                "type": "cron",
-                "metadata": {
-                    "timezone": timezone,
-                    "start": _cron((start_s - early_s) % DAY_S),
-                    "end": _cron(end_s % DAY_S),
-                    "desiredReplicas": "1",
-                },
-            }
-            for start_s, end_s in joined
-        ]
-        place = {"namespace": namespace} if namespace else {}
-        documents.append(_scaled_object(name, place, triggers))
-    return quoting.yaml_text(documents) if documents else NOTHING
-
-
-def _scaled_object(
-    name: str, place: Mapping[str, str], triggers: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": {"name": name, **place},
-        "spec": {
-            "scaleTargetRef": {"name": name},
-            "minReplicaCount": 0,
-            "maxReplicaCount": 1,
-            "cooldownPeriod": 60,
-            "triggers": list(triggers),
-        },
-    }
+        if joined != [(0.0, DAY_S)]:
+            scaled[name] = [
+                (_cron((start_s - early_s) % DAY_S), _cron(end_s % DAY_S)) for start_s, end_s in joined
+            ]
+    if not scaled:
+        return NOTHING
+    return templates.render("keda.yaml", scaled=scaled, timezone=timezone, namespace=namespace)
 
 
 def _round_midnight(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

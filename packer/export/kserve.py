@@ -9,10 +9,9 @@ routing formats to say.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from packer.errors import IncompatibleError, shown
-from packer.export import kubernetes, quoting
+from packer.export import templates
 from packer.export.pods import check_pods
 from packer.export.servers import Module, Options, Server
 from packer.export.sources import kind_of, refused, without_scheme
@@ -25,51 +24,13 @@ _LORA_FLAGS = {"enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "te
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`services.yaml`, for `kubectl apply -f`."""
     check_pods(servers, options)
-    return {"services.yaml": quoting.yaml_text([_service(server, options) for server in servers])}
-
-
-def _service(server: Server, options: Options) -> dict[str, Any]:
-    about = kubernetes.metadata(server.name, kubernetes.server_labels(server), options)
-    about["annotations"] = {"packer/profile": server.bin.profile.label}
-    _check_names(server)
-    arguments = [f"--{name} {value}" for name, value in server.settings().items() if name not in _LORA_FLAGS]
-    env: list[dict[str, Any]] = [{"name": "VLLM_ADDITIONAL_ARGS", "value": " ".join(arguments)}]
-    containers: list[dict[str, Any]] = [
-        {
-            "name": "main",
-            "env": env,
-            "resources": {"limits": {"nvidia.com/gpu": str(server.gpus)}},
-        }
-    ]
-    if options.image:
-        containers[0]["image"] = options.image
-    if options.token_secret:
-        containers.append({"name": "storage-initializer", "env": [kubernetes.token(options.token_secret)]})
-    spec: dict[str, Any] = {
-        "replicas": 1,
-        "model": {
-            "uri": _model_uri(server.model),
-            "name": server.model,
-            "lora": {
-                "maxRank": server.bin.max_lora_rank,
-                "maxAdapters": server.bin.max_loras,
-                "maxCpuAdapters": _host_adapters(server),
-                "adapters": [
-                    {"name": item.name, "uri": _adapter_uri(item, options)} for item in server.modules
-                ],
-            },
-        },
-        "template": {"containers": containers},
-        "router": {"route": {}, "gateway": {}},
-    }
-    if server.gpus > 1:
-        spec["parallelism"] = {"tensor": server.gpus}
-    return {
-        "apiVersion": "serving.kserve.io/v1alpha2",
-        "kind": "LLMInferenceService",
-        "metadata": about,
-        "spec": spec,
-    }
+    found = []
+    for server in servers:
+        _check_names(server)
+        uris = {item.name: _adapter_uri(item, options) for item in server.modules}
+        flags = [f"--{name} {value}" for name, value in server.settings().items() if name not in _LORA_FLAGS]
+        found.append((server, _model_uri(server.model), uris, _host_adapters(server), " ".join(flags)))
+    return {"services.yaml": templates.render("kserve.yaml", servers=found, options=options)}
 
 
 def _host_adapters(server: Server) -> int:

@@ -7,22 +7,16 @@ such model".
 
 from __future__ import annotations
 
-from packer.export import quoting
+from packer.export import templates
 from packer.export.envoy import weights
 from packer.export.servers import Options, Server, routes
 
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`litellm.yaml`."""
-    models = []
-    for name, places in routes(servers).items():
-        parts = weights([share for _, share in places])
-        for (server, _), weight in zip(places, parts, strict=True):
-            parameters = {
-                "model": f"hosted_vllm/{name}",
-                "api_base": f"http://{server.address}/v1",
-                "weight": weight,
-            }
-            models.append({"model_name": name, "litellm_params": parameters})
-    document = {"model_list": models, "router_settings": {"routing_strategy": "simple-shuffle"}}
-    return {"litellm.yaml": quoting.yaml_text([document])}
+    deployments = [
+        (name, server, weight)
+        for name, places in routes(servers).items()
+        for (server, _), weight in zip(places, weights([share for _, share in places]), strict=True)
+    ]
+    return {"litellm.yaml": templates.render("litellm.yaml", deployments=deployments)}

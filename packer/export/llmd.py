@@ -10,17 +10,9 @@ which every completion has as POST. Requests without the header run the profile 
 
 from __future__ import annotations
 
-from typing import Any
-
-from packer.export import kubernetes, quoting
+from packer.export import kubernetes, quoting, templates
 from packer.export.pods import check_pods
 from packer.export.servers import Options, Server, routes
-
-HEADER = "X-Adapter"
-DEFAULT = "default"
-_POOL = "llm-d.ai/inference-pool"
-_SCORERS = (("queue-scorer", 2), ("kv-cache-utilization-scorer", 1))
-_PICKER = "weighted-random-picker"
 
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
@@ -28,95 +20,28 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     check_pods(servers, options)
 
     def labels(server: Server) -> dict[str, str]:
-        return {_POOL: options.prefix, "llm-d.ai/engine-type": "vllm", _share(server): "POST"}
+        pool = {"llm-d.ai/inference-pool": options.prefix, "llm-d.ai/engine-type": "vllm"}
+        return {**pool, _share(server.name): "POST"}
 
-    config = quoting.yaml_text([_picker(servers)])
-    values = {
-        "router": {
-            "modelServers": {
-                "type": "vllm",
-                "protocol": "http",
-                "matchLabels": {_POOL: options.prefix},
-                "targetPorts": [{"number": options.port}],
-            },
-            # Open, the gateway would send requests to servers without their adapter.
-            "inferencePool": {"failureMode": "FailClose"},
-            "epp": {
-                # The profile handler and the scorer of labels are of the stability level Alpha.
-                "flags": {"allow-experimental-plugins": True},
-                "pluginsConfigFile": "packer.yaml",
-                "pluginsCustomConfig": {"packer.yaml": config},
-            },
-        }
-    }
+    sets: dict[tuple[str, ...], str] = {}
+    profiles = []
+    for name, places in routes(servers).items():
+        chosen = tuple(server.name for server, _ in places)
+        shares = {_share(server.name): round(share, 6) for server, share in places if len(places) > 1}
+        filtered = sets.setdefault(chosen, f"servers-{len(sets)}")
+        profiles.append((quoting.header_key(name), filtered, shares))
+    default = "default"  # of requests without the header: a name that no adapter has
+    while default in {name for name, _, _ in profiles}:
+        default += "-profile"
+    shared = dict.fromkeys(scorer for _, _, shares in profiles for scorer in shares)
     return {
-        "values.yaml": quoting.yaml_text([values]),
+        "values.yaml": templates.render(
+            "llmd-values.yaml", options=options, default=default, sets=sets, shared=shared, profiles=profiles
+        ),
         "servers.yaml": kubernetes.manifests(servers, options, labels),
     }
 
 
-def _picker(servers: tuple[Server, ...]) -> dict[str, Any]:
-    """The EndpointPickerConfig: one filter for each set of servers, one profile for each adapter."""
-    table = {quoting.header_key(name): places for name, places in routes(servers).items()}
-    sets: dict[tuple[str, ...], str] = {}
-    for places in table.values():
-        sets.setdefault(tuple(server.name for server, _ in places), f"servers-{len(sets)}")
-    filters = [
-        {
-            "name": name,
-            "type": "label-selector-filter",
-            "parameters": {
-                "matchExpressions": [
-                    {"key": "app.kubernetes.io/instance", "operator": "In", "values": list(chosen)}
-                ]
-            },
-        }
-        for chosen, name in sets.items()
-    ]
-    shared = {server.name: server for places in table.values() if len(places) > 1 for server, _ in places}
-    constants = [
-        {
-            "name": _share(server),
-            "type": "header-label-affinity-scorer",
-            "parameters": {"headerName": ":method", "labelKey": _share(server)},
-        }
-        for server in shared.values()
-    ]
-    handler = {
-        "type": "header-profile-handler",
-        "parameters": {"headerName": HEADER, "defaultProfile": _unused(table)},
-    }
-    scorers = [{"pluginRef": name, "weight": weight} for name, weight in _SCORERS]
-    profiles = [{"name": _unused(table), "plugins": scorers}]
-    for key, places in table.items():
-        chosen = {"pluginRef": sets[tuple(server.name for server, _ in places)]}
-        drawn: list[dict[str, Any]] = []
-        if len(places) > 1:
-            drawn = [{"pluginRef": _share(server), "weight": round(share, 6)} for server, share in places]
-            drawn.append({"pluginRef": _PICKER})
-        profiles.append({"name": key, "plugins": [chosen, *drawn]})
-    return {
-        "apiVersion": "llm-d.ai/v1alpha1",
-        "kind": "EndpointPickerConfig",
-        "plugins": [
-            handler,
-            *({"type": name} for name, _ in _SCORERS),
-            *filters,
-            *constants,
-            *([{"type": _PICKER}] if constants else []),
-        ],
-        "schedulingProfiles": profiles,
-    }
-
-
-def _share(server: Server) -> str:
+def _share(server: str) -> str:
     """The label of a server's pod that its constant score is read from, and the scorer's name."""
-    return f"packer-share-{server.name}"
-
-
-def _unused(table: dict[str, Any]) -> str:
-    """A name for the profile of requests without the header that no adapter has."""
-    name = DEFAULT
-    while name in table:
-        name += "-profile"
-    return name
+    return f"packer-share-{server}"

@@ -9,12 +9,6 @@ import hashlib
 import json
 import re
 import urllib.parse
-from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import yaml
 
 _PLAIN_YAML = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*", re.ASCII)
 _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"}
@@ -28,48 +22,14 @@ def json_text(value: object, *, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, indent=indent)
 
 
-@cache
-def _dumper() -> type[yaml.SafeDumper]:
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        """Quotes every text that any YAML reader, 1.1 or 1.2, could take for something else."""
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-            super().increase_indent(flow, False)
-
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        plain = _PLAIN_YAML.fullmatch(value) and value.lower() not in _YAML_WORDS
-        block = "|" if "\n" in value and _fits_block(value) else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else block or '"')
-
-    Dumper.add_representer(str, text)
-    return Dumper
-
-
-def _fits_block(value: str) -> bool:
-    """Whether a YAML literal block keeps the text: printable ASCII lines without blanks at the ends."""
-    if value.startswith((" ", "\n")) or not value.endswith("\n") or value.endswith("\n\n"):
-        return False
-    return value.isascii() and all(line.isprintable() and line == line.rstrip() for line in value.split("\n"))
-
-
-def yaml_text(documents: Iterable[object]) -> str:
-    """YAML documents; texts are quoted so that YAML 1.1 and 1.2 readers agree on them."""
-    import yaml
-
-    parts = list(documents)
-    return yaml.dump_all(
-        parts,
-        Dumper=_dumper(),
-        sort_keys=False,
-        allow_unicode=False,
-        width=2**31,
-        explicit_start=len(parts) > 1,
-    )
+def yaml_value(value: object) -> str:
+    """A value in YAML: a word as it is where every reader, 1.1 or 1.2, takes it for text; else as JSON in ASCII."""
+    if isinstance(value, str) and _PLAIN_YAML.fullmatch(value) and value.lower() not in _YAML_WORDS:
+        return value
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if isinstance(value, float) and "." not in text:
+        return text.replace("e", ".0e")  # without a point YAML 1.1 reads text
+    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
 
 
 def dns_name(name: str) -> str:
@@ -96,17 +56,6 @@ def file_name(name: str) -> str:
 def header_key(name: str) -> str:
     """A name in a request header: itself if it is a usual name, else percent-encoded."""
     return urllib.parse.quote(name, safe="/:@+").replace("~", "%7E")
-
-
-def doubled_dollars(value: object) -> Any:
-    """Values of a Compose file, where `$` starts an interpolation: escaped in every text inside lists and mappings."""
-    if isinstance(value, str):
-        return value.replace("$", "$$")
-    if isinstance(value, Mapping):
-        return {key: doubled_dollars(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [doubled_dollars(item) for item in value]
-    return value
 
 
 _NGINX_MAP_WORDS = {"default", "hostnames", "include", "volatile"}

@@ -6,10 +6,8 @@ Clients ask for `SERVER:ADAPTER`, as `gpu-0:sql`; of a replicated adapter they c
 
 from __future__ import annotations
 
-from typing import Any
-
 from packer.errors import IncompatibleError, shown
-from packer.export import quoting
+from packer.export import quoting, templates
 from packer.export.servers import Options, Server, routes
 from packer.export.sources import kind_of
 
@@ -18,16 +16,10 @@ _SCHEMES = ("s3", "gcs")
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`serve.yaml`, for `serve deploy`; `models.json`: adapter → the names under which it is served, with shares."""
-    document = {
-        "applications": [
-            {
-                "name": options.prefix,
-                "route_prefix": "/",
-                "import_path": "ray.serve.llm:build_openai_app",
-                "args": {"llm_configs": [_config(server) for server in servers]},
-            }
-        ]
-    }
+    found = []
+    for server in servers:
+        arguments = {name.replace("-", "_"): value for name, value in server.settings().items()}
+        found.append((server, {**arguments, "max_cpu_loras": server.bin.max_loras}, _folder(server)))
     names = {
         "profiles": {server.name: server.bin.profile.label for server in servers},
         "adapters": {
@@ -36,21 +28,8 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
         },
     }
     return {
-        "serve.yaml": quoting.yaml_text([document]),
+        "serve.yaml": templates.render("ray.yaml", servers=found, options=options),
         "models.json": quoting.json_text(names, indent=2) + "\n",
-    }
-
-
-def _config(server: Server) -> dict[str, Any]:
-    arguments = {name.replace("-", "_"): value for name, value in server.settings().items()}
-    return {
-        "model_loading_config": {"model_id": server.name, "model_source": server.model},
-        "engine_kwargs": arguments | {"max_cpu_loras": server.bin.max_loras},
-        "lora_config": {
-            "dynamic_lora_loading_path": _folder(server),
-            "max_num_adapters_per_replica": server.bin.max_loras,
-        },
-        "deployment_config": {"num_replicas": 1},
     }
 
 

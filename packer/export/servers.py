@@ -6,7 +6,7 @@ The flags are vLLM's; those of SGLang are in `packer.export.sglang`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from packer import checks
@@ -95,6 +95,10 @@ class Module:
     source: str
     share: float
 
+    def resource(self, server: Server) -> str:
+        """Name of its Kubernetes resource for one server."""
+        return quoting.dns_name(f"{server.name}.{self.name}")
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -119,6 +123,15 @@ class Server:
         """Adapters that host memory holds; the engine requires at least `max_loras`."""
         limit = self.bin.profile.engine.max_cpu_loras
         return max(self.bin.max_loras, len(self.modules) if limit is None else limit)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of its Kubernetes resources; unique to it among the plan's servers."""
+        return {
+            "app.kubernetes.io/name": "vllm",
+            "app.kubernetes.io/managed-by": "packer",
+            "app.kubernetes.io/instance": self.name,
+        }
 
     def settings(self) -> dict[str, object]:
         """vLLM's flags without the adapters, by name; a True is a flag without value."""
@@ -155,10 +168,15 @@ class Server:
 
     def command(self, port: int) -> list[str]:
         """The whole command line."""
-        words = ["vllm", "serve", self.model, "--port", str(port)]
-        for name, value in self.settings().items():
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        words = ["vllm", "serve", self.model, "--port", str(port), *self.flags()]
         return [*words, "--lora-modules", *self.lora_modules()]
+
+    def flags(self) -> list[str]:
+        """`settings` as words of a command line."""
+        pairs = (
+            [f"--{name}", str(value)][: 1 if value is True else 2] for name, value in self.settings().items()
+        )
+        return [word for pair in pairs for word in pair]
 
 
 def servers(plan: Plan, options: Options) -> tuple[Server, ...]:
@@ -234,6 +252,14 @@ def host_port(index: int, options: Options) -> int:
             f"got {options.port} + {index}: give a smaller port."
         )
     return port
+
+
+def on_one_host(all_servers: tuple[Server, ...], options: Options) -> Iterator[tuple[Server, int, list[str]]]:
+    """Each server with its port and its GPUs on a host that all of them share."""
+    first = 0
+    for server in all_servers:
+        yield server, host_port(server.index, options), [str(first + k) for k in range(server.gpus)]
+        first += server.gpus
 
 
 def _address(index: int, options: Options) -> str:
