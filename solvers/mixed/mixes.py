@@ -115,7 +115,8 @@ class Mixes:
         """The relaxation over patterns for this mix: its value is the share of the mix that holds all adapters.
 
         Patterns are generated until that is at most 1, or a cut excludes the mix, or none improves it; None without
-        time. `few`: for weights that are sums of a few prices, so that a value of at most 1 says little.
+        time, and for a mix of kinds that hold no adapter of a class, which a cut then excludes. `few`: for weights that
+        are sums of a few prices, so that a value of at most 1 says little.
 
         Raises
         ------
@@ -126,6 +127,10 @@ class Mixes:
         counts = servers[servers > 0]
         classes = self.sources[0].mean.classes
         basis = features(classes) if few else np.eye(len(classes))
+        held = np.max([source.patterns.max(axis=0, initial=0) for source in chosen], axis=0, initial=0)
+        if not held.all():
+            self.cut(np.eye(len(classes))[int(np.argmin(held))])
+            return None
         best, center, share = 0.0, np.zeros(len(classes)), 0.0
         while self.problem.remaining_s() > until_s:
             master, worth = self._master(chosen, counts, basis)

@@ -245,9 +245,11 @@ class _Search:
                 return
             for few in (True, False):
                 master = mixes.relaxed(servers, until_s, few=few)
+                if not mixes.admit(servers):
+                    break
                 if master is None:
                     return
-                if not mixes.admit(servers) or self._packed(m, servers, master, rng):
+                if self._packed(m, servers, master, rng):
                     break
                 if not few:
                     mixes.doubt(master.duals, servers)

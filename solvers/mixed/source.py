@@ -17,6 +17,8 @@ PROOF_SLACK = 0.01
 
 _BOUND_STARTS = 8
 _CERTIFIED = 4_000
+_NOTHING = 1e-9
+"""Less than any adapter weighs: the most that a kind carries of a class that it does not hold."""
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Source:
         """Whether it is certain that no pattern weighs more than `most`; raises `OutOfTime`."""
         found = certify(
             self.light,
-            weights / most * (1.0 + PROOF_SLACK),
+            weights / max(most, _NOTHING) * (1.0 + PROOF_SLACK),
             self.light.classes.demand,
             above=1.0 + PROOF_SLACK / 2.0,
             slack=PROOF_SLACK / 2.0,

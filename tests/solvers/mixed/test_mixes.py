@@ -84,3 +84,20 @@ def test_a_mix_is_excluded_only_if_nothing_holds_on_it(seed: int) -> None:
             rows = mixes.packed(servers, master, 0.0, np.random.default_rng(0))
             assert rows is None or possible
             assert master.value <= 1.0 + 1e-6
+
+
+def test_kinds_that_hold_no_adapter_of_a_class_are_excluded() -> None:
+    """An adapter too hot for the small kind excludes all mixes without a large one, of which that is proven."""
+    made = columns([10.0, 1.0, 1.0, 1.0])
+    mixes = Mixes(made.sources)
+    alone = np.array([0, 3])
+    assert not holds(made.problem, 0, 3)
+    assert mixes.admit(alone)
+    assert mixes.relaxed(alone, 0.0, few=False) is None
+    assert not mixes.admit(alone)
+    assert mixes.admit(np.array([1, 0]))
+    mixes.prove()
+    proven = [cut for cut in mixes.cuts if cut.proven]
+    assert proven
+    assert not proven[0].admits(alone)
+    assert mixes.relaxed(np.array([1, 1]), 0.0, few=False) is not None
