@@ -12,7 +12,7 @@ from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import Part, merged, parts, rank, solved
 from packer.solvers.classes import IntArray
 from packer.solvers.confirm import confirmed_solution, mended
-from packer.solvers.exact.master import Master, solve_integer
+from packer.solvers.exact.master import Master
 from packer.solvers.feasibility import OutOfTime, real_bins
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.solver import Greedy
@@ -20,7 +20,6 @@ from packer.solvers.greedy.top_up import top_up
 from packer.solvers.limit import within_limit
 from packer.solvers.mixed.columns import Columns
 from packer.solvers.mixed.mixes import Mixes, cheapest
-from packer.solvers.mixed.repack import Repack
 from packer.solvers.mixed.source import Source
 from packer.solvers.slots import SlotSearch
 
@@ -32,7 +31,6 @@ _WARM_SHARE, _LAST_SHARE = 0.3, 0.4
 """Of the time after greedy: for the first weights, and for what follows the relaxation."""
 _PACKINGS = 4
 """Attempts to pack the adapters on a mix."""
-_INTEGER_S = 2.0
 _CHEAPER = 1e-9
 _TOLERANCE = 1e-6
 
@@ -41,8 +39,8 @@ class Mixed:
     """Column generation with a kind and a price for each pattern, over all base models at once.
 
     Starts from greedy with all kinds and with each kind alone, prices patterns of every model on every kind against
-    the duals of the pattern model, solves it in whole numbers (HiGHS), and packs a few
-    servers at a time anew on cheaper mixes of kinds. Without a time limit it takes at most about 20 s beyond greedy.
+    the duals of the pattern model, and excludes the mixes of kinds that cost less or packs the adapters on one. Without
+    a time limit it takes at most about 20 s beyond greedy.
     """
 
     name = "mixed"
@@ -151,8 +149,6 @@ class _Search:
                 self._close(_LAST_SHARE * left)
                 if self._open():
                     columns.run(_LAST_SHARE * left)
-                    self._integer()
-                    self._repack(_LAST_SHARE / 3.0 * left)
                     self._close(0.0)
             for mixes in self.mixes:
                 mixes.prove()
@@ -262,17 +258,6 @@ class _Search:
                 return True
         return False
 
-    def _repack(self, until_s: float) -> None:
-        """Each model's servers on cheaper mixes of kinds; with GPUs at hand shared by models, these keep theirs."""
-        for m, part in enumerate(self.parts):
-            left = self.problem.remaining_s() - until_s
-            search = Repack(replace(part.problem, stock=self._stock(m)), self.bins[m], self.problem.seed + m)
-            for source in self.mixes[m].sources:
-                search.know(source.mean.problem.profile, source.carried())
-            search.run(until_s + left * (1.0 - 1.0 / (len(self.parts) - m)))
-            self._take(m, Solution(tuple(search.bins)))
-        self.found["repacked"] = self._price()
-
     def _patterns(self) -> list[tuple[Source, IntArray]]:
         """The bins at hand as patterns of their source."""
         return [
@@ -281,20 +266,6 @@ class _Search:
             for item in self.bins[source.part]
             if source.mean.problem.profile == item.profile
         ]
-
-    def _integer(self) -> None:
-        """The patterns at hand in whole numbers."""
-        patterns, prices, owners = self.columns.stacked()
-        seconds = min(_INTEGER_S, max(0.1, self.problem.remaining_s() / 2))
-        use, _ = solve_integer(patterns, self.columns.demand, time_limit_s=seconds, prices=prices)
-        if use is None:
-            return
-        sources = self.columns.sources
-        chosen = [owners[j] for j in np.repeat(np.arange(len(use)), use).tolist()]
-        for m in range(len(self.parts)):
-            rows = [(sources[k], sources[k].patterns[row].copy()) for k, row in chosen]
-            self._try(m, [(source, row) for source, row in rows if source.part == m])
-        self.found["integer"] = self._price()
 
     def _try(self, m: int, chosen: list[tuple[Source, IntArray]]) -> bool:
         """Take a cover of a model's classes by patterns if its plan is better."""
