@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
+from packer.bin import Bin
 from packer.plan import Plan
 
 HOUR_S = 3600.0
@@ -23,7 +25,8 @@ class Period:
     plan
         Its servers at the rates of the busiest of these periods, and the evaluations there.
     servers
-        For each of the plan's servers the number of the server of the static plan that it is.
+        For each of the plan's servers its number among those of the day: one number is one deployment, with the same
+        settings all day.
     moved
         Adapters that are on a server which did not hold them in the period before (in the first one: in the last).
     """
@@ -62,7 +65,7 @@ class Schedule:
     Parameters
     ----------
     static
-        The plan that holds in every period, at the rates of the busiest one; the schedule runs some of its servers.
+        The plan that holds in every period, at the rates of the busiest one: what takes no changes at all.
     periods
         In order; together the whole day, which repeats.
     startup_s
@@ -81,7 +84,8 @@ class Schedule:
     @property
     def start_gpu_hours(self) -> float:
         """GPU-hours in which servers start and do not serve yet."""
-        gpus = sum(self.static.bins[k].gpus for _, k in self.starts())
+        servers = self.servers
+        gpus = sum(servers[k].gpus for _, k in self.starts())
         return gpus * self.startup_s / HOUR_S
 
     @property
@@ -99,6 +103,25 @@ class Schedule:
         """Adapters moved in a day."""
         return sum(len(each.moved) for each in self.periods)
 
+    @property
+    def servers(self) -> tuple[Bin, ...]:
+        """Every server of the day, by number, with all adapters that it holds in some period, in equal shares."""
+        first: dict[int, Bin] = {}
+        adapters: dict[int, set[int]] = {}
+        for each in self.periods:
+            for k, item in zip(each.servers, each.plan.bins, strict=True):
+                first.setdefault(k, item)
+                adapters.setdefault(k, set()).update(item.adapters)
+        number = Counter(i for held in adapters.values() for i in held)
+        return tuple(
+            replace(
+                first[k],
+                adapters=tuple(sorted(adapters[k])),
+                shares=tuple(1.0 / number[i] for i in sorted(adapters[k])),
+            )
+            for k in sorted(first)
+        )
+
     def starts(self) -> list[tuple[int, int]]:
         """(period, server) of each start in a day."""
         return [
@@ -109,7 +132,7 @@ class Schedule:
         ]
 
     def running(self, server: int) -> list[tuple[float, float]]:
-        """When a server of the static plan is needed, (start, end) in s of the day, without its starting time."""
+        """When a server is needed, (start, end) in s of the day, without its starting time."""
         found: list[tuple[float, float]] = []
         for each in self.periods:
             if server in each.servers:

@@ -27,18 +27,28 @@ LATE_S = 600.0
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Servers that serve from `start_s` to `end_s`, behind a router."""
+    """Servers that serve from `start_s` to `end_s`, behind a router.
+
+    `numbers`: one for each server, which goes on where another window has it; () counts from 0.
+    """
 
     start_s: float
     end_s: float
     cluster: Cluster
     router: str = "plan"
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def gpus_of(self) -> dict[int, int]:
+        """GPUs of each server by its number."""
+        kinds = {kind.name: kind.profile.engine.tensor_parallel_size for kind in self.cluster.kinds}
+        names = self.cluster.servers
+        return dict(zip(self.numbers or range(len(names)), map(kinds.__getitem__, names), strict=True))
 
     @property
     def gpus(self) -> int:
         """GPUs in use."""
-        kinds = {kind.name: kind.profile.engine.tensor_parallel_size for kind in self.cluster.kinds}
-        return sum(kinds[name] for name in self.cluster.servers)
+        return sum(self.gpus_of.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +58,7 @@ class Day:
     Parameters
     ----------
     gpu_hours
-        With the time in which servers start.
+        With the time in which servers start, and end their last requests.
     starts, moves
         GPUs that started; adapters that changed their server.
     ttft_ms, itl_ms
@@ -98,7 +108,10 @@ def _marks(trace: RequestTrace) -> tuple[npt.NDArray[np.int64], ...]:
 
 def windows_of(schedule: Schedule) -> list[Window]:
     """The servers of a schedule, each routed as its plan says."""
-    return [Window(each.start_s, each.end_s, each.plan.cluster()) for each in schedule.periods]
+    return [
+        Window(each.start_s, each.end_s, each.plan.cluster(), numbers=each.servers)
+        for each in schedule.periods
+    ]
 
 
 def replay(
@@ -125,7 +138,7 @@ def replay(
     windows
         In order, without gaps.
     startup_s
-        GPUs that a window has beyond the one before it were started so much earlier.
+        Servers that the window before did not have were started so much earlier.
     moves
         Adapters moved, for the report.
     ttft_ms, itl_ms
@@ -142,6 +155,7 @@ def replay(
     n = len(trace)
     first, finish = np.full(n, math.inf), np.full(n, math.inf)
     waiting = np.zeros(0, dtype=np.int64)
+    drained_s = 0.0
     for k, window in enumerate(windows):
         fresh = np.flatnonzero((trace.time_s >= window.start_s) & (trace.time_s < window.end_s))
         index = np.concatenate([waiting, fresh])
@@ -170,12 +184,22 @@ def replay(
         first[index[ended]] = run.raw.first_s[ended] + window.start_s
         finish[index[ended]] = run.raw.finish_s[ended] + window.start_s
         waiting = index[~ended]
+        after = windows[(k + 1) % len(windows)].gpus_of
+        for (number, gpus), server in zip(window.gpus_of.items(), run.servers, strict=True):
+            if number not in after:
+                raw = server.raw
+                late_s = (
+                    raw.finish_s[raw.finished & (raw.first_s < length_s)].max(initial=length_s) - length_s
+                )
+                drained_s += gpus * float(late_s)
     gaps = np.maximum(trace.output_tokens - 1, 1)
     with np.errstate(invalid="ignore"):
         ttft = 1e3 * (first - trace.time_s)
         itl = np.where(np.isfinite(finish), 1e3 * (finish - first) / gaps, math.inf)
     within = float(np.mean((ttft <= ttft_ms) & (itl <= itl_ms))) if n else 1.0
-    gpus = [window.gpus for window in windows]
-    starts = sum(max(0, now - before) for before, now in zip([gpus[-1], *gpus[:-1]], gpus, strict=True))
-    serving_h = sum(w.gpus * (w.end_s - w.start_s) for w in windows) / HOUR_S
-    return Day(serving_h + starts * startup_s / HOUR_S, starts, moves, ttft, itl, within)
+    held = [window.gpus_of for window in windows]
+    starts = sum(
+        gpus for t, now in enumerate(held) for number, gpus in now.items() if number not in held[t - 1]
+    )
+    serving_s = sum(w.gpus * (w.end_s - w.start_s) for w in windows)
+    return Day((serving_s + starts * startup_s + drained_s) / HOUR_S, starts, moves, ttft, itl, within)

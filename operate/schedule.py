@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,13 @@ import numpy.typing as npt
 from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError, shown
-from packer.evaluation import FIGURES, Evaluations
+from packer.evaluation import FIGURES
 from packer.gpu import Kinds, kinds_of, serving
 from packer.objectives.all_day import AllDay
-from packer.objectives.base import Objective
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Period, Schedule
 from packer.operate.replicas import Replicas, fewest_parts, part
+from packer.operate.steady import with_steady_settings
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.solvers.api import solve
@@ -128,78 +128,100 @@ def schedule(
         raise ValidationError("Expected the rates of at least one period, got none.")
     checks.real("period_s", period_s, low=1.0)
     checks.integer("max_replicas", max_replicas, low=1)
-    common: dict[str, Any] = {
-        "predictor": predictor,
-        "margin": margin,
-        "seed": seed,
-        "verify": False,
-        "with_headroom": False,
-        "stop": stop,
-    }
     most_ms = _checked(LIMITS if limits is None else limits)
+    profiles = tuple(dict.fromkeys(kind.profile for kind in kinds_of(profile)))
+    # Learned predictors evaluate the search; the twin confirms its result.
+    evaluator = Evaluator.load(
+        "twin" if predictor == "auto" else predictor,
+        profiles,
+        seed=seed,
+        margin=rate_margin_for(profiles, margin=margin),
+    )
     progress("all day", 0, len(rates))
-
-    def evaluator_of(profiles: Sequence[Profile]) -> Evaluator:
-        # Learned predictors evaluate the search; the twin confirms its result.
-        name = "twin" if predictor == "auto" else predictor
-        raised = rate_margin_for(profiles, margin=margin)
-        return Evaluator.load(name, tuple(dict.fromkeys(profiles)), seed=seed, margin=raised)
-
-    whole = AllDay(rates=_by_name(workload, rates), most_ms=most_ms)
-    parts: dict[int, int] = {}
-    if max_replicas > 1:
-        profiles = tuple(kind.profile for kind in kinds_of(profile))
-        parts = _parts(workload, profiles, evaluator_of(profiles).of(whole), max_replicas)
-    split = Replicas(workload, parts)
-    workload = split.fleet
-    rates = {name: split.rates_of_parts(vector) for name, vector in rates.items()}
-    by_name = _by_name(workload, rates)
-    tokens = workload.mean_input_tokens + workload.mean_output_tokens
-
-    def busiest(names: Iterable[str]) -> FloatArray:
-        return max((rates[name] for name in names), key=lambda vector: float(vector @ tokens))
-
-    peak = with_rates(workload, busiest(rates))
-    static = solve(peak, profile, AllDay(rates=by_name, most_ms=most_ms), solver="greedy", **common)
+    goal = AllDay(rates=_by_name(workload, rates), most_ms=most_ms)
+    parts = _parts(workload, profiles, evaluator.of(goal), max_replicas) if max_replicas > 1 else {}
+    day = _Day(Replicas(workload, parts), rates, most_ms, period_s, evaluator)
+    common = {"predictor": predictor, "seed": seed, "verify": False, "with_headroom": False, "stop": stop}
+    static = day.held(list(rates), profile, solver="greedy", **common)
     if static.status is Status.INFEASIBLE:
         raise ValidationError(f"No plan holds in every period: {' '.join(static.reasons[:3])}")
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
     checks.real("startup_s", start_s, low=0.0)
-    used = [item.profile for item in static.bins]
-    evaluator = evaluator_of(used)
-
-    def admits(each: Period) -> Evaluations | None:
-        goal = replace(whole, rates={name: whole.rates[name] for name in each.names})
-        return _kept(evaluator, goal, each.plan)
-
-    def plan_for(names: Sequence[str]) -> Period:
-        goal: Objective = AllDay(rates={name: by_name[name] for name in names}, most_ms=most_ms)
-        fleet = with_rates(workload, busiest(names))
-        first, last = order[names[0]], order[names[-1]]
-        for further in FURTHER_MARGINS:
-            raised = {**common, "margin": evaluator.margin + further}
-            found = solve(fleet, list(dict.fromkeys(used)), goal, solver="replan", old_plan=static, **raised)
-            period = _of_static(static, found, tuple(names), first * period_s, (last + 1) * period_s)
-            if len(period.servers) == len(static.bins) or _kept(evaluator, goal, period.plan) is not None:
-                break
-        return period
-
-    order = {name: k for k, name in enumerate(rates)}
+    given = {**common, "solver": "replan", "old_plan": static}
     periods = []
     for k, name in enumerate(rates):
         progress(f"period {name}", k, len(rates))
-        periods.append(plan_for([name]))
-    merged = [replace(each, plan=_joined(split, each.plan)) for each in _merged(periods, plan_for, start_s)]
-    static, settled = _settled(_joined(split, static), merged, admits)
-    return Schedule(static, _with_moves(settled), start_s)
+        periods.append(day.period([name], static, given))
+    # from where the number of GPUs changes, so that no period ends at midnight only because the day does
+    cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
+    merged = _merged(
+        [*periods[cut:], *periods[:cut]], lambda names: day.period(names, static, given), start_s
+    )
+    joined = [replace(each, plan=_joined(day.split, each.plan)) for each in merged]
+    steady = with_steady_settings(joined, day.admits)
+    reported = [replace(each, plan=day.reported(each.names, each.plan)) for each in steady]
+    static = day.reported(list(rates), _joined(day.split, static))
+    return Schedule(static, _with_moves(_within_day(reported, len(rates) * period_s)), start_s)
 
 
-def _kept(evaluator: Evaluator, goal: Objective, plan: Plan) -> Evaluations | None:
-    """Figures of a plan whose servers all meet the goal; None for others."""
-    evaluator = evaluator.of(goal)
-    if not goal.admissible(evaluator.confirmed(plan.workload, plan.bins)).all():
-        return None
-    return evaluator.report(plan.workload, plan.bins)
+class _Day:
+    """Rates by period, and which plans hold in some of them."""
+
+    def __init__(
+        self,
+        split: Replicas,
+        rates: Mapping[str, FloatArray],
+        most_ms: Mapping[str, float],
+        period_s: float,
+        evaluator: Evaluator,
+    ) -> None:
+        self.split, self.period_s, self.most_ms, self.evaluator = split, period_s, most_ms, evaluator
+        self.rates = rates
+        self.start_s = {name: k * period_s for k, name in enumerate(rates)}
+        self.tokens = split.workload.mean_input_tokens + split.workload.mean_output_tokens
+
+    def _goal(self, names: Sequence[str], *, whole: bool) -> AllDay:
+        """The rates of these periods, of whole adapters or of their parts."""
+        fleet = self.split.workload if whole else self.split.fleet
+        rates = {name: self.rates[name] for name in names}
+        if not whole:
+            rates = {name: self.split.rates_of_parts(vector) for name, vector in rates.items()}
+        return AllDay(rates=_by_name(fleet, rates), most_ms=self.most_ms)
+
+    def held(self, names: Sequence[str], kinds: Kinds, **given: Any) -> Plan:
+        """A plan of the parts of adapters that holds in these periods, at the rates of the busiest one; infeasible if
+        none is found."""
+        goal = self._goal(names, whole=False)
+        busiest = max((self.rates[name] for name in names), key=lambda vector: float(vector @ self.tokens))
+        fleet = with_rates(self.split.fleet, self.split.rates_of_parts(busiest))
+        for further in FURTHER_MARGINS:
+            found = solve(fleet, kinds, goal, margin=self.evaluator.margin + further, **given)
+            if found.status is Status.INFEASIBLE:
+                break
+            if goal.admissible(self.evaluator.of(goal).confirmed(fleet, found.bins)).all():
+                return found
+        return replace(found, status=Status.INFEASIBLE)
+
+    def period(self, names: Sequence[str], static: Plan, given: Mapping[str, Any]) -> Period:
+        """The fewest servers for successive periods, in places of the static plan's; all of these if that fails."""
+        found = self.held(names, list(dict.fromkeys(item.profile for item in static.bins)), **given)
+        places = [] if found.moves is None else [k for k in found.moves.servers if k is not None]
+        if found.status is Status.INFEASIBLE or len(places) < len(found.bins):
+            found = replace(static, workload=found.workload)
+            places = list(range(len(static.bins)))
+        begin_s = self.start_s[names[0]]
+        return Period(tuple(names), begin_s, begin_s + len(names) * self.period_s, found, tuple(places))
+
+    def admits(self, each: Period, bins: Sequence[Bin]) -> list[bool]:
+        """Which of these servers hold in a period."""
+        goal = self._goal(each.names, whole=True)
+        rows = self.evaluator.of(goal).confirmed(each.plan.workload, bins)
+        return [bool(fits) for fits in goal.admissible(rows)]
+
+    def reported(self, names: Sequence[str], plan: Plan) -> Plan:
+        """The plan with its figures."""
+        evaluator = self.evaluator.of(self._goal(names, whole=True))
+        return replace(plan, evaluations=evaluator.report(plan.workload, plan.bins))
 
 
 def _checked(limits: Mapping[str, float]) -> dict[str, float]:
@@ -259,60 +281,6 @@ def _joined(split: Replicas, plan: Plan) -> Plan:
     )
 
 
-def _of_static(static: Plan, found: Plan, names: tuple[str, ...], start_s: float, end_s: float) -> Period:
-    """The plan as servers of the static one; the static plan itself where it takes other servers."""
-    continued = [] if found.moves is None else [k for k in found.moves.servers if k is not None]
-    if len(continued) == len(found.bins) and found.status is not Status.INFEASIBLE:
-        return Period(names, start_s, end_s, found, tuple(continued))
-    same = replace(static, workload=found.workload)
-    return Period(names, start_s, end_s, same, tuple(range(len(static.bins))))
-
-
-def _settled(
-    static: Plan, periods: Sequence[Period], admits: Callable[[Period], Evaluations | None]
-) -> tuple[Plan, list[Period]]:
-    """The same settings of a server in all periods, which it could not change without a start.
-
-    As many and as large slots as it has in any period; where a period does not hold with these, all servers run in
-    it, and if they do not either, every server keeps the settings of the static plan.
-    """
-    largest = {k: (item.max_loras, item.max_lora_rank) for k, item in enumerate(static.bins)}
-    for each in periods:
-        for k, item in zip(each.servers, each.plan.bins, strict=True):
-            largest[k] = (max(largest[k][0], item.max_loras), max(largest[k][1], item.max_lora_rank))
-    everyone = tuple(range(len(static.bins)))
-    for chosen in (largest, {k: (item.max_loras, item.max_lora_rank) for k, item in enumerate(static.bins)}):
-        whole = replace(static, bins=_with_settings(everyone, static.bins, chosen))
-        found = []
-        for each in periods:
-            same = replace(each.plan, bins=_with_settings(each.servers, each.plan.bins, chosen))
-            options = (
-                replace(each, plan=same),
-                replace(each, plan=replace(whole, workload=each.plan.workload), servers=everyone),
-            )
-            for option in options:
-                fits = all(
-                    item.max_lora_rank >= int(each.plan.workload.ranks[list(item.adapters)].max())
-                    for item in option.plan.bins
-                )
-                evaluations = admits(option) if fits else None
-                if evaluations is not None:
-                    found.append(replace(option, plan=replace(option.plan, evaluations=evaluations)))
-                    break
-        names = tuple(name for each in periods for name in each.names)
-        always = admits(Period(names, periods[0].start_s, periods[-1].end_s, whole, everyone))
-        if len(found) == len(periods) and always is not None:
-            return replace(whole, evaluations=always), found
-    raise ValidationError("No settings of the servers hold in every period.")
-
-
-def _with_settings(
-    servers: Sequence[int], bins: Sequence[Bin], chosen: Mapping[int, tuple[int, int]]
-) -> tuple[Bin, ...]:
-    pairs = zip(servers, bins, strict=True)
-    return tuple(replace(item, settings=item.profile.settings(*chosen[k])) for k, item in pairs)
-
-
 def _merged(
     periods: Sequence[Period], plan_for: Callable[[Sequence[str]], Period], startup_s: float
 ) -> list[Period]:
@@ -337,13 +305,29 @@ def _gpu_s(each: Period) -> float:
 
 def _change_s(one: Period, other: Period, startup_s: float) -> float:
     """GPU-seconds of a change: servers that start, before or after it, and adapters that move."""
-    changed = set(one.servers) ^ set(other.servers)
-    return startup_s * len(changed) / 2.0 + MOVE_COST_S * len(_moves(one, other))
+    before, after = (
+        set(zip(each.servers, (item.settings for item in each.plan.bins), strict=True))
+        for each in (one, other)
+    )
+    return startup_s * len(before ^ after) / 2.0 + MOVE_COST_S * len(_moves(one, other))
 
 
 def _moves(one: Period, other: Period) -> list[str]:
     before, after = one.home(), other.home()
     return sorted(name for name, servers in after.items() if not servers <= before.get(name, servers))
+
+
+def _within_day(periods: Sequence[Period], day_s: float) -> list[Period]:
+    """In the order of the day; a period over midnight becomes two."""
+    found = []
+    for each in periods:
+        late = round(len(each.names) * (each.end_s - day_s) / (each.end_s - each.start_s))
+        if late > 0:
+            found.append(replace(each, names=each.names[-late:], start_s=0.0, end_s=each.end_s - day_s))
+        if late < len(each.names):
+            early = len(each.names) - max(late, 0)
+            found.append(replace(each, names=each.names[:early], end_s=min(each.end_s, day_s)))
+    return sorted(found, key=lambda each: each.start_s)
 
 
 def _with_moves(periods: Sequence[Period]) -> tuple[Period, ...]:
