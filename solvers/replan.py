@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from packer.bin import Bin
-from packer.objectives.gpus import Gpus
 from packer.objectives.moves import match, moved
 from packer.plan import Moves
 from packer.solvers.base import Problem, Solution
@@ -44,7 +43,7 @@ class Replan:
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order of the running servers that they continue; new ones at the end."""
         free = replace(problem, max_gpus=None)
-        fresh = Greedy().solve(replace(free, objective=Gpus(), old_bins=()))
+        fresh = Greedy().solve(replace(free, old_bins=()))
         mended = _Mending(free).run(enough=len(fresh.bins) if not fresh.unplaced else 1)
         plans = (repaired(free), mended, fresh.bins if not fresh.unplaced else None)
         options = [_aligned(problem, homeward(free, bins)) for bins in plans if bins]
