@@ -87,13 +87,14 @@ class Results:
     """Where the schedule goes, and its check."""
 
     output: str | None = option("-o", "--output", metavar="FILE", help="The schedule as JSON.")
-    static_path: str | None = option(
-        "--static", metavar="PLAN", help="The plan whose servers it runs, for packer export."
+    static_path: str | None = option("--static", metavar="PLAN", help="The plan that holds all day.")
+    servers_path: str | None = option(
+        "--servers", metavar="PLAN", help="Every server of the day, for packer export --format k8s."
     )
     keda_path: str | None = option(
         "--keda",
         metavar="FILE",
-        help="Cron triggers of KEDA for the Deployments of packer export --format k8s.",
+        help="Cron triggers of KEDA for the Deployments of --servers.",
     )
     prefix: str = option(default="gpu", metavar="NAME", help="Start of the names of these Deployments.")
     timezone: str = option(default="UTC", metavar="NAME", help="Time zone of the cron triggers.")
@@ -104,21 +105,21 @@ class Results:
 def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, out: Writing) -> int:
     """Which servers run in each hour of a day, from one plan that holds all day.
 
-    The static plan holds in every period. Each period runs as few of its servers as hold there; adapters of servers
-    that are off are on others meanwhile. The output says what the static plan alone would take.
+    The static plan holds in every period. Each period runs as few servers as hold there; adapters of servers that are
+    off are on others meanwhile. The output says what the static plan alone would take.
 
     \b
     Examples:
       packer schedule fleet.csv --rates day.csv
       packer schedule fleet.csv --trace week.csv.gz --period 1800
-      packer schedule fleet.csv --rates day.csv --replay --static plan.json --keda keda.yaml -o schedule.json
+      packer schedule fleet.csv --rates day.csv --replay --servers servers.json --keda keda.yaml -o schedule.json
     """
     from packer.cli.output import write_json
     from packer.io.files import write_text
     from packer.io.plans import write_plan
     from packer.operate.schedule import schedule as find
 
-    out.check(results.output, results.static_path, results.keda_path)
+    out.check(results.output, results.static_path, results.servers_path, results.keda_path)
     kinds = servers.kinds()
     out.note_profiles(*(kind.profile for kind in kinds))
     fleet = file.fleet()
@@ -133,11 +134,13 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
         data["replay"] = _replayed(found, rates, hours)
     if results.static_path is not None:
         write_plan(found.static, results.static_path, force=out.force)
+    if results.servers_path is not None:
+        write_plan(found.deployed, results.servers_path, force=out.force)
     if results.keda_path is not None:
         write_text(results.keda_path, _keda(found, results), force=out.force)
     write_json(data, results.output)
     out.result(data, lambda: _lines(found, data))
-    for path in filter(None, (results.static_path, results.keda_path, results.output)):
+    for path in filter(None, (results.static_path, results.servers_path, results.keda_path, results.output)):
         out.note(f"wrote {path}")
     return 0
 
@@ -160,7 +163,7 @@ def _replayed(found: Schedule, rates: Any, hours: Hours) -> dict[str, Any]:
 def _keda(found: Schedule, results: Results) -> str:
     from packer.export.keda import scaled_objects
 
-    names = {f"{results.prefix}-{k}": found.running(k) for k in range(len(found.static.bins))}
+    names = {f"{results.prefix}-{k}": found.running(k) for k in range(len(found.servers))}
     return scaled_objects(
         names, day_s=found.periods[-1].end_s, startup_s=found.startup_s, timezone=results.timezone
     )
@@ -176,7 +179,20 @@ def _lines(found: Schedule, data: dict[str, Any]) -> list[Table | str]:
         )
         for each in found.periods
     ]
-    lines: list[Table | str] = [table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows)]
+    servers = [
+        (
+            k,
+            item.max_loras,
+            item.max_lora_rank,
+            len(item.adapters),
+            sum(e - s for s, e in found.running(k)) / 3600,
+        )
+        for k, item in enumerate(found.servers)
+    ]
+    lines: list[Table | str] = [
+        table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
+        table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", "hours a day"), servers),
+    ]
     lines.append(
         f"{number(found.gpu_hours, 1)} GPU-hours a day with {len(found.starts())} starts and {found.moves} moves; "
         f"the static plan of {found.static.n_gpus} GPUs takes {number(found.static_gpu_hours, 1)}, "

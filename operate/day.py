@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from packer.bin import Bin
@@ -66,6 +65,9 @@ class Schedule:
     ----------
     static
         The plan that holds in every period, at the rates of the busiest one: what takes no changes at all.
+    deployed
+        Every server of the day, to deploy once and to scale to 0 or 1: one for each place in the static plan and each
+        settings that it has, at the rates of the quietest period. An adapter has equal shares of all that ever hold it.
     periods
         In order; together the whole day, which repeats.
     startup_s
@@ -73,6 +75,7 @@ class Schedule:
     """
 
     static: Plan
+    deployed: Plan
     periods: tuple[Period, ...]
     startup_s: float
 
@@ -84,8 +87,7 @@ class Schedule:
     @property
     def start_gpu_hours(self) -> float:
         """GPU-hours in which servers start and do not serve yet."""
-        servers = self.servers
-        gpus = sum(servers[k].gpus for _, k in self.starts())
+        gpus = sum(self.servers[k].gpus for _, k in self.starts())
         return gpus * self.startup_s / HOUR_S
 
     @property
@@ -105,22 +107,8 @@ class Schedule:
 
     @property
     def servers(self) -> tuple[Bin, ...]:
-        """Every server of the day, by number, with all adapters that it holds in some period, in equal shares."""
-        first: dict[int, Bin] = {}
-        adapters: dict[int, set[int]] = {}
-        for each in self.periods:
-            for k, item in zip(each.servers, each.plan.bins, strict=True):
-                first.setdefault(k, item)
-                adapters.setdefault(k, set()).update(item.adapters)
-        number = Counter(i for held in adapters.values() for i in held)
-        return tuple(
-            replace(
-                first[k],
-                adapters=tuple(sorted(adapters[k])),
-                shares=tuple(1.0 / number[i] for i in sorted(adapters[k])),
-            )
-            for k in sorted(first)
-        )
+        """Every server of the day, by number, with the adapters that it holds in any period."""
+        return self.deployed.bins
 
     def starts(self) -> list[tuple[int, int]]:
         """(period, server) of each start in a day."""

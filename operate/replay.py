@@ -184,9 +184,9 @@ def replay(
         first[index[ended]] = run.raw.first_s[ended] + window.start_s
         finish[index[ended]] = run.raw.finish_s[ended] + window.start_s
         waiting = index[~ended]
-        after = windows[(k + 1) % len(windows)].gpus_of
+        following = windows[(k + 1) % len(windows)].gpus_of
         for (number, gpus), server in zip(window.gpus_of.items(), run.servers, strict=True):
-            if number not in after:
+            if number not in following:
                 raw = server.raw
                 late_s = (
                     raw.finish_s[raw.finished & (raw.first_s < length_s)].max(initial=length_s) - length_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -91,10 +92,10 @@ def schedule(
     """Plans for the periods of a day, with few moves between them.
 
     A static plan holds at the rates of every period. Each period runs as few of its servers as hold there, their
-    adapters where they are in the static plan as far as possible; adapters of servers that are off are on others. So
-    a server is one deployment that is started and stopped, and an adapter moves only when its server does. Successive
-    periods with as many servers become one if one set of servers holds in all of them, which saves moves; shorter ones
-    also where starting servers would take more GPU time than keeping them.
+    adapters where they are in the static plan as far as possible; adapters of servers that are off are on others.
+    Successive periods with as many servers become one if one set of servers holds in all of them, which saves moves;
+    shorter ones also where starting servers would take more GPU time than keeping them. A server whose settings do not
+    hold in the next period is replaced: another one is started before it stops.
 
     An adapter that one GPU does not serve in every period is planned as equal parts. Parts on one server are one
     replica, so its replicas follow its load; its share of each server is in the plans.
@@ -144,7 +145,8 @@ def schedule(
     common = {"predictor": predictor, "seed": seed, "verify": False, "with_headroom": False, "stop": stop}
     static = day.held(list(rates), profile, solver="greedy", **common)
     if static.status is Status.INFEASIBLE:
-        raise ValidationError(f"No plan holds in every period: {' '.join(static.reasons[:3])}")
+        why = " ".join(static.reasons[:3]) or "the twin refuses those that were tried."
+        raise ValidationError(f"No plan holds in every period: {why}")
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
     checks.real("startup_s", start_s, low=0.0)
     given = {**common, "solver": "replan", "old_plan": static}
@@ -160,8 +162,9 @@ def schedule(
     joined = [replace(each, plan=_joined(day.split, each.plan)) for each in merged]
     steady = with_steady_settings(joined, day.admits)
     reported = [replace(each, plan=day.reported(each.names, each.plan)) for each in steady]
+    found = _with_moves(_within_day(reported, len(rates) * period_s))
     static = day.reported(list(rates), _joined(day.split, static))
-    return Schedule(static, _with_moves(_within_day(reported, len(rates) * period_s)), start_s)
+    return Schedule(static, _deployed(found, evaluator), found, start_s)
 
 
 class _Day:
@@ -297,6 +300,37 @@ def _merged(
         else:
             k += 1
     return found
+
+
+def _deployed(periods: Sequence[Period], evaluator: Evaluator) -> Plan:
+    """Every server of the day with all adapters that it holds, at the rates of the quietest period."""
+    first: dict[int, Bin] = {}
+    held: dict[int, set[int]] = {}
+    for each in periods:
+        for k, item in zip(each.servers, each.plan.bins, strict=True):
+            first.setdefault(k, item)
+            held.setdefault(k, set()).update(item.adapters)
+    number = Counter(i for adapters in held.values() for i in adapters)
+    bins = tuple(
+        replace(
+            first[k], adapters=tuple(sorted(held[k])), shares=tuple(1.0 / number[i] for i in sorted(held[k]))
+        )
+        for k in sorted(held)
+    )
+    quiet = min((each.plan for each in periods), key=lambda plan: plan.workload.offered_tok_s)
+    rows = evaluator.report(quiet.workload, bins)
+    return replace(
+        quiet,
+        bins=bins,
+        evaluations=rows,
+        status=Status.FEASIBLE if rows.feasible.all() else Status.INFEASIBLE,
+        objective_value=(float(sum(item.gpus for item in bins)),),
+        lower_bound=None,
+        bound_proven=False,
+        bound_source="",
+        moves=None,
+        reasons=("The servers of a day's schedule, which says when each of them runs.",),
+    )
 
 
 def _gpu_s(each: Period) -> float:

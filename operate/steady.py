@@ -81,7 +81,7 @@ def _chosen(
             runs[-1] = ([*runs[-1][0], t], both)
         elif t in options:
             runs.append(([t], options[t]))
-    found = {}
+    found: dict[int, Settings] = {}
     for members, common in runs:
         had = Counter(own[t] for t in members)
         best = max(common, key=lambda each: (had[each], each.max_loras, each.max_lora_rank))

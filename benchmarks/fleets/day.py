@@ -73,14 +73,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             fleet, requests, windows_of(found), startup_s=found.startup_s, moves=found.moves, **given
         ),
         "hindsight, each hour alone": replay(fleet, requests, best, moves=hindsight_moves, **given),
-        "autoscaler, 80 % of capacity": replay(
-            fleet,
-            requests,
-            reactive(requests, server, max(loads), startup_s=found.startup_s),
-            startup_s=found.startup_s,
-            **given,
-        ),
     }
+    for target in (0.8, 0.65):
+        windows = reactive(requests, server, max(loads), startup_s=found.startup_s, target=target)
+        name = f"autoscaler, {target:.0%} of capacity"
+        days[name] = replay(fleet, requests, windows, startup_s=found.startup_s, **given)
     result = {
         "planned_s": planned_s,
         "adapters": len(fleet),

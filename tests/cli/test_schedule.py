@@ -26,15 +26,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     """Fewer servers at night, a static plan to deploy, and cron triggers for those that are off."""
     words = ["schedule", "fleet.csv", "--rates", "day.csv", "--period", "21600", "--margin", "0"]
-    assert run([*words, "--static", "plan.json", "--keda", "keda.yaml", "-o", "schedule.json"]) == 0
+    files = ["--static", "plan.json", "--servers", "servers.json", "--keda", "keda.yaml"]
+    assert run([*words, *files, "-o", "schedule.json"]) == 0
     out = capsys.readouterr().out
     found = json.loads(Path("schedule.json").read_text())
     assert found["gpu_hours"] < found["static_gpu_hours"]
     assert [period["periods"] for period in found["periods"]] == [["night"], ["morning", "noon"], ["evening"]]
     assert len(read_plan("plan.json").bins) == found["static_gpus"]
-    triggers = list(yaml.safe_load_all(Path("keda.yaml").read_text()))
-    assert len(triggers) == found["static_gpus"] - found["periods"][0]["gpus"]
-    assert triggers[0]["spec"]["triggers"][0]["metadata"]["end"] == "0 18 * * *"
+    servers = read_plan("servers.json").bins
+    triggers = {
+        each["metadata"]["name"]: each["spec"]["triggers"][0]["metadata"]
+        for each in yaml.safe_load_all(Path("keda.yaml").read_text())
+    }
+    by_day = {each["server"] for each in found["periods"][1]["servers"]}
+    by_night = {each["server"] for each in found["periods"][0]["servers"]}
+    assert set(triggers) == {f"gpu-{k}" for k in by_day ^ by_night}
+    assert all(triggers[f"gpu-{k}"]["end"] == "0 18 * * *" for k in by_day - by_night)
+    for each in found["periods"]:
+        for server in each["servers"]:
+            deployed = servers[server["server"]]
+            assert deployed.max_loras == server["max_loras"]
+            assert deployed.max_lora_rank == server["max_lora_rank"]
+    pods = ["--adapters-claim", "adapters", "--token-secret", "hf", "-o", "k8s/"]
+    assert run(["export", "servers.json", "--format", "k8s", *pods]) == 0
+    manifests = "".join(path.read_text() for path in Path("k8s").iterdir())
+    assert all(f"name: gpu-{k}\n" in manifests for k in range(len(servers)))
     assert f"the static plan of {found['static_gpus']} GPUs takes" in " ".join(out.split())
 
 

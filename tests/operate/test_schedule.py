@@ -57,13 +57,44 @@ def test_every_period_holds_and_every_adapter_has_a_server() -> None:
             assert predictor.evaluate(fleet, found.static.bins).feasible.all()
 
 
-def test_a_server_keeps_its_settings_and_its_place() -> None:
-    """max_loras and max_lora_rank of a server are the same all day: it is one deployment."""
+def test_a_server_keeps_its_settings() -> None:
+    """max_loras and max_lora_rank of a server are the same all day, and it holds the adapters of all its periods."""
     found = scheduled(day())
     for each in found.periods:
         for k, item in zip(each.servers, each.plan.bins, strict=True):
-            assert item.settings == found.static.bins[k].settings
+            assert item.settings == found.servers[k].settings
+            assert set(item.adapters) <= set(found.servers[k].adapters)
     assert max(each.gpus for each in found.periods) <= found.static.n_gpus
+    assert set(range(len(found.servers))) == {k for each in found.periods for k in each.servers}
+    shares = np.zeros(len(FLEET))
+    for item in found.servers:
+        shares[list(item.adapters)] += item.shares
+    assert shares == pytest.approx(1.0)
+
+
+def test_a_server_with_other_settings_is_another_server() -> None:
+    """One GPU at night has other settings than any by day: a new server takes its place, which counts as a start."""
+    found = scheduled(day(), limits={"mean_ttft_ms": 60.0})
+    night, morning = found.periods[0], found.periods[1]
+    assert (night.gpus, morning.gpus) == (1, 2)
+    assert not set(night.servers) & set(morning.servers)
+    assert len(found.servers) > found.static.n_gpus
+    assert {(1, k) for k in morning.servers} <= set(found.starts())
+    hours = sum(each.gpus * each.hours for each in found.periods)
+    assert found.gpu_hours == pytest.approx(hours + len(found.starts()) * found.startup_s / 3600.0)
+    assert len(morning.moved) == len(FLEET)
+
+
+def test_midnight_ends_no_period() -> None:
+    """A day that begins at another hour takes as many GPU-hours and starts."""
+    rates = day()
+    names = list(rates)
+    found = [scheduled({name: rates[name] for name in (*names[k:], *names[:k])}) for k in (0, 1, 3)]
+    for each in found:
+        assert each.gpu_hours == pytest.approx(found[0].gpu_hours)
+        assert len(each.starts()) == len(found[0].starts())
+        assert (each.periods[0].start_s, each.periods[-1].end_s) == (0.0, len(rates) * 3600.0)
+    assert found[1].periods[0].servers == found[1].periods[-1].servers
 
 
 def test_fewer_servers_at_night() -> None:
@@ -168,7 +199,7 @@ def test_replicas_follow_the_load() -> None:
             assert (row.mean_ttft_ms <= 500.0).all()
         assert each.plan.workload.names == fleet.names
         for k, item in zip(each.servers, each.plan.bins, strict=True):
-            assert item.settings == found.static.bins[k].settings
+            assert item.settings == found.servers[k].settings
     assert replicas[0] == 1
     assert 1 < max(replicas) <= 8
     assert found.static.workload.names == fleet.names
@@ -207,13 +238,22 @@ def test_a_change_of_servers_loses_no_request(small_day: tuple[Workload, Request
         [Window(0.0, 290.0, server, "round-robin"), Window(290.0, 600.0, server.resized(2), "round-robin")],
         startup_s=360.0,
     )
+    replaced = replay(
+        fleet,
+        trace,
+        [Window(0.0, 290.0, server, "round-robin"), Window(290.0, 600.0, server, "round-robin", (1,))],
+        startup_s=360.0,
+    )
     assert np.isfinite(whole.ttft_ms).all()
     assert np.isfinite(cut.ttft_ms).all()
     early = trace.time_s < 280.0
     assert np.array_equal(cut.ttft_ms[early], whole.ttft_ms[early])
     assert whole.gpu_hours == pytest.approx(600.0 / 3600.0)
-    assert cut.gpu_hours == pytest.approx((290.0 + 2 * 310.0 + 360.0) / 3600.0)
-    assert (cut.starts, whole.starts) == (1, 0)
+    serving_s = 290.0 + 2 * 310.0 + 360.0
+    longest_s = 60.0  # a server that is stopped ends what runs there
+    assert serving_s < cut.gpu_hours * 3600.0 < serving_s + longest_s
+    assert (cut.starts, whole.starts, replaced.starts) == (1, 0, 2)
+    assert 600.0 + 720.0 < replaced.gpu_hours * 3600.0 < 600.0 + 720.0 + 2 * longest_s
     with pytest.raises(ValidationError, match="without gaps"):
         replay(fleet, trace, [Window(0.0, 10.0, server), Window(20.0, 600.0, server)])
 

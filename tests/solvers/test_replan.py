@@ -11,6 +11,7 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
+from packer.objectives.all_day import AllDay
 from packer.objectives.moves import Moves
 from packer.settings import Slots
 from packer.solvers.base import Problem
@@ -95,3 +96,20 @@ def test_a_limit_never_leaves_half_an_adapter(max_gpus: int) -> None:
     assert len(found.bins) == max_gpus
     assert bool(found.reasons) == (max_gpus == 1)
     assert (found.moves is not None) == (max_gpus == 2)
+
+
+def test_a_fresh_plan_keeps_the_limits_of_the_objective() -> None:
+    """One GPU serves the fleet but breaks the limit on latency, so that it is no way out for two that keep it."""
+    workload, old = two_servers(0.05)
+    most_ms = 1.2 * AnalyticPredictor().evaluate(workload, old).mean_ttft_ms.max()
+    rates = {"noon": dict(zip(workload.names, workload.rates.tolist(), strict=True))}
+    goal = AllDay(old, rates, {"mean_ttft_ms": float(most_ms)})
+    posed = replace(problem(workload, objective=goal, predictor=AnalyticPredictor()), old_bins=old)
+    alone = Bin(tuple(range(90)), Slots(90, 32), PROFILE)
+    row = posed.evaluator.evaluate(workload, [alone])
+    assert row.feasible.all()
+    assert not goal.admissible(row).any()
+    found = Replan().solve(posed)
+    check(posed, found)
+    assert goal.admissible(posed.evaluator.evaluate(workload, found.bins)).all()
+    assert len(found.bins) == 2
