@@ -136,8 +136,11 @@ class Frontier:
 
     @property
     def points(self) -> list[FrontierPoint]:
-        """The points made so far, fewest GPUs first."""
-        return [self._points[n] for n in sorted(self._points)]
+        """The points made so far, fewest GPUs first; one for each number of GPUs that is used."""
+        found = sorted(
+            self._points.values(), key=lambda each: (each.n_gpus, not each.holds, each.p95_ttft_ms)
+        )
+        return list({each.n_gpus: each for each in reversed(found)}.values())[::-1]
 
     def at(self, n_gpus: int) -> FrontierPoint:
         """The plan on that many GPUs."""

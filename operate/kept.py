@@ -11,7 +11,8 @@ import numpy as np
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.solvers.verify import FRESH_SEED
-from packer.twin.hours import Hours, merged
+from packer.twin.hours import HOUR_S, Hours, merged
+from packer.twin.per_adapter import FEW_REQUESTS
 from packer.workload import Workload
 
 Hour = tuple[Workload, int]
@@ -19,7 +20,8 @@ Hour = tuple[Workload, int]
 VARYING = ("bursty", "unpredictable")
 """Arrivals of which one hour is unlike another."""
 FRESH_HOURS = 3
-"""Fresh hours that a plan for such arrivals is simulated on; one is enough for others."""
+"""Fresh hours that a plan is simulated on for such arrivals, or where it is chance which adapters with few requests
+have one that waits; one is enough for others."""
 STARVING = 1e3
 """Servers that starve or queue use their limits at least so many times."""
 
@@ -89,6 +91,8 @@ class KeptHours:
         """Whether no server starves or has a queue that grows in that hour, and enough adapters keep their limits."""
         fleet, seed = hour
         hours = self.simulated.all(bins, fleet, seed=seed)
+        if self.required == len(fleet):
+            return all(hour.used <= 1.0 for hour in hours)
         if not all(served and stable for _, stable, served in (hour.keeps for hour in hours)):
             return False
         used = merged(fleet, bins, hours).slo_used
@@ -96,9 +100,18 @@ class KeptHours:
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """Hours of the `number`-th set of fresh ones, at the rates as given, that break the limits."""
-        count = FRESH_HOURS if self._varies else 1
-        fresh = ((self.workload, self.seed + FRESH_SEED * (1 + number * count + k)) for k in range(count))
+        count = FRESH_HOURS if self._varies or self._left_to_chance(bins) else 1
+        fresh = (
+            (self.workload, self.seed + FRESH_SEED * (1 + number * FRESH_HOURS + k)) for k in range(count)
+        )
         return [hour for hour in fresh if not self.within(bins, hour)]
+
+    def _left_to_chance(self, bins: Sequence[Bin]) -> bool:
+        """Whether adapters have few requests, and some request waits longer than a limit."""
+        few = bool((self.workload.rates * HOUR_S < FEW_REQUESTS).any())
+        least_ms = self.workload.slo.columns(self.workload)[0].min()
+        shown = self.simulated.all(bins, self.workload) if few else []
+        return any(hour.ttft_ms.max(initial=0.0) > least_ms for hour in shown)
 
     def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:
         """How many adapters break their limits in one of the hours, or of further ones."""

@@ -26,6 +26,7 @@ REPLAYED = (
     "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-trace "
     "without --replay measures rates and bursts, of which other hours can be drawn"
 )
+_WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin."
 BEYOND = 64
 """Up to how many GPUs more than those at hand are looked for to say how many would do."""
 
@@ -118,6 +119,10 @@ def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
     hours = [job.kept.adapters(point.plan.bins, hour) for hour in job.broken]
     used = np.max([np.nan_to_num(each.slo_used, nan=np.inf, posinf=np.inf) for each in hours], axis=0)
     worst = int(used.argmax())
+    if used[worst] <= 1.0:
+        return (
+            "In another hour an adapter with few requests may wait for more than twice its limit. " + _WIDER
+        )
     how = (
         f"uses {used[worst]:.0%} of its limits"
         if np.isfinite(used[worst])
@@ -125,7 +130,7 @@ def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
     )
     return (
         f"In another hour adapter {job.workload.names[worst]!r} {how}, and {int((used > 1.0).sum())} of {len(used)} "
-        "adapters break theirs. What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin"
+        f"adapters break theirs. {_WIDER}"
     )
 
 
@@ -239,8 +244,8 @@ def decision(
         text += "; the goal is kept when any GPU is lost"
     if breaking is None:
         text += "."
-    elif spare and not breaking:
-        text += f". This breaks the goal ({slo}) when a GPU is lost."
+    elif not breaking:
+        text += f". This breaks the goal ({slo}) {'when a GPU is lost' if spare else 'in some hours'}."
     else:
         text += f". This breaks the goal ({slo}): {breaking:,} of {len(best.plan.workload):,} adapters are beyond it."
     text += "" if reachable else " No number of GPUs keeps it."
@@ -260,17 +265,21 @@ def decision(
 
 def _shortcoming(point: FrontierPoint, slo: Slo, spare: int) -> str:
     """Why a number of GPUs whose TTFT may look fine is not enough."""
-    if point.worst_adapter_ttft_ms > slo.limits.p95_ttft_ms or point.holds:
+    adapters = point.plan.adapters
+    if point.worst_adapter_ttft_ms > slo.limits.p95_ttft_ms or point.holds or adapters is None:
         return ""
     breaks = f", and break{'s' if point.n_gpus == 1 else ''} the goal"
     if point.broken_later:
         return f"{breaks} in another hour"
     if spare and not point.queueing:
         return f"{breaks} when a GPU is lost"
-    adapters = point.plan.adapters
-    if adapters is not None and bool((adapters.slo_used <= 1.0).all()):
-        return f"{breaks} with rates raised by the margin"
-    return f", ITL {point.mean_itl_ms:.0f} ms{breaks}"
+    ttft_ms, itl_ms = slo.columns(point.plan.workload)
+    late, slow = adapters.p95_ttft_ms > ttft_ms, adapters.mean_itl_ms > itl_ms
+    if late.any():
+        return f"{breaks} of {int(late.sum()):,} of {len(late):,} adapters"
+    if slow.any():
+        return f", ITL up to {adapters.mean_itl_ms[slow].max():.0f} ms{breaks}"
+    return f"{breaks} with rates raised by the margin"
 
 
 def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:

@@ -24,6 +24,8 @@ from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 HOUR_S = 3600.0
+MOST_REQUESTS = 20_000_000
+"""Requests (of 4 bytes) of the hours that are stored; beyond, the oldest ones are simulated again when needed."""
 SLO = {"slo_used": 1.0}
 """The limits of adapters (`Workload.slo`) as the limit of a figure."""
 LEVELS = tuple(round(1.08**k, 4) for k in range(19))
@@ -56,18 +58,22 @@ class Hours:
     seed: int = 0
     stop: Callable[[], bool] = lambda: False
     limits: Mapping[str, float] = field(default_factory=dict)
-    _stored: dict[Any, ServerHour] = field(default_factory=dict)
+    _stored: dict[Any, tuple[Workload, ServerHour]] = field(default_factory=dict)
+    """With the fleet, so that no other one has its id."""
 
     def all(self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None) -> list[ServerHour]:
         """One hour of each server."""
         chosen = self.seed if seed is None else seed
-        keys = [
-            (item.adapters, item.shares, item.settings, id(item.profile), id(fleet), chosen) for item in items
-        ]
-        missing = {key: item for key, item in zip(keys, items, strict=True) if key not in self._stored}
-        found = self._parallel(lambda item: self._hour(_run(item, fleet, chosen)), list(missing.values()))
-        self._stored.update(zip(missing, found, strict=True))
-        return [self._stored[key] for key in keys]
+        keys = [(item, id(fleet), chosen) for item in items]
+        missing = [key for key in dict.fromkeys(keys) if key not in self._stored]
+        found = self._parallel(lambda key: self._hour(_run(key[0], fleet, chosen)), missing)
+        self._stored.update((key, (fleet, hour)) for key, hour in zip(missing, found, strict=True))
+        hours = [self._stored[key][1] for key in keys]
+        kept = sum(hour.ttft_ms.size for _, hour in self._stored.values()) if missing else 0
+        while kept > MOST_REQUESTS and len(self._stored) > 1:
+            _, oldest = self._stored.pop(next(iter(self._stored)))
+            kept -= oldest.ttft_ms.size
+        return hours
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
         """How far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then.

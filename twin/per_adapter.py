@@ -24,6 +24,10 @@ FEW_MAY_REACH = 2.0
 MEAN_FROM = 5
 """Completed requests from which the mean of an adapter with few of them says more than chance."""
 
+FEW_CHANCE = 0.05
+"""How many adapters with few requests may be beyond `FEW_MAY_REACH` times their limit in an hour of a server, on
+average over what is chance: which of them has a request while the server is slow."""
+
 
 def quiet_adapters(fleet: Workload) -> str:
     """How many adapters send too few requests an hour for a 95th percentile of their own, in words; "" for none."""
@@ -105,6 +109,42 @@ def slo_used(sim: Simulation) -> FloatArray:
     ttft_ms = np.maximum(sim.adapter_pooled_p95_ttft_ms, own_ms)
     worst: FloatArray = np.maximum(ttft_ms / ttft_limit_ms, itl_ms / itl_limit_ms)
     return worst
+
+
+def few_used(sim: Simulation) -> float:
+    """How much of `FEW_MAY_REACH` times their limits adapters with few requests use in all hours like this one.
+
+    Which of them has a request while the server is slow is chance: each one's requests are taken as drawn from those
+    of the server. Above 1, more than `FEW_CHANCE` adapters on average have a 95th percentile, interpolated as
+    `numpy.quantile` does, beyond `FEW_MAY_REACH` times their limit. 0 where no request waits so long.
+    """
+    number = _sums(sim, None).astype(np.int64)
+    few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
+    limits = sim.workload.slo.columns(sim.workload)[0][few] * FEW_MAY_REACH
+    waits = np.sort(sim.ttft_ms)
+    if not few.any() or waits[-1] <= limits.min():
+        return 0.0
+    from scipy.special import bdtrc  # the chance of more than k of n
+
+    number = number[few]
+    place = 0.95 * (number - 1)
+    part, above = np.maximum(place % 1.0, 1e-9), number - 1 - np.floor(place)
+    usual = float(np.median(waits))
+
+    def expected(used: float) -> float:
+        """Adapters beyond: by the upper of the two requests around the percentile alone, or by both."""
+        levels = used * limits
+        both, upper = (
+            1.0 - np.searchsorted(waits, each, side="right") / len(waits)
+            for each in (levels, usual + (levels - usual) / part)
+        )
+        return float(np.maximum(bdtrc(above, number, both), bdtrc(above - 1, number, upper)).sum())
+
+    low, high = 0.0, float(waits[-1] / limits.min())
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if expected(middle) > FEW_CHANCE else (low, middle)
+    return high
 
 
 def kept_requests(sim: Simulation) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:

@@ -360,8 +360,13 @@ class Simulation:
 
     @property
     def slo_used(self) -> float:
-        """That of the adapter at the quantile `adapter_share` of `Workload.slo`: above 1 too few keep their limits."""
+        """That of the adapter at the quantile `adapter_share` of `Workload.slo`: above 1 too few keep their limits.
+
+        Where every adapter must keep them, also the chance of those with few requests counts (`few_used`).
+        """
         used = self.adapter_slo_used
+        if self.workload.slo.adapter_share == 1.0 and np.isfinite(used).all():
+            return max(float(used.max()), figures.few_used(self))
         return float(np.sort(used)[math.ceil(self.workload.slo.adapter_share * len(used) - 1e-9) - 1])
 
     @property

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.profile import LatencySpec, Profile
+from packer.twin import hours as stored
 from packer.twin.hours import Hours
 from packer.workload import Workload
 
@@ -18,3 +21,32 @@ def test_hours_are_kept_by_kind_of_server(make_profile: Callable[..., Profile]) 
     hours = Hours()
     quick, slow = hours.all([Bin((0, 1), kind.settings(2, 8), kind) for kind in kinds], fleet)
     assert quick.figures.mean_itl_ms < 0.5 * slow.figures.mean_itl_ms
+
+
+def test_the_oldest_hours_are_given_up(
+    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond so many requests, the hours that were simulated first are simulated again when they are needed."""
+    fleet = Workload([Adapter("a", 8, 0.2), Adapter("b", 8, 0.1)])
+    profile = make_profile()
+    first, second = (Bin((k,), profile.settings(1, 8), profile) for k in range(2))
+    simulated = []
+    one = stored._run
+    monkeypatch.setattr(stored, "_run", lambda *job: simulated.append(job[0]) or one(*job))
+    monkeypatch.setattr(stored, "MOST_REQUESTS", 1)
+    hours = Hours()
+    (before,) = hours.all([first], fleet)
+    hours.all([first, second], fleet)
+    (again,) = hours.all([first], fleet)
+    assert simulated == [first, second, first]
+    assert again.figures == before.figures
+
+
+def test_hours_of_a_fleet_that_is_gone_are_no_others(make_profile: Callable[..., Profile]) -> None:
+    """A fleet whose object takes the place of an earlier one in memory has hours of its own."""
+    profile = make_profile()
+    item = Bin((0,), profile.settings(1, 8), profile)
+    hours = Hours()
+    for rate in (0.1, 0.2, 0.4, 0.8) * 5:
+        (found,) = hours.all([item], Workload([Adapter("a", 8, rate)]))
+        assert found.figures.offered_tok_s == pytest.approx(Workload([Adapter("a", 8, rate)]).offered_tok_s)

@@ -13,7 +13,14 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.profile import LatencySpec, Profile
 from packer.slo import Limits, Slo
-from packer.twin.per_adapter import quiet_adapters
+from packer.twin.per_adapter import (
+    FEW_CHANCE,
+    FEW_MAY_REACH,
+    FEW_REQUESTS,
+    MEAN_FROM,
+    few_used,
+    quiet_adapters,
+)
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -109,6 +116,27 @@ def test_loads_per_request_by_hand(make_profile: MakeProfile) -> None:
     """Two adapters in one slot by turns are loaded once for each of their requests."""
     sim = _one_slot(make_profile, (0.0, 0, 5), (0.5, 1, 5), (1.0, 0, 5), (1.2, 0, 5))
     assert (sim.adapter_loads, sim.loads_per_request) == (3, 0.75)
+
+
+def test_chance_of_adapters_with_few_requests_is_that_of_draws(make_profile: MakeProfile) -> None:
+    """At the use that is found, requests drawn anew from those of the server put about `FEW_CHANCE` adapters beyond."""
+    rng = np.random.default_rng(5)
+    time_s = np.sort(rng.uniform(0.0, 900.0, 2_000))
+    owner, ones = rng.integers(0, 150, 2_000), np.ones(2_000, dtype=np.int64)
+    trace = RequestTrace(time_s, owner, 10 * ones, np.where(rng.random(2_000) < 0.02, 900, 20))
+    fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(150)], arrivals=Arrivals("trace", trace=trace))
+    run = simulate(fleet, make_profile(), max_loras=1, duration_s=900.0)
+    assert few_used(replace(run, workload=replace(fleet, slo=Slo.of(run.ttft_ms.max())))) == 0.0
+    for limit_ms in (0.02 * run.ttft_ms.max(), 0.2 * run.ttft_ms.max()):
+        own = replace(run, workload=replace(fleet, slo=Slo.of(limit_ms)))
+        level_ms = few_used(own) * FEW_MAY_REACH * limit_ms
+        number = np.bincount(owner, minlength=150)
+        beyond = 0
+        for _ in range(200):
+            drawn = [rng.choice(run.ttft_ms, count) for count in number if MEAN_FROM <= count < FEW_REQUESTS]
+            beyond += sum(np.quantile(each, 0.95) > level_ms for each in drawn)
+        assert 0.3 * FEW_CHANCE < beyond / 200 < 3.0 * FEW_CHANCE
+        assert own.slo_used == max(few_used(own), own.adapter_slo_used.max())
 
 
 def test_adapters_with_few_requests_are_counted_in_words() -> None:
