@@ -12,9 +12,7 @@ from packer.errors import InputError
 from packer.evaluation import Evaluation
 from packer.export.formats import start_commands
 from packer.plan import Plan, Status
-from packer.report.curves import Curves
-from packer.room import grouped, spans
-from packer.twin.hours import LEVELS
+from packer.report.rooms import growth
 from packer.twin.memory.policy import memory_policy
 from packer.twin.per_adapter import quiet_adapters
 
@@ -90,42 +88,6 @@ def percent(share: float | None) -> str:
     return "–" if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
 
 
-def room_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """For each GPU, or several equal ones, how far its rates may grow, what limits it at which load, and what helps."""
-
-    def growth(factor: float | None) -> str:
-        return "–" if factor is None else _growth(factor, is_limit=factor >= LEVELS[-1])
-
-    return [
-        (
-            spans(gpus),
-            *(growth(factor) for factor in (room.slo, room.queue, room.starvation)),
-            f"{room.limit}: {room.usage}" if room.limit else "–",
-            room.advice or "–",
-        )
-        for gpus, room in sorted(grouped(plan.rooms), key=lambda row: row[0])
-    ]
-
-
-def growth_texts(plan: Plan, curves: Curves | None) -> list[str]:
-    """By how much each GPU's load may grow: by the plan's own figures, else the curves, else a dash."""
-    found = ["–"] * len(plan.bins)
-    if curves is not None:
-        for row, gpu in enumerate(curves.gpus):
-            factor = curves.holding_factor(row)
-            if factor is not None and not plan.evaluations[gpu].slo_used > 1.0:
-                found[gpu] = _growth(factor, is_limit=curves.breaking_factor(row) is None)
-    for gpu, factor in enumerate(plan.headroom):
-        if factor is not None:
-            found[gpu] = _growth(factor, is_limit=factor >= LEVELS[-1])
-    return found
-
-
-def _growth(factor: float, *, is_limit: bool) -> str:
-    """A factor in percent, "+23 %"; with "> " where no larger one was tried."""
-    return f"{'> ' if is_limit else ''}+{100 * (factor - 1):.0f} %"
-
-
 def counted(count: int, name: str) -> str:
     """A number of things: "1 GPU", "2 GPUs"."""
     return f"{number(count)} {plural(count, name)}"
@@ -136,14 +98,14 @@ def plural(count: int, name: str) -> str:
     return name if count == 1 else f"{name}s"
 
 
-def gpu_cards(plan: Plan, curves: Curves | None = None) -> tuple[GpuCard, ...]:
+def gpu_cards(plan: Plan) -> tuple[GpuCard, ...]:
     """One card for each GPU, in order."""
     try:
         starts = start_commands(plan)
     except InputError:  # an infeasible plan, another engine, a name that no command line can hold
         starts = []
     most = max((evaluation.offered_tok_s for evaluation in plan.evaluations), default=0.0) or 1.0
-    rooms = growth_texts(plan, curves)
+    rooms = [growth(factor) for factor in plan.headroom] or ["–"] * len(plan.bins)
     return tuple(
         GpuCard(
             server=server,

@@ -22,13 +22,12 @@ Format = Callable[[float], str]
 
 
 class Chart(NamedTuple):
-    """A drawn panel; `legend`: (class, label) of each labelled series; `many`: thin lines."""
+    """A drawn panel; `legend`: (class, label) of each labelled series."""
 
     title: str
     unit: str
     svg: Markup
     legend: list[tuple[str, str]]
-    many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,6 @@ def chart(
     height: int = 220,
     x_format: Format = "{:g}".format,
     from_zero: bool = True,
-    many: bool = False,
 ) -> Chart:
     """The panel as an `svg` element, with its title, unit and legend.
 
@@ -99,7 +97,7 @@ def chart(
             parts += _series_parts(series, _color(series, position), x, y)
         label = _TEXT.format("axis", (_LEFT + width - _RIGHT) / 2, height - 4, "middle", panel.x_label)
         svg = _svg([*parts, *_marks(panel, x, y), label], width, height, panel)
-    return Chart(panel.title, panel.y_label, svg, legend, many)
+    return Chart(panel.title, panel.y_label, svg, legend)
 
 
 def _kind(series: Series, color: str) -> str:

@@ -1,20 +1,17 @@
-"""A plan's report as a file: curves drawn, a comparison read, the page written."""
+"""A plan's report as a file: a comparison read, the page written."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from packer.errors import FileFormatError, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.plan import Plan
-from packer.report.curves import Curves, growth_curves
 from packer.report.render import render_report
-from packer.solvers.evaluator import Evaluator
 from packer.twin.hours import with_adapters
 
-DEFAULT_CURVES = 6
 MOST_GPUS = 256
 """Above, latencies of adapters are shown only if the plan has them: an hour of a server takes up to a tenth of a
 second."""
@@ -24,40 +21,15 @@ def write_report(
     plan: Plan,
     path: str | os.PathLike[str],
     *,
-    predictor: str | None = None,
-    curves: int = DEFAULT_CURVES,
     comparison: Sequence[Mapping[str, object]] = (),
-    seed: int = 0,
     force: bool = True,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
-) -> Curves | None:
-    """Write the page and return the curves that it shows; latencies of adapters are those of a simulated hour.
+) -> None:
+    """Write the page, atomically; latencies of adapters are those of a simulated hour.
 
-    Parameters
-    ----------
-    plan
-        Feasible or not.
-    path
-        Where; written atomically.
-    predictor, seed
-        What evaluates the growing rates; None takes the plan's predictor.
-    curves
-        For how many GPUs the growth of all rates is drawn, the slowest first; 0 for none.
-    comparison
-        Rows of `packer compare --json` (`read_comparison`), shown as they are.
+    `comparison`: rows of `packer compare --json` (`read_comparison`), shown as they are.
     """
-    drawn = None
-    if curves and plan.bins:
-        name = predictor or plan.predictor
-        evaluator = Evaluator.load(name, list(dict.fromkeys(item.profile for item in plan.bins)), seed=seed)
-        today = plan.evaluations if name == plan.predictor else None
-        drawn = growth_curves(
-            plan, evaluator.evaluate, predictor=name, today=today, limit=curves, progress=progress
-        )
-    progress("latencies of adapters", 0, 0)
     shown = with_adapters(plan) if plan.n_gpus <= MOST_GPUS else plan
-    write_text(path, render_report(shown, curves=drawn, comparison=comparison), force=force)
-    return drawn
+    write_text(path, render_report(shown, comparison=comparison), force=force)
 
 
 def read_comparison(path: str | os.PathLike[str]) -> Sequence[Mapping[str, object]]:

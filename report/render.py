@@ -10,10 +10,10 @@ from markupsafe import Markup
 
 from packer.plan import Plan
 from packer.profile import Profile
-from packer.report import charts, context
-from packer.report.curves import Curves
+from packer.report import context
 from packer.report.figures_svg import Chart
 from packer.report.frontier import frontier_charts
+from packer.report.rooms import room_charts, room_rows
 from packer.report.templates import read, render
 
 COMPARED = {
@@ -33,20 +33,13 @@ COMPARED = {
 _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
 
 
-def render_report(
-    plan: Plan,
-    *,
-    curves: Curves | None = None,
-    comparison: Sequence[Mapping[str, object]] = (),
-) -> str:
+def render_report(plan: Plan, *, comparison: Sequence[Mapping[str, object]] = ()) -> str:
     """The page; the same input gives the same bytes.
 
     Parameters
     ----------
     plan
         Feasible or not.
-    curves
-        The GPUs at growing rates; None leaves the section out.
     comparison
         Rows of a comparison of solvers, shown as they are; all with the same keys.
     """
@@ -67,12 +60,10 @@ def render_report(
         number=context.number,
         milliseconds=context.milliseconds,
         percent=context.percent,
-        cards=context.gpu_cards(plan, curves),
-        rooms=context.room_rows(plan),
+        cards=context.gpu_cards(plan),
+        rooms=room_rows(plan),
+        growth=room_charts(plan),
         limits=str(plan.workload.slo),
-        curves=curves,
-        growth=charts.growth_charts(curves) if curves else [],
-        growth_rows=charts.growth_rows(curves) if curves else [],
         columns=[COMPARED.get(key, context.visible(key)) for key in shown],
         comparison=[[_cell(row[key]) for key in shown] for row in comparison],
         profiles=[(_facts(profile), sorted(profile.errors.items())) for profile in profiles],

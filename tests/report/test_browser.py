@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import pytest
 
 from packer.plan import Plan
-from packer.report.curves import Evaluate, growth_curves
 from packer.report.figures import Figure, Line, Mark, Panel, write_figure
 from packer.report.palette import DARK, LIGHT
 from packer.report.render import render_report
+from packer.room import Room
 
 
 @pytest.fixture
-def page(toy_plan: Callable[..., Plan], saturating: Evaluate, tmp_path: Path) -> Path:
+def page(toy_plan: Callable[..., Plan], tmp_path: Path) -> Path:
     """The report of a large plan with hostile names among its adapters."""
     names = [f"customer-{k:04d}" for k in range(994)]
     names += [
@@ -29,9 +30,8 @@ def page(toy_plan: Callable[..., Plan], saturating: Evaluate, tmp_path: Path) ->
     ]
     plan = toy_plan(names, gpus=60)
     path = tmp_path / "report.html"
-    path.write_text(
-        render_report(plan, curves=growth_curves(plan, saturating, predictor="saturating")), "utf-8"
-    )
+    rooms = tuple(Room(1.0 + k % 5 / 10, 1.5, 2.0) for k in range(60))
+    path.write_text(render_report(dataclasses.replace(plan, rooms=rooms)), "utf-8")
     return path
 
 

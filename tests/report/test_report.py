@@ -12,8 +12,8 @@ import pytest
 from packer.export.formats import export_plan
 from packer.plan import Plan, Status
 from packer.report import context
-from packer.report.curves import FACTORS, Evaluate, choose_gpus, growth_curves
 from packer.report.render import render_report
+from packer.report.rooms import room_rows
 from packer.room import Room
 from packer.twin.hours import with_adapters
 
@@ -67,20 +67,19 @@ def plan(toy_plan: Callable[..., Plan]) -> Plan:
     return toy_plan([f"adapter-{k}" for k in range(40)], gpus=4)
 
 
-def test_page_is_well_formed_and_needs_no_network(plan: Plan, saturating: Evaluate) -> None:
+def test_page_is_well_formed_and_needs_no_network(plan: Plan) -> None:
     """Every element closes, nothing is loaded from elsewhere, and only our own script runs."""
-    curves = growth_curves(plan, saturating, predictor="saturating")
-    page = Page(render_report(plan, curves=curves))
+    page = Page(render_report(plan))
     assert page.links == ["data:,"]
     assert page.scripts == 1
 
 
-def test_hostile_names_are_text(toy_plan: Callable[..., Plan], saturating: Evaluate) -> None:
+def test_hostile_names_are_text(toy_plan: Callable[..., Plan]) -> None:
     """Whatever an adapter or a workload is called, it appears as text and nothing else."""
     plan = toy_plan(HOSTILE, gpus=1)
     plan = dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, name=HOSTILE[0]))
     rows = [{"solver": name, "GPUs": 3} for name in HOSTILE]
-    text = render_report(plan, curves=growth_curves(plan, saturating, predictor=HOSTILE[0]), comparison=rows)
+    text = render_report(plan, comparison=rows)
     page = Page(text)
     assert page.scripts == 1
     for name in HOSTILE:
@@ -150,60 +149,10 @@ def test_infeasible_plan_without_servers_has_a_page(plan: Plan) -> None:
     assert "All too hot." in Page(render_report(empty)).texts
 
 
-def test_curves_end_where_a_server_breaks(plan: Plan, saturating: Evaluate) -> None:
-    """A server keeps its figures up to the factor at which it starves, and is not evaluated again."""
-    asked: list[int] = []
-
-    def evaluate(fleet, bins):  # type: ignore[no-untyped-def]
-        asked.append(len(bins))
-        return saturating(fleet.scaled(3.0), bins)
-
-    curves = growth_curves(plan, evaluate, predictor="x")
-    assert curves is not None
-    load = plan.workload.offered_tok_s / 4 * 3
-    first = next(factor for factor in FACTORS if load * factor > 4000 / 0.9)
-    ends = [curves.breaking_factor(row) for row in range(4)]
-    assert min(end for end in ends if end is not None) == pytest.approx(first, abs=0.11)
-    assert asked == sorted(asked, reverse=True)
-    assert asked[-1] < 4
-    ttft = curves.column("mean_ttft_ms")
-    for row, end in enumerate(ends):
-        known = FACTORS.index(end) + 1 if end is not None else len(FACTORS)
-        finite = [bool(value == value) for value in ttft[:, row]]
-        assert finite == [True] * known + [False] * (len(FACTORS) - known)
-
-
-def test_replayed_traces_have_no_curves(plan: Plan, saturating: Evaluate) -> None:
-    """The rates of a trace can't be multiplied, so the page leaves that section out."""
-    import numpy as np
-
-    from packer.arrival import Arrivals, RequestTrace
-
-    ones = np.ones(1, dtype=np.int64)
-    trace = RequestTrace(np.zeros(1), np.zeros(1, dtype=np.int64), ones, ones.copy())
-    fleet = plan.workload.with_arrivals(Arrivals("trace", trace=trace))
-    replayed = dataclasses.replace(plan, workload=fleet)
-    assert growth_curves(replayed, saturating, predictor="x") is None
-    assert "If every rate grows" not in render_report(replayed)
-
-
-def test_limited_curves_show_the_slowest(plan: Plan) -> None:
-    """With a limit, the GPU with the longest TTFT is among those drawn."""
-    rows = [
-        dataclasses.replace(row, mean_ttft_ms=float(k % 7)) for k, row in enumerate([*plan.evaluations] * 5)
-    ]
-    from packer.evaluation import Evaluations
-
-    chosen = choose_gpus(Evaluations.of(rows), 4)
-    assert len(chosen) == 4
-    assert {6, 13} <= set(chosen)
-
-
-def test_large_report_is_small(toy_plan: Callable[..., Plan], saturating: Evaluate) -> None:
-    """1,000 adapters on 60 GPUs stay below 5 MB, curves of every GPU included."""
+def test_large_report_is_small(toy_plan: Callable[..., Plan]) -> None:
+    """1,000 adapters on 60 GPUs stay below 5 MB."""
     plan = toy_plan([f"customer-{k:04d}-support-bot" for k in range(1000)], gpus=60)
-    curves = growth_curves(plan, saturating, predictor="saturating")
-    text = render_report(plan, curves=curves)
+    text = render_report(plan)
     assert len(text.encode()) < 5_000_000
     assert text.count("<tr>") > 1060
 
@@ -234,7 +183,7 @@ def test_growth_that_was_not_searched_beyond_says_so(plan: Plan) -> None:
     from packer.twin.hours import LEVELS
 
     known = [1.23, LEVELS[-1], None, LEVELS[-1] / 1.04]
-    texts = context.growth_texts(dataclasses.replace(plan, headroom=known), None)
+    texts = [card.headroom for card in context.gpu_cards(dataclasses.replace(plan, headroom=known))]
     assert texts == ["+23 %", "> +300 %", "–", "+284 %"]
     assert [text.replace(" ", "") for text in texts] == [growth(each).replace(" ", "") for each in known]
 
@@ -307,7 +256,9 @@ def test_room_to_grow_and_what_limits_it(toy_plan: Callable[..., Plan]) -> None:
     assert "How far each GPU may go" in page
     assert "slots: 16 of 16 in use at +47%" in page
     assert "max_loras 24" in page
-    assert context.room_rows(dataclasses.replace(plan, rooms=rooms))[0][1:4] == (
+    assert page.count("title>GPU 0: 36</title>") == 1
+    assert page.count("title>GPU 1: 0</title>") == 2  # and no growth at which its limits are kept
+    assert room_rows(dataclasses.replace(plan, rooms=rooms))[0][1:4] == (
         "+36 %",
         "+100 %",
         "> +300 %",
@@ -315,14 +266,13 @@ def test_room_to_grow_and_what_limits_it(toy_plan: Callable[..., Plan]) -> None:
     assert "How far each GPU may go" not in render_report(plan)
 
 
-def test_a_gpu_beyond_its_limits_does_not_hold(plan: Plan, saturating: Evaluate) -> None:
+def test_a_gpu_beyond_its_limits_does_not_hold(plan: Plan) -> None:
     """Neither its result nor its room to grow says that it is well, however much load it would serve."""
     used = np.where(np.arange(len(plan.bins)) == 0, 3.0, 0.5)
     broken = dataclasses.replace(
         plan, headroom=(), evaluations=dataclasses.replace(plan.evaluations, slo_used=used)
     )
-    curves = growth_curves(broken, saturating, predictor="twin", today=broken.evaluations)
-    cards = context.gpu_cards(broken, curves)
+    cards = context.gpu_cards(broken)
     assert [card.state for card in cards] == ["beyond limits", *["holds"] * (len(cards) - 1)]
     assert cards[0].headroom == "–"
 
