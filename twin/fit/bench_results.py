@@ -2,8 +2,8 @@
 
 A run of the base model at a steady load says how long its steps take: by Little's law its mean batch is the request
 throughput times the time that a request decodes. All terms of the estimated law are multiplied with one factor, which
-a handful of runs suffices for. Sources: vllm/benchmarks/serve.py; GuideLLM's GenerativeMetrics
-(src/guidellm/benchmark/schemas/generative/metrics.py).
+a handful of runs suffices for. Sources: vllm/benchmarks/serve.py, vllm/benchmarks/sweep/serve.py; GuideLLM's
+GenerativeMetrics (src/guidellm/benchmark/schemas/metrics.py), whose keys are the same from 0.2 to 0.7.
 """
 
 from __future__ import annotations
@@ -113,12 +113,18 @@ def _runs(path: Path) -> Iterator[dict[str, float]]:
                     "itl_ms": _mean(metrics, "inter_token_latency_ms"),
                 }
         elif isinstance(document, dict) and "request_throughput" in document:
+            for key, what in _UNSTEADY.items():
+                if document.get(key) is not None:
+                    raise FileFormatError(
+                        f"expected a steady run of the base model, got {what} ({key}).", path=path
+                    )
             completed = _number(document.get("completed"))
             yield {
                 "rate": _number(document["request_throughput"]),
                 "prompt": _number(document.get("total_input_tokens")) / completed if completed else math.nan,
                 "output": _number(document.get("total_output_tokens")) / completed if completed else math.nan,
-                "itl_ms": _number(document.get("mean_tpot_ms")),
+                # figures that --percentile-metrics does not name are not written
+                "itl_ms": _number(document.get("mean_tpot_ms", document.get("mean_itl_ms"))),
             }
         else:
             rule = "expected a result of vllm bench serve (request_throughput) or GuideLLM (benchmarks)"
@@ -126,10 +132,11 @@ def _runs(path: Path) -> Iterator[dict[str, float]]:
 
 
 def _documents(path: Path) -> list[Any]:
-    """The JSON document of a file, or one a line (`vllm bench serve --append-result`)."""
+    """The JSON document of a file, those of its list (`vllm bench sweep serve`) or one a line (`--append-result`)."""
     text = read_text(path)
     try:
-        return [json.loads(text)]
+        found = json.loads(text)
+        return found if isinstance(found, list) and found else [found]
     except (ValueError, RecursionError):
         pass
     found = []
@@ -172,5 +179,10 @@ _NAMES = {
     "rate": "the request throughput",
     "prompt": "the mean input tokens",
     "output": "the mean output tokens",
-    "itl_ms": "the mean time between tokens",
+    "itl_ms": "the mean time between tokens (tpot or itl in --percentile-metrics)",
 }
+_UNSTEADY = {
+    "ramp_up_strategy": "one whose rate rises",
+    "spec_decode_acceptance_length": "speculative decoding, of which a step gives several tokens",
+}
+"""Keys of `vllm bench serve` that only such runs have."""

@@ -24,43 +24,78 @@ LLAMA, QWEN = "h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct
 
 
 def vllm_result(rate: float, output: int, tpot_ms: float, prompt: int = 500, n: int = 100) -> dict[str, Any]:
-    """The keys of `vllm bench serve --save-result` that count, and a few others."""
+    """What `vllm bench serve --save-result` writes, without options for its figures (vllm/benchmarks/serve.py)."""
+    figures = {"ttft": 80.0, "tpot": tpot_ms, "itl": 2 * tpot_ms}
     return {
         "date": "20250101-120000",
+        "endpoint_type": "vllm",
         "backend": "vllm",
+        "label": None,
+        "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+        "tokenizer_id": "meta-llama/Llama-3.1-8B-Instruct",
+        "num_prompts": n + 2,
         "request_rate": "inf",
+        "burstiness": 1.0,
         "max_concurrency": 8,
+        "duration": n / rate,
         "completed": n,
+        "failed": 2,
         "total_input_tokens": n * prompt,
         "total_output_tokens": n * output,
         "request_throughput": rate,
-        "mean_ttft_ms": 80.0,
-        "mean_tpot_ms": tpot_ms,
-        "mean_itl_ms": 2 * tpot_ms,
+        "request_goodput": None,
+        "output_throughput": rate * output,
+        "total_token_throughput": rate * (output + prompt),
+        "max_output_tokens_per_s": 1e4,
+        "max_concurrent_requests": 9,
+        "rtfx": 0.0,
+        **{
+            f"{name}_{key}_ms": ms for key, ms in figures.items() for name in ("mean", "median", "std", "p99")
+        },
     }
 
 
+def without(result: dict[str, Any], *metrics: str) -> dict[str, Any]:
+    """With the figures of `--percentile-metrics` that leave these out."""
+    return {k: value for k, value in result.items() if not k.endswith(tuple(f"_{m}_ms" for m in metrics))}
+
+
+def detailed(result: dict[str, Any]) -> dict[str, Any]:
+    """With the lists that `--save-detailed` keeps."""
+    lists = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors")
+    return {**result, **{key: [] for key in lists}}
+
+
 def guidellm_result(*runs: tuple[float, int, float]) -> dict[str, Any]:
-    """A report of GuideLLM with these rates, output tokens and times between tokens."""
+    """A report of GuideLLM with these rates, output tokens and times between tokens.
+
+    The keys of versions 0.2 to 0.7 (schemas/metrics.py, schemas/statistics.py).
+    """
 
     def summary(value: float) -> dict[str, Any]:
+        other = {"mean": 1e9, "median": 1e9, "mode": 1e9, "count": 3, "total_sum": 3e9}
         return {
-            "successful": {"mean": value, "median": 0.0},
-            "errored": {"mean": 1e9},
-            "total": {"mean": 1e9},
+            "successful": {**other, "mean": value, "percentiles": {"p50": 0.0}, "pdf": None},
+            "incomplete": other,
+            "errored": other,
+            "total": other,
         }
 
     return {
-        "metadata": {"version": 1},
+        "metadata": {"version": 2, "guidellm_version": "0.7.3"},
+        "config": {},
         "benchmarks": [
             {
+                "type_": "generative_benchmark",
                 "metrics": {
+                    "request_totals": {"successful": 90, "incomplete": 8, "errored": 2, "total": 100},
+                    "request_latency": summary(1e6),
                     "requests_per_second": summary(rate),
                     "prompt_token_count": summary(500.0),
                     "output_token_count": summary(float(output)),
                     "inter_token_latency_ms": summary(itl_ms),
                     "time_per_output_token_ms": summary(1e6),
-                }
+                },
             }
             for rate, output, itl_ms in runs
         ],
@@ -84,6 +119,22 @@ def test_both_tools_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
     assert [float(row["actual_prompt_len"]) for row in rows] == [500.0, 500.0]
 
 
+def test_options_of_the_tool_change_no_figure(tmp_path: Path) -> None:
+    """`--save-detailed`, other percentiles, no tpot among the metrics and the list of a sweep give the same rows."""
+    plain = vllm_result(2.0, 101, 10.0)
+    (expected,) = read_bench_results([written(tmp_path / "plain.json", plain)])
+    (tmp_path / "sweep.json").write_text(json.dumps([plain | {"run_number": 0}, plain], indent=4))
+    assert read_bench_results([tmp_path / "sweep.json"]) == (expected, expected)
+    variants = (
+        detailed(plain),
+        {**plain, "p50_tpot_ms": 9.0, "p99.9_tpot_ms": 30.0},
+        without(plain, "ttft", "itl"),
+        without(plain | {"mean_itl_ms": 10.0}, "tpot"),
+    )
+    for k, each in enumerate(variants):
+        assert read_bench_results([written(tmp_path / f"{k}.json", each)]) == (expected,)
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
@@ -95,6 +146,9 @@ def test_both_tools_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
         ('{"request_throughput": 1' + "0" * 400 + "}", "run 1: .* request throughput"),
         (json.dumps(vllm_result(2.0, 100, 0.0)), "run 1: .* time between tokens"),
         (json.dumps(vllm_result(2.0, 1, 5.0)), "two tokens"),
+        (json.dumps(without(vllm_result(2.0, 100, 5.0), "tpot", "itl")), "--percentile-metrics"),
+        (json.dumps(vllm_result(2.0, 100, 5.0) | {"ramp_up_strategy": "linear"}), "rate rises"),
+        (json.dumps(vllm_result(2.0, 100, 5.0) | {"spec_decode_acceptance_length": 2.1}), "speculative"),
         (json.dumps(vllm_result(2.0, 100, 5.0) | {"completed": 0}), "mean input tokens"),
         (json.dumps(guidellm_result((2.0, 100, 5.0)) | {"benchmarks": [{}]}), "request throughput"),
     ],
