@@ -19,12 +19,8 @@ from packer.workload import Workload
 class AllDay(Moves):
     """Fewest GPUs on which nothing starves at any of several rates, then fewest adapters moved.
 
-    Parameters
-    ----------
-    rates
-        Rates of the adapters by name, req/s, by period.
-    most_ms
-        Largest value of latencies of a server (`Evaluations`) in every period.
+    `rates`: rates of the adapters by name, req/s, by period.
+    `most_ms`: largest value of latencies of a server (`Evaluations`) in every period.
     """
 
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

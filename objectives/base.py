@@ -36,20 +36,14 @@ class Objective:
 
     Inherit from it and override what differs from "fewest GPUs, none of them starved or failing".
 
-    Attributes
-    ----------
-    name
-        What the command line calls it.
-    minimises
-        What the first entry of `key` is: "gpus", "price" (per hour) or "latency" (ms); solvers that count GPUs
-        or weigh prices look at it. Any other word names something that no solver knows.
-    fixed_gpus
-        True: the number of GPUs is given (`max_gpus`) and the solver spreads over all of them; False: the
-        solver chooses how many to use, at most `max_gpus`.
-    balances
-        Whether even loads are good for it; False: a search over a fixed number of GPUs also tries uneven ones.
-    limits_all
-        Whether `limits` hold in every one of `scenarios`; False: in the first.
+    `name`: what the command line calls it.
+    `minimises`: what the first entry of `key` is: "gpus", "price" (per hour) or "latency" (ms); solvers that count
+    GPUs or weigh prices look at it. Any other word names something that no solver knows.
+    `fixed_gpus`: True: the number of GPUs is given (`max_gpus`) and the solver spreads over all of them; False: the
+    solver chooses how many to use, at most `max_gpus`.
+    `balances`: whether even loads are good for it; False: a search over a fixed number of GPUs also tries uneven
+    ones.
+    `limits_all`: whether `limits` hold in every one of `scenarios`; False: in the first.
     """
 
     name: ClassVar[str] = ""
@@ -114,10 +108,7 @@ class Objective:
         """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable
         if that is demanded.
 
-        Raises
-        ------
-        IncompatibleError
-            The predictor gives no figure for one of the limits.
+        Raises `IncompatibleError`: the predictor gives no figure for one of the limits.
         """
         ok = feasible = evaluations.feasible
         if self.stable:

@@ -12,13 +12,9 @@ from packer.objectives.base import Objective, check_stable
 class Gpus(Objective):
     """Minimise the number of GPUs.
 
-    Parameters
-    ----------
-    stable
-        1: no server may have a queue that grows for as long as requests come. "Serves 0.9 of its load within an
-        hour" alone admits such servers.
-    spare
-        1: the plan holds when any one GPU is lost and its adapters go to the others.
+    `stable`: 1: no server may have a queue that grows for as long as requests come. "Serves 0.9 of its load within an
+    hour" alone admits such servers.
+    `spare`: 1: the plan holds when any one GPU is lost and its adapters go to the others.
     """
 
     stable: bool = False

@@ -22,13 +22,9 @@ _SMALLEST_RATE = 1e-6
 class Headroom(Objective):
     """Minimise the number of GPUs such that none starves in any of the loads.
 
-    Parameters
-    ----------
-    factor
-        Every rate times this, > 0.
-    rates
-        A CSV file `adapter,<load>,<load>,…` with the rates (req/s) of each adapter at each load, for instance
-        the hours of a day; the factor multiplies those too.
+    `factor`: every rate times this, > 0.
+    `rates`: a CSV file `adapter,<load>,<load>,…` with the rates (req/s) of each adapter at each load, for instance
+    the hours of a day; the factor multiplies those too.
     """
 
     factor: float = 1.25
@@ -73,10 +69,7 @@ def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
 def read_rates(path: str, workload: Workload) -> dict[str, npt.NDArray[np.float64]]:
     """Rates of the fleet by load, from a CSV file with one row per adapter and one column per load.
 
-    Raises
-    ------
-    FileFormatError
-        A cell is not a rate, or an adapter of the fleet has no row or several.
+    Raises `FileFormatError`: a cell is not a rate, or an adapter of the fleet has no row or several.
     """
     names, rows = csv_rows(read_text(path), path)
     if len(names) < 2 or names[0] != "adapter":

@@ -22,12 +22,8 @@ STATISTICS = ("mean", "worst")
 class Latency(Objective):
     """Minimise TTFT, ITL, or the time of a whole request over the GPUs given.
 
-    Parameters
-    ----------
-    metric
-        "request" (mean TTFT + mean ITL × (output tokens − 1)), "ttft" or "itl".
-    statistic
-        "mean" over requests (GPUs weigh as their rates) or that of the "worst" GPU.
+    `metric`: "request" (mean TTFT + mean ITL × (output tokens − 1)), "ttft" or "itl".
+    `statistic`: "mean" over requests (GPUs weigh as their rates) or that of the "worst" GPU.
     """
 
     metric: str = "request"

@@ -18,10 +18,7 @@ from packer.workload import Workload
 class Moves(Objective):
     """Minimise the number of GPUs, then the adapters that must move.
 
-    Parameters
-    ----------
-    old
-        The running bins, in indices of the new workload.
+    `old`: the running bins, in indices of the new workload.
     """
 
     old: tuple[Bin, ...] = field(default=(), repr=False)

@@ -20,10 +20,7 @@ from packer.workload import Workload
 class Tuning(Objective):
     """Maximise the tokens on which the GPUs train per second, while each keeps the limits that are given, in ms.
 
-    Parameters
-    ----------
-    policy
-        How training shares a server; "": as the workload's job says, or "llmstation" if it has none.
+    `policy`: how training shares a server; "": as the workload's job says, or "llmstation" if it has none.
     """
 
     policy: str = ""
@@ -57,10 +54,7 @@ class Tuning(Objective):
     def fleet(self, workload: Workload) -> Workload:
         """The fleet with a job on every server, one of the default kind if it has none.
 
-        Raises
-        ------
-        IncompatibleError
-            The job has no samples, or its policy is "none".
+        Raises `IncompatibleError`: the job has no samples, or its policy is "none".
         """
         fleet = workload.tuned_by(self.policy or (workload.fine_tuning or FineTuning()).policy)
         if not trains(fleet.fine_tuning):

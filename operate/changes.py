@@ -41,12 +41,8 @@ def changed_plan(
     the server with the least offered load whose slots are large enough, the busiest adapter first; the other
     replicas of an adapter take over what a lost one served (`packer.failover`).
 
-    Raises
-    ------
-    UnknownNameError
-        An adapter to remove is not in the plan.
-    ValidationError
-        An adapter to add is there already, none is left, or a lost server is not one of the plan's.
+    Raises `UnknownNameError`: an adapter to remove is not in the plan; `ValidationError`: an adapter to add is there
+    already, none is left, or a lost server is not one of the plan's.
     """
     fleet = plan.workload
     bins, numbers, lost = _surviving(plan, lose)

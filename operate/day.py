@@ -15,19 +15,13 @@ HOUR_S = 3600.0
 class Period:
     """Successive periods in which the same servers run.
 
-    Parameters
-    ----------
-    names
-        The periods.
-    start_s, end_s
-        From the start of the day.
-    plan
-        Its servers at the rates of the busiest of these periods, and the evaluations there.
-    servers
-        For each of the plan's servers its number among those of the day: one number is one deployment, with the same
-        settings all day.
-    moved
-        Adapters that are on a server which did not hold them in the period before (in the first one: in the last).
+    `names`: the periods.
+    `start_s`, `end_s`: from the start of the day.
+    `plan`: its servers at the rates of the busiest of these periods, and the evaluations there.
+    `servers`: for each of the plan's servers its number among those of the day: one number is one deployment, with
+    the same settings all day.
+    `moved`: adapters that are on a server which did not hold them in the period before (in the first one: in the
+    last).
     """
 
     names: tuple[str, ...]
@@ -61,17 +55,12 @@ class Period:
 class Schedule:
     """Servers by period.
 
-    Parameters
-    ----------
-    static
-        The plan that holds in every period, at the rates of the busiest one: what takes no changes at all.
-    deployed
-        Every server of the day, to deploy once and to scale to 0 or 1: one for each place in the static plan and each
-        settings that it has, at the rates of the quietest period. An adapter has equal shares of all that ever hold it.
-    periods
-        In order; together the whole day, which repeats.
-    startup_s
-        Time from the start of a server until it serves: it is started that much earlier.
+    `static`: the plan that holds in every period, at the rates of the busiest one: what takes no changes at all.
+    `deployed`: every server of the day, to deploy once and to scale to 0 or 1: one for each place in the static plan
+    and each settings that it has, at the rates of the quietest period. An adapter has equal shares of all that ever
+    hold it.
+    `periods`: in order; together the whole day, which repeats.
+    `startup_s`: time from the start of a server until it serves: it is started that much earlier.
     """
 
     static: Plan

@@ -28,18 +28,11 @@ class Drifted:
 class Drift:
     """What changed since the plan was made.
 
-    Parameters
-    ----------
-    evaluation
-        The plan's adapters at the measured rates and lengths, on their servers.
-    advice
-        "keep"; "watch": the servers hold, but rates drifted or adapters are new; "replan": one breaks.
-    drifted
-        Adapters whose rate differs by more than the tolerance, the largest difference first.
-    new_adapters, silent_adapters
-        Adapters seen that have no server; adapters of the plan that were not seen.
-    planned_tok_s, measured_tok_s
-        Offered loads.
+    `evaluation`: the plan's adapters at the measured rates and lengths, on their servers.
+    `advice`: "keep"; "watch": the servers hold, but rates drifted or adapters are new; "replan": one breaks.
+    `drifted`: adapters whose rate differs by more than the tolerance, the largest difference first.
+    `new_adapters`, `silent_adapters`: adapters seen that have no server; adapters of the plan that were not seen.
+    `planned_tok_s`, `measured_tok_s`: offered loads.
     """
 
     evaluation: PlanEvaluation

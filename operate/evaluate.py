@@ -36,14 +36,9 @@ SHOWN = (
 class PlanEvaluation:
     """The servers of a plan as they run, under the fleet as it is evaluated.
 
-    Parameters
-    ----------
-    plan
-        The plan with the new fleet and the new figures; status "infeasible" if it does not hold.
-    before
-        The figures that the plan carried, one row for each server of `plan`.
-    gpus
-        The number of each server in the original plan; servers without an adapter are left out.
+    `plan`: the plan with the new fleet and the new figures; status "infeasible" if it does not hold.
+    `before`: the figures that the plan carried, one row for each server of `plan`.
+    `gpus`: the number of each server in the original plan; servers without an adapter are left out.
     """
 
     plan: Plan

@@ -54,18 +54,11 @@ class Frontier:
     their limits. An adapter that breaks them on a GPU of its own is split into equal parts. Plans that keep the
     limits are simulated on fresh hours; an hour that breaks one is kept from then on, and the search goes on.
 
-    Parameters
-    ----------
-    workload, profile
-        The fleet, with its latency limits (`Workload.slo`), and the server.
-    margin
-        Share by which every rate is raised; the default margin of the profile if None.
-    max_replicas
-        Over how many GPUs one adapter may be split; None: as many as the hottest one needs.
-    spare
-        GPUs that may be lost, 0 or 1.
-    seed, stop, time_limit_s
-        As for `packer.solve`.
+    `workload`, `profile`: the fleet, with its latency limits (`Workload.slo`), and the server.
+    `margin`: share by which every rate is raised; the default margin of the profile if None.
+    `max_replicas`: over how many GPUs one adapter may be split; None: as many as the hottest one needs.
+    `spare`: GPUs that may be lost, 0 or 1.
+    `seed`, `stop`, `time_limit_s`: as for `packer.solve`.
     """
 
     workload: Workload

@@ -19,26 +19,16 @@ Progress = Callable[[str, int, int], None]
 class FrontierPoint:
     """A plan on some number of GPUs, with its figures at the rates as given.
 
-    Parameters
-    ----------
-    n_gpus
-        GPUs used.
-    p95_ttft_ms, mean_itl_ms, slo_attainment, goodput_tok_s
-        Over all requests.
-    worst_adapter, worst_adapter_ttft_ms
-        The adapter with the highest p95 TTFT, and that.
-    price_per_hour
-        Of all GPUs, by the profile's price; None where it has none.
-    holds
-        Whether enough adapters keep their limits with every rate raised by the margin, in every further hour that
-        plans were made for, and with `spare` at the rates as given on the GPUs that are left when any one is lost.
-    broken_later
-        Whether the limits are kept in the first hour and broken in a further one.
-    starving, queueing
-        Numbers of the GPUs that starve or do not start; of those that serve their load, but have a queue that
-        grows or an adapter beyond its limits in one of the hours.
-    plan
-        The plan.
+    `n_gpus`: GPUs used.
+    `p95_ttft_ms`, `mean_itl_ms`, `slo_attainment`, `goodput_tok_s`: over all requests.
+    `worst_adapter`, `worst_adapter_ttft_ms`: the adapter with the highest p95 TTFT, and that.
+    `price_per_hour`: of all GPUs, by the profile's price; None where it has none.
+    `holds`: whether enough adapters keep their limits with every rate raised by the margin, in every further hour
+    that plans were made for, and with `spare` at the rates as given on the GPUs that are left when any one is lost.
+    `broken_later`: whether the limits are kept in the first hour and broken in a further one.
+    `starving`, `queueing`: numbers of the GPUs that starve or do not start; of those that serve their load, but have
+    a queue that grows or an adapter beyond its limits in one of the hours.
+    `plan`: the plan.
     """
 
     n_gpus: int

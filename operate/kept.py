@@ -30,14 +30,9 @@ STARVING = 1e3
 class KeptHours:
     """The hours in which the limits of a fleet must be kept.
 
-    Parameters
-    ----------
-    workload, raised
-        The fleet at the rates as given, and raised by the margin.
-    seed
-        Of the first hour.
-    simulated
-        Hours of servers.
+    `workload`, `raised`: the fleet at the rates as given, and raised by the margin.
+    `seed`: of the first hour.
+    `simulated`: hours of servers.
     """
 
     workload: Workload

@@ -62,10 +62,7 @@ def recommend_kinds(workload: Workload, kinds: Sequence[GpuKind], **given: Any) 
 
     `details` has the "kinds" (rows of `Option.to_dict`) and the "decision" of each model.
 
-    Raises
-    ------
-    IncompatibleError
-        The number of GPUs is limited: several kinds have no order in which to count them.
+    Raises `IncompatibleError`: the number of GPUs is limited: several kinds have no order in which to count them.
     """
     if given.get("max_gpus") is not None or any(kind.available is not None for kind in kinds):
         raise IncompatibleError(

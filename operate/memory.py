@@ -17,14 +17,9 @@ MOST_SLOTS = 100_000
 class MemoryTable:
     """KV cache of a profile over `max_loras` and `max_lora_rank`.
 
-    Parameters
-    ----------
-    tokens
-        (max_loras, max_lora_rank) → tokens of KV cache; None where the server does not start.
-    errors
-        (max_loras, max_lora_rank) → why the server does not start, or None.
-    largest
-        max_lora_rank → the largest `max_loras` with which the server starts, at most `MOST_SLOTS`; 0 if none.
+    `tokens`: (max_loras, max_lora_rank) → tokens of KV cache; None where the server does not start.
+    `errors`: (max_loras, max_lora_rank) → why the server does not start, or None.
+    `largest`: max_lora_rank → the largest `max_loras` with which the server starts, at most `MOST_SLOTS`; 0 if none.
     """
 
     profile: Profile

@@ -27,15 +27,10 @@ Loads = Mapping[str, npt.NDArray[np.float64]]
 class View:
     """Which rates of the observed time the fleet gets.
 
-    Parameters
-    ----------
-    at
-        "mean", "peak" (the busiest window), "each-peak" (each adapter's own busiest window) or "pNN" (the
-        window at that percentile of the load).
-    percentiles
-        Further percentiles among `Observed.loads`.
-    by_time_of_day
-        Average windows at the same time of day (UTC) over the days first.
+    `at`: "mean", "peak" (the busiest window), "each-peak" (each adapter's own busiest window) or "pNN" (the window at
+    that percentile of the load).
+    `percentiles`: further percentiles among `Observed.loads`.
+    `by_time_of_day`: average windows at the same time of day (UTC) over the days first.
     """
 
     at: str = "mean"
@@ -123,24 +118,12 @@ def at_load(
 ) -> Workload:
     """The fleet at one of its loads; adapters without a request then keep a rate near 0.
 
-    Parameters
-    ----------
-    fleet
-        A fleet that replays a trace, unless there is a file of rates.
-    load
-        "mean", "peak" (the window with the highest offered load), "each-peak" (each adapter's own busiest window)
-        or "pNN" (the window at that percentile of the load); of a file the name of one of its columns.
-    rates_path
-        A file `adapter,<load>,<load>,…`, as `--loads` of the commands that measure workloads writes it.
-    window_s
-        Length of the windows of a trace, s.
-
-    Raises
-    ------
-    IncompatibleError
-        There is neither a trace nor a file.
-    ValidationError
-        There is no such load.
+    `fleet`: a fleet that replays a trace, unless there is a file of rates.
+    `load`: "mean", "peak" (the window with the highest offered load), "each-peak" (each adapter's own busiest window)
+    or "pNN" (the window at that percentile of the load); of a file the name of one of its columns.
+    `rates_path`: a file `adapter,<load>,<load>,…`, as `--loads` of the commands that measure workloads writes it.
+    `window_s`: length of the windows of a trace, s.
+    Raises `IncompatibleError`: there is neither a trace nor a file; `ValidationError`: there is no such load.
     """
     if rates_path is not None:
         given = read_rates(os.fspath(rates_path), fleet)

@@ -64,21 +64,11 @@ def predict(
 ) -> Prediction:
     """Evaluate one server that gets the whole fleet.
 
-    Parameters
-    ----------
-    fleet, profile
-        The traffic and the server.
-    predictor
-        A registered name, the path of a trained predictor, or an object.
-    max_loras, max_lora_rank
-        The server's slots; without a rank, that of the largest adapter.
-    explain
-        Add which rules fired or which features mattered.
-
-    Raises
-    ------
-    IncompatibleError
-        The slots are too small for an adapter, or the predictor has nothing to explain.
+    `fleet`, `profile`: the traffic and the server.
+    `predictor`: a registered name, the path of a trained predictor, or an object.
+    `max_loras`, `max_lora_rank`: the server's slots; without a rank, that of the largest adapter.
+    `explain`: add which rules fired or which features mattered.
+    Raises `IncompatibleError`: the slots are too small for an adapter, or the predictor has nothing to explain.
     """
     largest = int(fleet.ranks.max())
     slot_rank = max_lora_rank if max_lora_rank is not None else slot_rank_for(largest)

@@ -29,21 +29,11 @@ LOGS = (".jsonl", ".ndjson", ".log")
 def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     """The calibrated profile of a model on a GPU if one is shipped, else an estimate.
 
-    Parameters
-    ----------
-    model
-        A Hugging Face repository of `packer.twin.models`, or the path of a config.json.
-    gpu
-        A name of `packer.twin.datasheets`.
-    settings
-        `max_num_seqs`, `max_model_len` and `gpu_memory_utilization`, where they are not the usual ones.
-
-    Raises
-    ------
-    UnknownNameError
-        The model or the GPU is not known.
-    IncompatibleError
-        The model does not fit the GPU, or not with its whole context.
+    `model`: a Hugging Face repository of `packer.twin.models`, or the path of a config.json.
+    `gpu`: a name of `packer.twin.datasheets`.
+    `settings`: `max_num_seqs`, `max_model_len` and `gpu_memory_utilization`, where they are not the usual ones.
+    Raises `UnknownNameError`: the model or the GPU is not known; `IncompatibleError`: the model does not fit the GPU,
+    or not with its whole context.
     """
     found = _profile(model, gpu, settings)
     tokens = kv_cache_tokens(found, found.settings(1, 8))
@@ -74,12 +64,8 @@ def fleet_for(
 ) -> tuple[Workload, Observed | None]:
     """The fleet of an access log (by its ending) or of a workload file, and for a log what was observed.
 
-    Raises
-    ------
-    FileFormatError
-        The file is neither, or the log has no request of an adapter.
-    IncompatibleError
-        Ranks were given with a workload file, which has its own.
+    Raises `FileFormatError`: the file is neither, or the log has no request of an adapter; `IncompatibleError`: ranks
+    were given with a workload file, which has its own.
     """
     suffixes = [suffix.lower() for suffix in Path(path).suffixes]
     suffix = next((each for each in reversed(suffixes) if each != ".gz"), "")

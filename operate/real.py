@@ -23,14 +23,10 @@ def measured(
 ) -> list[Result]:
     """The results with the figures of real servers; equal servers of different plans are measured once.
 
-    Parameters
-    ----------
-    results
-        Of `packer.solvers.compare.Comparison.run`.
-    fleets
-        The fleets that were planned, one for each number of adapters.
-    launch, folder, spec
-        How servers start, where measurements are kept (the same folder resumes), and how long each run is.
+    `results`: of `packer.solvers.compare.Comparison.run`.
+    `fleets`: the fleets that were planned, one for each number of adapters.
+    `launch`, `folder`, `spec`: how servers start, where measurements are kept (the same folder resumes), and how long
+    each run is.
     """
     found = list(results)
     for fleet in fleets:

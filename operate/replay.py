@@ -55,16 +55,10 @@ class Window:
 class Day:
     """What a replayed day shows.
 
-    Parameters
-    ----------
-    gpu_hours
-        With the time in which servers start, and end their last requests.
-    starts, moves
-        GPUs that started; adapters that changed their server.
-    ttft_ms, itl_ms
-        Of each request, float64 (n,), infinite if it never ended.
-    within
-        Share of the requests within both limits.
+    `gpu_hours`: with the time in which servers start, and end their last requests.
+    `starts`, `moves`: GPUs that started; adapters that changed their server.
+    `ttft_ms`, `itl_ms`: of each request, float64 (n,), infinite if it never ended.
+    `within`: share of the requests within both limits.
     """
 
     gpu_hours: float
@@ -131,23 +125,12 @@ def replay(
     those that wait go to the servers of the next window, and their waiting counts from when they came. A server that
     goes on drains beside its new load, which favours changes by what is drained.
 
-    Parameters
-    ----------
-    workload
-        The fleet that the trace's adapters are of.
-    windows
-        In order, without gaps.
-    startup_s
-        Servers that the window before did not have were started so much earlier.
-    moves
-        Adapters moved, for the report.
-    ttft_ms, itl_ms
-        Limits of a request.
-
-    Raises
-    ------
-    ValidationError
-        The windows leave a gap, or a server does not start.
+    `workload`: the fleet that the trace's adapters are of.
+    `windows`: in order, without gaps.
+    `startup_s`: servers that the window before did not have were started so much earlier.
+    `moves`: adapters moved, for the report.
+    `ttft_ms`, `itl_ms`: limits of a request.
+    Raises `ValidationError`: the windows leave a gap, or a server does not start.
     """
     for before, after in pairwise(windows):
         if before.end_s != after.start_s:

@@ -35,14 +35,9 @@ def fewest_parts(
 
     Of each group, adapters are tried by falling load until one needs no parts.
 
-    Parameters
-    ----------
-    loads, groups
-        Of each adapter, in order.
-    holds
-        Whether an adapter (its index) in so many parts holds on GPUs of their own.
-    enough
-        Whether to try no further adapter, by what was found.
+    `loads`, `groups`: of each adapter, in order.
+    `holds`: whether an adapter (its index) in so many parts holds on GPUs of their own.
+    `enough`: whether to try no further adapter, by what was found.
     """
     found: dict[int, int | None] = {}
     settled: set[str | None] = set()
@@ -73,12 +68,9 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
 
     Of each class of limits, the hottest adapters are tried.
 
-    Parameters
-    ----------
-    kept
-        The hours in which the limits must be kept. Once more adapters than may break them do so, no others are tried.
-    allowed
-        Most parts; None for `MOST_REPLICAS`.
+    `kept`: the hours in which the limits must be kept. Once more adapters than may break them do so, no others are
+    tried.
+    `allowed`: most parts; None for `MOST_REPLICAS`.
     """
     fleet = kept.workload
 
@@ -102,12 +94,8 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
 class Replicas:
     """A fleet in which hot adapters are several: `fleet` is what is placed, `joined` gives shares of the original.
 
-    Parameters
-    ----------
-    workload
-        The fleet.
-    parts
-        Number of equal parts by adapter; None: no number was found, it stays whole.
+    `workload`: the fleet.
+    `parts`: number of equal parts by adapter; None: no number was found, it stays whole.
     """
 
     workload: Workload

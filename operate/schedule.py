@@ -48,15 +48,8 @@ def rates_of_trace(
 ) -> dict[str, FloatArray]:
     """Rates of the fleet's adapters by period of the day, from the requests of a trace; of several days their mean.
 
-    Parameters
-    ----------
-    start_s
-        Time of the first request, s since 1970 (UTC).
-
-    Raises
-    ------
-    ValidationError
-        The trace names no adapters, or one that the fleet lacks.
+    `start_s`: time of the first request, s since 1970 (UTC).
+    Raises `ValidationError`: the trace names no adapters, or one that the fleet lacks.
     """
     table = rates_of(trace, period_s, start_s=start_s).by_time_of_day()
     number = {name: i for i, name in enumerate(workload.names)}

@@ -20,10 +20,7 @@ def with_steady_settings(
     Of each place (`Period.servers`) every pair of its slots and ranks is tried. Where none holds in two successive
     periods, a new server takes the place.
 
-    Parameters
-    ----------
-    admits
-        Which of these servers hold in a period.
+    `admits`: which of these servers hold in a period.
     """
     bins = [list(each.plan.bins) for each in periods]
     at: dict[int, dict[int, int]] = {}

@@ -113,10 +113,7 @@ def servers_needed(
     Doubles the number of servers until it holds, then bisects; attainment is taken to grow with servers. None
     if `most` servers do not reach it. Other parameters: see `compare_systems`.
 
-    Raises
-    ------
-    IncompatibleError
-        The cluster has several kinds of server or a placement, or there is no SLO.
+    Raises `IncompatibleError`: the cluster has several kinds of server or a placement, or there is no SLO.
     """
     checks.real("share", share, low=0.0, high=1.0, open_low=True)
     checks.integer("most", most, low=1)

@@ -89,12 +89,7 @@ class Exporter:
     def listen(self, address: str) -> Iterator[int]:
         """Serve on `HOST:PORT` (port 0: any free one) in a thread; gives the port.
 
-        Raises
-        ------
-        ValidationError
-            The address is not a host and a port.
-        OutputError
-            Nothing can listen there.
+        Raises `ValidationError`: the address is not a host and a port; `OutputError`: nothing can listen there.
         """
         host, port = parse_address(address)
         exporter = self

@@ -15,14 +15,9 @@ IntArray = npt.NDArray[np.int64]
 def check_arrays(family: str, arrays: Arrays, features: int, outputs: int) -> None:
     """Raise `ValueError` unless the kernels of a family can evaluate these arrays.
 
-    Parameters
-    ----------
-    family
-        "trees", "machine" or "neighbours".
-    arrays
-        By name, as `packer.predictors.store` reads them.
-    features, outputs
-        How many the model has.
+    `family`: "trees", "machine" or "neighbours".
+    `arrays`: by name, as `packer.predictors.store` reads them.
+    `features`, `outputs`: how many the model has.
     """
     for name, array in arrays.items():
         _require(bool(np.isfinite(array).all()), name, "finite")

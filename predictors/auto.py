@@ -29,16 +29,10 @@ class AutoPredictor:
     The twin also evaluates servers outside the range of what `learned` was trained on, and all servers where
     arrivals are other than Poisson, or that train beside their requests, on which it was not trained at all.
 
-    Parameters
-    ----------
-    learned, twin
-        The predictors; without a learned one the twin evaluates everything.
-    low, high
-        Between which probabilities the learned one is uncertain.
-    guesses_bursty
-        Let `learned` evaluate bursty arrivals as if they were Poisson.
-    guide
-        Takes the part of `learned` in searches, where there is none.
+    `learned`, `twin`: the predictors; without a learned one the twin evaluates everything.
+    `low`, `high`: between which probabilities the learned one is uncertain.
+    `guesses_bursty`: let `learned` evaluate bursty arrivals as if they were Poisson.
+    `guide`: takes the part of `learned` in searches, where there is none.
     """
 
     name = "auto"

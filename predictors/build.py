@@ -69,31 +69,15 @@ def build_dataset(
 ) -> Spec:
     """Simulate `rows` scenarios and write them as Parquet. An interrupted build goes on where it stopped.
 
-    Parameters
-    ----------
-    profile
-        The server.
-    path
-        The Parquet file. Until it is complete, finished parts are in the directory `<path>.parts`.
-    rows, seed
-        How many scenarios, and their seed: the same give the same file.
-    jobs
-        Processes; −1 means one per core.
-    backend
-        "processes" on this machine, or "ray" on the Ray cluster that `ray.init` finds.
-    force
-        Overwrite an existing file.
-
-    Raises
-    ------
-    IncompatibleError
-        The directory of parts belongs to another data set.
-    FileFormatError
-        A part is damaged.
-    OutputError
-        The file or a part can't be written, or another process builds into the same file.
-    MissingDependencyError
-        Ray is not installed.
+    `profile`: the server.
+    `path`: the Parquet file. Until it is complete, finished parts are in the directory `<path>.parts`.
+    `rows`, `seed`: how many scenarios, and their seed: the same give the same file.
+    `jobs`: processes; −1 means one per core.
+    `backend`: "processes" on this machine, or "ray" on the Ray cluster that `ray.init` finds.
+    `force`: overwrite an existing file.
+    Raises `IncompatibleError`: the directory of parts belongs to another data set; `FileFormatError`: a part is
+    damaged; `OutputError`: the file or a part can't be written, or another process builds into the same file;
+    `MissingDependencyError`: Ray is not installed.
     """
     target = check_writable(path, force=force)
     spec = Spec(profile.name, profile.fingerprint, rows, seed)

@@ -86,10 +86,7 @@ class ContentCache:
     Equal bins get equal figures, whatever their adapters are called. `requested` counts the bins of all
     calls, `evaluated` those that reached the function.
 
-    Parameters
-    ----------
-    evaluate
-        (workload, bins, factors float64 (n,)) → evaluations.
+    `evaluate`: (workload, bins, factors float64 (n,)) → evaluations.
     """
 
     def __init__(self, evaluate: Callable[[Workload, Sequence[Bin], FloatArray], Evaluations]) -> None:

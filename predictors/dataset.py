@@ -121,10 +121,8 @@ class Dataset:
 def dataset_of(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str]) -> Dataset:
     """The data set in a table; `path` is named in errors.
 
-    Raises
-    ------
-    FileFormatError
-        A column is missing, of another type, or has a value that no simulation gives; rows are missing.
+    Raises `FileFormatError`: a column is missing, of another type, or has a value that no simulation gives; rows are
+    missing.
     """
     import polars as pl
 
@@ -163,10 +161,7 @@ def dataset_bytes(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str])
 def read_dataset(path: str | os.PathLike[str]) -> Dataset:
     """Read what `packer.predictors.build.build_dataset` wrote.
 
-    Raises
-    ------
-    FileFormatError
-        It is not a data set, was cut short or changed, or has the features of another version.
+    Raises `FileFormatError`: it is not a data set, was cut short or changed, or has the features of another version.
     """
     frame, notes = decoded([read_bytes(path)], path)
     if "packer" not in notes or "digest" not in notes:

@@ -19,12 +19,8 @@ _LEVEL_HEIGHT = 1.1
 def draw_tree(model: Model, output: str, path: str | os.PathLike[str], *, force: bool = True) -> None:
     """Draw the tree of one output; yes goes to the left.
 
-    Raises
-    ------
-    IncompatibleError
-        The model is not made of single trees.
-    OutputError
-        The path has another suffix than .svg, .png, .pdf, or can't be written.
+    Raises `IncompatibleError`: the model is not made of single trees; `OutputError`: the path has another suffix than
+    .svg, .png, .pdf, or can't be written.
     """
     suffix = os.path.splitext(os.fspath(path))[1].lower()
     if suffix not in SUFFIXES:

@@ -45,16 +45,11 @@ class Node:
 class Ensemble:
     """Flattened trees of several outputs, in groups.
 
-    Parameters
-    ----------
-    feature, threshold, left
-        uint32, float32, uint32 (nodes,): see `packer.predictors.kernels`; `width` features.
-    roots, depths
-        uint32 (trees,).
-    starts
-        uint32 (outputs + 1,): output k is the sum over the trees starts[k] … starts[k + 1] − 1, plus bias[k].
-    bias
-        float64 (outputs,).
+    `feature`, `threshold`, `left`: uint32, float32, uint32 (nodes,): see `packer.predictors.kernels`; `width`
+    features.
+    `roots`, `depths`: uint32 (trees,).
+    `starts`: uint32 (outputs + 1,): output k is the sum over the trees starts[k] … starts[k + 1] − 1, plus bias[k].
+    `bias`: float64 (outputs,).
     """
 
     width: int

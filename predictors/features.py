@@ -79,16 +79,10 @@ _SLOT_RANK_NUMBER = np.searchsorted(SLOT_RANKS, np.arange(SLOT_RANKS[-1] + 1))
 class BinTable:
     """Bins of one fleet and profile as arrays, for callers that evaluate thousands of times.
 
-    Parameters
-    ----------
-    indptr
-        int64 (n + 1,): bin b holds the entries indptr[b] … indptr[b + 1].
-    index
-        int64 (nnz,): adapters, as indices into the workload.
-    share
-        float64 (nnz,): the part of the adapter's rate that comes to this bin.
-    max_loras, max_lora_rank
-        float64 (n,).
+    `indptr`: int64 (n + 1,): bin b holds the entries indptr[b] … indptr[b + 1].
+    `index`: int64 (nnz,): adapters, as indices into the workload.
+    `share`: float64 (nnz,): the part of the adapter's rate that comes to this bin.
+    `max_loras`, `max_lora_rank`: float64 (n,).
     """
 
     indptr: IntArray

@@ -48,14 +48,9 @@ class LearnedPredictor:
     Bins of other profiles are evaluated by the shipped predictor of the same kind for that profile, if there is
     one.
 
-    Parameters
-    ----------
-    model
-        From `packer.predictors.train` or a file.
-    profile
-        The one that it was trained for.
-    transferred
-        It was trained for another one: see `guide`.
+    `model`: from `packer.predictors.train` or a file.
+    `profile`: the one that it was trained for.
+    `transferred`: it was trained for another one: see `guide`.
     """
 
     kind = ""

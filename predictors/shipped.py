@@ -21,10 +21,7 @@ def file_name(kind: str, profile_name: str) -> str:
 def shipped_model(kind: str, profile: Profile) -> tuple[Model, str]:
     """The shipped predictor of a kind for a profile, and the name of its file.
 
-    Raises
-    ------
-    ModelError
-        There is none, or it was trained for another state of the profile.
+    Raises `ModelError`: there is none, or it was trained for another state of the profile.
     """
     name = file_name(kind, profile.name)
     file = files(PACKAGE).joinpath(name)

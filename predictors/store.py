@@ -111,13 +111,8 @@ def write_model(model: Model, path: str | os.PathLike[str], *, force: bool = Tru
 def read_model(path: str | os.PathLike[str]) -> Model:
     """Read a predictor.
 
-    Raises
-    ------
-    FileFormatError
-        There is no such file.
-    ModelError
-        It is not a predictor, was changed or cut short, its arrays can't be evaluated, or it needs other features
-        than this version has.
+    Raises `FileFormatError`: there is no such file; `ModelError`: it is not a predictor, was changed or cut short,
+    its arrays can't be evaluated, or it needs other features than this version has.
     """
     return from_bytes(read_bytes(path), os.fspath(path))
 

@@ -73,24 +73,13 @@ def train(
 ) -> Model:
     """A trained predictor with its model card (`header["scores"]`, on rows held out by groups).
 
-    Parameters
-    ----------
-    kind_name
-        "forest", "boosting", "svm", "knn" or "tree".
-    data
-        What to learn from.
-    seed
-        Of the splits and of the model: the same gives the same bytes.
-    search
-        Choose hyperparameters by successive halving with five grouped folds instead of the defaults: over the grid
-        of the kind, `MOST_CANDIDATES` random points of it if it has more, on at most `SEARCH_ROWS` rows.
-    refine
-        Trees only: search the smallest trees that keep the accuracy (`packer.predictors.refine`).
-
-    Raises
-    ------
-    ValidationError
-        The dataset is too small, or holds only starved (or only served) servers.
+    `kind_name`: "forest", "boosting", "svm", "knn" or "tree".
+    `data`: what to learn from.
+    `seed`: of the splits and of the model: the same gives the same bytes.
+    `search`: choose hyperparameters by successive halving with five grouped folds instead of the defaults: over the
+    grid of the kind, `MOST_CANDIDATES` random points of it if it has more, on at most `SEARCH_ROWS` rows.
+    `refine`: trees only: search the smallest trees that keep the accuracy (`packer.predictors.refine`).
+    Raises `ValidationError`: the dataset is too small, or holds only starved (or only served) servers.
     """
     kind = kind_of(kind_name)
     _check(data)

@@ -17,12 +17,8 @@ from packer.workload import Workload
 class TwinPredictor:
     """Simulates each bin until the result is clear (`packer.twin.until_clear`), once per content.
 
-    Parameters
-    ----------
-    seed
-        Of arrivals and lengths; the same seed gives the same figures, whatever was evaluated before.
-    workers
-        Threads for batches; None takes one per core. The figures don't depend on it.
+    `seed`: of arrivals and lengths; the same seed gives the same figures, whatever was evaluated before.
+    `workers`: threads for batches; None takes one per core. The figures don't depend on it.
     """
 
     name = "twin"

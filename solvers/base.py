@@ -24,34 +24,19 @@ MAX_LORAS_CANDIDATES = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 class Problem:
     """Everything a solver needs to know.
 
-    Parameters
-    ----------
-    workload
-        The fleet.
-    profiles
-        Kinds of server to choose from, the first one is the default.
-    objective
-        What is minimised, and what a plan may contain.
-    evaluator
-        Evaluates bins, at the objective's loads and with the margin.
-    max_gpus
-        Limit on the GPUs, None for no limit; with a `fixed_gpus` objective, the number of servers.
-    stock
-        GPUs at hand by their name (`profile.gpu.name`); there is any number of those that are not in it.
-    max_replicas
-        Over how many GPUs one adapter may be split.
-    seed
-        Seed of everything random.
-    time_limit_s
-        Wall-clock limit; the best plan so far is returned.
-    started
-        `time.monotonic()` at the start, for `remaining_s`.
-    old_bins
-        A running plan to stay close to (objective "moves").
-    progress
-        Called with (what, done, total) now and then; total 0 means unknown.
-    stop
-        Called between steps: True means return the best plan so far (Ctrl-C).
+    `workload`: the fleet.
+    `profiles`: kinds of server to choose from, the first one is the default.
+    `objective`: what is minimised, and what a plan may contain.
+    `evaluator`: evaluates bins, at the objective's loads and with the margin.
+    `max_gpus`: limit on the GPUs, None for no limit; with a `fixed_gpus` objective, the number of servers.
+    `stock`: GPUs at hand by their name (`profile.gpu.name`); there is any number of those that are not in it.
+    `max_replicas`: over how many GPUs one adapter may be split.
+    `seed`: seed of everything random.
+    `time_limit_s`: wall-clock limit; the best plan so far is returned.
+    `started`: `time.monotonic()` at the start, for `remaining_s`.
+    `old_bins`: a running plan to stay close to (objective "moves").
+    `progress`: called with (what, done, total) now and then; total 0 means unknown.
+    `stop`: called between steps: True means return the best plan so far (Ctrl-C).
     """
 
     workload: Workload

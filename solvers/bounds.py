@@ -69,10 +69,7 @@ def limits(feasibility: Feasibility, rng: np.random.Generator, known: IntArray |
 
     The search includes the `known` bins.
 
-    Raises
-    ------
-    OutOfTime
-        The problem's time is up.
+    Raises `OutOfTime`: the problem's time is up.
     """
     classes = feasibility.classes
     slots = np.array([slot_rank_for(rank) for rank in classes.ranks.tolist()])
@@ -139,10 +136,7 @@ def l2(sizes: FloatArray, demand: IntArray) -> int:
 def quick_bound(feasibility: Feasibility, rng: np.random.Generator, known: IntArray | None = None) -> Bound:
     """The best of the bounds on load and on slots, in words.
 
-    Raises
-    ------
-    OutOfTime
-        The problem's time is up.
+    Raises `OutOfTime`: the problem's time is up.
     """
     classes, name = feasibility.classes, feasibility.problem.evaluator.name
     demand = classes.demand

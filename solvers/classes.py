@@ -33,18 +33,12 @@ FEW_BINS = 5000
 class Classes:
     """Adapters of a fleet in K classes.
 
-    Parameters
-    ----------
-    workload
-        The fleet.
-    members
-        Indices of the adapters of each class, highest rate first; int64 arrays.
-    kinds
-        The adapter that stands for each class: its rank, the mean rate of its members, and mean lengths that keep
-        their input and output tok/s; in an optimistic grouping the lowest.
-    loss
-        Σ |load of the class − own load| / Σ offered load: 0 if no class was rounded. What is found for rounded classes
-        is an estimate for the fleet: the loads of means add up to those of the members, but no order is kept.
+    `workload`: the fleet.
+    `members`: indices of the adapters of each class, highest rate first; int64 arrays.
+    `kinds`: the adapter that stands for each class: its rank, the mean rate of its members, and mean lengths that
+    keep their input and output tok/s; in an optimistic grouping the lowest.
+    `loss`: Σ |load of the class − own load| / Σ offered load: 0 if no class was rounded. What is found for rounded
+    classes is an estimate for the fleet: the loads of means add up to those of the members, but no order is kept.
     """
 
     workload: Workload
@@ -128,10 +122,7 @@ class Classes:
     def representatives(self, counts: IntArray) -> tuple[int, ...]:
         """Indices of adapters that make such a bin: the first of each class.
 
-        Raises
-        ------
-        ValidationError
-            A count exceeds the demand of its class.
+        Raises `ValidationError`: a count exceeds the demand of its class.
         """
         if np.any(counts > self.demand):
             raise ValidationError("Expected no count to exceed the adapters of its class.")
@@ -146,10 +137,7 @@ class Classes:
         Taken from `adapters` (default: all). Classes that hold several rates are dealt out from both ends in
         turn, so that no bin gets all the highest ones.
 
-        Raises
-        ------
-        ValidationError
-            The patterns hold more adapters of a class than there are.
+        Raises `ValidationError`: the patterns hold more adapters of a class than there are.
         """
         members = self.members if adapters is None else self._members_of(adapters)
         bins: list[list[int]] = [[] for _ in patterns]

@@ -116,18 +116,11 @@ class Result:
 class Comparison:
     """What to compare.
 
-    Parameters
-    ----------
-    workload, profile
-        The fleet and the server.
-    solvers, objectives, predictors
-        Names; every combination is run.
-    sizes
-        Numbers of adapters; the mix is drawn again beyond the fleet's own. Empty: the fleet as it is.
-    max_gpus
-        As for `solve`. Without it, solvers that spread over given GPUs get as many as `greedy` needs.
-    options
-        More keyword arguments of `packer.solvers.api.solve`.
+    `workload`, `profile`: the fleet and the server.
+    `solvers`, `objectives`, `predictors`: names; every combination is run.
+    `sizes`: numbers of adapters; the mix is drawn again beyond the fleet's own. Empty: the fleet as it is.
+    `max_gpus`: as for `solve`. Without it, solvers that spread over given GPUs get as many as `greedy` needs.
+    `options`: more keyword arguments of `packer.solvers.api.solve`.
     """
 
     workload: Workload

@@ -49,14 +49,9 @@ class Evaluator:
     `evaluate` is for searches. Of the predictor "auto" it uses the trained trees, which may err: `report` evaluates the
     bins that were found with the whole predictor, and `hardened` raises the rates of the search where it refuses them.
 
-    Parameters
-    ----------
-    predictors
-        One for all bins, or one for each profile.
-    objective
-        Gives the scenarios; None: the fleet as it is.
-    margin
-        Share by which rates are raised, >= 0.
+    `predictors`: one for all bins, or one for each profile.
+    `objective`: gives the scenarios; None: the fleet as it is.
+    `margin`: share by which rates are raised, >= 0.
     """
 
     def __init__(

@@ -35,12 +35,8 @@ class Feasibility:
     a part of a feasible one is feasible. Predictors are not exactly monotone, so every 16th such inference is
     evaluated all the same and counted in `checks` and, if it was wrong, in `violations`.
 
-    Parameters
-    ----------
-    problem
-        Gives the objective (what is admissible), the evaluator, the GPU type and the clock.
-    classes
-        What is counted; bins are made of `classes.fleet`.
+    `problem`: gives the objective (what is admissible), the evaluator, the GPU type and the clock.
+    `classes`: what is counted; bins are made of `classes.fleet`.
     """
 
     def __init__(self, problem: Problem, classes: Classes) -> None:
@@ -61,10 +57,7 @@ class Feasibility:
     def feasible(self, counts: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows of `counts` (m, K) are feasible bins, bool (m,); the empty bin is.
 
-        Raises
-        ------
-        OutOfTime
-            The problem's time is up.
+        Raises `OutOfTime`: the problem's time is up.
         """
         counts = np.ascontiguousarray(counts, dtype=np.int64)
         answers = np.zeros(len(counts), dtype=bool)

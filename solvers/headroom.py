@@ -31,12 +31,8 @@ def with_slots(
 
     Servers that have no room as they are stay: what they need is fewer requests.
 
-    Parameters
-    ----------
-    hours, fleet
-        Simulated hours, and the fleet at the rates as given.
-    admits
-        Whether a server may be part of the plan.
+    `hours`, `fleet`: simulated hours, and the fleet at the rates as given.
+    `admits`: whether a server may be part of the plan.
     """
     made, rooms = list(bins), list(hours.rooms(bins, fleet))
     for k, (item, room) in enumerate(zip(bins, tuple(rooms), strict=False)):  # no rooms of a replayed trace

@@ -42,10 +42,7 @@ def check(problem: Problem, solution: Solution) -> None:
     ranks fit the slots; GPU types are those of the problem; there are at most `max_gpus` GPUs,
     and of each kind no more than are at hand.
 
-    Raises
-    ------
-    VerificationError
-        Naming the rule, the bin and the adapter.
+    Raises `VerificationError`: naming the rule, the bin and the adapter.
     """
     workload = problem.workload
     try:

@@ -40,10 +40,7 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
 
     Poisson streams are drawn as their superposition: one stream whose requests choose their adapters.
 
-    Raises
-    ------
-    ValidationError
-        There would be more requests than fit into memory.
+    Raises `ValidationError`: there would be more requests than fit into memory.
     """
     trace, rates = workload.arrivals.trace, workload.rates
     if trace is not None:

@@ -99,24 +99,15 @@ def cliff(
 ) -> Cliff | None:
     """The load factor at which a run of this server fails with a probability of 5 %.
 
-    Parameters
-    ----------
-    workload, profile, max_loras, settings
-        As `packer.twin.simulate.simulate` takes them; every rate is multiplied by the load factor.
-    probability
-        Of failure, in (0, 0.5].
-    seeds
-        Thresholds on which the answer stands, at least 2; each takes three to five simulations, the first ten.
-    near
-        Where the search begins.
-    jobs
-        Threads, -1 for one per core; the answer does not depend on it.
-    stop
-        Whether to give up.
-
-    Returns
-    -------
-    None for a replayed trace, for a server that fails at any load (a memory error), and where the search was stopped.
+    `workload`, `profile`, `max_loras`, `settings`: as `packer.twin.simulate.simulate` takes them; every rate is
+    multiplied by the load factor.
+    `probability`: of failure, in (0, 0.5].
+    `seeds`: thresholds on which the answer stands, at least 2; each takes three to five simulations, the first ten.
+    `near`: where the search begins.
+    `jobs`: threads, -1 for one per core; the answer does not depend on it.
+    `stop`: whether to give up.
+    Returns None for a replayed trace, for a server that fails at any load (a memory error), and where the search was
+    stopped.
     """
     checks.real("probability", probability, low=0.0, high=0.5, open_low=True)
     checks.integer("seeds", seeds, low=2, high=10_000)

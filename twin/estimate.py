@@ -68,12 +68,8 @@ def estimate_profile(
     Its `errors` have `CAPACITY_BAND`. The price is that of all its GPUs. `reference`: the calibrated profile whose
     step law is scaled.
 
-    Raises
-    ------
-    UnknownNameError
-        There is no data sheet of that GPU, or the engine is none of `ENGINES`.
-    IncompatibleError
-        The weights alone don't fit.
+    Raises `UnknownNameError`: there is no data sheet of that GPU, or the engine is none of `ENGINES`;
+    `IncompatibleError`: the weights alone don't fit.
     """
     sheet = datasheet(gpu)
     if engine_name not in ENGINES:

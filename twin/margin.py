@@ -24,12 +24,8 @@ def rate_margin(profile: Profile, confidence: float) -> float:
     The held-out runs that were starved say by how much the twin overestimates a saturated server's throughput
     (its capacity); the margin is that error's quantile, never below 0, linear between the stored quantiles.
 
-    Raises
-    ------
-    ValidationError
-        The confidence is not in [0.5, 0.99].
-    IncompatibleError
-        The profile carries no held-out errors (an estimate, or a calibration without runs).
+    Raises `ValidationError`: the confidence is not in [0.5, 0.99]; `IncompatibleError`: the profile carries no
+    held-out errors (an estimate, or a calibration without runs).
     """
     if not (isinstance(confidence, float | int) and math.isfinite(confidence) and 0.5 <= confidence <= 0.99):
         raise ValidationError(f"Expected a confidence in [0.5, 0.99], got {shown(confidence)}.")

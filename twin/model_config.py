@@ -131,12 +131,8 @@ class ModelDimensions:
 def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) -> ModelDimensions:
     """The dimensions in a `config.json`.
 
-    Raises
-    ------
-    FileFormatError
-        It can't be read, or a value is missing or makes no sense; names the key.
-    IncompatibleError
-        The estimate doesn't know this kind of model or quantisation.
+    Raises `FileFormatError`: it can't be read, or a value is missing or makes no sense; names the key;
+    `IncompatibleError`: the estimate doesn't know this kind of model or quantisation.
     """
     data = parse_json(read_text(path), path)
     if not isinstance(data, dict):
@@ -197,10 +193,7 @@ def _experts(config: dict[str, Any], path: str | os.PathLike[str]) -> int:
 def _weight_bits(config: dict[str, Any], path: str | os.PathLike[str]) -> float:
     """Bits of a weight of the linear layers with its share of the scales.
 
-    Raises
-    ------
-    IncompatibleError
-        The config does not say how many bits quantised weights have, in a way that is known.
+    Raises `IncompatibleError`: the config does not say how many bits quantised weights have, in a way that is known.
     """
     given = config.get("quantization_config")
     if not given:

@@ -27,10 +27,7 @@ def with_engine(
     profiling run takes for each further sequence in the sampler (`BYTES_PER_LOGIT` × `LARGEST_VOCABULARY`).
     `max_model_len` is also the least number of KV tokens with which vLLM starts. The step law stays.
 
-    Raises
-    ------
-    ValidationError
-        A setting breaks a rule, as `max_num_seqs` above `max_num_batched_tokens`.
+    Raises `ValidationError`: a setting breaks a rule, as `max_num_seqs` above `max_num_batched_tokens`.
     """
     changes = {
         "max_num_seqs": max_num_seqs,

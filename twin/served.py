@@ -42,12 +42,8 @@ def due_share(
     A trace may be short or have few requests, of which the last would always count as unserved. What a request
     needs is taken from the run itself, without the time in the queue.
 
-    Parameters
-    ----------
-    requests, finished
-        n requests, and bool (n,) whether each completed within `duration_s`.
-    mean_tpot_ms
-        NaN where no request of the run tells it.
+    `requests`, `finished`: n requests, and bool (n,) whether each completed within `duration_s`.
+    `mean_tpot_ms`: NaN where no request of the run tells it.
     """
     tokens = requests.input_tokens + requests.output_tokens
     ms_per_token = mean_tpot_ms if math.isfinite(mean_tpot_ms) else SLOW_TOKEN_MS

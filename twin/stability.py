@@ -154,12 +154,8 @@ def stability(
     What stays unclear counts as unstable. Servers of which a run cannot be lengthened (a replayed trace) are what
     the one run says.
 
-    Parameters
-    ----------
-    workload, profile, server
-        As `packer.twin.simulate.simulate` takes them.
-    duration_s
-        Of the first run; None as in `simulate`.
+    `workload`, `profile`, `server`: as `packer.twin.simulate.simulate` takes them.
+    `duration_s`: of the first run; None as in `simulate`.
     """
     from packer.twin.simulate import simulate
 

@@ -48,14 +48,9 @@ COLUMNS = (
 class Grid:
     """The points of a sweep: every combination of these values.
 
-    Parameters
-    ----------
-    adapters
-        Numbers of adapters, >= 1.
-    rate_factors
-        What every rate is multiplied by, > 0.
-    max_loras
-        Adapter slots, >= 1.
+    `adapters`: numbers of adapters, >= 1.
+    `rate_factors`: what every rate is multiplied by, > 0.
+    `max_loras`: adapter slots, >= 1.
     """
 
     adapters: tuple[int, ...]
@@ -179,10 +174,7 @@ def fleet_of(workload: Workload, n: int, seed: int) -> Workload:
 
     The fleet of n is always the beginning of that of n + 1.
 
-    Raises
-    ------
-    ValidationError
-        The workload replays a trace, which has no requests for copies.
+    Raises `ValidationError`: the workload replays a trace, which has no requests for copies.
     """
     have = len(workload)
     if n <= have:

@@ -32,12 +32,8 @@ def interpreted(kernel: Dispatcher, instead: Mapping[Dispatcher, Callable[..., A
 class Tiered:
     """A kernel that is interpreted while it is being compiled.
 
-    Parameters
-    ----------
-    kernel
-        One that is always called with the same types.
-    instead
-        Python functions that are faster than the interpreted ones, by kernel.
+    `kernel`: one that is always called with the same types.
+    `instead`: Python functions that are faster than the interpreted ones, by kernel.
     """
 
     def __init__(self, kernel: Dispatcher, instead: Mapping[Dispatcher, Callable[..., Any]]) -> None:

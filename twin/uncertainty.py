@@ -37,18 +37,11 @@ def simulate_seeds(
 ) -> list[Simulation]:
     """Simulate one server with the seeds `seed`, `seed` + 1, …, in threads: the kernel releases the GIL.
 
-    Parameters
-    ----------
-    workload, profile, max_loras, settings
-        As `packer.twin.simulate.simulate` takes them.
-    seeds
-        How many.
-    seed
-        The first of them.
-    jobs
-        Threads; -1 takes all cores.
-    progress
-        Called with (what, done, total) after each run.
+    `workload`, `profile`, `max_loras`, `settings`: as `packer.twin.simulate.simulate` takes them.
+    `seeds`: how many.
+    `seed`: the first of them.
+    `jobs`: threads; -1 takes all cores.
+    `progress`: called with (what, done, total) after each run.
     """
     return repeated(
         lambda k: simulate(workload, profile, max_loras=max_loras, seed=k, **settings),

@@ -60,10 +60,7 @@ def fill(
     are filled as far as they go. No count exceeds `limit` (K,); `sizes` (K,) guess the share of a bin that
     one adapter takes.
 
-    Raises
-    ------
-    OutOfTime
-        The problem's time is up.
+    Raises `OutOfTime`: the problem's time is up.
     """
     bins, begin = _longest_start(feasibility, bins, orders, limit)
     ends = [min(len(order), start + _DEPTH) for order, start in zip(orders, begin, strict=True)]
@@ -130,10 +127,7 @@ def price(
     the `bases` (feasible bins) with a part taken out: `n_starts` of what was better the last time, a few of the other.
     It may miss the best bin: `packer.solvers.exact.proof` checks.
 
-    Raises
-    ------
-    OutOfTime
-        The problem's time is up.
+    Raises `OutOfTime`: the problem's time is up.
     """
     feasibility = knapsacks.feasibility
     useful = np.flatnonzero((weights > 1e-9) & (limit > 0))

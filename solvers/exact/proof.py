@@ -47,10 +47,7 @@ def certify(
     enough to evaluate the smallest of those. If there are more than `budget`, a seeded sample of them is
     evaluated instead.
 
-    Raises
-    ------
-    OutOfTime
-        The problem's time is up.
+    Raises `OutOfTime`: the problem's time is up.
     """
     useful = np.flatnonzero((weights > 1e-9) & (limit > 0))
     useful = useful[np.argsort(-weights[useful], kind="stable")]

@@ -30,25 +30,16 @@ SEARCHED_MARGIN = 5e-3
 class Relaxation:
     """State of the column generation over one feasibility.
 
-    Attributes
-    ----------
-    patterns
-        Feasible bins found so far, int64 (m, K).
-    master
-        The last optimum over them, None before the first.
-    weights
-        What an adapter of each class weighs, float64 (K,), such that no bin found weighs more than 1: the sum
-        over all adapters is a bound.
-    priced
-        Bins heavier than 1 were looked for at least once.
-    converged
-        Pricing found no bin worth more than 1 at the last duals.
-    bound
-        No plan has fewer bins.
-    exhaustive
-        The bound is proven by enumeration up to dominance, not by a search that found no better bin.
-    value, evaluated_beyond
-        The weight of all adapters behind the bound, and how many bins beyond 1 were evaluated to support it.
+    `patterns`: feasible bins found so far, int64 (m, K).
+    `master`: the last optimum over them, None before the first.
+    `weights`: what an adapter of each class weighs, float64 (K,), such that no bin found weighs more than 1: the sum
+    over all adapters is a bound.
+    `priced`: bins heavier than 1 were looked for at least once.
+    `converged`: pricing found no bin worth more than 1 at the last duals.
+    `bound`: no plan has fewer bins.
+    `exhaustive`: the bound is proven by enumeration up to dominance, not by a search that found no better bin.
+    `value`, `evaluated_beyond`: the weight of all adapters behind the bound, and how many bins beyond 1 were
+    evaluated to support it.
     """
 
     feasibility: Feasibility
@@ -81,10 +72,7 @@ class Relaxation:
     def start(self, bins: IntArray) -> bool:
         """Pool of these bins, if feasible, and the fullest one of each class else not held; False if one fits nowhere.
 
-        Raises
-        ------
-        OutOfTime
-            The problem's time is up.
+        Raises `OutOfTime`: the problem's time is up.
         """
         if len(bins):
             self.add(bins[self.feasibility.feasible(bins)])
@@ -101,10 +89,7 @@ class Relaxation:
         best weights in a few rounds, however many classes there are. It ends where no more than the `known` bound can
         be promised: more columns lower the optimum, which no weights exceed.
 
-        Raises
-        ------
-        OutOfTime
-            The problem's time is up.
+        Raises `OutOfTime`: the problem's time is up.
         """
         sizes, priced = self._sizes(), self.demand @ features
         if self.weights is None:
@@ -137,10 +122,7 @@ class Relaxation:
         techniques in column generation, 2018). `to_the_end`: at the duals alone until no bin is worth more
         than 1, for the patterns rather than the bound.
 
-        Raises
-        ------
-        OutOfTime
-            The problem's time is up.
+        Raises `OutOfTime`: the problem's time is up.
         """
         sizes = self._sizes()
         share = 0.0 if to_the_end else 1.0
@@ -199,10 +181,7 @@ class Relaxation:
 
         `target` is the number of bins of the plan at hand: no more is worth proving.
 
-        Raises
-        ------
-        OutOfTime
-            The problem's time is up.
+        Raises `OutOfTime`: the problem's time is up.
         """
         if self.weights is None:
             return True
@@ -229,10 +208,7 @@ class Relaxation:
         class in turn. If no bin is worth more than 1, none in such a plan is worth less by more than the bins that it
         has beyond the worth of all adapters: others are left out.
 
-        Raises
-        ------
-        OutOfTime
-            The problem's time is up.
+        Raises `OutOfTime`: the problem's time is up.
         """
         if self.master is None or self.weights is None:
             return 0
@@ -252,10 +228,7 @@ class Relaxation:
 
         The heaviest bin known weighs at most 1.
 
-        Raises
-        ------
-        OutOfTime
-            The problem's time is up.
+        Raises `OutOfTime`: the problem's time is up.
         """
         if bins <= 1:
             return Certificate(True, 0)

@@ -69,10 +69,7 @@ def dive(relaxation: Relaxation, below: int, shake: float) -> list[IntArray] | N
 
     `shake` is the spread of the noise on the values.
 
-    Raises
-    ------
-    OutOfTime
-        The problem's time is up.
+    Raises `OutOfTime`: the problem's time is up.
     """
     master, rng, patterns = relaxation.master, relaxation.rng, relaxation.patterns
     if master is None or master.duals.max(initial=0.0) <= 0.0:

@@ -54,13 +54,9 @@ class Exact:
 class ExactSearch:
     """One run: the best bins so far, and the best bound so far.
 
-    Attributes
-    ----------
-    bins
-        The plan at hand; always complete.
-    bound
-        No plan has fewer GPUs (relative to the predictor). Certain if it is proven by enumeration (up to
-        dominance that no check contradicted), not by a search.
+    `bins`: the plan at hand; always complete.
+    `bound`: no plan has fewer GPUs (relative to the predictor). Certain if it is proven by enumeration (up to
+    dominance that no check contradicted), not by a search.
     """
 
     def __init__(self, problem: Problem, bins: Sequence[Bin]) -> None:

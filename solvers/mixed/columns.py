@@ -29,15 +29,10 @@ _EPSILON = 1e-6
 class Columns:
     """The relaxation of the pattern model of a problem in parts.
 
-    Attributes
-    ----------
-    sources
-        One for each base model and kind of server that serves it.
-    demand
-        What the patterns have to hold, int64 (K + S,): the adapters of each class, model after model, and the
-        negative of the GPUs at hand of each limited kind.
-    weights
-        Of each class, float64 (K + S,): of each model those of the highest bound so far.
+    `sources`: one for each base model and kind of server that serves it.
+    `demand`: what the patterns have to hold, int64 (K + S,): the adapters of each class, model after model, and the
+    negative of the GPUs at hand of each limited kind.
+    `weights`: of each class, float64 (K + S,): of each model those of the highest bound so far.
     """
 
     def __init__(self, problem: Problem, parts: Sequence[Part]) -> None:
@@ -64,10 +59,7 @@ class Columns:
     def start(self, bins: Sequence[tuple[Source, IntArray]]) -> bool:
         """Pool of these patterns and the fullest ones of each class alone; False if a class fits no kind.
 
-        Raises
-        ------
-        OutOfTime
-            The problem's time is up.
+        Raises `OutOfTime`: the problem's time is up.
         """
         for source, row in bins:
             if source.mean.feasible(row[None, :])[0]:

@@ -67,12 +67,8 @@ def cheapest(sources: Sequence[Source], cuts: Sequence[Cut], stock: Mapping[str,
 class Mixes:
     """The mixes of one base model.
 
-    Attributes
-    ----------
-    cuts
-        What all plans satisfy.
-    doubts
-        The same for mixes that are worth a try: those that could not be packed are excluded.
+    `cuts`: what all plans satisfy.
+    `doubts`: the same for mixes that are worth a try: those that could not be packed are excluded.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -118,10 +114,7 @@ class Mixes:
         time, and for a mix of kinds that hold no adapter of a class, which a cut then excludes. `few`: for weights that
         are sums of a few prices, so that a value of at most 1 says little.
 
-        Raises
-        ------
-        OutOfTime
-            The problem's time is up.
+        Raises `OutOfTime`: the problem's time is up.
         """
         chosen = [source for source, count in zip(self.sources, servers.tolist(), strict=True) if count]
         counts = servers[servers > 0]

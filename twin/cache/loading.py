@@ -62,12 +62,8 @@ MODES: dict[str, type[Loading]] = {
 def loading_of(spec: str) -> Loading:
     """The mode that a text names, with parameters as in "cpu-assist:factor=1.25".
 
-    Raises
-    ------
-    UnknownNameError
-        There is no such mode.
-    ValidationError
-        It has no such parameter, or the value breaks a rule.
+    Raises `UnknownNameError`: there is no such mode; `ValidationError`: it has no such parameter, or the value breaks
+    a rule.
     """
     mode: Loading = registry.from_table("loading mode", spec, MODES)
     return mode

@@ -47,10 +47,8 @@ class Candidates:
 def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int]) -> Candidates:
     """The groups of a cluster; `slot_ranks`: the largest rank that each server holds.
 
-    Raises
-    ------
-    ValidationError
-        No server may serve an adapter, or the placement names an adapter that the workload lacks.
+    Raises `ValidationError`: no server may serve an adapter, or the placement names an adapter that the workload
+    lacks.
     """
     ranks = np.asarray(slot_ranks, dtype=np.int64)
     if len(workload.models) > 1 and cluster.placement is None:

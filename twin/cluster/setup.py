@@ -121,10 +121,7 @@ class Setup:
 def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: CachePolicy) -> Setup:
     """A kind of server as a system runs it, as if it served the whole fleet; `policy`: the system's, of all kinds.
 
-    Raises
-    ------
-    IncompatibleError
-        The engine can't do what the system says.
+    Raises `IncompatibleError`: the engine can't do what the system says.
     """
     engine = kind.engine if system.engine is None else engine_of(system.engine)
     loading: Loading = Blocking() if system.loading is None else loading_of(system.loading)

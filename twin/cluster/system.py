@@ -47,12 +47,8 @@ def system_names() -> tuple[str, ...]:
 def load_system(name_or_path: str | os.PathLike[str]) -> System:
     """A shipped system by its name, or the one in a `.toml` file.
 
-    Raises
-    ------
-    UnknownNameError
-        No shipped system has that name.
-    FileFormatError
-        The file can't be read, or a value in it breaks a rule; names the key.
+    Raises `UnknownNameError`: no shipped system has that name; `FileFormatError`: the file can't be read, or a value
+    in it breaks a rule; names the key.
     """
     name, content = read_named("system", name_or_path, FOLDER)
     data = parse_toml(content, name_or_path)

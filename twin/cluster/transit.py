@@ -94,10 +94,7 @@ def new_transit(
 def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
     """The transit of a cluster for n requests; None where nothing takes time between router and server.
 
-    Raises
-    ------
-    ValidationError
-        A host's memory can't hold the largest adapter.
+    Raises `ValidationError`: a host's memory can't hold the largest adapter.
     """
     nodes = cluster.nodes or (Node(),) * len(cluster)
     capacity = np.array([node.host_bytes for node in nodes])

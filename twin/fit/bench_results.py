@@ -41,19 +41,10 @@ with and without prefills differ too much."""
 def improved(estimate: Profile, rows: Sequence[Row]) -> Profile:
     """The estimate with its step law times the factor by which the steps of these runs take longer (geometric mean).
 
-    Parameters
-    ----------
-    estimate
-        An uncalibrated profile.
-    rows
-        Of `read_bench_results`; runs near the token budget of a step are left out.
-
-    Raises
-    ------
-    IncompatibleError
-        The profile is calibrated, or its law is not the linear one.
-    ModelError
-        All runs are near the token budget.
+    `estimate`: an uncalibrated profile.
+    `rows`: of `read_bench_results`; runs near the token budget of a step are left out.
+    Raises `IncompatibleError`: the profile is calibrated, or its law is not the linear one; `ModelError`: all runs
+    are near the token budget.
     """
     if estimate.calibrated or estimate.latency.form != "linear":
         raise IncompatibleError(
@@ -92,10 +83,8 @@ def _tokens_per_step(row: Row) -> float:
 def read_bench_results(paths: Sequence[Path]) -> tuple[Row, ...]:
     """Rows of `latency_backbone.csv` for the runs in these files; several runs in a file are one row each.
 
-    Raises
-    ------
-    FileFormatError
-        A file can't be read, is of neither tool, or has a run that completed nothing or lacks a figure.
+    Raises `FileFormatError`: a file can't be read, is of neither tool, or has a run that completed nothing or lacks a
+    figure.
     """
     return tuple(_row(values, path, k) for path in paths for k, values in enumerate(_runs(path), 1))
 

@@ -147,10 +147,7 @@ def fit_step_law(
 ) -> tuple[LatencySpec, dict[str, float]]:
     """Non-negative least squares of the linear law, and its cross-validated errors.
 
-    Raises
-    ------
-    LiveError
-        Too few measurements for any law.
+    Raises `LiveError`: too few measurements for any law.
     """
     parts = [o.equations(graph_max_tokens) for o in observations if len(o.count)]
     total = sum(len(part.step_ms) for part in parts)

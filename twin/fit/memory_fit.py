@@ -14,10 +14,7 @@ from packer.twin.fit.tables import Row, number, whole
 def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> MemorySpec:
     """Least squares of KV bytes on slots and slots × rank; the measured points stay exact.
 
-    Raises
-    ------
-    ModelError
-        Fewer than three measured capacities.
+    Raises `ModelError`: fewer than three measured capacities.
     """
     points = [
         (

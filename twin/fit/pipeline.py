@@ -117,25 +117,13 @@ def calibrate(
 ) -> Calibration:
     """Fit a profile.
 
-    Parameters
-    ----------
-    base
-        Gives the identity (model, GPU, engine and its settings) and whatever has no measurements.
-    profiling
-        Micro-benchmarks; its tables may be empty if there are runs.
-    runs
-        Whole runs; () fits micro-benchmarks only.
-    max_outstanding
-        The ceiling of the client that made the runs.
-    cross_validate
-        Also measure the error on families left out, and write it into the profile.
-    progress
-        Called with (stage, simulations done, simulations to do).
-
-    Raises
-    ------
-    ModelError
-        Fewer than 8 runs started, or there is nothing to fit.
+    `base`: gives the identity (model, GPU, engine and its settings) and whatever has no measurements.
+    `profiling`: micro-benchmarks; its tables may be empty if there are runs.
+    `runs`: whole runs; () fits micro-benchmarks only.
+    `max_outstanding`: the ceiling of the client that made the runs.
+    `cross_validate`: also measure the error on families left out, and write it into the profile.
+    `progress`: called with (stage, simulations done, simulations to do).
+    Raises `ModelError`: fewer than 8 runs started, or there is nothing to fit.
     """
     alone = micro_profile(base, profiling)
     started = [run for run in runs if run.ok]

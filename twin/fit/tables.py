@@ -26,10 +26,8 @@ PROFILING_FILES = ("kv_capacity.csv", "latency_backbone.csv", "latency_adapters.
 def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dict[str, str]]:
     """Rows of a CSV file (also gzip) as text by column.
 
-    Raises
-    ------
-    FileFormatError
-        The file can't be read, lacks a column, or has a row with more or fewer cells than columns.
+    Raises `FileFormatError`: the file can't be read, lacks a column, or has a row with more or fewer cells than
+    columns.
     """
     found, rows = csv_rows(read_text(path), path)
     missing = [name for name in required if name not in found]
@@ -81,10 +79,7 @@ class Profiling:
 def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
     """Micro-benchmarks of a model from a directory with `PROFILING_FILES`; an absent file is an empty table.
 
-    Raises
-    ------
-    FileFormatError
-        None of the files is there, or one lacks columns.
+    Raises `FileFormatError`: none of the files is there, or one lacks columns.
     """
     folder = Path(directory)
     required = {

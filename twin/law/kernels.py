@@ -40,12 +40,8 @@ def with_kernel(profile: Profile, spec: str) -> Profile:
 
     `spec`: "bgmv" or "mbgmv", with parameters as in "bgmv:per_rank_ms=0.0036,base_ms=32".
 
-    Raises
-    ------
-    UnknownNameError
-        There is no such kernel.
-    IncompatibleError
-        The step law is the paper's, or the time per rank is neither given nor to be had from a data sheet.
+    Raises `UnknownNameError`: there is no such kernel; `IncompatibleError`: the step law is the paper's, or the time
+    per rank is neither given nor to be had from a data sheet.
     """
     name = spec.partition(":")[0]
     if name not in TERMS:

@@ -144,10 +144,7 @@ def calibrate(
 
     Returns (profile, outcomes, whether the budget cut it short).
 
-    Raises
-    ------
-    LiveError
-        Nothing usable was measured; says why the servers did not start.
+    Raises `LiveError`: nothing usable was measured; says why the servers did not start.
     """
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress)
     with claimed(folder):
@@ -167,19 +164,10 @@ def calibrate_url(
 ) -> tuple[Profile, list[Outcome], bool]:
     """Measure a server that runs already, from the outside; returns as `calibrate` does.
 
-    Parameters
-    ----------
-    url
-        Of the server.
-    known
-        A profile with its model, GPU and engine settings, which a server does not report; an estimate will do.
-    settings
-        Its slots; its adapters are taken to be of their rank.
-
-    Raises
-    ------
-    LiveError
-        It does not answer, or serves no adapters.
+    `url`: of the server.
+    `known`: a profile with its model, GPU and engine settings, which a server does not report; an estimate will do.
+    `settings`: its slots; its adapters are taken to be of their rank.
+    Raises `LiveError`: it does not answer, or serves no adapters.
     """
     served = served_models(url)
     if len(served) < 2:

@@ -119,22 +119,13 @@ class Endpoint:
 class Campaign:
     """Runs sessions one after another and keeps every result on disk.
 
-    Parameters
-    ----------
-    launch
-        How servers start.
-    folder
-        Where results go; a campaign with the same folder goes on where the last one stopped.
-    budget_s
-        No new task begins after this many seconds; None means no limit.
-    cores
-        Cores of the servers, instead of the launch file's.
-    progress
-        Called with (what, tasks done, tasks in all).
-    stop
-        Called several times a second: True ends the load and the campaign, from another thread.
-    endpoint
-        A running server to measure instead of starting any.
+    `launch`: how servers start.
+    `folder`: where results go; a campaign with the same folder goes on where the last one stopped.
+    `budget_s`: no new task begins after this many seconds; None means no limit.
+    `cores`: cores of the servers, instead of the launch file's.
+    `progress`: called with (what, tasks done, tasks in all).
+    `stop`: called several times a second: True ends the load and the campaign, from another thread.
+    `endpoint`: a running server to measure instead of starting any.
     """
 
     def __init__(

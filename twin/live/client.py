@@ -43,30 +43,17 @@ SILENT_SHARE = 0.5
 class LoadJob:
     """What to send.
 
-    Parameters
-    ----------
-    url
-        Of the server, without a path.
-    models
-        Model name in the request, for each adapter index of the trace.
-    requests
-        When, which adapter, how long.
-    duration_s
-        The run ends then, and unfinished requests are dropped.
-    drain_s
-        Seconds to wait after `duration_s` for unfinished requests; the run's duration grows accordingly.
-    token_ids
-        Prompts are random token ids in [low, high[.
-    max_outstanding
-        Requests beyond it are refused by the client.
-    stall_s
-        Nothing came for so long while requests were outstanding: the server hangs, the run ends.
-    failures_to_stop
-        So many failed requests in a row, none completed in between: the run ends.
-    metrics_interval_s
-        Time between looks at /metrics; 0 looks at the start and the end only.
-    cores
-        CPU cores to run on; empty means any.
+    `url`: of the server, without a path.
+    `models`: model name in the request, for each adapter index of the trace.
+    `requests`: when, which adapter, how long.
+    `duration_s`: the run ends then, and unfinished requests are dropped.
+    `drain_s`: seconds to wait after `duration_s` for unfinished requests; the run's duration grows accordingly.
+    `token_ids`: prompts are random token ids in [low, high[.
+    `max_outstanding`: requests beyond it are refused by the client.
+    `stall_s`: nothing came for so long while requests were outstanding: the server hangs, the run ends.
+    `failures_to_stop`: so many failed requests in a row, none completed in between: the run ends.
+    `metrics_interval_s`: time between looks at /metrics; 0 looks at the start and the end only.
+    `cores`: CPU cores to run on; empty means any.
     """
 
     url: str

@@ -44,39 +44,23 @@ class Emulation:
 class Launch:
     """How to start one server of a base model.
 
-    Parameters
-    ----------
-    name
-        Of the profile that a calibration writes.
-    command
-        Start of the command line; "{python}" stands for `python`.
-    python
-        Interpreter of vLLM's environment.
-    model
-        Path or name of the base model.
-    adapter_path
-        Where an adapter lies, with "{name}" and "{rank}" in it.
-    engine, model_spec, gpu
-        As in a profile; `engine` gives the flags.
-    arguments
-        More flags.
-    environment
-        More environment variables.
-    emulation
-        Emulated slot memory, for the CPU.
-    step_log
-        Whether to log every engine step.
-    server_cores, client_cores
-        CPU cores to pin to; empty means any. With several servers at once each takes its share of the first.
-    api_cores
-        Cores of the process that serves HTTP, if other than `server_cores`: on a GPU it never takes time from
-        the model.
-    token_ids
-        Prompts are random token ids in [low, high[.
-    startup_timeout_s
-        A server that is not healthy by then has failed.
-    stall_timeout_s
-        A server from which nothing comes for so long, with requests outstanding, hangs.
+    `name`: of the profile that a calibration writes.
+    `command`: start of the command line; "{python}" stands for `python`.
+    `python`: interpreter of vLLM's environment.
+    `model`: path or name of the base model.
+    `adapter_path`: where an adapter lies, with "{name}" and "{rank}" in it.
+    `engine`, `model_spec`, `gpu`: as in a profile; `engine` gives the flags.
+    `arguments`: more flags.
+    `environment`: more environment variables.
+    `emulation`: emulated slot memory, for the CPU.
+    `step_log`: whether to log every engine step.
+    `server_cores`, `client_cores`: CPU cores to pin to; empty means any. With several servers at once each takes its
+    share of the first.
+    `api_cores`: cores of the process that serves HTTP, if other than `server_cores`: on a GPU it never takes time
+    from the model.
+    `token_ids`: prompts are random token ids in [low, high[.
+    `startup_timeout_s`: a server that is not healthy by then has failed.
+    `stall_timeout_s`: a server from which nothing comes for so long, with requests outstanding, hangs.
     """
 
     name: str
@@ -117,10 +101,7 @@ class Launch:
 def read_launch(path: str | os.PathLike[str]) -> Launch:
     """Read a launch file.
 
-    Raises
-    ------
-    FileFormatError
-        Not TOML, a key is unknown, missing or out of range.
+    Raises `FileFormatError`: not TOML, a key is unknown, missing or out of range.
     """
     data = parse_toml(read_text(path), path)
     model, engine = (data[key] if isinstance(data.get(key), dict) else {} for key in ("model", "engine"))

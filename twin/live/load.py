@@ -33,21 +33,11 @@ def run_job(
     A run that the server cut short comes back as a result that says so. On KeyboardInterrupt the client is
     stopped, its result so far is on disk, and the interrupt is raised again.
 
-    Parameters
-    ----------
-    job, folder
-        What to send, and where `load.json`, `load.npz` and `client.log` go.
-    alive
-        Called five times a second: False (the server died) ends the run.
-    stop
-        Called as often: True ends the run as interrupted.
-    progress
-        Called with the seconds since the client was started.
-
-    Raises
-    ------
-    LiveError
-        The client itself failed.
+    `job`, `folder`: what to send, and where `load.json`, `load.npz` and `client.log` go.
+    `alive`: called five times a second: False (the server died) ends the run.
+    `stop`: called as often: True ends the run as interrupted.
+    `progress`: called with the seconds since the client was started.
+    Raises `LiveError`: the client itself failed.
     """
     import_aiohttp()
     folder.mkdir(parents=True, exist_ok=True)

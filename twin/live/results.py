@@ -36,28 +36,16 @@ FAULTY_SHARE = 0.05
 class LoadResult:
     """One run of the load generator, n requests.
 
-    Parameters
-    ----------
-    scheduled_s, adapter, input_tokens, output_tokens
-        (n,) as scheduled; seconds from the start of the run.
-    sent_s, first_s, finish_s
-        float64 (n,), seconds from the start; NaN where it did not happen.
-    received_tokens
-        int64 (n,), output tokens that came.
-    state
-        int64 (n,), see the constants of this module.
-    gaps_s, gap_owner
-        Gaps between the chunks of a stream and whose they are, in order of arrival.
-    duration_s
-        Seconds that the run lasted: requests unfinished by then are unfinished.
-    started_monotonic_s, started_unix_s
-        Clocks at the start; the first is that of the step log.
-    errors
-        Message → how often.
-    ended
-        "complete", or why the run was cut short.
-    metrics
-        (seconds from the start, text of /metrics) in order; text "" where the page could not be had.
+    `scheduled_s`, `adapter`, `input_tokens`, `output_tokens`: (n,) as scheduled; seconds from the start of the run.
+    `sent_s`, `first_s`, `finish_s`: float64 (n,), seconds from the start; NaN where it did not happen.
+    `received_tokens`: int64 (n,), output tokens that came.
+    `state`: int64 (n,), see the constants of this module.
+    `gaps_s`, `gap_owner`: gaps between the chunks of a stream and whose they are, in order of arrival.
+    `duration_s`: seconds that the run lasted: requests unfinished by then are unfinished.
+    `started_monotonic_s`, `started_unix_s`: clocks at the start; the first is that of the step log.
+    `errors`: message → how often.
+    `ended`: "complete", or why the run was cut short.
+    `metrics`: (seconds from the start, text of /metrics) in order; text "" where the page could not be had.
     """
 
     scheduled_s: FloatArray

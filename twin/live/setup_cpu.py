@@ -24,12 +24,8 @@ def install(folder: Path, find_links: str | None) -> str:
 
     A build of torch for the CPU must be among `find_links` (or those of PIP_FIND_LINKS or UV_FIND_LINKS).
 
-    Raises
-    ------
-    MissingDependencyError
-        uv is absent.
-    LiveError
-        The packages cannot be installed; the message ends with uv's own.
+    Raises `MissingDependencyError`: uv is absent; `LiveError`: the packages cannot be installed; the message ends
+    with uv's own.
     """
     uv = shutil.which("uv")
     if uv is None:
@@ -61,16 +57,10 @@ def setup_cpu(
 ) -> Path:
     """Everything for real vLLM on the CPU below `folder`; returns the launch file. What is there is kept.
 
-    Parameters
-    ----------
-    folder
-        Made if absent.
-    python
-        An interpreter that has vLLM already; None makes an environment.
-    find_links
-        Folder or page with a CPU build of torch.
-    progress
-        Called with what is being done.
+    `folder`: made if absent.
+    `python`: an interpreter that has vLLM already; None makes an environment.
+    `find_links`: folder or page with a CPU build of torch.
+    `progress`: called with what is being done.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = folder.resolve() / ".venv-vllm" / "bin" / "python"

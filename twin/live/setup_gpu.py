@@ -27,27 +27,14 @@ def setup_gpu(
 ) -> Path:
     """Write `folder/adapters/rank-N` with random weights and `folder/launch.toml`; returns the latter.
 
-    Parameters
-    ----------
-    folder
-        Made if absent.
-    model
-        Folder with the model's config.json and tokenizer; the weights are not read with `dummy_weights`.
-    gpu
-        Name of a data sheet, as `packer profiles estimate` takes it.
-    python
-        Interpreter of vLLM's environment.
-    ranks
-        Ranks of the adapters.
-    dummy_weights
-        Whether the server runs with random weights.
-    engine
-        `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `gpu_memory_utilization`, if not default.
-
-    Raises
-    ------
-    LiveError
-        The interpreter has no vLLM, or the adapters cannot be written.
+    `folder`: made if absent.
+    `model`: folder with the model's config.json and tokenizer; the weights are not read with `dummy_weights`.
+    `gpu`: name of a data sheet, as `packer profiles estimate` takes it.
+    `python`: interpreter of vLLM's environment.
+    `ranks`: ranks of the adapters.
+    `dummy_weights`: whether the server runs with random weights.
+    `engine`: `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `gpu_memory_utilization`, if not default.
+    Raises `LiveError`: the interpreter has no vLLM, or the adapters cannot be written.
     """
     found = usable_vllm(python)
     dimensions = read_model_config(str(model / "config.json"))

@@ -63,10 +63,7 @@ class Steps:
 def read_steps(path: str | os.PathLike[str]) -> Steps:
     """Read a log; a last line cut short (the server was killed) is dropped.
 
-    Raises
-    ------
-    FileFormatError
-        Missing, other columns, or not numbers.
+    Raises `FileFormatError`: missing, other columns, or not numbers.
     """
     lines = read_text(path).splitlines()
     names = [f.name for f in fields(Steps)]

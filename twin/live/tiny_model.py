@@ -54,10 +54,7 @@ class TinyModel:
 def write_tiny_model(python: str, folder: Path, model: TinyModel, ranks: tuple[int, ...] = RANKS) -> None:
     """Write `model/` and `adapters/rank-N/` below `folder` with vLLM's interpreter.
 
-    Raises
-    ------
-    LiveError
-        The interpreter lacks `tokenizers` or `safetensors`, or cannot write there.
+    Raises `LiveError`: the interpreter lacks `tokenizers` or `safetensors`, or cannot write there.
     """
     write_with(python, {"directory": str(folder), "ranks": ranks} | asdict(model), "The tiny model")
 

@@ -185,10 +185,7 @@ class Validation:
     def run(self) -> list[BinReport]:
         """Reports in order of the bins; an interrupt stops the servers first.
 
-        Raises
-        ------
-        OutputError
-            Another process measures into the same folder.
+        Raises `OutputError`: another process measures into the same folder.
         """
         with claimed(self.folder):
             return self._run()

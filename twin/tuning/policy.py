@@ -48,10 +48,7 @@ class TuningPolicy(Protocol):
 def load_policy(spec: str) -> TuningPolicy:
     """The policy that a text names, with parameters as in "chunked:chunk_tokens=64".
 
-    Raises
-    ------
-    UnknownNameError, ValidationError
-        No policy has that name or parameter, or a value is out of range.
+    Raises `UnknownNameError`, `ValidationError`: no policy has that name or parameter, or a value is out of range.
     """
     policy: TuningPolicy = registry.make("tuning policy", spec)
     return policy
@@ -80,10 +77,7 @@ def _prefill_ms(profile: Profile, tokens: int) -> float:
 def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
     """The job at its start.
 
-    Raises
-    ------
-    IncompatibleError
-        The profile's step law does not say what a prefill token costs.
+    Raises `IncompatibleError`: the profile's step law does not say what a prefill token costs.
     """
     policy = load_policy(job.policy)
     if profile.latency.form != "linear":

@@ -54,10 +54,7 @@ class Tuned:
 def check_limits(limits: Mapping[str, float]) -> dict[str, float]:
     """The limits as floats.
 
-    Raises
-    ------
-    UnknownNameError, ValidationError
-        A limit is unknown, or not a number > 0.
+    Raises `UnknownNameError`, `ValidationError`: a limit is unknown, or not a number > 0.
     """
     for name in limits:
         if name not in LIMITS:

@@ -22,12 +22,8 @@ from packer.twin.tuning.state import CHUNK, CHUNKED, LEFT, PASS, SLO_MS, TOKENS,
 class Chunked:
     """Parameters of chunked training.
 
-    Parameters
-    ----------
-    chunk_tokens
-        Tokens of a chunk.
-    slo_decode_ms
-        Limit of a decode step with a chunk beside it; steps that would exceed it run alone.
+    `chunk_tokens`: tokens of a chunk.
+    `slo_decode_ms`: limit of a decode step with a chunk beside it; steps that would exceed it run alone.
     """
 
     chunk_tokens: int = 64

@@ -36,16 +36,11 @@ from packer.twin.tuning.state import (
 class LLMStation:
     """Parameters of LLMStation.
 
-    Parameters
-    ----------
-    slo_decode_ms
-        Limit of a decode iteration; below that of the TPOT, which prefills raise.
-    kappa_decode, kappa_tuning
-        By which share decoding, and a backward pass, slow down beside each other (not given in the paper).
-    suspend_overhead
-        What dividing a pass costs, as a share of its time (Figure 12: < 0.5 % on one GPU).
-    defer_ms
-        How long the first request after an idle time waits for others (section 4.1).
+    `slo_decode_ms`: limit of a decode iteration; below that of the TPOT, which prefills raise.
+    `kappa_decode`, `kappa_tuning`: by which share decoding, and a backward pass, slow down beside each other (not
+    given in the paper).
+    `suspend_overhead`: what dividing a pass costs, as a share of its time (Figure 12: < 0.5 % on one GPU).
+    `defer_ms`: how long the first request after an idle time waits for others (section 4.1).
     """
 
     slo_decode_ms: float = 45.0

@@ -20,13 +20,10 @@ from packer.twin.tuning.state import DECODE_FACTOR, SHARE, SPATIAL, TUNING_FACTO
 class Spatial:
     """Parameters of spatial sharing.
 
-    Parameters
-    ----------
-    share
-        Share of the streaming multiprocessors that training has, in ]0, 1[.
-    interference_decode, interference_tuning
-        By which share decoding slows down for each unit of `share`, and training beside decoding: they compete for
-        memory bandwidth (not given in the paper). Prefills, bound by computing, slow down by 1 / (1 − share).
+    `share`: share of the streaming multiprocessors that training has, in ]0, 1[.
+    `interference_decode`, `interference_tuning`: by which share decoding slows down for each unit of `share`, and
+    training beside decoding: they compete for memory bandwidth (not given in the paper). Prefills, bound by
+    computing, slow down by 1 / (1 − share).
     """
 
     share: float = 0.3
