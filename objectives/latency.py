@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.errors import ValidationError, shown
 from packer.evaluation import Evaluations
+from packer.memo import Memo
 from packer.objectives.base import Objective
 from packer.workload import Workload
 
@@ -45,7 +47,7 @@ class Latency(Objective):
         """(chosen statistic, the other one) of the chosen latency, ms; infinite where nothing starts."""
         if not bins:
             return ()
-        rates = np.array([bin_.rates(workload).sum() for bin_ in bins])
+        rates, _ = _traffic(workload, bins)
         latency = np.nan_to_num(self.latency_ms(workload, bins, evaluations), nan=np.inf)
         mean, worst = float((latency * rates).sum() / rates.sum()), float(latency.max())
         return (mean, worst) if self.statistic == "mean" else (worst, mean)
@@ -58,11 +60,27 @@ class Latency(Objective):
             return evaluations.mean_ttft_ms
         if self.metric == "itl":
             return evaluations.mean_itl_ms
-        # np.average takes three times as long, and a search compares thousands of plans.
-        output, rates = workload.mean_output_tokens, [bin_.rates(workload) for bin_ in bins]
-        pairs = zip(bins, rates, strict=True)
-        tokens = [(output[list(bin_.adapters)] * each).sum() / each.sum() for bin_, each in pairs]
+        _, tokens = _traffic(workload, bins)
         total: npt.NDArray[np.float64] = evaluations.mean_ttft_ms + evaluations.mean_itl_ms * (
-            np.maximum(np.array(tokens), 1.0) - 1.0
+            np.maximum(tokens, 1.0) - 1.0
         )
         return total
+
+
+def _traffic(workload: Workload, bins: Sequence[Bin]) -> npt.NDArray[np.float64]:
+    """Requests per second of each bin, and their mean output tokens, float64 (2, n)."""
+    known = _TRAFFIC(workload)
+    return np.array([known(bin_.adapters, bin_.shares) for bin_ in bins]).T
+
+
+def _traffic_of(
+    workload: Workload, adapters: tuple[int, ...], shares: tuple[float, ...]
+) -> tuple[float, float]:
+    index = list(adapters)
+    rates = workload.rates[index] * np.array(shares)
+    # np.average takes three times as long.
+    return rates.sum(), (workload.mean_output_tokens[index] * rates).sum() / rates.sum()
+
+
+# A search compares thousands of plans that differ in two bins.
+_TRAFFIC = Memo(lambda workload: lru_cache(512)(partial(_traffic_of, workload)))

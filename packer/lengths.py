@@ -165,18 +165,15 @@ def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -
     position, left = _on_grid(z)
     for first in range(0, len(tables), _TABLES):
         some = (first <= place) & (place < first + _TABLES)
-        rows = np.flatnonzero(some[which])
+        rows = slice(None) if some.all() else np.flatnonzero(some[which])
         owner, at = which[rows], left[rows]
         joined = np.concatenate(tables[first : first + _TABLES])
-        start = at + (place[owner] - first) * len(_Z_GRID)
-        low, high = joined[start] * scale[owner], joined[start + 1] * scale[owner]
-        tokens[rows] = _between(low, high, position[rows] - at)
+        start, factor = at + ((place - first) * len(_Z_GRID))[owner], scale[owner]
+        tokens[rows] = _between(joined[start] * factor, joined[start + 1] * factor, position[rows] - at)
+    least = [each.low for each in lengths]
     most = [np.iinfo(np.int64).max if each.high is None else each.high for each in lengths]
-    return np.clip(
-        np.rint(tokens).astype(np.int64),
-        np.array([each.low for each in lengths])[which],
-        np.array(most)[which],
-    )
+    low, high = (np.array(ends)[which if len(set(ends)) > 1 else 0] for ends in (least, most))
+    return np.clip(np.rint(tokens).astype(np.int64), low, high)
 
 
 def _on_grid(z: FloatArray) -> tuple[FloatArray, IntArray]:

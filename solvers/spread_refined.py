@@ -191,19 +191,19 @@ class _Search:
                     or self.problem.workload.ranks[i] != (self.problem.workload.ranks[j])
                 )
                 if heavier and i not in sink.adapters and j not in source.adapters:
-                    one = self._plus(self._without(source, p, keep_slots=True), j)
-                    other = self._plus(self._without(sink, q, keep_slots=True), i)
-                    options.append((worst, target, (one, other)))
+                    pair = self._plus(source, j, without=p), self._plus(sink, i, without=q)
+                    options.append((worst, target, pair))
         return options
 
-    def _without(self, bin_: Bin, position: int, *, keep_slots: bool = False) -> Bin:
-        adapters = [i for k, i in enumerate(bin_.adapters) if k != position]
-        shares = [s for k, s in enumerate(bin_.shares) if k != position]
-        slots = bin_.max_loras if keep_slots else min(bin_.max_loras, len(adapters))
-        return self.slots.make(adapters, slots, bin_.profile, shares)
+    def _without(self, bin_: Bin, position: int) -> Bin:
+        adapters = bin_.adapters[:position] + bin_.adapters[position + 1 :]
+        shares = bin_.shares[:position] + bin_.shares[position + 1 :]
+        return self.slots.make(adapters, min(bin_.max_loras, len(adapters)), bin_.profile, shares)
 
-    def _plus(self, bin_: Bin, adapter: int) -> Bin:
-        adapters = [*bin_.adapters, adapter]
-        shares = [*bin_.shares, 1.0]
-        every = bin_.max_loras == len(bin_.adapters)
+    def _plus(self, bin_: Bin, adapter: int, *, without: int | None = None) -> Bin:
+        """The bin with one adapter more, or another in place of that at the position `without`."""
+        end = len(bin_.adapters) if without is None else without
+        adapters = (*bin_.adapters[:end], *bin_.adapters[end + 1 :], adapter)
+        shares = (*bin_.shares[:end], *bin_.shares[end + 1 :], 1.0)
+        every = bin_.max_loras == len(adapters) - 1
         return self.slots.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)

@@ -24,9 +24,10 @@ from typing import Any, Self
 import llvmlite  # type: ignore[import-untyped]
 import numba
 import numpy as np
-from numba.core.caching import CacheImpl, IndexDataCacheFile, _CacheLocator
+from numba.core.caching import CacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
+from numba.core.runtime.nrt import rtsys
 
 try:
     import fcntl
@@ -120,6 +121,10 @@ def is_kept(kernel: Dispatcher) -> bool:
     )
 
 
+def _ours(function: types.FunctionType) -> bool:
+    return function.__module__.partition(".")[0] == "packer"
+
+
 class KernelLocator(_CacheLocator):
     """Tells Numba where the compiled code of one of our kernels is, and under which name."""
 
@@ -143,7 +148,7 @@ class KernelLocator(_CacheLocator):
     @classmethod
     def from_function(cls, py_func: types.FunctionType, py_file: str) -> Self | None:
         """The locator of a kernel of this project; None for other functions and without a writable folder."""
-        if py_func.__module__.partition(".")[0] != "packer":
+        if not _ours(py_func):
             return None
         folder = cache_folder()
         return cls(py_func, folder) if _ready(folder) else None
@@ -225,7 +230,7 @@ def _lock_file(folder: Path) -> int | None:
 
 def _compile(kernel: Any, signature: object) -> Any:
     """`Dispatcher.compile`, by one process at a time."""
-    if kernel.py_func.__module__.partition(".")[0] != "packer":
+    if not _ours(kernel.py_func):
         return _COMPILED(kernel, signature)
     # Numba's own lock comes first, as where a kernel compiles one that it calls.
     with global_compiler_lock, alone(kernel.py_func):
@@ -233,6 +238,15 @@ def _compile(kernel: Any, signature: object) -> Any:
 
 
 _COMPILED: Callable[..., Any] = Dispatcher.compile
+
+
+def _load(cache: Any, signature: object, context: Any) -> Any:
+    """`Cache.load_overload`, where a kernel is linked as it is: Numba's declarations, slow to import, only compile."""
+    if not _ours(cache._py_func):  # noqa: SLF001
+        context.refresh()
+    rtsys.initialize(context)
+    with cache._guard_against_spurious_io_errors():  # noqa: SLF001
+        return cache._load_overload(signature, context)  # noqa: SLF001
 
 
 def install(*flags: dict[str, Any]) -> None:
@@ -247,3 +261,4 @@ def install(*flags: dict[str, Any]) -> None:
         locators.insert(0, KernelLocator)
         IndexDataCacheFile._data_name = _data_name  # type: ignore[method-assign]  # noqa: SLF001
         Dispatcher.compile = _compile  # type: ignore[assignment, method-assign]
+        FunctionCache.load_overload = _load

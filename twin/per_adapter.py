@@ -83,7 +83,7 @@ def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
     if sim.status != "ok":
         return np.full(len(sim.workload), np.nan)
     number = _sums(sim, None)
-    everyone = float(np.quantile(sim.ttft_ms, 0.95)) if number.any() else 0.0
+    everyone = sim.ttft_quantiles_ms[1] if number.any() else 0.0
     mean = np.nan_to_num(sim.adapter_mean_ttft_ms, nan=0.0)
     own = np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0)
     pooled = np.maximum(np.where(number >= MEAN_FROM, mean, 0.0), np.where(number > 0, everyone, 0.0))

@@ -221,14 +221,19 @@ class Simulation:
         return _mean(self.ttft_ms)
 
     @cached_property
+    def ttft_quantiles_ms(self) -> tuple[float, ...]:
+        """Median, 95th and 99th percentile of TTFT."""
+        return _quantiles(self.ttft_ms, 0.5, 0.95, 0.99)
+
+    @property
     def median_ttft_ms(self) -> float:
         """Median TTFT."""
-        return _quantile(self.ttft_ms, 0.5)
+        return self.ttft_quantiles_ms[0]
 
-    @cached_property
+    @property
     def p99_ttft_ms(self) -> float:
         """99th percentile of TTFT."""
-        return _quantile(self.ttft_ms, 0.99)
+        return self.ttft_quantiles_ms[2]
 
     @cached_property
     def mean_tpot_ms(self) -> float:
@@ -238,12 +243,12 @@ class Simulation:
     @cached_property
     def median_tpot_ms(self) -> float:
         """Median TPOT."""
-        return _quantile(self.tpot_ms, 0.5)
+        return _quantiles(self.tpot_ms, 0.5)[0]
 
     @cached_property
     def p99_tpot_ms(self) -> float:
         """99th percentile of TPOT."""
-        return _quantile(self.tpot_ms, 0.99)
+        return _quantiles(self.tpot_ms, 0.99)[0]
 
     @cached_property
     def mean_itl_ms(self) -> float:
@@ -396,5 +401,5 @@ def _mean(values: FloatArray) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def _quantile(values: FloatArray, q: float) -> float:
-    return float(np.quantile(values, q)) if len(values) else math.nan
+def _quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
+    return tuple(np.quantile(values, shares).tolist()) if len(values) else (math.nan,) * len(shares)

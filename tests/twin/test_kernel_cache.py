@@ -168,3 +168,16 @@ def test_a_lock_that_can_not_be_opened_is_no_error(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(kernel_cache, "cache_folder", lambda: tmp_path)
     with kernel_cache.alone(advance.py_func):
         assert list(tmp_path.iterdir()) == [tmp_path / ".lock"]
+
+
+def test_kept_kernels_are_linked_without_what_only_compiling_needs() -> None:
+    """A process that finds the engine compiled imports none of Numba's declarations; it still can compile others."""
+    program = (
+        "import sys, numba, numpy, packer\n"
+        "profile = packer.load_profile('h100-64gb/llama-3.1-8b-instruct')\n"
+        "found = packer.simulate(packer.Workload([packer.Adapter('a', 8, 1.0)]), profile, max_loras=1, duration_s=60)\n"
+        "declared = 'numba.np.arraymath' in sys.modules\n"
+        "print(found.engine_steps > 0, declared, numba.njit(lambda x: numpy.sum(x))(numpy.ones(3)))\n"
+    )
+    run = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True) for _ in range(2)][1]
+    assert run.stdout.split() == ["True", "False", "3.0"], run.stderr

@@ -106,7 +106,7 @@ def test_waiting_requests_are_counted_exactly(one_at_a_time: Profile, trace: Req
     counts = _count(sim, at_s)
     brute = [counts[(at_s >= a) & (at_s < b)].mean() for a, b in itertools.pairwise(edges_s)]
     np.testing.assert_allclose(waiting_means(sim, edges_s), brute, atol=0.02)
-    assert fewest_waiting(sim, 2.0, 12.0) == counts.min()
+    assert fewest_waiting(sim, 2.0, 12.0) == [counts.min()]
 
 
 def _count(sim: Simulation, at_s: np.ndarray) -> np.ndarray:
