@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -83,4 +83,6 @@ def _traffic_of(
 
 
 # A search compares thousands of plans that differ in two bins.
-_TRAFFIC = Memo(lambda workload: lru_cache(512)(partial(_traffic_of, workload)))
+_TRAFFIC: Memo[Workload, Callable[..., tuple[float, float]]] = Memo(
+    lambda workload: lru_cache(512)(partial(_traffic_of, workload))
+)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -153,8 +153,8 @@ def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -
     tokens = np.empty(len(z))
     curved = [each.kind == "lognormal" and each.cv > 0.0 for each in lengths]
     for k in np.flatnonzero(curved).tolist():
-        rows = np.flatnonzero(which == k)
-        tokens[rows] = lengths[k].quantile_at_normal(z[rows])
+        of_one = np.flatnonzero(which == k)
+        tokens[of_one] = lengths[k].quantile_at_normal(z[of_one])
     tables: list[FloatArray] = []
     numbers: dict[int, int] = {}
     scale, place = np.ones(len(lengths)), np.full(len(lengths), -1)
@@ -165,7 +165,7 @@ def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -
     position, left = _on_grid(z)
     for first in range(0, len(tables), _TABLES):
         some = (first <= place) & (place < first + _TABLES)
-        rows = slice(None) if some.all() else np.flatnonzero(some[which])
+        rows: Any = slice(None) if some.all() else np.flatnonzero(some[which])
         owner, at = which[rows], left[rows]
         joined = np.concatenate(tables[first : first + _TABLES])
         start, factor = at + ((place - first) * len(_Z_GRID))[owner], scale[owner]

@@ -261,4 +261,4 @@ def install(*flags: dict[str, Any]) -> None:
         locators.insert(0, KernelLocator)
         IndexDataCacheFile._data_name = _data_name  # type: ignore[method-assign]  # noqa: SLF001
         Dispatcher.compile = _compile  # type: ignore[assignment, method-assign]
-        FunctionCache.load_overload = _load
+        FunctionCache.load_overload = _load  # type: ignore[method-assign]
