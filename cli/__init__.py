@@ -14,61 +14,29 @@ STARTED = time.monotonic()
 """About when the process started."""
 
 COMMANDS = {
-    "init": (
-        "packer.cli.init:init",
-        "Start here: a log or a fleet becomes a folder with profile, fleet, plan and report.",
-    ),
-    "solve": (
-        "packer.cli.solve:solve",
-        "Plan: how many GPUs, which adapter where, how to start each server.",
-    ),
-    "simulate": (
-        "packer.cli.simulate:simulate",
-        "What one server, or a cluster, does with a workload.",
-    ),
-    "evaluate": (
-        "packer.cli.evaluate:evaluate",
-        "Whether a plan holds: with another seed, a changed fleet, or the traffic measured.",
-    ),
-    "compare": (
-        "packer.cli.compare:compare",
-        "Solvers, objectives and predictors side by side; systems on a cluster.",
-    ),
-    "sweep": (
-        "packer.cli.sweep:sweep",
-        "How far one server goes: curves over adapters, rates and max_loras.",
-    ),
-    "schedule": (
-        "packer.cli.schedule:schedule",
-        "The day: which servers run in each hour, with few moves; cron triggers.",
-    ),
-    "systems": (
-        "packer.cli.systems:systems",
-        "How a cluster can be run: vLLM, a plan, ….",
-    ),
-    "memory": ("packer.cli.memory:memory", "How many adapters fit, and what slots cost in KV cache."),
-    "report": (
-        "packer.cli.report:report",
-        "A page for people: each GPU, curves to the breaking point, bound, provenance.",
-    ),
-    "export": (
-        "packer.cli.export:export",
-        "What starts a plan: vLLM commands, Kubernetes and its stacks, routing tables.",
-    ),
-    "workload": (
-        "packer.cli.workload:workload",
-        "Make and describe workloads: generate, from traces, logs and metrics.",
-    ),
-    "profiles": ("packer.cli.profiles:profiles", "Descriptions of servers: list, show, estimate, fit."),
-    "predictor": ("packer.cli.predictor:predictor", "Learned predictors: build a dataset, train."),
-    "live": ("packer.cli.live:live", "Real vLLM servers: set up, calibrate, validate a plan."),
+    "init": "Start here: a log or a fleet becomes a folder with profile, fleet, plan and report.",
+    "solve": "Plan: how many GPUs, which adapter where, how to start each server.",
+    "simulate": "What one server, or a cluster, does with a workload.",
+    "evaluate": "Whether a plan holds: with another seed, a changed fleet, or the traffic measured.",
+    "compare": "Solvers, objectives and predictors side by side; systems on a cluster.",
+    "sweep": "How far one server goes: curves over adapters, rates and max_loras.",
+    "schedule": "The day: which servers run in each hour, with few moves; cron triggers.",
+    "systems": "How a cluster can be run: vLLM, a plan, ….",
+    "memory": "How many adapters fit, and what slots cost in KV cache.",
+    "report": "A page for people: each GPU, curves to the breaking point, bound, provenance.",
+    "export": "What starts a plan: vLLM commands, Kubernetes and its stacks, routing tables.",
+    "workload": "Make and describe workloads: generate, from traces, logs and metrics.",
+    "profiles": "Descriptions of servers: list, show, estimate, fit.",
+    "predictor": "Learned predictors: build a dataset, train.",
+    "live": "Real vLLM servers: set up, calibrate, validate a plan.",
 }
-"""Command → where it stands and its line on the help page, in the order of that page."""
+"""Line of each command on the help page, in the order of that page."""
 
 
 @click.group(
     cls=LazyGroup,
     lazy=COMMANDS,
+    package="packer.cli",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="adapter-packer", prog_name="packer")

@@ -9,11 +9,9 @@ import click
 
 from packer.cli.declare import bundle, option, typed
 from packer.cli.options import complete_registered
-from packer.cli.output import number, table
+from packer.cli.output import Table, number
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.cluster import Cluster
     from packer.operate.systems import SystemResult
     from packer.twin.result import Simulation
@@ -59,17 +57,15 @@ def router_option() -> Any:
 
 @bundle
 class Behind:
-    """A cluster behind a router, instead of one server."""
+    """A cluster behind a router, instead of one server.
 
-    cluster: str | None = option(
-        metavar="FILE", help="Many servers behind a router: a cluster.toml, or the servers of a plan (.json)."
-    )
+    cluster: Many servers behind a router: a cluster.toml, or the servers of a plan (.json).
+    slo: Limits of a request: ttft_ms, tpot_ms, normalised_ms, latency_ms. [default: the cluster's]
+    """
+
+    cluster: str | None = option(metavar="FILE")
     router: str | None = router_option()
-    slo: dict[str, float] | None = option(
-        type=Limits(),
-        metavar="LIMIT=MS,…",
-        help="Limits of a request: ttft_ms, tpot_ms, normalised_ms, latency_ms.  [default: the cluster's]",
-    )
+    slo: dict[str, float] | None = option(type=Limits(), metavar="LIMIT=MS,…")
 
     def read(self) -> Cluster:
         """The cluster in the file."""
@@ -134,4 +130,4 @@ def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) 
         "Means over seeds, the same requests for every system. SLO: share of the requests that keep it; "
         "hits: admissions with the adapter on the GPU. --json has intervals and more figures."
     )
-    return table(title, columns, rows, left=(0,), caption=caption)
+    return Table(title, columns, rows, left=(0,), caption=caption)

@@ -22,12 +22,10 @@ from packer.cli.options import (
     seed_option,
     time_limit_option,
 )
-from packer.cli.output import figures, heads, jsonable, number, table, write_json
+from packer.cli.output import Table, figures, heads, jsonable, number, write_json
 from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.solvers.compare import Comparison, Result
     from packer.twin.live.launch import Launch
     from packer.workload import Workload
@@ -59,18 +57,16 @@ def _sweep_sizes(ctx: click.Context, param: click.Parameter, value: str | None) 
 
 @bundle
 class Compared:
-    """What is compared."""
+    """What is compared.
+
+    sizes: Compare at several numbers of adapters, as 32,64,128 or START:STOP:STEP; beyond the workload's own, its
+        mix is drawn again.
+    """
 
     solvers: str = option(default="greedy,greedy-paper,maxbase,random", metavar="NAMES")
     objectives: str = option(default="gpus", metavar="NAMES")
     predictors: str = option(default="twin", metavar="NAMES")
-    sizes: tuple[int, ...] = option(
-        "--sweep",
-        callback=_sweep_sizes,
-        metavar="adapters=LIST",
-        help="Compare at several numbers of adapters, as 32,64,128 or START:STOP:STEP; beyond the workload's "
-        "own, its mix is drawn again.",
-    )
+    sizes: tuple[int, ...] = option("--sweep", callback=_sweep_sizes, metavar="adapters=LIST")
     gpus: int | None = gpus_option()
     max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
     margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
@@ -80,17 +76,17 @@ class Compared:
 
 @bundle
 class RealServers:
-    """Measurements of the finished plans."""
+    """Measurements of the finished plans.
 
-    launch: str | None = option(
-        metavar="FILE.toml",
-        help="Measure the plans on real vLLM servers, started as this file says, instead of by the twin "
-        "with a fresh seed.",
-    )
-    launch_duration: float = option(
-        type=click.FloatRange(min=1.0), default=120.0, metavar="SECONDS", help="Time of each real run."
-    )
-    folder: str = option(default="compare-results", help="Keeps the results of real servers.")
+    launch: Measure the plans on real vLLM servers, started as this file says, instead of by the twin with a fresh
+        seed.
+    launch_duration: Time of each real run.
+    folder: Keeps the results of real servers.
+    """
+
+    launch: str | None = option(metavar="FILE.toml")
+    launch_duration: float = option(type=click.FloatRange(min=1.0), default=120.0, metavar="SECONDS")
+    folder: str = option(default="compare-results")
 
     def start(self) -> Launch | None:
         """How servers are started; None where the twin measures."""
@@ -101,26 +97,20 @@ class RealServers:
 
 @bundle
 class Systems(Behind):
-    """Systems on a cluster, instead of solvers."""
+    """Systems on a cluster, instead of solvers.
 
-    systems: str = option(
-        default="vllm,packer", metavar="NAMES", help="Systems on --cluster (packer systems)."
-    )
-    seeds: int = option(
-        type=click.IntRange(min=1, max=10_000), default=5, metavar="N", help="Runs of each system."
-    )
-    duration_s: float | None = option(
-        "--duration", type=LENGTH, metavar="SECONDS", help="Simulated time of each run.  [default: 3600]"
-    )
-    size: bool = flag(
-        help="Find how many equal servers each system needs until --share of requests keep the SLO."
-    )
-    share: float = option(
-        type=click.FloatRange(min=0.0, max=1.0, min_open=True),
-        default=0.99,
-        metavar="X",
-        help="Share of requests that must keep the SLO (--size).",
-    )
+    systems: Systems on --cluster (packer systems).
+    seeds: Runs of each system.
+    duration_s: Simulated time of each run. [default: 3600]
+    size: Find how many equal servers each system needs until --share of requests keep the SLO.
+    share: Share of requests that must keep the SLO (--size).
+    """
+
+    systems: str = option(default="vllm,packer", metavar="NAMES")
+    seeds: int = option(type=click.IntRange(min=1, max=10_000), default=5, metavar="N")
+    duration_s: float | None = option("--duration", type=LENGTH, metavar="SECONDS")
+    size: bool = flag()
+    share: float = option(type=click.FloatRange(min=0.0, max=1.0, min_open=True), default=0.99, metavar="X")
 
 
 @bundle
@@ -292,4 +282,4 @@ def _table(results: list[Result], title: str) -> Table:
         )
     sources = ", ".join(sorted({r.reference.source for r in results if r.reference}))
     caption = f"tok/s, TTFT, ITL and outcome as simulated or measured by {sources}" if sources else None
-    return table(title, columns, rows, left=(0, len(columns) - 1), caption=caption)
+    return Table(title, columns, rows, left=(0, len(columns) - 1), caption=caption)

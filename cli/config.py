@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import imported
+from packer.cli.declare import LazyGroup
 
 if TYPE_CHECKING:
     from packer.errors import FileFormatError
@@ -85,8 +85,7 @@ def config() -> tuple[Path, Mapping[str, Any]] | None:
 def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, Any]:
     """The file's defaults for a command (`words`: its name, below a group with the group's name first).
 
-    Of a group, they are those of the commands that it holds itself, by name; a command that is imported when
-    it is called gets its own then.
+    A group has none: each of its commands gets its own when it is imported.
 
     Raises
     ------
@@ -95,10 +94,8 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
         option of any command, or a table is not named after a command.
     """
     file = config()
-    if file is None:
+    if file is None or isinstance(command, click.Group):
         return {}
-    if isinstance(command, click.Group):
-        return {name: defaults_for(child, (*words, name)) for name, child in command.commands.items()}
     path, data = file
     known = option_names(command)
     _check_top(path, data, known)
@@ -162,23 +159,17 @@ def _check_top(path: Path, data: Mapping[str, Any], known: Collection[str]) -> N
 
 def _check_group(path: Path, name: str, table: Mapping[str, Any]) -> None:
     """Raise `FileFormatError` where the table of a group holds something else than tables of its commands."""
-    from packer.cli import COMMANDS
+    from packer.cli import cli
 
-    group = imported(COMMANDS[name][0])
-    if not isinstance(group, click.Group):
+    group = cli.load(name)
+    if not isinstance(group, LazyGroup):
         return
-    known = _commands_of(group)
+    known = group.lazy
     for key, value in table.items():
         if key not in known:
             raise _wrong(path, (name, key), f"packer {name} has no command {key[:80]!r}.", known)
         if not isinstance(value, Mapping):
             raise _wrong(path, (name, key), "expected a table: it is named after a command.")
-
-
-def _commands_of(group: click.Group) -> dict[str, click.Command]:
-    """The commands of a group by name; those that are imported when they are called are imported now."""
-    lazy: Mapping[str, tuple[str, str]] = getattr(group, "lazy", {})
-    return {**{name: imported(place) for name, (place, _) in lazy.items()}, **group.commands}
 
 
 @cache
@@ -187,12 +178,13 @@ def _all_options() -> frozenset[str]:
     from packer.cli import cli
 
     found: set[str] = set()
-    waiting = list(_commands_of(cli).values())
+    waiting: list[click.Command] = [cli]
     while waiting:
         command = waiting.pop()
-        found.update(option_names(command))
-        if isinstance(command, click.Group):
-            waiting += _commands_of(command).values()
+        if isinstance(command, LazyGroup):
+            waiting += [command.load(name) for name in command.lazy]
+        else:
+            found.update(option_names(command))
     return frozenset(found)
 
 

@@ -2,18 +2,26 @@
 
     @bundle
     class Given:
+        \"""What is described.
+
+        window_s: Length of a window.
+        \"""
+
         workload_path: str = argument("WORKLOAD")
-        window_s: float = option("--window", default=3600.0, metavar="SECONDS", help="Length of a window.")
+        window_s: float = option("--window", default=3600.0, metavar="SECONDS")
 
     @command
     def describe(given: Given, out: Output) -> None: ...
 
-A field without flags is typed as its name: `max_loras` is `--max-loras`.
+A field without flags is typed as its name: `max_loras` is `--max-loras`. Its help is its line of the docstring, or
+the attribute `help` where that is computed or belongs to an option that several bundles share.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import wraps
@@ -34,9 +42,9 @@ def option(*flags: str, **attributes: Any) -> Any:
     return field(default=missing, metadata={"kind": click.Option, "flags": flags, "attributes": given})
 
 
-def flag(*flags: str, help: str) -> Any:  # noqa: A002 - click's word
+def flag(*flags: str) -> Any:
     """A field that is a switch, off by default."""
-    return option(*flags, is_flag=True, default=False, help=help)
+    return option(*flags, is_flag=True, default=False)
 
 
 def argument(metavar: str, **attributes: Any) -> Any:
@@ -54,12 +62,26 @@ def bundle(cls: type[T]) -> type[T]:
 
 def parameters(cls: type) -> list[click.Parameter]:
     """The parameters that a bundle's fields declare, in their order."""
-    found: list[click.Parameter] = []
+    texts, found = _texts(cls), []
     for each in fields(cls):
-        kind, flags = each.metadata["kind"], each.metadata["flags"]
-        if kind is click.Option and not any(text.startswith("--") for text in flags):
-            flags = (*flags, f"--{each.name.replace('_', '-')}")
-        found.append(kind([each.name, *flags], **each.metadata["attributes"]))
+        kind, flags, given = (each.metadata[key] for key in ("kind", "flags", "attributes"))
+        if kind is click.Option:
+            given = {"help": texts.pop(each.name, None), **given}
+            if not any(text.startswith("--") for text in flags):
+                flags = (*flags, f"--{each.name.replace('_', '-')}")
+        found.append(kind([each.name, *flags], **given))
+    if texts:
+        raise TypeError(f"{cls.__name__} explains {', '.join(texts)}, which are no options of it")
+    return found
+
+
+def _texts(cls: type) -> dict[str, str]:
+    """Help of each option: the lines `name: text` below the first one of the docstring, also of base classes."""
+    found = {}
+    for each in reversed(cls.__mro__[:-1]):
+        lines = inspect.cleandoc(each.__doc__ or "").partition("\n\n")[2]
+        for name, text in re.findall(r"^(\w+): (.+(?:\n +.+)*)", lines, re.MULTILINE):
+            found[name] = " ".join(text.split()).replace(" [default:", "  [default:")
     return found
 
 
@@ -86,25 +108,26 @@ def command(function: Callable[..., Any]) -> click.Command:
 
     params = [each for kind in kinds.values() for each in parameters(kind)]
     name = function.__name__.strip("_").replace("_", "-")
-    return click.Command(name, callback=call, params=params, help=_page(function))
-
-
-def _page(function: Callable[..., Any]) -> str:
-    """The docstring without its indentation."""
-    import inspect
-
-    return inspect.getdoc(function) or ""
+    return click.Command(name, callback=call, params=params, help=inspect.getdoc(function))
 
 
 class LazyGroup(click.Group):
     """A group that imports a command when it is called, and suggests the nearest name of a wrong one.
 
-    `lazy`: name → (module:attribute, line of the help page), in the order of the help page.
+    `lazy`: line of each command on the help page, in the order of that page. The command `from-trace` is
+    `from_trace` in the module of that name in `package`, with an underscore behind it where Python has that name.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lazy: Mapping[str, str], package: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.lazy = lazy
+        self.lazy, self.package = lazy, package
+
+    def load(self, name: str) -> click.Command:
+        """A command, imported now."""
+        word = name.replace("-", "_")
+        module = import_module(f"{self.package}.{word}")
+        found: click.Command = getattr(module, word, None) or getattr(module, f"{word}_")
+        return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order of the help page."""
@@ -116,7 +139,7 @@ class LazyGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         from packer.cli.config import defaults_for
 
-        found = imported(self.lazy[cmd_name][0])
+        found = self.load(cmd_name)
         words = (*ctx.command_path.split()[1:], cmd_name)
         ctx.default_map = {**(ctx.default_map or {}), cmd_name: defaults_for(found, words)}
         return found
@@ -127,29 +150,24 @@ class LazyGroup(click.Group):
         """As click does, with the nearest name in the message of an unknown command."""
         name = args[0]
         if not name.startswith("-") and name not in self.list_commands(ctx):
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            near = difflib.get_close_matches(name, self.lazy, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            listed = ", ".join(self.list_commands(ctx))
-            raise click.UsageError(f"No such command {name[:80]!r}.{hint} Known: {listed}.", ctx)
+            raise click.UsageError(
+                f"No such command {name[:80]!r}.{hint} Known: {', '.join(self.lazy)}.", ctx
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands from the short texts, importing none."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self.lazy.items()])
+            formatter.write_dl(list(self.lazy.items()))
 
 
-def imported(place: str) -> click.Command:
-    """The command at module:attribute."""
-    module, attribute = place.split(":")
-    found: click.Command = getattr(import_module(module), attribute)
-    return found
-
-
-def group(commands: Mapping[str, tuple[str, str]]) -> Callable[[Callable[[], None]], LazyGroup]:
-    """A group of commands that are imported when they are called; the function's docstring is its page."""
+def group(commands: Mapping[str, str]) -> Callable[[Callable[[], None]], LazyGroup]:
+    """A group of the commands in a package, with their lines on its help page, the function's docstring."""
 
     def make(function: Callable[[], None]) -> LazyGroup:
-        return LazyGroup(function.__name__, lazy=commands, help=_page(function))
+        page = inspect.getdoc(function)
+        return LazyGroup(function.__name__, lazy=commands, package=function.__module__, help=page)
 
     return make

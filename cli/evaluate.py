@@ -18,13 +18,11 @@ from packer.cli.options import (
     rate_factor_option,
     seed_option,
 )
-from packer.cli.output import figures, heads, note, number, table
+from packer.cli.output import Table, figures, heads, note, number
 from packer.cli.plan_table import growth, result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.operate.drift import Drift
     from packer.operate.evaluate import PlanEvaluation
     from packer.plan import Plan
@@ -37,74 +35,51 @@ _OF_METRICS = ("gateway", "requests_metric", "input_tokens_metric", "output_toke
 
 @bundle
 class Changes:
-    """The conditions of the evaluation."""
+    """The conditions of the evaluation.
+
+    add_path: A workload file of adapters that come.
+    remove: An adapter that goes; repeatable.
+    lose: A GPU that is lost: its adapters go to the others; repeatable.
+    duration_s: Simulated time of each server (twin only). [default: until the result is clear]
+    router: Simulate the plan's servers behind a live router instead of the plan's own routing.
+    rewrite: PLAN was changed by hand: evaluate it and write it over the file (or to -o).
+    output: Write the plan with the new figures to this file.
+    """
 
     predictor: str = predictor_option()
     rate_factor: float = rate_factor_option()
-    add_path: str | None = option("--add", metavar="WORKLOAD", help="A workload file of adapters that come.")
-    remove: tuple[str, ...] = option(
-        multiple=True, metavar="ADAPTER", help="An adapter that goes; repeatable."
-    )
-    lose: tuple[int, ...] = option(
-        "--lose-gpu",
-        type=click.IntRange(min=0),
-        multiple=True,
-        metavar="K",
-        help="A GPU that is lost: its adapters go to the others; repeatable.",
-    )
+    add_path: str | None = option("--add", metavar="WORKLOAD")
+    remove: tuple[str, ...] = option(multiple=True, metavar="ADAPTER")
+    lose: tuple[int, ...] = option("--lose-gpu", type=click.IntRange(min=0), multiple=True, metavar="K")
     seed: int | None = seed_option(
         default=None, help="Seed of the evaluation.  [default: one that the search did not use]"
     )
-    duration_s: float | None = option(
-        "--duration",
-        type=LENGTH,
-        metavar="SECONDS",
-        help="Simulated time of each server (twin only).  [default: until the result is clear]",
-    )
-    router: str | None = option(
-        metavar="NAME",
-        shell_complete=complete_registered("router"),
-        help="Simulate the plan's servers behind a live router instead of the plan's own routing.",
-    )
-    rewrite: bool = flag(help="PLAN was changed by hand: evaluate it and write it over the file (or to -o).")
-    output: str | None = option(
-        "-o", "--output", metavar="FILE", help="Write the plan with the new figures to this file."
-    )
+    duration_s: float | None = option("--duration", type=LENGTH, metavar="SECONDS")
+    router: str | None = option(metavar="NAME", shell_complete=complete_registered("router"))
+    rewrite: bool = flag()
+    output: str | None = option("-o", "--output", metavar="FILE")
 
 
 @bundle
 class Traffic:
-    """Observed traffic to evaluate the plan with."""
+    """Observed traffic to evaluate the plan with.
 
-    log_path: str | None = option(
-        "--log", metavar="LOG.jsonl", help="An access log: evaluate at the measured rates."
-    )
+    log_path: An access log: evaluate at the measured rates.
+    window_s: Measured rates are those of the latest window of this length.
+    tolerance: A measured rate that differs by more than this share counts as drifted.
+    every_s: Repeat the measurement until interrupted. [default: once]
+    listen: With --every: serve the predicted figures and the advice to Prometheus, at /metrics.
+    seen_path: Write the measured workload here each time, for packer solve --from.
+    """
+
+    log_path: str | None = option("--log", metavar="LOG.jsonl")
     window_s: float = option(
-        "--window",
-        type=click.FloatRange(min=1.0, max=1e8),
-        default=3600.0,
-        metavar="SECONDS",
-        help="Measured rates are those of the latest window of this length.",
+        "--window", type=click.FloatRange(min=1.0, max=1e8), default=3600.0, metavar="SECONDS"
     )
-    tolerance: float = option(
-        type=click.FloatRange(min=0.0, max=100.0),
-        default=0.25,
-        metavar="X",
-        help="A measured rate that differs by more than this share counts as drifted.",
-    )
-    every_s: float | None = option(
-        "--every",
-        type=click.FloatRange(min=1.0, max=1e7),
-        metavar="SECONDS",
-        help="Repeat the measurement until interrupted.  [default: once]",
-    )
-    listen: str | None = option(
-        metavar="HOST:PORT",
-        help="With --every: serve the predicted figures and the advice to Prometheus, at /metrics.",
-    )
-    seen_path: str | None = option(
-        "--seen", metavar="FILE", help="Write the measured workload here each time, for packer solve --from."
-    )
+    tolerance: float = option(type=click.FloatRange(min=0.0, max=100.0), default=0.25, metavar="X")
+    every_s: float | None = option("--every", type=click.FloatRange(min=1.0, max=1e7), metavar="SECONDS")
+    listen: str | None = option(metavar="HOST:PORT")
+    seen_path: str | None = option("--seen", metavar="FILE")
 
     def reader(self, metrics: PrometheusOptions) -> Callable[[], Workload] | None:
         """Measures the fleet at each call; None where no traffic was given."""
@@ -282,7 +257,7 @@ def _servers(plan: Plan, found: PlanEvaluation) -> Table:
         adapters = len(found.plan.bins[k].adapters)
         rows.append([gpu, adapters, *cells, growth(found.plan.headroom[k]), result_of(new)])
     title = f"{plan.workload.name}: by {found.plan.predictor}, beside the plan's figures ({plan.predictor})"
-    return table(title, columns, rows, left=())
+    return Table(title, columns, rows, left=())
 
 
 def _conclusion(found: PlanEvaluation) -> list[str]:
@@ -339,7 +314,7 @@ def _drift_lines(plan: Plan, found: Drift, seen_path: str | None) -> list[Table 
             for each in found.drifted[:SHOWN]
         ]
         columns = ("adapter", "planned", "measured", "change")
-        lines.append(table("Rates that drifted most, requests/s", columns, rows))
+        lines.append(Table("Rates that drifted most, requests/s", columns, rows))
     lines.append(
         f"Offered load {number(found.measured_tok_s, 0)} tok/s, planned for {number(found.planned_tok_s, 0)}; "
         f"{len(found.drifted)} of {len(plan.workload)} rates drifted, "

@@ -21,62 +21,46 @@ _STARTS = ("vllm", "sglang", "compose", "k8s", "helm", "aibrix", "llm-d", "kserv
 
 @bundle
 class Target:
-    """What is written, and where."""
+    """What is written, and where.
 
-    format_name: str = option(
-        "--format",
-        type=click.Choice(tuple(FORMATS)),
-        default="vllm",
-        help="What to write: start commands, manifests, chart values, routing tables, or a dashboard.",
-    )
-    stack_version: str | None = option(
-        metavar="VERSION", help="Version of the stack that you run: refused if the format does not fit it."
-    )
-    output: str | None = option(
-        "-o",
-        "--output",
-        metavar="FOLDER|FILE",
-        help="Where to write: a folder for every file of the format, or a path that ends as one of them does.  "
-        "[default: the main file to standard output]",
-    )
+    format_name: What to write: start commands, manifests, chart values, routing tables, or a dashboard.
+    stack_version: Version of the stack that you run: refused if the format does not fit it.
+    output: Where to write: a folder for every file of the format, or a path that ends as one of them does.
+        [default: the main file to standard output]
+    """
+
+    format_name: str = option("--format", type=click.Choice(tuple(FORMATS)), default="vllm")
+    stack_version: str | None = option(metavar="VERSION")
+    output: str | None = option("-o", "--output", metavar="FOLDER|FILE")
 
 
 @bundle
 class Deployment:
-    """What packer can't know of the machines."""
+    """What packer can't know of the machines.
 
-    sources_path: str | None = option(
-        "--sources",
-        metavar="FILE",
-        help="Table adapter → path, Hugging Face repository or, for aibrix and helm, address: CSV with the "
-        "columns adapter,source, or JSON or YAML.",
-    )
-    adapters_dir: str = option(
-        default="/adapters",
-        metavar="FOLDER",
-        help="Where adapters lie on the servers, for those without a source.",
-    )
-    model: str | None = option(
-        metavar="NAME|PATH", help="Base model.  [default: the repository in the profile]"
-    )
-    image: str | None = option(
-        metavar="IMAGE", help="Container image.  [default: vLLM's, of the profile's version]"
-    )
-    prefix: str = option(
-        default="gpu", metavar="NAME", help="Start of the servers' names; its own start is a letter."
-    )
-    namespace: str | None = option(metavar="NAME", help="Kubernetes namespace.")
-    port: int = option(
-        type=click.IntRange(1, 65535),
-        default=8000,
-        help="Port of a server; on a shared host, of the first one, and the others' follow.",
-    )
-    address: str | None = option(
-        metavar="TEMPLATE",
-        help="Where routers find a server, with {name}, {index} and {port}.  [default: {name}:8000]",
-    )
-    adapters_claim: str | None = option(metavar="NAME", help="Kubernetes volume claim with the adapters.")
-    token_secret: str | None = option(metavar="NAME", help="Kubernetes Secret with the key 'token'.")
+    sources_path: Table adapter → path, Hugging Face repository or, for aibrix and helm, address: CSV with the
+        columns adapter,source, or JSON or YAML.
+    adapters_dir: Where adapters lie on the servers, for those without a source.
+    model: Base model. [default: the repository in the profile]
+    image: Container image. [default: vLLM's, of the profile's version]
+    prefix: Start of the servers' names; its own start is a letter.
+    namespace: Kubernetes namespace.
+    port: Port of a server; on a shared host, of the first one, and the others' follow.
+    address: Where routers find a server, with {name}, {index} and {port}. [default: {name}:8000]
+    adapters_claim: Kubernetes volume claim with the adapters.
+    token_secret: Kubernetes Secret with the key 'token'.
+    """
+
+    sources_path: str | None = option("--sources", metavar="FILE")
+    adapters_dir: str = option(default="/adapters", metavar="FOLDER")
+    model: str | None = option(metavar="NAME|PATH")
+    image: str | None = option(metavar="IMAGE")
+    prefix: str = option(default="gpu", metavar="NAME")
+    namespace: str | None = option(metavar="NAME")
+    port: int = option(type=click.IntRange(1, 65_535), default=8000)
+    address: str | None = option(metavar="TEMPLATE")
+    adapters_claim: str | None = option(metavar="NAME")
+    token_secret: str | None = option(metavar="NAME")
 
     def options(self) -> Options:
         """As `packer.export` takes them."""

@@ -20,25 +20,19 @@ FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
 
 @bundle
 class Given(EngineSettings):
-    """What is known at the start."""
+    """What is known at the start.
+
+    model: Base model: a Hugging Face repository that packer knows, or the model's config.json.
+    gpu: h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, …
+    folder: Where the project is written.
+    slo: Latency limits, as packer solve takes them; repeatable.
+    """
 
     traffic_path: str = argument("LOG.jsonl|WORKLOAD")
-    model: str = option(
-        required=True,
-        metavar="NAME|CONFIG.json",
-        help="Base model: a Hugging Face repository that packer knows, or the model's config.json.",
-    )
-    gpu: str = option(
-        required=True, metavar="NAME", help="h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, …"
-    )
-    folder: str = option(
-        "-o", "--output", default=".", metavar="FOLDER", help="Where the project is written."
-    )
-    slo: tuple[str, ...] = option(
-        multiple=True,
-        metavar="[CLASS:]KEY=MS,…",
-        help="Latency limits, as packer solve takes them; repeatable.",
-    )
+    model: str = option(required=True, metavar="NAME|CONFIG.json")
+    gpu: str = option(required=True, metavar="NAME")
+    folder: str = option("-o", "--output", default=".", metavar="FOLDER")
+    slo: tuple[str, ...] = option(multiple=True, metavar="[CLASS:]KEY=MS,…")
     seed: int = seed_option()
 
     def profile(self) -> Profile:

@@ -9,11 +9,9 @@ import click
 from packer.checks import SLOT_RANKS
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import NumberList, OneProfile, Writing, plot_option
-from packer.cli.output import number, table
+from packer.cli.output import Table, number
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.operate.memory import MemoryTable
 
 SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
@@ -22,25 +20,20 @@ SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384,
 
 @bundle
 class Slots:
-    """Which slots to show."""
+    """Which slots to show.
+
+    max_loras: Slots: a number, a list with commas, or a range.
+    max_lora_rank: Slot ranks: a number, a list with commas, or a range.
+    rank_needed: Largest rank of your adapters: shows what larger slots waste. [default: the smallest shown]
+    """
 
     max_loras: tuple[int, ...] = option(
-        type=NumberList(int, distinct=True, grid=SLOT_COUNTS),
-        default="1..384",
-        metavar="N..N",
-        help="Slots: a number, a list with commas, or a range.",
+        type=NumberList(int, distinct=True, grid=SLOT_COUNTS), default="1..384", metavar="N..N"
     )
     max_lora_rank: tuple[int, ...] = option(
-        type=NumberList(int, distinct=True, grid=SLOT_RANKS),
-        default="8..64",
-        metavar="R..R",
-        help="Slot ranks: a number, a list with commas, or a range.",
+        type=NumberList(int, distinct=True, grid=SLOT_RANKS), default="8..64", metavar="R..R"
     )
-    rank_needed: int | None = option(
-        type=click.IntRange(1, SLOT_RANKS[-1]),
-        metavar="R",
-        help="Largest rank of your adapters: shows what larger slots waste.  [default: the smallest shown]",
-    )
+    rank_needed: int | None = option(type=click.IntRange(1, SLOT_RANKS[-1]), metavar="R")
     plot: str | None = plot_option("Draw the curves")
 
 
@@ -77,7 +70,7 @@ def _tables(found: MemoryTable, slots: Slots) -> list[Table]:
         rows.append((count, *("no start" if tokens is None else f"{tokens:,}" for tokens in cells)))
     columns = ("max_loras", *(f"rank {rank}" for rank in ranks))
     return [
-        table(f"{found.profile.label}: KV cache left, tokens", columns, rows, left=()),
+        Table(f"{found.profile.label}: KV cache left, tokens", columns, rows, left=()),
         _costs(found, slots),
     ]
 
@@ -95,4 +88,4 @@ def _costs(found: MemoryTable, slots: Slots) -> Table:
         limit = f"> {MOST_SLOTS:,}" if found.largest[rank] >= MOST_SLOTS else f"{found.largest[rank]:,}"
         rows.append((rank, limit, number(cost, 0), f"+{extra:,.0f} each" if extra > 0 else "–"))
     columns = ("slot rank", "most slots", "KV tokens a slot", f"beyond rank {needed}")
-    return table("Slots", columns, rows, left=())
+    return Table("Slots", columns, rows, left=())

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import argument, bundle, flag, option
-from packer.cli.output import Progress, check_distinct, note, print_json, progress_bar, show
+from packer.cli.output import Progress, Table, check_distinct, note, print_json, progress_bar, show
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.plan import Plan
     from packer.profile import Profile
     from packer.workload import Workload
@@ -96,10 +94,14 @@ def waited_s() -> float:
 
 @bundle
 class Output:
-    """What a command prints: tables, JSON, or nothing."""
+    """What a command prints: tables, JSON, or nothing.
 
-    as_json: bool = flag("--json", help="Print JSON instead of tables.")
-    quiet: bool = flag("-q", "--quiet", help="Print nothing but errors; no progress bar.")
+    as_json: Print JSON instead of tables.
+    quiet: Print nothing but errors; no progress bar.
+    """
+
+    as_json: bool = flag("--json")
+    quiet: bool = flag("-q", "--quiet")
 
     def note(self, message: str) -> None:
         """One line to standard error, unless quiet."""
@@ -125,9 +127,12 @@ class Output:
 
 @bundle
 class Writing(Output):
-    """As `Output`, for a command that writes files."""
+    """As `Output`, for a command that writes files.
 
-    force: bool = flag(help="Overwrite output files that exist.")
+    force: Overwrite output files that exist.
+    """
+
+    force: bool = flag()
 
     def check(self, *paths: str | None) -> None:
         """Raise `OutputError` before long work if a result could not be written to one of the paths."""
@@ -210,17 +215,16 @@ ENGINE_SETTINGS = ("max_num_seqs", "max_model_len", "gpu_memory_utilization")
 
 @bundle
 class EngineSettings:
-    """Settings of one server that replace those of its profile."""
+    """Settings of one server that replace those of its profile.
 
-    max_num_seqs: int | None = option(
-        type=int, metavar="N", help="Start the server with this --max-num-seqs.  [default: the profile's]"
-    )
-    max_model_len: int | None = option(
-        type=int, metavar="N", help="The same for --max-model-len.  [default: the profile's]"
-    )
-    gpu_memory_utilization: float | None = option(
-        type=float, metavar="X", help="The same for --gpu-memory-utilization.  [default: the profile's]"
-    )
+    max_num_seqs: Start the server with this --max-num-seqs. [default: the profile's]
+    max_model_len: The same for --max-model-len. [default: the profile's]
+    gpu_memory_utilization: The same for --gpu-memory-utilization. [default: the profile's]
+    """
+
+    max_num_seqs: int | None = option(type=int, metavar="N")
+    max_model_len: int | None = option(type=int, metavar="N")
+    gpu_memory_utilization: float | None = option(type=float, metavar="X")
 
     @property
     def engine(self) -> dict[str, Any]:

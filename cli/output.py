@@ -8,14 +8,14 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 PIPE_WIDTH = 120
 """Columns of a table that goes to a file or pipe."""
@@ -50,33 +50,36 @@ LONGEST_WORD = 16
 """Characters up to which the words of a table are kept whole."""
 
 
-def table(
-    title: str | None,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    *,
-    left: Sequence[int] = (0,),
-    caption: str | None = None,
-) -> Table:
-    """A rich table of plain cells (no markup in them); columns not in `left` are right-aligned."""
+class Table(NamedTuple):
+    """Rows of plain cells (no markup in them); columns not in `left` are right-aligned."""
+
+    title: str | None
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    left: Sequence[int] = (0,)
+    caption: str | None = None
+
+
+def _drawn(given: Table) -> RichTable:
+    """The table for a terminal."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    built = Table(
-        title=None if title is None else Text(printable(title)),
-        caption=None if caption is None else Text(printable(caption)),
+    built = RichTable(
+        title=None if given.title is None else Text(printable(given.title)),
+        caption=None if given.caption is None else Text(printable(given.caption)),
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
     )
-    cells = [[printable(cell) for cell in row] for row in rows]
-    for k, name in enumerate(columns):
+    cells = [[printable(cell) for cell in row] for row in given.rows]
+    for k, name in enumerate(given.columns):
         # On a narrow terminal lines break between words, unless a word alone is too long for it.
         words = " ".join([name, *(row[k] for row in cells)]).split()
         built.add_column(
             Text(name),
-            justify="left" if k in left else "right",
+            justify="left" if k in given.left else "right",
             overflow="fold",
             min_width=min(LONGEST_WORD, max(map(len, words), default=1)),
         )
@@ -92,7 +95,7 @@ def show(*parts: Table | str) -> None:
         if isinstance(part, str):
             out.print(printable(part), markup=False, soft_wrap=True)
         else:
-            out.print(part)
+            out.print(_drawn(part))
 
 
 def note(message: str, *, quiet: bool = False) -> None:

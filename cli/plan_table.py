@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from packer.cli.output import console, figures, heads, number, table
+from packer.cli.output import Table, console, figures, heads, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import polars as pl
-    from rich.table import Table
 
     from packer.bin import Bin
     from packer.evaluation import Evaluation
@@ -54,7 +53,7 @@ def _kinds(plan: Plan) -> Table:
         )
         for row in found
     ]
-    return table(
+    return Table(
         "Kinds of server", ["model", "kinds", "GPUs", "price/h", "latency goal"], rows, left=(0, 1, 4)
     )
 
@@ -88,7 +87,7 @@ def _frontier(plan: Plan) -> Table:
         cells = [number(row[name], label.digits) for name, label in shown.items()]
         rows.append([row["n_gpus"], *cells, mark + (" ←" if row["n_gpus"] == plan.n_gpus else "")])
     columns = ["GPUs", *(label.head for label in shown.values()), "latency goal"]
-    return table("GPUs against latency", columns, rows, left=(6,))
+    return Table("GPUs against latency", columns, rows, left=(6,))
 
 
 def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
@@ -132,7 +131,7 @@ def _gpus(plan: Plan) -> Table:
         if columns[-1] == "problem":
             rows[-1].append("" if row.feasible else f"{result_of(row)}, {row.served_share:.0%} served")
     title = f"Plan for {plan.workload.name!r}: {_adapters(plan)}, {_count(plan)}"
-    return table(title, columns, rows, left=(1, 2) if several else (1,))
+    return Table(title, columns, rows, left=(1, 2) if several else (1,))
 
 
 _FIGURES = ("offered_tok_s", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_ms", "slo_attainment")
@@ -152,7 +151,7 @@ def _rooms(plan: Plan) -> Table:
     columns = ["GPU", "in limits to", "no queue to", "serves to", "what limits it", "what helps"]
     more = len(plan.rooms) - sum(len(gpus) for gpus, _ in shown)
     caption = f"{more} more GPUs have more room." if more else None
-    return table("Room to grow", columns, rows, left=(4, 5), caption=caption)
+    return Table("Room to grow", columns, rows, left=(4, 5), caption=caption)
 
 
 SHOWN_ROOMS = 8

@@ -10,14 +10,13 @@ from packer.cli.options import PlanFile, Writing, output_option
 
 @bundle
 class Page:
-    """What the page shows."""
+    """What the page shows.
+
+    comparison_path: A comparison of solvers to show beside the plan: what packer compare --json prints.
+    """
 
     output: str = output_option("Where to write the page.", default="report.html")
-    comparison_path: str | None = option(
-        "--comparison",
-        metavar="FILE.json",
-        help="A comparison of solvers to show beside the plan: what packer compare --json prints.",
-    )
+    comparison_path: str | None = option("--comparison", metavar="FILE.json")
 
 
 @command

@@ -9,13 +9,12 @@ import click
 from packer.cli.cluster import Limits
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import FleetFile, Writing, predictor_option, seed_option
-from packer.cli.output import number, table
+from packer.cli.output import Table, number
 from packer.cli.solve import Servers
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from rich.table import Table
 
     from packer.operate.day import Schedule
     from packer.workload import Workload
@@ -23,48 +22,26 @@ if TYPE_CHECKING:
 
 @bundle
 class Hours:
-    """The day."""
+    """The day.
 
-    rates_path: str | None = option(
-        "--rates",
-        metavar="FILE.csv",
-        help="Rates of each adapter by period, in order: adapter,<period>,<period>,… in req/s.",
-    )
-    trace_path: str | None = option(
-        "--trace",
-        metavar="TRACE",
-        help="Requests of the fleet's adapters, from which the rates are measured.",
-    )
-    period_s: float = option(
-        "--period",
-        type=click.FloatRange(min=60.0),
-        default=3600.0,
-        metavar="SECONDS",
-        help="Length of a period.",
-    )
-    startup_s: float | None = option(
-        "--startup",
-        type=click.FloatRange(min=0.0),
-        metavar="SECONDS",
-        help="From the start of a server until it serves.  [default: the profile's]",
-    )
+    rates_path: Rates of each adapter by period, in order: adapter,<period>,<period>,… in req/s.
+    trace_path: Requests of the fleet's adapters, from which the rates are measured.
+    period_s: Length of a period.
+    startup_s: From the start of a server until it serves. [default: the profile's]
+    margin: Share by which rates are raised. [default: the profile's, for 95 %]
+    max_replicas: Split an adapter that is too hot for one GPU in a period over up to so many.
+    limits: Latencies that every server keeps in every period; an empty text for none.
+    """
+
+    rates_path: str | None = option("--rates", metavar="FILE.csv")
+    trace_path: str | None = option("--trace", metavar="TRACE")
+    period_s: float = option("--period", type=click.FloatRange(min=60.0), default=3600.0, metavar="SECONDS")
+    startup_s: float | None = option("--startup", type=click.FloatRange(min=0.0), metavar="SECONDS")
     predictor: str = predictor_option(default="auto")
-    margin: float | None = option(
-        type=click.FloatRange(min=0.0, max=10.0),
-        metavar="X",
-        help="Share by which rates are raised.  [default: the profile's, for 95 %]",
-    )
-    max_replicas: int = option(
-        type=click.IntRange(min=1, max=10_000),
-        default=1,
-        metavar="N",
-        help="Split an adapter that is too hot for one GPU in a period over up to so many.",
-    )
+    margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
+    max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
     limits: dict[str, float] = option(
-        type=Limits(),
-        default="p99_ttft_ms=2000,mean_itl_ms=100",
-        metavar="KEY=MS,…",
-        help="Latencies that every server keeps in every period; an empty text for none.",
+        type=Limits(), default="p99_ttft_ms=2000,mean_itl_ms=100", metavar="KEY=MS,…"
     )
     seed: int = seed_option()
 
@@ -84,21 +61,24 @@ class Hours:
 
 @bundle
 class Results:
-    """Where the schedule goes, and its check."""
+    """Where the schedule goes, and its check.
 
-    output: str | None = option("-o", "--output", metavar="FILE", help="The schedule as JSON.")
-    static_path: str | None = option("--static", metavar="PLAN", help="The plan that holds all day.")
-    servers_path: str | None = option(
-        "--servers", metavar="PLAN", help="Every server of the day, for packer export --format k8s."
-    )
-    keda_path: str | None = option(
-        "--keda",
-        metavar="FILE",
-        help="Cron triggers of KEDA for the Deployments of --servers.",
-    )
-    prefix: str = option(default="gpu", metavar="NAME", help="Start of the names of these Deployments.")
-    timezone: str = option(default="UTC", metavar="NAME", help="Time zone of the cron triggers.")
-    replay: bool = flag(help="Simulate a day of requests on the schedule and on the static plan.")
+    output: The schedule as JSON.
+    static_path: The plan that holds all day.
+    servers_path: Every server of the day, for packer export --format k8s.
+    keda_path: Cron triggers of KEDA for the Deployments of --servers.
+    prefix: Start of the names of these Deployments.
+    timezone: Time zone of the cron triggers.
+    replay: Simulate a day of requests on the schedule and on the static plan.
+    """
+
+    output: str | None = option("-o", "--output", metavar="FILE")
+    static_path: str | None = option("--static", metavar="PLAN")
+    servers_path: str | None = option("--servers", metavar="PLAN")
+    keda_path: str | None = option("--keda", metavar="FILE")
+    prefix: str = option(default="gpu", metavar="NAME")
+    timezone: str = option(default="UTC", metavar="NAME")
+    replay: bool = flag()
 
 
 @command
@@ -190,8 +170,8 @@ def _lines(found: Schedule, data: dict[str, Any]) -> list[Table | str]:
         for k, item in enumerate(found.servers)
     ]
     lines: list[Table | str] = [
-        table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
-        table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", "hours a day"), servers),
+        Table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
+        Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", "hours a day"), servers),
     ]
     lines.append(
         f"{number(found.gpu_hours, 1)} GPU-hours a day with {len(found.starts())} starts and {found.moves} moves; "

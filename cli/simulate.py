@@ -26,13 +26,11 @@ from packer.cli.options import (
     seed_option,
     tuning_option,
 )
-from packer.cli.output import figures, number, table, write_frame, write_json
+from packer.cli.output import Table, figures, number, write_frame, write_json
 from packer.cli.simulation_table import lines_of
 from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.operate.predict import Prediction
     from packer.profile import Profile
     from packer.twin.result import Simulation
@@ -48,46 +46,36 @@ PREDICTED = (
 
 @bundle
 class Server:
-    """The server's slots and what evaluates it."""
+    """The server's slots and what evaluates it.
 
-    max_loras: int | None = option(
-        type=click.IntRange(min=1, max=100_000),
-        metavar="N",
-        help="Adapter slots of the server (vLLM's --max-loras); needed without --cluster.",
-    )
+    max_loras: Adapter slots of the server (vLLM's --max-loras); needed without --cluster.
+    explain: Say which rules fired, or which features mattered (learned predictors).
+    """
+
+    max_loras: int | None = option(type=click.IntRange(min=1, max=100_000), metavar="N")
     max_lora_rank: int | None = max_lora_rank_option()
     predictor: str = predictor_option()
-    explain: bool = flag(help="Say which rules fired, or which features mattered (learned predictors).")
+    explain: bool = flag()
 
 
 @bundle
 class Run:
-    """How the twin runs, and what servers do beside their requests."""
+    """How the twin runs, and what servers do beside their requests.
+
+    duration_s: Simulated time. [default: 3600; whole cycles of piecewise rates; a replayed trace's own time]
+    seeds: Simulate with N seeds and report the mean of each metric and its 95 % interval.
+    max_outstanding: Requests that the client keeps open at most; it refuses those beyond. [default: no limit]
+    scrape_interval_s: Time between scrapes of /metrics, which stop the API server. [default: the profile's, or
+        none]
+    """
 
     rate_factor: float = rate_factor_option()
-    duration_s: float | None = option(
-        "--duration",
-        type=LENGTH,
-        metavar="SECONDS",
-        help="Simulated time.  [default: 3600; whole cycles of piecewise rates; a replayed trace's own time]",
-    )
+    duration_s: float | None = option("--duration", type=LENGTH, metavar="SECONDS")
     seed: int = seed_option()
-    seeds: int = option(
-        type=click.IntRange(min=1, max=10_000),
-        default=1,
-        metavar="N",
-        help="Simulate with N seeds and report the mean of each metric and its 95 % interval.",
-    )
-    max_outstanding: int | None = option(
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Requests that the client keeps open at most; it refuses those beyond.  [default: no limit]",
-    )
+    seeds: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
+    max_outstanding: int | None = option(type=click.IntRange(min=1), metavar="N")
     scrape_interval_s: float | None = option(
-        "--scrape-interval",
-        type=click.FloatRange(min=0.001),
-        metavar="SECONDS",
-        help="Time between scrapes of /metrics, which stop the API server.  [default: the profile's, or none]",
+        "--scrape-interval", type=click.FloatRange(min=0.001), metavar="SECONDS"
     )
     tuning: str | None = tuning_option(
         "Train beside the requests by this policy, as in llmstation:slo_decode_ms=45: the workload's job "
@@ -97,28 +85,20 @@ class Run:
 
 @bundle
 class ArrivalOptions:
-    """The arrival process, if not the workload's own."""
+    """The arrival process, if not the workload's own.
 
-    arrivals: str | None = option(
-        type=click.Choice(("poisson", "lognormal", "unpredictable", "piecewise")),
-        help="Arrival process of every adapter.  [default: the workload's own]",
-    )
-    arrivals_cv: float | None = option(
-        type=click.FloatRange(min=0.0, max=100.0),
-        metavar="CV",
-        help="Coefficient of variation of log-normal gaps (lognormal, unpredictable).  [default: 1]",
-    )
+    arrivals: Arrival process of every adapter. [default: the workload's own]
+    arrivals_cv: Coefficient of variation of log-normal gaps (lognormal, unpredictable). [default: 1]
+    period_s: How long a rate holds (unpredictable, piecewise). [default: 300]
+    factors: What the rates are multiplied by, period after period (piecewise), e.g. 0.5,1,2.
+    """
+
+    arrivals: str | None = option(type=click.Choice(("poisson", "lognormal", "unpredictable", "piecewise")))
+    arrivals_cv: float | None = option(type=click.FloatRange(min=0.0, max=100.0), metavar="CV")
     period_s: float | None = option(
-        "--period",
-        type=click.FloatRange(min=0.0, min_open=True),
-        metavar="SECONDS",
-        help="How long a rate holds (unpredictable, piecewise).  [default: 300]",
+        "--period", type=click.FloatRange(min=0.0, min_open=True), metavar="SECONDS"
     )
-    factors: tuple[float, ...] | None = option(
-        type=NumberList(float),
-        metavar="LIST",
-        help="What the rates are multiplied by, period after period (piecewise), e.g. 0.5,1,2.",
-    )
+    factors: tuple[float, ...] | None = option(type=NumberList(float), metavar="LIST")
 
     def apply(self, workload: Workload) -> Workload:
         """The workload with the arrival process of the command line, if it names one."""
@@ -145,23 +125,28 @@ class ArrivalOptions:
 
 @bundle
 class System(Behind):
-    """A cluster, and how it is run."""
+    """A cluster, and how it is run.
 
-    system: str = option(
-        default="vllm", metavar="NAME|FILE.toml", help="How the cluster is run (packer systems)."
-    )
+    system: How the cluster is run (packer systems).
+    """
+
+    system: str = option(default="vllm", metavar="NAME|FILE.toml")
 
 
 @bundle
 class Files:
-    """What is written."""
+    """What is written.
 
-    per_server: str | None = option(metavar="FILE", help="Write one row per server: .csv or .parquet.")
-    requests: str | None = option(
-        metavar="FILE", help="Write one row per request of a cluster: .csv or .parquet."
-    )
-    timeline: str | None = option(metavar="FILE", help="Write the state over time: .csv or .parquet.")
-    per_adapter: str | None = option(metavar="FILE", help="Write one row per adapter: .csv or .parquet.")
+    per_server: Write one row per server: .csv or .parquet.
+    requests: Write one row per request of a cluster: .csv or .parquet.
+    timeline: Write the state over time: .csv or .parquet.
+    per_adapter: Write one row per adapter: .csv or .parquet.
+    """
+
+    per_server: str | None = option(metavar="FILE")
+    requests: str | None = option(metavar="FILE")
+    timeline: str | None = option(metavar="FILE")
+    per_adapter: str | None = option(metavar="FILE")
     plot: str | None = plot_option("Draw the state over time")
     output: str | None = output_option("Write the metrics as JSON, with the keys of `vllm bench serve`.")
 
@@ -316,7 +301,7 @@ def _predicted(found: Prediction) -> list[Table | str]:
     )
     title = f"One server by the predictor {found.predictor!r}"
     return [
-        table(title, ["", "", "unit"], rows, left=(0, 2)),
+        Table(title, ["", "", "unit"], rows, left=(0, 2)),
         f"Server: {found.server.profile.label}",
         *found.lines,
         *outside,

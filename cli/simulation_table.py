@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from packer.cli.cluster import METRICS as CLUSTER_METRICS
 from packer.cli.cluster import title_of
-from packer.cli.output import number, table
+from packer.cli.output import Table, number
 from packer.cli.plan_table import assumed_lengths
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.twin.result import Simulation
 
 METRICS = (
@@ -66,7 +64,7 @@ def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[
     tokens = f"{first.kv_cache_tokens:,} KV tokens"
     return [
         title_of(first),
-        table(None, columns, rows),
+        Table(None, columns, rows),
         f"{tokens}. The {'cluster' if cluster else 'server'} {found}: {share:.1%} of the offered load is served.",
         *_risk_lines(result),
         *([_trained(result["tuning"])] if "tuning" in result else []),

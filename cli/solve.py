@@ -38,41 +38,27 @@ DEFAULT_PREDICTOR = "auto"
 
 @bundle
 class Servers:
-    """The kinds of server to plan with."""
+    """The kinds of server to plan with.
+
+    prices: Price of a GPU per hour, for the objective cost; repeatable. [default: the profile's]
+    max_num_seqs: Start servers with this --max-num-seqs; of several the plan takes the best. [default: the
+        profile's]
+    max_model_len: The same for --max-model-len. [default: the profile's]
+    gpu_memory_utilization: The same for --gpu-memory-utilization. [default: the profile's]
+    available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable.
+        [default: any number]
+    """
 
     profile_names: tuple[str, ...] = profile_option(
         multiple=True,
         help=f"The server: a shipped profile or a profile file; repeatable.  [default: {DEFAULT_PROFILE}]",
     )
-    prices: tuple[str, ...] = option(
-        "--price",
-        multiple=True,
-        metavar="PROFILE=PRICE",
-        help="Price of a GPU per hour, for the objective cost; repeatable.  [default: the profile's]",
-    )
+    prices: tuple[str, ...] = option("--price", multiple=True, metavar="PROFILE=PRICE")
 
-    max_num_seqs: tuple[int, ...] | None = option(
-        type=NumberList(int),
-        metavar="N,…",
-        help="Start servers with this --max-num-seqs; of several the plan takes the best.  [default: the profile's]",
-    )
-    max_model_len: tuple[int, ...] | None = option(
-        type=NumberList(int),
-        metavar="N,…",
-        help="The same for --max-model-len.  [default: the profile's]",
-    )
-    gpu_memory_utilization: tuple[float, ...] | None = option(
-        type=NumberList(float),
-        metavar="X,…",
-        help="The same for --gpu-memory-utilization.  [default: the profile's]",
-    )
-    available: tuple[str, ...] = option(
-        "--available",
-        multiple=True,
-        metavar="PROFILE=N",
-        help="GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable.  "
-        "[default: any number]",
-    )
+    max_num_seqs: tuple[int, ...] | None = option(type=NumberList(int), metavar="N,…")
+    max_model_len: tuple[int, ...] | None = option(type=NumberList(int), metavar="N,…")
+    gpu_memory_utilization: tuple[float, ...] | None = option(type=NumberList(float), metavar="X,…")
+    available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
 
     @property
     def changes_settings(self) -> bool:
@@ -102,69 +88,40 @@ class Servers:
 
 @bundle
 class Planning:
-    """What a plan is made for and how it is searched."""
+    """What a plan is made for and how it is searched.
 
-    old_path: str | None = option(
-        "--from",
-        metavar="PLAN",
-        help="Follow a running plan: on its servers, fewest GPUs, then fewest adapters moved.",
-    )
-    objective: str | None = option(
-        metavar="NAME",
-        shell_complete=complete_registered("objective"),
-        help="What a good plan is: gpus, latency, slo:…, cost, …  [default: the fewest GPUs on which every "
-        "adapter keeps --slo, and what fewer or more would give]",
-    )
-    slo: tuple[str, ...] = option(
-        multiple=True,
-        metavar="[CLASS:]KEY=MS,…",
-        help="Latency limits of every adapter, or of those of an slo_class; adapter_share=0.95: 95 % of "
-        "the adapters must keep theirs; repeatable.  [default: the workload's, else p95_ttft_ms=2000,mean_itl_ms=100]",
-    )
-    solver: str | None = option(
-        metavar="NAME",
-        shell_complete=complete_registered("solver"),
-        help="How the plan is searched.  [default: greedy; on a given number of GPUs spread-refined]",
-    )
+    old_path: Follow a running plan: on its servers, fewest GPUs, then fewest adapters moved.
+    objective: What a good plan is: gpus, latency, slo:…, cost, … [default: the fewest GPUs on which every adapter
+        keeps --slo, and what fewer or more would give]
+    slo: Latency limits of every adapter, or of those of an slo_class; adapter_share=0.95: 95 % of the adapters
+        must keep theirs; repeatable. [default: the workload's, else p95_ttft_ms=2000,mean_itl_ms=100]
+    solver: How the plan is searched. [default: greedy; on a given number of GPUs spread-refined]
+    load: Plan for this load of a trace of requests: its mean, its busiest hour, every adapter's own busiest hour,
+        the hour at a percentile; or for the column of that name of --loads. [default: a trace is replayed]
+    loads_path: Rates of each adapter at each load, as packer workload from-… --loads writes them. [default:
+        measured from the trace]
+    max_replicas: Split an adapter that is too hot for one GPU over up to so many. [default: without an objective
+        as many as it needs, else 1]
+    spare: GPUs that may fail: with 1 the plan keeps --slo on those that are left.
+    confidence: How sure the plan is to hold, given the profile's error; raises the rates that servers must serve.
+        [default: 0.95]
+    margin: That raise itself, instead of a confidence: 0.05 is 5 %; 0 for none.
+    verify: Simulate the finished plan with a fresh seed.
+    """
+
+    old_path: str | None = option("--from", metavar="PLAN")
+    objective: str | None = option(metavar="NAME", shell_complete=complete_registered("objective"))
+    slo: tuple[str, ...] = option(multiple=True, metavar="[CLASS:]KEY=MS,…")
+    solver: str | None = option(metavar="NAME", shell_complete=complete_registered("solver"))
     predictor: str = predictor_option(default=DEFAULT_PREDICTOR)
-    load: str | None = option(
-        metavar="mean|peak|each-peak|pNN",
-        help="Plan for this load of a trace of requests: its mean, its busiest hour, every adapter's own busiest hour, "
-        "the hour at a percentile; or for the column of that name of --loads.  [default: a trace is replayed]",
-    )
-    loads_path: str | None = option(
-        "--loads",
-        metavar="FILE.csv",
-        help="Rates of each adapter at each load, as packer workload from-… --loads writes them.  [default: "
-        "measured from the trace]",
-    )
+    load: str | None = option(metavar="mean|peak|each-peak|pNN")
+    loads_path: str | None = option("--loads", metavar="FILE.csv")
     gpus: int | None = gpus_option()
-    max_replicas: int | None = option(
-        type=click.IntRange(min=1, max=10_000),
-        metavar="N",
-        help="Split an adapter that is too hot for one GPU over up to so many.  [default: without an objective as "
-        "many as it needs, else 1]",
-    )
-    spare: int = option(
-        type=click.IntRange(min=0, max=1),
-        default=0,
-        metavar="0|1",
-        help="GPUs that may fail: with 1 the plan keeps --slo on those that are left.",
-    )
-    confidence: float | None = option(
-        type=click.FloatRange(min=0.5, max=0.99),
-        metavar="P",
-        help="How sure the plan is to hold, given the profile's error; raises the rates that servers must "
-        "serve.  [default: 0.95]",
-    )
-    margin: float | None = option(
-        type=click.FloatRange(min=0.0, max=10.0),
-        metavar="X",
-        help="That raise itself, instead of a confidence: 0.05 is 5 %; 0 for none.",
-    )
-    verify: bool = option(
-        "--verify/--no-verify", default=True, help="Simulate the finished plan with a fresh seed."
-    )
+    max_replicas: int | None = option(type=click.IntRange(min=1, max=10_000), metavar="N")
+    spare: int = option(type=click.IntRange(min=0, max=1), default=0, metavar="0|1")
+    confidence: float | None = option(type=click.FloatRange(min=0.5, max=0.99), metavar="P")
+    margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
+    verify: bool = option("--verify/--no-verify", default=True)
     time_limit_s: float | None = time_limit_option()
     seed: int = seed_option()
 
@@ -221,7 +178,10 @@ class Planning:
 
 @bundle
 class Result:
-    """Where the plan goes."""
+    """Where the plan goes.
+
+    per_adapter: Write what each adapter gets (TTFT, ITL, share of its requests in its limits): .csv or .parquet.
+    """
 
     output: str | None = option(
         "-o",
@@ -229,10 +189,7 @@ class Result:
         metavar="FILE",
         help=f"Where to write the plan.  [default: {DEFAULT_OUTPUT}; with --json nowhere]",
     )
-    per_adapter: str | None = option(
-        metavar="FILE",
-        help="Write what each adapter gets (TTFT, ITL, share of its requests in its limits): .csv or .parquet.",
-    )
+    per_adapter: str | None = option(metavar="FILE")
 
 
 @command

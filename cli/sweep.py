@@ -21,12 +21,11 @@ from packer.cli.options import (
     seed_option,
     tuning_option,
 )
-from packer.cli.output import note, number, table, write_frame
+from packer.cli.output import Table, note, number, write_frame
 from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
     import polars as pl
-    from rich.table import Table
 
     from packer.profile import Profile
     from packer.twin.sweep import Sweep
@@ -39,57 +38,51 @@ MAX_LORAS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 
 @bundle
 class Axes:
-    """The grid."""
+    """The grid.
 
-    adapters: tuple[int, ...] | None = option(
-        type=NumberList(int, distinct=True),
-        metavar="LIST",
-        help="Numbers of adapters; beyond the workload's own, its mix is drawn again.  [default: 12 up to all]",
-    )
+    adapters: Numbers of adapters; beyond the workload's own, its mix is drawn again. [default: 12 up to all]
+    rate_factors: Multiply every request rate by each of these.
+    max_loras: Adapter slots (vLLM's --max-loras). [default: 8 … 384, up to the largest number of adapters]
+    duration_s: Simulated time.
+    jobs: Threads. [default: all cores]
+    """
+
+    adapters: tuple[int, ...] | None = option(type=NumberList(int, distinct=True), metavar="LIST")
     rate_factors: tuple[float, ...] = option(
-        type=NumberList(float, distinct=True),
-        default="1",
-        metavar="LIST",
-        help="Multiply every request rate by each of these.",
+        type=NumberList(float, distinct=True), default="1", metavar="LIST"
     )
-    max_loras: tuple[int, ...] | None = option(
-        type=NumberList(int, distinct=True),
-        metavar="LIST",
-        help="Adapter slots (vLLM's --max-loras).  [default: 8 … 384, up to the largest number of adapters]",
-    )
+    max_loras: tuple[int, ...] | None = option(type=NumberList(int, distinct=True), metavar="LIST")
     max_lora_rank: int | None = max_lora_rank_option()
-    duration_s: float = option(
-        "--duration", type=LENGTH, default=3600.0, metavar="SECONDS", help="Simulated time."
-    )
+    duration_s: float = option("--duration", type=LENGTH, default=3600.0, metavar="SECONDS")
     seed: int = seed_option()
-    jobs: int | None = option(
-        type=click.IntRange(min=1, max=1024), metavar="N", help="Threads.  [default: all cores]"
-    )
+    jobs: int | None = option(type=click.IntRange(min=1, max=1024), metavar="N")
 
 
 @bundle
 class Training:
-    """Instead of the grid: how much a server can train."""
+    """Instead of the grid: how much a server can train.
+
+    keep: Limits with --tuning. [default: p99_ttft_ms=500,p99_tpot_ms=50]
+    """
 
     tuning: tuple[str, ...] = tuning_option(
         "Largest training throughput beside the requests within the limits of --keep, by this policy with its best "
         "parameter; repeatable.",
         multiple=True,
     )
-    keep: dict[str, float] | None = option(
-        type=Limits(),
-        metavar="LIMIT=MS,…",
-        help="Limits with --tuning.  [default: p99_ttft_ms=500,p99_tpot_ms=50]",
-    )
+    keep: dict[str, float] | None = option(type=Limits(), metavar="LIMIT=MS,…")
 
 
 @bundle
 class Files:
-    """What is written."""
+    """What is written.
+
+    resume: Keep the rows that --output already holds, add what is missing.
+    """
 
     output: str | None = output_option("Write the rows here: .csv or .parquet.")
     plot: str | None = plot_option("Draw the curves")
-    resume: bool = flag(help="Keep the rows that --output already holds, add what is missing.")
+    resume: bool = flag()
 
 
 @command
@@ -173,7 +166,7 @@ def _tuned_table(rows: list[dict[str, Any]], title: str) -> Table:
         ]
         for row in rows
     ]
-    return table(title, heads, cells, left=(0, 1))
+    return Table(title, heads, cells, left=(0, 1))
 
 
 def _simulate(plan: Sweep, files: Files, jobs: int, out: Writing) -> pl.DataFrame:
@@ -260,4 +253,4 @@ def _table(frame: pl.DataFrame, packs: pl.DataFrame, title: str) -> Table:
             ]
         )
     columns = [*others, f"Max_pack ({axis})", "offered tok/s", "tok/s", "TTFT ms", "ITL ms"]
-    return table(title, columns, cells, left=())
+    return Table(title, columns, cells, left=())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packer.cli.declare import argument, bundle, command
 from packer.cli.options import Output
-from packer.cli.output import table
+from packer.cli.output import Table
 
 
 @bundle
@@ -30,4 +30,4 @@ def systems(chosen: Chosen, out: Output) -> None:
     found = [load_system(name) for name in ([chosen.name] if chosen.name else system_names())]
     rows = [[each.name, each.router, each.summary, each.source] for each in found]
     columns = ["system", "router", "what it is", "source"]
-    out.result([asdict(each) for each in found], lambda: [table(None, columns, rows, left=range(4))])
+    out.result([asdict(each) for each in found], lambda: [Table(None, columns, rows, left=range(4))])

@@ -38,16 +38,14 @@ class RanksType(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # ge
 
 @bundle
 class RankOptions:
-    """Ranks of the adapters, with the same meaning in every command."""
+    """Ranks of the adapters, with the same meaning in every command.
 
-    ranks: str | tuple[int, ...] | None = option(
-        type=RanksType(),
-        metavar="FILE.csv|R,R,…",
-        help="Ranks: a table with the columns adapter,rank, or ranks that are drawn uniformly.",
-    )
-    rank: int | None = option(
-        type=click.IntRange(1, 512), metavar="R", help="Rank of every adapter without one in the table."
-    )
+    ranks: Ranks: a table with the columns adapter,rank, or ranks that are drawn uniformly.
+    rank: Rank of every adapter without one in the table.
+    """
+
+    ranks: str | tuple[int, ...] | None = option(type=RanksType(), metavar="FILE.csv|R,R,…")
+    rank: int | None = option(type=click.IntRange(1, 512), metavar="R")
 
     def read(self) -> Ranks:
         """The ranks; a table is read now."""
@@ -64,24 +62,17 @@ class RankOptions:
 
 @bundle
 class LogOptions:
-    """How an access log is read."""
+    """How an access log is read.
 
-    keys: tuple[str, ...] = option(
-        "--key",
-        multiple=True,
-        metavar="FIELD=NAME",
-        help="Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…; dots go "
-        "into nested objects; repeatable.",
-    )
-    skip: tuple[str, ...] = option(
-        multiple=True, metavar="MODEL", help="A model that is no adapter, as the base model; repeatable."
-    )
-    strip_prefix: str = option(
-        default="",
-        show_default=False,
-        metavar="TEXT",
-        help="What stands before adapters' names, as hosted_vllm/.",
-    )
+    keys: Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…; dots go into nested
+        objects; repeatable.
+    skip: A model that is no adapter, as the base model; repeatable.
+    strip_prefix: What stands before adapters' names, as hosted_vllm/.
+    """
+
+    keys: tuple[str, ...] = option("--key", multiple=True, metavar="FIELD=NAME")
+    skip: tuple[str, ...] = option(multiple=True, metavar="MODEL")
+    strip_prefix: str = option(default="", show_default=False, metavar="TEXT")
 
     def options(self) -> dict[str, Any]:
         """As `packer.traces.access_log.read_access_log` takes them."""
@@ -104,33 +95,23 @@ def _parse_keys(pairs: tuple[str, ...]) -> dict[str, str]:
 
 @bundle
 class ViewOptions:
-    """Which rates of the observed time count."""
+    """Which rates of the observed time count.
+
+    window_s: Rates are counted in windows of this length.
+    at: Rates of the workload: the mean, those of the busiest window, of every adapter's own busiest window, or of
+        the window at a percentile of the load.
+    percentiles: Percentiles among the loads of --loads.
+    by_time_of_day: Average the days first: windows at the same time of day (UTC) become one.
+    """
 
     window_s: float = option(
-        "--window",
-        type=click.FloatRange(min=1.0, max=1e8),
-        default=3600.0,
-        metavar="SECONDS",
-        help="Rates are counted in windows of this length.",
+        "--window", type=click.FloatRange(min=1.0, max=1e8), default=3600.0, metavar="SECONDS"
     )
-    at: str = option(
-        default="mean",
-        metavar="mean|peak|each-peak|pNN",
-        help="Rates of the workload: the mean, those of the busiest window, of every adapter's own busiest "
-        "window, or of the window at a percentile of the load.",
-    )
+    at: str = option(default="mean", metavar="mean|peak|each-peak|pNN")
     percentiles: tuple[float, ...] = option(
-        type=NumberList(float),
-        default=(50.0, 95.0),
-        show_default="50,95",
-        metavar="P,P,…",
-        help="Percentiles among the loads of --loads.",
+        type=NumberList(float), default=(50.0, 95.0), show_default="50,95", metavar="P,P,…"
     )
-    by_time_of_day: bool = option(
-        is_flag=True,
-        default=False,
-        help="Average the days first: windows at the same time of day (UTC) become one.",
-    )
+    by_time_of_day: bool = option(is_flag=True, default=False)
 
     def view(self) -> View:
         """As `packer.operate.observe` takes it."""
@@ -141,27 +122,28 @@ class ViewOptions:
 
 @bundle
 class PrometheusOptions:
-    """Which counters of which Prometheus server."""
+    """Which counters of which Prometheus server.
 
-    url: str | None = option(metavar="URL", help="Prometheus server, as http://prometheus:9090.")
-    export_path: str | None = option(
-        "--input", metavar="FILE.json", help="A file that packer workload from-metrics --save wrote, instead."
-    )
+    url: Prometheus server, as http://prometheus:9090.
+    export_path: A file that packer workload from-metrics --save wrote, instead.
+    gateway: Whose counters: vllm's own carry no adapter and give estimates only.
+    requests_metric: Counter of requests (custom).
+    input_tokens_metric: Counter of input tokens (custom).
+    output_tokens_metric: Counter of output tokens (custom).
+    label: Label that holds the adapter's name.
+    end_s: End of the observed time. [default: now]
+    """
+
+    url: str | None = option(metavar="URL")
+    export_path: str | None = option("--input", metavar="FILE.json")
     gateway: str = option(
-        type=click.Choice(("litellm", "envoy-ai-gateway", "vllm", "custom")),
-        default="litellm",
-        help="Whose counters: vllm's own carry no adapter and give estimates only.",
+        type=click.Choice(("litellm", "envoy-ai-gateway", "vllm", "custom")), default="litellm"
     )
-    requests_metric: str | None = option(metavar="NAME", help="Counter of requests (custom).")
-    input_tokens_metric: str | None = option(metavar="NAME", help="Counter of input tokens (custom).")
-    output_tokens_metric: str | None = option(metavar="NAME", help="Counter of output tokens (custom).")
-    label: str | None = option(metavar="NAME", help="Label that holds the adapter's name.")
-    end_s: float | None = option(
-        "--end",
-        type=click.FloatRange(min=0.0, max=1e11),
-        metavar="UNIX-TIME",
-        help="End of the observed time.  [default: now]",
-    )
+    requests_metric: str | None = option(metavar="NAME")
+    input_tokens_metric: str | None = option(metavar="NAME")
+    output_tokens_metric: str | None = option(metavar="NAME")
+    label: str | None = option(metavar="NAME")
+    end_s: float | None = option("--end", type=click.FloatRange(min=0.0, max=1e11), metavar="UNIX-TIME")
 
     def check(self) -> None:
         """Raise before the first query what no query could mend."""

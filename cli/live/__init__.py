@@ -5,17 +5,11 @@ from __future__ import annotations
 from packer.cli.declare import group
 
 COMMANDS = {
-    "doctor": ("packer.cli.live.doctor:doctor", "Which vLLM there is, and what is missing."),
-    "setup-cpu": ("packer.cli.live.setup:setup_cpu", "A small vLLM for the CPU, with a tiny model."),
-    "setup-gpu": ("packer.cli.live.setup:setup_gpu", "Random adapters for a model, and a launch file."),
-    "calibrate": (
-        "packer.cli.live.calibrate:calibrate",
-        "Measure servers, started here or running at a URL, and fit their profile.",
-    ),
-    "validate": (
-        "packer.cli.live.validate:validate",
-        "Run a plan on real servers: predicted against measured.",
-    ),
+    "doctor": "Which vLLM there is, and what is missing.",
+    "setup-cpu": "A small vLLM for the CPU, with a tiny model.",
+    "setup-gpu": "Random adapters for a model, and a launch file.",
+    "calibrate": "Measure servers, started here or running at a URL, and fit their profile.",
+    "validate": "Run a plan on real servers: predicted against measured.",
 }
 
 

@@ -8,12 +8,10 @@ import click
 
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Writing, output_option, seed_option
-from packer.cli.output import table
+from packer.cli.output import Table
 from packer.settings import Settings, Slots
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.profile import Profile
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -59,22 +57,26 @@ class Servers(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gene
 
 @bundle
 class Measured:
-    """What is measured."""
+    """What is measured.
 
-    launch_path: str | None = option("--launch", metavar="FILE.toml", help="How to start the servers.")
-    url: str | None = option(metavar="URL", help="A running server instead.")
-    known: str | None = option("--profile", metavar="NAME|FILE.toml", help="With --url: its settings.")
-    max_loras: int | None = option(type=click.IntRange(1), metavar="N", help="With --url: its slots.")
-    max_lora_rank: int | None = option(type=int, metavar="RANK", help="With --url: their rank.")
-    servers: tuple[Settings, ...] | None = option(
-        type=Servers(), metavar="8x16,…", help="max_loras x max_lora_rank of each."
-    )
-    budget: float | None = option(type=Duration(), metavar="10m", help="Start no measurement after this.")
-    folder: str = option(
-        default="live-results",
-        metavar="DIR",
-        help="Where measurements are kept; the same folder goes on where the last run stopped.",
-    )
+    launch_path: How to start the servers.
+    url: A running server instead.
+    known: With --url: its settings.
+    max_loras: With --url: its slots.
+    max_lora_rank: With --url: their rank.
+    servers: max_loras x max_lora_rank of each.
+    budget: Start no measurement after this.
+    folder: Where measurements are kept; the same folder goes on where the last run stopped.
+    """
+
+    launch_path: str | None = option("--launch", metavar="FILE.toml")
+    url: str | None = option(metavar="URL")
+    known: str | None = option("--profile", metavar="NAME|FILE.toml")
+    max_loras: int | None = option(type=click.IntRange(1), metavar="N")
+    max_lora_rank: int | None = option(type=int, metavar="RANK")
+    servers: tuple[Settings, ...] | None = option(type=Servers(), metavar="8x16,…")
+    budget: float | None = option(type=Duration(), metavar="10m")
+    folder: str = option(default="live-results", metavar="DIR")
     output: str = output_option("The profile.", default="profile.toml")
     seed: int = seed_option()
 
@@ -137,7 +139,7 @@ def _tables(profile: Profile) -> list[Table]:
     terms = sorted(profile.latency.coefficients.items(), key=lambda item: -item[1])
     capacity = ("max_loras", "max_lora_rank", "tokens")
     return [
-        table("Step law", ("term", "ms"), [(name, f"{value:.5g}") for name, value in terms]),
-        table("Errors", ("measure", "%"), [(k, f"{v:.2f}") for k, v in profile.errors.items()]),
-        table("KV cache capacity", capacity, profile.memory.measured, left=()),
+        Table("Step law", ("term", "ms"), [(name, f"{value:.5g}") for name, value in terms]),
+        Table("Errors", ("measure", "%"), [(k, f"{v:.2f}") for k, v in profile.errors.items()]),
+        Table("KV cache capacity", capacity, profile.memory.measured, left=()),
     ]

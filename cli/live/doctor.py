@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Output
-from packer.cli.output import table
+from packer.cli.output import Table
 
 
 @bundle
 class Given:
-    """Where vLLM is."""
+    """Where vLLM is.
 
-    python: str | None = option(metavar="PATH", help="Interpreter of vLLM's environment.")
-    url: str | None = option(metavar="URL", help="A running server instead.")
+    python: Interpreter of vLLM's environment.
+    url: A running server instead.
+    """
+
+    python: str | None = option(metavar="PATH")
+    url: str | None = option(metavar="URL")
 
 
 @command
@@ -33,6 +37,6 @@ def doctor(given: Given, out: Output) -> int:
     rows = [("ok" if c.ok else "MISSING", c.name, c.detail, c.fix) for c in checks]
     out.result(
         {"ok": ok, "checks": [asdict(check) for check in checks]},
-        lambda: [table(None, ("", "what", "found", "what mends it"), rows, left=(0, 1, 2, 3))],
+        lambda: [Table(None, ("", "what", "found", "what mends it"), rows, left=(0, 1, 2, 3))],
     )
     return 0 if ok else 2

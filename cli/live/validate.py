@@ -10,12 +10,10 @@ import click
 from packer.cli.declare import bundle, command, option
 from packer.cli.live.calibrate import Duration
 from packer.cli.options import NumberList, PlanFile, Writing, profile_option, seed_option
-from packer.cli.output import number, table, write_json
+from packer.cli.output import Table, number, write_json
 from packer.cli.plan_table import servers
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.plan import Plan
     from packer.twin.live.validate import BinReport, Validation
     from packer.workload import Workload
@@ -23,32 +21,32 @@ if TYPE_CHECKING:
 
 @bundle
 class Runs:
-    """How the servers run."""
+    """How the servers run.
 
-    launch_path: str = option(
-        "--launch", required=True, metavar="FILE.toml", help="How to start the servers."
-    )
+    launch_path: How to start the servers.
+    repeats: With other seeds.
+    parallel: Servers at once.
+    gpus: CUDA devices to share out among the servers.
+    bins: Only these GPUs of the plan.
+    trace: Replay this trace instead of Poisson arrivals.
+    folder: Keeps results; resumes.
+    output: Write the report as JSON.
+    html: Write a page with overlays.
+    """
+
+    launch_path: str = option("--launch", required=True, metavar="FILE.toml")
     duration_s: float = option("--duration", type=Duration(), default="120s", metavar="2m")
-    repeats: int = option(type=click.IntRange(1, 100), default=1, help="With other seeds.")
-    parallel: int = option(type=click.IntRange(1, 64), default=1, help="Servers at once.")
-    gpus: tuple[int, ...] = option(
-        type=NumberList(int), default=(), show_default=False, metavar="0,1,…",
-        help="CUDA devices to share out among the servers.",
-    )  # fmt: skip
+    repeats: int = option(type=click.IntRange(1, 100), default=1)
+    parallel: int = option(type=click.IntRange(1, 64), default=1)
+    gpus: tuple[int, ...] = option(type=NumberList(int), default=(), show_default=False, metavar="0,1,…")
     profile_name: str | None = profile_option(
         default=None, help="Predict with this profile instead of the plan's."
     )
-    bins: tuple[int, ...] = option(
-        type=NumberList(int),
-        default=(),
-        show_default=False,
-        metavar="0,2,…",
-        help="Only these GPUs of the plan.",
-    )
-    trace: str | None = option(metavar="FILE", help="Replay this trace instead of Poisson arrivals.")
-    folder: str = option(default="live-results", metavar="DIR", help="Keeps results; resumes.")
-    output: str | None = option("-o", "--output", metavar="FILE.json", help="Write the report as JSON.")
-    html: str | None = option(metavar="FILE.html", help="Write a page with overlays.")
+    bins: tuple[int, ...] = option(type=NumberList(int), default=(), show_default=False, metavar="0,2,…")
+    trace: str | None = option(metavar="FILE")
+    folder: str = option(default="live-results", metavar="DIR")
+    output: str | None = option("-o", "--output", metavar="FILE.json")
+    html: str | None = option(metavar="FILE.html")
     seed: int = seed_option()
 
 
@@ -155,4 +153,4 @@ def _table(report: BinReport) -> Table:
     title = (
         f"GPU {report.index}: {len(report.bin.adapters)} adapters, max_loras {report.bin.max_loras}{partial}"
     )
-    return table(title, ("", "predicted", "measured", "SMAPE %", "repeatability %"), rows)
+    return Table(title, ("", "predicted", "measured", "SMAPE %", "repeatability %"), rows)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from packer.cli.declare import group
 
 COMMANDS = {
-    "build": ("packer.cli.predictor.build:build", "A dataset: servers simulated by the twin."),
-    "describe": ("packer.cli.predictor.describe:describe", "What a dataset holds."),
-    "train": ("packer.cli.predictor.train:train", "Train a predictor on a dataset; rules for people."),
+    "build": "A dataset: servers simulated by the twin.",
+    "describe": "What a dataset holds.",
+    "train": "Train a predictor on a dataset; rules for people.",
 }
 
 

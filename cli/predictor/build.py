@@ -14,18 +14,17 @@ from packer.cli.output import Progress
 
 @bundle
 class Given:
-    """How many scenarios, and where they run."""
+    """How many scenarios, and where they run.
 
-    rows: int = option(type=click.IntRange(1, 10_000_000), default=20_000, help="Scenarios.")
+    rows: Scenarios.
+    jobs: Processes. [default: all cores]
+    backend: Where they run: on this machine, or on a Ray cluster.
+    """
+
+    rows: int = option(type=click.IntRange(1, 10_000_000), default=20_000)
     seed: int = seed_option()
-    jobs: int | None = option(
-        type=click.IntRange(1, 4096), metavar="N", help="Processes.  [default: all cores]"
-    )
-    backend: str = option(
-        type=click.Choice(("processes", "ray")),
-        default="processes",
-        help="Where they run: on this machine, or on a Ray cluster.",
-    )
+    jobs: int | None = option(type=click.IntRange(1, 4096), metavar="N")
+    backend: str = option(type=click.Choice(("processes", "ray")), default="processes")
     output: str = output_option("Where to write the dataset (Parquet).", required=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packer.cli.declare import argument, bundle, command
 from packer.cli.options import Output
-from packer.cli.output import number, table
+from packer.cli.output import Table, number
 
 
 @bundle
@@ -30,4 +30,4 @@ def describe(given: Given, out: Output) -> None:
         f"{given.dataset_path}: {facts['scenarios']} scenarios of {facts['profile']}, seed {facts['seed']}, "
         f"{number(100 * facts['starved_share'])} % starved"
     )
-    out.result(facts, lambda: [title, table(None, ["family", "scenarios", "starved"], rows)])
+    out.result(facts, lambda: [title, Table(None, ["family", "scenarios", "starved"], rows)])

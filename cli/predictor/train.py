@@ -8,11 +8,9 @@ import click
 
 from packer.cli.declare import argument, bundle, command, flag, option
 from packer.cli.options import Writing, output_option, seed_option
-from packer.cli.output import table
+from packer.cli.output import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.predictors.store import Model
 
 SHOWN = (
@@ -27,23 +25,19 @@ SHOWN = (
 
 @bundle
 class Training:
-    """The dataset and what is trained on it."""
+    """The dataset and what is trained on it.
+
+    kind: What to train.
+    search: Choose hyperparameters by successive halving over the paper's grid, with five grouped folds (slow).
+    refine: Search the smallest trees that keep the accuracy, and print them as rules (with --kind tree).
+    draw: Draw the tree of starvation here: .svg, .png or .pdf (with --kind tree).
+    """
 
     dataset_path: str = argument("DATASET")
-    kind: str = option(
-        type=click.Choice(("forest", "boosting", "tree", "svm", "knn")),
-        default="boosting",
-        help="What to train.",
-    )
-    search: bool = flag(
-        help="Choose hyperparameters by successive halving over the paper's grid, with five grouped folds (slow)."
-    )
-    refine: bool = flag(
-        help="Search the smallest trees that keep the accuracy, and print them as rules (with --kind tree)."
-    )
-    draw: str | None = option(
-        metavar="FILE", help="Draw the tree of starvation here: .svg, .png or .pdf (with --kind tree)."
-    )
+    kind: str = option(type=click.Choice(("forest", "boosting", "tree", "svm", "knn")), default="boosting")
+    search: bool = flag()
+    refine: bool = flag()
+    draw: str | None = option(metavar="FILE")
     seed: int = seed_option()
     output: str = output_option("Where to write the predictor, as in forest.packer.", required=True)
 
@@ -94,7 +88,7 @@ def _card(model: Model, *, rules: bool) -> list[Table | str]:
     card = model.header["scores"]
     rows = [[name, part["rows"], *(_cell(part, key) for _, key in SHOWN)] for name, part in card.items()]
     lines: list[Table | str] = [
-        table(
+        Table(
             f"{model.kind}: scores on held-out scenarios",
             ["held out", "rows", *(label for label, _ in SHOWN)],
             rows,

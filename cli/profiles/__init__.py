@@ -5,16 +5,10 @@ from __future__ import annotations
 from packer.cli.declare import group
 
 COMMANDS = {
-    "list": ("packer.cli.profiles.list:list_", "The shipped profiles."),
-    "show": (
-        "packer.cli.profiles.show:show",
-        "One profile: model, GPU, engine, memory, errors, provenance.",
-    ),
-    "estimate": (
-        "packer.cli.profiles.estimate:estimate",
-        "A profile from a model's config and a GPU's data sheet.",
-    ),
-    "fit": ("packer.cli.profiles.fit:fit", "A profile from tables of micro-benchmarks and runs."),
+    "list": "The shipped profiles.",
+    "show": "One profile: model, GPU, engine, memory, errors, provenance.",
+    "estimate": "A profile from a model's config and a GPU's data sheet.",
+    "fit": "A profile from tables of micro-benchmarks and runs.",
 }
 
 

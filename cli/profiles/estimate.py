@@ -16,36 +16,30 @@ def _complete_gpu(_ctx: click.Context, _param: click.Parameter, incomplete: str)
 
 @bundle
 class Given:
-    """The model, the GPU and the server's settings."""
+    """The model, the GPU and the server's settings.
 
-    config_path: str = option(
-        "--model", required=True, metavar="CONFIG.json", help="The model's Hugging Face config.json."
-    )
-    gpu: str = option(
-        required=True,
-        metavar="NAME",
-        shell_complete=_complete_gpu,
-        help="h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, b200, mi300x, …",
-    )
-    name: str | None = option(help="What the profile is called.  [default: GPU/model]")
-    max_model_len: int | None = option(
-        type=click.IntRange(min=1), help="As given to vLLM.  [default: the model's]"
-    )
-    max_num_seqs: int = option(type=click.IntRange(min=1), default=256, help="As vLLM's.")
-    max_num_batched_tokens: int = option(type=click.IntRange(min=1), default=2048, help="As given to vLLM.")
-    gpu_memory_utilization: float = option(
-        type=click.FloatRange(0.0, 1.0, min_open=True), default=0.9, help="As given to vLLM."
-    )
-    engine_name: str = option(
-        "--engine",
-        type=click.Choice(("vllm", "sglang")),
-        default="vllm",
-        help="The engine: its memory for slots and its eviction; the step law is vLLM's, scaled.",
-    )
-    tensor_parallel_size: int = option(
-        type=click.IntRange(min=1, max=64), default=1, metavar="N", help="GPUs of one server."
-    )
-    price_per_hour: float | None = option("--price", type=float, help="Price of the server's GPUs per hour.")
+    config_path: The model's Hugging Face config.json.
+    gpu: h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, b200, mi300x, …
+    name: What the profile is called. [default: GPU/model]
+    max_model_len: As given to vLLM. [default: the model's]
+    max_num_seqs: As vLLM's.
+    max_num_batched_tokens: As given to vLLM.
+    gpu_memory_utilization: As given to vLLM.
+    engine_name: The engine: its memory for slots and its eviction; the step law is vLLM's, scaled.
+    tensor_parallel_size: GPUs of one server.
+    price_per_hour: Price of the server's GPUs per hour.
+    """
+
+    config_path: str = option("--model", required=True, metavar="CONFIG.json")
+    gpu: str = option(required=True, metavar="NAME", shell_complete=_complete_gpu)
+    name: str | None = option()
+    max_model_len: int | None = option(type=click.IntRange(min=1))
+    max_num_seqs: int = option(type=click.IntRange(min=1), default=256)
+    max_num_batched_tokens: int = option(type=click.IntRange(min=1), default=2048)
+    gpu_memory_utilization: float = option(type=click.FloatRange(0.0, 1.0, min_open=True), default=0.9)
+    engine_name: str = option("--engine", type=click.Choice(("vllm", "sglang")), default="vllm")
+    tensor_parallel_size: int = option(type=click.IntRange(min=1, max=64), default=1, metavar="N")
+    price_per_hour: float | None = option("--price", type=float)
     output: str = output_option("Where to write the profile (.toml).", required=True)
 
 

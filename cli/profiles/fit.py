@@ -9,62 +9,44 @@ import click
 
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import DEFAULT_PROFILE, Writing, output_option
-from packer.cli.output import table
+from packer.cli.output import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.profile import Profile
     from packer.twin.fit.pipeline import Calibration
 
 
 @bundle
 class Measurements:
-    """The tables, and what they don't say."""
+    """The tables, and what they don't say.
 
-    profiling_dir: str | None = option(
-        "--profiling",
-        metavar="DIR",
-        help="Micro-benchmarks: some or all of kv_capacity.csv, latency_backbone.csv, latency_adapters.csv, "
-        "loading.csv.",
-    )
-    runs_path: str | None = option(
-        "--runs", metavar="FILE", help="Whole runs of the server: one row each, with its metrics."
-    )
-    bench_paths: tuple[str, ...] = option(
-        "--bench",
-        multiple=True,
-        metavar="FILE",
-        help="A result of `vllm bench serve --save-result` or GuideLLM on the base model, which improves an "
-        "estimate given as --base; repeatable.",
-    )
-    base_name: str = option(
-        "--base",
-        default=DEFAULT_PROFILE,
-        metavar="NAME|FILE.toml",
-        help="Gives the identity of the server (model, GPU, engine settings) and whatever has no "
-        "measurements; `packer profiles estimate` makes one.",
-    )
-    model: str | None = option(help="Model name in the tables' model column [default: the base profile's].")
-    name: str | None = option(help="Name of the new profile [default: the base profile's].")
-    generated_share: float = option(
-        type=click.FloatRange(0.01, 1.0), default=1.0, help="Generated / requested output tokens of the runs."
-    )
-    max_outstanding: int | None = option(
-        type=click.IntRange(1), help="Ceiling of the client that made the runs."
-    )
-    cold_start: bool | None = option(
-        "--cold-start/--warm-start",
-        default=None,
-        help="Whether adapters were on disk when the runs began [default: the base profile's].",
-    )
-    note_text: str = option(
-        "--note",
-        default="",
-        show_default=False,
-        help="Who measured, how and when; goes into the profile's provenance.",
-    )
-    no_cross_validation: bool = flag(help="Skip the errors on families left out.")
+    profiling_dir: Micro-benchmarks: some or all of kv_capacity.csv, latency_backbone.csv, latency_adapters.csv,
+        loading.csv.
+    runs_path: Whole runs of the server: one row each, with its metrics.
+    bench_paths: A result of `vllm bench serve --save-result` or GuideLLM on the base model, which improves an
+        estimate given as --base; repeatable.
+    base_name: Gives the identity of the server (model, GPU, engine settings) and whatever has no measurements;
+        `packer profiles estimate` makes one.
+    model: Model name in the tables' model column. [default: the base profile's]
+    name: Name of the new profile. [default: the base profile's]
+    generated_share: Generated / requested output tokens of the runs.
+    max_outstanding: Ceiling of the client that made the runs.
+    cold_start: Whether adapters were on disk when the runs began. [default: the base profile's]
+    note_text: Who measured, how and when; goes into the profile's provenance.
+    no_cross_validation: Skip the errors on families left out.
+    """
+
+    profiling_dir: str | None = option("--profiling", metavar="DIR")
+    runs_path: str | None = option("--runs", metavar="FILE")
+    bench_paths: tuple[str, ...] = option("--bench", multiple=True, metavar="FILE")
+    base_name: str = option("--base", default=DEFAULT_PROFILE, metavar="NAME|FILE.toml")
+    model: str | None = option()
+    name: str | None = option()
+    generated_share: float = option(type=click.FloatRange(0.01, 1.0), default=1.0)
+    max_outstanding: int | None = option(type=click.IntRange(1))
+    cold_start: bool | None = option("--cold-start/--warm-start", default=None)
+    note_text: str = option("--note", default="", show_default=False)
+    no_cross_validation: bool = flag()
     output: str = output_option("Where to write the profile.", default="profile.toml")
 
 
@@ -152,7 +134,7 @@ def _improve(base: Profile, given: Measurements, out: Writing) -> None:
 
 def _laws(profile: Profile) -> list[Table]:
     terms = [(term, f"{value:.6g}") for term, value in profile.latency.coefficients.items()]
-    return [table("Step law", ("term", "value"), terms)]
+    return [Table("Step law", ("term", "value"), terms)]
 
 
 def _tables(result: Calibration) -> list[Table]:
@@ -164,5 +146,5 @@ def _tables(result: Calibration) -> list[Table]:
             for key, value in profile.errors.items()
         ]
         columns = ("metric", "micro-benchmarks only", "held-out families")
-        found.append(table("Errors on runs (SMAPE in %, 0–200 form)", columns, rows))
+        found.append(Table("Errors on runs (SMAPE in %, 0–200 form)", columns, rows))
     return found

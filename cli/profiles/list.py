@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from packer.cli.declare import command
 from packer.cli.options import Output
-from packer.cli.output import number, table
+from packer.cli.output import Table, number
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.profile import Profile
 
 ERRORS = ("throughput", "itl", "ttft_queued")
@@ -57,4 +55,4 @@ def _table(found: list[Profile]) -> Table:
         for profile in found
     ]
     columns = ["profile", "GPU", "engine", "price/h", "error %: tok/s", "ITL", "TTFT (queued)"]
-    return table(None, columns, rows, left=(0, 1, 2))
+    return Table(None, columns, rows, left=(0, 1, 2))

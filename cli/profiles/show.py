@@ -8,11 +8,9 @@ import click
 
 from packer.cli.declare import argument, bundle, command, flag
 from packer.cli.options import Output
-from packer.cli.output import table
+from packer.cli.output import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.profile import Profile
 
 RANKS = (8, 16, 32, 64)
@@ -21,10 +19,13 @@ SLOTS = (8, 16, 32, 64, 128, 256, 384)
 
 @bundle
 class Given:
-    """The profile."""
+    """The profile.
+
+    as_toml: Print the profile as its file.
+    """
 
     profile_name: str = argument("NAME|FILE.toml")
-    as_toml: bool = flag("--toml", help="Print the profile as its file.")
+    as_toml: bool = flag("--toml")
 
 
 @command
@@ -45,7 +46,7 @@ def show(given: Given, out: Output) -> None:
     data = {**profile_to_dict(profile), "label": profile.label, "fingerprint": profile.fingerprint}
     errors = [(f"error, {key}", f"{value:g}") for key, value in profile.errors.items()]
     facts = [*profile.facts(), *errors]
-    out.result(data, lambda: [table(profile.label, ["", ""], facts, left=(0, 1)), _capacity(profile)])
+    out.result(data, lambda: [Table(profile.label, ["", ""], facts, left=(0, 1)), _capacity(profile)])
 
 
 def _capacity(profile: Profile) -> Table:
@@ -58,4 +59,4 @@ def _capacity(profile: Profile) -> Table:
         cells = (tokens[slots, rank] for rank in RANKS)
         rows.append([slots, *("–" if found is None else f"{found:,}" for found in cells)])
     columns = ["max_loras", *(f"max_lora_rank {rank}" for rank in RANKS)]
-    return table("KV cache tokens (–: the server does not start)", columns, rows, left=())
+    return Table("KV cache tokens (–: the server does not start)", columns, rows, left=())

@@ -5,20 +5,11 @@ from __future__ import annotations
 from packer.cli.declare import group
 
 COMMANDS = {
-    "generate": (
-        "packer.cli.workload.generate:generate",
-        "A made-up fleet: sets of rates and ranks, or a power law.",
-    ),
-    "from-trace": ("packer.cli.workload.from_trace:from_trace", "Measure a fleet from a trace of requests."),
-    "from-access-log": (
-        "packer.cli.workload.from_access_log:from_access_log",
-        "Measure a fleet from a gateway's access log.",
-    ),
-    "from-metrics": ("packer.cli.workload.from_metrics:from_metrics", "Measure a fleet from Prometheus."),
-    "describe": (
-        "packer.cli.workload.describe:describe",
-        "Adapters, ranks, rates, lengths and offered load of a workload.",
-    ),
+    "generate": "A made-up fleet: sets of rates and ranks, or a power law.",
+    "from-trace": "Measure a fleet from a trace of requests.",
+    "from-access-log": "Measure a fleet from a gateway's access log.",
+    "from-metrics": "Measure a fleet from Prometheus.",
+    "describe": "Adapters, ranks, rates, lengths and offered load of a workload.",
 }
 
 

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from packer.cli.declare import command
 from packer.cli.options import FleetFile, Output
-from packer.cli.output import number, table
+from packer.cli.output import Table, number
 from packer.cli.plan_table import assumed_lengths
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from packer.workload import Workload
 
 
@@ -45,7 +43,7 @@ def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
     rates, inputs, outputs = found["adapter_rate"], found["input_tokens"], found["output_tokens"]
     return [
         headline(fleet),
-        table(f"Adapters of {fleet.name} by rank", columns, cells),
+        Table(f"Adapters of {fleet.name} by rank", columns, cells),
         f"Rate of an adapter: {rates['min']:.3g} to {rates['max']:.3g} req/s, median {rates['median']:.3g}; "
         f"the busiest 5 % get {found['share_of_top_5_percent']:.0%} of the requests, "
         f"the busiest 20 % {found['share_of_top_20_percent']:.0%}.",

@@ -10,10 +10,13 @@ from packer.cli.workload.observed import Files
 
 @bundle
 class Log:
-    """The log."""
+    """The log.
+
+    replay: Keep every request as it was (needs .json or .yaml).
+    """
 
     log_path: str = argument("LOG.jsonl")
-    replay: bool = flag(help="Keep every request as it was (needs .json or .yaml).")
+    replay: bool = flag()
 
 
 @command

@@ -12,21 +12,18 @@ from packer.cli.workload.observed import Files
 
 @bundle
 class Span:
-    """What is read of the metrics."""
+    """What is read of the metrics.
+
+    span_s: How far to look back.
+    save_path: Also write the server's answers, for --input.
+    skip: A model that is no adapter, as the base model; repeatable.
+    """
 
     span_s: float = option(
-        "--span",
-        type=click.FloatRange(min=1.0, max=1e9),
-        default=86_400.0,
-        metavar="SECONDS",
-        help="How far to look back.",
+        "--span", type=click.FloatRange(min=1.0, max=1e9), default=86_400.0, metavar="SECONDS"
     )
-    save_path: str | None = option(
-        "--save", metavar="FILE.json", help="Also write the server's answers, for --input."
-    )
-    skip: tuple[str, ...] = option(
-        multiple=True, metavar="MODEL", help="A model that is no adapter, as the base model; repeatable."
-    )
+    save_path: str | None = option("--save", metavar="FILE.json")
+    skip: tuple[str, ...] = option(multiple=True, metavar="MODEL")
 
 
 @command

@@ -32,22 +32,19 @@ class Source:
 
 @bundle
 class Given:
-    """What is made of the trace."""
+    """What is made of the trace.
 
-    exponent: float = option(
-        type=click.FloatRange(0.0, 20.0),
-        default=1.2,
-        help="Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.",
-    )
+    exponent: Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.
+    replay: Keep every request as it was (needs .json or .yaml).
+    poisson: Poisson arrivals, however bursty the trace is. [default: as measured]
+    notes: A line for the top of a .csv or .yaml file, such as the trace's source; repeatable.
+    """
+
+    exponent: float = option(type=click.FloatRange(0.0, 20.0), default=1.2)
     rate_factor: float = rate_factor_option()
-    replay: bool = flag(help="Keep every request as it was (needs .json or .yaml).")
-    poisson: bool = flag(help="Poisson arrivals, however bursty the trace is.  [default: as measured]")
-    notes: tuple[str, ...] = option(
-        "--note",
-        multiple=True,
-        metavar="TEXT",
-        help="A line for the top of a .csv or .yaml file, such as the trace's source; repeatable.",
-    )
+    replay: bool = flag()
+    poisson: bool = flag()
+    notes: tuple[str, ...] = option("--note", multiple=True, metavar="TEXT")
     seed: int = seed_option()
     output: str = output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
 

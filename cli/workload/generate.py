@@ -12,27 +12,24 @@ from packer.cli.options import NumberList, Writing, output_option, seed_option
 
 @bundle
 class Made:
-    """What is made up."""
+    """What is made up.
 
-    adapters: int = option(type=click.IntRange(1, 1_000_000), required=True, help="How many adapters.")
-    ranks: tuple[int, ...] = option(
-        type=NumberList(int), default="8,16", metavar="R,R,…", help="LoRA ranks; each comes equally often."
-    )
-    rates: tuple[float, ...] | None = option(
-        type=NumberList(float),
-        metavar="X,X,…",
-        help="Request rates, req/s; each comes equally often.  [default: 0.1,0.05,0.025]",
-    )
-    total_rate: float | None = option(
-        type=float, metavar="X", help="Instead of --rates: this many req/s in all, shared by a power law."
-    )
-    exponent: float = option(
-        type=click.FloatRange(0.0, 20.0),
-        default=1.0,
-        help="Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.",
-    )
-    input_tokens: float | None = option(type=float, metavar="MEAN", help="Mean input length, tokens.")
-    output_tokens: float | None = option(type=float, metavar="MEAN", help="Mean output length, tokens.")
+    adapters: How many adapters.
+    ranks: LoRA ranks; each comes equally often.
+    rates: Request rates, req/s; each comes equally often. [default: 0.1,0.05,0.025]
+    total_rate: Instead of --rates: this many req/s in all, shared by a power law.
+    exponent: Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.
+    input_tokens: Mean input length, tokens.
+    output_tokens: Mean output length, tokens.
+    """
+
+    adapters: int = option(type=click.IntRange(1, 1_000_000), required=True)
+    ranks: tuple[int, ...] = option(type=NumberList(int), default="8,16", metavar="R,R,…")
+    rates: tuple[float, ...] | None = option(type=NumberList(float), metavar="X,X,…")
+    total_rate: float | None = option(type=float, metavar="X")
+    exponent: float = option(type=click.FloatRange(0.0, 20.0), default=1.0)
+    input_tokens: float | None = option(type=float, metavar="MEAN")
+    output_tokens: float | None = option(type=float, metavar="MEAN")
     seed: int = seed_option()
     output: str = output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
 

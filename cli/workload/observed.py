@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from packer.cli.declare import bundle, option
 from packer.cli.options import Writing, output_option
-from packer.cli.output import table
+from packer.cli.output import Table
 
 if TYPE_CHECKING:
     from packer.operate.observe import Observed
@@ -14,18 +14,14 @@ if TYPE_CHECKING:
 
 @bundle
 class Files:
-    """What is written."""
+    """What is written.
 
-    loads_path: str | None = option(
-        "--loads",
-        metavar="FILE.csv",
-        help="Also write the rates at each load, for --objective headroom:rates=FILE.csv.",
-    )
-    day_path: str | None = option(
-        "--day",
-        metavar="FILE.csv",
-        help="Also write the rates of each window of the mean day (UTC), for packer schedule --rates FILE.csv.",
-    )
+    loads_path: Also write the rates at each load, for --objective headroom:rates=FILE.csv.
+    day_path: Also write the rates of each window of the mean day (UTC), for packer schedule --rates FILE.csv.
+    """
+
+    loads_path: str | None = option("--loads", metavar="FILE.csv")
+    day_path: str | None = option("--day", metavar="FILE.csv")
     output: str = output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
 
     def write(self, found: Observed, out: Writing, *, source: str) -> None:
@@ -58,6 +54,6 @@ class Files:
         title = f"Loads over {len(rates.rates):,} windows of {rates.window_s:g} s"
         out.result(
             {"output": self.output, **counts, "loads": totals},
-            lambda: [table(title, ("load", "requests/s", "tok/s"), rows)],
+            lambda: [Table(title, ("load", "requests/s", "tok/s"), rows)],
         )
         out.note(f"{self.output}: {headline(found.fleet)}")

@@ -38,7 +38,7 @@ def test_json_has_no_nan_and_no_numpy(capsys: Capture) -> None:
 
 def test_names_cannot_command_the_terminal(capsys: Capture) -> None:
     """Markup stays text and control characters are shown as escapes."""
-    output.show("line \x1b[31m", output.table("[b]title[/b]", ["[red]c"], [["[bold]x\x1b]0;y\x07\u202e"]]))
+    output.show("line \x1b[31m", output.Table("[b]title[/b]", ["[red]c"], [["[bold]x\x1b]0;y\x07\u202e"]]))
     text = capsys.readouterr().out
     assert "\x1b" not in text
     for part in (r"line \x1b[31m", "[b]title[/b]", "[red]c", r"[bold]x\x1b]0;y\x07\u202e"):

@@ -1,0 +1,58 @@
+"""`packer live setup-gpu`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from packer.cli.declare import argument, bundle, command, flag, option
+from packer.cli.live.setup_cpu import FOLDER, place_of, ready
+from packer.cli.options import NumberList, Writing
+
+
+@bundle
+class Given:
+    """The model, the GPU and the engine.
+
+    model: Folder with config.json and tokenizer.
+    gpu: As packer profiles estimate takes it: h200-141gb, …
+    python: Interpreter of vLLM's environment.
+    ranks: Ranks of the adapters.
+    real_weights: Load the model's weights instead of making them up.
+    """
+
+    folder: str = argument("FOLDER", type=FOLDER)
+    model: str = option(required=True, metavar="DIR")
+    gpu: str = option(required=True, metavar="NAME")
+    python: str = option(required=True, metavar="PATH")
+    ranks: tuple[int, ...] = option(type=NumberList(int), default="8,16,32,64", metavar="LIST")
+    real_weights: bool = flag()
+    max_model_len: int = option(type=click.IntRange(1), default=4096)
+    max_num_seqs: int = option(type=click.IntRange(1), default=256)
+    max_num_batched_tokens: int = option(type=click.IntRange(1), default=2048)
+
+
+@command
+def setup_gpu(given: Given, out: Writing) -> None:
+    """Write random adapters for a model and FOLDER/launch.toml, to calibrate its server on a GPU.
+
+    \b
+    Example:
+      packer live setup-gpu h200 --model Llama-3.1-8B --gpu h200-141gb --python .venv-vllm/bin/python
+      packer live calibrate --launch h200/launch.toml --budget 30m -o h200-llama-3.1-8b.toml
+    """
+    from packer.twin.live.setup_gpu import setup_gpu as make
+
+    launch = make(
+        place_of(given.folder, out),
+        Path(given.model),
+        given.gpu,
+        python=given.python,
+        ranks=list(given.ranks),
+        dummy_weights=not given.real_weights,
+        engine={
+            key: getattr(given, key) for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
+        },
+    )
+    ready(launch, out)
