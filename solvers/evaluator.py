@@ -47,7 +47,8 @@ class Evaluator:
     are those of the first scenario. The margin raises every rate of every scenario.
 
     `evaluate` is for searches. Of the predictor "auto" it uses the trained trees, which may err: `report` evaluates the
-    bins that were found with the whole predictor, and `hardened` raises the rates of the search where it refuses them.
+    bins that were found with the whole predictor, where the objective has limits with the twin alone, and `hardened`
+    raises the rates of the search where it refuses them.
 
     `predictors`: one for all bins, or one for each profile.
     `objective`: gives the scenarios; None: the fleet as it is.
@@ -81,7 +82,7 @@ class Evaluator:
         self.raised: Mapping[Profile, float] = {}
         """Share by which `evaluate` raises the rates of servers of a profile beyond the margin."""
         self._given = given
-        self._whole = {k: _scaling(each) for k, each in given.items()}
+        self._scaling = {k: _scaling(each) for k, each in given.items()}
         self.searching: _ByProfile = {
             k: each.for_search() if isinstance(each, AutoPredictor) else self._whole[k]
             for k, each in given.items()
@@ -120,6 +121,15 @@ class Evaluator:
         other = copy(self)
         other.objective, other.scenarios = objective, Memo(objective.scenarios)
         return other
+
+    @property
+    def _whole(self) -> dict[Profile | None, _Scaling]:
+        """What confirms bins: trees that are sure about starvation say little about a limit of latency."""
+        limited = self.objective is not None and bool(self.objective.limits)
+        return {
+            k: each.twin if limited and isinstance(each, AutoPredictor) else self._scaling[k]
+            for k, each in self._given.items()
+        }
 
     def with_margin(self, margin: float) -> Evaluator:
         """The same evaluator, and what it has stored, at another margin."""

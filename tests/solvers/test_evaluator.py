@@ -12,7 +12,9 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.io.profiles import load_profile
 from packer.objectives.base import Objective, Scenario
+from packer.objectives.slo import Slo
 from packer.predictors.api import load_predictor
+from packer.predictors.auto import AutoPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.settings import Slots
@@ -90,6 +92,19 @@ def test_a_factor_is_the_same_as_a_scaled_fleet(name: str, shipped: Profile) -> 
         expected = predictor.evaluate(FLEET.scaled(factor), [bins[k]])[0]
         assert found[k].total_token_throughput == pytest.approx(expected.total_token_throughput)
         assert found[k].mean_ttft_ms == pytest.approx(expected.mean_ttft_ms)
+
+
+def test_limits_of_latency_are_confirmed_by_the_twin(shipped: Profile) -> None:
+    """Trees are sure that an idle server does not starve, which says nothing of its p99 TTFT: the twin gives that."""
+    auto = AutoPredictor.for_profile(shipped)
+    bins = [Bin((0, 1, 2), Slots(3, 8), shipped)]
+    expected = TwinPredictor().evaluate(FLEET, bins).p99_ttft_ms
+    plain = Evaluator(auto)
+    limited = plain.of(Slo(p99_ttft_ms=500.0))
+    assert limited.confirmed(FLEET, bins).p99_ttft_ms == expected
+    assert limited.report(FLEET, bins).p99_ttft_ms == expected
+    assert plain.confirmed(FLEET, bins).p99_ttft_ms != expected
+    assert limited.evaluate(FLEET, bins).p99_ttft_ms != expected  # searches stay with the trees
 
 
 def test_a_margin_can_be_raised_without_new_predictors() -> None:
