@@ -87,11 +87,8 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
 
     A group has none: each of its commands gets its own when it is imported.
 
-    Raises
-    ------
-    FileFormatError
-        The file is damaged, a key in the command's own table is no option of it, a key at the top is no
-        option of any command, or a table is not named after a command.
+    Raises `FileFormatError`: the file is damaged, a key in the command's own table is no option of it, a key at the
+    top is no option of any command, or a table is not named after a command.
     """
     file = config()
     if file is None or isinstance(command, click.Group):

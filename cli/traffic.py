@@ -203,17 +203,9 @@ class PrometheusOptions:
 def refuse_unused(given: str, unused: Collection[str]) -> None:
     """Refuse options that were typed although they have no effect beside another one.
 
-    Parameters
-    ----------
-    given
-        The option that leaves them without effect, as it is typed.
-    unused
-        Their parameters' names.
-
-    Raises
-    ------
-    IncompatibleError
-        One of them is on the command line; a default from a file is passed over.
+    `given`: the option that leaves them without effect, as it is typed.
+    `unused`: their parameters' names.
+    Raises `IncompatibleError`: one of them is on the command line; a default from a file is passed over.
     """
     from packer.errors import IncompatibleError
 

@@ -78,13 +78,9 @@ class RequestTrace:
 class Bursts:
     """A random factor on a request rate: stationary, with mean 1 and gamma-distributed values.
 
-    Parameters
-    ----------
-    cv
-        Coefficient of variation of the factor, > 0.
-    scales
-        Pairs (time scale in s, weight), at least one; the weights are > 0 and sum to 1. The factor is the
-        gamma quantile of a Gaussian process whose autocorrelation at lag t is Σ weight × exp(−t / time scale).
+    `cv`: coefficient of variation of the factor, > 0.
+    `scales`: pairs (time scale in s, weight), at least one; the weights are > 0 and sum to 1. The factor is the gamma
+    quantile of a Gaussian process whose autocorrelation at lag t is Σ weight × exp(−t / time scale).
     """
 
     cv: float

@@ -146,10 +146,7 @@ class Cluster:
     def resized(self, n: int) -> Cluster:
         """`n` servers of this cluster's one kind.
 
-        Raises
-        ------
-        IncompatibleError
-            It has several kinds of server, a placement, or nodes with more than one server.
+        Raises `IncompatibleError`: it has several kinds of server, a placement, or nodes with more than one server.
         """
         if len(set(self.servers)) > 1 or self.placement is not None:
             raise IncompatibleError("Only a cluster of equal servers without a placement can be resized.")
@@ -166,10 +163,7 @@ class Cluster:
 def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
     """The limits as floats.
 
-    Raises
-    ------
-    ValidationError
-        An unknown limit, or one that is not a number > 0.
+    Raises `ValidationError`: an unknown limit, or one that is not a number > 0.
     """
     for name in slo:
         if name not in SLO_LIMITS:

@@ -19,18 +19,13 @@ class Vllm:
 class LightLlm:
     """LightLLM with S-LoRA's pool (`packer.twin.engine.lightllm`); it has no model of the front end.
 
-    Parameters
-    ----------
-    max_wait_tokens
-        Decode steps between two looks at the queue. S-LoRA's code has 10; CaraServe describes 0 or 1.
-    batch_max_tokens
-        Prompt tokens of a prefill; None: the profile's `max_num_batched_tokens`, or `max_model_len` if larger.
-    running_max_req_size
-        Largest batch.
-    batch_num_adapters
-        Adapter clustering: with so many adapters in the batch, waiting requests of these come first; None: never.
-    abort_after_s
-        Early abort: requests that would wait longer for their first token are given up; None: never.
+    `max_wait_tokens`: decode steps between two looks at the queue. S-LoRA's code has 10; CaraServe describes 0 or 1.
+    `batch_max_tokens`: prompt tokens of a prefill; None: the profile's `max_num_batched_tokens`, or `max_model_len`
+    if larger.
+    `running_max_req_size`: largest batch.
+    `batch_num_adapters`: adapter clustering: with so many adapters in the batch, waiting requests of these come
+    first; None: never.
+    `abort_after_s`: early abort: requests that would wait longer for their first token are given up; None: never.
     """
 
     name: ClassVar[str] = "lightllm"
@@ -55,12 +50,8 @@ class LightLlm:
 class Jobs:
     """Whole jobs, in order of arrival (`packer.twin.engine.jobs`): image generation, queueing theory.
 
-    Parameters
-    ----------
-    parallel
-        Jobs at once.
-    cv
-        Coefficient of variation of a log-normal factor, of mean 1, on the service time of each job.
+    `parallel`: jobs at once.
+    `cv`: coefficient of variation of a log-normal factor, of mean 1, on the service time of each job.
     """
 
     name: ClassVar[str] = "job"
@@ -83,12 +74,8 @@ ENGINES: dict[str, type[Vllm] | type[LightLlm] | type[Jobs]] = {
 def engine_of(spec: str) -> Engine:
     """The engine that a text names, with parameters as in "lightllm:max_wait_tokens=1".
 
-    Raises
-    ------
-    UnknownNameError
-        There is no such engine.
-    ValidationError
-        It has no such parameter, or the value breaks a rule.
+    Raises `UnknownNameError`: there is no such engine; `ValidationError`: it has no such parameter, or the value
+    breaks a rule.
     """
     engine: Engine = registry.from_table("engine", spec, ENGINES)
     return engine

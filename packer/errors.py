@@ -41,18 +41,11 @@ class ValidationError(InputError):
 class FileFormatError(InputError):
     """A file can't be read as what it should be.
 
-    Parameters
-    ----------
-    message
-        The rule that is broken, and the value received.
-    path
-        The file.
-    row
-        Line number of a text file, counted from 1 with the header as row 1.
-    column
-        Column of a table.
-    key
-        Key of a structured file, as in `engine.max_num_seqs`.
+    `message`: the rule that is broken, and the value received.
+    `path`: the file.
+    `row`: line number of a text file, counted from 1 with the header as row 1.
+    `column`: column of a table.
+    `key`: key of a structured file, as in `engine.max_num_seqs`.
     """
 
     def __init__(

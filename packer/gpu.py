@@ -54,10 +54,7 @@ def kinds_of(given: Kinds) -> tuple[GpuKind, ...]:
 def stock_of(kinds: Iterable[GpuKind]) -> dict[str, int]:
     """GPUs at hand by their name; those of which there is any number are left out.
 
-    Raises
-    ------
-    ValidationError
-        Two kinds on equal GPUs say different numbers.
+    Raises `ValidationError`: two kinds on equal GPUs say different numbers.
     """
     stock: dict[str, int] = {}
     for kind in kinds:
@@ -84,10 +81,7 @@ def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None,
 
     A fleet that names no model has the one that all profiles serve.
 
-    Raises
-    ------
-    IncompatibleError
-        No profile serves a model, or the profiles serve several and the adapters name none.
+    Raises `IncompatibleError`: no profile serves a model, or the profiles serve several and the adapters name none.
     """
     offered = sorted({profile.model.name for profile in profiles})
     if not workload.models:

@@ -17,10 +17,7 @@ SHARE_TOLERANCE = 1e-6
 def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[int]) -> None:
     """Raise unless each adapter is on one server, or in shares that sum to 1, or unplaced, ranks fit and models too.
 
-    Raises
-    ------
-    ValidationError
-        Naming the rule, the GPU and the adapter.
+    Raises `ValidationError`: naming the rule, the GPU and the adapter.
     """
     n = len(workload)
     placed = np.zeros(n)

@@ -30,12 +30,8 @@ class Status(StrEnum):
 class Moves:
     """What a plan changes on the running servers that it continues.
 
-    Parameters
-    ----------
-    adapters
-        Indices of the adapters that leave the server where they run.
-    servers
-        For each bin the number of the running server that it continues; None for a new one.
+    `adapters`: indices of the adapters that leave the server where they run.
+    `servers`: for each bin the number of the running server that it continues; None for a new one.
     """
 
     adapters: tuple[int, ...]

@@ -55,14 +55,9 @@ def names(kind: str) -> tuple[str, ...]:
 def load(kind: str, name: str) -> Any:
     """Class (or factory) registered under a name.
 
-    Raises
-    ------
-    UnknownNameError
-        Nothing of that kind has that name.
-    MissingDependencyError
-        Its module imports a package that is not installed.
-    PluginError
-        Its module is not there, lacks the class, or fails while it is imported.
+    Raises `UnknownNameError`: nothing of that kind has that name; `MissingDependencyError`: its module imports a
+    package that is not installed; `PluginError`: its module is not there, lacks the class, or fails while it is
+    imported.
     """
     entries = _entries(kind)
     if name not in entries:
@@ -83,12 +78,8 @@ def make(kind: str, spec: str) -> Any:
 
     Parameters are the fields of its dataclass.
 
-    Raises
-    ------
-    UnknownNameError
-        Nothing of that kind has that name.
-    ValidationError
-        It has no such parameter, or the value breaks a rule.
+    Raises `UnknownNameError`: nothing of that kind has that name; `ValidationError`: it has no such parameter, or the
+    value breaks a rule.
     """
     name, _, _ = spec.partition(":")
     return from_spec(kind, spec, load(kind, name))
@@ -113,12 +104,8 @@ def from_spec(kind: str, spec: str, made: Any) -> Any:
 def from_table(kind: str, spec: str, known: Mapping[str, Any]) -> Any:
     """What `from_spec` makes of the class that `known` has for the name in `spec`.
 
-    Raises
-    ------
-    UnknownNameError
-        `known` has no such name.
-    ValidationError
-        The class has no such parameter, or a value breaks a rule.
+    Raises `UnknownNameError`: `known` has no such name; `ValidationError`: the class has no such parameter, or a
+    value breaks a rule.
     """
     name = spec.partition(":")[0]
     if name not in known:

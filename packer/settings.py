@@ -14,12 +14,8 @@ MAX_LORAS = 100_000
 class Settings:
     """What every kind of settings has.
 
-    Parameters
-    ----------
-    max_loras
-        Adapters on the GPU at once (A_max of arXiv 2602.24044).
-    max_lora_rank
-        Largest rank that the server takes (S_max), one of vLLM's values.
+    `max_loras`: adapters on the GPU at once (A_max of arXiv 2602.24044).
+    `max_lora_rank`: largest rank that the server takes (S_max), one of vLLM's values.
     """
 
     max_loras: int

@@ -69,10 +69,7 @@ class Slo:
 
         A class takes what it does not name from the limits of adapters without a class.
 
-        Raises
-        ------
-        ValidationError
-            A text has another form, or a value breaks a rule.
+        Raises `ValidationError`: a text has another form, or a value breaks a rule.
         """
         limits, share, classes = self.limits, self.adapter_share, dict(self.classes)
         given = [_assignments(text) for text in texts]

@@ -23,12 +23,8 @@ Row = Mapping[str, Any]
 def comparison_figure(rows: Sequence[Row], *, title: str) -> Figure:
     """Curves over the number of adapters where there are several, else bars.
 
-    Parameters
-    ----------
-    rows
-        As `packer.solvers.compare.Result.to_dict` gives them.
-    title
-        What was compared.
+    `rows`: as `packer.solvers.compare.Result.to_dict` gives them.
+    `title`: what was compared.
     """
     sizes = sorted({row["adapters"] for row in rows})
     draw = _curves if len(sizes) > 1 else _bars

@@ -157,10 +157,7 @@ class Figure:
 def check_suffix(path: str | os.PathLike[str]) -> str:
     """Suffix of a picture's path, lower case.
 
-    Raises
-    ------
-    ValidationError
-        It is none of .html, .png, .svg.
+    Raises `ValidationError`: it is none of .html, .png, .svg.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
@@ -184,12 +181,8 @@ def render_figure(figure: Figure, suffix: str) -> bytes:
 def write_figure(figure: Figure, path: str | os.PathLike[str], *, force: bool = True) -> None:
     """Write a figure atomically: .html (needs no network), .png or .svg.
 
-    Raises
-    ------
-    ValidationError
-        The suffix is unknown.
-    OutputError
-        The file can't be written, or exists and `force` is False.
+    Raises `ValidationError`: the suffix is unknown; `OutputError`: the file can't be written, or exists and `force`
+    is False.
     """
     from packer.io.files import check_writable, write_bytes
 

@@ -14,14 +14,9 @@ from packer.slo import Limits
 def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limits) -> list[Chart]:
     """TTFT and ITL over GPUs, with the goal and the plan's number of GPUs marked.
 
-    Parameters
-    ----------
-    rows
-        As `packer.operate.frontier.FrontierPoint.to_dict` gives them.
-    chosen
-        GPUs of the plan.
-    limits
-        Of the adapters without a class.
+    `rows`: as `packer.operate.frontier.FrontierPoint.to_dict` gives them.
+    `chosen`: GPUs of the plan.
+    `limits`: of the adapters without a class.
     """
     gpus = [row["n_gpus"] for row in rows]
     ttft = Panel(

@@ -36,12 +36,8 @@ _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
 def render_report(plan: Plan, *, comparison: Sequence[Mapping[str, object]] = ()) -> str:
     """The page; the same input gives the same bytes.
 
-    Parameters
-    ----------
-    plan
-        Feasible or not.
-    comparison
-        Rows of a comparison of solvers, shown as they are; all with the same keys.
+    `plan`: feasible or not.
+    `comparison`: rows of a comparison of solvers, shown as they are; all with the same keys.
     """
     script = read("report.js")
     shown = _compared_keys(comparison)

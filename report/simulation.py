@@ -15,16 +15,10 @@ def simulation_figure(
 ) -> Figure:
     """Requests, KV cache, adapters and tokens over time.
 
-    Parameters
-    ----------
-    timeline
-        As `Simulation.timeline` has it; at least one row.
-    duration_s
-        Simulated time.
-    offered_tok_s
-        Offered load, marked in the panel of the tokens.
-    title
-        What was simulated.
+    `timeline`: as `Simulation.timeline` has it; at least one row.
+    `duration_s`: simulated time.
+    `offered_tok_s`: offered load, marked in the panel of the tokens.
+    `title`: what was simulated.
     """
     minutes = (timeline["time_s"] / 60).to_list()
     bin_s = timeline["time_s"][0]
@@ -49,14 +43,9 @@ def simulation_figure(
 def cluster_figure(timeline: pl.DataFrame, servers: pl.DataFrame, *, title: str) -> Figure:
     """A cluster over time: all of it, and how far its servers are apart.
 
-    Parameters
-    ----------
-    timeline
-        As `Simulation.timeline` has it, over all servers; at least one row.
-    servers
-        As `ClusterSimulation.server_timeline` has it.
-    title
-        What was simulated.
+    `timeline`: as `Simulation.timeline` has it, over all servers; at least one row.
+    `servers`: as `ClusterSimulation.server_timeline` has it.
+    `title`: what was simulated.
     """
     import polars as pl
 

@@ -20,16 +20,10 @@ PANELS = {"total_token_throughput": False, "mean_ttft_ms": True, "mean_itl_ms": 
 def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title: str) -> Figure:
     """Curves over `x_axis`, one for each pair of values of the other two axes.
 
-    Parameters
-    ----------
-    frame
-        Rows of a sweep, sorted by point.
-    packs
-        Those of them that are the Max_pack of their curve.
-    x_axis
-        "adapters", "rate_factor" or "max_loras".
-    title
-        What was swept.
+    `frame`: rows of a sweep, sorted by point.
+    `packs`: those of them that are the Max_pack of their curve.
+    `x_axis`: "adapters", "rate_factor" or "max_loras".
+    `title`: what was swept.
     """
     others = [axis for axis in AXIS_LABELS if axis != x_axis]
     curves = dict(iter(frame.group_by(others, maintain_order=True)))

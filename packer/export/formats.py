@@ -57,15 +57,10 @@ def export_plan(
 
     `stack_version`: the version of the stack that they are for; None does not check it.
 
-    Raises
-    ------
-    UnknownNameError
-        No format has that name.
-    IncompatibleError
-        The plan is infeasible, the format does not fit the stack's version, it starts another engine than the
-        plan's, it can't read the source of an adapter, or what its pods need is missing: a volume, a token.
-    ValidationError
-        An adapter has no source though a table was given, or a server gets no valid port or address.
+    Raises `UnknownNameError`: no format has that name; `IncompatibleError`: the plan is infeasible, the format does
+    not fit the stack's version, it starts another engine than the plan's, it can't read the source of an adapter, or
+    what its pods need is missing: a volume, a token; `ValidationError`: an adapter has no source though a table was
+    given, or a server gets no valid port or address.
     """
     from packer.export.provenance import marked
     from packer.export.servers import Options, servers
@@ -90,10 +85,7 @@ def export_plan(
 def start_commands(plan: Plan) -> list[str]:
     """The command line that starts each server, for a shell; adapters are below `/adapters`.
 
-    Raises
-    ------
-    InputError
-        As `export_plan`, and for engines whose start is not known.
+    Raises `InputError`: as `export_plan`, and for engines whose start is not known.
     """
     from shlex import join
 

@@ -23,22 +23,12 @@ def scaled_objects(
 ) -> str:
     """YAML for `kubectl apply -f`, beside the Deployments of the static plan (`packer export --format k8s`).
 
-    Parameters
-    ----------
-    running
-        When each Deployment is needed, (start, end) in s of the day, in whole minutes; one that runs all day is left
-        out.
-    day_s
-        Length of the day that repeats; cron knows a day of 24 h only.
-    startup_s
-        How much earlier a server is started, rounded up to a minute.
-    timezone
-        As cron triggers take it.
-
-    Raises
-    ------
-    ValidationError
-        The schedule is not one of a day of 24 h.
+    `running`: when each Deployment is needed, (start, end) in s of the day, in whole minutes; one that runs all day
+    is left out.
+    `day_s`: length of the day that repeats; cron knows a day of 24 h only.
+    `startup_s`: how much earlier a server is started, rounded up to a minute.
+    `timezone`: as cron triggers take it.
+    Raises `ValidationError`: the schedule is not one of a day of 24 h.
     """
     if day_s != DAY_S:
         raise ValidationError(

@@ -27,29 +27,17 @@ _LAST_PORT = 65_535
 class Options:
     """How the servers are to run.
 
-    Parameters
-    ----------
-    sources
-        Adapter → path or repository; empty means that every adapter is under `adapters_dir`.
-    adapters_dir
-        Folder of the adapters on the servers; an adapter without a source is its sub-folder of that name.
-    model
-        Base model as the engine should load it; None takes the profile's repository, else its name.
-    image
-        Container image; None takes the format's, of the profile's version of vLLM.
-    prefix
-        Start of every server's name, a DNS label that starts with a letter: `gpu` gives gpu-0, gpu-1, ….
-    namespace
-        Kubernetes namespace; None leaves it to the cluster's default.
-    port
-        Port of a server; on a shared host, of the first one.
-    address
-        Where routers find a server: a host and port with `{name}`, `{index}` and `{port}` (on a shared host:
-        `port` + index); None takes the server's name and `port`, as Compose and Kubernetes resolve them.
-    adapters_claim
-        Kubernetes PersistentVolumeClaim with the adapters, mounted at `adapters_dir`.
-    token_secret
-        Kubernetes Secret whose key `token` is the Hugging Face token.
+    `sources`: adapter → path or repository; empty means that every adapter is under `adapters_dir`.
+    `adapters_dir`: folder of the adapters on the servers; an adapter without a source is its sub-folder of that name.
+    `model`: base model as the engine should load it; None takes the profile's repository, else its name.
+    `image`: container image; None takes the format's, of the profile's version of vLLM.
+    `prefix`: start of every server's name, a DNS label that starts with a letter: `gpu` gives gpu-0, gpu-1, ….
+    `namespace`: Kubernetes namespace; None leaves it to the cluster's default.
+    `port`: port of a server; on a shared host, of the first one.
+    `address`: where routers find a server: a host and port with `{name}`, `{index}` and `{port}` (on a shared host:
+    `port` + index); None takes the server's name and `port`, as Compose and Kubernetes resolve them.
+    `adapters_claim`: Kubernetes PersistentVolumeClaim with the adapters, mounted at `adapters_dir`.
+    `token_secret`: Kubernetes Secret whose key `token` is the Hugging Face token.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -156,10 +144,7 @@ class Server:
     def lora_modules(self) -> list[str]:
         """Values of --lora-modules: JSON, because the older `name=path` can't hold every name.
 
-        Raises
-        ------
-        IncompatibleError
-            vLLM can't read the source of an adapter.
+        Raises `IncompatibleError`: vLLM can't read the source of an adapter.
         """
         return [
             quoting.json_text({"name": item.name, "path": vllm_path(item.name, item.source)})
@@ -182,13 +167,9 @@ class Server:
 def servers(plan: Plan, options: Options) -> tuple[Server, ...]:
     """The servers of a plan.
 
-    Raises
-    ------
-    IncompatibleError
-        The plan is infeasible: it has adapters without a server, or none at all.
-    ValidationError
-        An adapter has no source though a table was given, the model can't be named on a command line, or an
-        address is none.
+    Raises `IncompatibleError`: the plan is infeasible: it has adapters without a server, or none at all;
+    `ValidationError`: an adapter has no source though a table was given, the model can't be named on a command line,
+    or an address is none.
     """
     if not plan.bins or plan.unplaced:
         why = f" {plan.reasons[0]}" if plan.reasons else ""

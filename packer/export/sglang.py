@@ -21,10 +21,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
 def command(server: Server, port: int) -> list[str]:
     """The command line of one server.
 
-    Raises
-    ------
-    IncompatibleError
-        The engine can't read the source of an adapter.
+    Raises `IncompatibleError`: the engine can't read the source of an adapter.
     """
     engine = server.bin.profile.engine
     flags: dict[str, object] = {

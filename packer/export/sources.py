@@ -17,10 +17,8 @@ _COLUMNS = ("adapter", "source")
 def read_sources(path: str | os.PathLike[str]) -> dict[str, str]:
     """The table of a file: a CSV with the columns `adapter,source`, or a JSON or YAML mapping.
 
-    Raises
-    ------
-    FileFormatError
-        It is not such a table; a name appears twice; a source is empty or has control characters.
+    Raises `FileFormatError`: it is not such a table; a name appears twice; a source is empty or has control
+    characters.
     """
     suffix = Path(path).suffix.lower()
     text = read_text(path)
@@ -99,10 +97,7 @@ def vllm_path(name: str, source: str) -> str:
     (vllm/lora/utils.py, get_adapter_absolute_path), so an address of another scheme would fail only when the
     server starts.
 
-    Raises
-    ------
-    IncompatibleError
-        It is neither.
+    Raises `IncompatibleError`: it is neither.
     """
     kind, rest = kind_of(source), without_scheme(source)
     if kind == "path" or (kind == "huggingface" and (rest == source or _REPOSITORY.fullmatch(rest))):

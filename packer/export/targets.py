@@ -28,10 +28,8 @@ def write_files(files: Mapping[str, str], paths: Mapping[Path, str], *, force: b
 def output_paths(names: Sequence[str], output: str, *, force: bool) -> dict[Path, str]:
     """Where each file of a format goes; if `output` is a file, only the one that it names.
 
-    Raises
-    ------
-    OutputError
-        One of them could not be written, or `output` ends as a file of another kind does. Nothing is made.
+    Raises `OutputError`: one of them could not be written, or `output` ends as a file of another kind does. Nothing
+    is made.
     """
     target = Path(output)
     if os.path.isdir(target):

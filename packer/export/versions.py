@@ -26,12 +26,7 @@ class Versions:
     def check(self, version: str) -> None:
         """Check the version that somebody runs; a patch release, as 0.7.3, counts as its minor one, 0.7.
 
-        Raises
-        ------
-        ValidationError
-            It is no version.
-        IncompatibleError
-            It is not one of these.
+        Raises `ValidationError`: it is no version; `IncompatibleError`: it is not one of these.
         """
         if not _VERSION.fullmatch(version):
             raise ValidationError(

@@ -19,10 +19,8 @@ MAX_DEPTH = 64
 def parse_json(text: str, path: str | os.PathLike[str], *, row: int | None = None) -> Any:
     """The data in a JSON text; `row`: its line in the file, for a file with a JSON text per line.
 
-    Raises
-    ------
-    FileFormatError
-        It is not JSON, has a key twice in an object, a number that is not finite, or is nested too deeply.
+    Raises `FileFormatError`: it is not JSON, has a key twice in an object, a number that is not finite, or is nested
+    too deeply.
     """
     try:
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
@@ -87,10 +85,7 @@ def _bounded(data: Any, language: str, path: str | os.PathLike[str], row: int | 
 def parse_toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
     """The data in a TOML text.
 
-    Raises
-    ------
-    FileFormatError
-        It is not TOML, or is nested too deeply.
+    Raises `FileFormatError`: it is not TOML, or is nested too deeply.
     """
     import tomllib
 
@@ -121,10 +116,8 @@ def parse_yaml(text: str, path: str | os.PathLike[str]) -> Any:
     What YAML 1.1 and 1.2 read differently (`on`, `010`, `1:30`, `2024-05-01`) stays text. Aliases are refused,
     because a few of them can unfold into gigabytes, and so are tags.
 
-    Raises
-    ------
-    FileFormatError
-        It is not YAML, has a key twice in an object, an alias or a tag, or is nested too deeply.
+    Raises `FileFormatError`: it is not YAML, has a key twice in an object, an alias or a tag, or is nested too
+    deeply.
     """
     import yaml
 

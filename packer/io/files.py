@@ -22,11 +22,8 @@ _CHUNK_BYTES = 2**24
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """Content of a regular file, unpacked if it is gzip.
 
-    Raises
-    ------
-    FileFormatError
-        It is missing, no regular file (a directory, pipe or device), unreadable, empty, too large, or a
-        damaged gzip file.
+    Raises `FileFormatError`: it is missing, no regular file (a directory, pipe or device), unreadable, empty, too
+    large, or a damaged gzip file.
     """
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -147,10 +144,7 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator
 def claimed(folder: Path) -> Iterator[Path]:
     """A folder of intermediate results, made if absent and held against other processes while the block runs.
 
-    Raises
-    ------
-    OutputError
-        Another process holds it, or it can't be written.
+    Raises `OutputError`: another process holds it, or it can't be written.
     """
     lock = _lock(folder)
     try:

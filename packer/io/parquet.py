@@ -61,10 +61,7 @@ def read_parquet(data: bytes, path: str | os.PathLike[str]) -> pl.DataFrame:
 def decoded(files: Sequence[bytes], path: str | os.PathLike[str]) -> tuple[pl.DataFrame, Mapping[str, str]]:
     """The rows of Parquet files with the same columns, one below the other, and the metadata of the last.
 
-    Raises
-    ------
-    FileFormatError
-        One is damaged, cut short, too large or not Parquet, or their columns differ.
+    Raises `FileFormatError`: one is damaged, cut short, too large or not Parquet, or their columns differ.
     """
     import polars as pl
 

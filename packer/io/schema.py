@@ -34,10 +34,8 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
 def parse(kind: type[T], data: Any, path: str | os.PathLike[str], key: str = "") -> T:
     """`data` as a `Table` or as one of our dataclasses, whose rules are then checked; `key`: its place in the file.
 
-    Raises
-    ------
-    FileFormatError
-        A key is missing, unknown or has a wrong value; names the key, as in `engine.max_num_seqs`.
+    Raises `FileFormatError`: a key is missing, unknown or has a wrong value; names the key, as in
+    `engine.max_num_seqs`.
     """
     try:
         if issubclass(kind, pydantic.BaseModel):

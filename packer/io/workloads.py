@@ -186,10 +186,7 @@ def write_workload(
 
     CSV and Parquet hold a mean and cv per length; `comments` are lines for the top of a CSV or YAML file.
 
-    Raises
-    ------
-    IncompatibleError
-        The format can't hold this workload, or the ending is not known.
+    Raises `IncompatibleError`: the format can't hold this workload, or the ending is not known.
     """
     suffix, _ = _suffix(path)
     if suffix == ".json":
@@ -229,10 +226,7 @@ def write_workload(
 def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows of a workload as a table: only the columns that it needs.
 
-    Raises
-    ------
-    IncompatibleError
-        A table can't hold its lengths or arrivals.
+    Raises `IncompatibleError`: a table can't hold its lengths or arrivals.
     """
     if workload.fine_tuning is not None:
         raise IncompatibleError("A table can't hold a fine-tuning job: write .json or .yaml instead.")

@@ -45,10 +45,7 @@ class AnalyticPredictor:
     Capacity in tok/s = peak × (1 − adapters / 1000) × (1 − mean rank / 256) × √min(1, slots / adapters)
     × (memory left for the KV cache / all of it). More adapters, a higher rank or rate never help.
 
-    Parameters
-    ----------
-    peak_tok_s
-        Capacity without adapters.
+    `peak_tok_s`: capacity without adapters.
     """
 
     peak_tok_s: float = 4000.0

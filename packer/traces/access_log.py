@@ -80,23 +80,12 @@ def read_access_log(
     Lines without a model or without token counts (health checks, failures) are left out and counted, as are
     requests to the models in `skip` (the base model, for example).
 
-    Parameters
-    ----------
-    path
-        The log.
-    keys
-        Where "time", "model", "input" and "output" are, for a log that uses other names than `KEYS`.
-    skip
-        Names of models that are not adapters.
-    strip_prefix
-        What the gateway puts before adapters' names ("hosted_vllm/").
-    growing
-        The gateway still writes to it: a last line that has no end yet is left out unless it is whole JSON.
-
-    Raises
-    ------
-    FileFormatError
-        A line isn't JSON, a value breaks a rule, or no line is a request; names the row.
+    `path`: the log.
+    `keys`: where "time", "model", "input" and "output" are, for a log that uses other names than `KEYS`.
+    `skip`: names of models that are not adapters.
+    `strip_prefix`: what the gateway puts before adapters' names ("hosted_vllm/").
+    `growing`: the gateway still writes to it: a last line that has no end yet is left out unless it is whole JSON.
+    Raises `FileFormatError`: a line isn't JSON, a value breaks a rule, or no line is a request; names the row.
     """
     wanted = {name: (given,) if (given := (keys or {}).get(name)) else KEYS[name] for name in KEYS}
     columns = _Columns()

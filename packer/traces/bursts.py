@@ -41,10 +41,7 @@ def dispersion(time_s: FloatArray, span_s: float) -> dict[float, float]:
 def measure_arrivals(trace: Trace) -> Arrivals:
     """Poisson arrivals, or bursty ones where the counts are dispersed significantly more than Poisson's.
 
-    Raises
-    ------
-    ValidationError
-        The trace names no adapters.
+    Raises `ValidationError`: the trace names no adapters.
     """
     time_s = trace.time_s - trace.time_s[0]
     adapter = trace.requests().adapter

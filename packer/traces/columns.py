@@ -60,10 +60,7 @@ FORMATS = (
 def recognise(names: Sequence[str], path: str | os.PathLike[str]) -> TraceFormat:
     """The kind of trace with these columns (lower case).
 
-    Raises
-    ------
-    FileFormatError
-        No known kind has them; the message names the columns found and expected.
+    Raises `FileFormatError`: no known kind has them; the message names the columns found and expected.
     """
     found = ", ".join(name[:40] or "(no name)" for name in names[:30]) or "none"
     for kind in FORMATS:

@@ -31,16 +31,10 @@ def measure_workload(
     load is the trace's. Arrivals are bursty where the trace's are. Lengths are gamma. The correlation is that
     of the normal scores of length / the adapter's mean length.
 
-    Parameters
-    ----------
-    trace
-        Its requests must have adapters, and the adapters ranks.
-    replay
-        Keep the requests as they were instead of random arrivals.
-    span_s
-        How long the trace was recorded, s; None takes the time from the first request to the last.
-    name
-        What the workload is called; None takes the trace's source.
+    `trace`: its requests must have adapters, and the adapters ranks.
+    `replay`: keep the requests as they were instead of random arrivals.
+    `span_s`: how long the trace was recorded, s; None takes the time from the first request to the last.
+    `name`: what the workload is called; None takes the trace's source.
     """
     if trace.adapter is None or trace.ranks is None:
         raise ValidationError("Expected a trace with adapters and ranks: assign them first.")

@@ -26,18 +26,11 @@ WHOLE_FROM = 0.9
 class RateTable:
     """Request rates of some adapters in successive windows.
 
-    Parameters
-    ----------
-    names
-        The adapters.
-    rates
-        float64 (windows, adapters), req/s.
-    tokens
-        float64 (adapters,), mean input + output tokens of a request: the weight of a rate in the load.
-    start_s
-        float64 (windows,), when each window starts, s since 1970 (UTC) or since the first request.
-    window_s
-        Length of a window.
+    `names`: the adapters.
+    `rates`: float64 (windows, adapters), req/s.
+    `tokens`: float64 (adapters,), mean input + output tokens of a request: the weight of a rate in the load.
+    `start_s`: float64 (windows,), when each window starts, s since 1970 (UTC) or since the first request.
+    `window_s`: length of a window.
     """
 
     names: tuple[str, ...]
@@ -64,11 +57,8 @@ class RateTable:
     def day(self) -> dict[str, FloatArray]:
         """The rates of each window of the mean day (UTC), float64 (adapters,), by its start as HH:MM.
 
-        Raises
-        ------
-        ValidationError
-            The windows do not divide a day into whole minutes or do not start at multiples of their length, or a
-            part of the day has none.
+        Raises `ValidationError`: the windows do not divide a day into whole minutes or do not start at multiples of
+        their length, or a part of the day has none.
         """
         if self.window_s % 60.0 or DAY_S % self.window_s:
             raise ValidationError(
@@ -111,20 +101,11 @@ def rates_of(trace: Trace, window_s: float, *, start_s: float = 0.0) -> RateTabl
     The first and the last window are cut off by the trace's ends. One that is covered by less than
     `WHOLE_FROM` is left out if another remains; if none is covered so far, the one covered best is kept.
 
-    Parameters
-    ----------
-    trace
-        Its requests must name their adapters. It covers half a mean gap between two requests before its
-        first and after its last one.
-    window_s
-        Length of a window, s; windows start at the multiples of it.
-    start_s
-        Time of the first request, s since 1970 (UTC).
-
-    Raises
-    ------
-    ValidationError
-        The trace has no adapters or lasts 0 s, or there are too many windows.
+    `trace`: its requests must name their adapters. It covers half a mean gap between two requests before its first
+    and after its last one.
+    `window_s`: length of a window, s; windows start at the multiples of it.
+    `start_s`: time of the first request, s since 1970 (UTC).
+    Raises `ValidationError`: the trace has no adapters or lasts 0 s, or there are too many windows.
     """
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
     adapter, gap_s = _adapters(trace), _gap_s(trace)
@@ -159,10 +140,7 @@ def latest_rates(trace: Trace, window_s: float) -> FloatArray:
 
     A trace that is shorter counts for as long as it lasts.
 
-    Raises
-    ------
-    ValidationError
-        The trace has no adapters or lasts 0 s.
+    Raises `ValidationError`: the trace has no adapters or lasts 0 s.
     """
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
     adapter, gap_s = _adapters(trace), _gap_s(trace)

@@ -81,10 +81,7 @@ _GAUGES = ("running", "loaded")
 def source_named(gateway: str, **names: str | None) -> Source:
     """The counters of a gateway of `SOURCES`, or "custom"; `names` replaces fields of `Source`.
 
-    Raises
-    ------
-    ValidationError
-        A custom gateway lacks a name.
+    Raises `ValidationError`: a custom gateway lacks a name.
     """
     given = {key: name for key, name in names.items() if name}
     known = SOURCES.get(gateway)
@@ -136,12 +133,8 @@ def fetch(
 ) -> dict[str, Any]:
     """Answers of a Prometheus server to `queries`, by name, with the window: what `parse` reads.
 
-    Raises
-    ------
-    ValidationError
-        The URL is not an HTTP address, or the span has too many windows.
-    SourceError
-        The server can't be reached, refuses a query, or answers in something else than HTTP and JSON.
+    Raises `ValidationError`: the URL is not an HTTP address, or the span has too many windows; `SourceError`: the
+    server can't be reached, refuses a query, or answers in something else than HTTP and JSON.
     """
     check_url(url)
     checks.real("the window (s)", window_s, low=1.0)
@@ -215,10 +208,7 @@ def parse(
 ) -> Metrics:
     """Rates and mean lengths per adapter from the answers, without the models in `skip`.
 
-    Raises
-    ------
-    FileFormatError
-        An answer isn't what Prometheus sends, or there was no request at all.
+    Raises `FileFormatError`: an answer isn't what Prometheus sends, or there was no request at all.
     """
     window_s = answers.get("window_s")
     if isinstance(window_s, bool) or not isinstance(window_s, (int, float)) or not 1 <= window_s < 1e9:

@@ -17,12 +17,8 @@ from packer.traces.assign import draw_ranks
 class Ranks:
     """What is known of the ranks of a fleet.
 
-    Parameters
-    ----------
-    table
-        Adapter → rank.
-    others
-        Ranks of adapters that the table does not name, drawn uniformly; empty where they are unknown.
+    `table`: adapter → rank.
+    `others`: ranks of adapters that the table does not name, drawn uniformly; empty where they are unknown.
     """
 
     table: Mapping[str, int] = field(default_factory=dict)
@@ -31,10 +27,7 @@ class Ranks:
     def of(self, names: Sequence[str], *, seed: int = 0) -> tuple[int, ...]:
         """The rank of each adapter.
 
-        Raises
-        ------
-        ValidationError
-            An adapter is not in the table, and no rank was given for the others.
+        Raises `ValidationError`: an adapter is not in the table, and no rank was given for the others.
         """
         missing = [name for name in names if name not in self.table]
         if missing and not self.others:

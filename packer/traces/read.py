@@ -48,10 +48,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     Known columns are those of `packer.traces.columns.FORMATS`. Requests without input or output tokens are
     failures: they are left out and counted in `dropped`.
 
-    Raises
-    ------
-    FileFormatError
-        It can't be read, or a value breaks a rule; names file, row and column.
+    Raises `FileFormatError`: it can't be read, or a value breaks a rule; names file, row and column.
     """
     data = read_bytes(path)
     if not _stem(path).endswith(ENDINGS):

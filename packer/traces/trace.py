@@ -19,22 +19,13 @@ IntArray = npt.NDArray[np.int64]
 class Trace:
     """Requests in the order of time.
 
-    Parameters
-    ----------
-    time_s
-        float64 (n,), seconds since the first request, sorted.
-    input_tokens, output_tokens
-        int64 (n,), >= 1.
-    adapter
-        int64 (n,), index into `names`; None if the trace does not have it.
-    names
-        Names of the adapters; each has at least one request.
-    ranks
-        Rank of each adapter; None if the trace does not have it.
-    dropped
-        Requests left out because they had no tokens, which is how traces record failures.
-    source
-        What the trace is called.
+    `time_s`: float64 (n,), seconds since the first request, sorted.
+    `input_tokens`, `output_tokens`: int64 (n,), >= 1.
+    `adapter`: int64 (n,), index into `names`; None if the trace does not have it.
+    `names`: names of the adapters; each has at least one request.
+    `ranks`: rank of each adapter; None if the trace does not have it.
+    `dropped`: requests left out because they had no tokens, which is how traces record failures.
+    `source`: what the trace is called.
     """
 
     time_s: npt.NDArray[np.float64]
@@ -81,10 +72,7 @@ def trace_of_rows(
 
     `adapter` and `rank`: name and rank of the adapter of each request.
 
-    Raises
-    ------
-    ValidationError
-        No request has tokens, or an adapter has several ranks.
+    Raises `ValidationError`: no request has tokens, or an adapter has several ranks.
     """
     order = np.flatnonzero((input_tokens > 0) & (output_tokens > 0))
     order = order[np.argsort(time_s[order], kind="stable")]

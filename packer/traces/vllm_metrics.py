@@ -35,10 +35,7 @@ _ADAPTER = ("adapter_name", "level", "pinned", "rank", "__name__")
 def shares_in_flight(info: Series, path: str) -> dict[str, float]:
     """Share of each adapter from `vllm:lora_requests_info`; they sum to 1.
 
-    Raises
-    ------
-    FileFormatError
-        No adapter was seen.
+    Raises `FileFormatError`: no adapter was seen.
     """
     current: dict[tuple[object, ...], dict[float, tuple[float, str]]] = {}
     for labels, points in info:
@@ -57,10 +54,7 @@ def shares_in_flight(info: Series, path: str) -> dict[str, float]:
 def shares_resident(loaded: Series, path: str) -> dict[str, float]:
     """Share of each adapter from `vllm:lora_adapter_loaded`; they sum to 1.
 
-    Raises
-    ------
-    FileFormatError
-        No adapter was in a slot, or all were at all times, so that nothing tells them apart.
+    Raises `FileFormatError`: no adapter was in a slot, or all were at all times, so that nothing tells them apart.
     """
     times: dict[tuple[object, ...], set[float]] = {}
     seen: dict[tuple[object, ...], dict[float, set[str]]] = {}
