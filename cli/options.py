@@ -108,10 +108,10 @@ class Output:
         note(message, quiet=self.quiet)
 
     def note_profiles(self, *profiles: Profile) -> None:
-        """Say of each profile that is an estimate that it is one."""
+        """Say of each profile why its figures may be far off, if they may."""
         for profile in dict.fromkeys(profiles):
-            if not profile.calibrated:
-                self.note(f"the profile {profile.label}: expect large errors until it is calibrated.")
+            if profile.doubts:
+                self.note(f"the profile {profile.label}: expect large errors.")
 
     def progress(self) -> AbstractContextManager[Progress]:
         """A progress bar on a terminal, unless quiet."""

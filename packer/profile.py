@@ -7,6 +7,7 @@ written by `packer.io.profiles`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -23,6 +24,8 @@ _MOST_MS = 1e9
 _MOST_COUNT = 10**8
 DEFAULT_STARTUP_S = 120.0
 """From the start of a server until it serves, s: weights, compilation and CUDA graphs of a model of some GB."""
+V1_RELEASE = (0, 8)
+"""First version of vLLM whose V1 engine, with chunked prefills beside decodes, is the default."""
 
 
 def _real(spec: object, key: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
@@ -94,6 +97,12 @@ class EngineSpec:
         _real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
         if self.max_cpu_loras is not None:
             _integer(self, "engine.max_cpu_loras", low=1)
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor number of vLLM's version; of another engine, or without numbers, `V1_RELEASE`."""
+        numbers = re.match(r"v?(\d+)\.(\d+)", self.version)
+        return (int(numbers[1]), int(numbers[2])) if numbers and self.name == "vllm" else V1_RELEASE
 
 
 SETTINGS_KINDS: Mapping[str, type[Settings]] = {"reserved": Slots, "unified": Pool}
@@ -275,8 +284,15 @@ class Profile:
 
     @property
     def label(self) -> str:
-        """Name for people; an estimate says so."""
-        return self.name if self.calibrated else f"{self.name} (estimated, not calibrated)"
+        """Name for people, with the doubts."""
+        return f"{self.name} ({self.doubts})" if self.doubts else self.name
+
+    @property
+    def doubts(self) -> str:
+        """Why to expect large errors: an estimate, or an engine whose schedule is not simulated; else empty."""
+        old = f"vLLM {self.engine.version} simulated with the schedule of V1"
+        reasons = {"estimated, not calibrated": not self.calibrated, old: self.engine.release < V1_RELEASE}
+        return "; ".join(reason for reason, holds in reasons.items() if holds)
 
     def facts(self) -> list[tuple[str, str]]:
         """What the server is and where its numbers come from, for people: name and text of each fact."""

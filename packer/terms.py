@@ -20,8 +20,8 @@ class Term:
     Symbols: B decodes, P prefill tokens, T = B + P, A distinct adapters in the batch, R the sum of their ranks, N
     requests in the batch, Q the sum of their ranks, L the largest rank among them, S slots, M their rank, H
     adapters in host memory (vLLM copies their registry for each adapter of the batch in each step:
-    `LRUCacheWorkerLoRAManager.add_adapter` calls `list_adapters`), K context tokens of the decodes, W waiting
-    requests passed over, V all waiting requests, G the largest batch with a CUDA graph, D the SPLIT_K of vLLM's
+    `LRUCacheWorkerLoRAManager.add_adapter` calls `list_adapters`), K context tokens of the decodes, V waiting
+    requests, G the largest batch with a CUDA graph, D the SPLIT_K of vLLM's
     shrink kernel (64 below 128 tokens, padded as CUDA graphs are, else 8; vllm/lora/ops/triton_ops/utils.py); [x]
     is 1 if x holds, else 0. `part`: what it belongs to; without adapters and queue only "model" is left. `bound`:
     what its time scales with on other hardware.
@@ -50,7 +50,6 @@ LINEAR = (
     Term("per_kv_token_ms", "ms/token", "K", "model", "kv"),
     Term("beyond_graph_step_ms", "ms", "[T > G]", "model", "host"),
     Term("per_token_beyond_graph_ms", "ms/token", "[T > G] (T - G)", "model", "compute"),
-    Term("per_waiting_scanned_ms", "ms/request", "W", "queue", "host"),
     Term("per_slot_rank_token_ms", "ms/(rank token)", "[A > 0] M T", "lora", "adapters"),
     Term("per_waiting_ms", "ms/request", "V", "queue", "host"),
     Term("per_slot_block_ms", "ms/(slot block)", "[A > 0] S D ceil(T / 32) ceil(M / 16)", "lora", "adapters"),

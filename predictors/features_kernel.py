@@ -122,16 +122,14 @@ def fill(
         best, best_batch = capacity(server, traffic, largest)
         use = demand / best
         batch = operating_batch(server, traffic, best_batch) if use < 1.0 else best_batch
-        step_ms, adapters = step(server, traffic, batch, 0.0, 0.0)
+        step_ms, adapters = step(server, traffic, batch, 0.0)
         wait_s = slot_wait(server, traffic, step_ms * 1e-3)
-        # What the equilibrium can't serve gathers, at most up to the client's ceiling; where slots are scarce
-        # the queue is scanned in every step.
+        # What the equilibrium can't serve gathers, at most up to the client's ceiling.
         lost = max(0.0, 1.0 - 1.0 / use) + min(wait_s, HORIZON_S) / HORIZON_S
         waiting = min(CLIENT_CEILING, rate * 0.5 * HORIZON_S * min(1.0, lost))
         busy_use = use
         if lost > 0.0:
-            scanned = waiting if n > slots[b] else 0.0
-            busy_ms = step(server, traffic, best_batch, scanned, waiting)[0]
+            busy_ms = step(server, traffic, best_batch, waiting)[0]
             busy_use = demand * busy_ms / (1e3 * best_batch)
         mean_rate = rate / n
         row = out[b]

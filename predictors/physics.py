@@ -92,13 +92,8 @@ def request_ranks(traffic: Traffic) -> tuple[float, float]:
 
 
 @njit(**FLAGS)
-def step(
-    server: Server, traffic: Traffic, batch: float, scanned: float, waiting: float
-) -> tuple[float, float]:
-    """Mean step time, ms, with `batch` running requests, and the distinct adapters among them.
-
-    `waiting` requests queue, of which `scanned` are passed over in each step for want of a slot.
-    """
+def step(server: Server, traffic: Traffic, batch: float, waiting: float) -> tuple[float, float]:
+    """Mean step time, ms, with `batch` running and `waiting` requests, and distinct adapters among the running."""
     adapters, ranks, starts = mixture(traffic, batch)
     missing = 0.0
     if traffic.adapters > server.slots:
@@ -119,13 +114,13 @@ def step(
         registered = min(traffic.adapters, server.host_places)
         state_vector(
             server.vector, batch, admitted * traffic.prompt / some, adapters, ranks, server.slots,
-            server.slot_rank, context, scanned, waiting, server.graph_max, batch * mean_rank,
+            server.slot_rank, context, waiting, server.graph_max, batch * mean_rank,
             batch * largest_rank, registered,
         )  # fmt: skip
         with_prompt = linear_ms(server.law, server.vector)
         state_vector(
-            server.vector, batch, 0.0, adapters, ranks, server.slots, server.slot_rank, context, scanned,
-            waiting, server.graph_max, batch * mean_rank, batch * largest_rank, registered,
+            server.vector, batch, 0.0, adapters, ranks, server.slots, server.slot_rank, context, waiting,
+            server.graph_max, batch * mean_rank, batch * largest_rank, registered,
         )  # fmt: skip
         ms = some * with_prompt + (1.0 - some) * linear_ms(server.law, server.vector)
     # Loads stall the step. At this batch only a part of the demand arrives: req/s here over those offered.
@@ -140,7 +135,7 @@ def capacity(server: Server, traffic: Traffic, largest_batch: float) -> tuple[fl
     best, best_batch = 0.0, largest_batch
     batch = largest_batch
     for _ in range(GRID):
-        ms, _adapters = step(server, traffic, batch, 0.0, 0.0)
+        ms, _adapters = step(server, traffic, batch, 0.0)
         rate = batch * 1e3 / ms
         if rate > best:
             best, best_batch = rate, batch
@@ -152,12 +147,12 @@ def capacity(server: Server, traffic: Traffic, largest_batch: float) -> tuple[fl
 def operating_batch(server: Server, traffic: Traffic, upper: float) -> float:
     """Batch at which the offered load is served, given that it is at `upper`; regula falsi (Illinois)."""
     low, f_low = 0.0, -traffic.demand
-    high, f_high = upper, upper * 1e3 / step(server, traffic, upper, 0.0, 0.0)[0] - traffic.demand
+    high, f_high = upper, upper * 1e3 / step(server, traffic, upper, 0.0)[0] - traffic.demand
     side = 0
     x = high
     for _ in range(ROOT_STEPS):
         x = (low * f_high - high * f_low) / (f_high - f_low)
-        f = x * 1e3 / step(server, traffic, x, 0.0, 0.0)[0] - traffic.demand
+        f = x * 1e3 / step(server, traffic, x, 0.0)[0] - traffic.demand
         if abs(f) < 1e-3 * traffic.demand:
             break
         if f > 0:

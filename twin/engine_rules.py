@@ -5,13 +5,10 @@ A version between two of these follows the older one, one before or without numb
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from packer.profile import EngineSpec
+from packer.profile import V1_RELEASE, EngineSpec
 
-V1 = (0, 8)
-"""First version whose V1 engine, with chunked prefills beside decodes, is the default."""
 LISTS = (0, 32)
 """Version whose `LoRARequestStates` drops an adapter without requests and adds it last when it comes back."""
 
@@ -20,10 +17,11 @@ LISTS = (0, 32)
 class EngineRules:
     """Rules of a version.
 
-    `prefills_first`: a step has prefills or decodes, so that adapters that join are touched before those that run
-    (vllm/core/scheduler.py of 0.5.0). `series_of_lists`: both labels of `vllm:lora_requests_info` list the adapters of
-    requests that have their first token and are not finished, in order of entry (vllm/v1/metrics/stats.py of 0.32.0),
-    instead of the sets of running and of waiting adapters.
+    `prefills_first`: a step has prefills or decodes (`_schedule_default` of 0.5.0's vllm/core/scheduler.py, with LoRA
+    the default before 0.8). It acts on loads alone: adapters that join are touched before those that run. TTFT and ITL
+    are those of V1's schedule, prefill chunks beside decodes; `Profile.doubts` says so. `series_of_lists`: both
+    labels of `vllm:lora_requests_info` list the adapters of requests that have their first token and are not finished,
+    in order of entry (vllm/v1/metrics/stats.py of 0.32.0), instead of the sets of running and of waiting adapters.
     """
 
     prefills_first: bool
@@ -32,6 +30,4 @@ class EngineRules:
 
 def rules_of(engine: EngineSpec) -> EngineRules:
     """The rules of the engine's version."""
-    numbers = re.match(r"v?(\d+)\.(\d+)", engine.version)
-    version = (int(numbers[1]), int(numbers[2])) if numbers and engine.name == "vllm" else V1
-    return EngineRules(version < V1, version >= LISTS)
+    return EngineRules(engine.release < V1_RELEASE, engine.release >= LISTS)

@@ -140,9 +140,6 @@ class Server:
     def state(self, marks: Marks, duration_s: float, timeline_bin_s: float, seed: int) -> rows.ServerState:
         """The idle server, with rows for the requests of these marks that are still to be sent."""
         profile, engine, m = self.profile, self.profile.engine, len(self.workload)
-        scanning = (
-            profile.latency.form == "linear" and "per_waiting_scanned_ms" in profile.latency.coefficients
-        )
         # vLLM refuses to start with max_cpu_loras < max_loras.
         places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
         rules = rules_of(engine)
@@ -169,7 +166,6 @@ class Server:
             longest_output=int(marks.output_tokens.max()) if len(marks.adapter) else 1,
             run_s=duration_s,
             bin_s=timeline_bin_s,
-            count_waiting=scanning,
             terms=len(LINEAR_TERMS),
             mean_state=self.mean_state,
             scraped_steps=0 if interval_s is None else math.ceil(LIKELY_STEPS_S * duration_s),

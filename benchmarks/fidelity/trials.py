@@ -48,7 +48,6 @@ NOT_USED = {
     "a jump beyond the captured graphs": ("beyond_graph_step_ms",),
     "a jump of steps with a prefill": ("prefill_step_ms",),
     "adapters cost per rank": ("per_rank_ms",),
-    "only requests passed over cost": ("per_waiting_scanned_ms",),
     "rank of the slots costs per token": ("per_slot_rank_token_ms",),
 }
 

@@ -86,7 +86,7 @@ def step_ms(kernel: str, ranks: Sequence[int]) -> float:
     """A decode step of requests with these ranks, by the step law that the engine charges."""
     state = linear_features(
         decodes=len(ranks), prefill_tokens=0, adapters=len(ranks), sum_ranks=sum(ranks), slots=64, slot_rank=64,
-        kv_tokens=0, waiting_scanned=0, waiting=0, graph_max_tokens=512, sum_request_ranks=sum(ranks),
+        kv_tokens=0, waiting=0, graph_max_tokens=512, sum_request_ranks=sum(ranks),
         padded_ranks=len(ranks) * max(ranks),
     )  # fmt: skip
     return float(state[0] @ coefficient_vector(profile(kernel).latency))

@@ -43,7 +43,7 @@ class NaiveServer:
         self.law = coefficient_vector(profile.latency)
         self.kv = kv_cache_tokens(profile, profile.settings(max_loras, slot_rank))
 
-    def law_ms(self, batch: float, prefill: float, adapters: float, ranks: float, scanned: float) -> float:
+    def law_ms(self, batch: float, prefill: float, adapters: float, ranks: float, waiting: float) -> float:
         """One step by the regression's features."""
         terms = linear_features(
             decodes=batch,
@@ -53,14 +53,13 @@ class NaiveServer:
             slots=self.slots,
             slot_rank=self.slot_rank,
             kv_tokens=batch * self.held,
-            waiting_scanned=scanned,
-            waiting=scanned,
+            waiting=waiting,
             graph_max_tokens=self.profile.latency.graph_max_tokens,
             registered=min(len(self.rates), max(self.profile.engine.max_cpu_loras or math.inf, self.slots)),
         )
         return float(terms[0] @ self.law)
 
-    def step(self, batch: float, scanned: float = 0.0) -> tuple[float, float]:
+    def step(self, batch: float, waiting: float = 0.0) -> tuple[float, float]:
         """Mean step time, ms, and distinct adapters."""
         expected = self.rates * self.output * batch / self.demand
         present = 1 - np.exp(-np.minimum(expected, 60))
@@ -74,8 +73,8 @@ class NaiveServer:
             ranks, adapters = ranks * self.slots / adapters, float(self.slots)
         admitted = batch / self.output
         some = 1 - math.exp(-admitted)
-        ms = some * self.law_ms(batch, admitted * self.prompt / some, adapters, ranks, scanned)
-        ms += (1 - some) * self.law_ms(batch, 0.0, adapters, ranks, scanned)
+        ms = some * self.law_ms(batch, admitted * self.prompt / some, adapters, ranks, waiting)
+        ms += (1 - some) * self.law_ms(batch, 0.0, adapters, ranks, waiting)
         loading = self.profile.loading
         load_s = (loading.host_base_ms + loading.host_per_rank_ms * float(self.ranks.mean())) / 1e3
         part = min(1.0, batch * 1e3 / (ms * self.demand))

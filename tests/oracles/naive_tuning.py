@@ -143,15 +143,15 @@ class NaiveTuning(NaiveTwin):
                     job.finish(1)
         self.now = max(self.now, min(arrival_s, self.duration_s))
 
-    def _step_ms(self, b: int, p: int, context: int, passed_over: int) -> float:
+    def _step_ms(self, b: int, p: int, context: int) -> float:
         job = self.job
-        alone = super()._step_ms(b, p, context, passed_over)
+        alone = super()._step_ms(b, p, context)
         self._after = []
         if not job.has_work or job.policy == "temporal" or (p > 0 and job.policy != "spatial"):
             return alone
         if job.policy == "spatial":
             share = job.p["share"]
-            decode = super()._step_ms(b, 0, context, passed_over)
+            decode = super()._step_ms(b, 0, context)
             ms = decode * (1.0 + job.p["interference_decode"] * share) + (alone - decode) / (1.0 - share)
             self._after = [lambda: job.progress(ms * share / (1.0 + job.p["interference_tuning"]))]
             return ms
@@ -164,7 +164,7 @@ class NaiveTuning(NaiveTwin):
         layers = job.layers
         left = sum(other == kind for other, _ in job.pieces)
         if kind == "forward":
-            beside = tasklet = super()._step_ms(b, job.tokens, context, passed_over) / layers
+            beside = tasklet = super()._step_ms(b, job.tokens, context) / layers
         else:
             beside = alone / layers * (1.0 + job.p["kappa_decode"])
             tasklet = piece_ms * (1.0 + job.p["kappa_tuning"]) * (1.0 + job.p["suspend_overhead"])

@@ -192,15 +192,15 @@ class NaiveTwin:
         before = set(self.batch)
         decodes = [request for request in scheduled if request.decoding]
         context = sum(request.computed + 1 for request in decodes)
-        load_ms, passed_over = 0.0, 0
+        load_ms = 0.0
         if not preempted:
-            load_ms, passed_over = self._schedule_waiting(scheduled)
+            load_ms = self._schedule_waiting(scheduled)
         if self.server.prefills_first:  # they joined in a step of their own
             load_ms += sum(self._touch(adapter) for adapter in self.batch if adapter not in before)
         # `InputBatch.make_lora_inputs` makes a set of the dict's values.
         load_ms += sum(self._touch(named.adapter) for named in set(self.batch.values()))
         prefill_tokens = sum(n for request, n in scheduled.items() if not request.decoding)
-        dt = (self._step_ms(len(decodes), prefill_tokens, context, passed_over) + load_ms) * 1e-3
+        dt = (self._step_ms(len(decodes), prefill_tokens, context) + load_ms) * 1e-3
         dt = max(dt, MIN_STEP_S)
         self._record(dt, load_ms, prefill_tokens, len(decodes), len(preempted))
         self.now += dt
@@ -241,7 +241,7 @@ class NaiveTwin:
         self._left(request.adapter)
         self.waiting.appendleft(request)
 
-    def _schedule_waiting(self, scheduled: dict[Request, int]) -> tuple[float, int]:
+    def _schedule_waiting(self, scheduled: dict[Request, int]) -> float:
         budget = self.server.token_budget - sum(scheduled.values())
         load_ms = 0.0
         skipped: list[Request] = []
@@ -274,7 +274,7 @@ class NaiveTwin:
             scheduled[request] = new
             budget -= new
         self.waiting.extendleft(reversed(skipped))
-        return load_ms, len(skipped)
+        return load_ms
 
     def _touch(self, adapter: int) -> float:
         """`_apply_adapters` comes to an adapter; returns the time of what it loads, ms."""
@@ -283,7 +283,7 @@ class NaiveTwin:
         ms = server.host_ms[0] + server.host_ms[1] * rank if into_slot else 0.0
         return ms + (server.disk_ms[0] + server.disk_ms[1] * rank if from_disk else 0.0)
 
-    def _step_ms(self, b: int, p: int, context: int, passed_over: int) -> float:
+    def _step_ms(self, b: int, p: int, context: int) -> float:
         """The step law as the table in `packer.terms` says in words."""
         server, active = self.server, self._active()
         a = len(active)
@@ -326,7 +326,6 @@ class NaiveTwin:
             + c["per_adapter_registered_ms"] * a * len(self.lora.registered)
             + c["per_kv_token_ms"] * context
             + beyond * (c["beyond_graph_step_ms"] + c["per_token_beyond_graph_ms"] * (t - server.graph_max))
-            + c["per_waiting_scanned_ms"] * passed_over
             + c["per_waiting_ms"] * len(self.waiting)
         )
 

@@ -72,6 +72,17 @@ def test_an_estimate_says_so(toy_profile: Profile) -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "old"), [("0.7.3", True), ("v0.6", True), ("0.8.0", False), ("0", False)]
+)
+def test_an_engine_older_than_v1_is_marked(toy_profile: Profile, version: str, old: bool) -> None:
+    """Steps of vLLM before 0.8 are simulated as V1's: the label says so, for vLLM alone."""
+    profile = replace(toy_profile, calibrated=True, engine=replace(toy_profile.engine, version=version))
+    assert ("simulated with the schedule of V1" in profile.label) == old
+    other = replace(profile, engine=replace(profile.engine, name="other"))
+    assert other.label == "toy"
+
+
+@pytest.mark.parametrize(
     ("key", "build"),
     [
         ("engine.max_num_seqs", lambda: EngineSpec("vllm", "1", 2048, 2048, 0)),

@@ -32,7 +32,7 @@ def rich(small: Profile) -> Profile:
         "per_slot_ms": 0.01,
         "per_kv_token_ms": 1e-4,
         "beyond_graph_step_ms": 2.0,
-        "per_waiting_scanned_ms": 1e-3,
+        "per_waiting_ms": 1e-3,
     }
     return replace(
         small,

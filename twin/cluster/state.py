@@ -95,7 +95,6 @@ class Servers(NamedTuple):
     classes: IntArray
     heaps: IntArray
     phase: IntArray
-    tree: IntArray
     histogram: IntArray
     timeline: FloatArray
     vector: FloatArray
@@ -165,7 +164,6 @@ def new_servers(
     ints[:, SENTINEL] = n + ring * np.arange(count)
     pairs = 1 << max(4, (2 * min(n + kept, count * len(ranks))).bit_length())
     adapters, sizes, heaps = _adapter_rows(count, rows)
-    tree = max(template.tree.size for template in templates)
     lists = {id(own): (own, template) for own, template in zip(served, templates, strict=True)}
     ends = dict(zip(lists, np.cumsum([len(own) for own, _ in lists.values()]).tolist(), strict=True))
     last = np.array([ends[id(own)] for own in served], dtype=np.int64)
@@ -183,7 +181,6 @@ def new_servers(
         series=np.zeros((count, max(template.series.size for template in templates)), dtype=np.int64),
         classes=classes,
         phase=np.zeros((count, max(template.phase.size for template in templates)), dtype=np.int64),
-        tree=np.zeros((count, n + 1 if tree > 1 else 1), dtype=np.int64),
         histogram=np.zeros((count, HISTOGRAM_BINS), dtype=np.int64),
         timeline=np.zeros((count, *templates[0].timeline.shape)),
         vector=np.zeros((count, templates[0].vector.size)),
@@ -236,7 +233,7 @@ def state_of(c: Servers, s: int) -> ServerState:
     """One server, as views."""
     return ServerState(
         c.ints[s], c.floats[s], c.nothing, c.requests, c.times, c.status, c.links, c.adapters[s], c.sizes[s],
-        c.classes[s], c.heaps[s], c.phase[s], c.tree[s], c.histogram[s], c.timeline[s], c.vector[s], c.nothing,
+        c.classes[s], c.heaps[s], c.phase[s], c.histogram[s], c.timeline[s], c.vector[s], c.nothing,
         c.sets[s], c.series[s],
     )  # fmt: skip
 

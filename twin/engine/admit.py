@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.twin.engine.containers import count_before, fenwick_add, link_last
+from packer.twin.engine.containers import link_last
 from packer.twin.engine.frontend import LESS, MORE, RUNS, WAITS, change
 from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import (
     ACTIVE, ADAPTER_LOADS, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
     KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
-    JOINERS, RUNNING, SCANNED, SENTINEL, SERIES_OF_LISTS, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
+    JOINERS, RUNNING, SENTINEL, SERIES_OF_LISTS, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
     TOKEN_BUDGET, UNAWAITED, USED, WAITING, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, take_first
@@ -51,12 +51,10 @@ def fits(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, tokens: in
 @njit(inline="always", **ENGINE_FLAGS)
 def admit_one(
     ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
-    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, sets: IntArray,
+    sizes: IntArray, classes: IntArray, heaps: IntArray, sets: IntArray,
     series: IntArray, loading: FloatArray, r: int, a: int, tokens: int, take: int,
 ) -> None:  # fmt: skip
     """Request `r` joins the batch, with `take` of its `tokens` in this step."""
-    if tree.size > 1 and requests[r, KEY] >= 0:
-        fenwick_add(tree, requests[r, KEY], -1)
     take_first(ints, requests, adapters, r, a)
     join(ints, floats, adapters, sizes, classes, sets, loading, a)
     known = series.size > 1 and ints[SERIES_OF_LISTS] == 0
@@ -77,24 +75,19 @@ def admit_one(
 @njit(forceinline=True, **ENGINE_FLAGS)
 def admit(
     ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
-    sizes: IntArray, classes: IntArray, heaps: IntArray, tree: IntArray, sets: IntArray,
+    sizes: IntArray, classes: IntArray, heaps: IntArray, sets: IntArray,
     series: IntArray, loading: FloatArray,
 ) -> None:  # fmt: skip
-    """Admit what slots, KV blocks, sequences and the token budget allow; sets LOAD_MS and SCANNED."""
+    """Admit what slots, KV blocks, sequences and the token budget allow; sets LOAD_MS."""
     floats[LOAD_MS] = 0.0
-    ints[SCANNED] = 0
     loads, misses = ints[ADAPTER_LOADS], 0
     if ints[WAITING] > 0 and ints[STEP_PREEMPTED] == 0:
-        last_key = -1  # of the last request looked at
         budget = ints[TOKEN_BUDGET] - ints[STEP_DECODES] - ints[STEP_PREFILL]
         while budget > 0 and ints[RUNNING] < ints[MAX_SEQS] and ints[PARTIAL] == 0:
             a = next_adapter(ints, adapters, heaps)
             if a == 0:
-                ints[SCANNED] = ints[WAITING]  # all were looked at, none found a slot
-                last_key = -1
                 break
             r = adapters[a, HEAD] - 1
-            last_key = requests[r, KEY]
             tokens = requests[r, PROMPT] + requests[r, GENERATED]
             take = min(tokens, budget)
             blocks = fits(ints, adapters, sizes, a, take)
@@ -104,13 +97,10 @@ def admit(
             if adapters[a, RESIDENT] == 0:
                 misses += 1
             admit_one(
-                ints, floats, requests, links, adapters, sizes, classes, heaps, tree, sets, series, loading,
+                ints, floats, requests, links, adapters, sizes, classes, heaps, sets, series, loading,
                 r, a, tokens, take,
             )  # fmt: skip
             budget -= take
-        # Preempted requests (keys < 0) are never passed over: they come first, and their slots are free.
-        if tree.size > 1 and last_key > 0 and ints[HEAP_IDLE] > 0 and ints[ACTIVE] >= ints[SLOTS]:
-            ints[SCANNED] = count_before(tree, last_key)
     if ints[JOINERS] > 0:
         walk(ints, floats, adapters, sizes, sets, loading)
     # Adapters of the batch that were evicted come back without an admission.

@@ -34,7 +34,7 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
     again, with requests offered in between; how a run is cut changes nothing. With `until_s` = RUN_S all that
     was sent has arrived. Returns early with EXHAUSTED if a stream has no rows left.
     """
-    (ints, floats, stream_s, requests, times, status, links, adapters, sizes, classes, heaps, phase, tree,
+    (ints, floats, stream_s, requests, times, status, links, adapters, sizes, classes, heaps, phase,
      histogram, timeline, vector, means, sets, series) = state  # fmt: skip
     coefficients, settings, loading, frontend = law
     while True:
@@ -48,7 +48,7 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
                 before = np.nextafter(floats[NOW], 0.0)
                 if floats[NEXT_S] <= before or floats[REACH_S] <= before:
                     arrive(
-                        ints, floats, stream_s, requests, times, status, adapters, sizes, heaps, tree, series,
+                        ints, floats, stream_s, requests, times, status, adapters, sizes, heaps, series,
                         frontend, before,
                     )  # fmt: skip
                 scrape(ints, floats, frontend, floats[NOW])
@@ -74,7 +74,7 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
         now = until_s if over else floats[NOW]
         if floats[NEXT_S] <= now or floats[REACH_S] <= now:
             arrive(
-                ints, floats, stream_s, requests, times, status, adapters, sizes, heaps, tree, series, frontend,
+                ints, floats, stream_s, requests, times, status, adapters, sizes, heaps, series, frontend,
                 now,
             )  # fmt: skip
         if over or ints[EXHAUSTED] == 1:
@@ -85,7 +85,7 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
             ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, sets,
         )  # fmt: skip
         admit(
-            ints, floats, requests, links, adapters, sizes, classes, heaps, tree, sets, series, loading,
+            ints, floats, requests, links, adapters, sizes, classes, heaps, sets, series, loading,
         )  # fmt: skip
         if tuning is None:
             ms = step_ms(ints, classes, vector, means, coefficients, settings, floats[LOAD_MS])

@@ -6,7 +6,6 @@ import math
 
 from numba import njit
 
-from packer.twin.engine.containers import fenwick_add
 from packer.twin.engine.frontend import MORE, WAITS, accept, change
 from packer.twin.engine.state import (
     ACCEPTED, EXHAUSTED, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT,
@@ -40,7 +39,7 @@ def offer(state: ServerState, r: int) -> None:
 @njit(**ENGINE_FLAGS)
 def arrive(
     ints: IntArray, floats: FloatArray, stream_s: FloatArray, requests: IntArray, times: FloatArray,
-    status: ByteArray, adapters: IntArray, sizes: IntArray, heaps: IntArray, tree: IntArray,
+    status: ByteArray, adapters: IntArray, sizes: IntArray, heaps: IntArray,
     series: IntArray, frontend: FloatArray, now: float,
 ) -> None:  # fmt: skip
     """The front end takes in all requests sent up to `now`, and the engine those that reach it by then.
@@ -103,6 +102,4 @@ def arrive(
         ints[PENDING] = following
         ints[PENDING_COUNT] -= 1
         floats[REACH_S] = times[following - 1, REACHED] if following > 0 else math.inf
-        if tree.size > 1:
-            fenwick_add(tree, requests[r, KEY], 1)
         put_last(ints, requests, adapters, heaps, r, requests[r, OWNER] + 1)

@@ -7,7 +7,7 @@ from numba import njit
 from packer.twin.engine.slots import largest_rank
 from packer.twin.engine.state import (
     ACTIVE, ACTIVE_RANKS, BIN_S, BUSY_S, CONTEXT_TOKENS, DT, END_S, LOAD_MS, LOAD_S, NOW, ON_HOST_COUNT, PEAK_BLOCKS,
-    PEAK_RUNNING, REQUEST_RANKS, RUNNING, SCANNED, SERVED, SLOTS, SLOT_RANK, STALL_S, STEP_DECODES,
+    PEAK_RUNNING, REQUEST_RANKS, RUNNING, SERVED, SLOTS, SLOT_RANK, STALL_S, STEP_DECODES,
     STEP_PREEMPTED, STEP_PREFILL, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING,
     T_WAITING, TRACK_HOST, USED, WAITING, FloatArray, IntArray,
 )  # fmt: skip
@@ -41,7 +41,7 @@ def law_ms(
     """Time of a step with so many decodes and prefill tokens by the linear law, ms; fills `vector`."""
     state_vector(
         vector, decodes, prefill, ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS], ints[SLOT_RANK],
-        ints[CONTEXT_TOKENS], ints[SCANNED], ints[WAITING], settings[GRAPH_MAX], ints[REQUEST_RANKS],
+        ints[CONTEXT_TOKENS], ints[WAITING], settings[GRAPH_MAX], ints[REQUEST_RANKS],
         ints[RUNNING] * largest_rank(ints, classes),
         ints[ON_HOST_COUNT] if ints[TRACK_HOST] == 1 else ints[SERVED],
     )  # fmt: skip

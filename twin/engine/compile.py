@@ -29,7 +29,7 @@ def signature(part: Dispatcher) -> tuple[Any, ...]:
     ones = np.ones(1, dtype=np.int64)
     state = rows.new_state(
         1, *rows.sizes_of(ones, ones), {rows.SLOTS: 1, rows.BLOCK_SIZE: 16},
-        longest_output=1, run_s=1.0, bin_s=1.0, count_waiting=False, terms=1,
+        longest_output=1, run_s=1.0, bin_s=1.0, terms=1,
     )  # fmt: skip
     law = Law(np.ones(1), np.ones(1), np.ones(1), np.ones(1))
     values = state._asdict() | law._asdict() | {"now": 0.0, "ms": 0.0, "load_ms": 0.0}

@@ -58,22 +58,3 @@ def sift(heap: IntArray, size: int, adapters: IntArray, i: int) -> None:
         i = child
     heap[i] = a
     adapters[a, PLACE] = i
-
-
-@njit(inline="always", **ENGINE_FLAGS)
-def fenwick_add(tree: IntArray, i: int, change: int) -> None:
-    """Add `change` at index `i` (from 0) of a Fenwick tree."""
-    i += 1
-    while i < tree.size:
-        tree[i] += change
-        i += i & -i
-
-
-@njit(inline="always", **ENGINE_FLAGS)
-def count_before(tree: IntArray, i: int) -> int:
-    """Sum of a Fenwick tree over the indices below `i`."""
-    total = 0
-    while i > 0:
-        total += tree[i]
-        i -= i & -i
-    return total

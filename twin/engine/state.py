@@ -51,8 +51,10 @@ def numbers(first: int, end: int) -> list[int]:
 # Adapters in slots and in host memory.
 (RESIDENTS, ON_HOST_COUNT) = numbers(35, 37)
 # The step: its number, that number modulo BLOCK_SIZE and RING, whether it is being executed, what it computes,
-# how many requests it preempted and passed over, and the requests whose prefill it ends.
-(STEP, PHASE, BUCKET, IN_FLIGHT, STEP_DECODES, STEP_PREFILL, STEP_PREEMPTED, SCANNED, ENDED) = numbers(37, 46)
+# how many requests it preempted, and the first and the last request whose prefill it ends.
+(STEP, PHASE, BUCKET, IN_FLIGHT, STEP_DECODES, STEP_PREFILL, STEP_PREEMPTED, ENDED, ENDED_LAST) = numbers(
+    37, 46
+)
 # Totals.
 (PREEMPTIONS, ADAPTER_LOADS, DISK_LOADS, PEAK_BLOCKS, PEAK_RUNNING) = numbers(46, 51)
 # Slots: whether adapters of the batch are never evicted; adapters that joined in this step.
@@ -66,8 +68,6 @@ def numbers(first: int, end: int) -> list[int]:
 (SET_STEP, SET_STEP_OTHER, OLDEST_IN_SLOT, OLDEST_ON_HOST) = numbers(62, 66)
 # Rules of the engine's version, 0 or 1: see `packer.twin.engine_rules`.
 (PREFILLS_FIRST, SERIES_OF_LISTS) = numbers(66, 68)
-# The last of the requests whose prefill the step ends.
-ENDED_LAST = 68
 # Engines other than vLLM's (`engine.lightllm`, `engine.jobs`). Settings: how adapters leave the GPU and are loaded,
 # most distinct adapters in the batch, decode steps between two looks at the queue, adapters in the batch from
 # which those of the batch come first, cells above which idle adapters leave. Then: decode steps since the last
@@ -145,8 +145,7 @@ class ServerState(NamedTuple):
     shared by the servers of a cluster, which then each have their own RING rows of `links`; adapters int64
     (m + 1, 24), sizes int64 (m + 1, 6), classes int64 (distinct ranks + 1, 3); heaps int64 (2, m): adapters
     with waiting requests by the first of these, those outside the batch and those in it; phase int64
-    (BLOCK_SIZE,): decodes by the step, modulo BLOCK_SIZE, in which they need a block; tree int64 (n + 1,) or
-    (1,): counts waiting requests by key if the step law needs those passed over; histogram int64
+    (BLOCK_SIZE,): decodes by the step, modulo BLOCK_SIZE, in which they need a block; histogram int64
     (HISTOGRAM_BINS,) of gaps between tokens; timeline float64 (bins, 8); vector float64 (terms,): what the
     terms of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`; sets int64
     (5, places), or (5, 1) where no adapter is ever evicted; series int64 (2^k,): hash set of the time series of
@@ -165,7 +164,6 @@ class ServerState(NamedTuple):
     classes: IntArray
     heaps: IntArray
     phase: IntArray
-    tree: IntArray
     histogram: IntArray
     timeline: FloatArray
     vector: FloatArray
@@ -211,14 +209,14 @@ def new_links(n: int, ring: int, servers: int = 1) -> IntArray:
 
 def new_state(
     n: int, sizes: IntArray, classes: IntArray, settings: dict[int, int], *, longest_output: int,
-    run_s: float, bin_s: float, count_waiting: bool, terms: int, mean_state: bool = False,
+    run_s: float, bin_s: float, terms: int, mean_state: bool = False,
     scraped_steps: int = 0,
 ) -> ServerState:  # fmt: skip
     """An idle server with memory for n requests.
 
-    `settings`: values of the registers SLOTS … TRACK_HOST. `count_waiting`: the step law needs the number of
-    requests passed over. `terms` of the linear step law; `mean_state`: sum up the state that tokens see.
-    `scraped_steps`: engine steps for which time series are counted, 0 where /metrics is not read.
+    `settings`: values of the registers SLOTS … TRACK_HOST. `terms` of the linear step law; `mean_state`: sum up the
+    state that tokens see. `scraped_steps`: engine steps for which time series are counted, 0 where /metrics is not
+    read.
     """
     ring = longest_output + 2
     ints = np.zeros(N_INTS, dtype=np.int64)
@@ -244,7 +242,6 @@ def new_state(
         classes=classes,
         heaps=np.zeros((2, len(sizes) - 1), dtype=np.int64),
         phase=np.zeros(settings[BLOCK_SIZE], dtype=np.int64),
-        tree=np.zeros(n + 1 if count_waiting else 1, dtype=np.int64),
         histogram=np.zeros(HISTOGRAM_BINS, dtype=np.int64),
         timeline=np.zeros((bins, 8)),
         vector=np.zeros(terms),

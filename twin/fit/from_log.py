@@ -34,7 +34,7 @@ TERMS = (
 )
 SLOT_TERMS = ("per_slot_ms", "per_slot_token_ms")
 SLOT_RANK_TERMS = ("per_slot_rank_ms", "per_slot_rank_token_ms")
-WAITING_TERMS = ("per_waiting_scanned_ms", "per_waiting_ms")
+WAITING_TERMS = ("per_waiting_ms",)
 GRAPH_TERMS = ("beyond_graph_step_ms", "per_token_beyond_graph_ms")
 MIN_EQUATIONS = 12
 OUTLIER = 6.0
@@ -45,8 +45,7 @@ OUTLIER = 6.0
 class Observations:
     """Mean step times of one server: batch states and what a step took; `count` steps went into each row.
 
-    All float64 (n,): decodes, prefill_tokens, adapters, sum_ranks, kv_tokens, step_ms, count, waiting requests
-    and how many of them the scheduler looks at and passes over.
+    All float64 (n,): decodes, prefill_tokens, adapters, sum_ranks, kv_tokens, step_ms, count, waiting requests.
     """
 
     settings: Settings
@@ -58,7 +57,6 @@ class Observations:
     step_ms: FloatArray
     count: FloatArray
     waiting: FloatArray
-    scanned: FloatArray
 
     def equations(self, graph_max_tokens: int) -> Equations:
         """One equation a row, weighted by the root of its steps."""
@@ -70,7 +68,6 @@ class Observations:
             slots=float(self.settings.max_loras),
             slot_rank=float(self.settings.max_lora_rank),
             kv_tokens=self.kv_tokens,
-            waiting_scanned=self.scanned,
             waiting=self.waiting,
             graph_max_tokens=graph_max_tokens,
         )
@@ -92,21 +89,17 @@ def waiting_at(steps: Steps, load: LoadResult) -> FloatArray:
 def from_steps(
     steps: Steps,
     settings: Settings,
-    *,
-    max_num_seqs: int = 1 << 30,
     waiting: FloatArray | None = None,
 ) -> Observations:
     """Average a step log over like states: single steps are noisy, and relative weights favour short ones.
 
     The time of a step is from its start to the next one's, less loading of adapters, which has its own law.
-    With `waiting` (n,) requests, all are passed over where the slots, not the places, are what is full.
+    `waiting`: requests that wait in each step, (n,).
     """
     waiting = np.zeros(len(steps)) if waiting is None else waiting
-    full = (steps.adapters >= settings.max_loras) & (steps.decodes + steps.prefills < max_num_seqs)
-    scanned = np.where(full, waiting, 0.0)
     periods = steps.periods_ms() - steps.host_ms - steps.disk_ms
     keep = np.isfinite(periods) & (periods > 0)
-    steps, periods, waiting, scanned = steps.where(keep), periods[keep], waiting[keep], scanned[keep]
+    steps, periods, waiting = steps.where(keep), periods[keep], waiting[keep]
     some = (steps.adapters > 0).astype(np.int64)
     kinds = np.column_stack(
         [_level(steps.decodes), _level(steps.prefill_tokens), _level(steps.adapters), some]
@@ -132,7 +125,6 @@ def from_steps(
         mean(clipped),
         count,
         mean(waiting),
-        mean(scanned),
     )
 
 

@@ -52,7 +52,7 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
     b, p, a, r, s, m, k, h = np.array(states, dtype=np.float64).T
     features = linear_features(
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k,
-        waiting_scanned=0.0, waiting=0.0, graph_max_tokens=graph_max_tokens, registered=h,
+        waiting=0.0, graph_max_tokens=graph_max_tokens, registered=h,
     )  # fmt: skip
     step_ms = np.array(times)
     return Equations(features, step_ms, np.ones(len(step_ms)))
@@ -70,18 +70,17 @@ def run_equations(runs: Sequence[Run], graph_max_tokens: int) -> Equations:
         served = run.rates * (rate / run.rates.sum())
         distinct = min(float(np.sum(1.0 - np.exp(-served * stay_s))), run.max_loras)
         waiting = run.metrics.get("mean_num_waiting", rate * run.metrics.get("ttft_mean_ms", 0.0) * 1e-3)
-        scanned = waiting if distinct >= 0.98 * run.max_loras < len(run.rates) else 0.0
         context = batch * (run.mean_input_tokens * 0.77 + run.mean_output_tokens)
         states.append(
             (batch, rate * run.mean_input_tokens * tpot_s, distinct, distinct * run.ranks.mean(), run.max_loras,
-             run.max_lora_rank, context, scanned, waiting, len(run.rates))
+             run.max_lora_rank, context, waiting, len(run.rates))
         )  # fmt: skip
         times.append(run.metrics["tpot_mean_ms"])
     if not states:
         return Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
-    b, p, a, r, s, m, k, w, v, h = np.array(states, dtype=np.float64).T
+    b, p, a, r, s, m, k, v, h = np.array(states, dtype=np.float64).T
     features = linear_features(
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k,
-        waiting_scanned=w, waiting=v, graph_max_tokens=graph_max_tokens, registered=h,
+        waiting=v, graph_max_tokens=graph_max_tokens, registered=h,
     )  # fmt: skip
     return Equations(features, np.array(times), np.ones(len(times)))

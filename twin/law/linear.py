@@ -25,7 +25,7 @@ AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))
 @njit(inline="always", **FLAGS)
 def state_vector(
     out: FloatArray, b: float, p: float, a: float, ranks: float, slots: float, slot_rank: float,
-    context: float, scanned: float, waiting: float, graph_max: float, request_ranks: float,
+    context: float, waiting: float, graph_max: float, request_ranks: float,
     padded_ranks: float, registered: float,
 ) -> None:  # fmt: skip
     """Write what each linear term multiplies in this state, float64 (N_TERMS,); symbols: see `packer.terms`."""
@@ -47,7 +47,6 @@ def state_vector(
     out[AT.per_kv_token_ms] = context
     out[AT.beyond_graph_step_ms] = 1.0 if beyond > 0 else 0.0
     out[AT.per_token_beyond_graph_ms] = beyond
-    out[AT.per_waiting_scanned_ms] = scanned
     out[AT.per_slot_rank_token_ms] = lora * slot_rank * t
     out[AT.per_waiting_ms] = waiting
     # Thread blocks of vLLM's shrink kernel: SPLIT_K * ceil(T / BLOCK_M) * ceil(rank / BLOCK_N) for each slot.
@@ -73,9 +72,7 @@ def linear_ms(c: FloatArray, vector: FloatArray) -> float:
 def _fill(out: FloatArray, states: FloatArray, graph_max: float) -> None:
     for i in range(out.shape[0]):
         s = states[i]
-        state_vector(
-            out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], graph_max, s[9], s[10], s[11]
-        )
+        state_vector(out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], graph_max, s[8], s[9], s[10])
 
 
 def linear_features(
@@ -87,7 +84,6 @@ def linear_features(
     slots: npt.ArrayLike,
     slot_rank: npt.ArrayLike,
     kv_tokens: npt.ArrayLike,
-    waiting_scanned: npt.ArrayLike,
     waiting: npt.ArrayLike,
     graph_max_tokens: int,
     sum_request_ranks: npt.ArrayLike = 0.0,
@@ -96,7 +92,7 @@ def linear_features(
 ) -> FloatArray:
     """`state_vector` of many states, float64 (n, N_TERMS); for regressions on measurements."""
     columns = (
-        decodes, prefill_tokens, adapters, sum_ranks, slots, slot_rank, kv_tokens, waiting_scanned, waiting,
+        decodes, prefill_tokens, adapters, sum_ranks, slots, slot_rank, kv_tokens, waiting,
         sum_request_ranks, padded_ranks, registered,
     )  # fmt: skip
     numbers = [np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in columns]

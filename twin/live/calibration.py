@@ -199,12 +199,7 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
             continue
         if outcome.steps is not None:
             observations.append(
-                from_log.from_steps(
-                    outcome.steps,
-                    settings,
-                    max_num_seqs=launch.engine.max_num_seqs,
-                    waiting=from_log.waiting_at(outcome.steps, outcome.load),
-                )
+                from_log.from_steps(outcome.steps, settings, from_log.waiting_at(outcome.steps, outcome.load))
             )
             logs.append(outcome.steps)
         else:

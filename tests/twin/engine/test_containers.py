@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer.twin.engine.containers import count_before, fenwick_add, link_last, unlink
+from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import FIRST_KEY, HEAD, HEAP, HEAP_ACTIVE, HEAP_IDLE, IN_BATCH, N_INTS
 from packer.twin.engine.waiting import place
 
@@ -30,17 +30,6 @@ def test_heaps_hold_who_waits_with_the_smallest_key_first(
             assert sorted(heap[:size].tolist()) == members
             assert all(adapters[b, HEAP] == kind + 1 for b in members)
             assert not members or heap[0] == min(members, key=lambda b: adapters[b, FIRST_KEY])
-
-
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(-3, 3))))
-@settings(deadline=None)
-def test_tree_counts_what_comes_before(changes: list[tuple[int, int]]) -> None:
-    """The tree's sum before an index is that of a plain array."""
-    tree, plain = np.zeros(42, np.int64), np.zeros(41, np.int64)
-    for i, change in changes:
-        fenwick_add(tree, i, change)
-        plain[i] += change
-    assert [count_before(tree, i) for i in range(42)] == [plain[:i].sum() for i in range(42)]
 
 
 @given(st.lists(st.integers(0, 9)))

@@ -32,7 +32,7 @@ def server(make_profile: Callable[..., Profile]) -> Server:
     """Eight adapters in three slots, with too little KV cache and host memory: everything happens."""
     law = {"base_ms": 7.0, "per_decode_ms": 0.31, "per_prefill_token_ms": 0.013, "per_rank_ms": 0.07}
     profile = make_profile(
-        latency=LatencySpec("linear", law | {"per_waiting_scanned_ms": 0.01}),
+        latency=LatencySpec("linear", law | {"per_waiting_ms": 0.01}),
         loading=LoadingSpec(2.0, 0.1, 9.0, 0.2, cold_start=True),
         kv_budget_bytes=900.0,
         max_num_seqs=16,
@@ -180,7 +180,7 @@ def test_servers_of_a_large_cluster_fit_into_memory() -> None:
     sizes, classes = rows.sizes_of(np.full(BIG_FLEET, 8), np.zeros(BIG_FLEET, dtype=np.int64))
     state = rows.new_state(
         0, sizes, classes, {rows.BLOCK_SIZE: 16}, longest_output=4096, run_s=3600.0, bin_s=10.0,
-        count_waiting=False, terms=19,
+        terms=19,
     )  # fmt: skip
     assert 64 * sum(array.nbytes for array in state) < 1e9
     assert not state.adapters.any()

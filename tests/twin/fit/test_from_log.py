@@ -108,7 +108,6 @@ def test_noise_does_not_make_the_law_faster() -> None:
         slots=8.0,
         slot_rank=8.0,
         kv_tokens=steps.kv_tokens[:-1],
-        waiting_scanned=0.0,
         waiting=0.0,
         graph_max_tokens=512,
     )
@@ -122,15 +121,15 @@ def test_slot_terms_need_servers_that_differ() -> None:
     assert not set(latency.coefficients) & {*from_log.SLOT_TERMS, *from_log.SLOT_RANK_TERMS}
 
 
-def test_requests_passed_over_cost_time() -> None:
-    """A scheduler that spends 2 µs on each waiting request that finds no slot: the term comes back."""
+def test_waiting_requests_cost_time() -> None:
+    """A scheduler that spends 2 µs on each waiting request: the term comes back."""
     steps = make_steps(8, noise=0.02)
     waiting = np.where(np.arange(len(steps)) % 3 == 0, 0.0, 800.0)
-    slow = np.cumsum(np.concatenate([[0.0], (0.002 * waiting * (steps.adapters >= 8))[:-1]])) / 1e3
+    slow = np.cumsum(np.concatenate([[0.0], (0.002 * waiting)[:-1]])) / 1e3
     late = replace(steps, start_s=steps.start_s + slow)
-    seen = from_log.from_steps(late, Slots(8, 8), max_num_seqs=1000, waiting=waiting)
+    seen = from_log.from_steps(late, Slots(8, 8), waiting=waiting)
     latency, _ = from_log.fit_step_law([seen], 512)
-    assert latency.coefficients["per_waiting_scanned_ms"] == pytest.approx(0.002, rel=0.2)
+    assert latency.coefficients["per_waiting_ms"] == pytest.approx(0.002, rel=0.2)
 
 
 def test_waiting_requests_are_known_from_the_client() -> None:

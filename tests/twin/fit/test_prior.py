@@ -29,7 +29,7 @@ def _states(batches: tuple[tuple[int, int], ...], slots: float, rank: float) -> 
     return linear_features(
         decodes=batch, prefill_tokens=batch / 40, adapters=adapters, sum_ranks=adapters * rank,
         slots=np.where(adapters > 0, slots, 0.0), slot_rank=np.where(adapters > 0, rank, 0.0),
-        kv_tokens=100 * batch, waiting_scanned=0.0, waiting=0.0, graph_max_tokens=512,
+        kv_tokens=100 * batch, waiting=0.0, graph_max_tokens=512,
     )  # fmt: skip
 
 

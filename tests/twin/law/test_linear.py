@@ -18,7 +18,7 @@ BY_HAND = {
     "first_adapter_ms": 1, "per_adapter_ms": 2, "per_rank_ms": 24, "per_slot_ms": 8,
     "per_slot_rank_ms": 16, "per_lora_token_ms": 603, "per_adapter_token_ms": 1206,
     "per_slot_token_ms": 8 * 603, "per_kv_token_ms": 900,
-    "beyond_graph_step_ms": 1, "per_token_beyond_graph_ms": 91, "per_waiting_scanned_ms": 5,
+    "beyond_graph_step_ms": 1, "per_token_beyond_graph_ms": 91,
     "per_slot_rank_token_ms": 16 * 603, "per_waiting_ms": 7,
     "per_slot_block_ms": 8 * 8 * 19, "per_adapter_block_ms": 2 * 8,
     "per_request_rank_ms": 40, "per_padded_rank_ms": 4 * 16, "per_adapter_registered_ms": 2 * 30,
@@ -26,12 +26,10 @@ BY_HAND = {
 """What the terms multiply in a step of 3 decodes and 600 prompt tokens of one request, by the words of the table."""
 
 
-def _state(
-    b: int = 3, p: int = 600, a: int = 2, ranks: int = 24, scanned: int = 5, waiting: int = 7
-) -> dict[str, float]:
+def _state(b: int = 3, p: int = 600, a: int = 2, ranks: int = 24, waiting: int = 7) -> dict[str, float]:
     row = linear_features(
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=ranks, slots=8, slot_rank=16, kv_tokens=900,
-        waiting_scanned=scanned, waiting=waiting, graph_max_tokens=512,
+        waiting=waiting, graph_max_tokens=512,
         sum_request_ranks=40 if a else 0, padded_ranks=4 * 16 if a else 0,
         registered=30,
     )  # fmt: skip
@@ -51,7 +49,7 @@ def test_no_adapter_costs_nothing_of_lora() -> None:
 
 def test_empty_queue_costs_nothing_of_the_queue() -> None:
     """Without waiting requests nothing is left of the terms of the queue."""
-    idle = _state(scanned=0, waiting=0)
+    idle = _state(waiting=0)
     assert {idle[term.name] for term in LINEAR if term.part == "queue"} == {0.0}
 
 
@@ -71,7 +69,7 @@ def test_states_of_many_steps_are_those_of_each(steps: list[tuple[int, int, int]
     b, p, a = np.array(steps, dtype=float).T
     table = linear_features(
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=24, slots=8, slot_rank=16, kv_tokens=900,
-        waiting_scanned=5, waiting=7, graph_max_tokens=512,
+        waiting=7, graph_max_tokens=512,
         sum_request_ranks=np.where(a > 0, 40, 0), padded_ranks=np.where(a > 0, 64, 0),
         registered=30,
     )  # fmt: skip
