@@ -225,8 +225,7 @@ def _simulated(
             given |= {"scrape_interval_s": run.scrape_interval_s}
             return simulate_seeds(workload, kind.profile(out), **given, progress=progress)
         refuse_unused(
-            "--cluster",
-            ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s", *ENGINE_SETTINGS),
+            "--cluster", ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s", *ENGINE_SETTINGS)
         )
         cluster = system.read()
         out.note_profiles(*(each.profile for each in cluster.kinds))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from packer.evaluation import Evaluations as Evaluations
     from packer.gpu import GpuKind as GpuKind
     from packer.io.clusters import read_cluster as read_cluster
-    from packer.io.plans import read_plan as load_plan
+    from packer.io.plans import read_plan
     from packer.io.profiles import load_profile as load_profile
     from packer.io.workloads import read_workload as read_workload
     from packer.job import FineTuning as FineTuning
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from packer.twin.result import Simulation as Simulation
     from packer.twin.simulate import simulate as simulate
     from packer.workload import Workload as Workload
+
+    load_plan = read_plan
 
 _HOME = {
     "Adapter": "packer.adapter:Adapter",
@@ -85,42 +87,7 @@ _HOME = {
     "solve": "packer.solvers.api:solve",
 }
 
-__all__ = [
-    "Adapter",
-    "Arrivals",
-    "Bin",
-    "Cluster",
-    "Evaluation",
-    "Evaluations",
-    "FineTuning",
-    "GpuKind",
-    "Lengths",
-    "Limits",
-    "PackerError",
-    "Plan",
-    "Profile",
-    "RequestTrace",
-    "Simulation",
-    "Slo",
-    "Status",
-    "Workload",
-    "__version__",
-    "compare_systems",
-    "drift",
-    "evaluate_plan",
-    "evaluate_server",
-    "frontier",
-    "load_plan",
-    "load_predictor",
-    "load_profile",
-    "read_cluster",
-    "read_workload",
-    "recommend",
-    "schedule",
-    "simulate",
-    "simulate_cluster",
-    "solve",
-]
+__all__ = sorted([*_HOME, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
@@ -139,4 +106,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

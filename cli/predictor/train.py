@@ -67,12 +67,7 @@ def train(given: Training, out: Writing) -> None:
     data = read_dataset(given.dataset_path)
     with out.progress() as progress:
         model = fit(
-            given.kind,
-            data,
-            seed=given.seed,
-            search=given.search,
-            refine=given.refine,
-            progress=progress,
+            given.kind, data, seed=given.seed, search=given.search, refine=given.refine, progress=progress
         )
     write_model(model, given.output, force=out.force)
     if given.draw is not None:

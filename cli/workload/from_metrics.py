@@ -28,12 +28,7 @@ class Span:
 
 @command
 def from_metrics(
-    metrics: PrometheusOptions,
-    span: Span,
-    ranks: RankOptions,
-    view: ViewOptions,
-    files: Files,
-    out: Writing,
+    metrics: PrometheusOptions, span: Span, ranks: RankOptions, view: ViewOptions, files: Files, out: Writing
 ) -> None:
     """Measure a workload from Prometheus: requests and tokens per adapter, as a gateway counts them.
 

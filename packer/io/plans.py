@@ -245,11 +245,7 @@ def _derived(plan: Plan, file: PlanFile) -> Iterator[tuple[str, str]]:
 
 
 def _bin(
-    k: int,
-    gpu: GpuTable,
-    number: dict[str, int],
-    profiles: dict[str, Profile],
-    path: str | os.PathLike[str],
+    k: int, gpu: GpuTable, number: dict[str, int], profiles: dict[str, Profile], path: str | os.PathLike[str]
 ) -> Bin:
     if gpu.profile not in profiles:
         raise FileFormatError(f"there is no profile {gpu.profile!r}.", path=path, key=f"gpus.{k}.profile")

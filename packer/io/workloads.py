@@ -176,11 +176,7 @@ def _mean_and_cv(row: Row, mean_column: str, cv_column: str, shape: Lengths) -> 
 
 
 def write_workload(
-    workload: Workload,
-    path: str | os.PathLike[str],
-    *,
-    force: bool = False,
-    comments: Sequence[str] = (),
+    workload: Workload, path: str | os.PathLike[str], *, force: bool = False, comments: Sequence[str] = ()
 ) -> None:
     """Write a workload in the format that the ending tells (see `read_workload`), atomically.
 
@@ -271,10 +267,7 @@ def _cells(own: Lengths | None, default: Lengths, standard: Lengths) -> tuple[fl
             f"{'' if lengths.high is None else ' with bounds'}: write .json or .yaml instead."
         )
     cv = lengths.cv if lengths.kind == "gamma" else 0.0
-    return (
-        None if own is None and lengths == standard else lengths.mean,
-        None if cv == standard.cv else cv,
-    )
+    return (None if own is None and lengths == standard else lengths.mean, None if cv == standard.cv else cv)
 
 
 def _comment_lines(comments: Sequence[str]) -> str:

@@ -38,14 +38,7 @@ FORMATS = (
     # Azure LLM inference traces 2023 and 2024.
     TraceFormat("Azure", "timestamp", "contexttokens", "generatedtokens"),
     # Mooncake's times are in ms; hash_ids name the blocks of its prefix cache.
-    TraceFormat(
-        "Mooncake",
-        "timestamp",
-        "input_length",
-        "output_length",
-        unit_s=1e-3,
-        ignored=("hash_ids",),
-    ),
+    TraceFormat("Mooncake", "timestamp", "input_length", "output_length", unit_s=1e-3, ignored=("hash_ids",)),
     # BurstGPT's Model is a base model, not an adapter.
     TraceFormat(
         "BurstGPT",

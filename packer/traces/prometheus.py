@@ -123,13 +123,7 @@ def queries(source: Source, window_s: float) -> dict[str, str]:
 
 
 def fetch(
-    url: str,
-    source: Source,
-    *,
-    end_s: float,
-    span_s: float,
-    window_s: float,
-    timeout_s: float = 60.0,
+    url: str, source: Source, *, end_s: float, span_s: float, window_s: float, timeout_s: float = 60.0
 ) -> dict[str, Any]:
     """Answers of a Prometheus server to `queries`, by name, with the window: what `parse` reads.
 
