@@ -18,7 +18,7 @@ from packer.evaluation import Evaluations
 from packer.failover import without_server
 from packer.operate.frontier import FrontierPoint, Progress
 from packer.operate.kept import STARVING, Hour, KeptHours
-from packer.operate.replicas import Replicas, needed
+from packer.operate.replicas import MOST_REPLICAS, Replicas, everywhere, needed
 from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
 from packer.predictors.learned import LearnedPredictor
@@ -144,9 +144,10 @@ class Frontier:
                 settled = self._settled(bins, self.kept.hours)
                 if self.spare:
                     settled = self._with_spare_slots(settled)
-                if not best or self._cost(settled) < self._cost(best):
+                keeps = self._keeps(settled)
+                if not best or keeps or self._cost(settled) < self._cost(best):
                     best = settled
-                if self._keeps(best) or self.over():
+                if keeps or self.over():
                     break
             self._points[n_gpus] = self.point_of(best)
         return self._points[n_gpus]
@@ -236,13 +237,19 @@ class Frontier:
             plan = self._solved(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
             if plan.unplaced:
                 continue
-            bins = parts.joined(plan.bins)
-            if self.spare:
-                rank = max(item.max_lora_rank for item in bins)
-                bins = tuple(
-                    replace(item, settings=self.profile.settings(item.max_loras, rank)) for item in bins
-                )
-            yield bins
+            yield self._of_largest_rank(parts.joined(plan.bins)) if self.spare else parts.joined(plan.bins)
+        if self.spare and n_gpus <= (self.max_replicas or MOST_REPLICAS):
+
+            def placed(cool: Workload) -> Sequence[Bin]:
+                given = {"solver": SOLVERS[0], "max_gpus": n_gpus * self.size}
+                return self._solved(Replicas(cool, {}), "latency", **given).bins
+
+            yield from everywhere(self.workload, self.profile, n_gpus, placed)
+
+    def _of_largest_rank(self, bins: Sequence[Bin]) -> tuple[Bin, ...]:
+        """The servers with slots for every adapter that may come."""
+        rank = max(item.max_lora_rank for item in bins)
+        return tuple(replace(item, settings=self.profile.settings(item.max_loras, rank)) for item in bins)
 
     def _with_spare_slots(self, bins: Sequence[Bin]) -> list[Bin]:
         """Servers with the slots that they need when any other one is lost."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -87,6 +87,31 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
         holds,
         MOST_REPLICAS if allowed is None else allowed,
         enough,
+    )
+
+
+def everywhere(
+    fleet: Workload, profile: Profile, n_gpus: int, placed: Callable[[Workload], Sequence[Bin]]
+) -> Iterator[tuple[Bin, ...]]:
+    """Servers with equal parts of the adapters that are hotter than a GPU's part of the load: when one is lost, its
+    parts go to all others. None if there is no such adapter, or `placed` has no place for some of the others.
+    """
+    loads = fleet.offered_tok_s_by_adapter
+    is_hot = loads > loads.sum() / n_gpus * (1.0 - 1e-9)
+    hot, cool = (tuple(np.flatnonzero(each).tolist()) for each in (is_hot, ~is_hot))
+    bins = placed(fleet.subset(cool)) if hot and cool else ()
+    whole = [tuple(cool[i] for i in item.adapters) for item in bins]
+    if not hot or sum(map(len, (hot, *whole))) < len(fleet):
+        return
+    rank = slot_rank_for(int(fleet.ranks.max()))
+    yield tuple(
+        Bin(
+            hot + own,
+            profile.settings(len(hot) + len(own), rank),
+            profile,
+            (1.0 / n_gpus,) * len(hot) + (1.0,) * len(own),
+        )
+        for own in [*whole, *[()] * (n_gpus - len(whole))]
     )
 
 

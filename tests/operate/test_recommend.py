@@ -342,7 +342,7 @@ def test_answers_of_one_token_have_a_plan(server: Profile) -> None:
 def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile, tmp_path: Path) -> None:
     """With fewer adapters than GPUs the search ends, and the plan says what is lost with a GPU."""
     fleet = Workload([Adapter(k, 16, 17.0, Lengths.constant(250), Lengths.constant(230)) for k in "ab"])
-    found = packer.recommend(fleet, server, margin=0.0, spare=1, time_limit_s=60.0)
+    found = packer.recommend(fleet, server, margin=0.0, spare=1, max_replicas=1, time_limit_s=60.0)
     assert (found.status, found.n_gpus) == (Status.INFEASIBLE, 2)
     assert not found.time_limit_reached
     assert "breaks the goal (p95 TTFT" in str(found.details["decision"])
@@ -350,6 +350,22 @@ def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile, tmp_pat
     assert "--spare" in found.reasons[0]
     found.save(tmp_path / "plan.json")
     assert packer.load_plan(tmp_path / "plan.json").reasons == found.reasons
+
+
+@pytest.mark.parametrize(("rates", "gpus"), [((17.0, 17.0), 3), ((5.0,), 2), ((75.0,), 4)])
+def test_a_spare_gpu_for_one_or_two_hot_adapters(
+    server: Profile, rates: tuple[float, ...], gpus: int
+) -> None:
+    """No more adapters than GPUs: each has parts on all of them, and what any GPU loses goes to the others."""
+    lengths = (Lengths.constant(250), Lengths.constant(230))
+    found = packer.recommend(
+        Workload([Adapter(f"a{k}", 16, rate, *lengths) for k, rate in enumerate(rates)]), server, spare=1
+    )
+    assert (found.status, found.n_gpus) == (Status.FEASIBLE, gpus)
+    for lost in range(gpus):
+        left = packer.evaluate_plan(found, lose=[lost])
+        assert left.holds
+        assert left.over_limits == ()
 
 
 def test_figures_that_are_not_known_are_told_in_words(plan: Plan, fleet: Workload, server: Profile) -> None:
