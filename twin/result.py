@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,15 @@ from packer.twin.engine import state as rows
 from packer.twin.served import served_share
 from packer.twin.server import Raw
 from packer.twin.stability import is_stable
+from packer.twin.timeline import summary, timeline_frame
 from packer.twin.tuning.policy import Trained
 from packer.workload import Workload
 
-if TYPE_CHECKING:
-    import polars as pl
-
 FloatArray = npt.NDArray[np.float64]
+
+
+def _register(number: int) -> cached_property[int]:
+    return cached_property(lambda sim: int(sim.raw.ints[number]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +47,10 @@ class Simulation:
     raw: Raw = field(repr=False)
     timeline_bin_s: float = 10.0
 
-    @property
-    def max_loras(self) -> int:
-        """Adapters on the GPU at once."""
-        return self.settings.max_loras
-
-    @property
-    def max_lora_rank(self) -> int:
-        """Largest rank that the server takes."""
-        return self.settings.max_lora_rank
+    max_loras = cached_property(lambda self: int(self.settings.max_loras))
+    """Adapters on the GPU at once."""
+    max_lora_rank = cached_property(lambda self: int(self.settings.max_lora_rank))
+    """Largest rank that the server takes."""
 
     # ---- counts and throughput
     @property
@@ -67,10 +64,8 @@ class Simulation:
     def _completed(self) -> npt.NDArray[np.intp]:
         return np.flatnonzero(self.raw.finished)
 
-    @property
-    def sent(self) -> int:
-        """Requests sent, those refused by the client's ceiling included."""
-        return self._count(rows.SENT)
+    sent = _register(rows.SENT)
+    """Requests sent, those refused by the client's ceiling included."""
 
     @property
     def sent_tokens(self) -> float:
@@ -87,86 +82,52 @@ class Simulation:
         """Requests that got all their tokens."""
         return len(self._completed)
 
-    @property
-    def request_throughput(self) -> float:
-        """Completed requests / duration, req/s."""
-        return self.completed / self.duration_s
+    request_throughput = cached_property(lambda self: float(self.completed / self.duration_s))
+    """Completed requests / duration, req/s."""
+    input_throughput = cached_property(lambda self: _tokens(self, "input_tokens") / self.duration_s)
+    """Input tokens of completed requests / duration, tok/s."""
+    output_throughput = cached_property(lambda self: _tokens(self, "output_tokens") / self.duration_s)
+    """Output tokens of completed requests / duration, tok/s."""
+    total_token_throughput = cached_property(
+        lambda self: float(self.input_throughput + self.output_throughput)
+    )
+    """Input + output tokens of completed requests / duration, tok/s."""
 
-    @property
-    def input_throughput(self) -> float:
-        """Input tokens of completed requests / duration, tok/s."""
-        return self._tokens("input_tokens") / self.duration_s
-
-    @property
-    def output_throughput(self) -> float:
-        """Output tokens of completed requests / duration, tok/s."""
-        return self._tokens("output_tokens") / self.duration_s
-
-    @property
-    def total_token_throughput(self) -> float:
-        """Input + output tokens of completed requests / duration, tok/s."""
-        return self.input_throughput + self.output_throughput
-
-    @cached_property
-    def served_share(self) -> float:
-        """Tokens completed / tokens sent, in [0, 1]; see `packer.twin.served`."""
-        return served_share(self)
+    served_share = cached_property(served_share)
+    """Tokens completed / tokens sent, in [0, 1]; see `packer.twin.served`."""
 
     @property
     def starved(self) -> bool:
         """Completed less than 0.9 of the tokens sent; a server that does not start is starved."""
         return self.served_share < STARVATION_THRESHOLD
 
-    @cached_property
-    def stable(self) -> bool:
-        """Whether the queue does not grow, as far as this run tells; see `packer.twin.stability.is_stable`."""
-        return is_stable(self)
+    stable = cached_property(is_stable)
+    """Whether the queue does not grow, as far as this run tells; see `packer.twin.stability.is_stable`."""
 
-    @property
-    def preemptions(self) -> int:
-        """Requests thrown out of the batch for lack of KV blocks, to be recomputed."""
-        return self._count(rows.PREEMPTIONS)
-
-    @property
-    def adapter_loads(self) -> int:
-        """Times that an adapter was brought into a slot."""
-        return self._count(rows.ADAPTER_LOADS)
-
-    @property
-    def disk_loads(self) -> int:
-        """Of these, how many came from disk."""
-        return self._count(rows.DISK_LOADS)
+    preemptions = _register(rows.PREEMPTIONS)
+    """Requests thrown out of the batch for lack of KV blocks, to be recomputed."""
+    adapter_loads = _register(rows.ADAPTER_LOADS)
+    """Times that an adapter was brought into a slot."""
+    disk_loads = _register(rows.DISK_LOADS)
+    """Of these, how many came from disk."""
 
     @property
     def loads_per_request(self) -> float:
         """Adapter loads per completed request; NaN where nothing completed."""
         return self.adapter_loads / self.completed if self.completed else math.nan
 
-    @property
-    def metric_series(self) -> int:
-        """Time series of `vllm:lora_requests_info` at the end; 0 where /metrics is not scraped."""
-        return self._count(rows.SERIES)
-
-    @property
-    def metric_names(self) -> int:
-        """Adapters named in the labels of these series."""
-        return self._count(rows.NAMES)
-
-    @cached_property
-    def engine_mean_ttft_ms(self) -> float:
-        """Mean TTFT within the engine, ms: without the front end, over completed requests."""
-        return _mean(self._engine_ms(0, 1))
+    metric_series = _register(rows.SERIES)
+    """Time series of `vllm:lora_requests_info` at the end; 0 where /metrics is not scraped."""
+    metric_names = _register(rows.NAMES)
+    """Adapters named in the labels of these series."""
+    engine_mean_ttft_ms = cached_property(lambda self: _mean(_engine_ms(self, 0, 1)))
+    """Mean TTFT within the engine, ms: without the front end, over completed requests."""
 
     @cached_property
     def engine_mean_tpot_ms(self) -> float:
         """Mean TPOT within the engine, ms, over completed requests with at least two tokens."""
         tokens = self.raw.requests.output_tokens[self._completed]
-        return _mean((self._engine_ms(1, 2) / np.maximum(tokens - 1, 1))[tokens > 1])
-
-    def _engine_ms(self, start: int, end: int) -> FloatArray:
-        span_s = self.raw.engine_s[self._completed]
-        out: FloatArray = (span_s[:, end] - span_s[:, start]) * 1e3
-        return out
+        return _mean((_engine_ms(self, 1, 2) / np.maximum(tokens - 1, 1))[tokens > 1])
 
     @property
     def engine_steps(self) -> int:
@@ -194,9 +155,6 @@ class Simulation:
     def _count(self, register: int) -> int:
         return int(self.raw.ints[register])
 
-    def _tokens(self, side: str) -> float:
-        return float(getattr(self.raw.requests, side)[self._completed].sum())
-
     # ---- latency
     @cached_property
     def ttft_ms(self) -> FloatArray:
@@ -215,40 +173,20 @@ class Simulation:
         out: FloatArray = (self.raw.finish_s[done] - self.raw.first_s[done]) * 1e3 / (tokens - 1)
         return out
 
-    @cached_property
-    def mean_ttft_ms(self) -> float:
-        """Mean TTFT."""
-        return _mean(self.ttft_ms)
-
-    @cached_property
-    def ttft_quantiles_ms(self) -> tuple[float, ...]:
-        """Median, 95th and 99th percentile of TTFT."""
-        return _quantiles(self.ttft_ms, 0.5, 0.95, 0.99)
-
-    @property
-    def median_ttft_ms(self) -> float:
-        """Median TTFT."""
-        return self.ttft_quantiles_ms[0]
-
-    @property
-    def p99_ttft_ms(self) -> float:
-        """99th percentile of TTFT."""
-        return self.ttft_quantiles_ms[2]
-
-    @cached_property
-    def mean_tpot_ms(self) -> float:
-        """Mean TPOT, over requests."""
-        return _mean(self.tpot_ms)
-
-    @cached_property
-    def median_tpot_ms(self) -> float:
-        """Median TPOT."""
-        return _quantiles(self.tpot_ms, 0.5)[0]
-
-    @cached_property
-    def p99_tpot_ms(self) -> float:
-        """99th percentile of TPOT."""
-        return _quantiles(self.tpot_ms, 0.99)[0]
+    mean_ttft_ms = cached_property(lambda self: _mean(self.ttft_ms))
+    """Mean TTFT."""
+    ttft_quantiles_ms = cached_property(lambda self: _quantiles(self.ttft_ms, 0.5, 0.95, 0.99))
+    """Median, 95th and 99th percentile of TTFT."""
+    median_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[0]))
+    """Median TTFT."""
+    p99_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[2]))
+    """99th percentile of TTFT."""
+    mean_tpot_ms = cached_property(lambda self: _mean(self.tpot_ms))
+    """Mean TPOT, over requests."""
+    median_tpot_ms = cached_property(lambda self: _quantiles(self.tpot_ms, 0.5)[0])
+    """Median TPOT."""
+    p99_tpot_ms = cached_property(lambda self: _quantiles(self.tpot_ms, 0.99)[0])
+    """99th percentile of TPOT."""
 
     @cached_property
     def mean_itl_ms(self) -> float:
@@ -259,22 +197,10 @@ class Simulation:
         merged = self._count(rows.MERGED) / max(self._count(rows.GAPS), 1)
         return span_s * 1e3 / (gaps * (1.0 - merged)) if gaps else math.nan
 
-    @cached_property
-    def median_itl_ms(self) -> float:
-        """Median gap, over all tokens that came out; from a histogram with bins of 0.7 %."""
-        return self._itl_quantile(0.5)
-
-    @cached_property
-    def p99_itl_ms(self) -> float:
-        """99th percentile of the gaps, likewise."""
-        return self._itl_quantile(0.99)
-
-    def _itl_quantile(self, q: float) -> float:
-        total = int(self.raw.histogram.sum())
-        if not total:
-            return math.nan
-        k = int(np.searchsorted(np.cumsum(self.raw.histogram), q * total))
-        return float(rows.HISTOGRAM_FLOOR_MS * math.exp((k + 0.5) / rows.HISTOGRAM_PER_E))
+    median_itl_ms = cached_property(lambda self: _itl_quantile(self, 0.5))
+    """Median gap, over all tokens that came out; from a histogram with bins of 0.7 %."""
+    p99_itl_ms = cached_property(lambda self: _itl_quantile(self, 0.99))
+    """99th percentile of the gaps, likewise."""
 
     @cached_property
     def penalized_mean_ttft_ms(self) -> float:
@@ -285,83 +211,46 @@ class Simulation:
         return float((self.ttft_ms.sum() + unfinished * self.duration_s * 1e3) / self.sent)
 
     # ---- frames
-    @cached_property
-    def mean_running(self) -> float:
-        """Time-weighted mean of running requests."""
-        return self._mean_state(rows.T_RUNNING)
-
-    @cached_property
-    def mean_waiting(self) -> float:
-        """Time-weighted mean of waiting requests."""
-        return self._mean_state(rows.T_WAITING)
+    mean_running = cached_property(lambda self: _mean_state(self, rows.T_RUNNING))
+    """Time-weighted mean of running requests."""
+    mean_waiting = cached_property(lambda self: _mean_state(self, rows.T_WAITING))
+    """Time-weighted mean of waiting requests."""
 
     @cached_property
     def mean_kv_usage(self) -> float:
         """Time-weighted mean share of the KV blocks in use."""
         blocks = self.kv_cache_tokens // self.profile.engine.block_size
-        return self._mean_state(rows.T_KV) / blocks if blocks > 0 else math.nan
+        return _mean_state(self, rows.T_KV) / blocks if blocks > 0 else math.nan
 
-    @property
-    def max_running(self) -> int:
-        """Largest batch."""
-        return self._count(rows.PEAK_RUNNING)
+    max_running = _register(rows.PEAK_RUNNING)
+    """Largest batch."""
 
-    def _mean_state(self, column: int) -> float:
-        mean = float(self.raw.timeline[:, column].sum() / self.duration_s)
-        return mean if self.status == "ok" else math.nan
+    timeline = cached_property(timeline_frame)
+    """Means over bins of `timeline_bin_s`: time_s (end of bin), running, waiting, kv_usage,
+    active_adapters; sums: prefill_tokens, decode_tokens, preemptions.
+    """
 
-    @cached_property
-    def timeline(self) -> pl.DataFrame:
-        """Means over bins of `timeline_bin_s`: time_s (end of bin), running, waiting, kv_usage,
-        active_adapters; sums: prefill_tokens, decode_tokens, preemptions.
-        """
-        from packer.twin.timeline import timeline_frame
-
-        return timeline_frame(self)
-
-    @cached_property
-    def per_adapter(self) -> pl.DataFrame:
-        """One row per adapter: adapter, rank, rate, sent, completed, input_tokens and output_tokens of
-        completed requests, total_token_throughput, mean_ttft_ms, p95_ttft_ms, mean_tpot_ms, mean_itl_ms,
-        slo_attainment (null where nothing completed).
-        """
-        return figures.per_adapter_frame(self)
-
-    @cached_property
-    def adapter_mean_ttft_ms(self) -> FloatArray:
-        """Mean TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
-        return figures.mean_ttft_ms(self)
-
-    @cached_property
-    def adapter_p95_ttft_ms(self) -> FloatArray:
-        """95th percentile of TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
-        return figures.quantile_ttft_ms(self, 0.95)
-
-    @cached_property
-    def adapter_pooled_p95_ttft_ms(self) -> FloatArray:
-        """The same, of all requests for adapters with few; see `packer.twin.per_adapter.pooled_p95_ttft_ms`."""
-        return figures.pooled_p95_ttft_ms(self)
-
-    @cached_property
-    def adapter_mean_itl_ms(self) -> FloatArray:
-        """Mean gap between tokens of each adapter, ms, float64 (adapters,); NaN where no gap completed."""
-        return figures.mean_itl_ms(self)
+    per_adapter = cached_property(figures.per_adapter_frame)
+    """One row per adapter: adapter, rank, rate, sent, completed, input_tokens and output_tokens of
+    completed requests, total_token_throughput, mean_ttft_ms, p95_ttft_ms, mean_tpot_ms, mean_itl_ms,
+    slo_attainment (null where nothing completed).
+    """
+    adapter_mean_ttft_ms = cached_property(figures.mean_ttft_ms)
+    """Mean TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
+    adapter_p95_ttft_ms = cached_property(lambda self: figures.quantile_ttft_ms(self, 0.95))
+    """95th percentile of TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
+    adapter_pooled_p95_ttft_ms = cached_property(figures.pooled_p95_ttft_ms)
+    """The same, of all requests for adapters with few; see `packer.twin.per_adapter.pooled_p95_ttft_ms`."""
+    adapter_mean_itl_ms = cached_property(figures.mean_itl_ms)
+    """Mean gap between tokens of each adapter, ms, float64 (adapters,); NaN where no gap completed."""
 
     # ---- service level
-    @cached_property
-    def kept_requests(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Which requests kept the limits of their adapter, and which broke them, bool (requests,) each."""
-        return figures.kept_requests(self)
-
-    @cached_property
-    def adapter_slo_attainment(self) -> FloatArray:
-        """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); or NaN."""
-        return figures.slo_attainment(self)
-
-    @cached_property
-    def adapter_slo_used(self) -> FloatArray:
-        """How much of its limits each adapter uses, float64 (adapters,); see `packer.twin.per_adapter.slo_used`."""
-        return figures.slo_used(self)
+    kept_requests = cached_property(figures.kept_requests)
+    """Which requests kept the limits of their adapter, and which broke them, bool (requests,) each."""
+    adapter_slo_attainment = cached_property(figures.slo_attainment)
+    """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); or NaN."""
+    adapter_slo_used = cached_property(figures.slo_used)
+    """How much of its limits each adapter uses, float64 (adapters,); see `packer.twin.per_adapter.slo_used`."""
 
     @property
     def slo_used(self) -> float:
@@ -392,8 +281,6 @@ class Simulation:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able summary with the keys of `vllm bench serve` where it has them; NaN becomes None."""
-        from packer.twin.timeline import summary
-
         return summary(self)
 
 
@@ -403,3 +290,26 @@ def _mean(values: FloatArray) -> float:
 
 def _quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
     return tuple(np.quantile(values, shares).tolist()) if len(values) else (math.nan,) * len(shares)
+
+
+def _tokens(sim: Simulation, side: str) -> float:
+    return float(getattr(sim.raw.requests, side)[sim.raw.finished].sum())
+
+
+def _engine_ms(sim: Simulation, start: int, end: int) -> FloatArray:
+    span_s = sim.raw.engine_s[sim.raw.finished]
+    out: FloatArray = (span_s[:, end] - span_s[:, start]) * 1e3
+    return out
+
+
+def _itl_quantile(sim: Simulation, q: float) -> float:
+    total = int(sim.raw.histogram.sum())
+    if not total:
+        return math.nan
+    k = int(np.searchsorted(np.cumsum(sim.raw.histogram), q * total))
+    return float(rows.HISTOGRAM_FLOOR_MS * math.exp((k + 0.5) / rows.HISTOGRAM_PER_E))
+
+
+def _mean_state(sim: Simulation, column: int) -> float:
+    mean = float(sim.raw.timeline[:, column].sum() / sim.duration_s)
+    return mean if sim.status == "ok" else math.nan
