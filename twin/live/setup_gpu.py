@@ -11,7 +11,7 @@ from packer.io.files import write_text
 from packer.twin.estimate import estimate_profile
 from packer.twin.live.environment import usable_vllm
 from packer.twin.live.launch import Launch, launch_text
-from packer.twin.live.tiny_model import write_with
+from packer.twin.live.tiny_model import write_files
 from packer.twin.model_config import read_model_config
 
 
@@ -40,10 +40,7 @@ def setup_gpu(
     dimensions = read_model_config(str(model / "config.json"))
     estimated = estimate_profile(dimensions, gpu, **(engine or {}))
     folder.mkdir(parents=True, exist_ok=True)
-    names = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim")
-    shape = {name: getattr(dimensions, name) for name in names}
-    spec = {"directory": str(folder.resolve()), "ranks": list(ranks), **shape}
-    write_with(python, spec, "The adapters")
+    write_files(python, folder, dimensions, ranks, whole=False)
     arguments = ("--no-enable-prefix-caching", "--disable-uvicorn-access-log")
     launch = Launch(
         name=estimated.name,

@@ -18,14 +18,14 @@ from packer.twin.live import environment, setup_cpu
 from packer.twin.live.environment import VllmEnvironment, find_vllm, probe
 from packer.twin.live.launch import launch_text, read_launch
 from packer.twin.live.setup_gpu import setup_gpu
-from packer.twin.live.tiny_model import KV_BUDGET_BYTES, TinyModel, tiny_launch
+from packer.twin.live.tiny_model import KV_BUDGET_BYTES, TINY, tiny_launch
 
 
 @pytest.fixture
 def launch_file(tmp_path: Path) -> Path:
     """The file that setup writes."""
     path = tmp_path / "launch.toml"
-    path.write_text(launch_text(tiny_launch("/opt/vllm/bin/python", "0.32.0", TinyModel())))
+    path.write_text(launch_text(tiny_launch("/opt/vllm/bin/python", "0.32.0")))
     return path
 
 
@@ -98,7 +98,7 @@ def test_setups_launch_file_is_valid(launch_file: Path) -> None:
 
 def test_the_tiny_models_sizes_are_vllms() -> None:
     """Worked by hand: 2 layers of hidden 256, feed-forward 512, 4 heads, in bfloat16."""
-    model = TinyModel()
+    model = TINY
     assert model.kv_bytes_per_token == 2 * 2 * 2 * 256
     per_layer = 4 * (256 + 256) + 3 * (256 + 512)
     assert model.lora_bytes_per_rank == 2 * 2 * per_layer
@@ -176,4 +176,4 @@ def test_a_gpus_launch_file_comes_from_config_and_data_sheet(tmp_path: Path) -> 
 def test_the_launch_file_is_toml() -> None:
     """Paths with quotes and backslashes survive."""
     python = 'C:\\a "b"\\python'
-    assert tomllib.loads(launch_text(tiny_launch(python, "1", TinyModel())))["python"] == python
+    assert tomllib.loads(launch_text(tiny_launch(python, "1")))["python"] == python
