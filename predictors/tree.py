@@ -29,10 +29,7 @@ class Tree:
 
     def defaults(self, classify: bool) -> dict[str, Any]:
         """As many rules as allowed."""
-        return {
-            "max_leaf_nodes": MOST_RULES_STARVATION if classify else MOST_RULES,
-            "min_samples_leaf": 10,
-        }
+        return {"max_leaf_nodes": MOST_RULES_STARVATION if classify else MOST_RULES, "min_samples_leaf": 10}
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """A scikit-learn tree."""

@@ -232,11 +232,7 @@ def _with_slots(problem: Problem, plan: Plan) -> Plan:
         return replace(plan, rooms=rooms)
     found = evaluator.report(plan.workload, bins)
     return replace(
-        plan,
-        bins=bins,
-        rooms=rooms,
-        evaluations=found,
-        objective_value=goal.key(plan.workload, bins, found),
+        plan, bins=bins, rooms=rooms, evaluations=found, objective_value=goal.key(plan.workload, bins, found)
     )
 
 

@@ -67,10 +67,7 @@ def with_room(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambd
 
 
 def headroom(
-    workload: Workload,
-    bins: Sequence[Bin],
-    evaluator: Evaluator,
-    stop: Callable[[], bool] = lambda: False,
+    workload: Workload, bins: Sequence[Bin], evaluator: Evaluator, stop: Callable[[], bool] = lambda: False
 ) -> tuple[float | None, ...]:
     """Largest of the factors `LEVELS` of its rates at which the predictor says that a bin does not starve.
 

@@ -12,15 +12,7 @@ from dataclasses import replace
 from packer import checks
 from packer.errors import IncompatibleError, UnknownNameError
 from packer.io.profiles import load_profile
-from packer.profile import (
-    EngineSpec,
-    GpuSpec,
-    LatencySpec,
-    LoadingSpec,
-    MemorySpec,
-    ModelSpec,
-    Profile,
-)
+from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR, Bound
 from packer.twin.datasheets import Datasheet, datasheet
 from packer.twin.model_config import BYTES, ModelDimensions
@@ -109,11 +101,7 @@ def estimate_profile(
             model.lora_bytes_per_rank,
             model.repository,
         ),
-        gpu=GpuSpec(
-            sheet.title,
-            n * sheet.memory_bytes,
-            price if price_per_hour is None else price_per_hour,
-        ),
+        gpu=GpuSpec(sheet.title, n * sheet.memory_bytes, price if price_per_hour is None else price_per_hour),
         engine=engine,
         memory=MemorySpec(
             budget,
@@ -127,7 +115,7 @@ def estimate_profile(
         errors=dict(zip(BAND_KEYS, CAPACITY_BAND, strict=True)),
         provenance={
             "method": f"estimated from the model's dimensions and the data sheet of {sheet.title}; step law "
-            f"scaled from {known.name}",
+            f"scaled from {known.name}"
         },
     )
 

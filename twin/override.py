@@ -81,8 +81,5 @@ def _memory(profile: Profile, extra_bytes: float, max_model_len: int) -> MemoryS
     )
     least = max_model_len if memory.min_kv_tokens == profile.engine.max_model_len else memory.min_kv_tokens
     return replace(
-        memory,
-        kv_budget_bytes=memory.kv_budget_bytes + extra_bytes,
-        min_kv_tokens=least,
-        measured=measured,
+        memory, kv_budget_bytes=memory.kv_budget_bytes + extra_bytes, min_kv_tokens=least, measured=measured
     )

@@ -12,32 +12,9 @@ from numba import njit
 
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
-    ADAPTER_LOADS,
-    BLOCKS,
-    CACHE_RULE,
-    ENTERED,
-    HIGH_WATER,
-    HOST_AFTER,
-    HOST_BEFORE,
-    IDLE_AFTER,
-    IDLE_BEFORE,
-    JOINED,
-    KNOWN,
-    KNOWN_RUNNING,
-    KNOWN_WAITING,
-    KV_BLOCKS,
-    LOAD_END_S,
-    LOADING_BLOCKS,
-    LOADING_MODE,
-    NOW,
-    RANK,
-    RESIDENT,
-    RESIDENTS,
-    SLOT_LIMIT,
-    UNAWAITED,
-    USED,
-    FloatArray,
-    IntArray,
+    ADAPTER_LOADS, BLOCKS, CACHE_RULE, ENTERED, HIGH_WATER, HOST_AFTER, HOST_BEFORE, IDLE_AFTER, IDLE_BEFORE,
+    JOINED, KNOWN, KNOWN_RUNNING, KNOWN_WAITING, KV_BLOCKS, LOAD_END_S, LOADING_BLOCKS, LOADING_MODE, NOW, RANK,
+    RESIDENT, RESIDENTS, SLOT_LIMIT, UNAWAITED, USED, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 

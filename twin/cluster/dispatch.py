@@ -14,23 +14,10 @@ from packer.twin.cache.base import CachePolicy, Move, TickingPolicy
 from packer.twin.cluster import events
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.routers.base import (
-    HOLD,
-    ReadingRouter,
-    Request,
-    Router,
-    ScoringRouter,
-    StaticRouter,
-    TickingRouter,
-)
+    HOLD, ReadingRouter, Request, Router, ScoringRouter, StaticRouter, TickingRouter,
+)  # fmt: skip
 from packer.twin.cluster.routers.scores import NUMBERS
-from packer.twin.cluster.state import (
-    REFUSED,
-    Engines,
-    Servers,
-    keep_on_gpu,
-    run_until,
-    with_more_rows,
-)
+from packer.twin.cluster.state import REFUSED, Engines, Servers, keep_on_gpu, run_until, with_more_rows
 from packer.twin.cluster.transit import Transit, next_s
 from packer.twin.cluster.view import ClusterView
 from packer.twin.engine.state import NO_LIMIT

@@ -14,14 +14,7 @@ from numba import njit
 from packer.twin.cluster.routers.base import HOLD
 from packer.twin.cluster.routers.scores import choose
 from packer.twin.cluster.state import (
-    REFUSED,
-    Engines,
-    FloatArray,
-    IntArray,
-    Servers,
-    give,
-    outstanding,
-    run_until,
+    REFUSED, Engines, FloatArray, IntArray, Servers, give, outstanding, run_until,
 )  # fmt: skip
 from packer.twin.cluster.transit import Transit, next_s, receive, send
 from packer.twin.engine.state import NO_LIMIT

@@ -86,11 +86,7 @@ def waiting_at(steps: Steps, load: LoadResult) -> FloatArray:
     return np.maximum(outstanding - steps.decodes - steps.prefills, 0.0)
 
 
-def from_steps(
-    steps: Steps,
-    settings: Settings,
-    waiting: FloatArray | None = None,
-) -> Observations:
+def from_steps(steps: Steps, settings: Settings, waiting: FloatArray | None = None) -> Observations:
     """Average a step log over like states: single steps are noisy, and relative weights favour short ones.
 
     The time of a step is from its start to the next one's, less loading of adapters, which has its own law.

@@ -17,11 +17,7 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
     Raises `ModelError`: fewer than three measured capacities.
     """
     points = [
-        (
-            whole(row, "max_loras"),
-            whole(row, "max_lora_rank"),
-            whole(row, "kv_cache_tokens"),
-        )
+        (whole(row, "max_loras"), whole(row, "max_lora_rank"), whole(row, "kv_cache_tokens"))
         for row in rows
         if row["status"] == "ok"
     ]

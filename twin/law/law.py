@@ -48,12 +48,7 @@ def law_of(profile: Profile) -> Law:
         coefficient_vector(latency),
         np.array([latency.form == "paper", latency.graph_max_tokens], dtype=np.float64),
         np.array(
-            [
-                loading.host_base_ms,
-                loading.host_per_rank_ms,
-                loading.disk_base_ms,
-                loading.disk_per_rank_ms,
-            ]
+            [loading.host_base_ms, loading.host_per_rank_ms, loading.disk_base_ms, loading.disk_per_rank_ms]
         ),
         _frontend(profile.frontend),
     )

@@ -21,10 +21,7 @@ class MemoryPolicy(Protocol):
     """What the memory of the KV cache holds, in words."""
 
     def kv_tokens(
-        self,
-        profile: Profile,
-        max_loras: npt.NDArray[np.float64],
-        max_lora_rank: npt.NDArray[np.float64],
+        self, profile: Profile, max_loras: npt.NDArray[np.float64], max_lora_rank: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
         """KV cache capacity, tokens, of servers with these settings: any common shape, may be < 0."""
         ...

@@ -11,29 +11,8 @@ from packer.twin.tuning.policies.chunked import chunk_beside, chunk_ms, chunks_o
 from packer.twin.tuning.policies.llmstation import tasklets_beside
 from packer.twin.tuning.policies.spatial import shared_ms
 from packer.twin.tuning.state import (
-    BACKWARD,
-    BATCH,
-    BESIDE,
-    CHUNKED,
-    DEFER_S,
-    DONE,
-    ENDED,
-    FORWARD,
-    LAYERS,
-    LEFT,
-    LLMSTATION,
-    NEXT,
-    PASS,
-    RULE,
-    SHARE,
-    SPATIAL,
-    TEMPORAL,
-    TOKENS,
-    TOKENS_DONE,
-    FloatArray,
-    Tuning,
-    has_work,
-    pass_ms,
+    BACKWARD, BATCH, BESIDE, CHUNKED, DEFER_S, DONE, ENDED, FORWARD, LAYERS, LEFT, LLMSTATION, NEXT, PASS, RULE,
+    SHARE, SPATIAL, TEMPORAL, TOKENS, TOKENS_DONE, FloatArray, Tuning, has_work, pass_ms,
 )  # fmt: skip
 
 

@@ -7,13 +7,7 @@ import math
 from numba import njit
 
 from packer.twin.cluster.routers import (
-    affinity,
-    first_fit,
-    matching_score,
-    most_idle,
-    predicted,
-    punica,
-    rank_aware,
+    affinity, first_fit, matching_score, most_idle, predicted, punica, rank_aware,
 )  # fmt: skip
 from packer.twin.cluster.routers.base import HOLD, FloatArray, IntArray
 from packer.twin.cluster.state import Servers

@@ -6,16 +6,7 @@ from numba import njit
 
 from packer.twin.cluster.state import Servers, row_of
 from packer.twin.engine.state import (
-    ACTIVE,
-    ACTIVE_RANKS,
-    CLASS_RANK,
-    IN_BATCH,
-    ON_HOST_COUNT,
-    REQUEST_RANKS,
-    SERVED,
-    SLOT_RANK,
-    SLOTS,
-    TRACK_HOST,
+    ACTIVE, ACTIVE_RANKS, CLASS_RANK, IN_BATCH, ON_HOST_COUNT, REQUEST_RANKS, SERVED, SLOT_RANK, SLOTS, TRACK_HOST,
     UNFINISHED,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
