@@ -161,7 +161,7 @@ def test_rock_keeps_alike_tasks_together() -> None:
     )
     cluster = Cluster.of(PROFILE, 6, max_loras=16)
     spread = []
-    for router in ("most-idle", "rock:period_s=10,top=2,queues=3"):
+    for router in ("most-idle", "rock:period_s=10,top=2,queues=3,dispatch=fastest"):
         run = simulate_cluster(fleet, cluster, "lrums", router, duration_s=60.0)
         assert run.state is not None
         late = run.state.sent_s > 20.0
@@ -181,7 +181,7 @@ def test_rock_sends_a_task_where_it_ends_first() -> None:
     task = Request(0, 0, 8, 1, 0.0, 30)
 
     def chosen(**changes: object) -> int:
-        router = Rock()
+        router = Rock(dispatch="fastest")
         vars(view).update(changes)
         router.start(view, seed=0)
         return router.route(task, view)
@@ -191,6 +191,29 @@ def test_rock_sends_a_task_where_it_ends_first() -> None:
     assert chosen(running=np.array([1, 0]), places=np.array([4, 4])) == 0
     assert chosen(held=np.array([False, True])) == 0, "a load takes less than the slower server's work"
     assert chosen(seconds=np.array([10.0, 13.0])) == 1
+
+
+def test_rock_weighs_the_free_servers() -> None:
+    """Equation (1) for the task that comes: its adapter first, then the least busy candidate; else what ends first."""
+    view: Any = SimpleNamespace(
+        cluster=tuple("abcde"), adapter_bytes=np.array([1e6]), candidates=lambda a: np.arange(5),
+        running=np.zeros(5, int), waiting=np.zeros(5, int), places=np.ones(5, int), held=np.zeros(5, bool),
+        service_s=lambda iterations, a: np.array([10.0, 11.0, 12.0, 13.0, 14.0]),
+        load_s=lambda a: np.full(5, 4.0), on_gpu=lambda a: view.held,
+    )  # fmt: skip
+    router = Rock()
+    router.start(view, seed=0)
+
+    def chosen(number: int = 0) -> int:
+        return router.route(Request(number, 0, 8, 1, 0.0, 30), view)
+
+    assert [chosen(4), chosen(4)] == [4, 0], "equal weights: the next in turn, and a busy one after it"
+    view.held = np.array([False, False, True, True, True])
+    assert [chosen() for _ in range(5)] == [2, 3, 2, 3, 4], "the least busy of those that hold it; 4 had a task before"
+    view.running = np.array([1, 0, 1, 1, 1])
+    assert chosen() == 1, "a free server without the adapter before one that is taken"
+    view.running = np.ones(5, int)
+    assert chosen() == 0, "24 s with the load, as soon as any other"
 
 
 def test_kinds_share_the_cache_policy() -> None:

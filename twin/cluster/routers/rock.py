@@ -26,14 +26,18 @@ class Rock:
     """ROCK's task router (section 4.1, Algorithm 1).
 
     Tasks are vectors of iterations and adapter bytes; a Gaussian mixture over those of the last period makes the
-    queues, `queues` of them (0: half as many as servers). Every `period_s` each queue gets the servers with the
-    `top` scores: `cached` × share of its adapters that lie there, `idle` × (1 − distance of the busy share from
-    `use`), `time` / expected seconds of the queue's tasks. `dispatch` "single", to the letter: all tasks of the
-    queue go to the one of these that balances busy shares best; "fastest": each task goes to the one that is
-    expected to finish it first, by the server's speed, its requests and the load of the adapter. Until the first
-    matching, and where none of a task's servers may serve its adapter, the choice is among all that may. The text
-    gives no number of queues and no threshold for clustering anew, which happens in every period here; its
-    classes and tolerances of tasks have no counterpart in a workload.
+    queues, `queues` of them (0: half as many as servers). Every `period_s` the weight of each queue at each server
+    is the sum of `cached` × share of its adapters that lie there, `idle` × (1 − distance of the busy share from
+    `use`), `time` / expected seconds of the queue's tasks; `top` servers with the highest weights are its candidates.
+
+    The text leaves open which tasks a queue has when weights are compared. `dispatch` "free": those that wait; as
+    long as servers are free that is the task that has just come. It goes to the least busy of its candidates among
+    the free servers, and without a free one to the server that is expected to end it first. With the others a
+    queue has the tasks of the last period, and its candidates hold for the next: "fastest" sends each task to the
+    one of them that is expected to end it first, "single" all to the one that balances busy shares best. Until the
+    first matching, and where no candidate may serve its adapter, the choice is among all that may. The text gives
+    no number of queues and no threshold for clustering anew, which happens in every period here; its classes and
+    tolerances of tasks have no counterpart in a workload.
     """
 
     name = "rock"
@@ -44,12 +48,14 @@ class Rock:
     top: int = 3
     period_s: float = 90.0
     queues: int = 0
-    dispatch: str = "fastest"
+    dispatch: str = "free"
     _mixture: Any = field(init=False, repr=False, default=None)
     _seconds: dict[tuple[int, int], FloatArray] = field(init=False, repr=False, default_factory=dict)
     _servers: list[list[int]] = field(init=False, repr=False, default_factory=list)
     _seen: list[tuple[int, float, int]] = field(init=False, repr=False, default_factory=list)
     _busy_s: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
+    _use: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
+    _standing: list[FloatArray] = field(init=False, repr=False, default_factory=list)
     _seed: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
@@ -58,9 +64,9 @@ class Rock:
         checks.integer("top", self.top, low=1)
         checks.integer("queues", self.queues, low=0)
         checks.real("period_s", self.period_s, low=0.0, open_low=True)
-        if self.dispatch not in ("fastest", "single"):
+        if self.dispatch not in ("free", "fastest", "single"):
             raise ValidationError(
-                f"Expected dispatch to be 'fastest' or 'single', got {shown(self.dispatch)}."
+                f"Expected dispatch to be 'free', 'fastest' or 'single', got {shown(self.dispatch)}."
             )
 
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
@@ -71,19 +77,28 @@ class Rock:
         """Nothing is known of the tasks."""
         self._mixture, self._servers, self._seen, self._seed = None, [], [], seed
         self._seconds = {}
-        self._busy_s = np.zeros(len(view.cluster))
+        self._busy_s, self._use = np.zeros((2, len(view.cluster)))
+        self._standing = [self._use.copy()]
 
     def route(self, request: Request, view: ClusterView) -> int:
         """One of the servers of the task's queue."""
         size = float(view.adapter_bytes[request.adapter])
         self._seen.append((request.iterations, size, request.adapter))
         allowed: list[int] = view.candidates(request.adapter).tolist()
-        if self._mixture is not None:
-            own = self._servers[self._queue_of(request.iterations, size)]
-            allowed = [s for s in own if s in allowed] or allowed
-        turns = np.maximum(1.0, (view.running + view.waiting + 1) / view.places)
-        ends_s = self._service_s(request.iterations, request.adapter, view) * turns
-        ends_s = ends_s + np.where(view.on_gpu(request.adapter), 0.0, view.load_s(request.adapter))
+        queue = 0 if self._mixture is None else self._queue_of(request.iterations, size)
+        held, jobs = view.on_gpu(request.adapter), view.running + view.waiting
+        service_s = self._service_s(request.iterations, request.adapter, view)
+        load_s = np.where(held, 0.0, view.load_s(request.adapter))
+        free = [s for s in allowed if jobs[s] < view.places[s]]
+        if self.dispatch == "free" and free:
+            weight = self.cached * held + self._standing[queue]
+            free.sort(key=lambda s: (-weight[s], (s - request.number) % len(weight)))
+            server = min(free[: self.top], key=lambda s: self._use[s])
+            self._use[server] += (service_s + load_s)[server] / self.period_s / view.places[server]
+            return server
+        if self.dispatch != "free" and self._mixture is not None:
+            allowed = [s for s in self._servers[queue] if s in allowed] or allowed
+        ends_s = service_s * np.maximum(1.0, (jobs + 1) / view.places) + load_s
         return int(min(allowed, key=lambda s: (ends_s[s], s)))
 
     def _queue_of(self, iterations: int, size: float) -> int:
@@ -103,7 +118,7 @@ class Rock:
         """Cluster the tasks of the last period and match the queues with servers."""
         tasks, self._seen = self._seen, []
         busy = np.minimum(1.0, (view.busy_s - self._busy_s) / self.period_s)
-        self._busy_s = view.busy_s
+        self._busy_s, self._use = view.busy_s, busy.copy()
         count = self.queues or max(1, len(view.cluster) // 2)
         vectors = np.array([task[:2] for task in tasks]).reshape(-1, 2)
         if len(np.unique(vectors, axis=0)) < count:
@@ -124,6 +139,7 @@ class Rock:
         """Servers of each queue, by score; with "single" one that balances the busy shares."""
         count, use = int(queue.max()) + 1, busy.copy()
         found: list[list[int]] = []
+        self._standing = []
         for j in range(max(count, self.queues or len(view.cluster) // 2)):
             own = [task for task, k in zip(tasks, queue, strict=True) if k == j]
             adapters = sorted({adapter for _, _, adapter in own})
@@ -132,9 +148,10 @@ class Rock:
                 (self._service_s(iterations, a, view) + view.load_s(a) for iterations, _, a in own),
                 np.zeros(len(use)),
             )
-            score = self.cached * held + self.idle * (1 - np.abs(use - self.use))
-            score = score + self.time / np.maximum(seconds, 1e-9)
-            best = np.argsort(-score, kind="stable")[: self.top].tolist()
+            self._standing.append(
+                self.idle * (1 - np.abs(use - self.use)) + self.time / np.maximum(seconds, 1e-9)
+            )
+            best = np.argsort(-self.cached * held - self._standing[-1], kind="stable")[: self.top].tolist()
             load = seconds / self.period_s / (1 if self.dispatch == "single" else len(best))
             if self.dispatch == "single":
                 best = [min(best, key=lambda s: (np.std(use + load * (np.arange(len(use)) == s)), s))]
