@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import numpy as np
 from rows import Constant, Row, Section, mean, shown, table
@@ -96,6 +98,7 @@ class Outcome:
     itl_ms: float
     seconds: float
     refused: bool
+    predictions: int = 0
 
 
 def placed(method: Method, fleet: Workload, profile: Profile, seed: int) -> tuple[Solution, float]:
@@ -109,18 +112,26 @@ def placed(method: Method, fleet: Workload, profile: Profile, seed: int) -> tupl
     return solution, time.process_time() - started
 
 
+def predictions(method: Method, fleet: Workload, profile: Profile, seed: int) -> int:
+    """Servers whose figures the method's search predicts; counted apart, so that counting takes no measured time."""
+    with patch.object(Evaluator, "evaluate", autospec=True, side_effect=Evaluator.evaluate) as calls:
+        placed(method, fleet, profile, seed)
+    return sum(len(call.args[2]) for call in calls.call_args_list)
+
+
 def outcome(method: Method, scenario: Scenario, adapters: int, seed: int, twin: TwinPredictor) -> Outcome:
     """Place, and simulate every server for an hour."""
     fleet, profile = scenario.fleet(adapters, seed), packer.load_profile(scenario.profile)
     solution, seconds = placed(method, fleet, profile, seed)
+    count = predictions(method, fleet, profile, seed) if method.name.startswith("Proposed") else 0
     if solution.unplaced or not solution.bins:
-        return Outcome(None, np.nan, seconds, refused=True)
+        return Outcome(None, np.nan, seconds, refused=True, predictions=count)
     found: Evaluations = twin.evaluate(fleet, solution.bins)
     if not found.feasible.all():
-        return Outcome(None, np.nan, seconds, refused=False)
+        return Outcome(None, np.nan, seconds, refused=False, predictions=count)
     weights = [bin_.rates(fleet).sum() for bin_ in solution.bins]
     itl = float(np.average(found.mean_itl_ms, weights=weights))
-    return Outcome(len(solution.bins), itl, seconds, refused=False)
+    return Outcome(len(solution.bins), itl, seconds, refused=False, predictions=count)
 
 
 Found = dict[tuple[str, str, int], list[Outcome]]
@@ -151,15 +162,15 @@ def cell(results: list[Outcome]) -> str:
 def scenario_rows(found: Found, scenario: Scenario) -> list[Row]:
     """Figure 11 for one scenario: the claims."""
     fewest, compared = 0, 0
+    fewer: Counter[str] = Counter()
     for n in scenario.sizes:
         for k, ours in enumerate(found[scenario.name, "Proposed", n]):
-            others = [
-                found[scenario.name, method.name, n][k].gpus for method in METHODS if method.name != "packer"
-            ]
-            known = [gpus for gpus in others if gpus is not None]
+            others = {m.name: found[scenario.name, m.name, n][k].gpus for m in METHODS if m.name != "packer"}
             if ours.gpus is not None:
+                below = [name for name, gpus in others.items() if gpus is not None and gpus < ours.gpus]
                 compared += 1
-                fewest += ours.gpus <= min(known)
+                fewest += not below
+                fewer.update(below)
     kept = [each for n in scenario.sizes for each in found[scenario.name, "Proposed", n] if not each.refused]
     held = sum(each.gpus is not None for each in kept)
     lost = {
@@ -176,6 +187,7 @@ def scenario_rows(found: Found, scenario: Scenario) -> list[Row]:
             f"{fewest} of {compared} fleets",
             "in at least 0.9 of the fleets",
             fewest >= 0.9 * compared,
+            ", ".join(f"{name} fewer in {count}" for name, count in fewer.items()),
         ),
         Row(
             f"Fig. 11, {scenario.name}: allocations of Proposed hold",
@@ -250,6 +262,16 @@ PUBLISHED_S = {
 }
 
 
+FOREST_MS = {LLAMA: 0.25 + 0.16, QWEN: 0.21 + 0.22}
+"""Time of a prediction, of throughput and of starvation, by the paper's forest: Table 4."""
+
+
+def of_model(found: Found, profile: str) -> list[Outcome]:
+    """Outcomes of Proposed with one of the models."""
+    names = [scenario.name for scenario in SCENARIOS if scenario.profile == profile]
+    return [e for (s, m, _), es in found.items() if s in names and m == "Proposed" for e in es]
+
+
 def time_rows(found: Found) -> list[Row]:
     """Table 5: time of a placement on four GPUs."""
     rows, medians = [], {}
@@ -278,14 +300,24 @@ def time_rows(found: Found) -> list[Row]:
             )
         )
     fast, slow = medians["ProposedFast"], medians["Proposed"]
+    with_forest = [
+        float(
+            np.median(
+                [e.seconds + 1e-3 * FOREST_MS[profile] * e.predictions for e in of_model(found, profile)]
+            )
+        )
+        for profile in (LLAMA, QWEN)
+    ]
+    counts = [max(e.predictions for e in of_model(found, profile)) for profile in (LLAMA, QWEN)]
     rows.append(
         Row(
-            "Table 5: ProposedFast faster than Proposed",
-            "about 1,000 times",
-            f"{slow[0] / fast[0]:.0f} and {slow[1] / fast[1]:.0f} times",
+            "Table 5: Proposed over ProposedFast, with Table 4's time of scikit-learn's forest (Llama / Qwen)",
+            "995 / 2,268",
+            f"{with_forest[0] / fast[0]:.0f} / {with_forest[1] / fast[1]:.0f}",
             "at least 5 times",
-            min(slow[0] / fast[0], slow[1] / fast[1]) >= 5.0,
-            "here both predictors are compiled; the paper's forest is scikit-learn's",
+            min(with_forest[0] / fast[0], with_forest[1] / fast[1]) >= 5.0,
+            f"{slow[0] / fast[0]:.1f} / {slow[1] / fast[1]:.1f} with packer's compiled forest; the paper's "
+            f"seconds are of 5,300 / 5,100 predictions, its algorithms to the letter make {counts[0]} / {counts[1]}",
         )
     )
     return rows

@@ -21,33 +21,33 @@ LIMITS = ("p99_ttft_ms", "p99_tpot_ms", "mean_ttft_ms", "mean_tpot_ms", "p99_itl
 
 @dataclass(frozen=True)
 class Tuned:
-    """A policy with its best parameters; `simulation` None: with none of them the limits are kept.
+    """A policy with its best parameters, and their run; `best` None: with none of them the limits are kept.
 
-    `tried`: (policy with its parameters, training tok/s, whether the limits are kept).
+    `simulation` is then the run with the least training. `tried`: (policy with its parameters, training tok/s,
+    whether the limits are kept).
     """
 
     policy: str
     best: str | None
-    simulation: Simulation | None
+    simulation: Simulation
     tried: tuple[tuple[str, float, bool], ...]
 
     @property
     def samples_s(self) -> float:
         """Training throughput, samples/s; 0 if the limits can't be kept."""
-        trained = None if self.simulation is None else self.simulation.tuning
-        return 0.0 if trained is None else trained.samples_s
+        trained = self.simulation.tuning
+        return 0.0 if self.best is None or trained is None else trained.samples_s
 
     @property
     def tok_s(self) -> float:
         """Training throughput, tok/s; 0 if the limits can't be kept."""
-        return 0.0 if self.simulation is None else self.simulation.tuning_tok_s
+        return 0.0 if self.best is None else self.simulation.tuning_tok_s
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         row: dict[str, Any] = {"policy": self.policy, "best": self.best}
         row |= {"samples_s": self.samples_s, "tuning_tok_s": self.tok_s}
-        if self.simulation is not None:
-            row |= {name: getattr(self.simulation, name) for name in LIMITS[:2]}
+        row |= {name: getattr(self.simulation, name) for name in LIMITS[:2]}
         return row | {"tried": [list(each) for each in self.tried]}
 
 
@@ -99,11 +99,12 @@ def most_training(
     with ThreadPoolExecutor(workers) as pool:
         found: list[Simulation] = list(pool.map(run, specs))
     good = [_keeps(sim, kept) for sim in found]
-    best = max((k for k, ok in enumerate(good) if ok), key=lambda k: found[k].tuning_tok_s, default=None)
+    most = [(ok, sim.tuning_tok_s if ok else -sim.tuning_tok_s) for ok, sim in zip(good, found, strict=True)]
+    best = most.index(max(most))
     return Tuned(
         load_policy(policy).name,
-        None if best is None else specs[best],
-        None if best is None else found[best],
+        specs[best] if good[best] else None,
+        found[best],
         tuple((spec, sim.tuning_tok_s, ok) for spec, sim, ok in zip(specs, found, good, strict=True)),
     )
 

@@ -29,10 +29,12 @@ def test_best_of_all_values(policy: str) -> None:
 
 
 def test_limits_out_of_reach() -> None:
-    """Without a value that keeps the limits there is no training."""
+    """Without a value that keeps the limits there is no training; the run shown is the one that trains least."""
     tuned = most_training(FLEET, PROFILE, "chunked", limits={"p99_tpot_ms": 1.0}, **RUN)
     assert tuned.best is None
     assert tuned.samples_s == tuned.tok_s == 0.0
+    assert tuned.simulation.tuning_tok_s == min(tok_s for _, tok_s, _ in tuned.tried)
+    assert tuned.to_dict()["p99_tpot_ms"] > 1.0
 
 
 def test_a_value_that_is_given_stays() -> None:
