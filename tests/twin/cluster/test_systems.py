@@ -209,7 +209,9 @@ def test_rock_weighs_the_free_servers() -> None:
 
     assert [chosen(4), chosen(4)] == [4, 0], "equal weights: the next in turn, and a busy one after it"
     view.held = np.array([False, False, True, True, True])
-    assert [chosen() for _ in range(5)] == [2, 3, 2, 3, 4], "the least busy of those that hold it; 4 had a task before"
+    assert [chosen() for _ in range(5)] == [2, 3, 2, 3, 4], (
+        "the least busy of those that hold it; 4 had a task before"
+    )
     view.running = np.array([1, 0, 1, 1, 1])
     assert chosen() == 1, "a free server without the adapter before one that is taken"
     view.running = np.ones(5, int)
