@@ -87,7 +87,7 @@ def start(state: ServerState, law: Law, r: int) -> bool:
     ints[DECODES] += 1
     state_vector(
         state.vector, requests[r, OUTPUT], requests[r, PROMPT], 1.0, rank, ints[SLOTS], ints[SLOT_RANK], 0.0, 0.0,
-        0.0, law.settings[GRAPH_MAX], rank, rank, 0.0,
+        law.settings[GRAPH_MAX], rank, rank, 0.0,
     )  # fmt: skip
     service_s = linear_ms(law.coefficients, state.vector) * 1e-3 * times[r, LAST]
     end_s = floats[NOW] + load_s + max(service_s, MIN_STEP_S)

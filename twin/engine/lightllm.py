@@ -210,7 +210,7 @@ def begin_prefill(state: ServerState, law: Law, admitted: int) -> None:
     missing = ints[STEP_DECODES]
     ints[STEP_DECODES], ints[PREFILLING] = 0, 1
     state_vector(
-        state.vector, 0.0, ints[STEP_PREFILL], adapters, ranks, ints[SLOTS], ints[SLOT_RANK], 0.0, 0.0,
+        state.vector, 0.0, ints[STEP_PREFILL], adapters, ranks, ints[SLOTS], ints[SLOT_RANK], 0.0,
         ints[WAITING], law.settings[GRAPH_MAX], request_ranks, admitted * largest, 0.0,
     )  # fmt: skip
     ms = linear_ms(law.coefficients, state.vector)
@@ -231,7 +231,7 @@ def begin_decode(state: ServerState, law: Law) -> None:
     ints[STEP_DECODES], ints[STEP_PREFILL], ints[PREFILLING] = decodes, 0, 0
     state_vector(
         state.vector, decodes, 0.0, ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS], ints[SLOT_RANK],
-        ints[CONTEXT_TOKENS], 0.0, ints[WAITING], law.settings[GRAPH_MAX], ints[REQUEST_RANKS],
+        ints[CONTEXT_TOKENS], ints[WAITING], law.settings[GRAPH_MAX], ints[REQUEST_RANKS],
         decodes * state.classes[ints[LARGEST], CLASS_RANK], 0.0,
     )  # fmt: skip
     ms = linear_ms(law.coefficients, state.vector)

@@ -28,7 +28,7 @@ def step_ms(
         return float(paper_ms(coefficients, decodes, 0.0, adapters, ints[SERVED]))
     vector = c.vector[s]  # scratch: the engine fills it anew in each step
     state_vector(
-        vector, decodes, prefill, adapters, ranks, ints[SLOTS], ints[SLOT_RANK], 0.0, 0.0, 0.0,
+        vector, decodes, prefill, adapters, ranks, ints[SLOTS], ints[SLOT_RANK], 0.0, 0.0,
         settings[GRAPH_MAX], request_ranks, padded_ranks,
         ints[ON_HOST_COUNT] if ints[TRACK_HOST] == 1 else ints[SERVED],
     )  # fmt: skip
