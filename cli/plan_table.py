@@ -148,7 +148,7 @@ def _rooms(plan: Plan) -> Table:
         marks = (growth(factor) for factor in (room.slo, room.queue, room.starvation))
         limit = f"{room.limit}: {room.usage}" if room.limit else "–"
         rows.append([spans(gpus), *marks, limit, room.advice or "–"])
-    columns = ["GPU", "in limits to", "no queue to", "serves to", "what limits it", "what helps"]
+    columns = ["GPU", "in limits to", "queue steady to", "serves to", "what limits it", "what helps"]
     more = len(plan.rooms) - sum(len(gpus) for gpus, _ in shown)
     caption = f"{more} more GPUs have more room." if more else None
     return Table("Room to grow", columns, rows, left=(4, 5), caption=caption)

@@ -6,6 +6,7 @@ import math
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from packer.bin import Bin
 from packer.errors import InputError
@@ -17,8 +18,6 @@ from packer.twin.memory.policy import memory_policy
 from packer.twin.per_adapter import quiet_adapters
 
 GIB = 2.0**30
-SLOW_TTFT_MS = 2000.0
-"""Requests that wait longer than this on average queue."""
 AdapterRow = tuple[str, int, tuple[str, ...]]
 """Name and rank of an adapter, and what is shown of it."""
 
@@ -192,15 +191,22 @@ def _in_limits(plan: Plan) -> tuple[str, str, str] | None:
 
 
 def queueing(plan: Plan) -> list[str]:
-    """GPUs whose requests wait for seconds although the plan counts as feasible."""
+    """GPUs whose requests wait longer than their limits although the plan counts as feasible, and how many GPUs would
+    keep them."""
     if plan.details.get("decision"):
         return []
     ttft = plan.evaluations.mean_ttft_ms.tolist()
-    slow = [(k, value) for k, value in enumerate(ttft) if value > SLOW_TTFT_MS]
+    slow = [(k, value) for k, value in enumerate(ttft) if value > plan.workload.slo.limits.p95_ttft_ms]
     lines = [f"GPU {k} queues: mean TTFT {value / 1000:.1f} s" for k, value in slow[:8]]
     if slow:
         more = f", as do {len(slow) - 8} more" if len(slow) > 8 else ""
-        lines[-1] += f"{more}. packer solve without --objective keeps a latency goal."
+        within: Any = plan.details.get("within_goal") or {}
+        same = " as well" if within.get("gpus") == plan.n_gpus else ""
+        takes = f"{within['objective']} takes {counted(within['gpus'], 'GPU')}{same}. " if within else ""
+        lines[-1] += more
+        lines.append(
+            f"{takes}Without --objective, packer solve finds the plan that keeps {plan.workload.slo}."
+        )
     return lines
 
 

@@ -12,7 +12,7 @@ from packer.twin.hours import LEVELS
 
 MOST_BARS = 8
 """Groups of equal GPUs in the picture, those with the least room."""
-MARKS = {"slo": "Latency limits kept to", "queue": "No queue to", "starvation": "No starvation to"}
+MARKS = {"slo": "Latency limits kept to", "queue": "Queue steady to", "starvation": "No starvation to"}
 
 
 def room_rows(plan: Plan) -> list[tuple[str, ...]]:

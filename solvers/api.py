@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from packer import registry
 from packer.bin import Bin
@@ -31,6 +32,9 @@ from packer.workload import Workload
 
 ESTIMATED_GPUS = 32
 """Larger plans of the default predictor come without an estimate of the GPUs needed, which would take seconds."""
+
+GOAL_S = 2.0
+"""At most so long a plan with few GPUs looks for how many would keep the latency limits."""
 
 HARDENING_STEPS = 3
 """How often the margin is raised until the twin confirms the plan."""
@@ -145,12 +149,29 @@ def solve(
             plan = replace(plan, status=Status.INFEASIBLE)
     plan = _with_bound(problem, plan, estimate=counts)
     if counts and not goal.fixed_gpus and not problem.out_of_time():
-        ends = partial(
-            solve, profile=profile, objective=objective, solver="greedy", predictor=predictor,
+        again = partial(
+            solve, profile=profile, solver="greedy", predictor=predictor,
             max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
         )  # fmt: skip
-        plan = with_band(plan, workload, ends)
+        plan = with_band(plan, workload, partial(again, objective=objective))
+        if goal.name == "gpus" and problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS:
+            plan = _with_goal(plan, partial(again, time_limit_s=min(GOAL_S, problem.remaining_s())))
     return with_room(plan, problem.evaluator, problem.out_of_time) if with_headroom else plan
+
+
+def _with_goal(plan: Plan, again: Callable[..., Plan]) -> Plan:
+    """The plan, where requests wait longer than the limits of the fleet, with `details["within_goal"]`: an objective
+    that keeps them for all requests of a server, and how many GPUs that takes.
+    """
+    ttft_ms, itl_ms = (float(each.min()) for each in plan.workload.slo.columns(plan.workload))
+    if plan.status is Status.INFEASIBLE or not (plan.evaluations.mean_ttft_ms > ttft_ms).any():
+        return plan
+    objective = f"slo:p99_ttft_ms={ttft_ms:g},mean_itl_ms={itl_ms:g}"
+    found = again(plan.workload, objective=objective)
+    if found.status is Status.INFEASIBLE:
+        return plan
+    within: dict[str, Any] = {"objective": objective, "gpus": found.n_gpus}
+    return replace(plan, details={**plan.details, "within_goal": within})
 
 
 def _with_bound(problem: Problem, plan: Plan, *, estimate: bool) -> Plan:

@@ -20,6 +20,7 @@ from packer.predictors.auto import AutoPredictor
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.report.context import queueing
 from packer.solvers.api import solve
 from packer.solvers.evaluator import Evaluator
 from packer.testing.analytic import random_fleet
@@ -106,3 +107,20 @@ def test_without_a_strategy_the_command_recommends(
     assert run(["solve", str(path), "--json", *options]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert ("decision" in plan["details"]) is recommends
+
+
+def test_fewest_gpus_on_which_requests_queue_say_what_limits_take(profile: Profile) -> None:
+    """Where a plan for the fewest GPUs lets requests wait, it says how many GPUs keep the limits, and they do."""
+    fleet = Workload([Adapter(f"a{k}", 16 if k % 2 else 8, 0.78) for k in range(40)])
+    plan = solve(fleet, profile, margin=0.0)
+    assert plan.evaluations.mean_ttft_ms.max() > 2000.0
+    within = plan.details["within_goal"]
+    assert isinstance(within, dict)
+    assert within["gpus"] > plan.n_gpus
+    kept = solve(fleet, profile, within["objective"], margin=0.0)
+    assert kept.verified
+    assert kept.n_gpus <= within["gpus"]
+    assert kept.evaluations.mean_ttft_ms.max() <= 2000.0
+    (*_, told) = queueing(plan)
+    assert told.startswith(f"slo:p99_ttft_ms=2000,mean_itl_ms=100 takes {within['gpus']} GPUs. Without --obj")
+    assert "within_goal" not in solve(fleet, profile, margin=1.0).details
