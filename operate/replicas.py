@@ -172,8 +172,7 @@ class Replicas:
 
     def rates_of_parts(self, rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Rates of the parts from those of the adapters, float64, req/s."""
-        parts: npt.NDArray[np.float64] = (rates / np.bincount(self._whole))[self._whole]
-        return parts
+        return (rates / np.bincount(self._whole))[self._whole]
 
     def rates_of_whole(self, rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Rates of the adapters from those of the parts, float64, req/s."""

@@ -31,14 +31,12 @@ class Target:
     def encode(self, figure: FloatArray, features: FloatArray) -> FloatArray:
         """What the model learns, float64 (n,)."""
         base = np.maximum(features[:, COLUMN[self.base]], _SMALLEST)
-        found: FloatArray = np.log(np.maximum(figure, _SMALLEST * 0.1) / base)
-        return found
+        return np.log(np.maximum(figure, _SMALLEST * 0.1) / base)
 
     def decode(self, correction: FloatArray, features: FloatArray) -> FloatArray:
         """The figure that a correction means, float64 (n,)."""
         base = np.maximum(features[:, COLUMN[self.base]], _SMALLEST)
-        found: FloatArray = base * np.exp(np.clip(correction, -LARGEST_CORRECTION, LARGEST_CORRECTION))
-        return found
+        return base * np.exp(np.clip(correction, -LARGEST_CORRECTION, LARGEST_CORRECTION))
 
 
 TARGETS = (
@@ -57,8 +55,7 @@ above 0 where the queue does not grow."""
 
 def probability(log_odds: FloatArray, slope: float, offset: float) -> FloatArray:
     """Calibrated probability of starvation (Platt), float64 (n,)."""
-    found: FloatArray = 1.0 / (1.0 + np.exp(-np.clip(slope * log_odds + offset, -50.0, 50.0)))
-    return found
+    return 1.0 / (1.0 + np.exp(-np.clip(slope * log_odds + offset, -50.0, 50.0)))
 
 
 def decoded(outputs: Mapping[str, FloatArray], features: FloatArray) -> dict[str, FloatArray]:

@@ -150,8 +150,7 @@ def _renewal(rng: np.random.Generator, rate: float, cv: float, start_s: float, e
 
 def _uniform(rng: np.random.Generator, rate: float, start_s: float, end_s: float) -> FloatArray:
     """A Poisson stream."""
-    times: FloatArray = np.sort(rng.uniform(start_s, end_s, rng.poisson(rate * (end_s - start_s))))
-    return times
+    return np.sort(rng.uniform(start_s, end_s, rng.poisson(rate * (end_s - start_s))))
 
 
 def _periods(period_s: float, duration_s: float) -> list[tuple[float, float]]:

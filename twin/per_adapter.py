@@ -87,8 +87,7 @@ def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
     mean = np.nan_to_num(sim.adapter_mean_ttft_ms, nan=0.0)
     own = np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0)
     pooled = np.maximum(np.where(number >= MEAN_FROM, mean, 0.0), np.where(number > 0, everyone, 0.0))
-    found: FloatArray = np.where(number >= FEW_REQUESTS, own, pooled)
-    return found
+    return np.where(number >= FEW_REQUESTS, own, pooled)
 
 
 def slo_used(sim: Simulation) -> FloatArray:
@@ -107,8 +106,7 @@ def slo_used(sim: Simulation) -> FloatArray:
     few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
     own_ms = np.where(few, np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0) / FEW_MAY_REACH, 0.0)
     ttft_ms = np.maximum(sim.adapter_pooled_p95_ttft_ms, own_ms)
-    worst: FloatArray = np.maximum(ttft_ms / ttft_limit_ms, itl_ms / itl_limit_ms)
-    return worst
+    return np.maximum(ttft_ms / ttft_limit_ms, itl_ms / itl_limit_ms)
 
 
 def few_used(sim: Simulation) -> float:

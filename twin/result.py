@@ -160,8 +160,7 @@ class Simulation:
     def ttft_ms(self) -> FloatArray:
         """TTFT of each completed request, ms, float64 (completed,)."""
         done = self._completed
-        out: FloatArray = (self.raw.first_s[done] - self.raw.requests.time_s[done]) * 1e3
-        return out
+        return (self.raw.first_s[done] - self.raw.requests.time_s[done]) * 1e3
 
     @cached_property
     def tpot_ms(self) -> FloatArray:
@@ -170,8 +169,7 @@ class Simulation:
         tokens = self.raw.requests.output_tokens[done]
         many = tokens > 1
         done, tokens = done[many], tokens[many]
-        out: FloatArray = (self.raw.finish_s[done] - self.raw.first_s[done]) * 1e3 / (tokens - 1)
-        return out
+        return (self.raw.finish_s[done] - self.raw.first_s[done]) * 1e3 / (tokens - 1)
 
     mean_ttft_ms = cached_property(lambda self: _mean(self.ttft_ms))
     """Mean TTFT."""
@@ -298,8 +296,7 @@ def _tokens(sim: Simulation, side: str) -> float:
 
 def _engine_ms(sim: Simulation, start: int, end: int) -> FloatArray:
     span_s = sim.raw.engine_s[sim.raw.finished]
-    out: FloatArray = (span_s[:, end] - span_s[:, start]) * 1e3
-    return out
+    return (span_s[:, end] - span_s[:, start]) * 1e3
 
 
 def _itl_quantile(sim: Simulation, q: float) -> float:

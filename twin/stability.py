@@ -58,8 +58,7 @@ def waiting_means(sim: Simulation, edges_s: FloatArray) -> FloatArray:
     """
     started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)], kind="stable")  # nearly sorted: fast
     waited_s = _time_since(np.sort(sim.raw.requests.time_s), edges_s) - _time_since(started, edges_s)
-    means: FloatArray = np.diff(waited_s) / np.diff(edges_s)
-    return means
+    return np.diff(waited_s) / np.diff(edges_s)
 
 
 def _time_since(events_s: FloatArray, at_s: FloatArray) -> FloatArray:

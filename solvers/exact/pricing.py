@@ -108,8 +108,7 @@ def _more(
         tried = held[rows].copy()
         tried[np.arange(len(rows)), added[rows]] += count
         search.learn(rows, count, feasibility.feasible(tried).astype(np.float64))
-    found: IntArray = search.low
-    return found
+    return search.low
 
 
 def price(
@@ -155,8 +154,7 @@ def price(
     packed = np.concatenate([best, knapsacks.alike(shaken, limit, [None] * len(spreads))])
     knapsacks.lead = float((packed @ weights).max(initial=0.0)) >= float((filled @ weights).max())
     found = np.unique(np.concatenate([filled, packed]), axis=0)
-    ordered: IntArray = found[np.argsort(-(found @ weights), kind="stable")]
-    return ordered
+    return found[np.argsort(-(found @ weights), kind="stable")]
 
 
 def singles(feasibility: Feasibility, limit: IntArray) -> IntArray:

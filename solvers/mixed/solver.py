@@ -328,8 +328,7 @@ def _left(problem: Problem, bins: Sequence[Bin]) -> IntArray:
     """Adapters without a server, by falling load."""
     placed = {i for item in bins for i in item.adapters}
     rest = np.array([i for i in range(len(problem.workload)) if i not in placed], dtype=np.int64)
-    ordered: IntArray = rest[np.argsort(-problem.workload.offered_tok_s_by_adapter[rest], kind="stable")]
-    return ordered
+    return rest[np.argsort(-problem.workload.offered_tok_s_by_adapter[rest], kind="stable")]
 
 
 def _largest_part(problem: Problem, adapters: Sequence[int]) -> Bin | None:

@@ -68,8 +68,7 @@ class Source:
     def sizes(self) -> FloatArray:
         """A guess of each class's share of a server, float64 (K,)."""
         loads = self.mean.classes.loads
-        sizes: FloatArray = loads / max(self.carried(), 1e-12) + 1e-4
-        return sizes
+        return loads / max(self.carried(), 1e-12) + 1e-4
 
     def carried(self) -> float:
         """The largest offered load of a pattern found, tok/s."""

@@ -236,5 +236,4 @@ def _noise(own: Sequence[Setup], n: int, seed: int) -> FloatArray | float:
         return 1.0
     variance = math.log1p(cv * cv)
     rng = np.random.default_rng((seed, 0x6E6F6973))
-    found: FloatArray = np.exp(rng.normal(-variance / 2, math.sqrt(variance), n))
-    return found
+    return np.exp(rng.normal(-variance / 2, math.sqrt(variance), n))

@@ -108,8 +108,7 @@ def from_steps(steps: Steps, settings: Settings, waiting: FloatArray | None = No
     clipped = np.minimum(periods, OUTLIER * medians[group])
 
     def mean(values: FloatArray) -> FloatArray:
-        out: FloatArray = np.bincount(group, weights=values, minlength=n) / count
-        return out
+        return np.bincount(group, weights=values, minlength=n) / count
 
     return Observations(
         settings,

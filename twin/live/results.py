@@ -99,8 +99,7 @@ class LoadResult:
     @cached_property
     def lateness_ms(self) -> FloatArray:
         """How late each sent request left, ms."""
-        late: FloatArray = (self.sent_s - self.scheduled_s)[np.isfinite(self.sent_s)] * 1e3
-        return late
+        return (self.sent_s - self.scheduled_s)[np.isfinite(self.sent_s)] * 1e3
 
     @property
     def offered_tok_s(self) -> float:
@@ -116,15 +115,13 @@ class LoadResult:
     @cached_property
     def ttft_ms(self) -> FloatArray:
         """From sending to the first token, ms, (completed,)."""
-        out: FloatArray = (self.first_s - self.sent_s)[self.done] * 1e3
-        return out
+        return (self.first_s - self.sent_s)[self.done] * 1e3
 
     @cached_property
     def tpot_ms(self) -> FloatArray:
         """Time per output token after the first, ms, of completed requests with at least two."""
         many = self.done[self.received_tokens[self.done] > 1]
-        out: FloatArray = (self.finish_s - self.first_s)[many] * 1e3 / (self.received_tokens[many] - 1)
-        return out
+        return (self.finish_s - self.first_s)[many] * 1e3 / (self.received_tokens[many] - 1)
 
     @cached_property
     def itl_ms(self) -> FloatArray:

@@ -31,8 +31,7 @@ class Hrw:
         """By the adapter alone."""
         used, position = np.unique(adapter, return_inverse=True)
         home = np.array([_home(workload.names[i], candidates.of(i)) for i in used.tolist()], dtype=np.int64)
-        server: IntArray = home[position] if len(used) else np.zeros(0, dtype=np.int64)
-        return server
+        return home[position] if len(used) else np.zeros(0, dtype=np.int64)
 
 
 def _home(name: str, servers: IntArray) -> int:

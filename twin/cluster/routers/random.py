@@ -27,5 +27,4 @@ class Random:
         group = candidates.group[adapter]
         first, last = candidates.start[group], candidates.start[group + 1]
         drawn = np.random.default_rng(np.random.SeedSequence([seed, 0x726F757465])).random(len(adapter))
-        server: IntArray = candidates.server[first + (drawn * (last - first)).astype(np.int64)]
-        return server
+        return candidates.server[first + (drawn * (last - first)).astype(np.int64)]
