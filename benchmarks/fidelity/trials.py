@@ -25,9 +25,8 @@ from packer.profile import Profile
 from packer.twin.fit import from_tables, score, step_law
 from packer.twin.fit.mean_state import simulated_equations, solve_robustly
 from packer.twin.fit.pipeline import SEED, TERMS
-from packer.twin.fit.runs import fleet_of, stratified
+from packer.twin.fit.runs import fleet_of, stratified, targets_of
 from packer.twin.fit.tables import Run
-from packer.twin.fit.targets import targets_of
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate
 from packer.workload import SHAREGPT_CORRELATION, Workload

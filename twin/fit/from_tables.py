@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from packer.profile import EngineSpec
-from packer.terms import LINEAR_TERMS
 from packer.twin.fit.step_law import Equations
 from packer.twin.fit.tables import Profiling, Run, number
 from packer.twin.law.linear import linear_features
@@ -28,12 +27,12 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         if row["phase"] == "decode":
             batch, output = number(row, "set_batch_size"), number(row, "set_output_length")
             states.append(
-                (batch, prompt * batch / output, 0.0, 0.0, 0.0, 0.0, batch * (prompt + output / 2), 0.0)
+                (batch, prompt * batch / output, 0.0, 0.0, 0.0, 0.0, batch * (prompt + output / 2), 0.0, 0.0)
             )
             times.append(number(row, "itl_mean_ms"))
         else:
             seconds = number(row, "duration_s") / (number(row, "completed") * prompt)
-            states.append((0.0, engine.max_num_batched_tokens, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+            states.append((0.0, engine.max_num_batched_tokens, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
             times.append(seconds * engine.max_num_batched_tokens * 1e3)
     prompt = 5.0  # the adapters' table has one-word prompts
     for row in profiling.adapters:
@@ -45,17 +44,11 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         distinct = _expected_distinct(n, batch) if np.isnan(distinct) else distinct
         slots = number(row, "max_loras") if n > 0 else 0.0
         context = batch * (prompt + output / 2)
-        states.append((batch, prompt * batch / output, distinct, distinct * rank, slots, rank, context, n))
+        states.append(
+            (batch, prompt * batch / output, distinct, distinct * rank, slots, rank, context, 0.0, n)
+        )
         times.append(number(row, "itl_mean_ms"))
-    if not states:
-        return Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
-    b, p, a, r, s, m, k, h = np.array(states, dtype=np.float64).T
-    features = linear_features(
-        decodes=b, prefill_tokens=p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k,
-        waiting=0.0, graph_max_tokens=graph_max_tokens, registered=h,
-    )  # fmt: skip
-    step_ms = np.array(times)
-    return Equations(features, step_ms, np.ones(len(step_ms)))
+    return _equations(states, times, graph_max_tokens)
 
 
 def run_equations(runs: Sequence[Run], graph_max_tokens: int) -> Equations:
@@ -76,11 +69,17 @@ def run_equations(runs: Sequence[Run], graph_max_tokens: int) -> Equations:
              run.max_lora_rank, context, waiting, len(run.rates))
         )  # fmt: skip
         times.append(run.metrics["tpot_mean_ms"])
-    if not states:
-        return Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
-    b, p, a, r, s, m, k, v, h = np.array(states, dtype=np.float64).T
+    return _equations(states, times, graph_max_tokens)
+
+
+def _equations(
+    states: Sequence[tuple[float, ...]], times: Sequence[float], graph_max_tokens: int
+) -> Equations:
+    """Equations of states: decodes, prefill tokens, adapters and the sum of their ranks, slots and their rank, context,
+    waiting requests, registered adapters."""
+    b, p, a, r, s, m, k, v, h = np.array(states, dtype=np.float64).reshape(-1, 9).T
     features = linear_features(
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k,
         waiting=v, graph_max_tokens=graph_max_tokens, registered=h,
     )  # fmt: skip
-    return Equations(features, np.array(times), np.ones(len(times)))
+    return Equations(features, np.array(times, dtype=np.float64), np.ones(len(times)))

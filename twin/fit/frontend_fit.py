@@ -13,9 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from packer.profile import FrontEndSpec, Profile
-from packer.twin.fit.runs import stratified
+from packer.twin.fit.runs import simulate_target, stratified, targets_of
 from packer.twin.fit.tables import Run
-from packer.twin.fit.targets import simulate_target, targets_of
 from packer.twin.result import Simulation
 from packer.twin.scores import smape
 

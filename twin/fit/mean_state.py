@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
+from packer.twin.fit.runs import Target, simulate_target
 from packer.twin.fit.step_law import Equations, residuals, solve
 from packer.twin.fit.tables import Run
-from packer.twin.fit.targets import Target, simulate_target
 from packer.twin.law.law import coefficient_vector
 from packer.twin.result import Simulation
 

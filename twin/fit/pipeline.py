@@ -18,10 +18,9 @@ from packer.twin.fit.lengths_fit import fit_correlation
 from packer.twin.fit.mean_state import ROUNDS, fit_mean_state
 from packer.twin.fit.memory_fit import fit_loading, fit_memory
 from packer.twin.fit.prior import prior_of
-from packer.twin.fit.runs import stratified
+from packer.twin.fit.runs import stratified, targets_of
 from packer.twin.fit.score import ScoredRun
 from packer.twin.fit.tables import Profiling, Run
-from packer.twin.fit.targets import targets_of
 
 TERMS = (
     "base_ms", "per_decode_ms", "per_prefill_token_ms", "first_adapter_ms", "per_adapter_ms", "per_slot_ms",

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer.profile import Profile
-from packer.twin.fit.runs import fleet_of
+from packer.twin.fit.runs import Target, fleet_of, simulate_target
 from packer.twin.fit.tables import Run
 from packer.twin.margin import QUANTILES, error_key
 from packer.twin.memory.policy import memory_error
 from packer.twin.scores import macro_f1, smape
-from packer.twin.simulate import simulate
 
 METRICS = {
     "throughput": ("total_tok_s", "total_token_throughput"),
@@ -54,15 +53,7 @@ def score_runs(
         if refused or not run.ok:
             done()
             return ScoredRun(run, refused, False, {})
-        sim = simulate(
-            fleet_of(run),
-            profile,
-            max_loras=run.max_loras,
-            max_lora_rank=run.max_lora_rank,
-            duration_s=run.duration_s,
-            seed=seed,
-            max_outstanding=max_outstanding,
-        )
+        sim = simulate_target(Target(run, fleet_of(run), seed), profile, max_outstanding)
         done()
         predicted = {name: float(getattr(sim, attribute)) for name, (_, attribute) in METRICS.items()}
         return ScoredRun(run, False, sim.starved, predicted)

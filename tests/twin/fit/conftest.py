@@ -9,8 +9,8 @@ import pytest
 
 from packer.io.profiles import load_profile
 from packer.profile import LatencySpec, Profile
+from packer.twin.fit.runs import Target, simulate_target, targets_of
 from packer.twin.fit.tables import Run
-from packer.twin.fit.targets import Target, simulate_target, targets_of
 
 TRUE_LAW = {
     "base_ms": 9.0,

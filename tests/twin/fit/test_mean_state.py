@@ -16,9 +16,9 @@ from packer.twin.fit.mean_state import (
     simulated_equations,
     wanted_step_ms,
 )
+from packer.twin.fit.runs import simulate_target, targets_of
 from packer.twin.fit.step_law import Equations
 from packer.twin.fit.tables import Run
-from packer.twin.fit.targets import simulate_target, targets_of
 from packer.twin.law.law import coefficient_vector
 
 NO_MICRO = Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
