@@ -8,7 +8,7 @@ from typing import Any
 from packer.predictors.ensemble import Ensemble, from_lightgbm
 from packer.predictors.features import NAMES
 from packer.predictors.forest import packed
-from packer.predictors.kinds import Arrays, Float32Array
+from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS
 
 RISING = (
@@ -17,34 +17,22 @@ RISING = (
 )  # fmt: skip
 """Features that grow when all rates grow by one factor: in each, starvation may only become likelier."""
 FALLING = ("served_estimate",)
+_GRID: dict[str, list[Any]] = {
+    "n_estimators": [60, 120, 240],
+    "num_leaves": [15, 31],
+    "learning_rate": [0.05, 0.1, 0.2],
+    "min_child_samples": [5, 20],
+}
+_SMALL = {"num_leaves": 16, "max_depth": 6, "learning_rate": 0.12, "min_child_samples": 10}
 
 
-class Boosting:
+class Boosting(Kind):
     """Sums over small trees, each fitted to what the ones before it left."""
 
     name = "boosting"
-    family = "trees"
-    max_rows: int | None = None
-
-    def grid(self, classify: bool) -> dict[str, list[Any]]:
-        """Number, size and weight of the trees."""
-        del classify
-        return {
-            "n_estimators": [60, 120, 240],
-            "num_leaves": [15, 31],
-            "learning_rate": [0.05, 0.1, 0.2],
-            "min_child_samples": [5, 20],
-        }
-
-    def defaults(self, classify: bool) -> dict[str, Any]:
-        """Small enough for microseconds per evaluation."""
-        return {
-            "n_estimators": 80 if classify else 100,
-            "num_leaves": 16,
-            "max_depth": 6,
-            "learning_rate": 0.12,
-            "min_child_samples": 10,
-        }
+    grids = (_GRID, _GRID)
+    defaults = ({"n_estimators": 100, **_SMALL}, {"n_estimators": 80, **_SMALL})
+    """Small enough for microseconds per evaluation."""
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """A LightGBM estimator; the probability of starvation never falls when all rates rise."""

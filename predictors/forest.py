@@ -8,36 +8,29 @@ from typing import Any
 import numpy as np
 
 from packer.predictors.ensemble import Ensemble, from_sklearn
-from packer.predictors.kinds import Arrays, Float32Array
+from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS, STARVED
 
+_GRID: dict[str, list[Any]] = {
+    "n_estimators": [32, 128, 256],
+    "max_depth": [None, 5, 10, 20],
+    "min_samples_split": [2, 5, 10, 20],
+    "min_samples_leaf": [1, 2, 5, 10, 32, 128],
+    "max_features": [None, "sqrt", "log2"],
+}
+"""The values of arXiv 2602.24044, Appendix B; of the criteria only those that take no hours."""
 
-class Forest:
+
+class Forest(Kind):
     """Means over trees grown on bootstrap samples."""
 
     name = "forest"
-    family = "trees"
-    max_rows: int | None = None
-
-    def grid(self, classify: bool) -> dict[str, list[Any]]:
-        """The values of arXiv 2602.24044, Appendix B; of the criteria only those that take no hours."""
-        grid: dict[str, list[Any]] = {
-            "n_estimators": [32, 128, 256],
-            "max_depth": [None, 5, 10, 20],
-            "min_samples_split": [2, 5, 10, 20],
-            "min_samples_leaf": [1, 2, 5, 10, 32, 128],
-            "max_features": [None, "sqrt", "log2"],
-        }
-        return {**grid, "criterion": ["gini", "entropy"]} if classify else grid
-
-    def defaults(self, classify: bool) -> dict[str, Any]:
-        """Small enough for a few microseconds per evaluation, and for the wheel."""
-        return {
-            "n_estimators": 48 if classify else 32,
-            "max_leaf_nodes": 128,
-            "min_samples_leaf": 2,
-            "max_features": 0.5,
-        }
+    grids = (_GRID, {**_GRID, "criterion": ["gini", "entropy"]})
+    defaults = (
+        {"n_estimators": 32, "max_leaf_nodes": 128, "min_samples_leaf": 2, "max_features": 0.5},
+        {"n_estimators": 48, "max_leaf_nodes": 128, "min_samples_leaf": 2, "max_features": 0.5},
+    )
+    """Small enough for a few microseconds per evaluation, and for the wheel."""
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """A scikit-learn forest."""

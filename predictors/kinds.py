@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,33 +14,27 @@ Arrays = dict[str, npt.NDArray[Any]]
 Float32Array = npt.NDArray[np.float32]
 
 
-class Kind(Protocol):
+class Kind:
     """A kind of model.
 
     `family` names the class of `packer.predictors.families` that evaluates it; `max_rows`: no more than so
-    many rows of the dataset are used (kernel machines and neighbours slow down with each); `grid` and
-    `defaults` are hyperparameters, for a classifier or a regressor.
+    many rows of the dataset are used (kernel machines and neighbours slow down with each). Hyperparameters, for
+    regression and for classification: `grids`, of which the halving grid search tries some; `defaults` without it.
     """
 
-    name: str
-    family: str
-    max_rows: int | None
-
-    def grid(self, classify: bool) -> dict[str, list[Any]]:
-        """What the halving grid search tries."""
-        ...
-
-    def defaults(self, classify: bool) -> dict[str, Any]:
-        """What is used without a search."""
-        ...
+    name: ClassVar[str]
+    family: ClassVar[str] = "trees"
+    max_rows: ClassVar[int | None] = None
+    grids: ClassVar[tuple[dict[str, list[Any]], dict[str, list[Any]]]]
+    defaults: ClassVar[tuple[dict[str, Any], dict[str, Any]]]
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """An unfitted scikit-learn estimator of features float32 (n, F)."""
-        ...
+        raise NotImplementedError
 
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
         """Arrays of the fitted estimators by output, absent ones empty; x: what they were fitted on."""
-        ...
+        raise NotImplementedError
 
 
 def kind_of(name: str) -> Kind:
@@ -51,13 +45,7 @@ def kind_of(name: str) -> Kind:
     from packer.predictors.svm import Svm
     from packer.predictors.tree import Tree
 
-    kinds: dict[str, type[Kind]] = {
-        "forest": Forest,
-        "boosting": Boosting,
-        "tree": Tree,
-        "svm": Svm,
-        "knn": Knn,
-    }
+    kinds = {kind.name: kind for kind in (Forest, Boosting, Tree, Svm, Knn)}
     if name not in kinds:
         raise UnknownNameError("kind of predictor", name, kinds)
     return kinds[name]()

@@ -7,28 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from packer.predictors.kinds import Arrays, Float32Array
+from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS, STARVED
 
 CERTAIN = 4.0  # log odds of a point that starves; calibration follows
 
 
-class Knn:
+class Knn(Kind):
     """Means over the nearest points of the training set, weighted by 1 / distance."""
 
     name = "knn"
     family = "neighbours"
-    max_rows: int | None = 4000  # each evaluation reads every row
-
-    def grid(self, classify: bool) -> dict[str, list[Any]]:
-        """How many neighbours: the one of arXiv 2602.24044, Appendix B, and more."""
-        del classify
-        return {"n_neighbors": [1, 3, 5, 7, 9, 13, 17]}
-
-    def defaults(self, classify: bool) -> dict[str, Any]:
-        """The same for every output, so that one search serves them all."""
-        del classify
-        return {"n_neighbors": 7}
+    max_rows = 4000  # each evaluation reads every row
+    grids = ({"n_neighbors": [1, 3, 5, 7, 9, 13, 17]},) * 2
+    """How many neighbours: the one of arXiv 2602.24044, Appendix B, and more."""
+    defaults = ({"n_neighbors": 7},) * 2
+    """The same for every output, so that one search serves them all."""
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """A scikit-learn neighbours model."""
@@ -41,7 +35,7 @@ class Knn:
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
         """The points with their values; where a point has none, the prediction from its neighbours."""
         values = np.zeros((len(x), len(OUTPUTS)), dtype=np.float32)
-        k = self.defaults(True)["n_neighbors"]
+        k = self.defaults[True]["n_neighbors"]
         for column, name in enumerate(OUTPUTS):
             if name not in fitted:
                 continue

@@ -7,29 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from packer.predictors.kinds import Arrays, Float32Array
+from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS
 
+_GRID: dict[str, list[Any]] = {
+    "C": [0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0],
+    "gamma": [0.003, 0.01, 0.03, 0.1, 1.0, 10.0],
+}
+"""Penalty and width of the radial kernel, the only one that is compiled: values of arXiv 2602.24044, Appendix B, and
+smaller widths (and tubes of regression), since targets are logarithms here."""
 
-class Svm:
+
+class Svm(Kind):
     """RBF kernels on squashed and scaled features."""
 
     name = "svm"
     family = "machine"
-    max_rows: int | None = 2500  # the time to fit grows with the square of the rows
-
-    def grid(self, classify: bool) -> dict[str, list[Any]]:
-        """Penalty and width of the radial kernel, the only one that is compiled; for regression the tube too.
-
-        The values of arXiv 2602.24044, Appendix B, and smaller widths and tubes: targets are logarithms here.
-        """
-        widths = [0.003, 0.01, 0.03, 0.1, 1.0, 10.0]
-        grid: dict[str, list[Any]] = {"C": [0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0], "gamma": widths}
-        return grid if classify else {**grid, "epsilon": [0.01, 0.05, 0.1, 0.5, 1.0, 5.0]}
-
-    def defaults(self, classify: bool) -> dict[str, Any]:
-        """Found by the search."""
-        return {"C": 10.0, "gamma": 0.01} if classify else {"C": 10.0, "gamma": 0.02, "epsilon": 0.05}
+    max_rows = 2500  # the time to fit grows with the square of the rows
+    grids = ({**_GRID, "epsilon": [0.01, 0.05, 0.1, 0.5, 1.0, 5.0]}, _GRID)
+    defaults = ({"C": 10.0, "gamma": 0.02, "epsilon": 0.05}, {"C": 10.0, "gamma": 0.01})
+    """Found by the search."""
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """A scikit-learn support vector machine."""

@@ -88,7 +88,7 @@ def train(
     steps = 3 + len(OUTPUTS)
     progress("hyperparameters", 0, steps)
     params = {
-        name: _search(kind, table.take(learn), name, seed) if search else kind.defaults(name == STARVED)
+        name: _search(kind, table.take(learn), name, seed) if search else kind.defaults[name == STARVED]
         for name in OUTPUTS
     }
     trial = _fit(kind, table.take(learn), params, seed, refine=refine)
@@ -150,14 +150,14 @@ def _search(kind: Kind, table: Table, name: str, seed: int) -> dict[str, Any]:
     from sklearn.model_selection import GroupKFold, HalvingRandomSearchCV
 
     if kind.family == "neighbours" and name != STARVED:
-        return kind.defaults(False)  # one search serves all outputs, hence one number of neighbours
+        return kind.defaults[False]  # one search serves all outputs, hence one number of neighbours
     part = table.at_most(min(kind.max_rows or SEARCH_ROWS, SEARCH_ROWS), seed)
     known = np.isfinite(part.y[name])
     x, y, classify = part.x[known], part.y[name][known], name == STARVED
     if kind.family != "trees":
         logs = np.log1p(np.maximum(x, 0.0))
         x = squash(x, logs.mean(0), np.maximum(logs.std(0), np.float32(1e-3)))
-    grid = kind.grid(classify)
+    grid = kind.grids[classify]
     search = HalvingRandomSearchCV(
         kind.estimator(classify, seed, {}),
         grid,

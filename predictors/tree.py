@@ -7,29 +7,25 @@ from typing import Any
 
 from packer.predictors.ensemble import Ensemble, from_sklearn
 from packer.predictors.forest import packed
-from packer.predictors.kinds import Arrays, Float32Array
+from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS, STARVED
 
 MOST_RULES = 32
 MOST_RULES_STARVATION = 16
 
 
-class Tree:
+class Tree(Kind):
     """One tree per figure: at most 32 leaves, 16 for starvation; `packer.predictors.refine` searches them."""
 
     name = "tree"
-    family = "trees"
-    max_rows: int | None = None
-
-    def grid(self, classify: bool) -> dict[str, list[Any]]:
-        """Number of rules and the rows that each needs."""
-        most = MOST_RULES_STARVATION if classify else MOST_RULES
-        sizes = [n for n in (4, 6, 8, 12, 16, 24, 32) if n <= most]
-        return {"max_leaf_nodes": sizes, "min_samples_leaf": [5, 10, 20, 40]}
-
-    def defaults(self, classify: bool) -> dict[str, Any]:
-        """As many rules as allowed."""
-        return {"max_leaf_nodes": MOST_RULES_STARVATION if classify else MOST_RULES, "min_samples_leaf": 10}
+    grids = (
+        {"max_leaf_nodes": [4, 6, 8, 12, 16, 24, 32], "min_samples_leaf": [5, 10, 20, 40]},
+        {"max_leaf_nodes": [4, 6, 8, 12, 16], "min_samples_leaf": [5, 10, 20, 40]},
+    )
+    defaults = (
+        {"max_leaf_nodes": MOST_RULES, "min_samples_leaf": 10},
+        {"max_leaf_nodes": MOST_RULES_STARVATION, "min_samples_leaf": 10},
+    )
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """A scikit-learn tree."""

@@ -62,7 +62,7 @@ def main() -> None:
             kind, refine = kind_of(kind_name), kind_name == "tree"
             outputs = (STARVED, SHARE.name)
             params = {
-                each: kind.defaults(each == STARVED) if refine else _search(kind, table, each, SEED)
+                each: kind.defaults[each == STARVED] if refine else _search(kind, table, each, SEED)
                 for each in outputs
             }
             arrays = _fit(kind, table, params, SEED, refine=refine, outputs=outputs)

@@ -81,7 +81,7 @@ def test_packed_models_agree_with_their_libraries(data: Dataset) -> None:
     for name in KINDS:
         kind = kind_of(name)
         seen = x if kind.family == "trees" else ((z - center) / scale).astype(np.float32)
-        fitted = kind.estimator(False, 0, kind.defaults(False)).fit(seen, y)
+        fitted = kind.estimator(False, 0, kind.defaults[False]).fit(seen, y)
         arrays = {**kind.pack({target.name: fitted}, seen), "center": center, "scale": scale}
         model = Model({"family": kind.family, "features": list(COLUMN)}, arrays)
         told = family_of(model).rows(x, OUTPUTS.index(target.name))
