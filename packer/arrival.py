@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.errors import ValidationError, shown
+from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS
 
 Kind = Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"]
@@ -120,10 +120,7 @@ class Arrivals:
     own: Bursts | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValidationError(
-                f"Expected arrivals to be one of {', '.join(KINDS)}, got {shown(self.kind)}."
-            )
+        checks.choice("arrivals", self.kind, KINDS)
         checks.real("cv of gaps", self.cv, low=0.0, high=100.0)
         checks.real("period_s", self.period_s, low=MIN_PERIOD_S, high=1e9)
         checks.real("span", self.span, low=1.0, high=1e3)

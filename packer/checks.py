@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import unicodedata
+from collections.abc import Iterable
 
 from packer.errors import ValidationError, shown
 
@@ -55,6 +56,14 @@ def _finite(value: object) -> float:
     except OverflowError:  # an int too large for a float
         return math.nan
     return number if math.isfinite(number) else math.nan
+
+
+def choice(name: str, value: object, known: Iterable[object]) -> None:
+    """`value` is one of the known ones."""
+    if value not in (listed := list(known)):
+        raise ValidationError(
+            f"Expected {name} to be one of {', '.join(map(str, listed))}, got {shown(value)}."
+        )
 
 
 def slot_rank(name: str, value: object) -> int:

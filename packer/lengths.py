@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.errors import ValidationError, shown
+from packer.errors import ValidationError
 
 Kind = Literal["constant", "lognormal", "gamma", "empirical"]
 KINDS: tuple[Kind, ...] = ("constant", "lognormal", "gamma", "empirical")
@@ -61,8 +61,7 @@ class Lengths:
     values: tuple[float, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValidationError(f"Expected kind to be one of {', '.join(KINDS)}, got {shown(self.kind)}.")
+        checks.choice("kind", self.kind, KINDS)
         checks.real("mean length", self.mean, low=0.0, high=MAX_TOKENS, open_low=True)
         checks.real("cv of lengths", self.cv, low=0.0, high=100.0)
         if self.kind in ("gamma", "lognormal") and 0.0 < self.cv < MIN_CV:

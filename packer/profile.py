@@ -131,9 +131,7 @@ class MemorySpec:
         _real(self, "memory.slot_bytes", low=0, high=_MOST_BYTES)
         _real(self, "memory.slot_bytes_per_rank", low=0, high=_MOST_BYTES)
         _integer(self, "memory.min_kv_tokens", low=1)
-        if self.policy not in SETTINGS_KINDS:
-            known = " or ".join(map(repr, SETTINGS_KINDS))
-            raise ValidationError(f"Expected memory.policy to be {known}, got {shown(self.policy)}.")
+        checks.choice("memory.policy", self.policy, SETTINGS_KINDS)
         points = tuple(
             (
                 checks.integer("memory.measured max_loras", loras, low=0, high=_MOST_COUNT),
@@ -161,8 +159,7 @@ class LatencySpec:
     graph_max_tokens: int = 512
 
     def __post_init__(self) -> None:
-        if self.form not in ("linear", "paper"):
-            raise ValidationError(f"Expected latency.form to be 'linear' or 'paper', got {shown(self.form)}.")
+        checks.choice("latency.form", self.form, ("linear", "paper"))
         known = LINEAR_TERMS if self.form == "linear" else PAPER_TERMS
         checked = {}
         for key, value in self.coefficients.items():

@@ -59,40 +59,8 @@ class Transit(NamedTuple):
     rates: FloatArray
 
 
-def new_transit(
-    n: int,
-    node: IntArray,
-    size: FloatArray,
-    *,
-    network_s: float,
-    capacity_bytes: FloatArray,
-    latency_s: float,
-    bandwidth_bytes_s: float,
-    lanes: int,
-) -> Transit:
-    """Nothing under way, empty host caches; `capacity_bytes` (nodes,), infinite where the host holds everything."""
-    nodes = len(capacity_bytes)
-    tiered = bool(np.isfinite(capacity_bytes).any())
-    rows = len(size) + 1 if tiered else 1
-    transfers = min(n, nodes * len(size)) if tiered else 0
-    return Transit(
-        node=node,
-        queue=np.zeros(n, dtype=np.int64),
-        reach_s=np.zeros(n),
-        target=np.zeros(n, dtype=np.int64),
-        places=np.zeros((nodes, rows, 3), dtype=np.int32),
-        room=np.array(capacity_bytes, dtype=np.float64),
-        size=size,
-        transfers=np.zeros((transfers, 4), dtype=np.int64),
-        left=np.zeros((transfers, 2)),
-        lanes=lanes,
-        counts=np.zeros(6, dtype=np.int64),
-        rates=np.array([network_s, latency_s, bandwidth_bytes_s, 0.0]),
-    )
-
-
 def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
-    """The transit of a cluster for n requests; None where nothing takes time between router and server.
+    """Nothing under way, empty host caches, for n requests; None where nothing takes time between router and server.
 
     Raises `ValidationError`: a host's memory can't hold the largest adapter.
     """
@@ -109,15 +77,20 @@ def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
             f"got {capacity.min():.6g}."
         )
     store = cluster.store or Store(1.0)  # not used where hosts hold everything
-    return new_transit(
-        n,
-        np.repeat(np.arange(len(nodes)), [node.servers for node in nodes]),
-        size,
-        network_s=cluster.network_ms * 1e-3,
-        capacity_bytes=capacity,
-        latency_s=store.latency_ms * 1e-3,
-        bandwidth_bytes_s=store.bandwidth_bytes_s,
+    transfers = min(n, len(nodes) * len(size)) if limited else 0
+    return Transit(
+        node=np.repeat(np.arange(len(nodes)), [node.servers for node in nodes]),
+        queue=np.zeros(n, dtype=np.int64),
+        reach_s=np.zeros(n),
+        target=np.zeros(n, dtype=np.int64),
+        places=np.zeros((len(nodes), len(size) + 1 if limited else 1, 3), dtype=np.int32),
+        room=capacity,
+        size=size,
+        transfers=np.zeros((transfers, 4), dtype=np.int64),
+        left=np.zeros((transfers, 2)),
         lanes=store.concurrent,
+        counts=np.zeros(6, dtype=np.int64),
+        rates=np.array([cluster.network_ms * 1e-3, store.latency_ms * 1e-3, store.bandwidth_bytes_s, 0.0]),
     )
 
 

@@ -88,7 +88,15 @@ class TickingRouter(Router, Protocol):
         """Called with the servers as they are then."""
 
 
-class ScoringRouter:
+class AnyCluster:
+    """Base of the routers that serve every cluster."""
+
+    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
+        """Every cluster."""
+        return None
+
+
+class ScoringRouter(AnyCluster):
     """Base of the routers that `packer.twin.cluster.routers.scores` compiles, by their name.
 
     The server with the smallest score gets the request, the next in turn among equal ones; with only infinite
@@ -96,10 +104,6 @@ class ScoringRouter:
     """
 
     name: ClassVar[str]
-
-    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Every cluster."""
-        return None
 
     def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
         """What the score function gets: the fields, then the mean output tokens of a request."""

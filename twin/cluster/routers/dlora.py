@@ -11,7 +11,6 @@ import numpy as np
 
 from packer import checks
 from packer.cluster import Cluster
-from packer.errors import ValidationError, shown
 from packer.twin.cluster.routers.base import IntArray, Request
 from packer.workload import Workload
 
@@ -42,8 +41,7 @@ class DLora:
 
     def __post_init__(self) -> None:
         checks.integer("batch", self.batch, low=1)
-        if self.mode not in ("dispatch", "migrate"):
-            raise ValidationError(f"Expected mode to be 'dispatch' or 'migrate', got {shown(self.mode)}.")
+        checks.choice("mode", self.mode, ("dispatch", "migrate"))
 
     @property
     def relocates(self) -> bool:

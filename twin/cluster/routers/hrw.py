@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
-from packer.twin.cluster.routers.base import IntArray
+from packer.twin.cluster.routers.base import AnyCluster, IntArray
 from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Hrw:
+class Hrw(AnyCluster):
     """The server with the highest hash of adapter and server: few adapters move when servers come and go.
 
     Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); production
@@ -22,10 +21,6 @@ class Hrw:
     """
 
     name = "hrw"
-
-    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Every cluster."""
-        return None
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
         """By the adapter alone."""

@@ -6,21 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
-from packer.twin.cluster.routers.base import IntArray
+from packer.twin.cluster.routers.base import AnyCluster, IntArray
 from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(AnyCluster):
     """A server drawn for each request."""
 
     name = "random"
-
-    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Every cluster."""
-        return None
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
         """One draw for each request, from its own stream."""

@@ -8,7 +8,6 @@ from numba import njit
 
 from packer import checks
 from packer.cluster import Cluster
-from packer.errors import ValidationError, shown
 from packer.twin.cluster.routers.base import FloatArray, ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, ranks_of, step_ms
 from packer.twin.cluster.state import Servers, outstanding
@@ -35,8 +34,7 @@ class RankAware(ScoringRouter):
     def __post_init__(self) -> None:
         checks.real("slo_ms", self.slo_ms, low=0.0, open_low=True)
         checks.real("penalty_ms", self.penalty_ms, low=0.0)
-        if self.prefill not in ("step", "linear"):
-            raise ValidationError(f"Expected prefill to be 'step' or 'linear', got {shown(self.prefill)}.")
+        checks.choice("prefill", self.prefill, ("step", "linear"))
 
     def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
         """The fields, "linear" as 1, then the mean output tokens of a request."""

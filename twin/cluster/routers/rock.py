@@ -9,10 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.cluster import Cluster
-from packer.errors import ValidationError, shown
-from packer.twin.cluster.routers.base import Request
-from packer.workload import Workload
+from packer.twin.cluster.routers.base import AnyCluster, Request
 
 if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
@@ -22,7 +19,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 @dataclass
-class Rock:
+class Rock(AnyCluster):
     """ROCK's task router (section 4.1, Algorithm 1).
 
     Tasks are vectors of iterations and adapter bytes; a Gaussian mixture over those of the last period makes the
@@ -64,14 +61,7 @@ class Rock:
         checks.integer("top", self.top, low=1)
         checks.integer("queues", self.queues, low=0)
         checks.real("period_s", self.period_s, low=0.0, open_low=True)
-        if self.dispatch not in ("free", "fastest", "single"):
-            raise ValidationError(
-                f"Expected dispatch to be 'free', 'fastest' or 'single', got {shown(self.dispatch)}."
-            )
-
-    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Every cluster."""
-        return None
+        checks.choice("dispatch", self.dispatch, ("free", "fastest", "single"))
 
     def start(self, view: ClusterView, seed: int) -> None:
         """Nothing is known of the tasks."""

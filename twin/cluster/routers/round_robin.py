@@ -6,21 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
-from packer.twin.cluster.routers.base import IntArray
+from packer.twin.cluster.routers.base import AnyCluster, IntArray
 from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class RoundRobin:
+class RoundRobin(AnyCluster):
     """One turn for each set of servers that share their adapters: with equal servers there is one."""
 
     name = "round-robin"
-
-    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Every cluster."""
-        return None
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
         """The k-th request of a group goes to its server k mod n."""
