@@ -24,6 +24,7 @@ from packer.predictors.api import load_predictor
 from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
 from packer.room import Room
+from packer.search import fewest
 from packer.solvers.api import solve
 from packer.solvers.assemble import versions
 from packer.solvers.evaluator import rate_margin_for
@@ -154,15 +155,7 @@ class Frontier:
 
     def first_that_holds(self, low: int, high: int) -> int | None:
         """Fewest GPUs from `low` to `high` on which the limits are kept; None if none does."""
-        step, below, n = 1, low - 1, low
-        while not self.at(n).holds:
-            if n >= high or self.over():
-                return None
-            below, n, step = n, min(high, n + step), 2 * step
-        while n - below > 1 and not self.over():
-            middle = (n + below) // 2
-            below, n = (below, middle) if self.at(middle).holds else (middle, n)
-        return n
+        return fewest(lambda n: self.at(n).holds, low, high, self.over)
 
     def extend(self, low: int, high: int) -> None:
         """Add points upward from `low` until one more GPU gains little, and fill the gaps below."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packer.profile import Profile
+from packer.search import fewest
 from packer.twin.memory.policy import kv_cache_tokens, memory_error, memory_policy
 
 MOST_SLOTS = 100_000
@@ -62,12 +63,8 @@ def memory_table(profile: Profile, max_loras: Sequence[int], max_lora_rank: Sequ
 
 def largest_max_loras(profile: Profile, rank: int) -> int:
     """Largest max_loras with which the server starts (at most `MOST_SLOTS`); 0 if it never does."""
-    low, high = 0, MOST_SLOTS + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        starts = memory_error(profile, profile.settings(middle, rank)) is None
-        low, high = (middle, high) if starts else (low, middle)
-    return low
+    too_many = fewest(lambda n: memory_error(profile, profile.settings(n, rank)) is not None, 1, MOST_SLOTS)
+    return MOST_SLOTS if too_many is None else too_many - 1
 
 
 def slot_cost_tokens(profile: Profile, rank: int) -> float:

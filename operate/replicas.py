@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.operate.kept import KeptHours
 from packer.profile import Profile
+from packer.search import fewest
 from packer.workload import Workload
 
 MOST_REPLICAS = 64
@@ -46,20 +48,11 @@ def fewest_parts(
             continue
         if enough(found):
             break
-        if holds(i, 1):
+        parts = fewest(partial(holds, i), 1, most)
+        if parts == 1:
             settled.add(groups[i])
-            continue
-        below, parts = 1, 2
-        while parts <= most and not holds(i, parts):
-            below, parts = parts, 2 * parts
-        if parts > most and (below == most or not holds(i, most)):
-            found[i] = None
-            continue
-        parts = min(parts, most)
-        while parts - below > 1:
-            middle = (below + parts) // 2
-            below, parts = (below, middle) if holds(i, middle) else (middle, parts)
-        found[i] = parts
+        else:
+            found[i] = parts
     return found
 
 

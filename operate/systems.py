@@ -13,6 +13,7 @@ from packer import checks
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
 from packer.predictors.build import register_ray
+from packer.search import fewest
 from packer.solvers.api import solve
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System, load_system
@@ -122,34 +123,19 @@ def servers_needed(
             "The number of servers that a system needs is that for an SLO: give its limits."
         )
 
-    def tried(n: int) -> SystemResult:
-        (result,) = compare_systems(
+    tried: dict[int, SystemResult] = {}
+
+    def holds(n: int) -> bool:
+        (tried[n],) = compare_systems(
             workload, cluster.resized(n), [system], seeds=seeds, seed=seed, duration_s=duration_s, slo=slo,
             router=router, jobs=jobs, backend=backend,
         )  # fmt: skip
-        progress(f"{result.system}: {n} servers", 0, 0)
-        return result
+        progress(f"{tried[n].system}: {n} servers", 0, 0)
+        attainment = tried[n].figures["slo_attainment"].mean
+        return attainment is not None and attainment >= share
 
-    below, n = 0, 1
-    found = tried(n)
-    while not _holds(found, share):
-        if n == most:
-            return None
-        below, n = n, min(2 * n, most)
-        found = tried(n)
-    while n - below > 1:
-        middle = (below + n) // 2
-        result = tried(middle)
-        if _holds(result, share):
-            n, found = middle, result
-        else:
-            below = middle
-    return found
-
-
-def _holds(result: SystemResult, share: float) -> bool:
-    attainment = result.figures["slo_attainment"].mean
-    return attainment is not None and attainment >= share
+    found = fewest(holds, 1, most)
+    return None if found is None else tried[found]
 
 
 def _placed(workload: Workload, cluster: Cluster, system: System, router: str | None, seed: int) -> Cluster:
