@@ -21,10 +21,9 @@ from trials import measured_profile
 
 from packer.io.files import write_text
 from packer.profile import Profile
-from packer.twin.fit.runs import fleet_of
+from packer.twin.fit.runs import simulate_run
 from packer.twin.fit.tables import Run
 from packer.twin.scores import smape
-from packer.twin.simulate import simulate
 
 HERE = Path(__file__).parent
 SEEDS = 6
@@ -34,10 +33,7 @@ NEAR = 0.10
 
 def ttft_ms(run: Run, profile: Profile, seed: int) -> float:
     """Mean TTFT that the twin predicts."""
-    return simulate(
-        fleet_of(run), profile, max_loras=run.max_loras, max_lora_rank=run.max_lora_rank,
-        duration_s=run.duration_s, seed=seed, max_outstanding=MAX_OUTSTANDING,
-    ).mean_ttft_ms  # fmt: skip
+    return simulate_run(run, profile, seed=seed, max_outstanding=MAX_OUTSTANDING).mean_ttft_ms
 
 
 def of_model(model: str) -> dict[str, dict[str, float]]:

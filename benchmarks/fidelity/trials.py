@@ -25,7 +25,7 @@ from packer.profile import Profile
 from packer.twin.fit import from_tables, score, step_law
 from packer.twin.fit.mean_state import simulated_equations, solve_robustly
 from packer.twin.fit.pipeline import SEED, TERMS
-from packer.twin.fit.runs import fleet_of, stratified, targets_of
+from packer.twin.fit.runs import fleet_of, stratified
 from packer.twin.fit.tables import Run
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate
@@ -63,9 +63,9 @@ def left_out_error(model: str, terms_of: Callable[[], tuple[str, ...]], cache: d
         profiling, runs = tables(model)
         started = [run for run in runs if run.ok]
         profile = measured_profile(model)
-        equations = simulated_equations(profile, targets_of(started, SEED), MAX_OUTSTANDING, 2)
+        equations, kept = simulated_equations(profile, started, seed=SEED, max_outstanding=MAX_OUTSTANDING)
         micro = from_tables.micro_equations(profiling, profile.engine, profile.latency.graph_max_tokens)
-        cache[model] = (equations, micro, np.array([run.family for run in started])[: len(equations.step_ms)])
+        cache[model] = (equations, micro, np.array([run.family for run in kept]))
     equations, micro, families = cache[model]
     errors = np.zeros(len(families))
     for family in np.unique(families):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from packer.profile import FrontEndSpec, Profile
-from packer.twin.fit.runs import simulate_target, stratified, targets_of
+from packer.twin.fit.runs import simulate_run, stratified
 from packer.twin.fit.tables import Run
 from packer.twin.result import Simulation
 from packer.twin.scores import smape
@@ -44,10 +44,12 @@ def fit_frontend(
 
     def simulated(some: Sequence[Run], frontend: FrontEndSpec) -> list[Simulation]:
         server = replace(profile, frontend=frontend)
+
+        def one(k: int) -> Simulation:
+            return simulate_run(some[k], server, seed=SEED + k, max_outstanding=max_outstanding)
+
         with ThreadPoolExecutor(threads) as pool:
-            return list(
-                pool.map(lambda t: simulate_target(t, server, max_outstanding), targets_of(some, SEED))
-            )
+            return list(pool.map(one, range(len(some))))
 
     spec = FrontEndSpec(scrape_interval_s=profile.frontend.scrape_interval_s)
     early = [replace(run, duration_s=LATE * run.duration_s) for run in chosen]

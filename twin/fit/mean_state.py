@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
-from packer.twin.fit.runs import Target, simulate_target
+from packer.twin.fit.runs import simulate_run
 from packer.twin.fit.step_law import Equations, residuals, solve
 from packer.twin.fit.tables import Run
 from packer.twin.law.law import coefficient_vector
@@ -53,34 +53,38 @@ def wanted_step_ms(run: Run, sim: Simulation, step_ms: float) -> float | None:
 
 
 def simulated_equations(
-    profile: Profile, targets: Sequence[Target], max_outstanding: int | None, threads: int,
+    profile: Profile, runs: Sequence[Run], *, seed: int = 0, max_outstanding: int | None = None, threads: int = 2,
     done: Callable[[], None] = lambda: None,
-) -> Equations:  # fmt: skip
-    """One equation per run: simulated mean state, wanted mean step time (loading taken off)."""
+) -> tuple[Equations, list[Run]]:  # fmt: skip
+    """One equation per run: simulated mean state, wanted mean step time (less loading); and the runs that give one.
+
+    The k-th run is simulated with `seed` + k.
+    """
     law = coefficient_vector(profile.latency)
 
-    def one(target: Target) -> tuple[FloatArray, float] | None:
-        sim = simulate_target(target, profile, max_outstanding, mean_state=True)
+    def one(k: int) -> tuple[FloatArray, float, Run] | None:
+        sim = simulate_run(runs[k], profile, seed=seed + k, max_outstanding=max_outstanding, mean_state=True)
         done()
         if sim.status != "ok" or sim.raw.means[-1] <= 0:
             return None
         means = sim.raw.means[:-2] / sim.raw.means[-1]
         step_ms = float(sim.raw.means[-2] / sim.raw.means[-1])
-        wanted = wanted_step_ms(target.run, sim, step_ms)
+        wanted = wanted_step_ms(runs[k], sim, step_ms)
         loading_ms = step_ms - float(means @ law)
-        return None if wanted is None else (means, max(wanted - loading_ms, 0.1 * wanted))
+        return None if wanted is None else (means, max(wanted - loading_ms, 0.1 * wanted), runs[k])
 
     with ThreadPoolExecutor(threads) as pool:  # the kernel releases the GIL
-        rows = [row for row in pool.map(one, targets) if row is not None]
+        rows = [row for row in pool.map(one, range(len(runs))) if row is not None]
     features = np.array([row[0] for row in rows]).reshape(-1, len(LINEAR_TERMS))
-    return Equations(features, np.array([row[1] for row in rows]), np.ones(len(rows)))
+    kept = [row[2] for row in rows]
+    return Equations(features, np.array([row[1] for row in rows]), family_weights(kept)), kept
 
 
-def family_weights(targets: Sequence[Target]) -> FloatArray:
+def family_weights(runs: Sequence[Run]) -> FloatArray:
     """Weights, mean 1, that give each family the square root of its size; half where the client lagged."""
-    families = [target.run.family for target in targets]
+    families = [run.family for run in runs]
     size = {family: families.count(family) for family in families}
-    lagged = np.array([target.run.rates.sum() > CLIENT_LAGS_REQ_S for target in targets])
+    lagged = np.array([run.rates.sum() > CLIENT_LAGS_REQ_S for run in runs])
     weights = np.array([size[family] ** -0.25 for family in families]) * np.where(lagged, 0.5, 1.0)
     out: FloatArray = weights / weights.mean()
     return out
@@ -99,10 +103,11 @@ def solve_robustly(equations: Equations, terms: Sequence[str]) -> dict[str, floa
 
 def fit_mean_state(
     profile: Profile,
-    targets: Sequence[Target],
+    runs: Sequence[Run],
     micro: Equations,
     terms: Sequence[str],
     *,
+    seed: int = 0,
     micro_share: float = 0.25,
     max_outstanding: int | None = None,
     threads: int = 2,
@@ -114,12 +119,12 @@ def fit_mean_state(
     after each simulation.
     """
     for k in range(ROUNDS):
-        runs = simulated_equations(profile, targets, max_outstanding, threads, done)
-        runs = replace(runs, weights=family_weights(targets)[: len(runs.step_ms)])
-        together = runs
+        together, kept = simulated_equations(
+            profile, runs, seed=seed, max_outstanding=max_outstanding, threads=threads, done=done
+        )
         if len(micro.step_ms):
-            weight = np.sqrt(micro_share * len(runs.step_ms) / len(micro.step_ms))
-            together = runs + replace(micro, weights=micro.weights * weight)
+            weight = np.sqrt(micro_share * len(kept) / len(micro.step_ms))
+            together += replace(micro, weights=micro.weights * weight)
         found = solve_robustly(together, terms)
         share = 1.0 if k == 0 else 0.6  # later rounds are damped: a queue's length reacts to its step time
         old = profile.latency.coefficients

@@ -18,7 +18,7 @@ from packer.twin.fit.lengths_fit import fit_correlation
 from packer.twin.fit.mean_state import ROUNDS, fit_mean_state
 from packer.twin.fit.memory_fit import fit_loading, fit_memory
 from packer.twin.fit.prior import prior_of
-from packer.twin.fit.runs import stratified, targets_of
+from packer.twin.fit.runs import stratified
 from packer.twin.fit.score import ScoredRun
 from packer.twin.fit.tables import Profiling, Run
 
@@ -94,9 +94,10 @@ def fit_runs(
     return _rounded(
         fit_mean_state(
             replace(with_provenance(start, prior=""), latency=LatencySpec("linear", first, graph)),
-            targets_of(runs, SEED),
+            runs,
             micro,
             TERMS,
+            seed=SEED,
             max_outstanding=max_outstanding,
             threads=threads,
             done=done,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +29,16 @@ def fleet_of(run: Run) -> Workload:
     )
 
 
+def simulate_run(
+    run: Run, profile: Profile, *, seed: int = 0, max_outstanding: int | None = None, mean_state: bool = False
+) -> Simulation:
+    """The twin of a run; `max_outstanding`: the ceiling of the client that made it."""
+    return simulate(
+        fleet_of(run), profile, max_loras=run.max_loras, max_lora_rank=run.max_lora_rank, duration_s=run.duration_s,
+        seed=seed, max_outstanding=max_outstanding, mean_state=mean_state,
+    )  # fmt: skip
+
+
 def stratified(runs: Sequence[Run], limit: int, seed: int) -> list[Run]:
     """At most `limit` of the runs that started, spread evenly over families and regimes."""
     rng = np.random.default_rng(seed)
@@ -48,28 +57,3 @@ def stratified(runs: Sequence[Run], limit: int, seed: int) -> list[Run]:
                 chosen.append(queue.pop())
         queues = [queue for queue in queues if queue]
     return chosen
-
-
-@dataclass(frozen=True, eq=False)
-class Target:
-    """A run, the workload that stands for it, and the seed of its draws."""
-
-    run: Run
-    workload: Workload
-    seed: int
-
-
-def targets_of(runs: Sequence[Run], seed: int = 0) -> list[Target]:
-    """Targets of the runs that started; each has a seed of its own, the same in every evaluation."""
-    return [Target(run, fleet_of(run), seed + k) for k, run in enumerate(run for run in runs if run.ok)]
-
-
-def simulate_target(
-    target: Target, profile: Profile, max_outstanding: int | None, *, mean_state: bool = False
-) -> Simulation:
-    """The twin of one run."""
-    run = target.run
-    return simulate(
-        target.workload, profile, max_loras=run.max_loras, max_lora_rank=run.max_lora_rank,
-        duration_s=run.duration_s, seed=target.seed, max_outstanding=max_outstanding, mean_state=mean_state,
-    )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer.profile import Profile
-from packer.twin.fit.runs import Target, fleet_of, simulate_target
+from packer.twin.fit.runs import simulate_run
 from packer.twin.fit.tables import Run
 from packer.twin.margin import QUANTILES, error_key
 from packer.twin.memory.policy import memory_error
@@ -53,7 +53,7 @@ def score_runs(
         if refused or not run.ok:
             done()
             return ScoredRun(run, refused, False, {})
-        sim = simulate_target(Target(run, fleet_of(run), seed), profile, max_outstanding)
+        sim = simulate_run(run, profile, seed=seed, max_outstanding=max_outstanding)
         done()
         predicted = {name: float(getattr(sim, attribute)) for name, (_, attribute) in METRICS.items()}
         return ScoredRun(run, False, sim.starved, predicted)

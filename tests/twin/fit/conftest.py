@@ -9,7 +9,7 @@ import pytest
 
 from packer.io.profiles import load_profile
 from packer.profile import LatencySpec, Profile
-from packer.twin.fit.runs import Target, simulate_target, targets_of
+from packer.twin.fit.runs import simulate_run
 from packer.twin.fit.tables import Run
 
 TRUE_LAW = {
@@ -45,8 +45,8 @@ def _blank_run(number: int, rng: np.random.Generator) -> Run:
     )
 
 
-def _measured(target: Target, profile: Profile) -> Run:
-    sim = simulate_target(target, profile, None)
+def _measured(run: Run, profile: Profile, seed: int) -> Run:
+    sim = simulate_run(run, profile, seed=seed)
     metrics = {
         "total_tok_s": sim.total_token_throughput,
         "request_throughput": sim.request_throughput,
@@ -56,7 +56,7 @@ def _measured(target: Target, profile: Profile) -> Run:
         "ttft_median_ms": sim.median_ttft_ms,
         "mean_num_waiting": sim.mean_waiting,
     }
-    return replace(target.run, metrics=metrics)
+    return replace(run, metrics=metrics)
 
 
 @pytest.fixture(scope="session")
@@ -64,4 +64,4 @@ def measured_runs(true_profile: Profile) -> list[Run]:
     """24 runs of three families, "measured" on the true profile with seeds that no fit uses."""
     rng = np.random.default_rng(7)
     blank = [_blank_run(number, rng) for number in range(24)]
-    return [_measured(target, true_profile) for target in targets_of(blank, 50_000)]
+    return [_measured(run, true_profile, 50_000 + k) for k, run in enumerate(blank)]

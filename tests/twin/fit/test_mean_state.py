@@ -16,7 +16,7 @@ from packer.twin.fit.mean_state import (
     simulated_equations,
     wanted_step_ms,
 )
-from packer.twin.fit.runs import simulate_target, targets_of
+from packer.twin.fit.runs import simulate_run
 from packer.twin.fit.step_law import Equations
 from packer.twin.fit.tables import Run
 from packer.twin.law.law import coefficient_vector
@@ -27,9 +27,8 @@ NO_MICRO = Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
 def test_mean_state_reproduces_the_mean_step(true_profile: Profile, measured_runs: list[Run]) -> None:
     """The law applied to the summed state, plus loading, is the summed step time."""
     law = coefficient_vector(true_profile.latency)
-    target = targets_of(measured_runs[:1])[0]
     warm = replace(true_profile, loading=replace(true_profile.loading, cold_start=False, host_base_ms=0.0))
-    sim = simulate_target(target, warm, None, mean_state=True)
+    sim = simulate_run(measured_runs[0], warm, mean_state=True)
     means = sim.raw.means
     assert means[:-2] @ law / means[-1] == pytest.approx(means[-2] / means[-1])
 
@@ -39,7 +38,7 @@ def test_fit_finds_the_law_that_made_the_runs(true_profile: Profile, measured_ru
     true = true_profile.latency.coefficients
     wrong = LatencySpec("linear", {term: 1.6 * value for term, value in true.items()}, 512)
     fitted = fit_mean_state(
-        replace(true_profile, latency=wrong), targets_of(measured_runs, 1000), NO_MICRO, tuple(true)
+        replace(true_profile, latency=wrong), measured_runs, NO_MICRO, tuple(true), seed=1000
     )
     found = fitted.latency.coefficients
     assert found["base_ms"] == pytest.approx(true["base_ms"], rel=0.15)
@@ -47,10 +46,13 @@ def test_fit_finds_the_law_that_made_the_runs(true_profile: Profile, measured_ru
 
 
 def test_equations_need_runs_with_a_measured_tpot(true_profile: Profile, measured_runs: list[Run]) -> None:
-    """A run without TPOT gives no equation and no error."""
-    blank = [replace(measured_runs[0], metrics={"total_tok_s": 1.0}), measured_runs[1]]
-    equations = simulated_equations(true_profile, targets_of(blank), None, 1)
-    assert len(equations.step_ms) == 1
+    """A run without TPOT gives no equation, no error and no weight to another run."""
+    other, fast = measured_runs[1], replace(measured_runs[1], rates=measured_runs[1].rates * 50)
+    blank = replace(measured_runs[0], metrics={"total_tok_s": 1.0})
+    equations, kept = simulated_equations(true_profile, [blank, other, fast])
+    assert kept == [other, fast]
+    assert equations.weights.tolist() == family_weights(kept).tolist()
+    assert equations.weights[1] < equations.weights[0]
 
 
 def test_starved_runs_read_the_step_off_the_throughput_too(
@@ -58,7 +60,7 @@ def test_starved_runs_read_the_step_off_the_throughput_too(
 ) -> None:
     """A starved run whose simulated throughput is too high needs longer steps."""
     run = measured_runs[0]
-    sim = simulate_target(targets_of([run])[0], true_profile, None)
+    sim = simulate_run(run, true_profile)
     slow = replace(run, metrics={**run.metrics, "total_tok_s": 0.5 * sim.total_token_throughput,
                                  "tpot_mean_ms": sim.mean_tpot_ms})  # fmt: skip
     assert slow.starved
@@ -72,7 +74,7 @@ def test_a_server_that_keeps_up_multiplies_the_error_of_its_step(
 ) -> None:
     """Of a TPOT that is 10 % too short, the step is wanted longer by the part that Little's law leaves of it."""
     run = next(run for run in measured_runs if not run.starved)
-    sim = simulate_target(targets_of([run])[0], true_profile, None)
+    sim = simulate_run(run, true_profile)
     longer = replace(run, metrics={**run.metrics, "tpot_mean_ms": 1.1 * sim.mean_tpot_ms})
     assert wanted_step_ms(longer, sim, 10.0) == pytest.approx(10.0 * 1.1 ** (1 / GAIN))
 
@@ -81,6 +83,6 @@ def test_runs_of_a_client_that_lags_weigh_half(measured_runs: list[Run]) -> None
     """Beyond 100 req/s offered, a run counts half as much as another of its family."""
     run = measured_runs[0]
     fast = replace(run, rates=run.rates * (200.0 / run.rates.sum()))
-    weights = family_weights(targets_of([run, run, fast]))
+    weights = family_weights([run, run, fast])
     assert weights[2] == pytest.approx(0.5 * weights[0])
     assert weights.mean() == pytest.approx(1.0)
