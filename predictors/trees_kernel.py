@@ -68,25 +68,6 @@ class FleetArrays(NamedTuple):
 
 
 @njit(**FLAGS)
-def output(model: TreeModel, x: Float32Array, k: int) -> float:
-    """One output of the model for the features x float32 (F + 1,), its last −∞."""
-    total = walk_one(
-        x, model.feature, model.threshold, model.left, model.roots, model.depths,
-        model.starts[k], model.starts[k + 1],
-    )  # fmt: skip
-    found: float = model.bias[k] + total
-    return found
-
-
-@njit(**FLAGS)
-def figure(model: TreeModel, x: Float32Array, row: FloatArray, k: int) -> float:
-    """The figure of output k: the feature that it corrects times the correction."""
-    correction = min(max(output(model, x, k), -model.largest), model.largest)
-    found: float = max(row[model.bases[k]], SMALLEST) * math.exp(correction)
-    return found
-
-
-@njit(**FLAGS)
 def evaluate(
     indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
     kv_tokens: FloatArray, fleet: FleetArrays, model: TreeModel, figures: FloatArray, flags: BoolArray,
@@ -108,6 +89,7 @@ def evaluate(
         features,
     )
     x = np.full(width + 1, -np.inf, dtype=np.float32)
+    outputs = np.empty(model.bias.size)  # `packer.predictors.targets.OUTPUTS`
     for b in range(n):
         row = features[b]
         outside = False
@@ -125,17 +107,25 @@ def evaluate(
             figures[THROUGHPUT, b], figures[CHANCE, b] = 0.0, 1.0
             figures[MEAN_TTFT : P99_ITL + 1, b] = np.nan
             continue
-        odds = model.slope * output(model, x, 0) + model.offset
+        for k in range(outputs.size):
+            outputs[k] = model.bias[k] + walk_one(
+                x, model.feature, model.threshold, model.left, model.roots, model.depths,
+                model.starts[k], model.starts[k + 1],
+            )  # fmt: skip
+        odds = model.slope * outputs[0] + model.offset
         chance = 1.0 / (1.0 + math.exp(-min(max(odds, -50.0), 50.0)))
-        flags[STARVED, b], flags[STABLE, b] = chance >= 0.5, output(model, x, 8) > 0.0
+        flags[STARVED, b], flags[STABLE, b] = chance >= 0.5, outputs[8] > 0.0
         figures[CHANCE, b] = chance
-        figures[THROUGHPUT, b] = min(figure(model, x, row, 1), 1.0) * offered
-        mean_itl, mean_ttft = figure(model, x, row, 2), figure(model, x, row, 5)
-        p99_ttft = max(figure(model, x, row, 7), mean_ttft)  # learned apart, figures could contradict
+        for k in range(1, 8):
+            correction = min(max(outputs[k], -model.largest), model.largest)
+            outputs[k] = max(row[model.bases[k]], SMALLEST) * math.exp(correction)
+        figures[THROUGHPUT, b] = min(outputs[1], 1.0) * offered
+        mean_itl, mean_ttft = outputs[2], outputs[5]
+        p99_ttft = max(outputs[7], mean_ttft)  # learned apart, figures could contradict
         figures[MEAN_ITL, b], figures[MEAN_TTFT, b], figures[P99_TTFT, b] = mean_itl, mean_ttft, p99_ttft
-        figures[P99_ITL, b] = max(figure(model, x, row, 3), mean_itl)
-        figures[MEAN_TPOT, b] = figure(model, x, row, 4)
-        figures[MEDIAN_TTFT, b] = min(figure(model, x, row, 6), p99_ttft)
+        figures[P99_ITL, b] = max(outputs[3], mean_itl)
+        figures[MEAN_TPOT, b] = outputs[4]
+        figures[MEDIAN_TTFT, b] = min(outputs[6], p99_ttft)
 
 
 def _leaves(

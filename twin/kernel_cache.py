@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import itertools
 import linecache
@@ -232,9 +233,15 @@ def _compile(kernel: Any, signature: object) -> Any:
     """`Dispatcher.compile`, by one process at a time."""
     if not _ours(kernel.py_func):
         return _COMPILED(kernel, signature)
-    # Numba's own lock comes first, as where a kernel compiles one that it calls.
-    with global_compiler_lock, alone(kernel.py_func):
-        return _COMPILED(kernel, signature)
+    collects = gc.isenabled()
+    gc.disable()  # what the compiler makes lives to its end
+    try:
+        # Numba's own lock comes first, as where a kernel compiles one that it calls.
+        with global_compiler_lock, alone(kernel.py_func):
+            return _COMPILED(kernel, signature)
+    finally:
+        if collects:
+            gc.enable()
 
 
 _COMPILED: Callable[..., Any] = Dispatcher.compile
