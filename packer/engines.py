@@ -20,8 +20,7 @@ class LightLlm:
     """LightLLM with S-LoRA's pool (`packer.twin.engine.lightllm`); it has no model of the front end.
 
     `max_wait_tokens`: decode steps between two looks at the queue. S-LoRA's code has 10; CaraServe describes 0 or 1.
-    `batch_max_tokens`: prompt tokens of a prefill; None: the profile's `max_num_batched_tokens`, or `max_model_len`
-    if larger.
+    `batch_max_tokens`: prompt tokens of a prefill; None: a sixth of the pool's, at least `max_model_len` (LightLLM).
     `running_max_req_size`: largest batch.
     `batch_num_adapters`: adapter clustering: with so many adapters in the batch, waiting requests of these come
     first; None: never.

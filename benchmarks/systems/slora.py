@@ -156,7 +156,6 @@ class Setting:
     ) -> Served:
         """`load`: adapters, req/s, and for how many seconds requests are sent."""
         adapters, rate, sent_s = load
-        engine = f"lightllm:max_wait_tokens=10,batch_max_tokens={self.cells // 6}"
         own = self if adapters else replace(self, ranks=(1,))
         cluster = own.cluster(slots)
         if not adapters:
@@ -166,7 +165,7 @@ class Setting:
             how,
             kernel=None,  # the law is the profile's
             loading="blocking" if adapters else "none",
-            engine=engine + (",abort_after_s=6" if abort else ""),
+            engine="lightllm:max_wait_tokens=10" + (",abort_after_s=6" if abort else ""),
         )
         run = packer.simulate_cluster(
             own.fleet(adapters, rate, sent_s), cluster, how, duration_s=SPAN_S, seed=0

@@ -66,8 +66,7 @@ class Setup:
     def most_prompt_tokens(self) -> int:
         """Tokens of a prefill of LightLLM."""
         assert isinstance(self.engine, LightLlm)
-        own = self.server.profile.engine
-        return self.engine.batch_max_tokens or max(own.max_num_batched_tokens, own.max_model_len)
+        return self.engine.batch_max_tokens or max(self.cells // 6, self.server.profile.engine.max_model_len)
 
     def longest_request(self) -> int:
         """Input + output tokens of the longest request that the server takes; longer ones are cut."""

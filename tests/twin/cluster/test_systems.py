@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +18,13 @@ from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.registry import make
 from packer.terms import LINEAR
+from packer.twin.cache.drop import Drop
 from packer.twin.cache.loading import CpuAssist, loading_of
 from packer.twin.cache.replicas import Replicas, replicas
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import Request
 from packer.twin.cluster.routers.rock import Rock
+from packer.twin.cluster.setup import kind_setup
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System, load_system, system_names
 from packer.twin.engine import state as rows
@@ -216,6 +219,16 @@ def test_rock_weighs_the_free_servers() -> None:
     assert chosen() == 1, "a free server without the adapter before one that is taken"
     view.running = np.ones(5, int)
     assert chosen() == 0, "24 s with the load, as soon as any other"
+
+
+def test_prefills_of_lightllm_take_a_sixth_of_the_pool(fleet: Workload) -> None:
+    """As S-LoRA's server: the prompts of a prefill have a sixth of the pool's tokens, at least those of one request."""
+    system = load_system("s-lora")
+    for budget_bytes, most in ((PROFILE.model.kv_bytes_per_token * 120_000, 20_000), (8e8, 2048)):
+        small = replace(PROFILE, memory=replace(PROFILE.memory, kv_budget_bytes=budget_bytes, measured=()))
+        small = replace(small, engine=replace(small.engine, max_model_len=2048))
+        setup = kind_setup(fleet, ServerKind("h100", small, 16), system, Drop())
+        assert setup.most_prompt_tokens == pytest.approx(most, rel=0.01)
 
 
 def test_kinds_share_the_cache_policy() -> None:
