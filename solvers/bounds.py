@@ -68,8 +68,6 @@ def limits(feasibility: Feasibility, rng: np.random.Generator, known: IntArray |
     """The heaviest and the fullest feasible bins of each slot rank: of all, if they are few, else of a search.
 
     The search includes the `known` bins.
-
-    Raises `OutOfTime`: the problem's time is up.
     """
     classes = feasibility.classes
     slots = np.array([slot_rank_for(rank) for rank in classes.ranks.tolist()])
@@ -134,10 +132,7 @@ def l2(sizes: FloatArray, demand: IntArray) -> int:
 
 
 def quick_bound(feasibility: Feasibility, rng: np.random.Generator, known: IntArray | None = None) -> Bound:
-    """The best of the bounds on load and on slots, in words.
-
-    Raises `OutOfTime`: the problem's time is up.
-    """
+    """The best of the bounds on load and on slots, in words."""
     classes, name = feasibility.classes, feasibility.problem.evaluator.name
     demand = classes.demand
     found = limits(feasibility, rng, known)

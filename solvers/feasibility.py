@@ -24,7 +24,7 @@ _ENTRY_BYTES = 160
 
 
 class OutOfTime(Exception):  # noqa: N818  (not an error: a search returns the best so far)
-    """The time limit has passed, or the search was stopped, in the middle of it."""
+    """The time limit has passed, or the search was stopped: whatever evaluates bins in a search may raise it."""
 
 
 class Feasibility:
@@ -55,10 +55,7 @@ class Feasibility:
         self._bad = _Recent(len(classes))
 
     def feasible(self, counts: IntArray) -> npt.NDArray[np.bool_]:
-        """Which rows of `counts` (m, K) are feasible bins, bool (m,); the empty bin is.
-
-        Raises `OutOfTime`: the problem's time is up.
-        """
+        """Which rows of `counts` (m, K) are feasible bins, bool (m,); the empty bin is."""
         counts = np.ascontiguousarray(counts, dtype=np.int64)
         answers = np.zeros(len(counts), dtype=bool)
         open_: list[int] = []

@@ -44,8 +44,6 @@ class Knapsacks:
 
         Of each slot rank, the best bin of the largest load whose best bin is feasible. `carried_tok_s`: load of the
         heaviest bin known.
-
-        Raises `OutOfTime`: the problem's time is up.
         """
         found = [np.zeros((0, len(weights)), dtype=np.int64)]
         if len(weights) <= _MOST_CLASSES:

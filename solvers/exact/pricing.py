@@ -59,8 +59,6 @@ def fill(
     The longest start of the order that fits as a whole is found by bisection; after it, a few classes more
     are filled as far as they go. No count exceeds `limit` (K,); `sizes` (K,) guess the share of a bin that
     one adapter takes.
-
-    Raises `OutOfTime`: the problem's time is up.
     """
     bins, begin = _longest_start(feasibility, bins, orders, limit)
     ends = [min(len(order), start + _DEPTH) for order, start in zip(orders, begin, strict=True)]
@@ -125,8 +123,6 @@ def price(
     Knapsacks at values shaken by the seeded `rng`, and bins filled up in order of value per size from nothing or from
     the `bases` (feasible bins) with a part taken out: `n_starts` of what was better the last time, a few of the other.
     It may miss the best bin: `packer.solvers.exact.proof` checks.
-
-    Raises `OutOfTime`: the problem's time is up.
     """
     feasibility = knapsacks.feasibility
     useful = np.flatnonzero((weights > 1e-9) & (limit > 0))

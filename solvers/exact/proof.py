@@ -46,8 +46,6 @@ def certify(
     at most `slack`: each such bin then holds a rounded one of value > `above`, and by dominance it is
     enough to evaluate the smallest of those. If there are more than `budget`, a seeded sample of them is
     evaluated instead.
-
-    Raises `OutOfTime`: the problem's time is up.
     """
     useful = np.flatnonzero((weights > 1e-9) & (limit > 0))
     useful = useful[np.argsort(-weights[useful], kind="stable")]

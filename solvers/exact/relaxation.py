@@ -70,10 +70,7 @@ class Relaxation:
         return len(self.patterns) - before
 
     def start(self, bins: IntArray) -> bool:
-        """Pool of these bins, if feasible, and the fullest one of each class else not held; False if one fits nowhere.
-
-        Raises `OutOfTime`: the problem's time is up.
-        """
+        """Pool of these bins, if feasible, and the fullest one of each class else not held; False if one fits nowhere."""
         if len(bins):
             self.add(bins[self.feasibility.feasible(bins)])
         covered = self.patterns.max(axis=0, initial=0) > 0
@@ -88,8 +85,6 @@ class Relaxation:
         Feasibility depends on the load, the number of adapters and their ranks first of all: few prices come near the
         best weights in a few rounds, however many classes there are. It ends where no more than the `known` bound can
         be promised: more columns lower the optimum, which no weights exceed.
-
-        Raises `OutOfTime`: the problem's time is up.
         """
         sizes, priced = self._sizes(), self.demand @ features
         if self.weights is None:
@@ -121,8 +116,6 @@ class Relaxation:
         duals alone (A. Pessoa et al.: Automation and combination of linear-programming based stabilization
         techniques in column generation, 2018). `to_the_end`: at the duals alone until no bin is worth more
         than 1, for the patterns rather than the bound.
-
-        Raises `OutOfTime`: the problem's time is up.
         """
         sizes = self._sizes()
         share = 0.0 if to_the_end else 1.0
@@ -180,8 +173,6 @@ class Relaxation:
         """Look for bins that refute the bound promised; False if one was found (run again).
 
         `target` is the number of bins of the plan at hand: no more is worth proving.
-
-        Raises `OutOfTime`: the problem's time is up.
         """
         if self.weights is None:
             return True
@@ -207,8 +198,6 @@ class Relaxation:
         At the mean of the duals and the best weights, shaken by noise of this spread, and with one adapter of each
         class in turn. If no bin is worth more than 1, none in such a plan is worth less by more than the bins that it
         has beyond the worth of all adapters: others are left out.
-
-        Raises `OutOfTime`: the problem's time is up.
         """
         if self.master is None or self.weights is None:
             return 0
@@ -227,8 +216,6 @@ class Relaxation:
         """Look for a feasible bin so heavy that fewer than `bins` might carry the whole weight `value`.
 
         The heaviest bin known weighs at most 1.
-
-        Raises `OutOfTime`: the problem's time is up.
         """
         if bins <= 1:
             return Certificate(True, 0)

@@ -68,8 +68,6 @@ def dive(relaxation: Relaxation, below: int, shake: float) -> list[IntArray] | N
     bins.
 
     `shake` is the spread of the noise on the values.
-
-    Raises `OutOfTime`: the problem's time is up.
     """
     master, rng, patterns = relaxation.master, relaxation.rng, relaxation.patterns
     if master is None or master.duals.max(initial=0.0) <= 0.0:

@@ -57,10 +57,7 @@ class Columns:
         self.converged = False
 
     def start(self, bins: Sequence[tuple[Source, IntArray]]) -> bool:
-        """Pool of these patterns and the fullest ones of each class alone; False if a class fits no kind.
-
-        Raises `OutOfTime`: the problem's time is up.
-        """
+        """Pool of these patterns and the fullest ones of each class alone; False if a class fits no kind."""
         for source, row in bins:
             if source.mean.feasible(row[None, :])[0]:
                 source.add(row[None, :])

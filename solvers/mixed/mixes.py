@@ -113,8 +113,6 @@ class Mixes:
         Patterns are generated until that is at most 1, or a cut excludes the mix, or none improves it; None without
         time, and for a mix of kinds that hold no adapter of a class, which a cut then excludes. `few`: for weights that
         are sums of a few prices, so that a value of at most 1 says little.
-
-        Raises `OutOfTime`: the problem's time is up.
         """
         chosen = [source for source, count in zip(self.sources, servers.tolist(), strict=True) if count]
         counts = servers[servers > 0]
