@@ -70,7 +70,7 @@ class Relaxation:
         return len(self.patterns) - before
 
     def start(self, bins: IntArray) -> bool:
-        """Pool of these bins, if feasible, and the fullest one of each class else not held; False if one fits nowhere."""
+        """Pool of these bins, if feasible, and the fullest one of each class else not held; False if one fits none."""
         if len(bins):
             self.add(bins[self.feasibility.feasible(bins)])
         covered = self.patterns.max(axis=0, initial=0) > 0
