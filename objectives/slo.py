@@ -9,7 +9,32 @@ from packer.objectives.base import Objective, check_stable
 
 
 @dataclass(frozen=True)
-class Slo(Objective):
+class LatencyLimits(Objective):
+    """An objective with limits of the latencies of each GPU, in ms."""
+
+    mean_ttft_ms: float | None = None
+    median_ttft_ms: float | None = None
+    p99_ttft_ms: float | None = None
+    mean_tpot_ms: float | None = None
+    mean_itl_ms: float | None = None
+    p99_itl_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in self._given().items():
+            checks.real(key, value, low=0.0, open_low=True)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are given."""
+        return self._given()
+
+    def _given(self) -> dict[str, float]:
+        values = {item.name: getattr(self, item.name) for item in fields(LatencyLimits)}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Slo(LatencyLimits):
     """Minimise the number of GPUs such that each keeps the limits that are given, all in ms.
 
     `stable`: 1 if no server may have a queue that grows for as long as requests come.
@@ -18,31 +43,15 @@ class Slo(Objective):
     workload.
     """
 
-    mean_ttft_ms: float | None = None
-    median_ttft_ms: float | None = None
-    p99_ttft_ms: float | None = None
-    mean_tpot_ms: float | None = None
-    mean_itl_ms: float | None = None
-    p99_itl_ms: float | None = None
     stable: bool = False
 
     name = "slo"
 
     def __post_init__(self) -> None:
         check_stable(self.stable)
-        for key, value in self._given().items():
-            checks.real(key, value, low=0.0, open_low=True)
+        super().__post_init__()
 
     @property
     def limits(self) -> dict[str, float]:
         """The limits that are given, or that of how much of its own limits an adapter uses."""
         return self._given() or {"slo_used": 1.0}
-
-    def _given(self) -> dict[str, float]:
-        values = {name: getattr(self, name) for name in _limits()}
-        return {key: value for key, value in values.items() if value is not None}
-
-
-def _limits() -> list[str]:
-    """Names of the figures that can be limited."""
-    return [item.name for item in fields(Slo) if item.name.endswith("_ms")]

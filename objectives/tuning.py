@@ -3,48 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.evaluation import Evaluations
 from packer.job import FineTuning
-from packer.objectives.base import Objective
+from packer.objectives.slo import LatencyLimits
 from packer.profile import Profile
 from packer.twin.tuning.policy import trains
 from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Tuning(Objective):
+class Tuning(LatencyLimits):
     """Maximise the tokens on which the GPUs train per second, while each keeps the limits that are given, in ms.
 
     `policy`: how training shares a server; "": as the workload's job says, or "llmstation" if it has none.
     """
 
     policy: str = ""
-    mean_ttft_ms: float | None = None
-    median_ttft_ms: float | None = None
-    p99_ttft_ms: float | None = None
-    mean_tpot_ms: float | None = None
-    mean_itl_ms: float | None = None
-    p99_itl_ms: float | None = None
 
     name = "tuning"
     minimises = "negative training tok/s"
     fixed_gpus = True
     balances = False
-
-    def __post_init__(self) -> None:
-        for key, value in self.limits.items():
-            checks.real(key, value, low=0.0, open_low=True)
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The limits that are given."""
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name.endswith("_ms")}
-        return {key: value for key, value in values.items() if value is not None}
 
     def supports(self, profiles: Sequence[Profile]) -> str | None:
         """Training is charged by the linear step law."""

@@ -67,7 +67,7 @@ def changed_plan(
         workload = workload.scaled(rate_factor)
     position = {old: new for new, old in enumerate(kept)}
     kept_bins = [
-        (gpu, left) for gpu, item in enumerate(bins) if (left := _without(item, position)) is not None
+        (gpu, left) for gpu, item in enumerate(bins) if (left := item.renumbered(position)) is not None
     ]
     newcomers = range(len(kept), len(adapters))
     found, unplaced = placed(workload, [item for _, item in kept_bins], newcomers)
@@ -88,14 +88,3 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
         numbers.remove(gpu)
         unplaced += more
     return bins, numbers, unplaced
-
-
-def _without(item: Bin, position: dict[int, int]) -> Bin | None:
-    """The bin with its adapters under their new indices; None if none is left."""
-    left = [
-        (position[i], share) for i, share in zip(item.adapters, item.shares, strict=True) if i in position
-    ]
-    if not left:
-        return None
-    adapters, shares = zip(*left, strict=True)
-    return replace(item, adapters=adapters, shares=shares)

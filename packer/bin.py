@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -89,3 +90,13 @@ class Bin:
         index = list(self.adapters)
         tokens = fleet.mean_input_tokens[index] + fleet.mean_output_tokens[index]
         return float(self.rates(fleet) @ tokens)
+
+    def renumbered(self, number: Mapping[int, int]) -> Bin | None:
+        """The bin with its adapters under other numbers; those without one are left out, None if none is left."""
+        left = [
+            (number[i], share) for i, share in zip(self.adapters, self.shares, strict=True) if i in number
+        ]
+        if not left:
+            return None
+        adapters, shares = zip(*left, strict=True)
+        return replace(self, adapters=adapters, shares=shares)

@@ -197,20 +197,14 @@ class LearnedPredictor:
         figures |= {"p99_ttft_ms": p99_ttft, "p99_itl_ms": p99_itl}
         figures["median_ttft_ms"] = np.minimum(figures["median_ttft_ms"], p99_ttft)
 
-        def latency(name: str) -> FloatArray:
-            return np.where(failed, np.nan, figures[name])
-
         return Evaluations(
             offered_tok_s=offered_tok_s,
             total_token_throughput=np.where(failed, 0.0, figures["served_share"] * offered_tok_s),
             starved=failed | (chance >= 0.5),
             memory_error=failed,
-            mean_ttft_ms=latency("mean_ttft_ms"),
-            median_ttft_ms=latency("median_ttft_ms"),
-            p99_ttft_ms=latency("p99_ttft_ms"),
-            mean_tpot_ms=latency("mean_tpot_ms"),
-            mean_itl_ms=latency("mean_itl_ms"),
-            p99_itl_ms=latency("p99_itl_ms"),
+            **{
+                name: np.where(failed, np.nan, each) for name, each in figures.items() if name.endswith("_ms")
+            },
             kv_cache_tokens=kv_tokens,
             starvation_probability=np.where(failed, 1.0, chance),
             stable=~failed & (outputs[STABLE] > 0),

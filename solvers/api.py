@@ -290,13 +290,5 @@ def _same_fleet_bins(old: Plan, workload: Workload) -> tuple[Bin, ...]:
             "The running plan has no GPUs, so that there is nothing to keep: plan without it."
         )
     number = {name: i for i, name in enumerate(workload.names)}
-    bins = []
-    for bin_ in old.bins:
-        names = [old.workload.names[i] for i in bin_.adapters]
-        kept = [
-            (number[name], share) for name, share in zip(names, bin_.shares, strict=True) if name in number
-        ]
-        if kept:
-            adapters, parts = zip(*kept, strict=True)
-            bins.append(replace(bin_, adapters=adapters, shares=parts))
-    return tuple(bins)
+    now = {i: number[name] for i, name in enumerate(old.workload.names) if name in number}
+    return tuple(kept for item in old.bins if (kept := item.renumbered(now)) is not None)

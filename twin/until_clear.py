@@ -92,16 +92,11 @@ def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
         total_token_throughput=0.0 if failed else share * offered,
         starved=starved,
         memory_error=failed,
-        mean_ttft_ms=mean("mean_ttft_ms"),
-        median_ttft_ms=mean("median_ttft_ms"),
-        p99_ttft_ms=mean("p99_ttft_ms"),
-        mean_tpot_ms=gap("mean_tpot_ms"),
-        mean_itl_ms=gap("mean_itl_ms"),
-        p99_itl_ms=gap("p99_itl_ms"),
+        **{name: mean(name) for name in ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", *SIMULATED)},
+        **{name: gap(name) for name in ("mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")},
         kv_cache_tokens=float(first.kv_cache_tokens),
         starvation_probability=float(starved),
         tuning_tok_s=float(np.mean([sim.tuning_tok_s for sim in simulations])),
-        **{name: mean(name) for name in SIMULATED},
         stable=not failed and 2 * sum(sim.stable for sim in simulations) > len(simulations),
     )
 

@@ -49,3 +49,10 @@ def test_nonsense_is_refused(toy_profile: Profile, options: dict[str, object]) -
     good = {"adapters": (0,), "settings": Slots(1, 8), "profile": toy_profile}
     with pytest.raises(ValidationError):
         Bin(**(good | options))  # type: ignore[arg-type]
+
+
+def test_a_renumbered_bin_keeps_its_shares(toy_profile: Profile) -> None:
+    """Adapters without a number are left out; a bin without any is none."""
+    item = Bin((3, 5, 8), toy_profile.settings(2, 8), toy_profile, (0.5, 1.0, 0.25))
+    assert item.renumbered({5: 0, 8: 1}) == Bin((0, 1), item.settings, toy_profile, (1.0, 0.25))
+    assert item.renumbered({4: 0}) is None
