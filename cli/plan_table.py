@@ -223,11 +223,12 @@ def _totals(plan: Plan) -> list[str]:
     offered = float(plan.evaluations.offered_tok_s.sum())
     served = float(plan.evaluations.total_token_throughput.sum())
     placed = len(plan.workload) - len(set(plan.unplaced))
+    margin = f" with rates raised by {plan.margin:.1%}" if plan.margin else ""
     lines = [
         f"Total       {placed:,} of {_adapters(plan)} on {_count(plan)}; "
         f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
         f"Status      {plan.status.value}; {_bound(plan)}re-simulated on a fresh hour: {VERIFIED[plan.verified]}",
-        f"Found by    {plan.solver} for {plan.goal}, predicted by {plan.predictor}{_margin(plan)}, "
+        f"Found by    {plan.solver} for {plan.goal}, predicted by {plan.predictor}{margin}, "
         f"in {plan.runtime_s:.2f} s, seed {plan.seed}",
     ]
     training = float(plan.evaluations.tuning_tok_s.sum())
@@ -264,7 +265,3 @@ def _bound(plan: Plan) -> str:
         source = "" if plan.lower_bound == 1 else source
         return f"{_count(plan)}, at least {plan.lower_bound:g} {needed} needed{source}; "
     return f"lower bound {plan.lower_bound:g}{source}; "
-
-
-def _margin(plan: Plan) -> str:
-    return f" with rates raised by {plan.margin:.1%}" if plan.margin else ""

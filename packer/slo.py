@@ -31,7 +31,8 @@ class Limits:
             object.__setattr__(self, each.name, value)
 
     def __str__(self) -> str:
-        return f"p95 TTFT <= {_seconds(self.p95_ttft_ms)} and mean ITL <= {self.mean_itl_ms:g} ms"
+        ttft = f"{self.p95_ttft_ms:g} ms" if self.p95_ttft_ms < 1000 else f"{self.p95_ttft_ms / 1000:g} s"
+        return f"p95 TTFT <= {ttft} and mean ITL <= {self.mean_itl_ms:g} ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,3 @@ def _assignments(text: str) -> tuple[str, dict[str, float]]:
             f"Expected a latency goal as [CLASS:]KEY=VALUE,… with the keys {', '.join(known)}, got {shown(text)}."
         )
     return name, values
-
-
-def _seconds(value_ms: float) -> str:
-    return f"{value_ms / 1000:g} s" if value_ms >= 1000 else f"{value_ms:g} ms"

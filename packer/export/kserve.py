@@ -29,14 +29,10 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
         _check_names(server)
         uris = {item.name: _adapter_uri(item, options) for item in server.modules}
         flags = [f"--{name} {value}" for name, value in server.settings().items() if name not in _LORA_FLAGS]
-        found.append((server, _model_uri(server.model), uris, _host_adapters(server), " ".join(flags)))
+        limit = server.bin.profile.engine.max_cpu_loras
+        host = max(server.bin.max_loras, 2 * (len(server.modules) if limit is None else limit))
+        found.append((server, _model_uri(server.model), uris, host, " ".join(flags)))
     return {"services.yaml": templates.render("kserve.yaml", servers=found, options=options)}
-
-
-def _host_adapters(server: Server) -> int:
-    """Adapters in host memory, where each one is there under two names."""
-    limit = server.bin.profile.engine.max_cpu_loras
-    return max(server.bin.max_loras, 2 * (len(server.modules) if limit is None else limit))
 
 
 def _model_uri(model: str) -> str:

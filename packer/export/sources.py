@@ -23,7 +23,9 @@ def read_sources(path: str | os.PathLike[str]) -> dict[str, str]:
     suffix = Path(path).suffix.lower()
     text = read_text(path)
     if suffix == ".csv":
-        return _from_csv(text, path)
+        names, rows = csv_rows(text, path)
+        check_columns(names, _COLUMNS, (), path)
+        return {name: _source(name, row.cells["source"], path, row.number) for name, row in by_adapter(rows)}
     if suffix in (".json", ".yaml", ".yml"):
         table = (parse_json if suffix == ".json" else parse_yaml)(text, path)
         if not isinstance(table, dict) or not all(isinstance(name, str) for name in table):
@@ -32,12 +34,6 @@ def read_sources(path: str | os.PathLike[str]) -> dict[str, str]:
             )
         return {name: _source(name, source, path, None) for name, source in table.items()}
     raise FileFormatError("expected adapter sources in a .csv, .json, .yaml or .yml file.", path=path)
-
-
-def _from_csv(text: str, path: str | os.PathLike[str]) -> dict[str, str]:
-    names, rows = csv_rows(text, path)
-    check_columns(names, _COLUMNS, (), path)
-    return {name: _source(name, row.cells["source"], path, row.number) for name, row in by_adapter(rows)}
 
 
 def _source(name: str, source: object, path: str | os.PathLike[str], row: int | None) -> str:

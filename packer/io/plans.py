@@ -96,26 +96,34 @@ class PlanFile(PlainFields):
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan in the shape of its file: JSON-able, NaN as None."""
-    labels = _labels(plan.bins)
-    names = plan.workload.names
-    return {
+    labels, names, figures, moves = _labels(plan.bins), plan.workload.names, plan.adapters, plan.moves
+    gpus = [
+        {
+            "gpu": k,
+            "profile": labels[item.profile],
+            "max_loras": item.max_loras,
+            "max_lora_rank": item.max_lora_rank,
+            "adapters": [names[i] for i in item.adapters],
+            **({"shares": item.shares} if item.is_split else {}),
+            "evaluation": {name: getattr(row, name) for name in FIGURES},
+            **({"room": asdict(plan.rooms[k])} if plan.rooms else {}),
+        }
+        for k, (item, row) in enumerate(zip(plan.bins, plan.evaluations, strict=True))
+    ]
+    data = {
         "schema": SCHEMA,
         "status": plan.status.value,
         "n_gpus": plan.n_gpus,
-        **{name: _plain(getattr(plan, name)) for name in PLAIN},
+        **{name: getattr(plan, name) for name in PLAIN},
         "gap": plan.gap,
-        "adapters": _adapters_to_dict(plan.adapters),
-        "moves": _moves_to_dict(plan),
+        "adapters": figures and {name: column.tolist() for name, column in figures._asdict().items()},
+        "moves": moves and {"adapters": [names[i] for i in moves.adapters], "servers": moves.servers},
         "unplaced": [names[i] for i in plan.unplaced],
         "content": content(plan),
-        "gpus": [
-            _gpu_to_dict(k, item, plan.evaluations[k], labels[item.profile], names)
-            | ({"room": asdict(plan.rooms[k])} if plan.rooms else {})
-            for k, item in enumerate(plan.bins)
-        ],
-        "profiles": {label: profile_to_dict(profile) for profile, label in labels.items()},
-        "workload": workload_to_dict(plan.workload),
+        "gpus": gpus,
     }
+    profiles = {label: profile_to_dict(profile) for profile, label in labels.items()}
+    return {**_plain(data), "profiles": profiles, "workload": workload_to_dict(plan.workload)}
 
 
 def _labels(bins: Sequence[Bin]) -> dict[Profile, str]:
@@ -129,36 +137,6 @@ def _labels(bins: Sequence[Bin]) -> dict[Profile, str]:
                 label, k = f"{name} ({k})", k + 1
             labels[item.profile] = label
     return labels
-
-
-def _moves_to_dict(plan: Plan) -> dict[str, Any] | None:
-    if plan.moves is None:
-        return None
-    adapters = [plan.workload.names[i] for i in plan.moves.adapters]
-    return {"adapters": adapters, "servers": list(plan.moves.servers)}
-
-
-def _adapters_to_dict(figures: AdapterFigures | None) -> dict[str, Any] | None:
-    """Columns in the order of the workload's adapters."""
-    if figures is None:
-        return None
-    return {
-        name: [_or_none(value) for value in column.tolist()] for name, column in figures._asdict().items()
-    }
-
-
-def _gpu_to_dict(k: int, item: Bin, row: Evaluation, label: str, names: Sequence[str]) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "gpu": k,
-        "profile": label,
-        "max_loras": item.max_loras,
-        "max_lora_rank": item.max_lora_rank,
-        "adapters": [names[i] for i in item.adapters],
-    }
-    if item.is_split:
-        data["shares"] = list(item.shares)
-    data["evaluation"] = {name: _or_none(getattr(row, name)) for name in FIGURES}
-    return data
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -201,6 +179,7 @@ def plan_from_dict(data: Any, path: str | os.PathLike[str], *, changed: bool = F
         check_placement(workload, bins, unplaced)
     except ValidationError as error:
         raise FileFormatError(str(error), path=path, key="gpus") from None
+    rooms = [gpu.room or {} for gpu in file.gpus]
     moves = None
     if file.moves is not None:
         moved = _numbers(file.moves.adapters, number, "moves.adapters", path)
@@ -214,21 +193,15 @@ def plan_from_dict(data: Any, path: str | os.PathLike[str], *, changed: bool = F
         bins=bins,
         evaluations=Evaluations.of([_evaluation(k, gpu, path, changed) for k, gpu in enumerate(file.gpus)]),
         status=Status(file.status),
-        rooms=_rooms(file, path),
+        rooms=tuple(parse(Room, each, path, f"gpus.{k}.room") for k, each in enumerate(rooms) if any(rooms)),
         adapters=_adapters(file, len(workload), path),
         moves=moves,
         unplaced=unplaced,
         **plain,
     )
-    if not changed:
-        _check_agreement(plan, file, path)
-    return plan
-
-
-def _check_agreement(plan: Plan, file: PlanFile, path: str | os.PathLike[str]) -> None:
-    """Raise at the first place where the file contradicts itself."""
-    for key, fault in chain(disagreements(plan), _derived(plan, file)):
+    for key, fault in () if changed else chain(disagreements(plan), _derived(plan, file)):
         raise FileFormatError(f"{fault}; {AGAIN}", path=path, key=key)
+    return plan
 
 
 def _derived(plan: Plan, file: PlanFile) -> Iterator[tuple[str, str]]:
@@ -265,15 +238,8 @@ def _evaluation(k: int, gpu: GpuTable, path: str | os.PathLike[str], changed: bo
             raise FileFormatError("this key is missing.", path=path, key=f"gpus.{k}.evaluation")
         figures: dict[str, Any] = dict.fromkeys(FIGURES, math.nan) | dict.fromkeys(FLAGS, False)
         return Evaluation(**figures)
-    figures = {name: _or_nan(value) for name, value in gpu.evaluation.items()}
+    figures = {name: math.nan if value is None else value for name, value in gpu.evaluation.items()}
     return parse(Evaluation, figures, path, f"gpus.{k}.evaluation")
-
-
-def _rooms(file: PlanFile, path: str | os.PathLike[str]) -> tuple[Room, ...]:
-    found = [gpu.room for gpu in file.gpus]
-    if not any(found):
-        return ()
-    return tuple(parse(Room, each or {}, path, f"gpus.{k}.room") for k, each in enumerate(found))
 
 
 def _adapters(file: PlanFile, n: int, path: str | os.PathLike[str]) -> AdapterFigures | None:
@@ -306,12 +272,4 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return _or_none(value)
-
-
-def _or_none(value: float | bool) -> float | bool | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _or_nan(value: float | bool | None) -> float | bool:
-    return math.nan if value is None else value

@@ -49,7 +49,8 @@ def parse(kind: type[T], data: Any, path: str | os.PathLike[str], key: str = "")
         found = error.errors(include_url=False, include_context=False)
         first = min(found, key=lambda item: item["type"] not in _UNKNOWN_KEY)
     # In a union pydantic adds the member's name, which is none of the file's.
-    parts = [_part(part) for part in first["loc"] if not _UNION_MEMBER.match(str(part))]
+    parts = [str(part) for part in first["loc"] if not _UNION_MEMBER.match(str(part))]
+    parts = [part if len(part) <= 80 else f"{part[:80]}…" for part in parts]
     where = ".".join([*([key] if key else []), *parts]) or None
     if first["type"] in _UNKNOWN_KEY:
         raise FileFormatError(f"unknown key{_known_keys(kind, first['loc'])}", path=path, key=where)
@@ -73,11 +74,6 @@ def check_version(data: Any, version: int, path: str | os.PathLike[str]) -> dict
         rule = f"expected {version}, got {shown(given)}: the file is of another version of packer; make it again."
         raise FileFormatError(rule, path=path, key="schema")
     return {key: value for key, value in data.items() if key != "schema"}
-
-
-def _part(part: str | int) -> str:
-    text = str(part)
-    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _known_keys(kind: Any, loc: Iterable[str | int]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packer.adapter import MAX_RANK, Adapter
-from packer.arrival import Arrivals, Bursts, Kind
+from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import decode, read_bytes, write_bytes
@@ -82,18 +82,11 @@ def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: 
         whole.read(row)
     if not adapters:
         raise FileFormatError("expected at least one adapter, got 0 rows.", path=path)
-    return _workload(
-        path,
-        adapters,
-        length_correlation=whole.values.get("length_correlation", SHAREGPT_CORRELATION),
-        arrivals=_bursty(whole.values.get("bursts"), whole.values.get("own_bursts")),
-        name=name,
-    )
-
-
-def _workload(path: str | os.PathLike[str], adapters: Sequence[Adapter], **given: Any) -> Workload:
+    correlation = whole.values.get("length_correlation", SHAREGPT_CORRELATION)
+    bursts: dict[str, Any] = {"common": whole.values.get("bursts"), "own": whole.values.get("own_bursts")}
     try:
-        return Workload(adapters, **given)
+        arrivals = Arrivals("bursty", **bursts) if any(bursts.values()) else Arrivals()
+        return Workload(adapters, length_correlation=correlation, arrivals=arrivals, name=name)
     except ValidationError as error:
         raise FileFormatError(str(error), path=path) from None
 
@@ -124,11 +117,6 @@ class _WholeFile:
                     f"in row {self._rows[column]}.",
                 )
             self._rows.setdefault(column, row.number)
-
-
-def _bursty(common: Bursts | None, own: Bursts | None) -> Arrivals:
-    kind: Kind = "poisson" if common is None and own is None else "bursty"
-    return Arrivals(kind, common=common, own=own)
 
 
 def _bursts(text: str) -> Bursts:

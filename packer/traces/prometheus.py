@@ -212,7 +212,10 @@ def parse(
     if not times:
         raise FileFormatError("no request was counted in this time.", path=path, column="requests")
     loaded = _optional(answers, "loaded", path)
-    shares = _shares(_optional(answers, "running", path), loaded, path) if source.running else None
+    shares = None
+    if source.running:  # from the slots where vLLM does not tell the requests in flight any more
+        running = _optional(answers, "running", path)
+        shares = shares_resident(loaded, path) if loaded and not running else shares_in_flight(running, path)
     names = sorted(set(found["requests"]) - set(skip))
     counts = np.array([[found["requests"][name].get(t, 0.0) for name in names] for t in times])
     sums = {
@@ -228,11 +231,6 @@ def parse(
     )
     load_ms = mean_load_ms(_optional(answers, "load_sum", path), _optional(answers, "load_count", path))
     return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms)
-
-
-def _shares(running: Series, loaded: Series, path: str) -> dict[str, float]:
-    """Shares from the requests in flight, or from the slots where vLLM does not tell the former any more."""
-    return shares_resident(loaded, path) if loaded and not running else shares_in_flight(running, path)
 
 
 def _optional(answers: Mapping[str, Any], name: str, path: str) -> Series:
