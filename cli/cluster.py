@@ -23,27 +23,16 @@ METRICS = (
 """Rows of the table beside those of one server: metric, what it is called, digits."""
 
 
-class Limits(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
-    """Limits of latencies: `ttft_ms=2000,tpot_ms=100`; an empty text: none."""
-
-    name = "limits"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, float]:
-        """Limit → ms; the names are checked with the cluster."""
-        if isinstance(value, dict):
-            return value
-        found = {}
-        for part in filter(None, str(value).split(",")):
-            name, equals, text = part.partition("=")
-            try:
-                found[name.strip()] = float(text)
-            except ValueError:
-                equals = ""
-            if not equals:
-                self.fail(f"Expected LIMIT=MS,… as in ttft_ms=2000, got {part[:80]!r}.", param, ctx)
-        return found
+def limits(text: str) -> dict[str, float]:
+    """Type of an option: limits of latencies, `ttft_ms=2000,tpot_ms=100`; an empty text: none."""
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            raise click.BadParameter(f"Expected LIMIT=MS,… as in ttft_ms=2000, got {part[:80]!r}.") from None
+    return found
 
 
 def router_option() -> Any:
@@ -65,7 +54,7 @@ class Behind:
 
     cluster: str | None = option(metavar="FILE")
     router: str | None = router_option()
-    slo: dict[str, float] | None = option(type=Limits(), metavar="LIMIT=MS,…")
+    slo: dict[str, float] | None = option(type=limits, metavar="LIMIT=MS,…")
 
     def read(self) -> Cluster:
         """The cluster in the file."""

@@ -13,10 +13,10 @@ from packer.cli.options import (
     ENGINE_SETTINGS,
     LENGTH,
     FleetFile,
-    NumberList,
     OneProfile,
     Writing,
     gpus_option,
+    numbers,
     output_option,
     plot_option,
     seed_option,
@@ -42,17 +42,15 @@ def split_names(text: str) -> list[str]:
     return found
 
 
-def _sweep_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
-    """Option callback for adapters=LIST."""
-    if value is None:
-        return ()
-    axis, equals, text = value.partition("=")
-    if axis != "adapters" or not equals:
-        raise click.BadParameter(f"Expected adapters=LIST, got {value[:80]!r}.", ctx, param)
-    found = NumberList(int, distinct=True).convert(text, param, ctx)
-    if any(n < 1 for n in found):
-        raise click.BadParameter("Expected numbers of adapters >= 1.", ctx, param)
-    return tuple(int(n) for n in found)
+def adapters_of_sweep(text: str) -> tuple[float, ...]:
+    """Type of an option: adapters=LIST."""
+    axis, _, listed = text.partition("=")
+    if axis != "adapters":
+        raise click.BadParameter(f"Expected adapters=LIST, got {text[:80]!r}.")
+    found = numbers(int, distinct=True)(listed)
+    if min(found) < 1:
+        raise click.BadParameter("Expected numbers of adapters >= 1.")
+    return found
 
 
 @bundle
@@ -66,7 +64,7 @@ class Compared:
     solvers: str = option(default="greedy,greedy-paper,maxbase,random", metavar="NAMES")
     objectives: str = option(default="gpus", metavar="NAMES")
     predictors: str = option(default="twin", metavar="NAMES")
-    sizes: tuple[int, ...] = option("--sweep", callback=_sweep_sizes, metavar="adapters=LIST")
+    sizes: tuple[int, ...] | None = option("--sweep", type=adapters_of_sweep, metavar="adapters=LIST")
     gpus: int | None = gpus_option()
     max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
     margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
@@ -159,7 +157,7 @@ def compare(
         split_names(compared.solvers),
         split_names(compared.objectives),
         split_names(compared.predictors),
-        compared.sizes,
+        compared.sizes or (),
         compared.gpus,
         compared.seed,
         {

@@ -8,7 +8,7 @@ import click
 
 from packer.checks import SLOT_RANKS
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import NumberList, OneProfile, Writing, plot_option
+from packer.cli.options import OneProfile, Writing, numbers, plot_option
 from packer.cli.output import Table, number
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ class Slots:
     """
 
     max_loras: tuple[int, ...] = option(
-        type=NumberList(int, distinct=True, grid=SLOT_COUNTS), default="1..384", metavar="N..N"
+        type=numbers(int, distinct=True, grid=SLOT_COUNTS), default="1..384", metavar="N..N"
     )
     max_lora_rank: tuple[int, ...] = option(
-        type=NumberList(int, distinct=True, grid=SLOT_RANKS), default="8..64", metavar="R..R"
+        type=numbers(int, distinct=True, grid=SLOT_RANKS), default="8..64", metavar="R..R"
     )
     rank_needed: int | None = option(type=click.IntRange(1, SLOT_RANKS[-1]), metavar="R")
     plot: str | None = plot_option("Draw the curves")

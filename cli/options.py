@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,65 +26,57 @@ SEED = click.IntRange(min=0, max=2**32 - 1)
 LONGEST_RANGE = 10_000
 
 
-class NumberList(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
-    """Numbers with commas between them, as a tuple: `8,16,32`, and `START:STOP:STEP` with both ends.
+def numbers(
+    number: type[int] | type[float], *, distinct: bool = False, grid: Sequence[int] = ()
+) -> Callable[[str], tuple[float, ...]]:
+    """Type of an option: numbers with commas between them, `8,16,32`, and `START:STOP:STEP` with both ends.
 
     With a `grid` `LOW..HIGH` too: its numbers between the two, and both of them. `distinct`: sorted, each once.
     """
 
-    name = "list"
-
-    def __init__(
-        self, number: type[int] | type[float], *, distinct: bool = False, grid: Sequence[int] = ()
-    ) -> None:
-        self.number, self.distinct, self.grid = number, distinct, grid
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        """The numbers in a text; what is a tuple already stays as it is."""
-        if isinstance(value, (tuple, list)):
-            return tuple(value)
-        try:
-            found = [number for part in str(value).split(",") for number in self._span(part)]
-        except (ValueError, OverflowError):
-            kind = "whole numbers" if self.number is int else "numbers"
-            forms = "8,16,32, START:STOP:STEP or LOW..HIGH" if self.grid else "8,16,32 or START:STOP:STEP"
-            self.fail(f"Expected {kind} such as {forms}, got {str(value)[:80]!r}.", param, ctx)
-        return tuple(sorted(set(found)) if self.distinct else found)
-
-    def _span(self, text: str) -> list[float]:
+    def span(text: str) -> list[float]:
         first, dots, last = text.partition("..")
-        if dots and self.grid:
+        if dots and grid:
             low, high = int(first), int(last)
             if low > high:
                 raise ValueError
-            return [low, *(n for n in self.grid if low < n < high), high]
-        bounds = [self.number(piece) for piece in text.split(":")]
+            return [low, *(n for n in grid if low < n < high), high]
+        bounds = [number(piece) for piece in text.split(":")]
         if len(bounds) == 1:
             return list(bounds)
         start, stop, step = bounds
         count = int((stop - start) / step + 1e-9) + 1 if step > 0 and stop >= start else 0
         if not 0 < count <= LONGEST_RANGE:
             raise ValueError
-        return [start + k * step if self.number is int else round(start + k * step, 12) for k in range(count)]
+        return [start + k * step if number is int else round(start + k * step, 12) for k in range(count)]
+
+    def read(text: str) -> tuple[float, ...]:
+        try:
+            found = [each for part in text.split(",") for each in span(part)]
+        except (ValueError, OverflowError):
+            kind = "whole numbers" if number is int else "numbers"
+            forms = "8,16,32, START:STOP:STEP or LOW..HIGH" if grid else "8,16,32 or START:STOP:STEP"
+            raise click.BadParameter(f"Expected {kind} such as {forms}, got {text[:80]!r}.") from None
+        return tuple(sorted(set(found)) if distinct else found)
+
+    return read
 
 
-def _complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from packer.io.profiles import profile_names
+def complete(place: str, *arguments: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Completion of names: those that module:attribute gives for the arguments, or that are in it."""
 
-    return [name for name in profile_names() if name.startswith(incomplete)]
+    def names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+        module, attribute = place.split(":")
+        found = getattr(import_module(module), attribute)
+        known = found(*arguments) if callable(found) else found
+        return [name for name in known if name.startswith(incomplete)]
+
+    return names
 
 
 def complete_registered(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Completion of the names registered for a kind of strategy."""
-
-    def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-        from packer.registry import names
-
-        return [name for name in names(kind) if name.startswith(incomplete)]
-
-    return complete
+    return complete("packer.registry:names", kind)
 
 
 def waited_s() -> float:
@@ -205,7 +198,7 @@ def profile_option(**attributes: Any) -> Any:
     return option(
         "--profile",
         metavar="NAME|FILE.toml",
-        shell_complete=_complete_profile,
+        shell_complete=complete("packer.io.profiles:profile_names"),
         **{"help": "The server: a shipped profile (packer profiles list) or a profile file.", **attributes},
     )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.cluster import Limits
+from packer.cli.cluster import limits
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import FleetFile, Writing, predictor_option, seed_option
 from packer.cli.output import Table, number
@@ -41,7 +41,7 @@ class Hours:
     margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
     max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
     limits: dict[str, float] = option(
-        type=Limits(), default="p99_ttft_ms=2000,mean_itl_ms=100", metavar="KEY=MS,…"
+        type=limits, default="p99_ttft_ms=2000,mean_itl_ms=100", metavar="KEY=MS,…"
     )
     seed: int = seed_option()
 

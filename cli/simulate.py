@@ -15,10 +15,10 @@ from packer.cli.options import (
     ENGINE_SETTINGS,
     LENGTH,
     FleetFile,
-    NumberList,
     OneProfile,
     Writing,
     max_lora_rank_option,
+    numbers,
     output_option,
     plot_option,
     predictor_option,
@@ -98,7 +98,7 @@ class ArrivalOptions:
     period_s: float | None = option(
         "--period", type=click.FloatRange(min=0.0, min_open=True), metavar="SECONDS"
     )
-    factors: tuple[float, ...] | None = option(type=NumberList(float), metavar="LIST")
+    factors: tuple[float, ...] | None = option(type=numbers(float), metavar="LIST")
 
     def apply(self, workload: Workload) -> Workload:
         """The workload with the arrival process of the command line, if it names one."""

@@ -13,10 +13,10 @@ from packer.cli.interrupt import interruptible
 from packer.cli.options import (
     DEFAULT_PROFILE,
     FleetFile,
-    NumberList,
     Writing,
     complete_registered,
     gpus_option,
+    numbers,
     predictor_option,
     profile_option,
     seed_option,
@@ -55,9 +55,9 @@ class Servers:
     )
     prices: tuple[str, ...] = option("--price", multiple=True, metavar="PROFILE=PRICE")
 
-    max_num_seqs: tuple[int, ...] | None = option(type=NumberList(int), metavar="N,…")
-    max_model_len: tuple[int, ...] | None = option(type=NumberList(int), metavar="N,…")
-    gpu_memory_utilization: tuple[float, ...] | None = option(type=NumberList(float), metavar="X,…")
+    max_num_seqs: tuple[int, ...] | None = option(type=numbers(int), metavar="N,…")
+    max_model_len: tuple[int, ...] | None = option(type=numbers(int), metavar="N,…")
+    gpu_memory_utilization: tuple[float, ...] | None = option(type=numbers(float), metavar="X,…")
     available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
 
     @property

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.cluster import Limits
+from packer.cli.cluster import limits
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
     LENGTH,
     FleetFile,
-    NumberList,
     OneProfile,
     Writing,
     max_lora_rank_option,
+    numbers,
     output_option,
     plot_option,
     seed_option,
@@ -47,11 +47,9 @@ class Axes:
     jobs: Threads. [default: all cores]
     """
 
-    adapters: tuple[int, ...] | None = option(type=NumberList(int, distinct=True), metavar="LIST")
-    rate_factors: tuple[float, ...] = option(
-        type=NumberList(float, distinct=True), default="1", metavar="LIST"
-    )
-    max_loras: tuple[int, ...] | None = option(type=NumberList(int, distinct=True), metavar="LIST")
+    adapters: tuple[int, ...] | None = option(type=numbers(int, distinct=True), metavar="LIST")
+    rate_factors: tuple[float, ...] = option(type=numbers(float, distinct=True), default="1", metavar="LIST")
+    max_loras: tuple[int, ...] | None = option(type=numbers(int, distinct=True), metavar="LIST")
     max_lora_rank: int | None = max_lora_rank_option()
     duration_s: float = option("--duration", type=LENGTH, default=3600.0, metavar="SECONDS")
     seed: int = seed_option()
@@ -70,7 +68,7 @@ class Training:
         "parameter; repeatable.",
         multiple=True,
     )
-    keep: dict[str, float] | None = option(type=Limits(), metavar="LIMIT=MS,…")
+    keep: dict[str, float] | None = option(type=limits, metavar="LIMIT=MS,…")
 
 
 @bundle

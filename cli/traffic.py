@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import bundle, option, typed
-from packer.cli.options import NumberList
+from packer.cli.options import numbers
 
 if TYPE_CHECKING:
     from packer.operate.observe import View
@@ -19,21 +19,10 @@ UNUSED_WITH_INPUT = ("url", "window_s", "span_s", "end_s")
 """Parameters of a query: a saved file has its own."""
 
 
-class RanksType(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
-    """A table's file, or ranks with commas between them."""
-
-    name = "ranks"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str | tuple[int, ...]:
-        """A tuple of ranks, or the path of a table."""
-        if isinstance(value, (list, tuple)):
-            return tuple(value)
-        text = str(value)
-        if all(part.strip().isdecimal() for part in text.split(",")):
-            return tuple(int(part) for part in text.split(","))
-        return text
+def ranks_or_file(text: str) -> str | tuple[int, ...]:
+    """Type of an option: ranks with commas between them, or a table's file."""
+    parts = text.split(",")
+    return tuple(map(int, parts)) if all(part.strip().isdecimal() for part in parts) else text
 
 
 @bundle
@@ -44,7 +33,7 @@ class RankOptions:
     rank: Rank of every adapter without one in the table.
     """
 
-    ranks: str | tuple[int, ...] | None = option(type=RanksType(), metavar="FILE.csv|R,R,…")
+    ranks: str | tuple[int, ...] | None = option(type=ranks_or_file, metavar="FILE.csv|R,R,…")
     rank: int | None = option(type=click.IntRange(1, 512), metavar="R")
 
     def read(self) -> Ranks:
@@ -108,9 +97,7 @@ class ViewOptions:
         "--window", type=click.FloatRange(min=1.0, max=1e8), default=3600.0, metavar="SECONDS"
     )
     at: str = option(default="mean", metavar="mean|peak|each-peak|pNN")
-    percentiles: tuple[float, ...] = option(
-        type=NumberList(float), default=(50.0, 95.0), show_default="50,95", metavar="P,P,…"
-    )
+    percentiles: tuple[float, ...] = option(type=numbers(float), default="50,95", metavar="P,P,…")
     by_time_of_day: bool = option(is_flag=True, default=False)
 
     def view(self) -> View:

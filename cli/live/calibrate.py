@@ -17,42 +17,25 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
-    """Seconds, or a number with s, m or h behind it."""
-
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds as a float."""
-        if isinstance(value, (int, float)):
-            return float(value)
-        text = str(value).strip()
-        factor = _UNITS.get(text[-1:], 1.0)
-        try:
-            seconds = float(text.rstrip("smh")) * factor
-        except ValueError:
-            seconds = -1.0
-        if not 0 < seconds < 1e7:
-            self.fail(f"expected a duration like 90s, 10m or 1h, got {text[:40]!r}", param, ctx)
-        return seconds
+def duration(text: str) -> float:
+    """Type of an option: seconds, or a number with s, m or h behind it; in seconds."""
+    factor = _UNITS.get(text.strip()[-1:], 1.0)
+    try:
+        seconds = float(text.strip().rstrip("smh")) * factor
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e7:
+        raise click.BadParameter(f"expected a duration like 90s, 10m or 1h, got {text[:40]!r}")
+    return seconds
 
 
-class Servers(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since click 8.4
-    """`8x16,32x8`: max_loras and max_lora_rank of each server."""
-
-    name = "servers"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Settings, ...]:
-        """Settings of each server."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            pairs = [part.lower().split("x") for part in str(value).split(",")]
-            return tuple(Slots(int(loras), int(rank)) for loras, rank in pairs)
-        except ValueError:
-            self.fail(f"expected SLOTSxRANK pairs like 8x16,32x8, got {str(value)[:40]!r}", param, ctx)
+def slots_of_servers(text: str) -> tuple[Settings, ...]:
+    """Type of an option: max_loras and max_lora_rank of each server, `8x16,32x8`."""
+    try:
+        pairs = [part.lower().split("x") for part in text.split(",")]
+        return tuple(Slots(int(loras), int(rank)) for loras, rank in pairs)
+    except ValueError:
+        raise click.BadParameter(f"expected SLOTSxRANK pairs like 8x16,32x8, got {text[:40]!r}") from None
 
 
 @bundle
@@ -74,8 +57,8 @@ class Measured:
     known: str | None = option("--profile", metavar="NAME|FILE.toml")
     max_loras: int | None = option(type=click.IntRange(1), metavar="N")
     max_lora_rank: int | None = option(type=int, metavar="RANK")
-    servers: tuple[Settings, ...] | None = option(type=Servers(), metavar="8x16,…")
-    budget: float | None = option(type=Duration(), metavar="10m")
+    servers: tuple[Settings, ...] | None = option(type=slots_of_servers, metavar="8x16,…")
+    budget: float | None = option(type=duration, metavar="10m")
     folder: str = option(default="live-results", metavar="DIR")
     output: str = output_option("The profile.", default="profile.toml")
     seed: int = seed_option()

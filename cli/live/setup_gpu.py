@@ -8,7 +8,7 @@ import click
 
 from packer.cli.declare import argument, bundle, command, flag, option
 from packer.cli.live.setup_cpu import FOLDER, place_of, ready
-from packer.cli.options import NumberList, Writing
+from packer.cli.options import Writing, numbers
 
 
 @bundle
@@ -26,7 +26,7 @@ class Given:
     model: str = option(required=True, metavar="DIR")
     gpu: str = option(required=True, metavar="NAME")
     python: str = option(required=True, metavar="PATH")
-    ranks: tuple[int, ...] = option(type=NumberList(int), default="8,16,32,64", metavar="LIST")
+    ranks: tuple[int, ...] = option(type=numbers(int), default="8,16,32,64", metavar="LIST")
     real_weights: bool = flag()
     max_model_len: int = option(type=click.IntRange(1), default=4096)
     max_num_seqs: int = option(type=click.IntRange(1), default=256)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, command, option
-from packer.cli.live.calibrate import Duration
-from packer.cli.options import NumberList, PlanFile, Writing, profile_option, seed_option
+from packer.cli.live.calibrate import duration
+from packer.cli.options import PlanFile, Writing, numbers, profile_option, seed_option
 from packer.cli.output import Table, number, write_json
 from packer.cli.plan_table import servers
 
@@ -35,14 +35,14 @@ class Runs:
     """
 
     launch_path: str = option("--launch", required=True, metavar="FILE.toml")
-    duration_s: float = option("--duration", type=Duration(), default="120s", metavar="2m")
+    duration_s: float = option("--duration", type=duration, default="120s", metavar="2m")
     repeats: int = option(type=click.IntRange(1, 100), default=1)
     parallel: int = option(type=click.IntRange(1, 64), default=1)
-    gpus: tuple[int, ...] = option(type=NumberList(int), default=(), show_default=False, metavar="0,1,…")
+    gpus: tuple[int, ...] | None = option(type=numbers(int), metavar="0,1,…")
     profile_name: str | None = profile_option(
         default=None, help="Predict with this profile instead of the plan's."
     )
-    bins: tuple[int, ...] = option(type=NumberList(int), default=(), show_default=False, metavar="0,2,…")
+    bins: tuple[int, ...] | None = option(type=numbers(int), metavar="0,2,…")
     trace: str | None = option(metavar="FILE")
     folder: str = option(default="live-results", metavar="DIR")
     output: str | None = option("-o", "--output", metavar="FILE.json")
@@ -69,8 +69,9 @@ def validate(file: PlanFile, runs: Runs, out: Writing) -> None:
 
     out.check(runs.output, runs.html)
     plan, launch = file.plan(), read_launch(runs.launch_path)
-    for name, given, below in (("--bins", runs.bins, len(plan.bins)), ("--gpus", runs.gpus, 1 << 16)):
-        if any(not 0 <= each < below for each in given):
+    gpus = runs.gpus or ()
+    for name, given, below in (("--bins", runs.bins, len(plan.bins)), ("--gpus", gpus, 1 << 16)):
+        if any(not 0 <= each < below for each in given or ()):
             raise click.UsageError(f"{name}: expected numbers from 0 to {below - 1}, got {given}.")
     bins = [plan.bins[i] for i in runs.bins or range(len(plan.bins))]
     if runs.profile_name is not None:
@@ -78,7 +79,7 @@ def validate(file: PlanFile, runs: Runs, out: Writing) -> None:
         bins = [replace(item, profile=profile) for item in bins]
     out.note_profiles(*(item.profile for item in bins))
     fleet = plan.workload if runs.trace is None else _replayed(plan, runs.trace)
-    spec = ValidationSpec(runs.duration_s, runs.repeats, runs.parallel, runs.seed, runs.gpus)
+    spec = ValidationSpec(runs.duration_s, runs.repeats, runs.parallel, runs.seed, gpus)
     with out.progress() as progress:
         job = Validation(launch, fleet, bins, Path(runs.folder), spec, progress)
         try:

@@ -5,13 +5,7 @@ from __future__ import annotations
 import click
 
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import Writing, output_option
-
-
-def _complete_gpu(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from packer.twin.datasheets import GPUS
-
-    return [name for name in GPUS if name.startswith(incomplete)]
+from packer.cli.options import Writing, complete, output_option
 
 
 @bundle
@@ -31,7 +25,7 @@ class Given:
     """
 
     config_path: str = option("--model", required=True, metavar="CONFIG.json")
-    gpu: str = option(required=True, metavar="NAME", shell_complete=_complete_gpu)
+    gpu: str = option(required=True, metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
     name: str | None = option()
     max_model_len: int | None = option(type=click.IntRange(min=1))
     max_num_seqs: int = option(type=click.IntRange(min=1), default=256)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import NumberList, Writing, output_option, seed_option
+from packer.cli.options import Writing, numbers, output_option, seed_option
 
 
 @bundle
@@ -24,8 +24,8 @@ class Made:
     """
 
     adapters: int = option(type=click.IntRange(1, 1_000_000), required=True)
-    ranks: tuple[int, ...] = option(type=NumberList(int), default="8,16", metavar="R,R,…")
-    rates: tuple[float, ...] | None = option(type=NumberList(float), metavar="X,X,…")
+    ranks: tuple[int, ...] = option(type=numbers(int), default="8,16", metavar="R,R,…")
+    rates: tuple[float, ...] | None = option(type=numbers(float), metavar="X,X,…")
     total_rate: float | None = option(type=float, metavar="X")
     exponent: float = option(type=click.FloatRange(0.0, 20.0), default=1.0)
     input_tokens: float | None = option(type=float, metavar="MEAN")

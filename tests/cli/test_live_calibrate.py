@@ -8,33 +8,33 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from packer.cli.live.calibrate import Duration, Servers, calibrate
+from packer.cli.live.calibrate import calibrate, duration, slots_of_servers
 from packer.settings import Slots
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
 def test_durations_have_units(text: str, seconds: float) -> None:
     """Seconds without a unit, else s, m or h."""
-    assert Duration().convert(text, None, None) == seconds
+    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "0", "-5s", "10d", "nan", "1e9"])
 def test_bad_durations_are_refused(text: str) -> None:
     """The message shows the form and the value."""
     with pytest.raises(click.BadParameter, match="10m"):
-        Duration().convert(text, None, None)
+        duration(text)
 
 
 def test_servers_are_pairs() -> None:
     """Slots and rank of each server."""
-    assert Servers().convert("8x16,32X8", None, None) == (Slots(8, 16), Slots(32, 8))
+    assert slots_of_servers("8x16,32X8") == (Slots(8, 16), Slots(32, 8))
 
 
 @pytest.mark.parametrize("text", ["8", "8x", "8x16x2", "axb"])
 def test_bad_servers_are_refused(text: str) -> None:
     """Anything but pairs of whole numbers."""
     with pytest.raises(click.BadParameter, match="SLOTSxRANK"):
-        Servers().convert(text, None, None)
+        slots_of_servers(text)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from packer.cli import output
-from packer.cli.options import NumberList
+from packer.cli.options import numbers
 
 Capture = pytest.CaptureFixture[str]
 
@@ -91,11 +91,11 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_number_lists() -> None:
     """Lists are numbers with commas between them, spans with a step, and of a grid all between two numbers."""
-    assert NumberList(int).convert("8:16:4,8", None, None) == (8, 12, 16, 8)
-    assert NumberList(int, distinct=True).convert("8:16:4,8", None, None) == (8, 12, 16)
-    assert NumberList(int, grid=(1, 2, 4, 8)).convert("2..7", None, None) == (2, 4, 7)
-    assert NumberList(int).convert("8,16", None, None) == (8, 16)
-    assert NumberList(float).convert("0.1", None, None) == (0.1,)
+    assert numbers(int)("8:16:4,8") == (8, 12, 16, 8)
+    assert numbers(int, distinct=True)("8:16:4,8") == (8, 12, 16)
+    assert numbers(int, grid=(1, 2, 4, 8))("2..7") == (2, 4, 7)
+    assert numbers(int)("8,16") == (8, 16)
+    assert numbers(float)("0.1") == (0.1,)
     for text in ("", "1,", "1;2", "x"):
         with pytest.raises(Exception, match="8,16,32"):
-            NumberList(float).convert(text, None, None)
+            numbers(float)(text)
