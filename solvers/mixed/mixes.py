@@ -13,16 +13,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from packer.solvers.classes import FloatArray, IntArray
+from packer.bin import Bin
+from packer.solvers.base import Problem
+from packer.solvers.classes import FloatArray, IntArray, aggregate
 from packer.solvers.exact.master import Master, solve_integer, solve_relaxation
 from packer.solvers.exact.prices import features
-from packer.solvers.mixed.columns import NEW_COLUMNS, STARTS
+from packer.solvers.feasibility import Feasibility
 from packer.solvers.mixed.source import PROOF_SLACK, Source
 
 SEARCHED_MARGIN = 5e-3
 """By how much better than the best pattern found one may be that the search missed: cuts allow for it."""
 
+MOST_CLASSES = 96
+"""Classes of each base model; adapters of near rates are merged beyond."""
+
 _INTEGER_S = 2.0
+_NEW_PATTERNS = 8
+_STARTS = 8
 _DIVE_STARTS = 3
 _FEW_CLASSES = 24
 _TOLERANCE = 1e-7
@@ -65,18 +72,41 @@ def cheapest(sources: Sequence[Source], cuts: Sequence[Cut], stock: Mapping[str,
 
 
 class Mixes:
-    """The mixes of one base model.
+    """The mixes of one base model, of which `problem` is.
 
+    `sources`: its kinds of server.
     `cuts`: what all plans satisfy.
     `doubts`: the same for mixes that are worth a try: those that could not be packed are excluded.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self.sources = sources
-        self.demand = sources[0].mean.classes.demand
-        self.problem = sources[0].mean.problem
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self.problem = problem
+        self.classes = aggregate(problem.workload, max_classes=MOST_CLASSES)
+        self.demand = self.classes.demand
+        rng = np.random.default_rng([problem.seed, seed])
+        lowest = aggregate(problem.workload, max_classes=MOST_CLASSES, optimistic=True)
+        self.sources: list[Source] = []
+        for profile in problem.profiles:
+            alone = replace(problem, profiles=(profile,))
+            mean = Feasibility(alone, self.classes)
+            light = Feasibility(alone, lowest) if self.classes.loss else mean
+            self.sources.append(Source(problem.objective.weight(profile), mean, light, rng))
         self.cuts: list[Cut] = []
         self.doubts: list[Cut] = []
+
+    def start(self, bins: Sequence[Bin]) -> bool:
+        """Patterns of these servers and the fullest ones of each class alone, and the cut of what each class costs on
+        its best kind if servers were full of load; False if a class fits no kind. Raises `OutOfTime`."""
+        for source in self.sources:
+            own = [item for item in bins if item.profile == source.mean.problem.profile]
+            rows = np.array([self.classes.counts(item.adapters) for item in own], dtype=np.int64)
+            if own:
+                source.add(rows[source.mean.feasible(rows)])
+            source.start()
+        fits = np.max([source.patterns.max(axis=0, initial=0) for source in self.sources], axis=0).all()
+        if fits:
+            self.cut(np.min([source.price * source.sizes() for source in self.sources], axis=0))
+        return bool(fits)
 
     def admit(self, servers: IntArray) -> bool:
         """Whether no cut excludes so many servers of each kind (S,)."""
@@ -116,7 +146,7 @@ class Mixes:
         """
         chosen = [source for source, count in zip(self.sources, servers.tolist(), strict=True) if count]
         counts = servers[servers > 0]
-        classes = self.sources[0].mean.classes
+        classes = self.classes
         basis = features(classes) if few else np.eye(len(classes))
         held = np.max([source.patterns.max(axis=0, initial=0) for source in chosen], axis=0, initial=0)
         if not held.all():
@@ -132,10 +162,10 @@ class Mixes:
             for source, count, least in zip(chosen, counts.tolist(), worth, strict=True):
                 bases = source.patterns[master.use[first : first + len(source.patterns)] > 0.0]
                 first += len(source.patterns)
-                found = source.search(at, bases, STARTS)
+                found = source.search(at, bases, _STARTS)
                 heaviest = float((np.concatenate([found, source.patterns]) @ at).max())
                 carried += count * heaviest
-                added += source.add(found[found @ master.duals > least * (1.0 + _EPSILON)][:NEW_COLUMNS])
+                added += source.add(found[found @ master.duals > least * (1.0 + _EPSILON)][:_NEW_PATTERNS])
             promised = float(at @ self.demand) / carried
             if promised > 1.0 + SEARCHED_MARGIN:
                 cut = self.cut(at)
@@ -177,7 +207,7 @@ class Mixes:
 
         `shake`: spread of the noise on the weights. Raises `OutOfTime`.
         """
-        loads = self.sources[0].mean.classes.loads
+        loads = self.classes.loads
         weights = np.maximum(master.duals, 1e-3 * loads / float(loads @ self.demand))
         weights = weights * np.exp(rng.normal(0.0, shake, len(weights)))
         carried = np.array([source.carried() for source in self.sources])

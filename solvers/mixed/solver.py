@@ -9,7 +9,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, used_gpus
-from packer.solvers.by_model import Part, merged, parts, rank, solved
+from packer.solvers.by_model import merged, parts, rank, solved
 from packer.solvers.classes import IntArray
 from packer.solvers.confirm import confirmed_solution, mended
 from packer.solvers.exact.master import Master
@@ -18,7 +18,6 @@ from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.greedy.top_up import top_up
 from packer.solvers.limit import within_limit
-from packer.solvers.mixed.columns import Columns
 from packer.solvers.mixed.mixes import Mixes, cheapest
 from packer.solvers.mixed.source import Source
 from packer.solvers.slots import SlotSearch
@@ -27,8 +26,8 @@ DEFAULT_S = 20.0
 """Time without a limit."""
 
 _START_SHARE = 0.6
-_WARM_SHARE, _LAST_SHARE = 0.3, 0.4
-"""Of the time after greedy: for the first weights, and for what follows the relaxation."""
+_ROUNDS = 8
+"""How often mixes are tried that could not be packed before: with more patterns at hand."""
 _PACKINGS = 4
 """Attempts to pack the adapters on a mix."""
 _CHEAPER = 1e-9
@@ -38,9 +37,9 @@ _TOLERANCE = 1e-6
 class Mixed:
     """Column generation with a kind and a price for each pattern, over all base models at once.
 
-    Starts from greedy with all kinds and with each kind alone, prices patterns of every model on every kind against
-    the duals of the pattern model, and excludes the mixes of kinds that cost less or packs the adapters on one. Without
-    a time limit it takes at most about 20 s beyond greedy.
+    Starts from greedy with all kinds and with each kind alone. The mixes of kinds that cost less are excluded one by
+    one, by the duals of their relaxation over the patterns of every kind, or the adapters are packed on one. Without a
+    time limit it takes at most about 20 s beyond greedy.
     """
 
     name = "mixed"
@@ -125,7 +124,7 @@ class _Search:
     def __init__(self, problem: Problem, first: Solution) -> None:
         self.problem = problem
         self.parts = parts(problem)
-        self.columns = Columns(problem, self.parts)
+        self.mixes = [Mixes(part.problem, m) for m, part in enumerate(self.parts)]
         self.bins: list[tuple[Bin, ...]] = []
         for part in self.parts:
             number = {i: k for k, i in enumerate(part.adapters)}
@@ -133,48 +132,44 @@ class _Search:
             self.bins.append(
                 tuple(replace(item, adapters=tuple(number[i] for i in item.adapters)) for item in own)
             )
-        self.mixes = [
-            Mixes([source for source in self.columns.sources if source.part == m])
-            for m in range(len(self.parts))
-        ]
-        self.found: dict[str, object] = {"greedy": self._price()}
+        self.first = self._price()
 
     def run(self) -> Solution:
         """The best plan with its bound, statistics among the details."""
-        columns = self.columns
         try:
-            if columns.start(self._patterns()):
-                left = self.problem.remaining_s()
-                columns.warm((1.0 - _WARM_SHARE) * left)
-                self._close(_LAST_SHARE * left)
-                if self._open():
-                    columns.run(_LAST_SHARE * left)
-                    self._close(0.0)
+            # a cut of every model before one takes its time: without it there is no bound
+            if all(mixes.start(bins) for mixes, bins in zip(self.mixes, self.bins, strict=True)):
+                for _ in range(_ROUNDS):
+                    for m, mixes in enumerate(self.mixes):
+                        mixes.doubts.clear()
+                        self._mixed(m, self.problem.remaining_s() * (1.0 - 1.0 / (len(self.parts) - m)))
+                    if self._bound(proven=False) >= self._price() - _CHEAPER:
+                        break
             for mixes in self.mixes:
                 mixes.prove()
         except OutOfTime:
             pass
         bound, surely = self._bound(proven=False), self._bound(proven=True)
         proven = surely >= bound - _CHEAPER
-        source = "relaxation over patterns for each mix of kinds of server"
-        source = (
-            f"{source}; every better pattern was excluded"
+        claim = "relaxation over patterns for each mix of kinds of server"
+        claim = (
+            f"{claim}; every better pattern was excluded"
             if proven
-            else f"estimate: {source}, if the search missed no better one"
+            else f"estimate: {claim}, if the search missed no better one"
         )
-        statistics = self.found | {
-            "relaxation": None if columns.master is None else columns.master.value,
-            "converged": columns.converged,
+        sources = [each for mixes in self.mixes for each in mixes.sources]
+        statistics = {
+            "greedy": self.first,
             "cuts": sum(len(each.cuts) for each in self.mixes),
-            "patterns": sum(len(each.patterns) for each in columns.sources),
-            "classes": sum(len(each) for each in columns.classes),
-            "rounding_loss": max(each.loss for each in columns.classes),
-            "bins_evaluated": sum(f.evaluated for s in columns.sources for f in {s.mean, s.light}),
+            "patterns": sum(len(each.patterns) for each in sources),
+            "classes": sum(len(each.classes) for each in self.mixes),
+            "rounding_loss": max(each.classes.loss for each in self.mixes),
+            "bins_evaluated": sum(f.evaluated for each in sources for f in {each.mean, each.light}),
         }
         return replace(
             merged(self.problem, self.parts, [Solution(bins) for bins in self.bins]),
             lower_bound=bound if bound > 0.0 else None,
-            bound_source=source if bound > 0.0 else "",
+            bound_source=claim if bound > 0.0 else "",
             proven=proven and bound > 0.0,
             details=statistics,
         )
@@ -188,12 +183,12 @@ class _Search:
         """The price of the cheapest mixes that the cuts of all models leave; 0 if that is not known."""
         sources = [source for mixes in self.mixes for source in mixes.sources]
         cuts, first = [], 0
-        for mixes in self.mixes:
+        for mixes, bins in zip(self.mixes, self.bins, strict=True):
             last = first + len(mixes.sources)
-            at_hand = self._servers(mixes)
-            for (
-                cut
-            ) in mixes.cuts:  # one that the plan breaks missed a pattern, or the twin admits more than trees
+            used = [item.profile for item in bins]
+            at_hand = np.array([used.count(source.mean.problem.profile) for source in mixes.sources])
+            # a cut that the plan breaks missed a pattern, or the twin admits more than trees
+            for cut in mixes.cuts:
                 if (cut.proven or not proven) and cut.admits(at_hand):
                     most = np.zeros(len(sources))
                     most[first:last] = cut.most
@@ -202,33 +197,10 @@ class _Search:
         servers = cheapest(sources, cuts, self.problem.stock)
         return 0.0 if servers is None else float(servers @ [source.price for source in sources])
 
-    def _servers(self, mixes: Mixes) -> IntArray:
-        """Servers of each kind of a model in the plan at hand."""
-        profiles = [source.mean.problem.profile for source in mixes.sources]
-        used = [item.profile for item in self.bins[mixes.sources[0].part]]
-        return np.array([used.count(profile) for profile in profiles], dtype=np.int64)
-
     def _stock(self, m: int) -> dict[str, int]:
         """GPUs at hand that other models leave."""
         used = used_gpus(item for k, own in enumerate(self.bins) for item in own if k != m)
         return {name: count - used.get(name, 0) for name, count in self.problem.stock.items()}
-
-    def _open(self) -> bool:
-        """Whether the plan at hand may be beaten."""
-        return self._bound(proven=False) < self._price() - _CHEAPER
-
-    def _close(self, until_s: float) -> None:
-        """Exclude mixes of each model, or pack its adapters on them, until only so many seconds are left."""
-        columns = self.columns
-        for weights in (columns.weights, *(() if columns.master is None else (columns.master.duals,))):
-            for m, mixes in enumerate(
-                self.mixes
-            ):  # before any model takes its time: no bound without a cut of each
-                mixes.cut(weights[columns.starts[m] : columns.starts[m + 1]])
-        for m in range(len(self.parts)):
-            left = self.problem.remaining_s() - until_s
-            self._mixed(m, until_s + left * (1.0 - 1.0 / (len(self.parts) - m)))
-        self.found["mixes"] = self._price()
 
     def _mixed(self, m: int, until_s: float) -> None:
         """Mixes of a model by rising price: each is excluded, or its adapters are packed on it, or that fails."""
@@ -254,23 +226,9 @@ class _Search:
         """Take a plan on these servers of each kind if one is found."""
         for k in range(_PACKINGS if master.value <= 1.0 + _TOLERANCE else 0):
             rows = self.mixes[m].packed(servers, master, 0.02 * k, rng)
-            if rows is not None and self._try(m, rows):
+            if rows is not None and self._take(m, self._realised(m, rows)):
                 return True
         return False
-
-    def _patterns(self) -> list[tuple[Source, IntArray]]:
-        """The bins at hand as patterns of their source."""
-        return [
-            (source, self.columns.classes[source.part].counts(item.adapters))
-            for source in self.columns.sources
-            for item in self.bins[source.part]
-            if source.mean.problem.profile == item.profile
-        ]
-
-    def _try(self, m: int, chosen: list[tuple[Source, IntArray]]) -> bool:
-        """Take a cover of a model's classes by patterns if its plan is better."""
-        part, classes = self.parts[m], self.columns.classes[m]
-        return self._take(m, self._realised(part, classes.demand, chosen, self._stock(m)))
 
     def _take(self, m: int, found: Solution) -> bool:
         """Take servers of a model if they are cheaper, each on the cheapest kind that holds its adapters.
@@ -290,24 +248,13 @@ class _Search:
             self.bins[m] = holding
         return holding is not None
 
-    def _realised(
-        self, part: Part, demand: IntArray, chosen: list[tuple[Source, IntArray]], stock: dict[str, int]
-    ) -> Solution:
-        """Bins of the adapters of a part for a cover by patterns; what the predictor refuses is packed anew."""
-        rows = np.array([row for _, row in chosen], dtype=np.int64).reshape(-1, len(demand))
-        over = rows.sum(axis=0) - demand
-        for k in np.flatnonzero(over > 0).tolist():
-            while over[k] > 0:
-                fullest = int(np.argmax(np.where(rows[:, k] > 0, rows.sum(axis=1), -1)))
-                take = min(int(over[k]), max(1, int(rows[fullest, k]) // 4))
-                rows[fullest, k] -= take
-                over[k] -= take
-        kept = [j for j in range(len(rows)) if rows[j].any()]
-        classes = self.columns.classes[self.parts.index(part)]
-        sets = classes.assign([rows[j] for j in kept])
+    def _realised(self, m: int, chosen: list[tuple[Source, IntArray]]) -> Solution:
+        """Bins of the adapters of a model for patterns that hold all; what the predictor refuses is packed anew."""
+        part, remaining = self.parts[m], self._stock(m)
+        sets = self.mixes[m].classes.assign([row for _, row in chosen])
         bins: list[Bin] = []
-        for j, each in zip(kept, sets, strict=True):
-            made = _largest_part(chosen[j][0].mean.problem, each)
+        for (source, _), each in zip(chosen, sets, strict=True):
+            made = _largest_part(source.mean.problem, each)
             bins += [made] if made is not None else []
         rest = _left(part.problem, bins)
         slots = SlotSearch(part.problem)
@@ -315,7 +262,6 @@ class _Search:
             if rest.size:
                 bins[k] = top_up(slots, bins[k], rest)
                 rest = _left(part.problem, bins)
-        remaining = dict(stock)
         for gpu, count in used_gpus(bins).items():
             if gpu in remaining:
                 remaining[gpu] -= count

@@ -25,14 +25,12 @@ _NOTHING = 1e-9
 class Source:
     """Patterns of one base model on one kind of server.
 
-    `part`: which of the parts of the problem.
     `price`: what a server adds to the objective: its price per hour, or its GPUs.
     `mean`: feasibility with the mean rate of each class, for patterns that adapters fill on average.
     `light`: the same with the lowest rates, for bounds; `mean` where these are the rates.
     `rng`: shakes the searches for patterns.
     """
 
-    part: int
     price: float
     mean: Feasibility
     light: Feasibility

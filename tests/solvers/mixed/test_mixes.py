@@ -12,10 +12,8 @@ from packer.adapter import Adapter
 from packer.objectives.cost import Cost
 from packer.profile import Profile
 from packer.solvers.base import Problem
-from packer.solvers.by_model import parts
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
-from packer.solvers.mixed.columns import Columns
 from packer.solvers.mixed.mixes import Cut, Mixes, cheapest
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
@@ -23,8 +21,8 @@ from packer.workload import Workload
 KINDS = (("large", 3.0, 4000.0), ("small", 1.2, 1500.0))
 
 
-def columns(rates: list[float]) -> Columns:
-    """A fleet of these rates on both kinds, with the first patterns."""
+def mixes_of(rates: list[float]) -> Mixes:
+    """A fleet of these rates on both kinds, with the first patterns and no cut yet."""
     predictors: dict[Profile, AnalyticPredictor] = {}
     for name, price, peak_tok_s in KINDS:
         base = small_profile(name)
@@ -35,8 +33,10 @@ def columns(rates: list[float]) -> Columns:
         predictors[profile] = AnalyticPredictor(peak_tok_s)
     fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
     problem = Problem(fleet, tuple(predictors), Cost(), Evaluator(predictors, Cost()), time_limit_s=60.0)
-    found = Columns(problem, parts(problem))
+    found = Mixes(problem, 0)
     assert found.start([])
+    assert all(cut.admits(np.array([9, 9])) for cut in found.cuts)
+    found.cuts.clear()
     return found
 
 
@@ -53,7 +53,7 @@ def holds(problem: Problem, large: int, small: int) -> bool:
 
 def test_cheapest_counts_satisfy_every_cut_and_the_gpus_at_hand() -> None:
     """Against every pair of counts."""
-    sources = columns([1.0, 2.0]).sources
+    sources = mixes_of([1.0, 2.0]).sources
     rng = np.random.default_rng(1)
     for _ in range(20):
         cuts = [Cut(np.ones(1), rng.uniform(0.05, 0.6, 2)) for _ in range(3)]
@@ -71,13 +71,12 @@ def test_cheapest_counts_satisfy_every_cut_and_the_gpus_at_hand() -> None:
 def test_a_mix_is_excluded_only_if_nothing_holds_on_it(seed: int) -> None:
     """Of all mixes of at most three servers: an excluded one has no assignment, and a packing is one."""
     rates = np.random.default_rng(seed).choice([1.0, 2.0, 3.0], 6).tolist()
-    made = columns(rates)
-    mixes = Mixes(made.sources)
+    mixes = mixes_of(rates)
     for large, small in [(0, 1), (1, 0), (0, 2), (1, 1), (0, 3), (2, 0)]:
         servers = np.array([large, small])
         master = mixes.relaxed(servers, 0.0, few=False)
         assert master is not None
-        possible = holds(made.problem, large, small)
+        possible = holds(mixes.problem, large, small)
         if not mixes.admit(servers):
             assert not possible
         else:
@@ -88,10 +87,9 @@ def test_a_mix_is_excluded_only_if_nothing_holds_on_it(seed: int) -> None:
 
 def test_kinds_that_hold_no_adapter_of_a_class_are_excluded() -> None:
     """An adapter too hot for the small kind excludes all mixes without a large one, of which that is proven."""
-    made = columns([10.0, 1.0, 1.0, 1.0])
-    mixes = Mixes(made.sources)
+    mixes = mixes_of([10.0, 1.0, 1.0, 1.0])
     alone = np.array([0, 3])
-    assert not holds(made.problem, 0, 3)
+    assert not holds(mixes.problem, 0, 3)
     assert mixes.admit(alone)
     assert mixes.relaxed(alone, 0.0, few=False) is None
     assert not mixes.admit(alone)
