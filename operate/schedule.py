@@ -36,10 +36,6 @@ MOVE_COST_S = 10.0
 LIMITS = {"p99_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
 """Latencies that every server keeps in every period."""
 
-FURTHER_MARGINS = (0.0, 0.05, 0.12, 0.25)
-"""By how much rates are raised beyond the margin, in turn, until the twin keeps the limits of a period's plan: near its
-limits, a server's latency is predicted well by simulation only."""
-
 _SMALLEST_RATE = 1e-9
 
 
@@ -124,22 +120,23 @@ def schedule(
     checks.integer("max_replicas", max_replicas, low=1)
     most_ms = _checked(LIMITS if limits is None else limits)
     profiles = tuple(dict.fromkeys(kind.profile for kind in kinds_of(profile)))
-    # Learned predictors evaluate the search; the twin confirms its result.
-    evaluator = Evaluator.load(
-        "twin" if predictor == "auto" else predictor,
-        profiles,
-        seed=seed,
-        margin=rate_margin_for(profiles, margin=margin),
-    )
+    raised = rate_margin_for(profiles, margin=margin)
+    evaluator = Evaluator.load(predictor, profiles, seed=seed, margin=raised)
     progress("all day", 0, len(rates))
     goal = AllDay(rates=_by_name(workload, rates), most_ms=most_ms)
-    parts = _parts(workload, profiles, evaluator.of(goal), max_replicas) if max_replicas > 1 else {}
+    parts = _parts(workload, profiles, evaluator.of(goal).whole(), max_replicas) if max_replicas > 1 else {}
     day = _Day(Replicas(workload, parts), rates, most_ms, period_s, evaluator)
-    common = {"predictor": predictor, "seed": seed, "verify": False, "with_headroom": False, "stop": stop}
+    common = {
+        "predictor": predictor,
+        "margin": raised,
+        "seed": seed,
+        "verify": False,
+        "with_headroom": False,
+        "stop": stop,
+    }
     static = day.held(list(rates), profile, solver="greedy", **common)
     if static.status is Status.INFEASIBLE:
-        why = " ".join(static.reasons[:3]) or "the twin refuses those that were tried."
-        raise ValidationError(f"No plan holds in every period: {why}")
+        raise ValidationError(f"No plan holds in every period: {' '.join(static.reasons[:3])}")
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
     checks.real("startup_s", start_s, low=0.0)
     given = {**common, "solver": "replan", "old_plan": static}
@@ -185,18 +182,10 @@ class _Day:
         return AllDay(rates=_by_name(fleet, rates), most_ms=self.most_ms)
 
     def held(self, names: Sequence[str], kinds: Kinds, **given: Any) -> Plan:
-        """A plan of the parts of adapters that holds in these periods, at the rates of the busiest one; infeasible if
-        none is found."""
-        goal = self._goal(names, whole=False)
+        """A plan of the parts of adapters that holds in these periods, at the rates of the busiest one."""
         busiest = max((self.rates[name] for name in names), key=lambda vector: float(vector @ self.tokens))
         fleet = with_rates(self.split.fleet, self.split.rates_of_parts(busiest))
-        for further in FURTHER_MARGINS:
-            found = solve(fleet, kinds, goal, margin=self.evaluator.margin + further, **given)
-            if found.status is Status.INFEASIBLE:
-                break
-            if goal.admissible(self.evaluator.of(goal).confirmed(fleet, found.bins)).all():
-                return found
-        return replace(found, status=Status.INFEASIBLE)
+        return solve(fleet, kinds, self._goal(names, whole=False), **given)
 
     def period(self, names: Sequence[str], static: Plan, given: Mapping[str, Any]) -> Period:
         """The fewest servers for successive periods, in places of the static plan's; all of these if that fails."""
