@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from llmstation_server import DURATION_S, LARGE, MIDDLE, SMALL, Machine, best
 from rows import Constant, Row, Section, mean, of_seeds, shown
 
 import packer
 from packer.arrival import Arrivals, Bursts
 from packer.cluster import Cluster
-from packer.job import FineTuning
-from packer.lengths import Lengths
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.twin.tuning.search import candidates, most_training
-from packer.workload import Workload
 
-GIB = 2.0**30
 POLICIES = {
     "LLMStation": "llmstation",
     "chunked training": "chunked",
@@ -35,89 +31,8 @@ ALLOWED = {
     "vLLM + torchtune (MPS)": (1.5, 15.0),
     "FineInfer": (1.5, 15.0),
 }
-DURATION_S = 1800.0
 DEFERRED_MS = (0, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
 """FineInfer's deferral bounds where no limit of the TTFT is kept (Figure 10)."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A model on its GPUs: bytes of weights and of a token's KV, and step times in ms."""
-
-    name: str
-    gpus: str
-    memory_bytes: float
-    weights_bytes: float
-    kv_bytes: float
-    layers: int
-    rank: int
-    base_ms: float
-    per_decode_ms: float
-    token_ms: float
-    weights_ms: float
-    tpot_ms: float
-    rank_ms: float = 0.0
-    """Time of a request's rank in a step."""
-
-    def profile(self) -> Profile:
-        """The server."""
-        spare = 0.9 * self.memory_bytes - self.weights_bytes - 2 * GIB
-        law = {
-            "base_ms": self.base_ms,
-            "per_decode_ms": self.per_decode_ms,
-            "per_prefill_token_ms": self.token_ms,
-            "per_request_rank_ms": self.rank_ms,
-        }
-        return Profile(
-            f"{self.gpus}/{self.name}",
-            ModelSpec(self.name, self.weights_bytes, self.kv_bytes, 40 * self.kv_bytes),
-            GpuSpec(self.gpus, self.memory_bytes),
-            EngineSpec("vllm", "0", 8192, 2048, 256),
-            MemorySpec(spare, 0.0, 0.0, 1024),
-            LatencySpec("linear", law),
-        )
-
-    def fleet(self, rate: float, tokens: float = 512.0, served: int = 1) -> Workload:
-        """Requests of `served` adapters beside the training of another."""
-        job = FineTuning(
-            sample_tokens=Lengths.constant(tokens),
-            rank=self.rank,
-            layers=self.layers,
-            weights_ms=self.weights_ms,
-        )
-        return Workload(
-            [packer.Adapter(f"served-{i}", self.rank, rate / served) for i in range(served)],
-            Lengths.gamma(223.0, 1.0),
-            Lengths.gamma(195.0, 1.0),
-            length_correlation=0.0,
-            fine_tuning=job,
-        )
-
-
-SMALL = Machine(
-    "llama-3.1-8b", "2x RTX 3090", 48 * GIB, 16.06e9, 131072.0, 32, 8, 14.0, 0.15, 0.225, 8.6, 50.0
-)
-MIDDLE = Machine(
-    "llama-2-13b", "4x RTX 3090", 96 * GIB, 26.0e9, 819200.0, 40, 16, 14.0, 0.2, 0.183, 7.0, 80.0
-)
-LARGE = Machine(
-    "llama-3.1-70b", "4x H100", 320 * GIB, 141.0e9, 327680.0, 80, 32, 18.0, 0.1, 0.071, 10.5, 80.0
-)
-
-
-def best(machine: Machine, rate: float, policy: str, seed: int, served: int = 1, **changes: float) -> float:
-    """Samples/s of the policy with its best parameter within the limits."""
-    spec = policy + (":" + ",".join(f"{k}={v:g}" for k, v in changes.items()) if changes else "")
-    limits = {"p99_ttft_ms": 500.0, "p99_tpot_ms": machine.tpot_ms}
-    return most_training(
-        machine.fleet(rate, served=served),
-        machine.profile(),
-        spec,
-        max_loras=served,
-        limits=limits,
-        duration_s=DURATION_S,
-        seed=seed,
-    ).samples_s
 
 
 def throughputs(machine: Machine, rates: Sequence[float], seeds: int) -> dict[str, dict[float, list[float]]]:
