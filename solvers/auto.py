@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from packer.solvers.base import Problem, Solution
+from packer.solvers.base import Problem, Solution, start
 from packer.solvers.confirm import admits, confirmed_solution
 from packer.solvers.exact.solver import START_SHARE, ExactSearch
 from packer.solvers.limit import within_limit
-from packer.solvers.start import start
 from packer.solvers.support import counts_gpus
 from packer.solvers.verify import confirmed
 

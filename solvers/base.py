@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-from packer import checks
+from packer import checks, registry
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.objectives.base import Objective
@@ -141,3 +141,11 @@ class Spreading(Protocol):
     """A solver that spreads over all the GPUs that are given, whatever is minimised."""
 
     spreads: bool
+
+
+def start(problem: Problem, solver: str = "greedy") -> Solution:
+    """The solution of another solver, without a limit on the GPUs where their number is to be chosen."""
+    first: Solver = registry.load("solver", solver)()
+    if not problem.objective.fixed_gpus:
+        problem = replace(problem, max_gpus=None)
+    return first.solve(problem)

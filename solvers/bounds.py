@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from packer.checks import slot_rank_for
-from packer.solvers.base import Problem, Solution
+from packer.solvers.base import Problem, Solution, start
 from packer.solvers.classes import FloatArray, IntArray, aggregate
 from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.exact.pricing import fill
 from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.limit import within_limit
-from packer.solvers.start import start
 from packer.solvers.support import counts_gpus
 
 _ROUNDING = 1e-6
@@ -174,10 +173,7 @@ class Bounds:
     """Greedy's plan with the bounds on load and slots: a quick answer to "how good is it at least?"."""
 
     name = "bounds"
-
-    def supports(self, problem: Problem) -> str | None:
-        """Objectives that count GPUs of one type; no replicas, no replayed traces."""
-        return counts_gpus(problem)
+    supports = staticmethod(counts_gpus)
 
     def solve(self, problem: Problem) -> Solution:
         """The start's bins, and the bound."""

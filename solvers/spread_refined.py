@@ -13,10 +13,9 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.dlora import DLora
 from packer.solvers.baselines.spread import spread_parts
 from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
-from packer.solvers.counts import gpus_to_use
 from packer.solvers.greedy.balance import even_parts
 from packer.solvers.slots import SlotSearch
-from packer.solvers.support import one_type
+from packer.solvers.support import gpus_to_use, one_type
 
 _ROUNDS = 60
 _TARGETS = 3
@@ -42,10 +41,7 @@ class SpreadRefined:
 
     name = "spread-refined"
     spreads = True
-
-    def supports(self, problem: Problem) -> str | None:
-        """One GPU type."""
-        return one_type(problem)
+    supports = staticmethod(one_type)
 
     def solve(self, problem: Problem) -> Solution:
         """One bin per GPU."""

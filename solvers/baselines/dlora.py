@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.solvers.base import Problem, Solution
-from packer.solvers.counts import gpus_to_use
 from packer.solvers.slots import SlotSearch
-from packer.solvers.support import one_type
+from packer.solvers.support import gpus_to_use, one_type
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -46,10 +45,7 @@ class DLora:
 
     name = "dlora"
     spreads = True
-
-    def supports(self, problem: Problem) -> str | None:
-        """One GPU type."""
-        return one_type(problem)
+    supports = staticmethod(one_type)
 
     def solve(self, problem: Problem) -> Solution:
         """Bins that got at least one adapter; adapters that fit no engine's memory are unplaced."""

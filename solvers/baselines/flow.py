@@ -10,9 +10,8 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.solvers.backbone import backbone_tok_s
 from packer.solvers.base import Problem, Solution
-from packer.solvers.counts import gpus_to_use
 from packer.solvers.slots import SlotSearch
-from packer.solvers.support import one_type
+from packer.solvers.support import gpus_to_use, one_type
 
 _STAY_BONUS = 0.05
 """What it is worth that an adapter already runs on a GPU, as a share of the backbone's throughput."""
@@ -28,10 +27,7 @@ class Flow:
 
     name = "flow"
     spreads = True
-
-    def supports(self, problem: Problem) -> str | None:
-        """One GPU type."""
-        return one_type(problem)
+    supports = staticmethod(one_type)
 
     def solve(self, problem: Problem) -> Solution:
         """Bins that got at least one adapter."""

@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from packer.solvers.backbone import backbone_tok_s
 from packer.solvers.base import MAX_LORAS_CANDIDATES, Problem, Solution
-from packer.solvers.counts import gpus_to_use
 from packer.solvers.slots import SlotSearch
-from packer.solvers.support import one_type
+from packer.solvers.support import gpus_to_use, one_type
 
 
 class Hrw:
@@ -25,10 +24,7 @@ class Hrw:
 
     name = "hrw"
     spreads = True
-
-    def supports(self, problem: Problem) -> str | None:
-        """One GPU type."""
-        return one_type(problem)
+    supports = staticmethod(one_type)
 
     def solve(self, problem: Problem) -> Solution:
         """Bins that got at least one adapter."""

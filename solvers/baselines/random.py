@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from packer.solvers.base import Problem, Solution
-from packer.solvers.counts import gpus_to_use
 from packer.solvers.slots import SlotSearch
-from packer.solvers.support import one_type
+from packer.solvers.support import gpus_to_use, one_type
 
 
 class Random:
@@ -15,10 +14,7 @@ class Random:
 
     name = "random"
     spreads = True
-
-    def supports(self, problem: Problem) -> str | None:
-        """One GPU type."""
-        return one_type(problem)
+    supports = staticmethod(one_type)
 
     def solve(self, problem: Problem) -> Solution:
         """Bins that got at least one adapter."""

@@ -7,9 +7,8 @@ import heapq
 import numpy as np
 
 from packer.solvers.base import Problem, Solution
-from packer.solvers.counts import gpus_to_use
 from packer.solvers.slots import SlotSearch
-from packer.solvers.support import one_type
+from packer.solvers.support import gpus_to_use, one_type
 
 
 def spread_parts(problem: Problem) -> list[list[int]]:
@@ -29,10 +28,7 @@ class Spread:
 
     name = "spread"
     spreads = True
-
-    def supports(self, problem: Problem) -> str | None:
-        """One GPU type."""
-        return one_type(problem)
+    supports = staticmethod(one_type)
 
     def solve(self, problem: Problem) -> Solution:
         """One bin per GPU."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from packer.bin import Bin
-from packer.solvers.base import Problem, Solution
+from packer.solvers.base import Problem, Solution, start
 from packer.solvers.bounds import Bound, limited, quick_bound
 from packer.solvers.classes import MAX_CLASSES, Classes, IntArray, aggregate
 from packer.solvers.exact.master import solve_integer
@@ -18,7 +18,6 @@ from packer.solvers.exact.relaxation import SEARCHED_MARGIN, Relaxation
 from packer.solvers.exact.rounding import dive, realise
 from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.limit import within_limit
-from packer.solvers.start import start
 from packer.solvers.support import counts_gpus
 
 START_SHARE = 0.4
@@ -36,10 +35,7 @@ class Exact:
     """Fewest GPUs by column generation over classes; stops at gap 0, the time limit or when nothing helps."""
 
     name = "exact"
-
-    def supports(self, problem: Problem) -> str | None:
-        """Objectives that count GPUs of one type; no replicas, no replayed traces."""
-        return counts_gpus(problem)
+    supports = staticmethod(counts_gpus)
 
     def solve(self, problem: Problem) -> Solution:
         """Greedy's bins or fewer, with the bound."""

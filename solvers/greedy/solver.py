@@ -35,10 +35,7 @@ class Greedy:
     """First-fit decreasing with bisection; never needs more GPUs than `greedy-paper`, which it runs too."""
 
     name = "greedy"
-
-    def supports(self, problem: Problem) -> str | None:
-        """Any objective that chooses the number of GPUs."""
-        return chooses_gpus(problem)
+    supports = staticmethod(chooses_gpus)
 
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order in which they were filled."""
