@@ -55,6 +55,18 @@ class Bin:
             for share in self.shares:
                 checks.real("a share", share, low=0.0, high=1.0, open_low=True)
 
+    def with_slots(self, max_loras: int) -> Bin:
+        """The same server with another number of slots; its adapters are not checked again."""
+        other = object.__new__(Bin)
+        settings = self.profile.settings(max_loras, self.max_lora_rank)
+        for name, value in zip(
+            ("adapters", "settings", "profile", "shares"),
+            (self.adapters, settings, self.profile, self.shares),
+            strict=True,
+        ):
+            object.__setattr__(other, name, value)
+        return other
+
     @property
     def max_loras(self) -> int:
         """Adapters on the GPU at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -72,10 +72,14 @@ class AutoPredictor:
                 guide = BoostingPredictor.guide(profile)
         return cls(learned, TwinPredictor(seed=seed), guide=guide)
 
-    def for_search(self) -> AutoPredictor:
-        """The same predictors for a search whose result is evaluated anew: the twin only beyond what was learned."""
-        leading = self.learned or self.guide
-        return AutoPredictor(leading, self.twin, low=0.5, high=0.5, guesses_bursty=True, guide=self.guide)
+    def for_search(self, *, sure: bool = False) -> AutoPredictor:
+        """The same predictors for a search whose result is evaluated anew: the twin only beyond what was learned, and
+        there only where the learned one does not exclude a server.
+
+        `sure`: a server starves where the learned one is not certain that it doesn't.
+        """
+        leading, limit = self.learned or self.guide, self.low if sure else 0.5
+        return AutoPredictor(leading, self.twin, low=limit, high=limit, guesses_bursty=True, guide=self.guide)
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures of each bin at its rates times its factor; one row per bin, in order."""
@@ -87,10 +91,14 @@ class AutoPredictor:
             return self.twin.evaluate(workload, bins, factors)
         fleet = self._as_poisson(workload) if guessed else workload
         found, outside = self.learned.evaluate_checked(fleet, bins, factors)
+        chance = found.starvation_probability
+        if self.high < 0.5:
+            found = replace(found, starved=found.memory_error | (chance >= self.high))
         if self.guide is not None:  # no server of this profile is in its range
             return found
-        chance = found.starvation_probability
         uncertain = (chance > self.low) & (chance < self.high)
+        if self.low == self.high:
+            outside = outside & (chance < UNCERTAIN[1])
         unsure = np.flatnonzero((uncertain | outside) & ~found.memory_error)
         if not unsure.size:
             return found

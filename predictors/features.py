@@ -101,7 +101,11 @@ class BinTable:
         if any(item.profile is not first and item.profile != first for item in bins):
             raise IncompatibleError("Expected the bins of one table to have the same profile.")
         sizes = [len(item.adapters) for item in bins]
-        index = np.array([i for item in bins for i in item.adapters], dtype=np.int64)
+        sets: dict[int, IntArray] = {}
+        for item in bins:  # searches try the same adapters with several slots
+            if id(item.adapters) not in sets:
+                sets[id(item.adapters)] = np.array(item.adapters, dtype=np.int64)
+        index = np.concatenate([sets[id(item.adapters)] for item in bins])
         share = np.ones(len(index))
         start = 0
         for item, size in zip(bins, sizes, strict=True):

@@ -75,6 +75,11 @@ class LearnedPredictor:
         """Features of a fleet's bins, by workload."""
         self._others: dict[str, LearnedPredictor] = {}
 
+    @property
+    def most_adapters(self) -> int:
+        """Most adapters on the servers of the training data."""
+        return int(self._ranges[1][COLUMN["adapters"]])
+
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> LearnedPredictor:
         """The shipped predictor of this kind; nothing in it is random, so that one object serves all."""

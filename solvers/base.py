@@ -19,6 +19,10 @@ from packer.workload import Workload
 MAX_LORAS_CANDIDATES = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 """Values of `max_loras` that solvers try; also the testing points of arXiv 2602.24044, Algorithm 1."""
 
+MAX_ADAPTERS_PER_GPU = 100_000
+"""No solver puts more adapters on a GPU, which keeps arrays small. How many a server can hold is for the predictor to
+say; beyond `Profile.measured_adapters` a plan says so (`packer.solvers.candidates.beyond_measured`)."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -31,6 +35,7 @@ class Problem:
     `max_gpus`: limit on the GPUs, None for no limit; with a `fixed_gpus` objective, the number of servers.
     `stock`: GPUs at hand by their name (`profile.gpu.name`); there is any number of those that are not in it.
     `max_replicas`: over how many GPUs one adapter may be split.
+    `most_adapters`: searches put no more adapters on a GPU.
     `seed`: seed of everything random.
     `time_limit_s`: wall-clock limit; the best plan so far is returned.
     `started`: `time.monotonic()` at the start, for `remaining_s`.
@@ -46,6 +51,7 @@ class Problem:
     max_gpus: int | None = None
     stock: Mapping[str, int] = field(default_factory=dict)
     max_replicas: int = 1
+    most_adapters: int = MAX_ADAPTERS_PER_GPU
     seed: int = 0
     time_limit_s: float | None = None
     started: float = field(default_factory=time.monotonic)
@@ -69,6 +75,10 @@ class Problem:
     def profile(self) -> Profile:
         """The default GPU type."""
         return self.profiles[0]
+
+    def learned(self) -> Problem:
+        """The problem without servers of so many adapters that searches would simulate each."""
+        return replace(self, most_adapters=min(self.most_adapters, self.evaluator.most_learned))
 
     def remaining_s(self) -> float:
         """Seconds left before the time limit; infinite without one."""

@@ -7,10 +7,6 @@ from collections.abc import Sequence
 from packer.bin import Bin
 from packer.solvers.base import MAX_LORAS_CANDIDATES
 
-MAX_ADAPTERS_PER_GPU = 100_000
-"""No solver puts more adapters on a GPU, which keeps arrays small. How many a server can hold is for the predictor to
-say; beyond `Profile.measured_adapters` a plan says so (`beyond_measured`)."""
-
 
 def max_loras_candidates(n_adapters: int) -> tuple[int, ...]:
     """Values of `max_loras` worth trying for a bin of so many adapters, ascending.

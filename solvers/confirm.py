@@ -1,13 +1,13 @@
 """Searches with a trained predictor: what makes their bins hold in the whole predictor.
 
 Trained trees are wrong about a few bins, and searches find those. A GPU that the whole predictor refuses gives a few
-adapters to the others; where they don't take them, the search is repeated with rates raised by what the refused GPUs
-failed to serve, and at last with the whole predictor.
+adapters to the others, or to a further one; else the search is repeated with bins of which the trees are sure, with
+rates raised by what the refused GPUs failed to serve, and at last with the whole predictor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,8 @@ from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.greedy.first_fit import FirstFit
+from packer.solvers.greedy.top_up import top_up
 from packer.solvers.slots import SlotSearch
 
 HARDENING_STEP = 0.03
@@ -25,10 +26,10 @@ HARDENING_STEP = 0.03
 STEPS = 4
 """How often a search is repeated with raised rates before the whole predictor takes part in it."""
 
-_SEARCH_SHARE, _REPEATED_SHARE = 0.75, 0.5
-"""Of the time that is left, for the search and each repetition: what it finds has to be confirmed, perhaps mended."""
+_SEARCH_SHARE, _MENDING_SHARE, _REPEATED_SHARE = 0.75, 0.5, 0.5
+"""Of the time that is left, for the search, for mending, and for each repetition."""
 
-_SHED = (0.03, 0.08, 0.2)
+_SHED = (0.03, 0.06, 0.12, 0.25)
 """Shares of its load that a refused GPU gives away."""
 
 
@@ -41,39 +42,58 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
     if not evaluator.confirms:
         return solve(problem)
     first = found = solve(problem.with_share(_SEARCH_SHARE))
+
+    def repeated(posed: Problem, **details: object) -> Solution:
+        again = solve(posed.with_share(_REPEATED_SHARE))
+        return replace(
+            again,
+            lower_bound=first.lower_bound,
+            bound_source=first.bound_source,
+            proven=first.proven,
+            details={**again.details, **details},
+        )
+
     raised: dict[Profile, float] = {}
-    for _ in range(STEPS):
+    for step in range(STEPS):
         if found.unplaced or not found.bins or problem.out_of_time():
             break
         evaluations = evaluator.confirmed(problem.workload, found.bins)
         refused = np.flatnonzero(~problem.objective.admissible(evaluations)).tolist()
         if not refused:
             return found
-        bins = mended(problem, found.bins, refused) if found.moves is None else None
+        options = []
+        bins = None if found.moves else mended(problem.with_share(_MENDING_SHARE), found.bins, refused)
         if bins is not None:
-            return replace(found, bins=bins, details={**found.details, "mended": len(refused)})
+            options.append(replace(found, bins=bins, details={**found.details, "mended": len(refused)}))
+        if step == 0 and (bins is None or len(bins) > len(found.bins)):
+            sure = repeated(replace(problem, evaluator=evaluator.sure()), search_sure=True)
+            options += [sure] if admits(problem, sure) else []
+        if options:
+            return min(options, key=lambda each: _key(problem, each))
         for profile, share in lacking(found.bins, evaluations, refused).items():
             raised[profile] = (1.0 + raised.get(profile, 0.0)) * (1.0 + share) - 1.0
-        again = replace(problem, evaluator=evaluator.hardened(raised))
-        found = solve(again.with_share(_REPEATED_SHARE))
-        found = replace(
-            found,
-            lower_bound=first.lower_bound,
-            bound_source=first.bound_source,
-            proven=first.proven,
-            details={**found.details, "search_raised": max(raised.values())},
-        )
+        posed = replace(problem, evaluator=evaluator.hardened(raised))
+        found = repeated(posed, search_raised=max(raised.values()))
     if admits(problem, found) or problem.out_of_time():
         return found
     return solve(replace(problem, evaluator=evaluator.whole()))
 
 
+def _key(problem: Problem, found: Solution) -> tuple[float, ...]:
+    evaluations = problem.evaluator.confirmed(problem.workload, found.bins)
+    return problem.objective.key(problem.workload, found.bins, evaluations)
+
+
 def admits(problem: Problem, found: Solution) -> bool:
     """Whether every adapter has a place, in bins that the whole predictor admits."""
-    if found.unplaced:
-        return False
-    evaluations = problem.evaluator.confirmed(problem.workload, found.bins)
-    return bool(problem.objective.admissible(evaluations).all())
+    return not found.unplaced and all(_admitted(problem, found.bins))
+
+
+def _admitted(problem: Problem, bins: Sequence[Bin]) -> list[bool]:
+    """Which of the bins the whole predictor admits."""
+    evaluations = problem.evaluator.confirmed(problem.workload, bins)
+    admitted: list[bool] = problem.objective.admissible(evaluations).tolist()
+    return admitted
 
 
 def lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]) -> dict[Profile, float]:
@@ -93,71 +113,90 @@ def lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int
 def mended(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:
     """The bins with some adapters of the refused ones on others, all admitted by the whole predictor; None if not.
 
-    A refused bin gives away the fewest adapters that make up a share of its load, or takes other slots. At most half
-    of the bins may be refused.
+    A refused bin gives away the fewest adapters that make up a share of its load. Others take them as far as the search
+    is sure of it, further GPUs of the same kind the rest. At most half of the bins may be refused.
     """
     if 2 * len(refused) > len(bins) or any(item.is_split for item in bins):
         return None
-    whole = replace(problem, evaluator=problem.evaluator.whole())
-    slots, made, left = SlotSearch(whole), list(bins), list[int]()
+    made, left = dict(enumerate(bins)), list[int]()
+    lighter = _lightened(problem, {k: made[k] for k in refused})
     for k in refused:
-        if problem.out_of_time():
-            return None
-        kept = _lightened(slots, made[k])
+        kept = lighter.get(k)
+        left += sorted({*made[k].adapters} - {*(kept.adapters if kept else ())})
         if kept is None:
-            return None
-        left += sorted(set(made[k].adapters) - set(kept.adapters))
-        made[k] = kept
-    adapters, loads = problem.workload.adapters, problem.workload.offered_tok_s_by_adapter
-    left.sort(key=lambda i: (-loads[i], i))
-    hosts = [k for k in range(len(made)) if k not in set(refused)]
-    hosts.sort(key=lambda k: (made[k].offered_tok_s(problem.workload), k))
-    for k in hosts:
-        if not left or problem.out_of_time():
-            break
-        model = adapters[made[k].adapters[0]].model
-        mine = [i for i in left if adapters[i].model == model]
-        made[k], rest = _filled(slots, made[k], mine)
-        left = [i for i in left if adapters[i].model != model] + rest
-    return None if left else tuple(made)
+            del made[k]
+        else:
+            made[k] = kept
+    sure = replace(problem, evaluator=problem.evaluator.sure())
+    fuller = _fuller(sure, {k: item for k, item in made.items() if k not in set(refused)}, left)
+    for (k, item), holds in zip(fuller.items(), _admitted(problem, list(fuller.values())), strict=True):
+        made[k] = item if holds else made[k]
+    placed = {i for item in made.values() for i in item.adapters}
+    more = _opened(sure, len(made), [i for i in left if i not in placed])
+    return None if more is None or not all(_admitted(problem, more)) else (*made.values(), *more)
 
 
-def _lightened(slots: SlotSearch, full: Bin) -> Bin | None:
-    """The bin with other slots, or without a few adapters; None if it takes too many."""
-    other = slots.feasible(full.adapters, full.profile, hint=full.max_loras)
-    if other is not None:
-        return other
-    loads = slots.problem.workload.offered_tok_s_by_adapter
-    total = float(loads[list(full.adapters)].sum())
-    rising = sorted(full.adapters, key=lambda i: (loads[i], i))
+def _lightened(problem: Problem, refused: Mapping[int, Bin]) -> dict[int, Bin]:
+    """Of each of these bins what is left when it has given away enough; those that give away too much are left out."""
+    slots, found = SlotSearch(problem), dict[int, Bin]()
     for share in _SHED:
-        enough = [i for i in rising if loads[i] >= share * total]
-        gone = set(enough[:1] or _heaviest(rising, loads.tolist(), share * total))
-        kept = [i for i in full.adapters if i not in gone]
-        lighter = slots.feasible(kept, full.profile, hint=min(full.max_loras, len(kept))) if kept else None
-        if lighter is not None:
-            return lighter
-    return None
-
-
-def _heaviest(rising: Sequence[int], loads: Sequence[float], wanted: float) -> list[int]:
-    """The fewest adapters that carry the wanted load."""
-    chosen: list[int] = []
-    for i in reversed(rising):
-        if wanted <= 0.0:
+        tried = {}
+        for k, full in refused.items():
+            kept = _without(problem, full, share) if k not in found else []
+            lighter = (
+                slots.feasible(kept, full.profile, hint=min(full.max_loras, len(kept))) if kept else None
+            )
+            if lighter is not None:
+                tried[k] = slots.best(lighter)
+        if problem.out_of_time():
             break
-        chosen.append(i)
-        wanted -= loads[i]
-    return chosen
+        for (k, item), holds in zip(tried.items(), _admitted(problem, list(tried.values())), strict=True):
+            if holds:
+                found[k] = item
+    return found
 
 
-def _filled(slots: SlotSearch, host: Bin, left: list[int]) -> tuple[Bin, list[int]]:
-    """The host with as many of the adapters as it takes, halving their number, and those that are left."""
-    count = min(len(left), MAX_ADAPTERS_PER_GPU - len(host.adapters))
-    while count > 0:
-        adapters = (*host.adapters, *left[:count])
-        fuller = slots.feasible(adapters, host.profile, hint=host.max_loras)
-        if fuller is not None:
-            return fuller, left[count:]
-        count //= 2
-    return host, left
+def _without(problem: Problem, full: Bin, share: float) -> list[int]:
+    """The adapters of a bin but the fewest that carry this share of its load."""
+    loads = problem.workload.offered_tok_s_by_adapter
+    rising = sorted(full.adapters, key=lambda i: (loads[i], i))
+    wanted = share * float(loads[rising].sum())
+    gone = next(([i] for i in rising if loads[i] >= wanted), list[int]())
+    while not gone or float(loads[gone].sum()) < wanted:
+        gone.append(rising[-1 - len(gone)])
+    return [i for i in full.adapters if i not in set(gone)]
+
+
+def _falling(problem: Problem, adapters: Sequence[int]) -> list[int]:
+    """By falling load; equal loads by falling rank, so that those alike stand together."""
+    loads, ranks = problem.workload.offered_tok_s_by_adapter, problem.workload.ranks
+    return sorted(adapters, key=lambda i: (-loads[i], -ranks[i], i))
+
+
+def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:
+    """Those of the hosts that take some of the adapters, the least loaded first, with what they take."""
+    fleet, slots, found = problem.workload, SlotSearch(problem), dict[int, Bin]()
+    waiting = _falling(problem, left)
+    for k in sorted(hosts, key=lambda k: (hosts[k].offered_tok_s(fleet), k)):
+        if problem.out_of_time():
+            break
+        model = fleet.adapters[hosts[k].adapters[0]].model
+        mine = np.array([i for i in waiting if fleet.adapters[i].model == model], dtype=np.int64)
+        grown = top_up(slots, hosts[k], mine) if mine.size else hosts[k]
+        if len(grown.adapters) > len(hosts[k].adapters):
+            found[k] = grown
+            waiting = [i for i in waiting if i not in set(grown.adapters)]
+    return found
+
+
+def _opened(problem: Problem, gpus: int, left: Sequence[int]) -> list[Bin] | None:
+    """Further GPUs for these adapters; None where no more may be opened, or of several kinds."""
+    if not left:
+        return []
+    several = len(problem.profiles) > 1 or len(problem.workload.models) > 1 or problem.stock
+    if several or problem.objective.fixed_gpus or problem.old_bins:
+        return None
+    packing = FirstFit(problem, np.array(_falling(problem, left), dtype=np.int64))
+    packing.run()
+    total = (gpus + len(packing.bins)) * problem.profile.engine.tensor_parallel_size
+    return None if packing.left or total > (problem.max_gpus or total) else packing.bins

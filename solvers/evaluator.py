@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -47,8 +48,8 @@ class Evaluator:
     are those of the first scenario. The margin raises every rate of every scenario.
 
     `evaluate` is for searches. Of the predictor "auto" it uses the trained trees, which may err: `report` evaluates the
-    bins that were found with the whole predictor, where the objective has limits with the twin alone, and `hardened`
-    raises the rates of the search where it refuses them.
+    bins that were found with the whole predictor, where the objective has limits with the twin alone; `sure` and
+    `hardened` make a search careful whose bins it refuses.
 
     `predictors`: one for all bins, or one for each profile.
     `objective`: gives the scenarios; None: the fleet as it is.
@@ -107,6 +108,13 @@ class Evaluator:
         return cls(loaded if len(loaded) > 1 else next(iter(loaded.values())), objective, margin)
 
     @property
+    def most_learned(self) -> int:
+        """Most adapters on servers that searches evaluate without simulations; any number where they simulate all."""
+        given = [each for each in self._given.values() if isinstance(each, AutoPredictor)]
+        most = [tree.most_adapters for each in given if (tree := each.learned or each.guide) is not None]
+        return min(most, default=sys.maxsize) if self.confirms else sys.maxsize
+
+    @property
     def simulates(self) -> bool:
         """Whether searches simulate more than one bin in 20, so that they have to do with few."""
         for each in self.searching.values():
@@ -143,6 +151,23 @@ class Evaluator:
         other.raised = raised
         return other
 
+    def sure(self) -> Evaluator:
+        """The same evaluator, whose searches take no bin that the whole predictor would simulate to be sure."""
+        if not self.confirms:
+            return self
+        other = self.with_margin(self.margin)
+        other.searching = {
+            k: each.for_search(sure=True) if isinstance(each, AutoPredictor) else self.searching[k]
+            for k, each in self._given.items()
+        }
+        return other
+
+    def unconfirmed(self) -> Evaluator:
+        """The same evaluator, for which the predictor of the search is the whole one: for repairs of its own bins."""
+        other = self.with_margin(self.margin)
+        other.confirms = False
+        return other
+
     def whole(self) -> Evaluator:
         """The same evaluator, whose searches use the whole predictor."""
         other = self.with_margin(self.margin)
@@ -158,6 +183,8 @@ class Evaluator:
 
     def confirmed(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """As `evaluate`, with the whole predictor."""
+        if not self.confirms:
+            return self.evaluate(workload, bins)
         return self._worst(self._whole, workload, bins, 1.0 + self.margin)
 
     def report(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:

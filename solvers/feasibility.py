@@ -10,7 +10,7 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.solvers.base import Problem
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU, max_loras_candidates
+from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.classes import Classes, IntArray
 from packer.solvers.slots import SlotSearch, quality
 
@@ -41,8 +41,6 @@ class Feasibility:
 
     def __init__(self, problem: Problem, classes: Classes) -> None:
         self.problem, self.classes = problem, classes
-        self.most_adapters = MAX_ADAPTERS_PER_GPU
-        """No bin of more adapters is feasible."""
         self.evaluated = 0
         """Bins evaluated."""
         self.checks = 0
@@ -100,29 +98,29 @@ class Feasibility:
         return np.array([self._known[key] for key in keys], dtype=bool)
 
     def _evaluate_rows(self, rows: list[tuple[bytes, IntArray]]) -> None:
-        open_rows: list[tuple[bytes, tuple[int, ...], int, list[int]]] = []
+        open_rows: list[tuple[bytes, Bin, list[int]]] = []
+        profile = self.problem.profile
         for key, row in rows:
             n = int(row.sum())
-            if n == 0 or n > self.most_adapters:
+            if n == 0 or n > self.problem.most_adapters:
                 self._known[key] = n == 0
                 continue
             rank = slot_rank_for(int(self.classes.ranks[row > 0].max()))
             liked = self._preferred.get((rank, n.bit_length()), n)
             closeness = {p: abs(p - liked) for p in max_loras_candidates(n)}
             candidates = sorted(closeness, key=closeness.__getitem__)
-            open_rows.append((key, self.classes.representatives(row), rank, candidates))
+            liked_most = profile.settings(candidates[0], rank)
+            open_rows.append((key, Bin(self.classes.representatives(row), liked_most, profile), candidates))
         # The most promising candidate of every row, then all the others of the rows that failed.
-        profile = self.problem.profile
-        for part in (slice(0, 1), slice(1, None)):
-            self._evaluate_bins(
-                [
-                    (key, Bin(members, profile.settings(p, rank), profile))
-                    for key, members, rank, candidates in open_rows
-                    if key not in self._known
-                    for p in candidates[part]
-                ]
-            )
-        for key, _members, _rank, _candidates in open_rows:
+        self._evaluate_bins([(key, liked_most) for key, liked_most, _ in open_rows])
+        others = [
+            (key, liked_most.with_slots(p))
+            for key, liked_most, candidates in open_rows
+            if key not in self._known
+            for p in candidates[1:]
+        ]
+        self._evaluate_bins(others)
+        for key, _, _ in open_rows:
             self._known.setdefault(key, False)
         for key, row in rows:
             (self._good if self._known[key] else self._bad).add(row)

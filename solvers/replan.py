@@ -8,8 +8,7 @@ from dataclasses import replace
 from packer.bin import Bin
 from packer.objectives.moves import match, moved
 from packer.plan import Moves
-from packer.solvers.base import Problem, Solution
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
 from packer.solvers.repair import homeward, repaired

@@ -47,22 +47,9 @@ class SlotSearch:
         shares: Sequence[float] = (),
     ) -> Bin:
         """A bin whose slots hold its largest adapter; without shares every adapter is whole."""
-        return self._bin(tuple(adapters), max_loras, self._slot_rank(adapters), profile, tuple(shares))
-
-    def _slot_rank(self, adapters: Sequence[int]) -> int:
-        ranks = self._ranks
-        return slot_rank_for(max([ranks[i] for i in adapters]))
-
-    def _bin(
-        self,
-        adapters: tuple[int, ...],
-        max_loras: int,
-        slot_rank: int,
-        profile: Profile | None,
-        shares: tuple[float, ...],
-    ) -> Bin:
-        profile = profile or self.problem.profile
-        return Bin(adapters, profile.settings(max_loras, slot_rank), profile, shares)
+        ranks, profile = self._ranks, profile or self.problem.profile
+        settings = profile.settings(max_loras, slot_rank_for(max([ranks[i] for i in adapters])))
+        return Bin(tuple(adapters), settings, profile, tuple(shares))
 
     def evaluate(self, bins: Sequence[Bin]) -> tuple[Evaluations, npt.NDArray[np.bool_]]:
         """Evaluations, and which of the bins are admissible, bool (n,)."""
@@ -109,8 +96,7 @@ class SlotSearch:
         profile: Profile | None,
         shares: tuple[float, ...],
     ) -> _Climb:
-        held, rank = tuple(adapters), self._slot_rank(adapters)
-        return _Climb(self, candidates, lambda slots: self._bin(held, slots, rank, profile, shares))
+        return _Climb(self, candidates, self.make(adapters, candidates[0], profile, shares).with_slots)
 
 
 class _Climb:

@@ -9,10 +9,9 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
-from packer.solvers.base import Problem, Solution
+from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.baselines.dlora import DLora
 from packer.solvers.baselines.spread import spread_parts
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.greedy.balance import even_parts
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type

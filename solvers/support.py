@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from packer.solvers.backbone import backbone_tok_s
-from packer.solvers.base import Problem
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem
 
 
 def one_type(problem: Problem) -> str | None:

@@ -42,9 +42,7 @@ def estimated(problem: Problem, known: int = 0) -> Bound:
     search ends where it can't promise more than the `known` bound.
     """
     classes = aggregate(problem.workload)
-    feasibility = Feasibility(problem, classes)
-    if problem.evaluator.confirms:  # trees are not trained beyond, and simulations would take the whole time
-        feasibility.most_adapters = problem.profile.measured_adapters
+    feasibility = Feasibility(problem.learned(), classes)
     relaxation = Relaxation(feasibility, np.random.default_rng(problem.seed))
     quick = Bound(1, "at least one GPU")
     try:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from packer.checks import slot_rank_for
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray
 from packer.solvers.feasibility import Feasibility
 
@@ -107,7 +106,7 @@ class Knapsacks:
         while high - low > 1:
             at = min(max(at, low + 1), high - 1)
             row = table.row(at)
-            if row.sum() <= MAX_ADAPTERS_PER_GPU and self.feasibility.feasible(row[None, :])[0]:
+            if self.feasibility.feasible(row[None, :])[0]:
                 low, best = at, row
             else:
                 high = max(low + 1, int(sizes @ row))  # a larger capacity has the same best bin

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray
 from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.feasibility import Feasibility
@@ -96,7 +95,7 @@ def _more(
     feasibility: Feasibility, held: IntArray, added: IntArray, limit: IntArray, sizes: FloatArray
 ) -> IntArray:
     """How many adapters of class `added` (m,) each of the bins `held` (m, K) takes beyond what it holds."""
-    room = MAX_ADAPTERS_PER_GPU - held.sum(axis=1)
+    room = feasibility.problem.most_adapters - held.sum(axis=1)
     top = np.maximum(0, np.minimum(limit[added] - held[np.arange(len(held)), added], room))
     free = np.maximum(0.0, 1.0 - held @ sizes)
     guess = np.minimum(top, (free / np.maximum(sizes[added], 1e-12) + 1e-9).astype(np.int64))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
+from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray
 from packer.solvers.feasibility import Feasibility
 

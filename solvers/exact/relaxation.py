@@ -31,7 +31,7 @@ class Relaxation:
     """State of the column generation over one feasibility.
 
     `patterns`: feasible bins found so far, int64 (m, K).
-    `master`: the last optimum over them, None before the first.
+    `master`, `pool`: the last optimum, None before the first, and the patterns over which it is one.
     `weights`: what an adapter of each class weighs, float64 (K,), such that no bin found weighs more than 1: the sum
     over all adapters is a bound.
     `priced`: bins heavier than 1 were looked for at least once.
@@ -45,6 +45,7 @@ class Relaxation:
     feasibility: Feasibility
     rng: np.random.Generator
     patterns: IntArray = field(init=False)
+    pool: IntArray = field(init=False)
     master: Master | None = None
     weights: FloatArray | None = None
     converged: bool = False
@@ -55,7 +56,7 @@ class Relaxation:
     evaluated_beyond: int = 0
 
     def __post_init__(self) -> None:
-        self.patterns = np.zeros((0, len(self.feasibility.classes)), dtype=np.int64)
+        self.patterns = self.pool = np.zeros((0, len(self.feasibility.classes)), dtype=np.int64)
         self.knapsacks = Knapsacks(self.feasibility)
 
     @property
@@ -124,7 +125,7 @@ class Relaxation:
         while not enough():
             if self.feasibility.problem.out_of_time():
                 raise OutOfTime
-            self.master = self._solved(self.patterns, self.demand)
+            self.master, self.pool = self._solved(self.patterns, self.demand), self.patterns
             if self.master is None:
                 self.converged = True
                 return
@@ -202,7 +203,7 @@ class Relaxation:
         if self.master is None or self.weights is None:
             return 0
         at, demand = (self.master.duals + self.weights) / 2.0, self.demand
-        bases = self.patterns[self.master.use > _EPSILON]
+        bases = self.pool[self.master.use > _EPSILON]
         weights = at * np.exp(self.rng.normal(0.0, spread, len(at)))
         rows = price(self.knapsacks, weights, demand, self._sizes(), self.rng, bases)
         if not self.feasibility.problem.evaluator.simulates:

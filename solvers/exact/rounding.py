@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.classes import Classes, FloatArray, IntArray
+from packer.solvers.confirm import mended
 from packer.solvers.exact.pricing import price
 from packer.solvers.exact.relaxation import Relaxation
 from packer.solvers.feasibility import real_bins
+from packer.solvers.slots import SlotSearch
 
-_NOISE = 0.05
+_STARTS = 6
+"""Fillings tried for each bin of a dive."""
 
 
 def trimmed(patterns: Sequence[IntArray], demand: IntArray) -> list[IntArray]:
@@ -30,37 +34,22 @@ def trimmed(patterns: Sequence[IntArray], demand: IntArray) -> list[IntArray]:
 
 
 def realise(problem: Problem, classes: Classes, patterns: Sequence[IntArray]) -> tuple[Bin, ...] | None:
-    """Bins of the real fleet for a cover by patterns, each evaluated directly; None if one can't be repaired.
+    """Bins of the real fleet for a cover by patterns, each evaluated directly; None if they can't be repaired.
 
-    A bin that the predictor refuses after all (it is not exactly monotone) gives adapters to the other bins.
+    Bins that are refused after all (classes are rounded, the predictor is not exactly monotone) give adapters to the
+    others, or to further bins.
     """
-    sets = [set(each) for each in classes.assign(trimmed(patterns, classes.demand))]
-    bins = real_bins(problem, [tuple(sorted(each)) for each in sets])
-    for i in [i for i, each in enumerate(bins) if each is None]:
-        if not _relieve(problem, sets, bins, i):
-            return None
-    return tuple(each for each in bins if each is not None)
-
-
-def _relieve(problem: Problem, sets: list[set[int]], bins: list[Bin | None], sick: int) -> bool:
-    """Move adapters of a refused bin to the others, lightest first, until it is feasible."""
-    loads = problem.workload.offered_tok_s_by_adapter
-    order = sorted(sets[sick], key=lambda i: (loads[i], i))
-    hosts = sorted((j for j in range(len(sets)) if j != sick), key=lambda j: sum(loads[i] for i in sets[j]))
-    for adapter in order[: max(1, len(order) // 4)]:
-        for j in hosts[:8]:
-            moved = real_bins(problem, [tuple(sorted(sets[j] | {adapter}))])[0]
-            if moved is not None:
-                sets[j].add(adapter)
-                sets[sick].discard(adapter)
-                bins[j] = moved
-                break
-        if not sets[sick]:
-            return True
-        bins[sick] = real_bins(problem, [tuple(sorted(sets[sick]))])[0]
-        if bins[sick] is not None:
-            return True
-    return False
+    sets = classes.assign(trimmed(patterns, classes.demand))
+    found = real_bins(problem, sets)
+    refused = [k for k, item in enumerate(found) if item is None]
+    usual = int(np.median([item.max_loras for item in found if item is not None] or [1]))
+    slots = SlotSearch(problem)
+    bins = [
+        slots.make(each, min(usual, len(each))) if item is None else item
+        for item, each in zip(found, sets, strict=True)
+    ]
+    searching = replace(problem, evaluator=problem.evaluator.unconfirmed())
+    return mended(searching, bins, refused) if refused else tuple(bins)
 
 
 def dive(relaxation: Relaxation, below: int, shake: float) -> list[IntArray] | None:
@@ -69,14 +58,15 @@ def dive(relaxation: Relaxation, below: int, shake: float) -> list[IntArray] | N
 
     `shake` is the spread of the noise on the values.
     """
-    master, rng, patterns = relaxation.master, relaxation.rng, relaxation.patterns
+    master, rng = relaxation.master, relaxation.rng
     if master is None or master.duals.max(initial=0.0) <= 0.0:
         return None
     left = relaxation.demand.copy()
     chosen: list[IntArray] = []
-    for j, times in enumerate(np.floor(master.use + 1e-6).astype(np.int64).tolist()):
+    whole = np.floor(master.use + 1e-6).astype(np.int64).tolist()
+    for pattern, times in zip(relaxation.pool, whole, strict=True):
         for _ in range(times):
-            row = np.minimum(patterns[j], left)
+            row = np.minimum(pattern, left)
             if row.any():
                 chosen.append(row)
                 left -= row
@@ -99,7 +89,7 @@ def _best_row(relaxation: Relaxation, left: IntArray, weights: FloatArray) -> In
     sizes = np.maximum(weights, 1e-4)
     clipped = np.minimum(relaxation.patterns, left)
     best = clipped[np.argsort(-(clipped @ weights), kind="stable")[:8]]
-    found = price(relaxation.knapsacks, weights, left, sizes, relaxation.rng, best)
+    found = price(relaxation.knapsacks, weights, left, sizes, relaxation.rng, best, _STARTS)
     if not len(found) or not found[0].any():
         return None
     row: IntArray = found[0]

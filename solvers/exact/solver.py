@@ -23,6 +23,9 @@ from packer.solvers.support import counts_gpus
 START_SHARE = 0.4
 """Of the time for the plan that the search starts from."""
 
+_PROOF_SHARE, _COLUMNS_SHARE = 0.5, 0.4
+"""Of the time that is left, for columns that raise the bound, and for more of them in each round of whole numbers."""
+
 _FEW_ADAPTERS = 160
 """So few adapters keep their rates; more are merged into `MAX_CLASSES`."""
 
@@ -56,18 +59,17 @@ class ExactSearch:
     """
 
     def __init__(self, problem: Problem, bins: Sequence[Bin]) -> None:
-        self.problem, self.bins = problem, tuple(bins)
+        self.bins = tuple(bins)
         self.bound = Bound(1, "a fleet needs at least one GPU", certain=True, always=True)
         few = len(problem.workload) <= _FEW_ADAPTERS
         most = _FEW_ADAPTERS if few else MAX_CLASSES
         self.classes = aggregate(problem.workload, max_classes=most)
-        feasibility = Feasibility(problem, self.classes)
-        if (
-            problem.evaluator.confirms
-        ):  # trees are not trained beyond, and simulations would take the whole time
-            largest = max((len(item.adapters) for item in self.bins), default=0)
-            feasibility.most_adapters = max(problem.profile.measured_adapters, largest)
-        self.relaxation = Relaxation(feasibility, np.random.default_rng(problem.seed))
+        largest = max((len(item.adapters) for item in self.bins), default=0)
+        most = max(problem.learned().most_adapters, largest)
+        self.problem = replace(problem, most_adapters=most)
+        self.relaxation = Relaxation(
+            Feasibility(self.problem, self.classes), np.random.default_rng(problem.seed)
+        )
 
     @property
     def closed(self) -> bool:
@@ -180,14 +182,19 @@ class ExactSearch:
         for step in range(_ROUNDS):
             if self.closed:
                 return
-            self.relaxation.run(lambda: self.closed, to_the_end=True)
+            over = self.problem.with_share(_COLUMNS_SHARE).out_of_time
+            self.relaxation.run(lambda over=over: self.closed or over(), to_the_end=True)  # type: ignore[misc]
             if self.closed or not self._round(step):
                 return
 
     def _prove(self, relaxation: Relaxation) -> None:
-        """Generate columns and certify, until the bound is as good as the relaxation makes it."""
+        """Generate columns and certify until the bound is that of the relaxation, or half the time is up."""
+        over = self.problem.with_share(_PROOF_SHARE).out_of_time
         while not self.closed:
-            relaxation.run(lambda: self.closed)
+            relaxation.run(lambda: self.closed or over())
+            if over():
+                self._promise()
+                return
             sound = relaxation.prove(len(self.bins), _EVALUATED_BEYOND)
             if relaxation.bound >= self.bound.value:
                 certain = self._certain(relaxation.exhaustive)
@@ -202,7 +209,7 @@ class ExactSearch:
     def _source(self, relaxation: Relaxation) -> str:
         name = self.problem.evaluator.name
         text = f"linear relaxation of the pattern model: {relaxation.value:.3f} bins; "
-        most = relaxation.feasibility.most_adapters
+        most = relaxation.feasibility.problem.most_adapters
         if most < len(self.problem.workload):
             text += f"at most {most:,} adapters on a GPU; "
         if relaxation.exhaustive:
@@ -219,26 +226,25 @@ class ExactSearch:
         )
 
     def _round(self, step: int) -> bool:
-        """Whole numbers over the pool, then a dive; False once neither helps nor adds patterns."""
+        """A dive, then whole numbers over the pool; False once neither helps nor adds patterns."""
         relaxation = self.relaxation
-        before = len(relaxation.patterns)
-        use, _ = solve_integer(relaxation.patterns, relaxation.demand, time_limit_s=self._seconds(_INTEGER_S))
-        improved = False
-        if use is not None:
-            chosen = np.repeat(relaxation.patterns, use, axis=0)
-            if len(chosen) < len(self.bins):
-                improved = self._accept(realise(self.problem, self.classes, list(chosen)))
+        before, improved = len(relaxation.patterns), False
+        rows = dive(relaxation, len(self.bins), 0.0 if step == 0 else 0.05)
+        if rows is not None:
+            relaxation.add(np.array(rows))
+            improved = self._accept(realise(self.problem, self.classes, rows))
         if not self.closed:
-            rows = dive(relaxation, len(self.bins), 0.0 if step == 0 else 0.05)
-            if rows is not None:
-                relaxation.add(np.array(rows))
-                improved |= self._accept(realise(self.problem, self.classes, rows))
+            pool, seconds = relaxation.patterns, self._seconds(_INTEGER_S)
+            use, _ = solve_integer(pool, relaxation.demand, time_limit_s=seconds)
+            if use is not None and use.sum() < len(self.bins):
+                chosen = np.repeat(pool, use, axis=0)
+                improved |= self._accept(realise(self.problem, self.classes, list(chosen)))
         if not improved and not self.closed:
             relaxation.diversify(0.1, len(self.bins) - 1)
         return improved or len(relaxation.patterns) > before
 
     def _seconds(self, most: float) -> float:
-        return min(most, max(0.1, self.problem.remaining_s() / 2))
+        return min(most, max(0.1, self.problem.remaining_s() / 4))
 
 
 def _counts(classes: Classes, bins: Sequence[Bin]) -> IntArray:

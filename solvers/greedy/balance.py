@@ -8,7 +8,6 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.solvers.base import Problem
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.order import paper_order
 from packer.solvers.slots import SlotSearch, qualities
 
@@ -36,7 +35,7 @@ def _even(problem: Problem, n: int) -> list[Bin] | None:
     even: list[Bin] = []
     for part in even_parts(problem, n):
         hint = even[-1].max_loras if even else None
-        fits = 0 < len(part) <= MAX_ADAPTERS_PER_GPU
+        fits = 0 < len(part) <= problem.most_adapters
         found = slots.feasible(part, hint=hint) if fits else None
         if found is None:
             return None
@@ -84,7 +83,7 @@ def _level(slots: SlotSearch, source: Bin, sink: Bin, amount_tok_s: float) -> li
         moving: list[int] = []
         left = amount_tok_s * part
         for i in order:
-            if loads[i] <= left and len(sink.adapters) + len(moving) < MAX_ADAPTERS_PER_GPU:
+            if loads[i] <= left and len(sink.adapters) + len(moving) < slots.problem.most_adapters:
                 moving.append(i)
                 left -= float(loads[i])
         staying = [i for i in source.adapters if i not in set(moving)]

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.profile import Profile
 from packer.solvers.base import Problem, used_gpus
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.top_up import top_up
 from packer.solvers.reasons import largest_share, merged, out_of_gpus, too_hot
@@ -113,7 +112,7 @@ class FirstFit:
         """The largest admissible bin of `seed` (adapter, share) and a prefix of the queue, or None."""
         last = (self._fullest if self.problem.out_of_time() else self._last).get(profile)
         hint = None if last is None else last.max_loras
-        limit = min(len(self.queue), MAX_ADAPTERS_PER_GPU - len(seed))
+        limit = min(len(self.queue), self.problem.most_adapters - len(seed))
 
         def feasible(n: int, thorough: bool) -> Bin | None:
             nonlocal hint

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
-from packer.solvers.candidates import MAX_ADAPTERS_PER_GPU
 from packer.solvers.greedy.largest import largest
 from packer.solvers.slots import SlotSearch
 
@@ -36,7 +35,7 @@ def top_up(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
 def _with(slots: SlotSearch, bin_: Bin, more: Sequence[int]) -> Bin | None:
     """The bin with more adapters, and more slots only if each had its own; None if that is too much."""
     adapters = [*bin_.adapters, *more]
-    if len(adapters) > MAX_ADAPTERS_PER_GPU:
+    if len(adapters) > slots.problem.most_adapters:
         return None
     shares = (*bin_.shares, *[1.0] * len(more)) if bin_.is_split else ()
     most = len(adapters) if bin_.max_loras == len(bin_.adapters) else bin_.max_loras
@@ -64,7 +63,7 @@ def _first_fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int | None:
 
 def _grow(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
     """The bin with as many of the first adapters of the list as fit."""
-    room = min(len(rest), MAX_ADAPTERS_PER_GPU - len(bin_.adapters))
+    room = min(len(rest), slots.problem.most_adapters - len(bin_.adapters))
 
     def feasible(n: int, _thorough: bool) -> Bin | None:
         return _with(slots, bin_, rest[:n].tolist())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from monotone import MonotonePredictor
@@ -59,7 +61,13 @@ def test_a_refused_bin_gives_adapters_to_those_with_room() -> None:
     assert admits(task, Solution(found))
     assert len(found) == len(bins)
     assert set(found[0].adapters) < set(sets[0])
-    assert mended(task, [bins[0]], [0]) is None  # no other takes what it gives away
+    assert mended(task, [bins[0]], [0]) is None  # more than half are refused
+    full = Bin(tuple(range(largest + 1, 2 * largest + 1)), profile.settings(largest, 8), profile)
+    more = mended(task, [bins[0], full], [0])
+    assert more is not None
+    assert len(more) == 3  # no other takes what it gives away
+    assert admits(task, Solution(more))
+    assert mended(replace(task, max_gpus=2), [bins[0], full], [0]) is None
 
 
 def test_the_bound_is_that_of_the_rates_as_given() -> None:

@@ -15,6 +15,7 @@ from packer.bin import Bin
 from packer.cli import run
 from packer.io.profiles import load_profile
 from packer.io.workloads import read_workload
+from packer.objectives.gpus import Gpus
 from packer.plan import Status
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.learned import LearnedPredictor
@@ -22,7 +23,10 @@ from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.report.context import queueing
 from packer.solvers.api import solve
+from packer.solvers.base import Problem, Solution
+from packer.solvers.confirm import admits
 from packer.solvers.evaluator import Evaluator
+from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import random_fleet
 from packer.workload import Workload
 
@@ -41,6 +45,30 @@ def test_the_search_is_left_to_the_trees(profile: Profile) -> None:
     plan = solve(FLEET, profile, predictor=auto, verify=False)
     assert plan.status is not Status.INFEASIBLE
     assert auto.twin.simulated <= 2 * plan.n_gpus
+
+
+def test_servers_of_which_the_trees_are_sure_are_not_simulated(profile: Profile) -> None:
+    """A careful search finds a plan that the whole predictor admits without a simulation."""
+    auto = AutoPredictor.for_profile(profile)
+    task = Problem(FLEET, (profile,), Gpus(), Evaluator(auto, Gpus()))
+    found = Greedy().solve(replace(task, evaluator=task.evaluator.sure()))
+    assert admits(task, found)
+    assert auto.twin.simulated == 0
+    assert not admits(task, Solution(found.bins, (0,)))
+
+
+@pytest.mark.parametrize(("hot", "cold_rate", "beyond"), [(24, 0.05, False), (0, 0.002, True)])
+def test_servers_beyond_the_training_data_only_where_that_takes_fewer(
+    hot: int, cold_rate: float, beyond: bool, profile: Profile
+) -> None:
+    """Greedy keeps to numbers of adapters that the trees know, and simulates larger servers where load is low."""
+    fleet = Workload([Adapter(f"a{i}", 8, 2.5 if i < hot else cold_rate) for i in range(1300)])
+    auto = AutoPredictor.for_profile(profile)
+    found = Greedy().solve(Problem(fleet, (profile,), Gpus(), Evaluator(auto, Gpus())))
+    most = Evaluator(auto, Gpus()).most_learned
+    assert (max(len(item.adapters) for item in found.bins) > most) is beyond
+    assert (auto.twin.simulated > 0) is beyond
+    assert not beyond or len(found.bins) < len(fleet) / most
 
 
 def test_refused_bins_make_the_search_more_careful(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:

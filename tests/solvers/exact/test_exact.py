@@ -23,6 +23,7 @@ from packer.solvers.bounds import Bound, Bounds
 from packer.solvers.classes import aggregate
 from packer.solvers.exact.master import solve_integer, solve_relaxation
 from packer.solvers.exact.proof import certify
+from packer.solvers.exact.rounding import dive, realise
 from packer.solvers.exact.solver import Exact, ExactSearch
 from packer.solvers.feasibility import Feasibility, real_bins
 from packer.solvers.greedy.solver import Greedy
@@ -46,6 +47,34 @@ def brute_force(task: Problem) -> int:
         return 1 + min((fewest(left & ~m) for m in with_lowest[lowest] if m & left == m), default=n)
 
     return fewest((1 << n) - 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_patterns_found_after_the_last_optimum_leave_it_as_it_is(seed: int) -> None:
+    """What is rounded and diversified is the optimum over the patterns that it was found for."""
+    task = problem(random_fleet(60, seed=seed, rates=(1.6, 0.8, 0.3)))
+    relaxation = ExactSearch(task, Greedy().solve(task).bins).relaxation
+    assert relaxation.start(np.zeros((0, len(relaxation.demand)), dtype=np.int64))
+    relaxation.run(lambda: False)
+    assert relaxation.add(np.minimum(relaxation.patterns, 1)) > 0
+    rows = dive(relaxation, 60, 0.0)
+    assert rows is not None
+    assert np.array_equal(np.sum(rows, axis=0), relaxation.demand)
+    assert relaxation.diversify(0.1, len(rows) - 1) >= 0
+
+
+def test_a_cover_whose_bins_are_refused_is_repaired() -> None:
+    """Bins that are refused give adapters to the others or to a further one, each adapter keeps one place."""
+    task = problem(random_fleet(80, seed=1, rates=(1.6, 0.8, 0.3)))
+    classes = aggregate(task.workload)
+    rows = [classes.counts(item.adapters) for item in Greedy().solve(task).bins]
+    low, high = (min(rows, key=sum), max(rows, key=sum))
+    full = [row for row in rows if row is not low and row is not high] + [low + high]
+    made = realise(task, classes, full)
+    assert made is not None
+    assert len(made) <= len(rows)
+    assert task.evaluator.admissible(task.workload, made).all()
+    assert sorted(i for item in made for i in item.adapters) == list(range(80))
 
 
 @pytest.mark.parametrize("seed", range(6))
