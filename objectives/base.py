@@ -79,7 +79,6 @@ class Objective:
 
     def supports(self, profiles: Sequence[Profile]) -> str | None:
         """Why it can't be used with these GPU types, for people, or None if it can."""
-        del profiles
         return None
 
     def fleet(self, workload: Workload) -> Workload:
@@ -95,7 +94,6 @@ class Objective:
 
     def anchored(self, old: Sequence[Bin]) -> Self:
         """The objective for a fleet that runs on these bins (in indices of its workload)."""
-        del old
         return self
 
     def weight(self, profile: Profile) -> float:
@@ -122,7 +120,6 @@ class Objective:
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """What is minimised, lexicographically, of a complete plan: here the number of GPUs."""
-        del workload, evaluations
         return (float(sum(item.gpus for item in bins)),)
 
     def attained(self, key: tuple[float, ...], bound: float) -> bool:

@@ -48,5 +48,4 @@ class Tuning(LatencyLimits):
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(minus the training tokens per second of all GPUs,)."""
-        del workload
         return (-float(evaluations.tuning_tok_s.sum()),) if bins else ()

@@ -25,7 +25,6 @@ class Predictor(Protocol):
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures of each bin of the fleet `workload`; one row per bin, in order; the same every time."""
-        ...
 
 
 @runtime_checkable
@@ -43,4 +42,3 @@ class TwinBased(Protocol):
         self, workload: Workload, bins: Sequence[Bin], factors: npt.NDArray[float64] | float = 1.0
     ) -> Evaluations:
         """As `Predictor.evaluate`, with every rate of bin k multiplied by `factors[k]`."""
-        ...

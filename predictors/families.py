@@ -25,7 +25,6 @@ class Family(Protocol):
 
     def rows(self, x: Float32Array, output: int) -> FloatArray:
         """Output number `output` of `packer.predictors.targets.OUTPUTS`, float64 (n,)."""
-        ...
 
 
 class Machine:

@@ -28,7 +28,6 @@ class Knn(Kind):
         """A scikit-learn neighbours model."""
         from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 
-        del seed
         make = KNeighborsClassifier if classify else KNeighborsRegressor
         return make(weights="distance", **params)
 

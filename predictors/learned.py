@@ -83,7 +83,6 @@ class LearnedPredictor:
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> LearnedPredictor:
         """The shipped predictor of this kind; nothing in it is random, so that one object serves all."""
-        del seed
         key = (cls.kind, profile)
         if key not in _SHIPPED:
             model, where = shipped_model(cls.kind, profile)

@@ -132,11 +132,9 @@ class Solver(Protocol):
 
     def supports(self, problem: Problem) -> str | None:
         """Why this solver can't take the problem, for people, or None if it can."""
-        ...
 
     def solve(self, problem: Problem) -> Solution:
         """Best bins found; adapters without a bin go to `unplaced`, with reasons."""
-        ...
 
 
 @runtime_checkable

@@ -24,19 +24,15 @@ class MemoryPolicy(Protocol):
         self, profile: Profile, max_loras: npt.NDArray[np.float64], max_lora_rank: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
         """KV cache capacity, tokens, of servers with these settings: any common shape, may be < 0."""
-        ...
 
     def adapter_blocks(self, profile: Profile, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """KV blocks that an adapter of each rank takes while it is on the GPU, int64 (n,)."""
-        ...
 
     def reserved_bytes(self, profile: Profile, settings: Settings) -> float:
         """Bytes that are reserved for adapters when the server starts."""
-        ...
 
     def taken_by(self, settings: Settings) -> str:
         """What takes memory from the KV cache, in words (plural)."""
-        ...
 
 
 _POLICIES: Mapping[type[Settings], MemoryPolicy] = {Slots: SlotMemory(), Pool: PoolMemory()}

@@ -42,7 +42,6 @@ class TuningPolicy(Protocol):
 
     def registers(self) -> dict[int, float]:
         """Register of `packer.twin.tuning.state` → value, for the kernel."""
-        ...
 
 
 def load_policy(spec: str) -> TuningPolicy:
