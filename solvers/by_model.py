@@ -52,10 +52,7 @@ def parts(problem: Problem) -> list[Part]:
         index = tuple(i for i, adapter in enumerate(fleet.adapters) if adapter.model == model)
         number = {i: k for k, i in enumerate(index)}
         old = [k for k, item in enumerate(problem.old_bins) if set(item.adapters) <= number.keys()]
-        bins = tuple(
-            replace(problem.old_bins[k], adapters=tuple(number[i] for i in problem.old_bins[k].adapters))
-            for k in old
-        )
+        bins = tuple(item for k in old if (item := problem.old_bins[k].renumbered(number)) is not None)
         own = replace(
             problem,
             workload=fleet.subset(index),

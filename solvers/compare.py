@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -155,15 +156,20 @@ class Comparison:
         done = 0
         for fleet in self.fleets():
             for predictor in self.predictors:
-                count = _GreedyCount(self, fleet, predictor)
+                count = cache(partial(self._fewest, fleet, predictor))
                 for objective in self.objectives:
                     for solver in self.solvers:
                         progress(f"{solver} ({len(fleet)} adapters)", done, len(self))
                         yield self._one(fleet, objective, solver, predictor, count)
                         done += 1
 
+    def _fewest(self, fleet: Workload, predictor: str) -> int:
+        """How many GPUs `greedy` needs."""
+        common: dict[str, Any] = {"predictor": predictor, "seed": self.seed, "verify": False, **self.options}
+        return max(1, solve(fleet, self.profile, solver="greedy", **common).n_gpus)
+
     def _one(
-        self, fleet: Workload, objective: str, solver: str, predictor: str, count: _GreedyCount
+        self, fleet: Workload, objective: str, solver: str, predictor: str, count: Callable[[], int]
     ) -> Result:
         spreads = isinstance(registry.load("solver", solver), Spreading)
         result = Result(len(fleet), objective, solver, predictor)
@@ -207,25 +213,3 @@ def _beyond(reference: PlanFigures, failing: int, objective: str) -> tuple[str, 
     """What fails though it neither starves nor lacks memory at the nominal rates."""
     others = failing - reference.starved - reference.memory_errors
     return (f"breaks {objective} on {others}",) if others > 0 else ()
-
-
-class _GreedyCount:
-    """How many GPUs `greedy` needs, found once when first needed."""
-
-    def __init__(self, comparison: Comparison, fleet: Workload, predictor: str) -> None:
-        self.comparison, self.fleet, self.predictor = comparison, fleet, predictor
-        self.found: int | None = None
-
-    def __call__(self) -> int:
-        if self.found is None:
-            plan = solve(
-                self.fleet,
-                self.comparison.profile,
-                solver="greedy",
-                predictor=self.predictor,
-                seed=self.comparison.seed,
-                verify=False,
-                **self.comparison.options,
-            )
-            self.found = max(1, plan.n_gpus)
-        return self.found
