@@ -148,7 +148,14 @@ def _inadmissible(
                 f"{row.total_token_throughput:,.0f} are served. What would help: more GPUs"
             )
         else:
-            reasons.append(f"GPU {k} breaks a limit of the objective {problem.objective.name!r}")
+            limits = problem.objective.limits.items()
+            broken = [
+                f"{key} {value:,.0f} > {top:g}" for key, top in limits if (value := getattr(row, key)) > top
+            ]
+            name = problem.objective.name
+            reasons.append(
+                f"GPU {k} breaks a limit of the objective {name!r}{': ' * bool(broken)}{', '.join(broken)}"
+            )
     return tuple(reasons)
 
 
