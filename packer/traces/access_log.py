@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +18,7 @@ from packer import checks
 from packer.errors import FileFormatError, ValidationError, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
+from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
 from packer.traces.trace import Trace, trace_of_rows
 
@@ -56,17 +60,6 @@ class AccessLog:
     other: int
 
 
-@dataclass(slots=True)
-class _Columns:
-    time: list[float] = field(default_factory=list)
-    model: list[str] = field(default_factory=list)
-    input: list[int] = field(default_factory=list)
-    output: list[int] = field(default_factory=list)
-    failed: int = 0
-    other: int = 0
-    skipped: int = 0
-
-
 def read_access_log(
     path: str | os.PathLike[str],
     *,
@@ -88,25 +81,34 @@ def read_access_log(
     Raises `FileFormatError`: a line isn't JSON, a value breaks a rule, or no line is a request; names the row.
     """
     wanted = {name: (given,) if (given := (keys or {}).get(name)) else KEYS[name] for name in KEYS}
-    columns = _Columns()
+    requests: list[tuple[float, str, int, int]] = []
+    left_out: Counter[str] = Counter()
     seen: set[str] = set()
     data = read_bytes(path)
     text = decode(_without_half_line(data) if growing else data, path)
-    for row, entry in json_lines(text, path):
-        flat = _flat(entry)
-        seen.update([key[:40] for key in flat][:50] if len(seen) < 200 else ())
-        _add(columns, flat, wanted, path, row, skip, strip_prefix)
-    if not columns.time and columns.skipped:
+    for number, entry in json_lines(text, path):
+        row = Row(os.fspath(path), number, _flat(entry))
+        seen.update([key[:40] for key in row.cells][:50] if len(seen) < 200 else ())
+        found = _request(row, wanted, skip, strip_prefix)
+        if isinstance(found, str):
+            left_out[found] += 1
+        else:
+            requests.append(found)
+    if not requests and left_out["skipped"]:
         listed = ", ".join(sorted(skip))
-        rule = f"expected requests to adapters, got {columns.skipped:,} to {listed} alone."
+        rule = f"expected requests to adapters, got {left_out['skipped']:,} to {listed} alone."
         raise FileFormatError(rule, path=path)
-    if not columns.time:
+    if not requests:
         raise FileFormatError(
             "no line has a time, a model and token counts. Found the keys "
             f"{', '.join(sorted(seen)[:30]) or 'none'}; name the right ones with --key.",
             path=path,
         )
-    return _log(columns, os.path.basename(os.fspath(path)))
+    times, models, inputs, outputs = zip(*requests, strict=True)
+    tokens = (np.array(column, dtype=np.int64) for column in (inputs, outputs))
+    source = os.path.basename(os.fspath(path))
+    trace = trace_of_rows(np.array(times), *tokens, adapter=models, dropped=left_out["failed"], source=source)
+    return AccessLog(trace, min(times), left_out["other"] + left_out["skipped"])
 
 
 def _without_half_line(data: bytes) -> bytes:
@@ -129,91 +131,45 @@ def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[st
     return found
 
 
-def _add(
-    columns: _Columns,
-    flat: Mapping[str, Any],
-    wanted: Mapping[str, tuple[str, ...]],
-    path: str | os.PathLike[str],
-    row: int,
-    skip: Collection[str],
-    strip_prefix: str,
-) -> None:
-    """Add one line to the columns if it is a request."""
+def _request(
+    row: Row, wanted: Mapping[str, tuple[str, ...]], skip: Collection[str], strip_prefix: str
+) -> tuple[float, str, int, int] | str:
+    """Time (s), model, input and output tokens of a line, or why it is left out: "other", "skipped" or "failed"."""
     where = {
-        name: next((key for key in keys if flat.get(key) is not None), None) for name, keys in wanted.items()
+        name: next((key for key in keys if row.cells.get(key) is not None), None)
+        for name, keys in wanted.items()
     }
     if where["model"] is None or where["time"] is None:
-        columns.other += 1
-        return
+        return "other"
     try:
-        model = checks.name("a model", flat[where["model"]])
+        model = checks.name("a model", row.cells[where["model"]])
     except ValidationError as error:
-        raise FileFormatError(str(error), path=path, row=row, column=where["model"]) from None
+        row.fail(where["model"], str(error))
     model = model.removeprefix(strip_prefix) or model
     if model in skip:
-        columns.other += 1
-        columns.skipped += 1
-        return
+        return "skipped"
     if where["input"] is None or where["output"] is None:
-        columns.failed += 1
-        return
-    tokens = [_tokens(flat[key], path, row, key) for key in (where["input"], where["output"])]
-    if min(tokens) == 0:
-        columns.failed += 1
-        return
-    columns.time.append(_time(flat[where["time"]], path, row, where["time"]))
-    columns.model.append(model)
-    columns.input.append(tokens[0])
-    columns.output.append(tokens[1])
+        return "failed"
+    inputs, outputs = (row.integer(key, low=0, high=MAX_TOKENS) for key in (where["input"], where["output"]))
+    return (_time(row, where["time"]), model, inputs, outputs) if inputs and outputs else "failed"
 
 
-def _tokens(value: object, path: str | os.PathLike[str], row: int, key: str) -> int:
-    number = value
-    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 12:
-        number = int(value)
-    if isinstance(number, float) and number.is_integer():
-        number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_TOKENS:
-        raise FileFormatError(
-            f"expected a number of tokens, got {shown(value)}.", path=path, row=row, column=key
-        )
-    return number
-
-
-def _time(value: object, path: str | os.PathLike[str], row: int, key: str) -> float:
+def _time(row: Row, key: str) -> float:
     """Seconds since 1970 (UTC) from a number or a text; times without a zone are UTC."""
-    found = _numeric_time(value)
-    if found is None and isinstance(value, str):
-        found = _parsed_time(value.strip())
-    if found is None or not 0.0 <= found < _LATEST_S:
-        rule = f"expected a time from 1970 to 2199, got {shown(value)}."
-        raise FileFormatError(rule, path=path, row=row, column=key)
+    value = row.cells[key]
+    found = math.nan if isinstance(value, bool) else _seconds(str(value).strip())
+    if not 0.0 <= found < _LATEST_S:
+        row.fail(key, f"expected a time from 1970 to 2199, got {shown(value)}.")
     return found
 
 
-def _numeric_time(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number * next((unit for limit, unit in _UNITS if number > limit), 1.0)
-
-
-def _parsed_time(text: str) -> float | None:
+def _seconds(text: str) -> float:
+    """A time in s; NaN where the text is none."""
+    with suppress(ValueError, OverflowError):
+        number = float(text)
+        return number * next((unit for limit, unit in _UNITS if number > limit), 1.0)
     for form in (None, *_TIME_FORMATS):
-        try:
+        with suppress(ValueError, OverflowError):
             parsed = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
             return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-        except (OverflowError, ValueError):
-            continue
-    return None
-
-
-def _log(columns: _Columns, source: str) -> AccessLog:
-    trace = trace_of_rows(
-        np.array(columns.time), np.array(columns.input, dtype=np.int64), np.array(columns.output, dtype=np.int64),
-        adapter=columns.model, dropped=columns.failed, source=source,
-    )  # fmt: skip
-    return AccessLog(trace, min(columns.time), columns.other)
+    return math.nan
