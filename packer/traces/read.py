@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,17 +29,6 @@ if TYPE_CHECKING:
 
 MAX_TIME = 1e15
 ENDINGS = (".csv", ".jsonl", ".parquet")
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The columns in the order of the file, checked."""
-
-    time_s: npt.NDArray[np.float64]
-    input_tokens: npt.NDArray[np.int64]
-    output_tokens: npt.NDArray[np.int64]
-    adapter: Sequence[str] | None
-    rank: Sequence[int] | None
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
@@ -73,35 +62,25 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str]) -> Trace
     else:
         kind, columns = _read_csv(content, path)
     try:
-        return trace_of_rows(
-            columns.time_s, columns.input_tokens, columns.output_tokens, adapter=columns.adapter,
-            rank=columns.rank, source=kind.name,
-        )  # fmt: skip
+        return trace_of_rows(**columns, source=kind.name)
     except ValidationError as error:
         raise FileFormatError(str(error), path=path) from None
 
 
-def _read_csv(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, _Columns]:
+def _read_csv(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, dict[str, Any]]:
     import polars as pl
 
     number, cells = next(csv_lines(text, path), (1, []))
     names = header_of(cells, path, number)
     kind = recognise(names, path)
-    try:
-        frame = pl.read_csv(
-            io.StringIO(text),
-            infer_schema=False,
-            comment_prefix=COMMENT,
-            new_columns=names,
-            raise_if_empty=False,
-        )
-        columns = _fast(frame, kind)
-    except pl.exceptions.PolarsError:
-        columns = None
+    columns = None
+    with suppress(pl.exceptions.PolarsError):
+        given: dict[str, Any] = {"infer_schema": False, "comment_prefix": COMMENT, "raise_if_empty": False}
+        columns = _fast(pl.read_csv(io.StringIO(text), new_columns=names, **given), kind)
     return kind, columns or _slow(csv_rows(text, path)[1], kind)
 
 
-def _read_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[TraceFormat, _Columns]:
+def _read_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[TraceFormat, dict[str, Any]]:
     import polars as pl
 
     frame = frame.rename(dict(zip(frame.columns, header_of(frame.columns, path, 0), strict=True)))
@@ -109,14 +88,13 @@ def _read_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[Trac
     wanted = [name for name in (*kind.required, kind.adapter, kind.rank) if name in frame.columns]
     frame = frame.select(wanted)
     check_plain(frame, path)
-    try:
+    columns = None
+    with suppress(pl.exceptions.PolarsError):
         columns = _fast(frame.cast(pl.String), kind)
-    except pl.exceptions.PolarsError:
-        columns = None
     return kind, columns or _slow(frame_rows(frame, path)[1], kind)
 
 
-def _read_jsonl(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, _Columns]:
+def _read_jsonl(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, dict[str, Any]]:
     rows = (
         Row(os.fspath(path), number, {key.strip().lower(): value for key, value in entry.items()})
         for number, entry in json_lines(text, path)
@@ -137,8 +115,8 @@ def _read_jsonl(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, _
     return kind, _slow(checked(), kind)
 
 
-def _fast(frame: pl.DataFrame, kind: TraceFormat) -> _Columns | None:
-    """The columns of a frame of strings, all at once; None if any cell needs a closer look."""
+def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
+    """What `trace_of_rows` takes, from a frame of strings, all at once; None if any cell needs a closer look."""
     import polars as pl
 
     frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
@@ -165,13 +143,9 @@ def _fast(frame: pl.DataFrame, kind: TraceFormat) -> _Columns | None:
         if rank.null_count() or not rank.is_between(1, MAX_RANK).all():
             return None
     inputs, outputs = (column.cast(pl.Int64).to_numpy() for column in tokens)
-    return _Columns(
-        times,
-        inputs,
-        outputs,
-        None if adapter is None else adapter.to_list(),
-        None if rank is None else rank.to_list(),
-    )
+    found = {"time_s": times, "input_tokens": inputs, "output_tokens": outputs}
+    more = {"adapter": adapter, "rank": rank}
+    return {**found, **{name: column.to_list() for name, column in more.items() if column is not None}}
 
 
 def _fast_times(column: pl.Series, unit_s: float) -> npt.NDArray[np.float64] | None:
@@ -192,30 +166,25 @@ def _fast_times(column: pl.Series, unit_s: float) -> npt.NDArray[np.float64] | N
     return out
 
 
-def _slow(rows: Iterable[Row], kind: TraceFormat) -> _Columns:
-    """The columns, cell by cell: an error names the cell."""
+def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
+    """What `trace_of_rows` takes, cell by cell: an error names the cell."""
     times: list[float] = []
-    inputs: list[int] = []
-    outputs: list[int] = []
+    tokens: list[list[int]] = []
     adapters: list[str] = []
     ranks: list[int] = []
     for row in rows:
         times.append(_time(row, kind))
-        inputs.append(row.integer(kind.input_tokens, low=0, high=MAX_TOKENS))
-        outputs.append(row.integer(kind.output_tokens, low=0, high=MAX_TOKENS))
+        sides = (kind.input_tokens, kind.output_tokens)
+        tokens.append([row.integer(name, low=0, high=MAX_TOKENS) for name in sides])
         if kind.adapter in row.cells:
             adapters.append(row.name(kind.adapter))
         if kind.rank in row.cells:
             ranks.append(row.integer(kind.rank, low=1, high=MAX_RANK))
         if len(adapters) not in (0, len(times)) or len(ranks) not in (0, len(times)):
             row.fail("adapter", "expected an adapter and rank in every row or in none.")
-    return _Columns(
-        np.array(times, dtype=np.float64),
-        np.array(inputs, dtype=np.int64),
-        np.array(outputs, dtype=np.int64),
-        adapters or None,
-        ranks or None,
-    )
+    inputs, outputs = np.array(tokens, dtype=np.int64).reshape(-1, 2).T
+    found = {"time_s": np.array(times), "input_tokens": inputs, "output_tokens": outputs}
+    return {**found, "adapter": adapters or None, "rank": ranks or None}
 
 
 def _time(row: Row, kind: TraceFormat) -> float:
