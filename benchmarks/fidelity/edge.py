@@ -2,7 +2,9 @@
 
 A run is near the edge where steps that take 1 % longer change its mean TTFT by more than 10 % (mean of two seeds).
 Errors are those of families left out of the fit (judged.json, from fit_h100.py); the floor is the error of the twin
-with one of six seeds against another. Writes benchmarks/fidelity/edge.json.
+with one of six seeds against another. Starvation: how many of these runs, and of the starved ones that completed at
+least 0.86 of their load, starve with all seeds, with some and with none, and in the measurement. Writes
+benchmarks/fidelity/edge.json.
 """
 
 from __future__ import annotations
@@ -23,32 +25,38 @@ from packer.io.files import write_text
 from packer.profile import Profile
 from packer.twin.fit.runs import simulate_run
 from packer.twin.fit.tables import Run
+from packer.twin.result import Simulation
 from packer.twin.scores import smape
 
 HERE = Path(__file__).parent
 SEEDS = 6
 SLOWER = 1.01
 NEAR = 0.10
-
-
-def ttft_ms(run: Run, profile: Profile, seed: int) -> float:
-    """Mean TTFT that the twin predicts."""
-    return simulate_run(run, profile, seed=seed, max_outstanding=MAX_OUTSTANDING).mean_ttft_ms
+NEARLY_SERVED = 0.86
 
 
 def of_model(model: str) -> dict[str, dict[str, float]]:
-    """Runs, errors, floor and bias of both groups."""
+    """Runs, errors, floor and bias of both groups; starvation by the seeds that agree on it."""
     scored = json.loads((HERE / "judged.json").read_text())[model]["held_out"]["runs"]
     predicted = {row["run_id"]: row["predicted"] for row in scored}
     profile = measured_profile(model)
     law = profile.latency.coefficients
     slower = profile.with_coefficients(**{name: value * SLOWER for name, value in law.items()})
-    rows = []
+    rows, starved = [], {name: {"runs": 0, "measured_starved": 0} for name in ("none", "some", "all")}
     for run in tables(model)[1]:
-        if not run.ok or run.regime != "queueing" or not predicted[run.run_id]:
+        if not run.ok or not predicted[run.run_id] or run.regime == "light":
             continue
-        seeds = [ttft_ms(run, profile, seed) for seed in range(SEEDS)]
-        change = np.mean([abs(ttft_ms(run, slower, seed) / seeds[seed] - 1.0) for seed in (0, 1)])
+        if run.starved and run.metrics["total_tok_s"] < NEARLY_SERVED * run.offered_tok_s:
+            continue
+        sims = [_simulated(run, profile, seed) for seed in range(SEEDS)]
+        count = sum(sim.starved for sim in sims)
+        group = starved["none" if count == 0 else "all" if count == SEEDS else "some"]
+        group["runs"] += 1
+        group["measured_starved"] += run.starved
+        if run.starved:
+            continue
+        seeds = [sim.mean_ttft_ms for sim in sims]
+        change = np.mean([abs(_simulated(run, slower, k).mean_ttft_ms / seeds[k] - 1.0) for k in (0, 1)])
         found, measured = predicted[run.run_id]["ttft"], run.metrics["ttft_mean_ms"]
         rows.append((change, smape([(found, measured)]), smape(combinations(seeds, 2)), found < measured))
     table = np.array(rows, dtype=np.float64)
@@ -62,7 +70,11 @@ def of_model(model: str) -> dict[str, dict[str, float]]:
             "change_percent_median": round(100 * float(np.median(table[chosen, 0])), 1),
         }
         for name, chosen in groups.items()
-    }
+    } | {f"starved with {name} of {SEEDS} seeds": group for name, group in starved.items()}
+
+
+def _simulated(run: Run, profile: Profile, seed: int) -> Simulation:
+    return simulate_run(run, profile, seed=seed, max_outstanding=MAX_OUTSTANDING)
 
 
 def sent_against_nominal() -> dict[str, float]:
