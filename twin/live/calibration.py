@@ -228,12 +228,12 @@ def from_client(outcome: Outcome) -> from_log.Observations:
         context = float((load.input_tokens[load.done] + load.output_tokens[load.done] / 2).sum())
         ranks = float(sum(a.rank for a in real))
         gap_ms, steps = float(np.median(load.itl_ms)), len(load.itl_ms) / n
-        rows.append((n, 0.0, len(real), ranks, context, gap_ms, steps, 0.0, 0.0))
+        rows.append((n, 0.0, len(real), ranks, context, gap_ms, steps, 0.0))
     elif load is not None and task.key.startswith("prefill-1-"):
         real = [a for a in task.workload.adapters if a.name != BASE]
         ranks = float(sum(a.rank for a in real))
         for i in load.done:
             ttft = float((load.first_s[i] - load.sent_s[i]) * 1e3)
-            rows.append((0.0, float(load.input_tokens[i]), len(real), ranks, 0.0, ttft, 1.0, 0.0, 0.0))
-    columns = np.array(rows, dtype=np.float64).T if rows else [empty] * 9
+            rows.append((0.0, float(load.input_tokens[i]), len(real), ranks, 0.0, ttft, 1.0, 0.0))
+    columns = np.array(rows, dtype=np.float64).T if rows else [empty] * 8
     return from_log.Observations(outcome.session.options.settings, *columns)
