@@ -121,7 +121,7 @@ def _cluster_run(servers: int, adapters: int, duration_s: float, req_s: float) -
         packer.Adapter(f"a{i}", ranks[i % 3], float(rate)) for i, rate in enumerate(rates)
     )
     cluster = packer.Cluster.of(packer.load_profile(PROFILES[0]), servers, max_loras=32, max_lora_rank=32)
-    few = packer.Workload(packer.Adapter(f"a{i}", 8, 1.0) for i in range(4))
+    few = packer.Workload([packer.Adapter(f"a{i}", 8, 1.0) for i in range(4)])
     packer.simulate_cluster(few, cluster.resized(2), router="most-idle", duration_s=1.0)
     started = time.process_time()
     run = packer.simulate_cluster(fleet, cluster, router="most-idle", duration_s=duration_s)
