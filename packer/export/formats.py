@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from packer.errors import IncompatibleError, UnknownNameError, shown
-from packer.export.versions import Versions
+from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 
 if TYPE_CHECKING:
     from packer.export.servers import Options, Server
     from packer.plan import Plan
 
     Render = Callable[[tuple[Server, ...], Options], dict[str, str]]
+
+
+_VERSION = re.compile(r"v?\d{1,4}(\.\d{1,4}){0,3}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of a stack that a format was checked against; `last` None: and later."""
+
+    stack: str
+    first: str
+    last: str | None
+
+    def __str__(self) -> str:
+        if self.last is None:
+            return f"{self.stack} {self.first} and later"
+        return f"{self.stack} {self.first}" + ("" if self.last == self.first else f" to {self.last}")
+
+    def check(self, version: str) -> None:
+        """Check the version that somebody runs; a patch release, as 0.7.3, counts as its minor one, 0.7.
+
+        Raises `ValidationError`: it is no version; `IncompatibleError`: it is not one of these.
+        """
+        if not _VERSION.fullmatch(version):
+            raise ValidationError(
+                f"Expected a version of {self.stack} as {self.first}, got {shown(version)}."
+            )
+        given, first = _parts(version), _parts(self.first)
+        fits = given[: len(first)] >= first
+        if self.last is not None:
+            last = _parts(self.last)
+            fits = fits and given[: len(last)] <= last
+        if not fits:
+            raise IncompatibleError(
+                f"Expected {self}, which this format was checked against, got {self.stack} {version}."
+            )
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.removeprefix("v").split("."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +102,6 @@ def export_plan(
     what its pods need is missing: a volume, a token; `ValidationError`: an adapter has no source though a table was
     given, or a server gets no valid port or address.
     """
-    from packer.export.provenance import marked
     from packer.export.servers import Options, servers
 
     if format_name not in FORMATS:
@@ -79,7 +118,19 @@ def export_plan(
     if format_name not in _ANY_ENGINE:
         _check_engine(plan, format_name)
     render: Render = import_module(FORMATS[format_name].module).render
-    return marked(render(found, chosen), plan)
+    estimates = dict.fromkeys(item.profile.label for item in plan.bins if not item.profile.calibrated)
+    return {name: _marked(name, text, estimates) for name, text in render(found, chosen).items()}
+
+
+def _marked(name: str, text: str, estimates: Iterable[str]) -> str:
+    """The file with a comment for each of these profiles, in ASCII so that it stays one line; JSON holds none."""
+    comments = "".join(
+        f"# Planned with the profile {ascii(label)[1:-1]}: expect large errors.\n" for label in estimates
+    )
+    first, newline, rest = text.partition("\n")
+    if name.endswith(".json") or not comments:
+        return text
+    return f"{first}{newline}{comments}{rest}" if first.startswith("#!") else comments + text
 
 
 def start_commands(plan: Plan) -> list[str]:

@@ -14,13 +14,7 @@ GATED = ("meta-llama/", "google/gemma")
 
 
 def check_pods(servers: tuple[Server, ...], options: Options) -> None:
-    """Raise `IncompatibleError` if a pod of these servers could not read an adapter or its base model."""
-    check_volume(servers, options)
-    check_token(servers, options)
-
-
-def check_volume(servers: tuple[Server, ...], options: Options) -> None:
-    """Raise `IncompatibleError` if an adapter is a path on which nothing is mounted."""
+    """Raise `IncompatibleError` where an adapter is a path without a volume, or a gated model has no token."""
     folder = options.adapters_dir.rstrip("/") + "/"
     for server in servers:
         for item in server.modules:
@@ -37,10 +31,6 @@ def check_volume(servers: tuple[Server, ...], options: Options) -> None:
                     f"Expected the path of adapter {shown(item.name)} to lie below {folder}, where the claim "
                     f"{options.adapters_claim} is mounted (--adapters-dir), got {shown(path)}."
                 )
-
-
-def check_token(servers: tuple[Server, ...], options: Options) -> None:
-    """Raise `IncompatibleError` if a base model is gated and no secret with a token is named."""
     for model in sorted({server.model for server in servers}):
         if model.startswith(GATED) and not options.token_secret:
             raise IncompatibleError(
