@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.evaluation import SIMULATED, Evaluation, Evaluations
+from packer.evaluation import SIMULATED, Evaluations
 from packer.operate.changes import Changed, changed_plan
 from packer.operate.kept import KeptHours
 from packer.plan import Plan, Status
@@ -157,27 +157,19 @@ def evaluate_plan(
     unplaced = sorted({*(names.index(name) for name in changed.unplaced), *_never_placed(plan, names)})
     kept, reasons = _limits_kept(plan, changed, found, used)
     whole = not unplaced and bool(found.feasible.all()) and kept
-    evaluated = replace(
-        plan,
-        workload=changed.workload,
-        bins=changed.bins,
-        evaluations=found,
-        status=Status.FEASIBLE if whole else Status.INFEASIBLE,
-        predictor=evaluator.name,
-        objective_value=(),
-        lower_bound=None,
-        bound_proven=False,
-        bound_source="",
-        margin=None,
+    evaluated = Plan(
+        changed.workload,
+        changed.bins,
+        found,
+        Status.FEASIBLE if whole else Status.INFEASIBLE,
+        plan.objective,
+        plan.solver,
+        evaluator.name,
         headroom=(None,) * len(changed.bins),
-        rooms=(),
-        adapters=None,
-        moves=None,
-        interrupted=False,
-        time_limit_reached=False,
         reasons=reasons,
         unplaced=tuple(unplaced),
         verified=whole if evaluator.name == "twin" else None,
+        runtime_s=plan.runtime_s,
         seed=used,
         versions=versions(profiles),
         details={"evaluated": True, "rate_factor": rate_factor, "duration_s": duration_s, "lost": list(lose)}
@@ -211,16 +203,11 @@ def _never_placed(plan: Plan, names: Sequence[str]) -> set[int]:
 
 
 def _simulated(workload: Workload, bins: Sequence[Bin], seed: int, duration_s: float) -> Evaluations:
-    rows: list[Evaluation] = []
-    for item in bins:
-        result = simulate(
-            item.workload(workload),
-            item.profile,
-            max_loras=item.max_loras,
-            max_lora_rank=item.max_lora_rank,
-            duration_s=duration_s,
-            seed=seed,
-            timeline_bin_s=duration_s,
+    runs = (
+        simulate(
+            item.workload(workload), item.profile, max_loras=item.max_loras, max_lora_rank=item.max_lora_rank,
+            duration_s=duration_s, seed=seed, timeline_bin_s=duration_s,
         )
-        rows.append(evaluation_of([result]))
-    return Evaluations.of(rows)
+        for item in bins
+    )  # fmt: skip
+    return Evaluations.of([evaluation_of([run]) for run in runs])
