@@ -14,17 +14,8 @@ from packer.io.documents import parse_json
 from packer.io.files import read_text
 
 DENSE_TYPES = (
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "granite",
-    "llama",
-    "mistral",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-)
+    "gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3",
+)  # fmt: skip
 """Decoders with grouped-query attention and a gated MLP, of which the formulas below hold."""
 
 TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text")

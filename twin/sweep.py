@@ -27,20 +27,10 @@ Point = tuple[int, float, int]
 """(adapters, rate factor, max_loras)."""
 
 COLUMNS = (
-    "offered_tok_s",
-    "total_token_throughput",
-    "mean_ttft_ms",
-    "median_ttft_ms",
-    "p99_ttft_ms",
-    "mean_tpot_ms",
-    "mean_itl_ms",
-    "p99_itl_ms",
-    "kv_cache_tokens",
-    "mean_running",
-    "mean_waiting",
-    "preemptions",
-    "adapter_loads",
-)
+    "offered_tok_s", "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms",
+    "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms", "kv_cache_tokens", "mean_running", "mean_waiting",
+    "preemptions", "adapter_loads",
+)  # fmt: skip
 """Metrics of a row, as `Simulation` names them."""
 
 

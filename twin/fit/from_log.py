@@ -21,17 +21,9 @@ from packer.twin.live.step_log import Steps
 FloatArray = npt.NDArray[np.float64]
 
 TERMS = (
-    "base_ms",
-    "per_decode_ms",
-    "per_prefill_token_ms",
-    "prefill_step_ms",
-    "first_adapter_ms",
-    "per_adapter_ms",
-    "per_rank_ms",
-    "per_lora_token_ms",
-    "per_adapter_token_ms",
-    "per_kv_token_ms",
-)
+    "base_ms", "per_decode_ms", "per_prefill_token_ms", "prefill_step_ms", "first_adapter_ms",
+    "per_adapter_ms", "per_rank_ms", "per_lora_token_ms", "per_adapter_token_ms", "per_kv_token_ms",
+)  # fmt: skip
 SLOT_TERMS = ("per_slot_ms", "per_slot_token_ms")
 SLOT_RANK_TERMS = ("per_slot_rank_ms", "per_slot_rank_token_ms")
 WAITING_TERMS = ("per_waiting_ms",)

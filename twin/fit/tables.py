@@ -82,23 +82,11 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
     Raises `FileFormatError`: none of the files is there, or one lacks columns.
     """
     folder = Path(directory)
+    answers = ("set_output_length", "itl_mean_ms")
     required = {
         "kv_capacity.csv": ("max_loras", "max_lora_rank", "status", "kv_cache_tokens"),
-        "latency_backbone.csv": (
-            "phase",
-            "set_batch_size",
-            "actual_prompt_len",
-            "set_output_length",
-            "itl_mean_ms",
-        ),
-        "latency_adapters.csv": (
-            "batch",
-            "max_loras",
-            "rank",
-            "n_adapters",
-            "set_output_length",
-            "itl_mean_ms",
-        ),
+        "latency_backbone.csv": ("phase", "set_batch_size", "actual_prompt_len", *answers),
+        "latency_adapters.csv": ("batch", "max_loras", "rank", "n_adapters", *answers),
         "loading.csv": ("adapter_rank", "gpu_load_mean_ms", "disk_load_mean_ms"),
     }
     tables: list[tuple[Row, ...]] = []

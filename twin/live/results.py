@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -190,14 +191,9 @@ _ARRAYS, _INFO = _NAMES[:11], _NAMES[11:]
 
 
 def _statistics(name: str, values: FloatArray) -> dict[str, float | None]:
-    if not len(values):
-        return {f"{key}_{name}_ms": None for key in ("mean", "median", "std", "p99")}
-    return {
-        f"mean_{name}_ms": float(values.mean()),
-        f"median_{name}_ms": float(np.median(values)),
-        f"std_{name}_ms": float(values.std()),
-        f"p99_{name}_ms": float(np.quantile(values, 0.99)),
-    }
+    known = (values.mean(), np.median(values), values.std(), np.quantile(values, 0.99)) if len(values) else ()
+    found = zip_longest(("mean", "median", "std", "p99"), map(float, known))
+    return {f"{key}_{name}_ms": value for key, value in found}
 
 
 def write_result(result: LoadResult, path: str | os.PathLike[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -29,16 +30,9 @@ from packer.workload import Workload
 Figures = dict[str, float | None]
 
 COMPARED = (
-    "total_token_throughput",
-    "mean_ttft_ms",
-    "median_ttft_ms",
-    "mean_tpot_ms",
-    "mean_itl_ms",
-    "mean_running",
-    "mean_waiting",
-    "mean_kv_usage",
-    "preemptions",
-)
+    "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_itl_ms",
+    "mean_running", "mean_waiting", "mean_kv_usage", "preemptions",
+)  # fmt: skip
 """Figures that are set side by side."""
 SMAPE_OF = COMPARED[:5]
 
@@ -192,12 +186,13 @@ class Validation:
 
     def _run(self) -> list[BinReport]:
         places = split_cores(self.launch.server_cores, self.spec.parallel)
-        free = list(range(self.spec.parallel))
+        free: SimpleQueue[int] = SimpleQueue()
+        for place in range(self.spec.parallel):
+            free.put(place)
         lock = threading.Lock()
 
         def one(index: int) -> None:
-            with lock:
-                place = free.pop()
+            place = free.get()
             try:
                 outcomes = self._campaign(place, places[place]).run([self.session(index)])
                 report = report_of(index, self.bins[index], outcomes, self.launch)
@@ -206,8 +201,7 @@ class Validation:
                     self.reports.sort(key=lambda r: r.index)
                     self.progress(f"GPU {index}", len(self.reports), len(self.bins))
             finally:
-                with lock:
-                    free.append(place)
+                free.put(place)
 
         pool = ThreadPoolExecutor(self.spec.parallel)
         futures = [pool.submit(one, index) for index in range(len(self.bins))]
