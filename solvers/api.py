@@ -139,7 +139,7 @@ def solve(
     if goal.spare and plan.status is not Status.INFEASIBLE:
         plan = with_spare(problem, plan)
     counts = with_headroom and goal.minimises in ("gpus", "price") and not old_bins
-    if counts:
+    if counts and not goal.spare:  # slots that survive the loss of a server are not changed again
         plan = _with_slots(problem, plan)
     if verify and plan.status is not Status.INFEASIBLE:
         plan = verified(plan, goal)

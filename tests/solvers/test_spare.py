@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from packer.adapter import Adapter
+from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError
 from packer.failover import without_server
 from packer.plan import Status
+from packer.predictors.twin import TwinPredictor
+from packer.solvers import api
 from packer.solvers.api import solve
 from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.twin.hours import Hours
 from packer.workload import Workload
 
 FLEET = Workload([Adapter(f"a{k}", 8 if k % 3 else 32, 0.5) for k in range(24)])
@@ -26,6 +32,25 @@ def test_any_gpu_may_be_lost() -> None:
         left, unplaced = without_server(FLEET, plan.bins, lost)
         assert unplaced == ()
         assert predictor.evaluate(FLEET, left).feasible.all()
+
+
+def test_slots_stay_as_they_survive_the_loss_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of a plan with a spare GPU are given no further slots: what is left of others was admitted with these."""
+    monkeypatch.setattr(api, "with_slots", _wider)
+    given = {"predictor": TwinPredictor(), "margin": 0.0, "verify": False}
+    plan = solve(FLEET.subset(range(8)), small_profile(), "gpus:spare=1", **given)
+    assert plan.status is not Status.INFEASIBLE
+    assert len(plan.rooms) == plan.n_gpus
+    assert all(item.max_loras <= len(FLEET) for item in plan.bins)
+    plain = solve(FLEET.subset(range(8)), small_profile(), "gpus", **given)
+    assert all(item.max_loras > len(FLEET) for item in plain.bins)
+
+
+def _wider(
+    hours: Hours, fleet: Workload, bins: Sequence[Bin], _admits: object
+) -> tuple[Sequence[Bin], object]:
+    """Every server with more slots than it needs."""
+    return [item.with_slots(len(FLEET) + 1) for item in bins], hours.rooms(bins, fleet)
 
 
 def test_too_few_gpus_for_a_spare_one() -> None:
