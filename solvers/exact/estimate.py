@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from packer.plan import Plan
 from packer.solvers.base import Problem
-from packer.solvers.bounds import Bound, quick_bound
 from packer.solvers.classes import aggregate
 from packer.solvers.exact.prices import features
 from packer.solvers.exact.relaxation import Relaxation
@@ -20,7 +20,11 @@ SECONDS = 5.0
 
 
 def with_estimate(problem: Problem, plan: Plan) -> Plan:
-    """The plan with an estimate of the GPUs needed where that is above its bound and no more than it has."""
+    """The plan with an estimate of the GPUs needed where that is above its bound and no more than it has.
+
+    Nothing is proven: a search found no bins that refute it. It knows the limits of the problem's objective, and ends
+    where it can't promise more than the bound.
+    """
     size = problem.profile.engine.tensor_parallel_size
     known = plan.lower_bound or 0.0
     if known >= plan.n_gpus or problem.out_of_time():
@@ -28,28 +32,13 @@ def with_estimate(problem: Problem, plan: Plan) -> Plan:
     elapsed_s = time.monotonic() - problem.started
     limit_s = elapsed_s + min(SECONDS, problem.remaining_s())
     unlimited = replace(problem, max_gpus=None, time_limit_s=limit_s)
-    gpus = float(estimated(unlimited, int(known) // size).value * size)
+    classes = aggregate(problem.workload)
+    relaxation = Relaxation(Feasibility(unlimited.learned(), classes), np.random.default_rng(problem.seed))
+    with suppress(OutOfTime):
+        if relaxation.start(np.zeros((0, len(classes)), dtype=np.int64)):
+            relaxation.warm(features(classes), int(known) // size)
+    gpus = float(relaxation.promised * size) if relaxation.priced else 0.0
     if not known < gpus <= plan.n_gpus:
         return plan
     source = "estimate: trained trees find no fuller servers"
     return replace(plan, lower_bound=gpus, bound_proven=False, bound_source=source)
-
-
-def estimated(problem: Problem, known: int = 0) -> Bound:
-    """The best of the bounds on load and slots and of a relaxation with few prices, as far as the time goes.
-
-    Nothing is proven: a search found no bins that refute it. It knows the limits of the problem's objective. The
-    search ends where it can't promise more than the `known` bound.
-    """
-    classes = aggregate(problem.workload)
-    feasibility = Feasibility(problem.learned(), classes)
-    relaxation = Relaxation(feasibility, np.random.default_rng(problem.seed))
-    quick = Bound(1, "at least one GPU")
-    try:
-        quick = quick_bound(feasibility, relaxation.rng)
-        if relaxation.start(np.zeros((0, len(classes)), dtype=np.int64)):
-            relaxation.warm(features(classes), max(known, quick.value))
-    except OutOfTime:
-        pass
-    searched = relaxation.promised if relaxation.priced else 1
-    return quick if quick.value >= searched else Bound(searched, "linear relaxation of the pattern model")

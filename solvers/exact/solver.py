@@ -10,7 +10,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, start
-from packer.solvers.bounds import Bound, limited, quick_bound
+from packer.solvers.bound import Bound, limited
 from packer.solvers.classes import MAX_CLASSES, Classes, IntArray, aggregate
 from packer.solvers.exact.master import solve_integer
 from packer.solvers.exact.prices import features
@@ -76,16 +76,23 @@ class ExactSearch:
         """Whether the plan is as small as a certain bound; an estimate does not end the search."""
         return self.bound.certain and len(self.bins) <= self.bound.value
 
-    def run(self) -> None:
-        """Search until the gap is closed, the time is up, or a whole round changes nothing."""
-        if self.closed:
-            return
+    def run(self, *, bound_alone: bool = False) -> None:
+        """Search until the gap is closed, the time is up, or a whole round changes nothing.
+
+        `bound_alone`: only for the bound, with few prices, where the bins are too many to evaluate each.
+        """
+        relaxation = self.relaxation
         try:
-            if self._enumerate():
+            if not (bound_alone and self.problem.evaluator.simulates) and self._enumerate():
                 return
-            if self.classes.loss == 0.0:  # else prices in few dimensions find as much, and sooner
-                self.quick()
-            self._price()
+            if not relaxation.start(_counts(self.classes, self.bins)):
+                return
+            relaxation.warm(features(self.classes))
+            if bound_alone:
+                self._promise()
+                return
+            self._prove(relaxation)
+            self._improve()
         except OutOfTime:
             self._promise()
 
@@ -105,20 +112,6 @@ class ExactSearch:
             relaxation.value = float(relaxation.weights @ relaxation.demand)
             relaxation.exhaustive = False
             self._raise(Bound(relaxation.promised, self._source(relaxation)))
-
-    def quick(self) -> None:
-        """Bounds on load and slots; one that closes the gap is checked by enumeration. Raises `OutOfTime`."""
-        relaxation = self.relaxation
-        bound = quick_bound(relaxation.feasibility, relaxation.rng, _counts(self.classes, self.bins))
-        if bound.weights is None or bound.value < len(self.bins):
-            self._raise(bound)
-            return
-        total = float(bound.weights @ relaxation.demand)
-        found = relaxation.certify(bound.weights, total, bound.value, _EVALUATED_BEYOND)
-        if found.counterexample is None:
-            certain = self._certain(found.exhaustive)
-            source = f"{bound.source}; every bin beyond was excluded ({found.evaluated:,} evaluated)"
-            self._raise(replace(bound, certain=True, source=source) if certain else bound)
 
     def solution(self, first: Solution) -> Solution:
         """What was found."""
@@ -168,14 +161,6 @@ class ExactSearch:
             source = f"every possible bin was evaluated by the predictor {self.problem.evaluator.name!r}"
             self._raise(Bound(int(use.sum()), source, certain=True))
         return optimal
-
-    def _price(self) -> None:
-        relaxation = self.relaxation
-        if not relaxation.start(_counts(self.classes, self.bins)):
-            return
-        relaxation.warm(features(self.classes))
-        self._prove(relaxation)
-        self._improve()
 
     def _improve(self) -> None:
         """Whole numbers over more and more patterns, until a round changes nothing."""

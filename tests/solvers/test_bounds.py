@@ -2,63 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from monotone import MonotonePredictor, problem
 
-from packer.solvers.bounds import Bound, Bounds, l2, limited, limits
-from packer.solvers.classes import aggregate
+from packer.solvers.bound import Bound, limited
+from packer.solvers.bounds import Bounds
 from packer.solvers.exact.solver import Exact
-from packer.solvers.feasibility import Feasibility
 from packer.testing.analytic import random_fleet
-
-
-def pack(sizes: list[float]) -> int:
-    """Fewest unit bins for these sizes, by trying every assignment."""
-    best = len(sizes)
-
-    def place(i: int, bins: list[float]) -> None:
-        nonlocal best
-        if len(bins) >= best:
-            return
-        if i == len(sizes):
-            best = len(bins)
-            return
-        for b in range(len(bins)):
-            if bins[b] + sizes[i] <= 1.0 + 1e-9:
-                place(i + 1, [*bins[:b], bins[b] + sizes[i], *bins[b + 1 :]])
-        place(i + 1, [*bins, sizes[i]])
-
-    place(0, [])
-    return best
-
-
-@settings(max_examples=60, deadline=None)
-@given(sizes=st.lists(st.floats(0.05, 1.0), min_size=1, max_size=8))
-def test_l2_never_exceeds_the_best_packing(sizes: list[float]) -> None:
-    """The bound from dual-feasible functions is a bound."""
-    assert l2(np.array(sizes), np.ones(len(sizes), dtype=np.int64)) <= pack(sizes)
-
-
-def test_l2_beats_the_sum_where_large_items_block() -> None:
-    """Three items of 0.6 need three bins though they sum to 1.8."""
-    assert l2(np.array([0.6]), np.array([3])) == 3
-
-
-def test_no_sampled_bin_exceeds_the_limits() -> None:
-    """The search for the heaviest bins finds the heaviest that enumeration finds."""
-    fleet = random_fleet(12, seed=4, rates=(2.4, 1.2), ranks=(8, 32))
-    classes = aggregate(fleet)
-    feasibility = Feasibility(problem(fleet), classes)
-    found = limits(feasibility, np.random.default_rng(0))
-    rows = np.array(list(itertools.product(*(range(d + 1) for d in classes.demand.tolist()))))
-    feasible = rows[feasibility.feasible(rows)]
-    assert found.load_tok_s.max() == pytest.approx((feasible @ classes.loads).max())
-    assert found.adapters.max() == feasible.sum(axis=1).max()
 
 
 def test_the_bound_comes_with_its_argument() -> None:

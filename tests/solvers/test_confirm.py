@@ -14,7 +14,7 @@ from packer.objectives.gpus import Gpus
 from packer.solvers import auto
 from packer.solvers.auto import Auto
 from packer.solvers.base import Problem, Solution
-from packer.solvers.bounds import Bound
+from packer.solvers.bound import Bound
 from packer.solvers.confirm import admits, confirmed_solution, mended
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins

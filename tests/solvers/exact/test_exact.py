@@ -19,7 +19,8 @@ from packer.objectives.headroom import Headroom
 from packer.plan import Status
 from packer.solvers.api import solve
 from packer.solvers.base import Problem
-from packer.solvers.bounds import Bound, Bounds
+from packer.solvers.bound import Bound
+from packer.solvers.bounds import Bounds
 from packer.solvers.classes import aggregate
 from packer.solvers.exact.master import solve_integer, solve_relaxation
 from packer.solvers.exact.proof import certify
