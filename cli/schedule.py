@@ -119,7 +119,7 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
     if results.keda_path is not None:
         write_text(results.keda_path, _keda(found, results), force=out.force)
     write_json(data, results.output)
-    out.result(data, lambda: _lines(found, data))
+    out.result(data, lambda: _lines(found, data, _slo(hours)))
     for path in filter(None, (results.static_path, results.servers_path, results.keda_path, results.output)):
         out.note(f"wrote {path}")
     return 0
@@ -128,15 +128,19 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
 def _replayed(found: Schedule, rates: Any, hours: Hours) -> dict[str, Any]:
     from packer.operate.replay import Window, replay, requests_of_day, windows_of
 
-    trace = requests_of_day(found.static.workload, rates, hours.period_s, seed=hours.seed)
-    end_s = found.periods[-1].end_s
     fleet = found.static.workload
-    static = [Window(0.0, end_s, found.static.cluster())]
+    trace = requests_of_day(fleet, rates, hours.period_s, seed=hours.seed)
+    given: dict[str, Any] = {"seed": hours.seed, **_slo(hours)}
+    static = [Window(0.0, found.periods[-1].end_s, found.static.cluster())]
+    served = replay(fleet, trace, windows_of(found), startup_s=found.startup_s, moves=found.moves, **given)
+    return {"schedule": served.to_dict(), "static": replay(fleet, trace, static, **given).to_dict()}
+
+
+def _slo(hours: Hours) -> dict[str, float]:
+    """Limits of a request, ms."""
     return {
-        "schedule": replay(
-            fleet, trace, windows_of(found), startup_s=found.startup_s, moves=found.moves, seed=hours.seed
-        ).to_dict(),
-        "static": replay(fleet, trace, static, seed=hours.seed).to_dict(),
+        "ttft_ms": hours.limits.get("p99_ttft_ms", 2000.0),
+        "itl_ms": hours.limits.get("mean_itl_ms", 100.0),
     }
 
 
@@ -149,7 +153,7 @@ def _keda(found: Schedule, results: Results) -> str:
     )
 
 
-def _lines(found: Schedule, data: dict[str, Any]) -> list[Table | str]:
+def _lines(found: Schedule, data: dict[str, Any], slo: dict[str, float]) -> list[Table | str]:
     rows = [
         (
             each.names[0] if len(each.names) == 1 else f"{each.names[0]} … {each.names[-1]}",
@@ -181,7 +185,7 @@ def _lines(found: Schedule, data: dict[str, Any]) -> list[Table | str]:
     for name, row in data.get("replay", {}).items():
         p95 = "not all served" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"
         lines.append(
-            f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95}, {row['within_slo']:.1%} within "
-            "2 s and 100 ms ITL."
+            f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95}, {row['within_slo']:.1%} within a TTFT of "
+            f"{slo['ttft_ms'] / 1000:g} s and {slo['itl_ms']:g} ms between tokens."
         )
     return lines

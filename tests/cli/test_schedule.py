@@ -54,6 +54,29 @@ def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"the static plan of {found['static_gpus']} GPUs takes" in " ".join(out.split())
 
 
+def test_the_replay_counts_requests_within_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit that is given takes the place of the usual 100 ms."""
+    Path("few.csv").write_text("adapter,rank,rate\na0,8,1\n")
+    Path("hour.csv").write_text("adapter,one,two\na0,4,0.2\n")
+    words = [
+        "schedule",
+        "few.csv",
+        "--rates",
+        "hour.csv",
+        "--period",
+        "600",
+        "--replay",
+        "--predictor",
+        "tree",
+    ]
+    shares = []
+    for limit in ("mean_itl_ms=15", "mean_itl_ms=200"):
+        assert run([*words, "--limits", limit, "-o", "o.json", "--force"]) == 0
+        capsys.readouterr()
+        shares.append(json.loads(Path("o.json").read_text())["replay"]["static"]["within_slo"])
+    assert 0.5 < shares[0] < 0.95 < shares[1]
+
+
 def test_rates_or_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     """One of them, and not both."""
     assert run(["schedule", "fleet.csv"]) == 2
