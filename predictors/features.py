@@ -206,16 +206,7 @@ class FeatureExtractor:
         kv = self.kv_cache_tokens(table) if kv_tokens is None else kv_tokens
         out = np.empty((len(table), len(FEATURES)))
         fill(
-            table.indptr,
-            table.index,
-            table.share,
-            table.max_loras,
-            table.max_lora_rank,
-            kv,
-            self.fleet,
-            self.law,
-            self.paper,
-            self.engine,
-            out,
-        )
+            table.indptr, table.index, table.share, table.max_loras, table.max_lora_rank, kv, self.fleet,
+            self.law, self.paper, self.engine, out,
+        )  # fmt: skip
         return out

@@ -165,18 +165,9 @@ class LearnedPredictor:
         n = len(table)
         figures, flags = np.empty((N_FIGURES, n)), np.empty((4, n), dtype=bool)
         evaluate_bins(
-            table.indptr,
-            table.index,
-            table.share,
-            table.max_loras,
-            table.max_lora_rank,
-            kv_tokens,
-            extractor.arrays,
-            self._trees,
-            figures,
-            flags,
-            short=n <= SHORT,
-        )
+            table.indptr, table.index, table.share, table.max_loras, table.max_lora_rank, kv_tokens,
+            extractor.arrays, self._trees, figures, flags, short=n <= SHORT,
+        )  # fmt: skip
         columns = dict(zip(FIGURES, (*figures[:2], *flags[:2], *figures[2:]), strict=False))
         return Evaluations(**columns, stable=flags[3]), flags[2]
 

@@ -76,18 +76,9 @@ def evaluate(
     n, width = slots.size, model.low.size
     features = np.empty((n, width))
     fill(
-        indptr,
-        index,
-        share,
-        slots,
-        slot_rank,
-        kv_tokens,
-        fleet.table,
-        fleet.law,
-        fleet.paper,
-        fleet.engine,
+        indptr, index, share, slots, slot_rank, kv_tokens, fleet.table, fleet.law, fleet.paper, fleet.engine,
         features,
-    )
+    )  # fmt: skip
     x = np.full(width + 1, -np.inf, dtype=np.float32)
     outputs = np.empty(model.bias.size)  # `packer.predictors.targets.OUTPUTS`
     for b in range(n):
