@@ -41,8 +41,8 @@ class CachePolicy(Protocol):
 
     name: str
     rule: int
-    high_water: float
-    takes_memory: bool
+    high_water: float = 1.0
+    takes_memory: bool = True
 
 
 @runtime_checkable

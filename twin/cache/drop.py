@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer.twin.cache.base import DROP
+from packer.twin.cache.base import DROP, CachePolicy
 
 
 @dataclass(frozen=True)
-class Drop:
+class Drop(CachePolicy):
     """S-LoRA's rule (arXiv 2311.03285); adapters brought by its last prefetch stay."""
 
     name = "drop"
     rule = DROP
-    high_water = 1.0
-    takes_memory = True

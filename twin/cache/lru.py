@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packer import checks
-from packer.twin.cache.base import LRU
+from packer.twin.cache.base import LRU, CachePolicy
 
 
 @dataclass(frozen=True)
-class Lru:
+class Lru(CachePolicy):
     """On demand, or as soon as more than `high_water` of the memory is used."""
 
     name = "lru"
     rule = LRU
-    takes_memory = True
     high_water: float = 1.0
 
     def __post_init__(self) -> None:

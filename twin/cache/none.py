@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer.twin.cache.base import NOTHING
+from packer.twin.cache.base import NOTHING, CachePolicy
 
 
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(CachePolicy):
     """Even where another request is using the adapter: the baseline RROD of ROCK."""
 
     name = "none"
     rule = NOTHING
-    high_water = 1.0
-    takes_memory = True

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer.twin.cache.base import FIXED
+from packer.twin.cache.base import FIXED, CachePolicy
 
 
 @dataclass(frozen=True)
-class Pinned:
+class Pinned(CachePolicy):
     """They take their memory, and never leave: a server whose memory they fill does not start."""
 
     name = "pinned"
     rule = FIXED
-    high_water = 1.0
-    takes_memory = True

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer.twin.cache.base import FIXED
+from packer.twin.cache.base import FIXED, CachePolicy
 
 
 @dataclass(frozen=True)
-class Unlimited:
+class Unlimited(CachePolicy):
     """CaraServe's upper bound "Cached" (arXiv 2401.11240, section 7.1)."""
 
     name = "unlimited"
     rule = FIXED
-    high_water = 1.0
     takes_memory = False
