@@ -54,8 +54,7 @@ def config_path() -> Path | None:
         return None
 
 
-@cache
-def _read(path: Path, _changed: float) -> Mapping[str, Any]:
+def _read(path: Path) -> Mapping[str, Any]:
     from packer.errors import FileFormatError
     from packer.io.documents import parse_toml
     from packer.io.files import read_text
@@ -70,18 +69,6 @@ def _read(path: Path, _changed: float) -> Mapping[str, Any]:
     return dict(data)
 
 
-def config() -> tuple[Path, Mapping[str, Any]] | None:
-    """The file and what it says, or None without one."""
-    path = config_path()
-    if path is None:
-        return None
-    try:
-        changed = path.stat().st_mtime
-    except OSError:
-        changed = 0.0
-    return path, _read(path, changed)
-
-
 def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, Any]:
     """The file's defaults for a command (`words`: its name, below a group with the group's name first).
 
@@ -90,12 +77,13 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
     Raises `FileFormatError`: the file is damaged, a key in the command's own table is no option of it, a key at the
     top is no option of any command, or a table is not named after a command.
     """
-    file = config()
-    if file is None or isinstance(command, click.Group):
+    path = None if isinstance(command, click.Group) else config_path()
+    if path is None:
         return {}
-    path, data = file
-    known = option_names(command)
-    _check_top(path, data, known)
+    from packer.cli import cli
+
+    data, known = _read(path), option_names(command)
+    _check(path, cli, data, (), known)
     table = _own_table(path, data, words, known)
     shared = {key: value for key, value in data.items() if key in known and not isinstance(value, Mapping)}
     found: dict[tuple[str, ...], Any] = {(key,): value for key, value in shared.items()}
@@ -136,37 +124,28 @@ def _own_table(
     return table
 
 
-def _check_top(path: Path, data: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise `FileFormatError` where a key at the top is no option, or a table is not named after a command.
+def _check(
+    path: Path, group: LazyGroup, data: Mapping[str, Any], words: tuple[str, ...], known: Collection[str]
+) -> None:
+    """Raise `FileFormatError` where a table is not named after a command of the group, or a key at the top no option.
 
     `known`: the options of the command that runs; the others are looked up only for a key that is none of it.
     """
-    from packer.cli import COMMANDS
-
     for key, value in data.items():
-        if isinstance(value, Mapping):
-            if key not in COMMANDS:
-                raise _wrong(path, (key,), f"packer has no command {key[:80]!r}.", COMMANDS)
-            _check_group(path, key, value)
-        elif key not in known and key not in _all_options():
-            if key in COMMANDS:
-                raise _wrong(path, (key,), "expected a table: it is named after a command.")
-            raise _wrong(path, (key,), f"no command has an option --{key[:80]}.", _all_options())
-
-
-def _check_group(path: Path, name: str, table: Mapping[str, Any]) -> None:
-    """Raise `FileFormatError` where the table of a group holds something else than tables of its commands."""
-    from packer.cli import cli
-
-    group = cli.load(name)
-    if not isinstance(group, LazyGroup):
-        return
-    known = group.lazy
-    for key, value in table.items():
-        if key not in known:
-            raise _wrong(path, (name, key), f"packer {name} has no command {key[:80]!r}.", known)
-        if not isinstance(value, Mapping):
-            raise _wrong(path, (name, key), "expected a table: it is named after a command.")
+        place = (*words, key)
+        if isinstance(value, Mapping) and key in group.lazy:
+            child = group.load(key)
+            if isinstance(child, LazyGroup):
+                _check(path, child, value, place, known)
+        elif not isinstance(value, Mapping) and not words and (key in known or key in _all_options()):
+            continue
+        elif key in group.lazy:
+            raise _wrong(path, place, "expected a table: it is named after a command.")
+        elif words or isinstance(value, Mapping):
+            name = " ".join(("packer", *words))
+            raise _wrong(path, place, f"{name} has no command {key[:80]!r}.", group.lazy)
+        else:
+            raise _wrong(path, place, f"no command has an option --{key[:80]}.", _all_options())
 
 
 @cache
