@@ -220,6 +220,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
 
     from packer.cli.plan_table import adapters_frame, changes_lines, plan_lines
     from packer.errors import IncompatibleError
+    from packer.gpu import kinds_of
     from packer.io.plans import plan_to_dict, read_plan, write_plan
     from packer.plan import Status
     from packer.twin.hours import with_adapters
@@ -239,7 +240,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
         raise IncompatibleError(
             "--spare goes without an objective, a solver and a running plan: gpus:spare=1 is one."
         )
-    kinds = servers.kinds() if old is None else _running(old)
+    kinds = servers.kinds() if old is None else list(kinds_of([item.profile for item in old.bins]))
     profiles = [kind.profile for kind in kinds]
     out.note_profiles(*profiles)
     fleet = file.fleet()
@@ -269,12 +270,6 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
         out.note("interrupted: this is the best plan so far")
         return 130
     return 3 if infeasible else 0
-
-
-def _running(old: Plan) -> list[GpuKind]:
-    from packer.gpu import GpuKind
-
-    return [GpuKind(profile) for profile in dict.fromkeys(item.profile for item in old.bins)]
 
 
 def _by_profile(name: str, what: str, given: Sequence[str], profiles: Sequence[str]) -> dict[str, float]:

@@ -37,9 +37,6 @@ def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limi
         y_label="ms",
         marks=(Mark(chosen, "this plan"), Mark(limits.mean_itl_ms, "goal", axis="y")),
     )
-    return [chart(panel, x_format=_whole) for panel in (ttft, itl)]
-
-
-def _whole(gpus: float) -> str:
-    """There are no parts of GPUs."""
-    return f"{gpus:g}" if gpus.is_integer() else ""
+    return [
+        chart(panel, x_format=lambda gpus: f"{gpus:g}" if gpus.is_integer() else "") for panel in (ttft, itl)
+    ]
