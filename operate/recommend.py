@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -94,15 +95,21 @@ def recommend(
         return _missed(job, max_gpus)
     reasons = () if job.confirmed is not False else (_breaks_later(job, best),)
     progress("room to grow", 0, 0)
-    best, rooms = job.roomy(best)
+    with ThreadPoolExecutor(1) as pool:
+        bound = pool.submit(bounded, job, best.plan)
+        best, rooms = job.roomy(best)
+    found = bound.result()
     plan = replace(
         best.plan,
+        lower_bound=found.lower_bound,
+        bound_proven=found.bound_proven,
+        bound_source=found.bound_source,
         rooms=rooms,
         headroom=tuple(room.headroom for room in rooms),
         verified=job.confirmed,
         reasons=reasons,
     )
-    plan = bounded(job, _finished(job, plan, best, holds=job.confirmed is not False))
+    plan = _finished(job, plan, best, holds=job.confirmed is not False)
 
     def at_rates(scaled: Workload) -> Plan:
         other = Frontier(

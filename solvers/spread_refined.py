@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer.bin import Bin
-from packer.evaluation import Evaluation, Evaluations
+from packer.evaluation import FIGURES, Evaluation, Evaluations
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.baselines.dlora import DLora
 from packer.solvers.baselines.spread import spread_parts
@@ -26,7 +26,7 @@ class _State:
     """Bins with their evaluations, and their rank among states: smaller is better."""
 
     bins: tuple[Bin, ...]
-    rows: tuple[Evaluation, ...]
+    found: Evaluations
     rank: tuple[float, ...]
 
 
@@ -82,20 +82,19 @@ class _Search:
     def state(self, bins: Sequence[Bin]) -> _State:
         """Bins with their evaluations."""
         found, admissible = self.slots.evaluate(bins)
-        rows, bad = tuple(found), int((~admissible).sum())
-        return self._rated(tuple(bins), rows, (float(bad), *self._key(bins, Evaluations.of(rows))))
+        return self._rated(tuple(bins), found, self._key(bins, found, int((~admissible).sum())))
 
-    def _key(self, bins: Sequence[Bin], found: Evaluations) -> tuple[float, ...]:
-        return self.problem.objective.key(self.problem.workload, bins, found)
+    def _key(self, bins: Sequence[Bin], found: Evaluations, bad: int) -> tuple[float, ...]:
+        return float(bad), *self.problem.objective.key(self.problem.workload, bins, found)
 
-    def _rated(self, bins: tuple[Bin, ...], rows: tuple[Evaluation, ...], key: tuple[float, ...]) -> _State:
+    def _rated(self, bins: tuple[Bin, ...], found: Evaluations, key: tuple[float, ...]) -> _State:
         weights = [bin_.rates(self.problem.workload).sum() for bin_ in bins]
         # Objectives that count GPUs say nothing here: the time of a request decides then.
         ttft_ms, itl_ms = (
             np.average(np.where(np.isnan(ms), np.inf, ms), weights=weights)
-            for ms in ([row.mean_ttft_ms for row in rows], [row.mean_itl_ms for row in rows])
+            for ms in (found.mean_ttft_ms, found.mean_itl_ms)
         )
-        return _State(bins, rows, (*key, float(ttft_ms + 100.0 * itl_ms)))
+        return _State(bins, found, (*key, float(ttft_ms + 100.0 * itl_ms)))
 
     def refine(self, state: _State) -> tuple[_State, int]:
         """Improve until nothing helps; also the number of improvements."""
@@ -112,7 +111,7 @@ class _Search:
 
         Where even loads are not what the objective minimises, also among those from the best one.
         """
-        order = sorted(range(len(state.bins)), key=lambda k: self._badness(state, k))
+        order = sorted(range(len(state.bins)), key=lambda k: _badness(state.found[k]))
         pairs = [(order[-1], target) for target in order[:-1][:_TARGETS]]
         if not self.problem.objective.balances:
             pairs += [(order[0], target) for target in order[1:][-_TARGETS:]]
@@ -124,32 +123,26 @@ class _Search:
         if not options:
             return None
         found, admissible = self.slots.evaluate([bin_ for _, _, pair in options for bin_ in pair])
-        rest: dict[tuple[int, int], int] = {}  # bad ones among the bins that an option leaves alone
+        place = np.array([option[:2] for option in options])
+        row, after = np.arange(len(options))[:, None], 2 * np.arange(len(options))[:, None] + [0, 1]
+        bad = ~self.problem.objective.admissible(state.found)
+        more_bad = (~admissible[after]).sum(axis=1) - bad[place].sum(axis=1)
+        columns = {}
+        for name in FIGURES:
+            columns[name] = np.tile(getattr(state.found, name), (len(options), 1))
+            columns[name][row, place] = getattr(found, name)[after]
         neighbours = []
         for k, (one, other, pair) in enumerate(options):
-            if (one, other) not in rest:
-                rest[one, other] = self._bad(
-                    [row for j, row in enumerate(state.rows) if j not in (one, other)]
-                )
-            bad = int((~admissible[2 * k : 2 * k + 2]).sum()) + rest[one, other]
-            if bad > state.rank[0]:
+            if (now_bad := int(bad.sum() + more_bad[k])) > state.rank[0]:
                 continue
-            bins, rows = list(state.bins), list(state.rows)
+            bins = list(state.bins)
             bins[one], bins[other] = pair
-            rows[one], rows[other] = found[2 * k], found[2 * k + 1]
-            key = (float(bad), *self._key(bins, Evaluations.of(rows)))
+            rows = Evaluations(**{name: column[k] for name, column in columns.items()})
+            key = self._key(bins, rows, now_bad)
             if key <= state.rank[:-1]:
-                rated = self._rated(tuple(bins), tuple(rows), key)
+                rated = self._rated(tuple(bins), rows, key)
                 neighbours += [rated] if rated.rank < state.rank else []
         return min(neighbours, key=lambda other: other.rank, default=None)
-
-    def _bad(self, rows: Sequence[Evaluation]) -> int:
-        return int((~self.problem.objective.admissible(Evaluations.of(rows))).sum()) if rows else 0
-
-    def _badness(self, state: _State, k: int) -> tuple[float, float]:
-        row = state.rows[k]
-        latency = row.mean_ttft_ms + 100.0 * row.mean_itl_ms
-        return (-row.served_share if not row.feasible else -2.0, float(np.nan_to_num(latency, nan=np.inf)))
 
     def _single(self, bin_: Bin) -> list[int]:
         """Positions of a bin's adapters that are whole here, one for each load, at most a few."""
@@ -202,3 +195,8 @@ class _Search:
         shares = (*bin_.shares[:end], *bin_.shares[end + 1 :], 1.0)
         every = bin_.max_loras == len(adapters) - 1
         return self.slots.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)
+
+
+def _badness(row: Evaluation) -> tuple[float, float]:
+    latency = row.mean_ttft_ms + 100.0 * row.mean_itl_ms
+    return (-row.served_share if not row.feasible else -2.0, float(np.nan_to_num(latency, nan=np.inf)))

@@ -8,6 +8,8 @@ of a workload are the mean rates of each run.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -25,8 +27,6 @@ _SCORES = np.linspace(-6.0, 6.0, 2001)
 
 def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: int) -> FloatArray:
     """The factor in `cells` steps of `step_s` seconds, float64 (cells,), with mean 1."""
-    from scipy.special import gammaincinv, ndtr
-
     score = np.zeros(cells)
     for time_s, weight in bursts.scales:
         keep = float(np.exp(-step_s / time_s))
@@ -34,12 +34,21 @@ def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: 
         shocks[1:] *= np.sqrt(1.0 - keep * keep)
         _relax(shocks, keep)
         score += np.sqrt(weight) * shocks
-    shape = bursts.cv**-2.0
-    factor = np.interp(score, _SCORES, gammaincinv(shape, ndtr(_SCORES)) / shape)
+    factor = np.interp(score, _SCORES, _factors(bursts.cv))
     # The floor keeps the integral increasing where the factor is 0 for a while.
     factor = np.maximum(factor, 1e-9)
     mean_one: FloatArray = factor / factor.mean()
     return mean_one
+
+
+@lru_cache(maxsize=64)
+def _factors(cv: float) -> FloatArray:
+    """Quantiles of a gamma distribution with mean 1 at `_SCORES`."""
+    from scipy.special import gammaincinv, ndtr
+
+    shape = cv**-2.0
+    quantiles: FloatArray = gammaincinv(shape, ndtr(_SCORES)) / shape
+    return quantiles
 
 
 @njit(**ENGINE_FLAGS)
