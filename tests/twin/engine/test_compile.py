@@ -26,10 +26,10 @@ def test_two_processes_share_the_parts(compiled_anew: Callable[[str], list[str]]
     """Each part is compiled once, for one signature, in its process."""
     assert compiled_anew(PROGRAM) == [
         "arrive True 0",
-        "emit True 0",
+        "admit True 0",
         "schedule_running True 0",
-        "admit True 1",
-        "step_ms True 1",
+        "step_ms True 0",
+        "emit True 1",
         "charge True 1",
         "advance 1 True",
     ]
