@@ -53,6 +53,9 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
             details={**again.details, **details},
         )
 
+    def careful() -> Solution:
+        return repeated(replace(problem, evaluator=evaluator.sure()), search_sure=True)
+
     raised: dict[Profile, float] = {}
     for step in range(STEPS):
         if found.unplaced or not found.bins or problem.out_of_time():
@@ -66,7 +69,7 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
         if bins is not None:
             options.append(replace(found, bins=bins, details={**found.details, "mended": len(refused)}))
         if step == 0 and (bins is None or len(bins) > len(found.bins)):
-            sure = repeated(replace(problem, evaluator=evaluator.sure()), search_sure=True)
+            sure = careful()
             options += [sure] if admits(problem, sure) else []
         if options:
             return min(options, key=lambda each: _key(problem, each))
@@ -74,9 +77,11 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
             raised[profile] = (1.0 + raised.get(profile, 0.0)) * (1.0 + share) - 1.0
         posed = replace(problem, evaluator=evaluator.hardened(raised))
         found = repeated(posed, search_raised=max(raised.values()))
-    if admits(problem, found) or problem.out_of_time():
+    if admits(problem, found):
         return found
-    return solve(replace(problem, evaluator=evaluator.whole()))
+    late = problem.out_of_time()  # bins are evaluated all the same, for the plan's figures
+    last = careful() if late else solve(replace(problem, evaluator=evaluator.whole()))
+    return found if late and not admits(problem, last) else last
 
 
 def _key(problem: Problem, found: Solution) -> tuple[float, ...]:

@@ -70,6 +70,14 @@ def test_a_refused_bin_gives_adapters_to_those_with_room() -> None:
     assert mended(replace(task, max_gpus=2), [bins[0], full], [0]) is None
 
 
+def test_out_of_time_a_refused_plan_gives_way_to_a_careful_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no time is left to mend what the whole predictor refuses, servers of which the search is sure are taken."""
+    monkeypatch.setattr(Confirming, "sure", Evaluator.whole)
+    task = replace(posed(random_fleet(90, 1, rates=(1.6, 0.8, 0.3)), 1.5), stop=lambda: True)
+    assert not admits(task, Greedy().solve(task))
+    assert admits(task, confirmed_solution(task, Greedy().solve))
+
+
 def test_the_bound_is_that_of_the_rates_as_given() -> None:
     """A search at raised rates has a higher bound, which says nothing about the fleet."""
     task = posed(random_fleet(60, 1, rates=(1.6, 0.8)), 1.4)
