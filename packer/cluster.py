@@ -124,7 +124,7 @@ class Cluster:
         for placed in self.placement or ():
             for name, share in placed.items():
                 checks.real(f"the share of {shown(name)}", share, low=0.0, high=1.0, open_low=True)
-        object.__setattr__(self, "slo", check_slo(self.slo))
+        object.__setattr__(self, "slo", checks.limits("limit of an SLO", self.slo, SLO_LIMITS))
         on_nodes = sum(node.servers for node in self.nodes)
         if self.nodes and on_nodes != len(self.servers):
             raise ValidationError(
@@ -158,14 +158,3 @@ class Cluster:
     def kind(self, server: int) -> ServerKind:
         """The kind of a server."""
         return next(kind for kind in self.kinds if kind.name == self.servers[server])
-
-
-def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
-    """The limits as floats.
-
-    Raises `ValidationError`: an unknown limit, or one that is not a number > 0.
-    """
-    for name in slo:
-        if name not in SLO_LIMITS:
-            raise UnknownNameError("limit of an SLO", str(name), SLO_LIMITS)
-    return {name: checks.real(name, value, low=0.0, open_low=True) for name, value in slo.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from packer.cluster import Cluster, ServerKind, check_slo
+from packer.cluster import Cluster, ServerKind
 from packer.errors import UnknownNameError, ValidationError
 from packer.plan import Plan
 from packer.profile import Profile
@@ -48,10 +48,10 @@ def test_kinds_have_unique_names(toy_profile: Profile) -> None:
         Cluster((ServerKind("k", toy_profile, 4), ServerKind("k", toy_profile, 8)), ("k",))
 
 
-def test_unknown_limit_names_what_exists() -> None:
+def test_unknown_limit_names_what_exists(toy_profile: Profile) -> None:
     """An SLO limits known latencies of a request only."""
     with pytest.raises(UnknownNameError, match="ttft_ms"):
-        check_slo({"ttft": 5})
+        Cluster((ServerKind("k", toy_profile, 4),), ("k",), slo={"ttft": 5})
 
 
 def test_cluster_of_a_plan(toy_plan: Callable[..., Plan]) -> None:

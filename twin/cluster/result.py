@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
-from packer.twin.cluster.slo import Outcome, outcome
+from packer.twin.cluster.slo import kept_and_decided
 from packer.twin.cluster.state import REFUSED, Servers
 from packer.twin.cluster.transit import HITS, MISSES, NETWORK_S, Transit
 from packer.twin.engine import state as rows
@@ -78,26 +78,26 @@ class ClusterSimulation(Simulation):
 
     # ---- service level
     @cached_property
-    def _outcome(self) -> Outcome | None:
+    def _outcome(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None:
         if self.status != "ok" or not self.slo:
             return None
         raw = self.raw
-        return outcome(raw.requests, raw.first_s, raw.finish_s, self.duration_s, self.slo)
+        return kept_and_decided(raw.requests, raw.first_s, raw.finish_s, self.duration_s, self.slo)
 
     @property
     def slo_attainment(self) -> float:
         """Requests that kept every limit / requests sent; those undecided at the end are left out. NaN: no SLO."""
         if self._outcome is None:
             return math.nan
-        decided = int(self._outcome.decided.sum())
-        return float(self._outcome.kept.sum() / decided) if decided else math.nan
+        kept, decided = self._outcome
+        return float(kept.sum() / decided.sum()) if decided.any() else math.nan
 
     @property
     def goodput_tok_s(self) -> float:
         """Input + output tokens of the requests that kept every limit / duration, tok/s; NaN: no SLO."""
         if self._outcome is None:
             return math.nan
-        requests, kept = self.raw.requests, self._outcome.kept
+        requests, (kept, _) = self.raw.requests, self._outcome
         return float((requests.input_tokens + requests.output_tokens)[kept].sum() / self.duration_s)
 
     # ---- adapters

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from packer import checks, registry
-from packer.cluster import Cluster, check_slo
+from packer.cluster import SLO_LIMITS, Cluster
 from packer.errors import IncompatibleError
 from packer.twin.arrivals import draw_marks, draw_times
 from packer.twin.cache.base import CachePolicy
@@ -78,7 +78,7 @@ def simulate_cluster(
     checks.integer("seed", seed, low=0)
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
-    limits = dict(cluster.slo) if slo is None else check_slo(slo)
+    limits = dict(cluster.slo) if slo is None else checks.limits("limit of an SLO", slo, SLO_LIMITS)
     how = system if isinstance(system, System) else load_system(system)
     if workload.fine_tuning is None and cluster.fine_tuning is not None:
         workload = replace(workload, fine_tuning=cluster.fine_tuning)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +13,13 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """bool (n,) each. kept: completed within every limit. decided: kept, or over a limit for certain."""
-
-    kept: BoolArray
-    decided: BoolArray
-
-
-def outcome(
+def kept_and_decided(
     requests: RequestTrace, first_s: FloatArray, finish_s: FloatArray, end_s: float, slo: Mapping[str, float]
-) -> Outcome:
-    """Hold each request to the limits, ms. times (n,), NaN where they did not come by `end_s`.
+) -> tuple[BoolArray, BoolArray]:
+    """Which requests completed within every limit, ms, and which are decided: kept, or over one for certain; (n,) each.
 
-    An unfinished request is over a limit if it would be even with its remaining tokens at `end_s`; else it is
-    undecided. The limit on TPOT does not bind requests of one token.
+    Times (n,), NaN where they did not come by `end_s`. An unfinished request is over a limit if it would be even with
+    its remaining tokens at `end_s`; else it is undecided. The limit on TPOT does not bind requests of one token.
     """
     done = ~np.isnan(finish_s)
     first, finish = (np.where(np.isnan(t), end_s, t) for t in (first_s, finish_s))
@@ -43,4 +34,4 @@ def outcome(
     over = np.zeros(len(requests), dtype=np.bool_)
     for name, limit in slo.items():
         over |= figures[name] > limit
-    return Outcome(done & ~over, done | over)
+    return done & ~over, done | over

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from packer import checks
-from packer.errors import UnknownNameError
 from packer.profile import Profile
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
@@ -51,17 +50,6 @@ class Tuned:
         return row | {"tried": [list(each) for each in self.tried]}
 
 
-def check_limits(limits: Mapping[str, float]) -> dict[str, float]:
-    """The limits as floats.
-
-    Raises `UnknownNameError`, `ValidationError`: a limit is unknown, or not a number > 0.
-    """
-    for name in limits:
-        if name not in LIMITS:
-            raise UnknownNameError("limit", str(name), LIMITS)
-    return {name: checks.real(name, value, low=0.0, open_low=True) for name, value in limits.items()}
-
-
 def most_training(
     workload: Workload,
     profile: Profile,
@@ -76,18 +64,11 @@ def most_training(
 ) -> Tuned:
     """Try the values of the policy's searched parameter and keep the one that trains most within the limits.
 
-    Parameters
-    ----------
-    policy
-        Its name, with parameters that stay as they are; naming the searched one tries only that value.
-    limits
-        Largest values, ms, of figures among `LIMITS`. Unfinished requests break them: the server must not starve.
-    workers
-        Threads.
-
-    Other parameters are those of `packer.simulate`.
+    `policy`: its name, with parameters that stay as they are; naming the searched one tries only that value.
+    `limits`: largest values, ms, of figures among `LIMITS`. Unfinished requests break them: the server must not starve.
+    `workers`: threads. Other parameters are those of `packer.simulate`.
     """
-    kept = check_limits(limits)
+    kept = checks.limits("limit", limits, LIMITS)
     specs = candidates(policy)
 
     def run(spec: str) -> Simulation:
