@@ -18,7 +18,7 @@ from packer.cli.options import (
     rate_factor_option,
     seed_option,
 )
-from packer.cli.output import Table, figures, heads, note, number
+from packer.cli.output import Table, console, figures, heads, note, number
 from packer.cli.plan_table import growth, result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
 
@@ -243,10 +243,19 @@ def _write_seen(plan: Plan, seen: Workload, ranks: RankOptions, path: str) -> No
     write_workload(rounded(replace(seen, adapters=adapters)), path, force=True)
 
 
+_BESIDE = {
+    "offered_tok_s": 5,
+    "total_token_throughput": 4,
+    "mean_ttft_ms": 1,
+    "worst_adapter_ttft_ms": 2,
+    "mean_itl_ms": 3,
+}
+"""Figures beside those of the plan; on a narrow terminal those that come first."""
+
+
 def _servers(plan: Plan, found: PlanEvaluation) -> Table:
-    names = (
-        "offered_tok_s", "total_token_throughput", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_ms",
-    )  # fmt: skip
+    pairs_shown = max(1, (console().width - 44) // 17)
+    names = tuple(name for name, place in _BESIDE.items() if place <= pairs_shown)
     columns = ["GPU", "adapters"]
     columns += [text for head in heads(names) for text in (head, "(plan)")] + ["headroom", "result"]
     rows = []

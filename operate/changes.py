@@ -82,7 +82,7 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
     for gpu in sorted(set(lose), reverse=True):
         if not 0 <= gpu < len(plan.bins) or len(bins) == 1:
             raise ValidationError(
-                f"Expected to lose some of the GPUs 0 to {len(plan.bins) - 1}, and not all of them, got GPU {gpu}."
+                f"Expected lost GPUs among 0 to {len(plan.bins) - 1}, and one that is left, got GPU {gpu}."
             )
         bins, more = without_server(plan.workload, bins, gpu)
         numbers.remove(gpu)

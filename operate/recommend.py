@@ -158,11 +158,18 @@ def _missed(job: Frontier, max_gpus: int | None) -> Plan:
         reasons = ("The search ended before a plan was found that keeps the goal: a longer --time-limit.",)
     elif max_gpus is not None and job.points[-1].n_gpus == (servers := max_gpus // job.size):
         more = job.first_that_holds(servers + 1, servers + BEYOND)
-        enough = 0 if more is None else more * job.size
-        reasons = (f"{enough} GPUs keep the goal: --gpus {enough}.",) if enough else ()
+        reasons = () if more is None else (_enough(job, more),)
     if job.spare and not reasons and not nearest.queueing and not nearest.starving:
         reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or no --spare.",)
     return _finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
+
+
+def _enough(job: Frontier, servers: int) -> str:
+    """How many GPUs would do, if that is so in fresh hours."""
+    gpus = servers * job.size
+    if not job.replayed and job.kept.broken_later(job.at(servers).plan.bins):
+        return f"{gpus} GPUs keep the goal in one hour and break it in another: leave out --gpus."
+    return f"{gpus} GPUs keep the goal: --gpus {gpus}."
 
 
 def _unreachable(job: Frontier) -> str:

@@ -168,7 +168,7 @@ def _with_goal(plan: Plan, again: Callable[..., Plan]) -> Plan:
         return plan
     objective = f"slo:p99_ttft_ms={ttft_ms:g},mean_itl_ms={itl_ms:g}"
     found = again(plan.workload, objective=objective)
-    if found.status is Status.INFEASIBLE:
+    if found.status is Status.INFEASIBLE or found.time_limit_reached:
         return plan
     within: dict[str, Any] = {"objective": objective, "gpus": found.n_gpus}
     return replace(plan, details={**plan.details, "within_goal": within})

@@ -35,8 +35,8 @@ def quiet_adapters(fleet: Workload) -> str:
     if not few:
         return ""
     who = "1 adapter sends" if few == 1 else f"{few:,} of {len(fleet):,} adapters send"
-    p95 = "its p95 TTFT is that of its server's" if few == 1 else "their p95 TTFT is that of their server's"
-    return f"{who} fewer than {FEW_REQUESTS} requests an hour: {p95} requests together"
+    p95 = "its p95 TTFT is that of its server" if few == 1 else "their p95 TTFT is that of their servers"
+    return f"{who} fewer than {FEW_REQUESTS} requests an hour: {p95}"
 
 
 def mean_ttft_ms(sim: Simulation) -> FloatArray:

@@ -1,6 +1,6 @@
 """Recommended plans on generated fleets, simulated again on hours that no search has seen.
 
-    uv run python benchmarks/solvers/recommended.py --fleets 24 --write
+    uv run python benchmarks/solvers/recommended.py --write
 
 Fleets differ in size, load, lengths, ranks, limits, arrivals and profile. For each adapter and each of the
 hours: how much of its limits it uses (1 is all of them) by the 95th percentile of its own requests, however few; for

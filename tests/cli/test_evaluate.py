@@ -35,6 +35,20 @@ def test_evaluate_holds_and_breaks(plan_path: str, capsys: Capture) -> None:
     assert all(gpu["starved"] for gpu in found["gpus"])
 
 
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_result_is_whole_on_any_terminal(
+    plan_path: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Narrow terminals have fewer figures beside those of the plan, and no column is cut."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(["evaluate", plan_path]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    (head,) = [line for line in lines if line.startswith("  GPU")]
+    assert head.split()[-2:] == ["headroom", "result"]
+    assert head.count("(plan)") == {80: 2, 100: 3, 140: 5}[width]
+
+
 def test_a_changed_plan_is_evaluated_before_it_is_used(plan_path: str, capsys: Capture) -> None:
     """No command acts on a plan that was changed by hand; `evaluate --rewrite` makes it a plan again."""
     path = Path(plan_path)

@@ -84,6 +84,9 @@ def test_bursts_beyond_a_server_split_the_adapter_further(server: Profile) -> No
     assert all(row["worst_adapter_ttft_ms"] <= 2000 for row in rows if row["holds"])
     (below,) = [row for row in rows if row["n_gpus"] == found.n_gpus - 1]
     assert not below["holds"]
+    (told, *_) = packer.recommend(fleet, server, max_gpus=1).reasons
+    assert told.endswith("GPUs keep the goal in one hour and break it in another: leave out --gpus.")
+    assert int(told.split()[0]) < found.n_gpus
 
 
 def test_slots_that_give_room_are_taken(server: Profile) -> None:
