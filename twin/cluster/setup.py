@@ -19,16 +19,16 @@ from packer.twin.arrivals import Marks
 from packer.twin.cache.base import FIXED, CachePolicy, TickingPolicy
 from packer.twin.cache.loading import Blocking, CpuAssist, Loading, NoLoading, loading_of
 from packer.twin.cluster.candidates import Candidates
-from packer.twin.cluster.state import Engines, Servers, new_servers
+from packer.twin.cluster.state import Engines, Servers, adapter_rows
 from packer.twin.cluster.system import System
 from packer.twin.engine import jobs, lightllm
 from packer.twin.engine import state as rows
 from packer.twin.law.kernels import with_kernel
-from packer.twin.law.law import law_of
+from packer.twin.law.law import Law, law_of
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.server import Server
 from packer.twin.tuning.policy import kv_tokens_of, trains
-from packer.twin.tuning.state import Tuning
+from packer.twin.tuning.state import Tuning, no_tuning
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -193,27 +193,70 @@ def idle_servers(
     bin_s: float,
     seed: int,
 ) -> tuple[Servers, Engines]:
-    """The servers before the first request, and which engines they run."""
-    distinct = {id(setup): setup for setup in own}
-    templates = {key: setup.state(duration_s, bin_s, seed) for key, setup in distinct.items()}
-    names = list(kinds)
+    """The servers before the first request, and which engines they run; `rows_each`: room for so many adapters."""
+    n, count = len(time_s), len(own)
+    made = {
+        id(setup): setup.state(duration_s, bin_s, seed) for setup in {id(each): each for each in own}.values()
+    }
+    states = [made[id(setup)] for setup in own]
     ranks = next(iter(kinds.values())).server.workload.ranks
-    ticking = any(isinstance(setup.policy, TickingPolicy) for setup in own)
-    servers = new_servers(
-        [templates[id(setup)] for setup in own],
-        [setup.served for setup in own],
-        [law_of(setup.server.profile) for setup in own],
-        [setup.longest_request() for setup in own],
-        [names.index(kind) for kind in cluster.servers],
-        time_s,
-        marks,
-        ranks,
-        np.stack([setup.blocks for setup in kinds.values()]),
-        rows=rows_each,
-        kept=len(own) * len(ranks) if ticking else 0,
-        tuning=_tuning(own, seed),
+    ring = int(marks.output_tokens.max()) + 2 if n else 3
+    distinct, rank_class = np.unique(ranks, return_inverse=True)
+    classes = np.zeros((count, len(distinct) + 1, rows.N_CLASS_COLUMNS), dtype=np.int64)
+    classes[:, 1:, rows.CLASS_RANK] = distinct
+    ints = np.stack([state.ints for state in states])
+    ints[:, rows.RING] = ring
+    ints[:, rows.SENTINEL] = n + ring * np.arange(count)
+    # A policy may keep adapters on servers that no request has brought there.
+    kept = count * len(ranks) if any(isinstance(setup.policy, TickingPolicy) for setup in own) else 0
+    pairs = 1 << max(4, (2 * min(n + kept, count * len(ranks))).bit_length())
+    adapters, sizes, heaps = adapter_rows(count, rows_each)
+    # Servers that may serve the same adapters share one list of them.
+    lists = {id(setup.served): (setup.served, state) for setup, state in zip(own, states, strict=True)}
+    ends = dict(zip(lists, np.cumsum([len(served) for served, _ in lists.values()]).tolist(), strict=True))
+    last = np.array([ends[id(setup.served)] for setup in own], dtype=np.int64)
+    names, tuning = list(kinds), _tuning(own, seed)
+    servers = Servers(
+        ints=ints,
+        floats=np.stack([state.floats for state in states]),
+        requests=np.empty((n, 8), dtype=np.int64),
+        times=np.empty((n, 7)),
+        status=np.zeros(n, dtype=np.int8),
+        links=rows.new_links(n, ring, count),
+        adapters=adapters,
+        sizes=sizes,
+        heaps=heaps,
+        sets=np.zeros((count, rows.N_SETS, max(state.sets.shape[1] for state in states)), dtype=np.int64),
+        series=np.zeros((count, max(state.series.size for state in states)), dtype=np.int64),
+        classes=classes,
+        phase=np.zeros((count, max(state.phase.size for state in states)), dtype=np.int64),
+        histogram=np.zeros((count, rows.HISTOGRAM_BINS), dtype=np.int64),
+        timeline=np.zeros((count, *states[0].timeline.shape)),
+        vector=np.zeros((count, states[0].vector.size)),
+        nothing=np.zeros(0),
+        law=Law(*(np.stack(part) for part in zip(*(law_of(s.server.profile) for s in own), strict=True))),
+        sent_s=np.ascontiguousarray(time_s, dtype=np.float64),
+        adapter=np.asarray(marks.adapter),
+        prompt=np.asarray(marks.input_tokens),
+        output=np.asarray(marks.output_tokens),
+        server=np.full(n, -1, dtype=np.int64),
+        longest=np.array([setup.longest_request() for setup in own], dtype=np.int64),
+        kind=np.array([names.index(kind) for kind in cluster.servers], dtype=np.int64),
+        ranks=np.array(ranks),
+        rank_class=rank_class.ravel().astype(np.int64) + 1,
+        first=last - np.array([len(setup.served) for setup in own], dtype=np.int64),
+        last=last,
+        served=np.concatenate([served for served, _ in lists.values()]),
+        words=np.concatenate([state.sizes[1:, rows.HASH :] for _, state in lists.values()]),
+        blocks=np.stack([setup.blocks for setup in kinds.values()]),
+        seen=np.zeros(count, dtype=np.int64),
+        pair_key=np.zeros(pairs, dtype=np.int64),
+        pair_row=np.zeros(pairs, dtype=np.int32),
+        wake_s=np.full(count, np.inf),
+        on_way=np.zeros(count, dtype=np.int64),
+        tuning=no_tuning(count) if tuning is None else tuning,
     )
-    servers.times[:, rows.LAST] = _noise(own, len(time_s), seed)
+    servers.times[:, rows.LAST] = _noise(own, n, seed)
     numbers = np.array([NUMBERS[type(setup.engine)] for setup in own], dtype=np.int64)
     return servers, numbers if numbers.any() or trains(own[0].server.workload.fine_tuning) else None
 

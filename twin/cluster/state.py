@@ -7,28 +7,26 @@ with the requests and not with servers × adapters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from packer.twin.arrivals import Marks
 from packer.twin.cache.kernel import FIXED, keep
 from packer.twin.engine import jobs, lightllm
 from packer.twin.engine.advance import advance
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.state import (
-    BLOCK_SIZE, BLOCKED, BLOCKS, CACHE_RULE, CLASS_RANK, END_S, HASH, HISTOGRAM_BINS, IDLE_BEFORE, IN_FLIGHT,
-    INBOX_COUNT, KV_BLOCKS, N_ADAPTER_COLUMNS, N_CLASS_COLUMNS, N_SETS, N_SIZE_COLUMNS, NEXT_S, NOW, OUTPUT, OWNER,
-    PENDING_COUNT, PROMPT, RANK, RANK_CLASS, REACH_S, RESIDENT, RING, RUNNING, SENT_AT, SENTINEL, USED, WAITING,
-    WAITING_PROMPT, ServerState, new_links,
+    BLOCK_SIZE, BLOCKED, BLOCKS, CACHE_RULE, END_S, HASH, IDLE_BEFORE, IN_FLIGHT,
+    INBOX_COUNT, KV_BLOCKS, N_ADAPTER_COLUMNS, N_SIZE_COLUMNS, NEXT_S, NOW, OUTPUT, OWNER,
+    PENDING_COUNT, PROMPT, RANK, RANK_CLASS, REACH_S, RESIDENT, RUNNING, SENT_AT, USED, WAITING,
+    WAITING_PROMPT, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
-from packer.twin.tuning.state import Tuning, no_tuning
+from packer.twin.tuning.state import Tuning
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -102,83 +100,7 @@ None keeps the other engines from being compiled: Numba drops the branch before 
 """
 
 
-def new_servers(
-    templates: Sequence[ServerState],
-    served: Sequence[IntArray],
-    laws: Sequence[Law],
-    longest: Sequence[int],
-    kinds: Sequence[int],
-    time_s: FloatArray,
-    marks: Marks,
-    ranks: IntArray,
-    blocks: IntArray,
-    *,
-    rows: int,
-    kept: int = 0,
-    tuning: Tuning | None = None,
-) -> Servers:
-    """Idle servers, each with the settings of its template; `rows`: adapters that each has room for.
-
-    `kept`: most pairs of server and adapter that a policy may keep without a request.
-
-    `served`: numbers of the adapters that each may serve, those of its template; servers may share one array.
-    """
-    n, count = len(time_s), len(templates)
-    ring = int(marks.output_tokens.max()) + 2 if n else 3
-    distinct, rank_class = np.unique(ranks, return_inverse=True)
-    classes = np.zeros((count, len(distinct) + 1, N_CLASS_COLUMNS), dtype=np.int64)
-    classes[:, 1:, CLASS_RANK] = distinct
-    ints = np.stack([template.ints for template in templates])
-    ints[:, RING] = ring
-    ints[:, SENTINEL] = n + ring * np.arange(count)
-    pairs = 1 << max(4, (2 * min(n + kept, count * len(ranks))).bit_length())
-    adapters, sizes, heaps = _adapter_rows(count, rows)
-    lists = {id(own): (own, template) for own, template in zip(served, templates, strict=True)}
-    ends = dict(zip(lists, np.cumsum([len(own) for own, _ in lists.values()]).tolist(), strict=True))
-    last = np.array([ends[id(own)] for own in served], dtype=np.int64)
-    return Servers(
-        ints=ints,
-        floats=np.stack([template.floats for template in templates]),
-        requests=np.empty((n, 8), dtype=np.int64),
-        times=np.empty((n, 7)),
-        status=np.zeros(n, dtype=np.int8),
-        links=new_links(n, ring, count),
-        adapters=adapters,
-        sizes=sizes,
-        heaps=heaps,
-        sets=np.zeros((count, N_SETS, max(template.sets.shape[1] for template in templates)), dtype=np.int64),
-        series=np.zeros((count, max(template.series.size for template in templates)), dtype=np.int64),
-        classes=classes,
-        phase=np.zeros((count, max(template.phase.size for template in templates)), dtype=np.int64),
-        histogram=np.zeros((count, HISTOGRAM_BINS), dtype=np.int64),
-        timeline=np.zeros((count, *templates[0].timeline.shape)),
-        vector=np.zeros((count, templates[0].vector.size)),
-        nothing=np.zeros(0),
-        law=Law(*(np.stack(column) for column in zip(*laws, strict=True))),
-        sent_s=np.ascontiguousarray(time_s, dtype=np.float64),
-        adapter=np.asarray(marks.adapter),
-        prompt=np.asarray(marks.input_tokens),
-        output=np.asarray(marks.output_tokens),
-        server=np.full(n, -1, dtype=np.int64),
-        longest=np.array(longest, dtype=np.int64),
-        kind=np.array(kinds, dtype=np.int64),
-        ranks=np.array(ranks),
-        rank_class=rank_class.ravel().astype(np.int64) + 1,
-        first=last - np.array([len(own) for own in served], dtype=np.int64),
-        last=last,
-        served=np.concatenate([own for own, _ in lists.values()]),
-        words=np.concatenate([template.sizes[1:, HASH:] for _, template in lists.values()]),
-        blocks=np.array(blocks),
-        seen=np.zeros(count, dtype=np.int64),
-        pair_key=np.zeros(pairs, dtype=np.int64),
-        pair_row=np.zeros(pairs, dtype=np.int32),
-        wake_s=np.full(count, np.inf),
-        on_way=np.zeros(count, dtype=np.int64),
-        tuning=no_tuning(count) if tuning is None else tuning,
-    )
-
-
-def _adapter_rows(count: int, rows: int) -> tuple[IntArray, IntArray, IntArray]:
+def adapter_rows(count: int, rows: int) -> tuple[IntArray, IntArray, IntArray]:
     """`adapters`, `sizes` and `heaps` for so many adapters of each server; untouched rows take no memory."""
     return (
         np.zeros((count, rows + 1, N_ADAPTER_COLUMNS), dtype=np.int64),
@@ -190,7 +112,7 @@ def _adapter_rows(count: int, rows: int) -> tuple[IntArray, IntArray, IntArray]:
 def with_more_rows(servers: Servers) -> Servers:
     """The same servers with room for twice as many adapters each."""
     old = servers.heaps.shape[2]
-    adapters, sizes, heaps = _adapter_rows(len(servers.seen), 2 * old)
+    adapters, sizes, heaps = adapter_rows(len(servers.seen), 2 * old)
     adapters[:, : old + 1] = servers.adapters
     sizes[:, : old + 1] = servers.sizes
     heaps[:, :, :old] = servers.heaps
