@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from packer.predictors.targets import (
 from packer.predictors.trees_kernel import N_FIGURES, SHORT, TreeModel, evaluate_bins
 from packer.profile import Profile
 from packer.twin.engine.compile import begin
+from packer.twin.threads import in_threads
 from packer.twin.tuning.policy import trains
 from packer.workload import Workload
 
@@ -213,10 +213,7 @@ class LearnedPredictor:
         def one(part: npt.NDArray[np.float32]) -> list[FloatArray]:
             return [self.family.rows(part, OUTPUTS.index(name)) for name in names]
 
-        if len(parts) == 1:
-            return dict(zip(names, one(x), strict=True))
-        with ThreadPoolExecutor(len(parts)) as pool:
-            found = list(pool.map(one, parts))
+        found = list(in_threads(one, parts))
         return {name: np.concatenate([part[k] for part in found]) for k, name in enumerate(names)}
 
     def features(self, workload: Workload, bins: Sequence[Bin]) -> FloatArray:

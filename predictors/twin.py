@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
 from packer.predictors.content import ContentCache, Factors, FloatArray
 from packer.profile import Profile
+from packer.twin.threads import in_threads
 from packer.twin.until_clear import evaluate_until_clear
 from packer.workload import Workload
 
@@ -49,19 +49,12 @@ class TwinPredictor:
         return self._cache.evaluate(workload, bins, factors)
 
     def _simulated(self, workload: Workload, bins: Sequence[Bin], factors: FloatArray) -> Evaluations:
-        if len(bins) == 1 or self.workers == 1:
-            pairs = zip(bins, factors.tolist(), strict=True)
-            return Evaluations.of([self._one(workload, item, factor, self.workers) for item, factor in pairs])
-        with ThreadPoolExecutor(self.workers) as pool:
-            return Evaluations.of(
-                list(
-                    pool.map(
-                        lambda pair: self._one(workload, *pair), zip(bins, factors.tolist(), strict=True)
-                    )
-                )
-            )
+        pairs = list(zip(bins, factors.tolist(), strict=True))
+        workers = self.workers if len(bins) == 1 else 1
+        rows = in_threads(lambda pair: self._one(workload, *pair, workers), pairs, self.workers)
+        return Evaluations.of(list(rows))
 
-    def _one(self, workload: Workload, item: Bin, factor: float, workers: int = 1) -> Evaluation:
+    def _one(self, workload: Workload, item: Bin, factor: float, workers: int) -> Evaluation:
         own = item.workload(workload)
         return evaluate_until_clear(
             own if factor == 1.0 else own.scaled(factor),

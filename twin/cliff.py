@@ -12,9 +12,7 @@ predictive distribution, which allows for how few they are.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +23,7 @@ from packer import checks
 from packer.profile import Profile
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
+from packer.twin.threads import in_threads
 from packer.workload import Workload
 
 STEP = 1.01
@@ -146,11 +145,10 @@ def cliff_of(
     progress("load factors", 1, len(seeds))
     if level == lowest:
         return None
-    with ThreadPoolExecutor(os.cpu_count() or 1 if jobs < 0 else jobs) as pool:
-        for found, took in pool.map(lambda each: threshold(each, levels[0] - 1), seeds[1:]):
-            levels.append(found)
-            runs += took
-            progress("load factors", len(levels), len(seeds))
+    for found, took in in_threads(lambda each: threshold(each, levels[0] - 1), seeds[1:], jobs):
+        levels.append(found)
+        runs += took
+        progress("load factors", len(levels), len(seeds))
     if stop():
         return None
     if min(levels) > highest:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +17,7 @@ from packer.room import Room
 from packer.twin.limits import limit_of
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
+from packer.twin.threads import in_threads
 from packer.twin.until_clear import evaluation_of
 from packer.workload import Workload
 
@@ -66,7 +65,7 @@ class Hours:
         chosen = self.seed if seed is None else seed
         keys = [(item, id(fleet), chosen) for item in items]
         missing = [key for key in dict.fromkeys(keys) if key not in self._stored]
-        found = self._parallel(lambda key: self._hour(_run(key[0], fleet, chosen)), missing)
+        found = in_threads(lambda key: self._hour(_run(key[0], fleet, chosen)), missing)
         self._stored.update((key, (fleet, hour)) for key, hour in zip(missing, found, strict=True))
         hours = [self._stored[key][1] for key in keys]
         kept = sum(hour.ttft_ms.size for _, hour in self._stored.values()) if missing else 0
@@ -85,29 +84,29 @@ class Hours:
         fleets = {level: fleet if level == 1.0 else fleet.scaled(level) for level in LEVELS}
         first = self._room(items[0], fleets, (None, None, None))
         hints = (first.slo, first.queue, first.starvation)
-        return (first, *self._parallel(lambda item: self._room(item, fleets, hints), items[1:]))
+        return (first, *in_threads(lambda item: self._room(item, fleets, hints), items[1:]))
 
     def _room(self, item: Bin, fleets: dict[float, Workload], hints: Sequence[float | None]) -> Room:
         """`hints`: factors that are tried first."""
         found: dict[int, tuple[bool, bool, bool]] = {}
         broken: tuple[int, Simulation | None] = len(LEVELS), None  # the lowest load that breaks the limits
+
+        def span(mark: int) -> tuple[int, int]:
+            high = min((k for k, each in found.items() if not each[mark]), default=len(LEVELS))
+            return max((k for k, each in found.items() if each[mark] and k < high), default=-1), high
+
         marks: list[float | None] = []
         for mark, hint in enumerate(hints):
             tries = [] if hint is None else [LEVELS.index(hint) + 1, LEVELS.index(hint)]
-            while not self.stop():
-                high = min((k for k, each in found.items() if not each[mark]), default=len(LEVELS))
-                low = max((k for k, each in found.items() if each[mark] and k < high), default=-1)
-                if high - low <= 1:
-                    break
+            low, high = span(mark)
+            while high - low > 1 and not self.stop():
                 tries = [k for k in tries if low < k < high]
                 level = tries.pop(0) if tries else (low + high) // 2
                 run = _run(item, fleets[LEVELS[level]], self.seed)
                 found[level] = self._keeps(run)
                 if not found[level][0] and level < broken[0]:
                     broken = level, run
-            known = [k for k, each in found.items() if each[mark]]
-            failed = [k for k, each in found.items() if not each[mark]]
-            low = max((k for k in known if k < min(failed, default=len(LEVELS))), default=-1)
+                low, high = span(mark)
             marks.append(LEVELS[low] if low >= 0 else None)
         slo, queue, starvation = marks
         level, sim = broken
@@ -136,14 +135,6 @@ class Hours:
             sim.ttft_ms.astype(np.float32),
             self._keeps(sim),
         )
-
-    @staticmethod
-    def _parallel(function: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
-        """The kernel releases the GIL: as many at a time as there are cores."""
-        if len(jobs) < 2:
-            return [function(job) for job in jobs]
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            return list(pool.map(function, jobs))
 
 
 def _run(item: Bin, fleet: Workload, seed: int) -> Simulation:

@@ -15,7 +15,7 @@ from packer.errors import ValidationError
 from packer.fingerprint import fingerprint
 from packer.profile import Profile
 from packer.twin.simulate import simulate
-from packer.twin.uncertainty import in_threads
+from packer.twin.threads import in_threads
 from packer.workload import Workload
 
 if TYPE_CHECKING:

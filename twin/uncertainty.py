@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from packer import checks
 from packer.profile import Profile
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
+from packer.twin.threads import in_threads
 from packer.twin.timeline import SUMMARY
 from packer.workload import Workload
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 MAX_SEEDS = 10_000
-K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -60,18 +60,6 @@ def repeated(
     """`run` with each of the seeds `seed`, `seed` + 1, …, in threads; see `simulate_seeds`."""
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
     return list(in_threads(run, range(seed, seed + seeds), jobs=jobs, progress=progress))
-
-
-def in_threads(
-    run: Callable[[K], T], items: Collection[K], *, jobs: int, progress: Callable[[str, int, int], None]
-) -> Iterator[T]:
-    """`run` of each item, one after the other as they come; threads start at once, and the kernel releases the GIL."""
-    from joblib import Parallel, delayed
-
-    parallel = Parallel(n_jobs=jobs, backend="threading", return_as="generator")
-    for done, found in enumerate(parallel(delayed(run)(item) for item in items), start=1):
-        progress("simulating", done, len(items))
-        yield found
 
 
 class Interval(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +18,7 @@ from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
+from packer.twin.threads import in_threads
 from packer.workload import Workload
 
 DURATION_S = 3600.0
@@ -153,8 +153,7 @@ def evaluate_until_clear(
     simulations = [run(whole_s, seed)]
     near = NEAR_EDGE[0] <= simulations[0].served_share <= NEAR_EDGE[1]
     if near and workload.arrivals.trace is None:
-        with ThreadPoolExecutor(workers) as pool:
-            simulations += pool.map(lambda k: run(whole_s, seed + 7919 * k), range(1, edge_seeds))
+        simulations += in_threads(lambda k: run(whole_s, seed + 7919 * k), range(1, edge_seeds), workers)
     found = evaluation_of(simulations)
     if len(simulations) > 1:
         starved = np.mean([sim.served_share < STARVATION_THRESHOLD for sim in simulations])

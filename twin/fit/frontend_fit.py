@@ -7,7 +7,6 @@ TTFT of light runs, where hardly anything else is unknown.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +16,7 @@ from packer.twin.fit.runs import simulate_run, stratified
 from packer.twin.fit.tables import Run
 from packer.twin.result import Simulation
 from packer.twin.scores import smape
+from packer.twin.threads import in_threads
 
 RUNS = 48
 SEED = 2000
@@ -48,8 +48,7 @@ def fit_frontend(
         def one(k: int) -> Simulation:
             return simulate_run(some[k], server, seed=SEED + k, max_outstanding=max_outstanding)
 
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(one, range(len(some))))
+        return list(in_threads(one, range(len(some)), threads))
 
     spec = FrontEndSpec(scrape_interval_s=profile.frontend.scrape_interval_s)
     early = [replace(run, duration_s=LATE * run.duration_s) for run in chosen]

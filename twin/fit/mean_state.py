@@ -9,7 +9,6 @@ needs one simulation per run, where a fit by differences needs one per run and c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +21,7 @@ from packer.twin.fit.step_law import Equations, residuals, solve
 from packer.twin.fit.tables import Run
 from packer.twin.law.law import coefficient_vector
 from packer.twin.result import Simulation
+from packer.twin.threads import in_threads
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -73,8 +73,7 @@ def simulated_equations(
         loading_ms = step_ms - float(means @ law)
         return None if wanted is None else (means, max(wanted - loading_ms, 0.1 * wanted), runs[k])
 
-    with ThreadPoolExecutor(threads) as pool:  # the kernel releases the GIL
-        rows = [row for row in pool.map(one, range(len(runs))) if row is not None]
+    rows = [row for row in in_threads(one, range(len(runs)), threads) if row is not None]
     features = np.array([row[0] for row in rows]).reshape(-1, len(LINEAR_TERMS))
     kept = [row[2] for row in rows]
     return Equations(features, np.array([row[1] for row in rows]), family_weights(kept)), kept

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from packer.twin.fit.tables import Run
 from packer.twin.margin import QUANTILES, error_key
 from packer.twin.memory.policy import memory_error
 from packer.twin.scores import macro_f1, smape
+from packer.twin.threads import in_threads
 
 METRICS = {
     "throughput": ("total_tok_s", "total_token_throughput"),
@@ -58,8 +58,7 @@ def score_runs(
         predicted = {name: float(getattr(sim, attribute)) for name, (_, attribute) in METRICS.items()}
         return ScoredRun(run, False, sim.starved, predicted)
 
-    with ThreadPoolExecutor(threads) as pool:  # the kernel releases the GIL
-        return list(pool.map(one, runs))
+    return list(in_threads(one, runs, threads))
 
 
 def regime_errors(scored: Sequence[ScoredRun], regime: str) -> dict[str, float]:

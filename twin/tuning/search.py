@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from packer import checks
+from packer.twin.threads import in_threads
 from packer.profile import Profile
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
@@ -77,8 +77,7 @@ def most_training(
             seed=seed, tuning=spec,
         )  # fmt: skip
 
-    with ThreadPoolExecutor(workers) as pool:
-        found: list[Simulation] = list(pool.map(run, specs))
+    found = list(in_threads(run, specs, workers))
     good = [_keeps(sim, kept) for sim in found]
     most = [(ok, sim.tuning_tok_s if ok else -sim.tuning_tok_s) for ok, sim in zip(good, found, strict=True)]
     best = most.index(max(most))
