@@ -215,22 +215,25 @@ def _simulated(
 ) -> Sequence[Simulation]:
     """One run per seed, on one server or a cluster."""
     from packer.twin.cluster.simulate import simulate_cluster
-    from packer.twin.uncertainty import repeated, simulate_seeds
+    from packer.twin.simulate import simulate as simulate_one
+    from packer.twin.uncertainty import repeated
 
     given: dict[str, Any] = {"seed": run.seed, "seeds": run.seeds}
+    how: dict[str, Any] = {"duration_s": run.duration_s, "max_outstanding": run.max_outstanding}
     with out.progress() as progress:
         if system.cluster is None:
-            given |= {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
-            given |= {"max_outstanding": run.max_outstanding, "duration_s": run.duration_s}
-            given |= {"scrape_interval_s": run.scrape_interval_s}
-            return simulate_seeds(workload, kind.profile(out), **given, progress=progress)
+            how |= {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
+            how |= {"scrape_interval_s": run.scrape_interval_s}
+            profile = kind.profile(out)
+            return repeated(
+                lambda seed: simulate_one(workload, profile, **how, seed=seed), **given, progress=progress
+            )
         refuse_unused(
             "--cluster", ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s", *ENGINE_SETTINGS)
         )
         cluster = system.read()
         out.note_profiles(*(each.profile for each in cluster.kinds))
-        how: dict[str, Any] = {"system": system.system, "router": system.router, "slo": system.slo}
-        how |= {"duration_s": run.duration_s, "max_outstanding": run.max_outstanding}
+        how |= {"system": system.system, "router": system.router, "slo": system.slo}
         return repeated(
             lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress
         )

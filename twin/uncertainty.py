@@ -4,49 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.profile import Profile
 from packer.twin.result import Simulation
-from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
 from packer.twin.timeline import SUMMARY
-from packer.workload import Workload
 
 if TYPE_CHECKING:
     import polars as pl
 
 MAX_SEEDS = 10_000
 T = TypeVar("T")
-
-
-def simulate_seeds(
-    workload: Workload,
-    profile: Profile,
-    *,
-    max_loras: int,
-    seeds: int,
-    seed: int = 0,
-    jobs: int = -1,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
-    **settings: Any,
-) -> list[Simulation]:
-    """Simulate one server with the seeds `seed`, `seed` + 1, …, in threads: the kernel releases the GIL.
-
-    `workload`, `profile`, `max_loras`, `settings`: as `packer.twin.simulate.simulate` takes them.
-    `seeds`: how many.
-    `seed`: the first of them.
-    `jobs`: threads; -1 takes all cores.
-    `progress`: called with (what, done, total) after each run.
-    """
-    return repeated(
-        lambda k: simulate(workload, profile, max_loras=max_loras, seed=k, **settings),
-        seeds=seeds, seed=seed, jobs=jobs, progress=progress,
-    )  # fmt: skip
 
 
 def repeated(
@@ -57,7 +29,7 @@ def repeated(
     jobs: int = -1,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> list[T]:
-    """`run` with each of the seeds `seed`, `seed` + 1, …, in threads; see `simulate_seeds`."""
+    """`run` with each of the seeds `seed`, `seed` + 1, …, in `jobs` threads, -1: one per core."""
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
     return list(in_threads(run, range(seed, seed + seeds), jobs=jobs, progress=progress))
 

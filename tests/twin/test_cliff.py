@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from scipy import stats
+from seeds import simulate_seeds
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
@@ -15,7 +16,6 @@ from packer.lengths import Lengths
 from packer.profile import LatencySpec, LoadingSpec, Profile
 from packer.twin.cliff import HIGHEST, chance, cliff, cliff_of, fails, share
 from packer.twin.simulate import simulate
-from packer.twin.uncertainty import simulate_seeds
 from packer.workload import Workload
 
 MakeProfile = Callable[..., Profile]

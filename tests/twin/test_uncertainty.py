@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import pytest
 from scipy import stats
+from seeds import simulate_seeds
 
 from packer.adapter import Adapter
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.profile import Profile
 from packer.twin.simulate import simulate
-from packer.twin.uncertainty import intervals, simulate_seeds
+from packer.twin.uncertainty import intervals
 from packer.workload import Workload
 
 FLEET = Workload([Adapter(f"a{i}", 8, 0.5) for i in range(4)], Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0))
