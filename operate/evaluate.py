@@ -154,7 +154,8 @@ def evaluate_plan(
     else:
         found = evaluator.evaluate(changed.workload, changed.bins)
     names = list(changed.workload.names)
-    unplaced = sorted({*(names.index(name) for name in changed.unplaced), *_never_placed(plan, names)})
+    left = {*changed.unplaced, *(plan.workload.names[i] for i in plan.unplaced)}
+    unplaced = [i for i, name in enumerate(names) if name in left]
     kept, reasons = _limits_kept(plan, changed, found, used)
     whole = not unplaced and bool(found.feasible.all()) and kept
     evaluated = Plan(
@@ -194,12 +195,6 @@ def _limits_kept(plan: Plan, changed: Changed, found: Evaluations, seed: int) ->
     if any((np.isnan(values) & found.feasible).any() for values, _ in figures):
         return True, (f"The latency limits are not evaluated, which the twin does: {plan.goal}",)
     return True, ()
-
-
-def _never_placed(plan: Plan, names: Sequence[str]) -> set[int]:
-    """Adapters of the fleet as it is now that the plan itself left without a server."""
-    left = {plan.workload.names[i] for i in plan.unplaced}
-    return {i for i, name in enumerate(names) if name in left}
 
 
 def _simulated(workload: Workload, bins: Sequence[Bin], seed: int, duration_s: float) -> Evaluations:

@@ -58,8 +58,7 @@ def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str,
             card[name][f"{latency}_smape"] = smape(
                 np.column_stack((predicted[latency][known], actual[latency][known]))
             )
-    return {name: {k: _rounded(v) for k, v in part.items()} for name, part in card.items()}
-
-
-def _rounded(value: float) -> float | None:
-    return round(value, 4) if np.isfinite(value) else None
+    return {
+        name: {k: round(v, 4) if np.isfinite(v) else None for k, v in part.items()}
+        for name, part in card.items()
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from typing import Any
 
 from packer.errors import OutputError
@@ -53,16 +54,11 @@ def _draw(axes: Any, node: Node, first_leaf: int, level: int, in_words: words_of
     place = (left + right) / 2
     for x in (left, right):
         axes.plot([place, x], [-level, -level - 1], color="#888888", linewidth=0.8, zorder=1)
-    _box(axes, place, -level, _wrapped(condition(node.feature, None, node.threshold)), "#eef1f7")
+    text = textwrap.fill(condition(node.feature, None, node.threshold), 26)
+    _box(axes, place, -level, text, "#eef1f7")
     return place
 
 
 def _box(axes: Any, x: float, y: float, text: str, colour: str) -> None:
     box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "#888888", "linewidth": 0.6}
     axes.text(x, y, text, ha="center", va="center", zorder=2, bbox=box)
-
-
-def _wrapped(text: str) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, 26))

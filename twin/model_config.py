@@ -132,7 +132,9 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
     kind = config.get("model_type")
     _refuse_unknown(config, kind, path)
     hidden, heads = _size(config, "hidden_size", path), _size(config, "num_attention_heads", path)
-    experts = _experts(config, path)
+    key = next((key for key in _EXPERTS if config.get(key)), None)
+    experts = 0 if key is None else _size(config, key, path)
+    said = data.get("_name_or_path")
     return ModelDimensions(
         name=name or _name(data, path),
         kind=str(kind),
@@ -149,7 +151,7 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
         vocabulary=_size(config, "vocab_size", path),
         tied=_flag(config, "tie_word_embeddings", path, default=kind in TIED_BY_DEFAULT),
         max_model_len=_size(config, "max_position_embeddings", path),
-        repository=_repository(data),
+        repository=said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None,
         experts=experts,
         experts_per_token=_size(config, "num_experts_per_tok", path) if experts else 0,
         shared_intermediate=(
@@ -161,24 +163,12 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
     )
 
 
-def _repository(config: dict[str, Any]) -> str | None:
-    """The Hugging Face repository that the config names, if it names one."""
-    said = config.get("_name_or_path")
-    return said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None
-
-
 def _refuse_unknown(config: dict[str, Any], kind: object, path: str | os.PathLike[str]) -> None:
     known = (*DENSE_TYPES, *MOE_TYPES)
     if kind not in known:
         raise IncompatibleError(
             f"{os.fspath(path)}: expected model_type to be one of {', '.join(known)}, got {shown(kind)}."
         )
-
-
-def _experts(config: dict[str, Any], path: str | os.PathLike[str]) -> int:
-    """Experts of a layer; 0 of a dense model."""
-    key = next((key for key in _EXPERTS if config.get(key)), None)
-    return 0 if key is None else _size(config, key, path)
 
 
 def _weight_bits(config: dict[str, Any], path: str | os.PathLike[str]) -> float:

@@ -14,7 +14,7 @@ from packer import checks
 from packer.cluster import Cluster, ServerKind
 from packer.engines import Engine, Jobs, LightLlm, Vllm, engine_of
 from packer.errors import IncompatibleError
-from packer.profile import LoadingSpec, Profile
+from packer.profile import LoadingSpec
 from packer.twin.arrivals import Marks
 from packer.twin.cache.base import FIXED, CachePolicy, TickingPolicy
 from packer.twin.cache.loading import Blocking, CpuAssist, Loading, NoLoading, loading_of
@@ -149,17 +149,14 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
     if trains(workload.fine_tuning) and not isinstance(engine, Vllm):
         raise IncompatibleError(f"Only vLLM's engine trains beside its requests, and not {engine.name!r}.")
     if isinstance(loading, NoLoading) or policy.rule == FIXED:
-        profile = replace(profile, loading=_free(profile))
+        profile = replace(
+            profile, loading=LoadingSpec(spares_batch=profile.loading.spares_batch)
+        )  # loads take no time
     rank = kind.max_lora_rank or checks.slot_rank_for(int(workload.ranks.max()))
     settings = profile.settings(kind.max_loras, rank)
     tokens = kv_cache_tokens(profile, settings) - kv_tokens_of(workload.fine_tuning, profile)
     server = Server(workload, profile, settings, tokens, None)
     return Setup(server, engine, policy, loading, np.arange(len(workload)))
-
-
-def _free(profile: Profile) -> LoadingSpec:
-    """Loads that take no time."""
-    return LoadingSpec(spares_batch=profile.loading.spares_batch)
 
 
 def server_setups(

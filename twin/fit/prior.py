@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from packer.io.profiles import load_profile, profile_names
 from packer.profile import Profile
-from packer.twin.datasheets import GPUS, Datasheet
+from packer.twin.datasheets import GPUS
 from packer.twin.estimate import scaled_law
 
 WEIGHT = 6.0
@@ -36,7 +36,7 @@ class Prior:
 
 def prior_of(base: Profile) -> Prior | None:
     """From the shipped profile of another model with the nearest weights; None for a GPU without a data sheet."""
-    sheet = _sheet(base.gpu.name)
+    sheet = next((sheet for sheet in GPUS.values() if sheet.title == base.gpu.name), None)
     if sheet is None:
         return None
     shipped = [load_profile(name) for name in profile_names()]
@@ -49,7 +49,3 @@ def prior_of(base: Profile) -> Prior | None:
         return None
     nearest = min(others, key=lambda each: abs(math.log(each.model.weights_bytes / base.model.weights_bytes)))
     return Prior(scaled_law(base.model, sheet, nearest), nearest.name)
-
-
-def _sheet(gpu: str) -> Datasheet | None:
-    return next((sheet for sheet in GPUS.values() if sheet.title == gpu), None)

@@ -91,7 +91,8 @@ def measure_plans(
 
 def measured_plan(reports: list[BinReport], unplaced: int) -> MeasuredPlan:
     """One plan's figures from the reports of its bins."""
-    done = [_completed(report) for report in reports]
+    loads = [[run.outcome.load for run in report.runs] for report in reports]
+    done = [float(sum(len(load.done) for load in each if load is not None)) for each in loads]
     return MeasuredPlan(
         len(reports),
         unplaced,
@@ -104,10 +105,6 @@ def measured_plan(reports: list[BinReport], unplaced: int) -> MeasuredPlan:
         tuple(i for i, r in enumerate(reports) if r.memory_error[1]),
         tuple(r.failure for r in reports if r.failure is not None and not r.memory_error[1]),
     )
-
-
-def _completed(report: BinReport) -> float:
-    return float(sum(len(run.outcome.load.done) for run in report.runs if run.outcome.load is not None))
 
 
 def _weighted(values: list[float | None], weights: list[float]) -> float | None:
