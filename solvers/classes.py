@@ -49,25 +49,18 @@ class Classes:
     def __len__(self) -> int:
         return len(self.members)
 
-    @cached_property
-    def demand(self) -> IntArray:
-        """Adapters of each class, int64 (K,)."""
-        return np.array([len(each) for each in self.members], dtype=np.int64)
+    demand = cached_property(lambda self: np.array([len(each) for each in self.members], dtype=np.int64))
+    """Adapters of each class, int64 (K,)."""
 
     @cached_property
     def sure(self) -> bool:
         """Whether what stands for a class is no heavier than any member: lengths of other shapes have no such order."""
         return self.loss == 0.0 or all(_one_shape(self.workload, each) for each in self.members)
 
-    @cached_property
-    def ranks(self) -> IntArray:
-        """LoRA rank of each class, int64 (K,)."""
-        return np.array([kind.rank for kind in self.kinds], dtype=np.int64)
-
-    @cached_property
-    def rates(self) -> FloatArray:
-        """Rate of one adapter of each class, float64 (K,), req/s."""
-        return np.array([kind.rate for kind in self.kinds])
+    ranks = cached_property(lambda self: np.array([kind.rank for kind in self.kinds], dtype=np.int64))
+    """LoRA rank of each class, int64 (K,)."""
+    rates = cached_property(lambda self: np.array([kind.rate for kind in self.kinds], dtype=np.float64))
+    """Rate of one adapter of each class, float64 (K,), req/s."""
 
     @cached_property
     def _as_fleet(self) -> Workload:
@@ -142,7 +135,7 @@ class Classes:
         members = self.members if adapters is None else self._members_of(adapters)
         bins: list[list[int]] = [[] for _ in patterns]
         for k, each in enumerate(members):
-            dealt = each[_zigzag(len(each))].tolist()
+            dealt = each[zigzag(len(each))].tolist()
             start = 0
             for chosen, counts in zip(bins, patterns, strict=True):
                 stop = start + int(counts[k])
@@ -222,7 +215,7 @@ def _scaled(lengths: Lengths, factor: float) -> Lengths:
     return replace(lengths, mean=lengths.mean * factor, values=values)
 
 
-def _zigzag(n: int) -> IntArray:
+def zigzag(n: int) -> IntArray:
     """First, last, second, second last, …"""
     order = np.empty(n, dtype=np.int64)
     half = (n + 1) // 2

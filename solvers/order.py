@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from packer.solvers.classes import zigzag
 from packer.workload import Workload
 
 
@@ -17,9 +18,5 @@ def paper_order(workload: Workload) -> npt.NDArray[np.int64]:
     for rank in np.unique(workload.ranks)[::-1]:
         members = np.flatnonzero(workload.ranks == rank)
         falling = members[np.argsort(-workload.rates[members], kind="stable")]
-        zigzag = np.empty_like(falling)
-        half = (len(falling) + 1) // 2
-        zigzag[0::2] = falling[:half]
-        zigzag[1::2] = falling[half:][::-1]
-        parts.append(zigzag)
+        parts.append(falling[zigzag(len(falling))])
     return np.concatenate(parts).astype(np.int64)
