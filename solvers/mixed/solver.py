@@ -35,7 +35,7 @@ _TOLERANCE = 1e-6
 
 
 class Mixed:
-    """Column generation with a kind and a price for each pattern, over all base models at once.
+    """The cheapest mix of kinds of server for each base model, by column generation and cuts on whole servers.
 
     Starts from greedy with all kinds and with each kind alone. The mixes of kinds that cost less are excluded one by
     one, by the duals of their relaxation over the patterns of every kind, or the adapters are packed on one. Without a
