@@ -108,6 +108,16 @@ class Mixes:
             self.cut(np.min([source.price * source.sizes() for source in self.sources], axis=0))
         return bool(fits)
 
+    @property
+    def prices(self) -> FloatArray:
+        """Of a server of each kind, float64 (S,)."""
+        return np.array([source.price for source in self.sources])
+
+    def counts(self, bins: Sequence[Bin]) -> IntArray:
+        """Servers of each kind (S,)."""
+        used = [item.profile for item in bins]
+        return np.array([used.count(source.mean.problem.profile) for source in self.sources], dtype=np.int64)
+
     def admit(self, servers: IntArray) -> bool:
         """Whether no cut excludes so many servers of each kind (S,)."""
         return all(cut.admits(servers) for cut in self.cuts)
@@ -137,7 +147,7 @@ class Mixes:
         most = np.array([float((source.patterns @ weights).max(initial=0.0)) for source in self.sources])
         self.doubts.append(Cut(weights, most / (float(most @ servers) * (1.0 + _DOUBT))))
 
-    def relaxed(self, servers: IntArray, until_s: float, *, few: bool) -> Master | None:
+    def relaxed(self, servers: IntArray, *, few: bool) -> Master | None:
         """The relaxation over patterns for this mix: its value is the share of the mix that holds all adapters.
 
         Patterns are generated until that is at most 1, or a cut excludes the mix, or none improves it; None without
@@ -153,7 +163,7 @@ class Mixes:
             self.cut(np.eye(len(classes))[int(np.argmin(held))])
             return None
         best, center, share = 0.0, np.zeros(len(classes)), 0.0
-        while self.problem.remaining_s() > until_s:
+        while not self.problem.out_of_time():
             master, worth = self._master(chosen, counts, basis)
             if master is None or master.value <= 1.0 + _TOLERANCE:
                 return master

@@ -12,13 +12,12 @@ from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import merged, parts, rank, solved
 from packer.solvers.classes import IntArray
 from packer.solvers.confirm import confirmed_solution, mended
-from packer.solvers.exact.master import Master
 from packer.solvers.feasibility import OutOfTime, real_bins
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.greedy.top_up import top_up
 from packer.solvers.limit import within_limit
-from packer.solvers.mixed.mixes import Mixes, cheapest
+from packer.solvers.mixed.mixes import Cut, Mixes, cheapest
 from packer.solvers.mixed.source import Source
 from packer.solvers.slots import SlotSearch
 
@@ -133,6 +132,9 @@ class _Search:
                 tuple(replace(item, adapters=tuple(number[i] for i in item.adapters)) for item in own)
             )
         self.first = self._price()
+        self.packings: list[dict[tuple[int, ...], tuple[Bin, ...]]] = [{} for _ in self.parts]
+        """Servers found by model and mix."""
+        self.rng = np.random.default_rng(problem.seed)
 
     def run(self) -> Solution:
         """The best plan with its bound, statistics among the details."""
@@ -140,11 +142,11 @@ class _Search:
             # a cut of every model before one takes its time: without it there is no bound
             if all(mixes.start(bins) for mixes, bins in zip(self.mixes, self.bins, strict=True)):
                 for _ in range(_ROUNDS):
-                    for m, mixes in enumerate(self.mixes):
-                        mixes.doubts.clear()
-                        self._mixed(m, self.problem.remaining_s() * (1.0 - 1.0 / (len(self.parts) - m)))
+                    self._search()
                     if self._bound(proven=False) >= self._price() - _CHEAPER:
                         break
+                    for mixes in self.mixes:
+                        mixes.doubts.clear()
             for mixes in self.mixes:
                 mixes.prove()
         except OutOfTime:
@@ -181,93 +183,113 @@ class _Search:
 
     def _bound(self, *, proven: bool) -> float:
         """The price of the cheapest mixes that the cuts of all models leave; 0 if that is not known."""
+        # a cut that the plan breaks missed a pattern, or the twin admits more than trees
+        holding = [
+            [cut for cut in mixes.cuts if (cut.proven or not proven) and cut.admits(mixes.counts(bins))]
+            for mixes, bins in zip(self.mixes, self.bins, strict=True)
+        ]
+        servers = self._cheapest(holding)
+        pairs = zip([] if servers is None else servers, self.mixes, strict=servers is not None)
+        return sum(float(own @ mixes.prices) for own, mixes in pairs)
+
+    def _cheapest(self, cuts: Sequence[Sequence[Cut]]) -> list[IntArray] | None:
+        """Servers of each kind of each model that satisfy its cuts, on the GPUs at hand, at the lowest price."""
         sources = [source for mixes in self.mixes for source in mixes.sources]
-        cuts, first = [], 0
-        for mixes, bins in zip(self.mixes, self.bins, strict=True):
-            last = first + len(mixes.sources)
-            used = [item.profile for item in bins]
-            at_hand = np.array([used.count(source.mean.problem.profile) for source in mixes.sources])
-            # a cut that the plan breaks missed a pattern, or the twin admits more than trees
-            for cut in mixes.cuts:
-                if (cut.proven or not proven) and cut.admits(at_hand):
-                    most = np.zeros(len(sources))
-                    most[first:last] = cut.most
-                    cuts.append(replace(cut, most=most))
-            first = last
-        servers = cheapest(sources, cuts, self.problem.stock)
-        return 0.0 if servers is None else float(servers @ [source.price for source in sources])
+        starts = np.cumsum([0, *(len(mixes.sources) for mixes in self.mixes)])
+        wide = []
+        for m, own in enumerate(cuts):
+            for cut in own:
+                most = np.zeros(len(sources))
+                most[starts[m] : starts[m + 1]] = cut.most
+                wide.append(replace(cut, most=most))
+        servers = cheapest(sources, wide, self.problem.stock)
+        return None if servers is None else np.split(servers, starts[1:-1])
 
-    def _stock(self, m: int) -> dict[str, int]:
-        """GPUs at hand that other models leave."""
-        used = used_gpus(item for k, own in enumerate(self.bins) for item in own if k != m)
-        return {name: count - used.get(name, 0) for name, count in self.problem.stock.items()}
-
-    def _mixed(self, m: int, until_s: float) -> None:
-        """Mixes of a model by rising price: each is excluded, or its adapters are packed on it, or that fails."""
-        mixes = self.mixes[m]
-        prices = np.array([source.price for source in mixes.sources])
-        rng = np.random.default_rng([self.problem.seed, m])
-        while self.problem.remaining_s() > until_s:
-            servers = cheapest(mixes.sources, [*mixes.cuts, *mixes.doubts], self._stock(m))
-            if servers is None or servers @ prices >= self._price(self.bins[m]) - _CHEAPER:
+    def _search(self) -> None:
+        """Mixes of all models by rising price: each is excluded, or adapters are packed on it, or that fails."""
+        while not self.problem.out_of_time():
+            servers = self._cheapest([[*mixes.cuts, *mixes.doubts] for mixes in self.mixes])
+            if servers is None or not self._cheaper(servers):
                 return
-            for few in (True, False):
-                master = mixes.relaxed(servers, until_s, few=few)
-                if not mixes.admit(servers):
-                    break
-                if master is None:
-                    return
-                if self._packed(m, servers, master, rng):
-                    break
-                if not few:
-                    mixes.doubt(master.duals, servers)
+            packed = [self._packed(m, own) for m, own in enumerate(servers)]
+            if all(own is not None for own in packed):
+                self.bins = [own for own in packed if own is not None]
 
-    def _packed(self, m: int, servers: IntArray, master: Master, rng: np.random.Generator) -> bool:
-        """Take a plan on these servers of each kind if one is found."""
-        for k in range(_PACKINGS if master.value <= 1.0 + _TOLERANCE else 0):
-            rows = self.mixes[m].packed(servers, master, 0.02 * k, rng)
-            if rows is not None and self._take(m, self._realised(m, rows)):
-                return True
-        return False
+    def _cheaper(self, servers: Sequence[IntArray]) -> bool:
+        """Whether these servers cost less than the plan at hand; those of any model, where models share no GPUs."""
+        less = [
+            self._price(bins) - float(own @ mixes.prices)
+            for own, mixes, bins in zip(servers, self.mixes, self.bins, strict=True)
+        ]
+        return (sum(less) if self.problem.stock else max(less)) > _CHEAPER
 
-    def _take(self, m: int, found: Solution) -> bool:
-        """Take servers of a model if they are cheaper, each on the cheapest kind that holds its adapters.
+    def _packed(self, m: int, servers: IntArray) -> tuple[Bin, ...] | None:
+        """The adapters of a model on these servers of each kind; None if they are excluded or nothing is found.
 
-        They are confirmed, or mended: else the search would go on from a plan that does not hold.
+        Servers that are cheaper than those at hand are taken at once.
         """
-        problem = replace(self.parts[m].problem, stock=self._stock(m))
-        if found.unplaced:
-            return False
-        bins = downsized(problem, found.bins)
-        if self._price(bins) >= self._price(self.bins[m]) - _CHEAPER:
-            return False
-        evaluations = problem.evaluator.confirmed(problem.workload, bins)
-        refused = np.flatnonzero(~problem.objective.admissible(evaluations)).tolist()
-        holding = mended(problem, bins, refused) if refused else bins
-        if holding is not None:
-            self.bins[m] = holding
-        return holding is not None
+        mixes, key, price = self.mixes[m], tuple(servers.tolist()), float(servers @ self.mixes[m].prices)
+        if np.array_equal(mixes.counts(self.bins[m]), servers) or (
+            not self.problem.stock and price >= self._price(self.bins[m]) - _CHEAPER
+        ):
+            return self.bins[m]
+        if key in self.packings[m]:
+            return self.packings[m][key]
+        for few in (True, False):
+            master = mixes.relaxed(servers, few=few)
+            if master is None or not mixes.admit(servers):
+                return None
+            for k in range(_PACKINGS if master.value <= 1.0 + _TOLERANCE else 0):
+                rows = mixes.packed(servers, master, 0.02 * k, self.rng)
+                bins = None if rows is None else self._realised(m, rows, servers)
+                if bins is None:
+                    continue
+                if self._price(bins) < self._price(self.bins[m]) - _CHEAPER and self._fits(m, bins):
+                    self.bins[m] = bins
+                if self._price(bins) <= price + _CHEAPER:
+                    self.packings[m][key] = bins
+                    return bins
+            if not few:
+                mixes.doubt(master.duals, servers)
+        return None
 
-    def _realised(self, m: int, chosen: list[tuple[Source, IntArray]]) -> Solution:
-        """Bins of the adapters of a model for patterns that hold all; what the predictor refuses is packed anew."""
-        part, remaining = self.parts[m], self._stock(m)
-        sets = self.mixes[m].classes.assign([row for _, row in chosen])
+    def _fits(self, m: int, bins: Sequence[Bin]) -> bool:
+        """Whether there are GPUs at hand for these servers of a model beside those of the others."""
+        others = (item for k, own in enumerate(self.bins) for item in own if k != m)
+        used = used_gpus([*bins, *others])
+        return all(used.get(name, 0) <= count for name, count in self.problem.stock.items())
+
+    def _realised(
+        self, m: int, chosen: list[tuple[Source, IntArray]], servers: IntArray
+    ) -> tuple[Bin, ...] | None:
+        """Bins of the adapters of a model for patterns that hold all, each on the cheapest kind that holds it; what the
+        predictor refuses is packed anew. None if they do not hold, or take more of the GPUs at hand than the mix."""
+        mixes, problem = self.mixes[m], self.parts[m].problem
+        stock = dict.fromkeys(problem.stock, 0)
+        for source, count in zip(mixes.sources, servers.tolist(), strict=True):
+            if source.gpu in stock:
+                stock[source.gpu] += source.gpus * count
+        problem = replace(problem, stock=stock)
+        sets = mixes.classes.assign([row for _, row in chosen])
         bins: list[Bin] = []
         for (source, _), each in zip(chosen, sets, strict=True):
             made = _largest_part(source.mean.problem, each)
             bins += [made] if made is not None else []
-        rest = _left(part.problem, bins)
-        slots = SlotSearch(part.problem)
+        rest = _left(problem, bins)
+        slots = SlotSearch(problem)
         for k in range(len(bins)):
             if rest.size:
                 bins[k] = top_up(slots, bins[k], rest)
-                rest = _left(part.problem, bins)
-        for gpu, count in used_gpus(bins).items():
-            if gpu in remaining:
-                remaining[gpu] -= count
-        fit = FirstFit(replace(part.problem, stock=remaining), rest)
+                rest = _left(problem, bins)
+        used = used_gpus(bins)
+        fit = FirstFit(replace(problem, stock={gpu: stock[gpu] - used.get(gpu, 0) for gpu in stock}), rest)
         fit.run()
-        return Solution((*bins, *fit.bins), tuple(fit.left))
+        if fit.left:
+            return None
+        found = downsized(problem, (*bins, *fit.bins))
+        evaluations = problem.evaluator.confirmed(problem.workload, found)
+        refused = np.flatnonzero(~problem.objective.admissible(evaluations)).tolist()
+        return mended(problem, found, refused) if refused else found
 
 
 def _left(problem: Problem, bins: Sequence[Bin]) -> IntArray:

@@ -129,6 +129,27 @@ def test_gpus_at_hand_are_kept() -> None:
     assert used_gpus(found.bins)["small"] <= 2
 
 
+def test_gpus_at_hand_go_to_the_model_that_saves_most() -> None:
+    """Two small servers for two models: as cheap as the best division of them, each model planned alone."""
+    kinds = [
+        kind(name, cost, peak, model)
+        for model in ("llama", "qwen")
+        for name, cost, peak in (("large", 3.0, 4000.0), ("small", 1.2, 1500.0))
+    ]
+    whole = fleet(24, 0, ("llama", "qwen"))
+    given = problem(whole, kinds, stock={"small": 2})
+    found = Mixed().solve(given)
+    check(given, found)
+    prices = {}
+    for model in ("llama", "qwen"):
+        own = whole.subset(tuple(i for i, adapter in enumerate(whole.adapters) if adapter.model == model))
+        offered = [each for each in kinds if each[0].model.name == model]
+        for count in range(3):
+            prices[model, count] = price(Mixed().solve(problem(own, offered, stock={"small": count})))
+    best = min(prices["llama", count] + prices["qwen", 2 - count] for count in range(3))
+    assert price(found) == pytest.approx(best)
+
+
 @pytest.mark.parametrize(("rate", "cheapest_price"), [(0.65, 5.4), (1.0, 8.4)])
 def test_bound_counts_whole_servers_of_each_kind(rate: float, cheapest_price: float) -> None:
     """Four small servers cost 4.8 and six 7.2, as much as the relaxation, and hold too little: the bound knows it."""

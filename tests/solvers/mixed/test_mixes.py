@@ -74,7 +74,7 @@ def test_a_mix_is_excluded_only_if_nothing_holds_on_it(seed: int) -> None:
     mixes = mixes_of(rates)
     for large, small in [(0, 1), (1, 0), (0, 2), (1, 1), (0, 3), (2, 0)]:
         servers = np.array([large, small])
-        master = mixes.relaxed(servers, 0.0, few=False)
+        master = mixes.relaxed(servers, few=False)
         assert master is not None
         possible = holds(mixes.problem, large, small)
         if not mixes.admit(servers):
@@ -91,11 +91,11 @@ def test_kinds_that_hold_no_adapter_of_a_class_are_excluded() -> None:
     alone = np.array([0, 3])
     assert not holds(mixes.problem, 0, 3)
     assert mixes.admit(alone)
-    assert mixes.relaxed(alone, 0.0, few=False) is None
+    assert mixes.relaxed(alone, few=False) is None
     assert not mixes.admit(alone)
     assert mixes.admit(np.array([1, 0]))
     mixes.prove()
     proven = [cut for cut in mixes.cuts if cut.proven]
     assert proven
     assert not proven[0].admits(alone)
-    assert mixes.relaxed(np.array([1, 1]), 0.0, few=False) is not None
+    assert mixes.relaxed(np.array([1, 1]), few=False) is not None
