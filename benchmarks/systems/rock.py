@@ -369,7 +369,7 @@ def section(seeds: int) -> Section:
             "Table 3's counts are not of the same requests: 61, 45 / 0.608 = 74, 25 / 0.338 = 74, 14 / 0.159 = 88. "
             "Times the relative latency that is 82, 100, 89 and 88: as if all had run for the same time with the same "
             "number of users. From empty caches 74 requests can't have 66 % or 84 % hits without foresight (they are "
-            "for 37 adapters); here caches fill during the run.",
+            "for 35 adapters); here caches fill during the run.",
             "Base models (three in the paper) are not simulated: every GPU holds all.",
         ),
         tables=[readings_table(loads, min(seeds, 3))],
