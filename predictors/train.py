@@ -81,13 +81,10 @@ def train(
     `refine`: trees only: search the smallest trees that keep the accuracy (`packer.predictors.refine`).
     Raises `ValidationError`: the dataset is too small, or holds only starved (or only served) servers.
     """
-    from sklearn.model_selection import GroupShuffleSplit
-
     kind = kind_of(kind_name)
     _check(data)
     table = Table.of(data)
-    split = GroupShuffleSplit(n_splits=1, test_size=HELD_OUT, random_state=seed)
-    learn, held = next(split.split(data.features, groups=data.group))
+    learn, held = _split(data, seed)
     steps = 3 + len(OUTPUTS)
     progress("hyperparameters", 0, steps)
     params = {
@@ -112,6 +109,14 @@ def _check(data: Dataset) -> None:
         raise ValidationError(
             "Expected a dataset with both starved and served servers, got only one of them."
         )
+
+
+def _split(data: Dataset, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    from sklearn.model_selection import GroupShuffleSplit
+
+    split = GroupShuffleSplit(n_splits=1, test_size=HELD_OUT, random_state=seed)
+    learn, held = next(split.split(data.features, groups=data.group))
+    return learn, held
 
 
 def _fit(
