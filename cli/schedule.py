@@ -178,8 +178,8 @@ def _lines(found: Schedule, data: dict[str, Any], slo: dict[str, float]) -> list
         Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", "hours a day"), servers),
     ]
     lines.append(
-        f"{number(found.gpu_hours, 1)} GPU-hours a day with {len(found.starts())} starts and {found.moves} moves; "
-        f"the static plan of {found.static.n_gpus} GPUs takes {number(found.static_gpu_hours, 1)}, "
+        f"{number(found.gpu_hours, 1)} GPU-hours a day with {len(found.starts())} starts and {found.moves} moves, at "
+        f"most {found.most_gpus} GPUs at once; the static plan of {found.static.n_gpus} GPUs takes {number(found.static_gpu_hours, 1)}, "
         f"{found.regret:.0%} more."
     )
     for name, row in data.get("replay", {}).items():

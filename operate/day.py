@@ -80,6 +80,16 @@ class Schedule:
         return gpus * self.startup_s / HOUR_S
 
     @property
+    def most_gpus(self) -> int:
+        """GPUs at once, while servers start beside those of the period before."""
+        starting = [0] * len(self.periods)
+        for t, k in self.starts():
+            starting[t] += self.servers[k].gpus
+        return max(
+            max(each.gpus, self.periods[t - 1].gpus + starting[t]) for t, each in enumerate(self.periods)
+        )
+
+    @property
     def static_gpu_hours(self) -> float:
         """GPU-hours of the static plan."""
         return self.static.n_gpus * sum(each.hours for each in self.periods)
@@ -123,6 +133,7 @@ class Schedule:
         """JSON-able: the figures and, by period, servers with their adapters; moves by name."""
         return {
             "gpu_hours": self.gpu_hours,
+            "most_gpus": self.most_gpus,
             "static_gpus": self.static.n_gpus,
             "static_gpu_hours": self.static_gpu_hours,
             "static_regret": self.regret,

@@ -83,6 +83,9 @@ def test_a_server_with_other_settings_is_another_server() -> None:
     hours = sum(each.gpus * each.hours for each in found.periods)
     assert found.gpu_hours == pytest.approx(hours + len(found.starts()) * found.startup_s / 3600.0)
     assert len(morning.moved) == len(FLEET)
+    assert found.most_gpus == max(
+        len({*each.servers, *found.periods[t - 1].servers}) for t, each in enumerate(found.periods)
+    )
 
 
 def test_midnight_ends_no_period() -> None:
