@@ -179,8 +179,8 @@ def _lines(found: Schedule, data: dict[str, Any], slo: dict[str, float]) -> list
     ]
     lines.append(
         f"{number(found.gpu_hours, 1)} GPU-hours a day with {len(found.starts())} starts and {found.moves} moves, at "
-        f"most {found.most_gpus} GPUs at once; the static plan of {found.static.n_gpus} GPUs takes {number(found.static_gpu_hours, 1)}, "
-        f"{found.regret:.0%} more."
+        f"most {found.most_gpus} GPUs at once; the static plan of {found.static.n_gpus} GPUs takes "
+        f"{number(found.static_gpu_hours, 1)}, {found.regret:.0%} more."
     )
     for name, row in data.get("replay", {}).items():
         p95 = "not all served" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"
