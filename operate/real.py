@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from packer.solvers.compare import PlanFigures, Result
 from packer.twin.live.launch import Launch
 from packer.twin.live.plans import measure_plans
-from packer.twin.live.validate import ValidationSpec
+from packer.twin.live.validate import BinReport, ValidationSpec
 from packer.workload import Workload
 
 
@@ -36,14 +39,32 @@ def measured(
             if result.adapters == len(fleet) and result.plan is not None and result.plan.bins
         }
         place = folder / str(len(fleet))
-        for k, row in measure_plans(plans, fleet, launch, place, spec, progress).items():
-            figures = PlanFigures(
-                "vllm",
-                row.total_token_throughput,
-                float("nan") if row.mean_ttft_ms is None else row.mean_ttft_ms,
-                float("nan") if row.mean_itl_ms is None else row.mean_itl_ms,
-                len(row.starved_gpus),
-                len(row.memory_error_gpus),
-            )
-            found[int(k)] = replace(results[int(k)], reference=figures, failures=row.failures)
+        for k, reports in measure_plans(plans, fleet, launch, place, spec, progress).items():
+            figures, failures = figures_of(reports)
+            found[int(k)] = replace(results[int(k)], reference=figures, failures=failures)
     return found
+
+
+def figures_of(reports: Sequence[BinReport]) -> tuple[PlanFigures, tuple[str, ...]]:
+    """Figures of a plan from the reports of its servers, and why some could not be measured."""
+    loads = [[run.outcome.load for run in report.runs if run.outcome.load is not None] for report in reports]
+    weights = np.array([sum(len(load.done) for load in each) for each in loads])
+
+    def mean(name: str) -> float:
+        values = np.array(
+            [report.mean("measured", name) for report in reports], dtype=np.float64
+        )  # NaN for None
+        known = np.isfinite(values) & (weights > 0)
+        return float(np.average(values[known], weights=weights[known])) if known.any() else math.nan
+
+    lacking = [report.memory_error[1] for report in reports]
+    figures = PlanFigures(
+        "vllm",
+        sum(report.mean("measured", "total_token_throughput") or 0.0 for report in reports),
+        mean("mean_ttft_ms"),
+        mean("mean_itl_ms"),
+        sum(bool(report.starved[1]) and not failed for report, failed in zip(reports, lacking, strict=True)),
+        sum(lacking),
+    )
+    why = (report.failure for report, failed in zip(reports, lacking, strict=True) if not failed)
+    return figures, tuple(failure for failure in why if failure is not None)

@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import packer
 from packer.bin import Bin
 from packer.cli.output import jsonable
 from packer.io.profiles import format_profile, load_profile
+from packer.operate.real import figures_of
 from packer.settings import Slots
 from packer.twin.live.calibration import calibrate, options_for, profile_of
 from packer.twin.live.campaign import Campaign, Outcome, Session, Task
@@ -236,9 +237,16 @@ def run_plans(launch: Launch, place: Place) -> None:
         "plans": {
             name: {
                 "bins": [[len(b.adapters), b.max_loras, b.max_lora_rank] for b in plans[name].bins],
-                **found.to_dict(),
+                **asdict(figures_of(reports)[0]),
+                "failures": figures_of(reports)[1],
+                "offered_tok_s": sum(
+                    np.mean([r.simulation.offered_tok_s for r in each.runs]) for each in reports
+                ),
+                "predicted_token_throughput": sum(
+                    each.mean("predicted", "total_token_throughput") or 0.0 for each in reports
+                ),
             }
-            for name, found in measured.items()
+            for name, reports in measured.items()
         },
     }
     write(place, "plans.json", data)

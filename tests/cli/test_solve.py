@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 import threading
@@ -22,9 +23,9 @@ from packer.io.profiles import write_profile
 from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
 from packer.profile import Profile
+from packer.solvers.compare import PlanFigures
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
-from packer.twin.live.plans import MeasuredPlan
 from packer.workload import Workload
 
 
@@ -290,12 +291,15 @@ def test_compare_by_real_servers(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr("packer.solvers.compare.TwinPredictor", lambda seed: AnalyticPredictor())
     monkeypatch.setattr("packer.twin.live.launch.read_launch", lambda path: path)
 
-    def measure(plans: dict[str, Plan], *_: object) -> dict[str, MeasuredPlan]:
-        fine = MeasuredPlan(1, 0, 111.0, 100.0, 110.0, 22.0, 3.0, (), (), ())
-        starved = MeasuredPlan(1, 0, 99.0, 100.0, 110.0, None, None, (0,), (), ())
-        return {name: starved if plan.solver == "maxbase" else fine for name, plan in plans.items()}
+    def measure(plans: dict[str, Plan], *_: object) -> dict[str, str]:
+        return {name: plan.solver for name, plan in plans.items()}
+
+    def figures(solver: str) -> tuple[PlanFigures, tuple[str, ...]]:
+        starved = PlanFigures("vllm", 99.0, math.nan, math.nan, 1, 0)
+        return starved if solver == "maxbase" else PlanFigures("vllm", 111.0, 22.0, 3.0, 0, 0), ()
 
     monkeypatch.setattr("packer.operate.real.measure_plans", measure)
+    monkeypatch.setattr("packer.operate.real.figures_of", figures)
     names = ["--solvers", "greedy,maxbase", "--launch", "launch.toml"]
     assert packer("compare", fleet(), *names, "--json") == 0
     rows = {row["solver"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
