@@ -51,9 +51,7 @@ def figures_of(reports: Sequence[BinReport]) -> tuple[PlanFigures, tuple[str, ..
     weights = np.array([sum(len(load.done) for load in each) for each in loads])
 
     def mean(name: str) -> float:
-        values = np.array(
-            [report.mean("measured", name) for report in reports], dtype=np.float64
-        )  # NaN for None
+        values = np.array([each.mean("measured", name) for each in reports], dtype=np.float64)  # None: NaN
         known = np.isfinite(values) & (weights > 0)
         return float(np.average(values[known], weights=weights[known])) if known.any() else math.nan
 
