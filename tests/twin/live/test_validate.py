@@ -21,14 +21,13 @@ from packer.bin import Bin
 from packer.errors import OutputError
 from packer.evaluation import Evaluations
 from packer.io.files import claimed
-from packer.operate.real import figures_of
+from packer.operate.real import distinct_bins, figures_of, measure_plans
 from packer.plan import Plan, Status
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.report.validation import validation_figure
 from packer.settings import Slots
 from packer.twin.live.launch import Launch
-from packer.twin.live.plans import distinct_bins, measure_plans
 from packer.twin.live.validate import COMPARED, Validation, ValidationSpec, difference
 from packer.workload import Workload
 
