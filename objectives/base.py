@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from packer import registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.evaluation import STARVATION_THRESHOLD, Evaluations
@@ -131,3 +132,13 @@ def check_stable(stable: bool) -> None:
     """Raise unless the parameter `stable` is 0 or 1."""
     if stable not in (0, 1):
         raise ValidationError(f"Expected stable to be 0 or 1, got {shown(stable)}.")
+
+
+def load_objective(spec: str) -> Objective:
+    """The objective that a text names: "gpus", or with parameters "slo:mean_ttft_ms=500,p99_itl_ms=60".
+
+    Raises `UnknownNameError`: no objective has that name; `ValidationError`: it has no such parameter, or the value
+    breaks a rule.
+    """
+    objective: Objective = registry.make("objective", spec)
+    return objective

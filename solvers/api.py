@@ -12,8 +12,7 @@ from packer import registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.gpu import Kinds, kinds_of, serving, stock_of
-from packer.objectives.api import load_objective
-from packer.objectives.base import Objective
+from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
 from packer.solvers import by_model
 from packer.solvers.assemble import assemble, bounded

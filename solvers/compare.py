@@ -14,7 +14,7 @@ from packer import registry
 from packer.bin import Bin
 from packer.errors import InputError, ModelError, VerificationError
 from packer.evaluation import Evaluations
-from packer.objectives.api import load_objective
+from packer.objectives.base import load_objective
 from packer.plan import Plan, Status
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile

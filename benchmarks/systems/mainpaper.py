@@ -13,7 +13,7 @@ from rows import Constant, Row, Section, mean, shown, table
 import packer
 from packer import registry
 from packer.evaluation import Evaluations
-from packer.objectives.api import load_objective
+from packer.objectives.base import load_objective
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution

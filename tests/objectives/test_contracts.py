@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from packer.objectives.api import load_objective
-from packer.objectives.base import Objective
+from packer.objectives.base import Objective, load_objective
 from packer.testing.contracts import ObjectiveContract
 
 SPECS = [

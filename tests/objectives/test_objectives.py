@@ -12,7 +12,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
 from packer.evaluation import Evaluations
-from packer.objectives.api import load_objective
+from packer.objectives.base import load_objective
 from packer.objectives.cost import Cost
 from packer.objectives.headroom import Headroom
 from packer.objectives.latency import Latency

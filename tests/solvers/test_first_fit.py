@@ -12,7 +12,7 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
-from packer.objectives.api import load_objective
+from packer.objectives.base import load_objective
 from packer.solvers.base import Problem, Solution
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.order import paper_order

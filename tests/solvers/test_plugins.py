@@ -15,8 +15,7 @@ from packer import registry
 from packer.cli import run
 from packer.errors import IncompatibleError
 from packer.io.workloads import read_workload
-from packer.objectives.api import load_objective
-from packer.objectives.base import Objective
+from packer.objectives.base import Objective, load_objective
 from packer.plan import Status
 from packer.predictors.api import load_predictor
 from packer.profile import Profile

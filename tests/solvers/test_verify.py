@@ -13,7 +13,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import ValidationError, VerificationError
 from packer.lengths import Lengths
-from packer.objectives.api import load_objective
+from packer.objectives.base import load_objective
 from packer.objectives.gpus import Gpus
 from packer.objectives.headroom import Headroom
 from packer.objectives.slo import Slo

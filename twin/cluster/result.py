@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
-from packer.twin.cluster.slo import kept_and_decided
 from packer.twin.cluster.state import REFUSED, Servers
 from packer.twin.cluster.transit import HITS, MISSES, NETWORK_S, Transit
 from packer.twin.engine import state as rows
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -78,11 +78,11 @@ class ClusterSimulation(Simulation):
 
     # ---- service level
     @cached_property
-    def _outcome(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None:
+    def _outcome(self) -> tuple[BoolArray, BoolArray] | None:
         if self.status != "ok" or not self.slo:
             return None
         raw = self.raw
-        return kept_and_decided(raw.requests, raw.first_s, raw.finish_s, self.duration_s, self.slo)
+        return _kept_and_decided(raw.requests, raw.first_s, raw.finish_s, self.duration_s, self.slo)
 
     @property
     def slo_attainment(self) -> float:
@@ -277,3 +277,27 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         times[:, [rows.REACHED, rows.FIRST, rows.FINISH]],
         state.tuning.registers[one].sum(axis=0),
     )
+
+
+def _kept_and_decided(
+    requests: RequestTrace, first_s: FloatArray, finish_s: FloatArray, end_s: float, slo: Mapping[str, float]
+) -> tuple[BoolArray, BoolArray]:
+    """Which requests completed within every limit, ms, and which are decided: kept, or over one for certain; (n,) each.
+
+    Times (n,), NaN where they did not come by `end_s`. An unfinished request is over a limit if it would be even with
+    its remaining tokens at `end_s`; else it is undecided. The limit on TPOT does not bind requests of one token.
+    """
+    done = ~np.isnan(finish_s)
+    first, finish = (np.where(np.isnan(t), end_s, t) for t in (first_s, finish_s))
+    output = requests.output_tokens
+    latency = (finish - requests.time_s) * 1e3
+    figures = {
+        "ttft_ms": (first - requests.time_s) * 1e3,
+        "tpot_ms": (finish - first) * 1e3 / np.maximum(output - 1, 1),
+        "normalised_ms": latency / output,
+        "latency_ms": latency,
+    }
+    over = np.zeros(len(requests), dtype=np.bool_)
+    for name, limit in slo.items():
+        over |= figures[name] > limit
+    return done & ~over, done | over
