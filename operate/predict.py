@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
 from packer.evaluation import Evaluation
 from packer.predictors.api import load_predictor
 from packer.predictors.auto import AutoPredictor
-from packer.predictors.explain import influences, rules_fired
 from packer.predictors.features import FEATURES
 from packer.predictors.learned import LearnedPredictor
+from packer.predictors.rules import Rule, fired
+from packer.predictors.targets import OUTPUTS
 from packer.profile import Profile
 from packer.strategies import Predictor
 from packer.workload import Workload
@@ -115,3 +119,53 @@ def _explanation(
             f"starvation by {row.probability_change:+.1%}, the served share by {row.share_change:+.1%}"
         )
     return tuple(lines), {"features": [asdict(row) for row in rows]}
+
+
+@dataclass(frozen=True, slots=True)
+class Influence:
+    """Influence of one feature: its value, that of a typical server, and the changes that this would make."""
+
+    feature: str
+    text: str
+    unit: str
+    value: float
+    typical: float
+    probability_change: float
+    share_change: float
+
+    @property
+    def weight(self) -> float:
+        """Size of the larger of both changes."""
+        return max(abs(self.probability_change), abs(self.share_change))
+
+
+def influences(
+    predictor: LearnedPredictor, features: npt.NDArray[np.float64], kv_tokens: float
+) -> list[Influence]:
+    """How the prediction would change if one feature at a time were that of a typical server (the training
+    median), strongest first. `features` float64 (F,).
+    """
+    typical = np.array(predictor.model.header["medians"])
+    points = np.repeat(features[None, :], len(features) + 1, axis=0)
+    diagonal = np.arange(len(features))
+    points[diagonal + 1, diagonal] = typical
+    found = predictor.evaluate_features(points, np.full(len(points), kv_tokens), np.ones(len(points)))
+    chance, share = found.starvation_probability, found.total_token_throughput
+    rows = [
+        Influence(
+            feature.name,
+            feature.text,
+            feature.unit,
+            float(features[k]),
+            float(typical[k]),
+            float(chance[0] - chance[k + 1]),
+            float(share[0] - share[k + 1]),
+        )
+        for k, feature in enumerate(FEATURES)
+    ]
+    return sorted(rows, key=lambda row: -row.weight)
+
+
+def rules_fired(predictor: LearnedPredictor, features: npt.NDArray[np.float64]) -> dict[str, Rule]:
+    """The rule behind each figure of a tree; raises `IncompatibleError` for other kinds."""
+    return {name: fired(predictor.model, name, features) for name in OUTPUTS}

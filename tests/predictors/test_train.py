@@ -12,12 +12,12 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError, UnknownNameError, ValidationError
 from packer.lengths import Lengths
+from packer.operate.predict import influences, rules_fired
 from packer.predictors.api import load_predictor
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.dataset import Dataset
 from packer.predictors.drawing import draw_tree
 from packer.predictors.ensemble import Ensemble
-from packer.predictors.explain import influences, rules_fired
 from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN
 from packer.predictors.learned import LearnedPredictor
