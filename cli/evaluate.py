@@ -19,8 +19,9 @@ from packer.cli.options import (
     seed_option,
 )
 from packer.cli.output import Table, console, figures, heads, note, number
-from packer.cli.plan_table import growth, result_of, servers
+from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
+from packer.room import growth
 
 if TYPE_CHECKING:
     from packer.operate.drift import Drift

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from packer.cli.output import Table, console, figures, heads, number
+from packer.room import grouped, growth, room_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -140,18 +141,11 @@ _FIGURES = ("offered_tok_s", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_
 def _rooms(plan: Plan) -> Table:
     """How far the load of each server may grow, what limits it and what helps; equal servers together, those with the
     least room."""
-    from packer.room import grouped, spans
-
     shown = grouped(plan.rooms)[:SHOWN_ROOMS]
-    rows = []
-    for gpus, room in sorted(shown, key=lambda row: row[0]):
-        marks = (growth(factor) for factor in (room.slo, room.queue, room.starvation))
-        limit = f"{room.limit}: {room.usage}" if room.limit else "–"
-        rows.append([spans(gpus), *marks, limit, room.advice or "–"])
     columns = ["GPU", "in limits to", "queue steady to", "serves to", "what limits it", "what helps"]
     more = len(plan.rooms) - sum(len(gpus) for gpus, _ in shown)
     caption = f"{more} more GPUs have more room." if more else None
-    return Table("Room to grow", columns, rows, left=(4, 5), caption=caption)
+    return Table("Room to grow", columns, room_rows(plan.rooms, SHOWN_ROOMS), left=(4, 5), caption=caption)
 
 
 SHOWN_ROOMS = 8
@@ -196,16 +190,6 @@ def by_rank(plan: Plan, item: Bin) -> str:
     split = sum(share < 1.0 for share in item.shares)
     text = ", ".join(f"{counts[rank]}×r{rank}" for rank in sorted(counts, reverse=True))
     return f"{text} ({split}×shared)" if split else text
-
-
-def growth(factor: float | None) -> str:
-    """How much rates may grow: "+23 %"; "–" where nothing is known or the server fails as it is."""
-    from packer.twin.hours import LEVELS
-
-    if factor is None:
-        return "–"
-    more = f"+{factor - 1.0:.0%}"
-    return f"> {more}" if factor >= LEVELS[-1] else more
 
 
 def _adapters(plan: Plan) -> str:

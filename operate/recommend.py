@@ -16,11 +16,10 @@ from packer.operate.explore import Frontier
 from packer.operate.frontier import FrontierPoint, Progress
 from packer.operate.replicas import MOST_REPLICAS, part
 from packer.plan import Plan, Status
-from packer.room import Room
+from packer.room import LEVELS, Room
 from packer.slo import Slo
 from packer.solvers.band import with_band
 from packer.solvers.candidates import beyond_measured
-from packer.twin.hours import LEVELS
 from packer.workload import Workload
 
 REPLAYED = (

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+LEVELS = tuple(round(1.08**k, 4) for k in range(19))
+"""Factors of the rates at which room to grow is looked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -51,3 +54,24 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             found.append([number])
     return ", ".join("–".join(map(str, span)) for span in found)
+
+
+def growth(factor: float | None) -> str:
+    """A factor of the rates for people, "+23%"; "> +300%" where no larger one was tried, a dash for none."""
+    if factor is None:
+        return "–"
+    return f"{'> ' if factor >= LEVELS[-1] else ''}+{factor - 1.0:.0%}"
+
+
+def room_rows(rooms: Sequence[Room], most: int | None = None) -> list[tuple[str, ...]]:
+    """For `most` groups of equal servers, those with the least room: numbers, the three marks, what limits them at
+    which load, and what helps."""
+    return [
+        (
+            spans(gpus),
+            *(growth(factor) for factor in (room.slo, room.queue, room.starvation)),
+            f"{room.limit}: {room.usage}" if room.limit else "–",
+            room.advice or "–",
+        )
+        for gpus, room in sorted(grouped(rooms)[:most], key=lambda row: row[0])
+    ]

@@ -13,7 +13,7 @@ from packer.errors import InputError
 from packer.evaluation import Evaluation
 from packer.export.formats import start_commands
 from packer.plan import Plan, Status
-from packer.report.rooms import growth
+from packer.room import growth
 from packer.twin.memory.policy import memory_policy
 from packer.twin.per_adapter import quiet_adapters
 

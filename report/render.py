@@ -13,8 +13,9 @@ from packer.profile import Profile
 from packer.report import context
 from packer.report.figures_svg import Chart
 from packer.report.frontier import frontier_charts
-from packer.report.rooms import room_charts, room_rows
+from packer.report.rooms import room_charts
 from packer.report.templates import read, render
+from packer.room import room_rows
 
 COMPARED = {
     "solver": "solver",
@@ -57,7 +58,7 @@ def render_report(plan: Plan, *, comparison: Sequence[Mapping[str, object]] = ()
         milliseconds=context.milliseconds,
         percent=context.percent,
         cards=context.gpu_cards(plan),
-        rooms=room_rows(plan),
+        rooms=room_rows(plan.rooms),
         growth=room_charts(plan),
         limits=str(plan.workload.slo),
         columns=[COMPARED.get(key, context.visible(key)) for key in shown],

@@ -1,4 +1,4 @@
-"""How far the rates of each GPU may grow: the table and its picture."""
+"""The picture of how far the rates of each GPU may grow."""
 
 from __future__ import annotations
 
@@ -8,24 +8,10 @@ from packer.plan import Plan
 from packer.report.figures import Bars, Panel
 from packer.report.figures_svg import Chart, chart
 from packer.room import grouped, spans
-from packer.twin.hours import LEVELS
 
 MOST_BARS = 8
 """Groups of equal GPUs in the picture, those with the least room."""
 MARKS = {"slo": "Latency limits kept to", "queue": "Queue steady to", "starvation": "No starvation to"}
-
-
-def room_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """For each GPU, or several equal ones, how far its rates may grow, what limits it at which load, and what helps."""
-    return [
-        (
-            spans(gpus),
-            *(growth(getattr(room, mark)) for mark in MARKS),
-            f"{room.limit}: {room.usage}" if room.limit else "–",
-            room.advice or "–",
-        )
-        for gpus, room in sorted(grouped(plan.rooms), key=lambda row: row[0])
-    ]
 
 
 def room_charts(plan: Plan) -> list[Chart]:
@@ -38,10 +24,3 @@ def room_charts(plan: Plan) -> list[Chart]:
         growths = [math.nan if factor is None else round(100.0 * (factor - 1.0)) for factor in factors]
         charts.append(chart(Panel([Bars(names, growths)], title=title, y_label="growth of every rate, %")))
     return charts
-
-
-def growth(factor: float | None) -> str:
-    """A factor of the rates in percent, "+23 %"; "> +300 %" where no larger one was tried; a dash for none."""
-    if factor is None:
-        return "–"
-    return f"{'> ' if factor >= LEVELS[-1] else ''}+{100 * (factor - 1):.0f} %"

@@ -9,9 +9,9 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.plan import Plan
-from packer.room import Room
+from packer.room import LEVELS, Room
 from packer.solvers.evaluator import Evaluator
-from packer.twin.hours import LEVELS, Hours, with_adapters
+from packer.twin.hours import Hours, with_adapters
 from packer.workload import Workload
 
 MOST_GPUS = 32

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.evaluation import SIMULATED, AdapterFigures, Evaluation, Evaluations
 from packer.plan import Plan
-from packer.room import Room
+from packer.room import LEVELS, Room
 from packer.twin.limits import limit_of
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
@@ -27,8 +27,6 @@ MOST_REQUESTS = 20_000_000
 """Requests (of 4 bytes) of the hours that are stored; beyond, the oldest ones are simulated again when needed."""
 SLO = {"slo_used": 1.0}
 """The limits of adapters (`Workload.slo`) as the limit of a figure."""
-LEVELS = tuple(round(1.08**k, 4) for k in range(19))
-"""Factors of the rates at which room to grow is looked for."""
 
 
 @dataclass(frozen=True, eq=False)

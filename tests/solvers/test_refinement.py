@@ -23,6 +23,7 @@ from packer.plan import Plan
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.room import LEVELS
 from packer.settings import Slots
 from packer.solvers.api import solve
 from packer.solvers.base import Problem, Solver
@@ -35,7 +36,7 @@ from packer.solvers.replan import Replan
 from packer.solvers.spread_refined import SpreadRefined
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
-from packer.twin.hours import LEVELS, Hours
+from packer.twin.hours import Hours
 from packer.workload import Workload
 
 PROFILE = small_profile()

@@ -14,6 +14,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.objectives.slo import Slo
+from packer.room import LEVELS
 from packer.settings import Slots
 from packer.solvers import base
 from packer.solvers.base import Problem, Solution
@@ -26,7 +27,6 @@ from packer.solvers.headroom import headroom
 from packer.solvers.spread_refined import SpreadRefined
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
-from packer.twin.hours import LEVELS
 from packer.workload import Workload
 
 PROFILE = small_profile()
