@@ -33,7 +33,8 @@ _STARTS = 8
 _DIVE_STARTS = 3
 _FEW_CLASSES = 24
 _TOLERANCE = 1e-7
-_SMOOTHING = 0.5
+_SMOOTHING, _NEAR = 0.5, 0.9
+"""Shares of the best weights so far in those that are priced: at first, and where they come near already."""
 _EPSILON = 1e-6
 _DOUBT = 0.02
 """Share of its capacity that a mix has to exceed one that could not be packed by."""
@@ -93,6 +94,8 @@ class Mixes:
             self.sources.append(Source(problem.objective.weight(profile), mean, light, rng))
         self.cuts: list[Cut] = []
         self.doubts: list[Cut] = []
+        self.promise: tuple[float, FloatArray] | None = None
+        """What the best weights of the last relaxation promise, and the weights."""
 
     def start(self, bins: Sequence[Bin]) -> bool:
         """Patterns of these servers and the fullest ones of each class alone, and the cut of what each class costs on
@@ -162,7 +165,9 @@ class Mixes:
         if not held.all():
             self.cut(np.eye(len(classes))[int(np.argmin(held))])
             return None
-        best, center, share = 0.0, np.zeros(len(classes)), 0.0
+        # weights of few prices come near in a few rounds: all prices start from the best of these
+        best, center = (0.0, np.zeros(len(classes))) if few or self.promise is None else self.promise
+        share, most = (0.0, _SMOOTHING) if few or self.promise is None else (_NEAR, _NEAR)
         while not self.problem.out_of_time():
             master, worth = self._master(chosen, counts, basis)
             if master is None or master.value <= 1.0 + _TOLERANCE:
@@ -183,12 +188,13 @@ class Mixes:
                     return master
             if promised > best:
                 best, center = promised, at
+                self.promise = best, center
             if added:
-                share = _SMOOTHING
+                share = most
             elif share == 0.0:
                 return master
             else:
-                share = 0.0
+                share, most = (_SMOOTHING if share == _NEAR else 0.0), _SMOOTHING
         return None
 
     def _master(
