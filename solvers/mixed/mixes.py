@@ -165,9 +165,10 @@ class Mixes:
         if not held.all():
             self.cut(np.eye(len(classes))[int(np.argmin(held))])
             return None
-        # weights of few prices come near in a few rounds: all prices start from the best of these
-        best, center = (0.0, np.zeros(len(classes))) if few or self.promise is None else self.promise
-        share, most = (0.0, _SMOOTHING) if few or self.promise is None else (_NEAR, _NEAR)
+        if few:  # weights of few prices come near in a few rounds: all prices start from the best of these
+            self.promise = None
+        share, most = (0.0, _SMOOTHING) if self.promise is None else (_NEAR, _NEAR)
+        best, center = self.promise or (0.0, np.zeros(len(classes)))
         while not self.problem.out_of_time():
             master, worth = self._master(chosen, counts, basis)
             if master is None or master.value <= 1.0 + _TOLERANCE:
