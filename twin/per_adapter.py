@@ -50,7 +50,7 @@ def quantile_ttft_ms(sim: Simulation, q: float) -> FloatArray:
     Interpolated linearly between requests, as `numpy.quantile` does.
     """
     out = np.full(len(sim.workload), np.nan)
-    owner = _owners(sim)
+    owner = sim.owners
     order = np.argsort(sim.ttft_ms)
     short = owner[order].astype(np.min_scalar_type(len(out)))  # NumPy sorts 16 bits by radix
     values = sim.ttft_ms[order[np.argsort(short, kind="stable")]]
@@ -119,9 +119,9 @@ def few_used(sim: Simulation) -> float:
     number = _sums(sim, None).astype(np.int64)
     few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
     limits = sim.workload.slo.columns(sim.workload)[0][few] * FEW_MAY_REACH
-    waits = np.sort(sim.ttft_ms)
-    if not few.any() or waits[-1] <= limits.min():
+    if not few.any() or sim.ttft_ms.max() <= limits.min():
         return 0.0
+    waits = np.sort(sim.ttft_ms)
     from scipy.special import bdtrc  # the chance of more than k of n
 
     number = number[few]
@@ -216,14 +216,9 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
     return pl.DataFrame(columns).with_columns(pl.col("^.*_ms$|^slo_attainment$").fill_nan(None))
 
 
-def _owners(sim: Simulation) -> npt.NDArray[np.int64]:
-    """Adapter of each completed request, int64 (completed,)."""
-    return sim.raw.requests.adapter[sim.raw.finished]
-
-
 def _sums(sim: Simulation, weights: npt.ArrayLike | None) -> FloatArray:
     """Sums over each adapter's completed requests, (m,); without weights their number."""
-    return np.bincount(_owners(sim), weights, minlength=len(sim.workload)).astype(np.float64)
+    return np.bincount(sim.owners, weights, minlength=len(sim.workload)).astype(np.float64)
 
 
 def _ratio(total: npt.NDArray[Any], number: npt.NDArray[Any]) -> FloatArray:

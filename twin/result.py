@@ -242,6 +242,9 @@ class Simulation:
     adapter_mean_itl_ms = cached_property(figures.mean_itl_ms)
     """Mean gap between tokens of each adapter, ms, float64 (adapters,); NaN where no gap completed."""
 
+    owners = cached_property(lambda self: np.asarray(self.raw.requests.adapter[self.raw.finished]))
+    """Adapter of each completed request, int64 (completed,)."""
+
     # ---- service level
     kept_requests = cached_property(figures.kept_requests)
     """Which requests kept the limits of their adapter, and which broke them, bool (requests,) each."""
@@ -250,7 +253,7 @@ class Simulation:
     adapter_slo_used = cached_property(figures.slo_used)
     """How much of its limits each adapter uses, float64 (adapters,); see `packer.twin.per_adapter.slo_used`."""
 
-    @property
+    @cached_property
     def slo_used(self) -> float:
         """That of the adapter at the quantile `adapter_share` of `Workload.slo`: above 1 too few keep their limits.
 

@@ -22,6 +22,8 @@ _EPSILON = 1e-6
 _TIES = 1e-4
 """Noise that breaks ties alone."""
 _EACH = 3
+MISSED = 0.1
+"""By how much the first rounds of a search may miss the heaviest bin: 5 % where it was run to its end."""
 SEARCHED_MARGIN = 5e-3
 """Where bins could not be enumerated: the bound allows bins worth this share more than the best one found."""
 
@@ -80,12 +82,13 @@ class Relaxation:
             self.add(alone[alone.sum(axis=1) > 0])
         return bool(np.all(self.patterns.max(axis=0, initial=0) > 0))
 
-    def warm(self, features: FloatArray, known: int = 0) -> None:
+    def warm(self, features: FloatArray, known: int | None = None) -> None:
         """Generate columns for weights that are sums of a few prices, where `features` (K, D) is what is priced.
 
         Feasibility depends on the load, the number of adapters and their ranks first of all: few prices come near the
-        best weights in a few rounds, however many classes there are. It ends where no more than the `known` bound can
-        be promised: more columns lower the optimum, which no weights exceed.
+        best weights in a few rounds, however many classes there are. With a `known` bound it ends where no more than
+        that can be promised (more columns lower the optimum, which no weights exceed), or no more than is promised
+        already, also if bins were `MISSED` heavier than those found.
         """
         sizes, priced = self._sizes(), self.demand @ features
         if self.weights is None:
@@ -97,8 +100,9 @@ class Relaxation:
             master = self._solved(self.patterns @ features, priced)
             if master is None:
                 return
-            most = max(float(priced @ master.duals), float(self.weights @ self.demand))
-            if _promise(most) <= known:
+            value = float(self.weights @ self.demand)
+            safe = _promise((1.0 - MISSED) * value) if self.priced else 0
+            if known is not None and _promise(max(float(priced @ master.duals), value)) <= max(known, safe):
                 return
             at = features @ master.duals
             bases = self.patterns[master.use > 0.0]

@@ -48,18 +48,22 @@ def test_few_prices_come_near_the_linear_relaxation_from_below() -> None:
 
 
 def test_columns_end_where_the_known_bound_is_out_of_reach() -> None:
-    """With each bound known beforehand, the better of both is what all columns promise, after fewer or as many."""
+    """With each bound known beforehand, the better of both is what all columns promise, after fewer or as many.
+
+    So it is where no more than what is promised already is in reach.
+    """
     classes = aggregate(FLEET)
 
-    def warmed(known: int) -> Relaxation:
+    def warmed(known: int | None) -> Relaxation:
         relaxation = Relaxation(Feasibility(problem(FLEET), classes), np.random.default_rng(0))
         assert relaxation.start(np.zeros((0, len(classes)), dtype=np.int64))
         relaxation.warm(features(classes), known)
         return relaxation
 
-    every = warmed(0)
+    every = warmed(None)
     for known in range(2 * every.promised):
         found = warmed(known)
         assert max(known, found.promised) == max(known, every.promised)
         assert len(found.patterns) <= len(every.patterns)
     assert len(warmed(every.promised).patterns) < len(every.patterns)
+    assert len(warmed(0).patterns) < len(every.patterns)
