@@ -89,7 +89,7 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
         plan = recommend(fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop)
         if plan.status is not Status.INFEASIBLE:
             write_plan(plan, paths["plan.json"], force=out.force)
-            write_report(plan, paths["report.html"], force=out.force)
+            write_report(plan, paths["report.html"], curves=3, force=out.force, progress=progress)
     out.result(lambda: plan_to_dict(plan), lambda: plan_lines(plan))
     if plan.status is Status.INFEASIBLE:
         return 3

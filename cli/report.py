@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
+
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import PlanFile, Writing, output_option
+from packer.cli.options import PlanFile, Writing, output_option, predictor_option, seed_option
 
 
 @bundle
 class Page:
     """What the page shows.
 
+    curves: Draw the growth of all rates for up to so many GPUs, the slowest first; 0 for none.
     comparison_path: A comparison of solvers to show beside the plan: what packer compare --json prints.
     """
 
     output: str = output_option("Where to write the page.", default="report.html")
+    predictor: str | None = predictor_option(
+        default=None, help="What evaluates the growing rates.  [default: the plan's predictor]"
+    )
+    curves: int = option(type=click.IntRange(min=0, max=100_000), default=6, metavar="N")
     comparison_path: str | None = option("--comparison", metavar="FILE.json")
+    seed: int = seed_option()
 
 
 @command
@@ -29,7 +37,7 @@ def report(file: PlanFile, page: Page, out: Writing) -> None:
     Examples:
       packer report plan.json -o report.html
       packer compare fleet.csv --solvers greedy,maxbase --json > compared.json
-      packer report plan.json --comparison compared.json -o report.html --force
+      packer report plan.json --comparison compared.json --curves 60 -o report.html --force
     """
     from packer.report.page import read_comparison, write_report
 
@@ -37,7 +45,18 @@ def report(file: PlanFile, page: Page, out: Writing) -> None:
     plan = file.plan()
     comparison = read_comparison(page.comparison_path) if page.comparison_path else ()
     out.note_profiles(*(item.profile for item in plan.bins))
-    write_report(plan, page.output, comparison=comparison, force=out.force)
+    with out.progress() as progress:
+        growth = write_report(
+            plan,
+            page.output,
+            predictor=page.predictor,
+            curves=page.curves,
+            comparison=comparison,
+            seed=page.seed,
+            force=out.force,
+            progress=progress,
+        )
     out.note(f"wrote {page.output}")
     size = Path(page.output).stat().st_size
-    out.result({"output": page.output, "bytes": size, "gpus": plan.n_gpus}, list)
+    drawn = [] if growth is None else list(growth.gpus)
+    out.result({"output": page.output, "bytes": size, "gpus": plan.n_gpus, "curves": drawn}, list)

@@ -22,12 +22,13 @@ Format = Callable[[float], str]
 
 
 class Chart(NamedTuple):
-    """A drawn panel; `legend`: (class, label) of each labelled series."""
+    """A drawn panel; `legend`: (class, label) of each labelled series; `many`: thin lines."""
 
     title: str
     unit: str
     svg: Markup
     legend: list[tuple[str, str]]
+    many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def chart(
     height: int = 220,
     x_format: Format = "{:g}".format,
     from_zero: bool = True,
+    many: bool = False,
 ) -> Chart:
     """The panel as an `svg` element, with its title, unit and legend.
 
@@ -97,7 +99,7 @@ def chart(
             parts += _series_parts(series, _color(series, position), x, y)
         label = _TEXT.format("axis", (_LEFT + width - _RIGHT) / 2, height - 4, "middle", panel.x_label)
         svg = _svg([*parts, *_marks(panel, x, y), label], width, height, panel)
-    return Chart(panel.title, panel.y_label, svg, legend)
+    return Chart(panel.title, panel.y_label, svg, legend, many)
 
 
 def _kind(series: Series, color: str) -> str:

@@ -13,7 +13,7 @@ from packer.profile import Profile
 from packer.report import context
 from packer.report.figures_svg import Chart
 from packer.report.frontier import frontier_charts
-from packer.report.rooms import room_charts
+from packer.report.growth import Growth
 from packer.report.templates import read, render
 from packer.room import room_rows
 
@@ -34,10 +34,13 @@ COMPARED = {
 _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
 
 
-def render_report(plan: Plan, *, comparison: Sequence[Mapping[str, object]] = ()) -> str:
+def render_report(
+    plan: Plan, *, growth: Growth | None = None, comparison: Sequence[Mapping[str, object]] = ()
+) -> str:
     """The page; the same input gives the same bytes.
 
     `plan`: feasible or not.
+    `growth`: its GPUs at growing rates; None leaves the section out.
     `comparison`: rows of a comparison of solvers, shown as they are; all with the same keys.
     """
     script = read("report.js")
@@ -59,7 +62,7 @@ def render_report(plan: Plan, *, comparison: Sequence[Mapping[str, object]] = ()
         percent=context.percent,
         cards=context.gpu_cards(plan),
         rooms=room_rows(plan.rooms),
-        growth=room_charts(plan),
+        growth=growth,
         limits=str(plan.workload.slo),
         columns=[COMPARED.get(key, context.visible(key)) for key in shown],
         comparison=[[_cell(row[key]) for key in shown] for row in comparison],

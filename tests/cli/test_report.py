@@ -24,7 +24,7 @@ def report(toy_plan: Callable[..., Plan], tmp_path: Path) -> Callable[[object], 
         path = tmp_path / "compared.json"
         path.write_text(comparison if isinstance(comparison, str) else json.dumps(comparison))
         page = str(tmp_path / "report.html")
-        words = ["report", str(tmp_path / "plan.json"), "--comparison", str(path)]
+        words = ["report", str(tmp_path / "plan.json"), "--comparison", str(path), "--curves", "0"]
         return run([*words, "-o", page])
 
     return make

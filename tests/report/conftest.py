@@ -1,4 +1,4 @@
-"""A real browser."""
+"""An evaluation by arithmetic, and a real browser."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from packer.bin import Bin
+from packer.evaluation import Evaluation, Evaluations
+from packer.workload import Workload
 
 FLAGS = (
     "--headless",
@@ -27,6 +31,28 @@ FLAGS = (
     "--disable-sync",
     "--window-size=1280,900",
 )
+
+
+@pytest.fixture
+def saturating() -> Callable[[Workload, Sequence[Bin]], Evaluations]:
+    """Serves up to 4,000 tok/s; TTFT rises as 1 / (1 − load), as a queue's does."""
+
+    def evaluate(fleet: Workload, bins: Sequence[Bin]) -> Evaluations:
+        rows = []
+        for item in bins:
+            load = item.offered_tok_s(fleet)
+            use = min(load / 4000.0, 0.999)
+            served = min(load, 4000.0)
+            starved = served < 0.9 * load
+            ttft = 30.0 / (1.0 - use)
+            rows.append(
+                Evaluation(
+                    load, served, starved, False, ttft, ttft, 3 * ttft, 12.0, 12.0, 30.0, 2e5, float(starved)
+                )
+            )
+        return Evaluations.of(rows)
+
+    return evaluate
 
 
 def fetch(url: str, body: bytes | None = None, method: str | None = None) -> Any:

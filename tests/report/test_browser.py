@@ -11,13 +11,14 @@ import pytest
 
 from packer.plan import Plan
 from packer.report.figures import Figure, Line, Mark, Panel, write_figure
+from packer.report.growth import Evaluate, growth_of
 from packer.report.palette import DARK, LIGHT
 from packer.report.render import render_report
 from packer.room import Room
 
 
 @pytest.fixture
-def page(toy_plan: Callable[..., Plan], tmp_path: Path) -> Path:
+def page(toy_plan: Callable[..., Plan], saturating: Evaluate, tmp_path: Path) -> Path:
     """The report of a large plan with hostile names among its adapters."""
     names = [f"customer-{k:04d}" for k in range(994)]
     names += [
@@ -31,7 +32,8 @@ def page(toy_plan: Callable[..., Plan], tmp_path: Path) -> Path:
     plan = toy_plan(names, gpus=60)
     path = tmp_path / "report.html"
     rooms = tuple(Room(1.0 + k % 5 / 10, 1.5, 2.0) for k in range(60))
-    path.write_text(render_report(dataclasses.replace(plan, rooms=rooms)), "utf-8")
+    growth = growth_of(plan, saturating, predictor="saturating")
+    path.write_text(render_report(dataclasses.replace(plan, rooms=rooms), growth=growth), "utf-8")
     return path
 
 

@@ -12,6 +12,7 @@ import pytest
 from packer.export.formats import export_plan
 from packer.plan import Plan, Status
 from packer.report import context
+from packer.report.growth import FACTORS, Evaluate, choose_gpus, growth_of
 from packer.report.render import render_report
 from packer.room import LEVELS, Room, room_rows
 from packer.twin.hours import with_adapters
@@ -66,19 +67,20 @@ def plan(toy_plan: Callable[..., Plan]) -> Plan:
     return toy_plan([f"adapter-{k}" for k in range(40)], gpus=4)
 
 
-def test_page_is_well_formed_and_needs_no_network(plan: Plan) -> None:
+def test_page_is_well_formed_and_needs_no_network(plan: Plan, saturating: Evaluate) -> None:
     """Every element closes, nothing is loaded from elsewhere, and only our own script runs."""
-    page = Page(render_report(plan))
+    page = Page(render_report(plan, growth=growth_of(plan, saturating, predictor="saturating")))
     assert page.links == ["data:,"]
     assert page.scripts == 1
 
 
-def test_hostile_names_are_text(toy_plan: Callable[..., Plan]) -> None:
+def test_hostile_names_are_text(toy_plan: Callable[..., Plan], saturating: Evaluate) -> None:
     """Whatever an adapter or a workload is called, it appears as text and nothing else."""
     plan = toy_plan(HOSTILE, gpus=1)
     plan = dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, name=HOSTILE[0]))
     rows = [{"solver": name, "GPUs": 3} for name in HOSTILE]
-    text = render_report(plan, comparison=rows)
+    growth = growth_of(plan, saturating, predictor=HOSTILE[0])
+    text = render_report(plan, growth=growth, comparison=rows)
     page = Page(text)
     assert page.scripts == 1
     for name in HOSTILE:
@@ -148,10 +150,58 @@ def test_infeasible_plan_without_servers_has_a_page(plan: Plan) -> None:
     assert "All too hot." in Page(render_report(empty)).texts
 
 
-def test_large_report_is_small(toy_plan: Callable[..., Plan]) -> None:
-    """1,000 adapters on 60 GPUs stay below 5 MB."""
+def test_growth_ends_where_a_server_breaks(plan: Plan, saturating: Evaluate) -> None:
+    """A server keeps its figures up to the factor at which it starves, and is not evaluated again."""
+    asked: list[int] = []
+
+    def evaluate(fleet, bins):  # type: ignore[no-untyped-def]
+        asked.append(len(bins))
+        return saturating(fleet.scaled(3.0), bins)
+
+    growth = growth_of(plan, evaluate, predictor="x")
+    assert growth is not None
+    load = plan.workload.offered_tok_s / 4 * 3
+    first = next(factor for factor in FACTORS if load * factor > 4000 / 0.9)
+    ends = [growth.breaks_at(row) for row in range(4)]
+    assert min(FACTORS[end] for end in ends if end is not None) == pytest.approx(first, abs=0.11)
+    assert asked == sorted(asked, reverse=True)
+    assert asked[-1] < 4
+    for row, end in enumerate(ends):
+        known = end + 1 if end is not None else len(FACTORS)
+        finite = np.isfinite(growth.mean_ttft_ms[:, row]).tolist()
+        assert finite == [True] * known + [False] * (len(FACTORS) - known)
+    table = growth.rows()
+    assert [row[1].split(" ")[0] for row in table] == [str(int((~row).sum())) for row in growth.holds]
+
+
+def test_replayed_traces_do_not_grow(plan: Plan, saturating: Evaluate) -> None:
+    """The rates of a trace can't be multiplied, so the page leaves that section out."""
+    from packer.arrival import Arrivals, RequestTrace
+
+    ones = np.ones(1, dtype=np.int64)
+    trace = RequestTrace(np.zeros(1), np.zeros(1, dtype=np.int64), ones, ones.copy())
+    fleet = plan.workload.with_arrivals(Arrivals("trace", trace=trace))
+    replayed = dataclasses.replace(plan, workload=fleet)
+    assert growth_of(replayed, saturating, predictor="x") is None
+    assert "If every rate grows" not in render_report(replayed)
+
+
+def test_limited_growth_shows_the_slowest(plan: Plan) -> None:
+    """With a limit, the GPU with the longest TTFT is among those drawn."""
+    rows = [
+        dataclasses.replace(row, mean_ttft_ms=float(k % 7)) for k, row in enumerate([*plan.evaluations] * 5)
+    ]
+    from packer.evaluation import Evaluations
+
+    chosen = choose_gpus(Evaluations.of(rows), 4)
+    assert len(chosen) == 4
+    assert {6, 13} <= set(chosen)
+
+
+def test_large_report_is_small(toy_plan: Callable[..., Plan], saturating: Evaluate) -> None:
+    """1,000 adapters on 60 GPUs stay below 5 MB, curves of every GPU included."""
     plan = toy_plan([f"customer-{k:04d}-support-bot" for k in range(1000)], gpus=60)
-    text = render_report(plan)
+    text = render_report(plan, growth=growth_of(plan, saturating, predictor="saturating"))
     assert len(text.encode()) < 5_000_000
     assert text.count("<tr>") > 1060
 
@@ -251,8 +301,6 @@ def test_room_to_grow_and_what_limits_it(toy_plan: Callable[..., Plan]) -> None:
     assert "How far each GPU may go" in page
     assert "slots: 16 of 16 in use at +47%" in page
     assert "max_loras 24" in page
-    assert page.count("title>GPU 0: 36</title>") == 1
-    assert page.count("title>GPU 1: 0</title>") == 2  # and no growth at which its limits are kept
     assert room_rows(rooms)[0][1:4] == (
         "+36%",
         "+100%",

@@ -1,0 +1,151 @@
+"""What happens to the servers of a plan as all rates grow: curves to the breaking point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.bin import Bin
+from packer.evaluation import STARVATION_THRESHOLD, Evaluation, Evaluations
+from packer.plan import Plan
+from packer.report.figures import Line, Mark, Panel, Scatter
+from packer.report.figures_svg import Chart, chart
+from packer.workload import Workload
+
+FACTORS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
+"""Today's rates, and up to twice as much."""
+MANY = 6
+"""More GPUs than this are drawn as thin lines of one colour."""
+BREAKS = 6
+"""Colour of the points where GPUs break: that of no line."""
+
+Evaluate = Callable[[Workload, Sequence[Bin]], Evaluations]
+
+
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """Evaluations of some GPUs of a plan at growing rates, by `predictor`.
+
+    `gpus`: numbers of the plan's GPUs.
+    `served`, `mean_ttft_ms`, `mean_itl_ms`: float64 (FACTORS, GPUs); NaN after the factor at which a GPU breaks.
+    `holds`: bool (FACTORS, GPUs), whether a GPU serves its load.
+    """
+
+    predictor: str
+    gpus: tuple[int, ...]
+    served: npt.NDArray[np.float64]
+    mean_ttft_ms: npt.NDArray[np.float64]
+    mean_itl_ms: npt.NDArray[np.float64]
+    holds: npt.NDArray[np.bool_]
+
+    def breaks_at(self, row: int) -> int | None:
+        """Index of the first factor at which the `row`-th GPU starves or does not start; None if it holds."""
+        return None if self.holds[:, row].all() else int(self.holds[:, row].argmin())
+
+    def charts(self) -> list[Chart]:
+        """Served share, TTFT and ITL over the growth of all rates, up to where the last GPU breaks."""
+        ends = [self.breaks_at(row) for row in range(len(self.gpus))]
+        broken = [end for end in ends if end is not None]
+        shown = max(3, max(broken) + 2) if len(broken) == len(ends) else len(FACTORS)
+        first = [Mark(FACTORS[min(broken)], "first one breaks")] if broken else []
+        starved = Mark(100 * STARVATION_THRESHOLD, f"starved below {STARVATION_THRESHOLD:.0%}", axis="y")
+        unnamed = [Mark(mark.at, "") for mark in first]
+        return [
+            self._chart(
+                "Served share of the offered load", "%", 100 * self.served[:shown], [*unnamed, starved]
+            ),
+            self._chart("Mean TTFT", "ms, logarithmic", self.mean_ttft_ms[:shown], first),
+            self._chart("Mean ITL", "ms", self.mean_itl_ms[:shown], first),
+        ]
+
+    def _chart(self, title: str, unit: str, values: npt.NDArray[np.float64], marks: list[Mark]) -> Chart:
+        many = len(self.gpus) > MANY
+        series: list[Line | Scatter] = []
+        ends: list[tuple[float, float, str]] = []
+        for row, gpu in enumerate(self.gpus):
+            label = f"GPU {gpu}" if not many else "" if row else "a GPU"
+            series.append(Line(FACTORS[: len(values)], values[:, row], label, color=0 if many else row))
+            end = self.breaks_at(row)
+            if end is not None and end < len(values):
+                ends.append((FACTORS[end], float(values[end, row]), f"GPU {gpu} breaks"))
+        if ends:
+            x, y, texts = (list(column) for column in zip(*ends, strict=True))
+            series.append(Scatter(x, y, "breaks", color=BREAKS, texts=texts))
+        log = "logarithmic" in unit
+        panel = Panel(
+            series, title=title, x_label="growth of every rate", y_label=unit, y_log=log, marks=marks
+        )
+        return chart(panel, x_format=_growth, from_zero=unit != "%", many=many)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The charts as a table: growth, GPUs that break; of those that hold the slowest TTFT and ITL."""
+        rows = []
+        for k, factor in enumerate(FACTORS):
+            broken = [gpu for gpu, holds in zip(self.gpus, self.holds[k], strict=True) if not holds]
+            listed = ", ".join(map(str, broken[:8])) + (", …" if len(broken) > 8 else "")
+            which = f" ({listed})" if broken and len(broken) < len(self.gpus) else ""
+            slowest = (
+                f"{each[k][self.holds[k]].max():,.0f} ms" if self.holds[k].any() else "–"
+                for each in (self.mean_ttft_ms, self.mean_itl_ms)
+            )
+            rows.append((_growth(factor), f"{len(broken)} of {len(self.gpus)}{which}", *slowest))
+        return rows
+
+
+def _growth(factor: float) -> str:
+    return f"{100 * (factor - 1):+.0f}%" if factor != 1 else "today"
+
+
+def growth_of(
+    plan: Plan,
+    evaluate: Evaluate,
+    *,
+    predictor: str,
+    limit: int | None = None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+) -> Growth | None:
+    """The GPUs of a plan, or `limit` of them, at growing rates; None where rates can't grow (a replayed trace).
+
+    A GPU that broke is not evaluated again: it breaks under more load, too.
+    """
+    if not plan.bins or plan.workload.arrivals.trace is not None:
+        return None
+    gpus = choose_gpus(plan.evaluations, limit)
+    figures = np.full((3, len(FACTORS), len(gpus)), math.nan)
+    holds = np.zeros((len(FACTORS), len(gpus)), dtype=np.bool_)
+    left = list(range(len(gpus)))
+    for k, factor in enumerate(FACTORS):
+        if not left:
+            break
+        progress("rates grow", k, len(FACTORS))
+        fleet = plan.workload if factor == 1.0 else plan.workload.scaled(factor)
+        found = evaluate(fleet, [plan.bins[gpus[row]] for row in left])
+        for row, each in zip(left, found, strict=True):
+            figures[:, k, row] = _served_share(each), each.mean_ttft_ms, each.mean_itl_ms
+            holds[k, row] = each.feasible
+        left = [row for row in left if holds[k, row]]
+    served, ttft_ms, itl_ms = figures
+    return Growth(predictor, gpus, served, ttft_ms, itl_ms, holds)
+
+
+def _served_share(each: Evaluation) -> float:
+    return (
+        0.0 if each.memory_error else min(each.total_token_throughput / max(each.offered_tok_s, 1e-12), 1.0)
+    )
+
+
+def choose_gpus(evaluations: Evaluations, limit: int | None) -> tuple[int, ...]:
+    """Indices to draw: all, or the slowest and an even spread of the rest."""
+    count = len(evaluations)
+    if limit is None or count <= limit:
+        return tuple(range(count))
+    ttft = np.nan_to_num(evaluations.mean_ttft_ms, nan=np.inf)
+    slowest_first = np.argsort(-ttft, kind="stable")
+    worst = slowest_first[: (limit + 1) // 2].tolist()
+    others = slowest_first[(limit + 1) // 2 :]
+    spread = np.linspace(0, len(others) - 1, limit - len(worst)).round().astype(int)
+    return tuple(sorted({*worst, *others[spread].tolist()}))
