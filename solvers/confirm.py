@@ -7,6 +7,7 @@ rates raised by what the refused GPUs failed to serve, and at last with the whol
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -56,6 +57,7 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
     def careful() -> Solution:
         return repeated(replace(problem, evaluator=evaluator.sure()), search_sure=True)
 
+    holding: list[Solution] = []
     raised: dict[Profile, float] = {}
     for step in range(STEPS):
         if found.unplaced or not found.bins or problem.out_of_time():
@@ -63,25 +65,32 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
         evaluations = evaluator.confirmed(problem.workload, found.bins)
         refused = np.flatnonzero(~problem.objective.admissible(evaluations)).tolist()
         if not refused:
-            return found
-        options = []
+            holding.append(found)
+            break
         bins = None if found.moves else mended(problem.with_share(_MENDING_SHARE), found.bins, refused)
         if bins is not None:
-            options.append(replace(found, bins=bins, details={**found.details, "mended": len(refused)}))
+            holding.append(replace(found, bins=bins, details={**found.details, "mended": len(refused)}))
         if step == 0 and (bins is None or len(bins) > len(found.bins)):
             sure = careful()
-            options += [sure] if admits(problem, sure) else []
-        if options:
-            return min(options, key=lambda each: _key(problem, each))
-        for profile, share in lacking(found.bins, evaluations, refused).items():
-            raised[profile] = (1.0 + raised.get(profile, 0.0)) * (1.0 + share) - 1.0
+            holding += [sure] if admits(problem, sure) else []
+        fewest = min((len(each.bins) for each in holding), default=sys.maxsize)
+        raised = _raised(raised, lacking(found.bins, evaluations, refused))
         posed = replace(problem, evaluator=evaluator.hardened(raised))
-        found = repeated(posed, search_raised=max(raised.values()))
+        again = None if fewest <= len(found.bins) else repeated(posed, search_raised=max(raised.values()))
+        if again is None or len(again.bins) >= fewest:
+            break
+        found = again
+    if holding:
+        return min(holding, key=lambda each: _key(problem, each))
     if admits(problem, found):
         return found
     late = problem.out_of_time()  # bins are evaluated all the same, for the plan's figures
     last = careful() if late else solve(replace(problem, evaluator=evaluator.whole()))
     return found if late and not admits(problem, last) else last
+
+
+def _raised(raised: Mapping[Profile, float], shares: Mapping[Profile, float]) -> dict[Profile, float]:
+    return {k: (1.0 + raised.get(k, 0.0)) * (1.0 + shares.get(k, 0.0)) - 1.0 for k in {**raised, **shares}}
 
 
 def _key(problem: Problem, found: Solution) -> tuple[float, ...]:
