@@ -7,6 +7,7 @@ from dataclasses import replace
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.confirm import admits, confirmed_solution
 from packer.solvers.exact.solver import START_SHARE, ExactSearch
+from packer.solvers.greedy.balance import balanced
 from packer.solvers.limit import within_limit
 from packer.solvers.support import counts_gpus
 from packer.solvers.verify import confirmed
@@ -47,7 +48,10 @@ class Auto:
             else:
                 search.run()
             searches.append(search)
-            return replace(first, bins=search.bins)
+            fewer = len(search.bins) < len(
+                first.bins
+            )  # full to the brim in part, which the twin would refuse
+            return replace(first, bins=balanced(posed, search.bins) if fewer else first.bins)
 
         found = confirmed_solution(timed.with_share(_EXACT_SHARE), smaller)
         search = searches[0]

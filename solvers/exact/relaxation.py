@@ -122,7 +122,10 @@ class Relaxation:
         techniques in column generation, 2018). `to_the_end`: at the duals alone until no bin is worth more
         than 1, for the patterns rather than the bound.
         """
-        sizes = self._sizes()
+        sizes, classes = self._sizes(), self.feasibility.classes
+        estimated = (
+            self.feasibility.problem.evaluator.confirms or classes.loss > 0.0
+        )  # better weights prove nothing
         share = 0.0 if to_the_end else 1.0
         if self.weights is None:
             self.weights = sizes
@@ -132,6 +135,9 @@ class Relaxation:
             self.master, self.pool = self._solved(self.patterns, self.demand), self.patterns
             if self.master is None:
                 self.converged = True
+                return
+            if estimated and not to_the_end and _promise(self.master.value) <= self.bound:
+                self.converged = True  # no weights of all adapters exceed the optimum over some patterns
                 return
             duals = self.master.duals
             at = share * self.weights + (1.0 - share) * duals

@@ -184,6 +184,7 @@ class ExactSearch:
             if relaxation.bound >= self.bound.value:
                 certain = self._certain(relaxation.exhaustive)
                 self._raise(Bound(relaxation.bound, self._source(relaxation), certain=certain))
+            self._dive(0.0)
             if sound and relaxation.converged:
                 return
 
@@ -213,11 +214,7 @@ class ExactSearch:
     def _round(self, step: int) -> bool:
         """A dive, then whole numbers over the pool; False once neither helps nor adds patterns."""
         relaxation = self.relaxation
-        before, improved = len(relaxation.patterns), False
-        rows = dive(relaxation, len(self.bins), 0.0 if step == 0 else 0.05)
-        if rows is not None:
-            relaxation.add(np.array(rows))
-            improved = self._accept(realise(self.problem, self.classes, rows))
+        before, improved = len(relaxation.patterns), self._dive(0.0 if step == 0 else 0.05)
         if not self.closed:
             pool, seconds = relaxation.patterns, self._seconds(_INTEGER_S)
             use, _ = solve_integer(pool, relaxation.demand, time_limit_s=seconds)
@@ -227,6 +224,14 @@ class ExactSearch:
         if not improved and not self.closed:
             relaxation.diversify(0.1, len(self.bins) - 1)
         return improved or len(relaxation.patterns) > before
+
+    def _dive(self, shake: float) -> bool:
+        """Whether a plan by rounding the relaxation bin by bin is smaller."""
+        rows = dive(self.relaxation, len(self.bins), shake)
+        if rows is None:
+            return False
+        self.relaxation.add(np.array(rows))
+        return self._accept(realise(self.problem, self.classes, rows))
 
     def _seconds(self, most: float) -> float:
         return min(most, max(0.1, self.problem.remaining_s() / 4))
