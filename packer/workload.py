@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -49,7 +49,7 @@ class Workload:
         What each server trains beside its requests; None: nothing.
     """
 
-    adapters: Sequence[Adapter]
+    adapters: tuple[Adapter, ...]
     input_tokens: Lengths = SHAREGPT_INPUT
     output_tokens: Lengths = SHAREGPT_OUTPUT
     length_correlation: float = SHAREGPT_CORRELATION
@@ -58,10 +58,30 @@ class Workload:
     slo: Slo = field(default_factory=Slo)
     fine_tuning: FineTuning | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "adapters", tuple(self.adapters))
-        correlation = checks.real("length_correlation", self.length_correlation, low=-1.0, high=1.0)
-        object.__setattr__(self, "length_correlation", correlation)
+    def __init__(
+        self,
+        adapters: Iterable[Adapter],
+        input_tokens: Lengths = SHAREGPT_INPUT,
+        output_tokens: Lengths = SHAREGPT_OUTPUT,
+        length_correlation: float = SHAREGPT_CORRELATION,
+        arrivals: Arrivals | None = None,
+        name: str = "workload",
+        slo: Slo | None = None,
+        fine_tuning: FineTuning | None = None,
+    ) -> None:
+        setter = object.__setattr__
+        setter(self, "adapters", tuple(adapters))
+        setter(self, "input_tokens", input_tokens)
+        setter(self, "output_tokens", output_tokens)
+        correlation = checks.real("length_correlation", length_correlation, low=-1.0, high=1.0)
+        setter(self, "length_correlation", correlation)
+        setter(self, "arrivals", arrivals if arrivals is not None else Arrivals())
+        setter(self, "name", name)
+        setter(self, "slo", slo if slo is not None else Slo())
+        setter(self, "fine_tuning", fine_tuning)
+        self._check()
+
+    def _check(self) -> None:
         if not self.adapters:
             raise ValidationError("Expected a workload to have at least one adapter, got 0.")
         seen: set[str] = set()
