@@ -28,6 +28,8 @@ MOST_CLASSES = 96
 """Classes of each base model; adapters of near rates are merged beyond."""
 
 _INTEGER_S = 2.0
+_RELAXED_SHARE = 0.2
+"""Of the time that is left, for one relaxation: a mix that is nearly excluded must not keep others from a try."""
 _NEW_PATTERNS = 8
 _STARTS = 8
 _DIVE_STARTS = 3
@@ -153,9 +155,11 @@ class Mixes:
     def relaxed(self, servers: IntArray, *, few: bool) -> Master | None:
         """The relaxation over patterns for this mix: its value is the share of the mix that holds all adapters.
 
-        Patterns are generated until that is at most 1, or a cut excludes the mix, or none improves it; None without
-        time, and for a mix of kinds that hold no adapter of a class, which a cut then excludes. `few`: for weights that
-        are sums of a few prices, so that a value of at most 1 says little.
+        Patterns are generated until that is at most 1, or a cut excludes the mix, or none improves it, or a share of
+        the time is up; None without time, and for a mix of kinds that hold no adapter of a class, which a cut then
+        excludes. `few`: for weights that are sums of a few prices, so that a value of at most 1 says little.
+
+        Raises `OutOfTime`: the problem's time is up.
         """
         chosen = [source for source, count in zip(self.sources, servers.tolist(), strict=True) if count]
         counts = servers[servers > 0]
@@ -169,7 +173,8 @@ class Mixes:
             self.promise = None
         share, most = (0.0, _SMOOTHING) if self.promise is None else (_NEAR, _NEAR)
         best, center = self.promise or (0.0, np.zeros(len(classes)))
-        while not self.problem.out_of_time():
+        master, until_s = None, (1.0 - _RELAXED_SHARE) * self.problem.remaining_s()
+        while self.problem.remaining_s() > until_s:
             master, worth = self._master(chosen, counts, basis)
             if master is None or master.value <= 1.0 + _TOLERANCE:
                 return master
@@ -196,7 +201,7 @@ class Mixes:
                 return master
             else:
                 share, most = (_SMOOTHING if share == _NEAR else 0.0), _SMOOTHING
-        return None
+        return master
 
     def _master(
         self, chosen: Sequence[Source], counts: IntArray, basis: FloatArray
