@@ -83,7 +83,8 @@ class ExactSearch:
         """
         relaxation = self.relaxation
         try:
-            if not (bound_alone and self.problem.evaluator.simulates) and self._enumerate():
+            each = not (bound_alone and self.problem.evaluator.simulates)
+            if self.closed or (each and self._enumerate()):
                 return
             if not relaxation.start(_counts(self.classes, self.bins)):
                 return
@@ -158,7 +159,8 @@ class ExactSearch:
         chosen = np.repeat(rows[feasible], use, axis=0)
         self._accept(realise(self.problem, self.classes, list(chosen)))
         if optimal:
-            source = f"every possible bin was evaluated by the predictor {self.problem.evaluator.name!r}"
+            name = self.problem.evaluator.name
+            source = f"{self._most}every possible bin was evaluated by the predictor {name!r}"
             self._raise(Bound(int(use.sum()), source, certain=True))
         return optimal
 
@@ -192,12 +194,15 @@ class ExactSearch:
         """Whether an exhaustive search of classes is one of the fleet, up to dominance that no check contradicted."""
         return exhaustive and self.classes.loss == 0.0 and not self.relaxation.feasibility.violations
 
+    @property
+    def _most(self) -> str:
+        """Which bins the search leaves out, in words."""
+        most = self.problem.most_adapters
+        return f"at most {most:,} adapters on a GPU; " if most < len(self.problem.workload) else ""
+
     def _source(self, relaxation: Relaxation) -> str:
         name = self.problem.evaluator.name
-        text = f"linear relaxation of the pattern model: {relaxation.value:.3f} bins; "
-        most = relaxation.feasibility.problem.most_adapters
-        if most < len(self.problem.workload):
-            text += f"at most {most:,} adapters on a GPU; "
+        text = f"linear relaxation of the pattern model: {relaxation.value:.3f} bins; {self._most}"
         if relaxation.exhaustive:
             feasibility = relaxation.feasibility
             failed = f", which {feasibility.violations} of {feasibility.checks} checks contradict"

@@ -140,6 +140,26 @@ def test_bucketed_rates_keep_plan_and_bound_honest() -> None:
     assert found.lower_bound <= len(found.bins) <= len(Greedy().solve(task).bins)
 
 
+def test_one_gpu_ends_the_search() -> None:
+    """No bin is evaluated to show that a plan of one GPU can't be smaller."""
+    task = problem(random_fleet(20, seed=0, rates=(0.1,)))
+    search = ExactSearch(task, Greedy().solve(task).bins)
+    assert len(search.bins) == 1
+    search.run()
+    assert search.closed
+    assert search.relaxation.feasibility.evaluated == 0
+
+
+def test_bounds_name_the_bins_that_no_search_evaluates() -> None:
+    """Where searches keep to so many adapters on a GPU, what every possible bin says is said of those."""
+    task = replace(problem(random_fleet(24, seed=3, rates=(1.6, 0.8), ranks=(8,))), most_adapters=4)
+    search = ExactSearch(task, Greedy().solve(task).bins)
+    search.run()
+    most = search.problem.most_adapters
+    assert most < 24
+    assert search.bound.source.startswith(f"at most {most} adapters on a GPU; every possible bin")
+
+
 def test_the_same_seed_gives_the_same_plan() -> None:
     """Nothing random is left unseeded."""
     fleet = random_fleet(32, seed=9)
