@@ -87,6 +87,18 @@ def test_changing_rates_are_stable_if_the_queue_empties(
     assert sim.stable == stable
 
 
+@pytest.mark.parametrize(("later", "stable"), [(0.4, True), (0.9, False)])
+def test_a_queue_that_stays_long_since_a_burst_is_not_stable(
+    one_at_a_time: Profile, later: float, stable: bool
+) -> None:
+    """A burst at the start leaves a queue that gets shorter at both loads; only one that empties is stable."""
+    arrivals = Arrivals("piecewise", period_s=1200.0, factors=(1.6, later, later))
+    sim = simulate(_fleet(1.0, arrivals), one_at_a_time, max_loras=2, duration_s=3600.0)
+    middle, last = fewest_waiting(sim, 1200.0, 2400.0, 3600.0)
+    assert middle > last
+    assert sim.stable == stable
+
+
 @st.composite
 def _queues(draw: st.DrawFn) -> RequestTrace:
     n = draw(st.integers(1, 30))
