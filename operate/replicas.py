@@ -87,7 +87,7 @@ def everywhere(
     fleet: Workload, profile: Profile, n_gpus: int, placed: Callable[[Workload], Sequence[Bin]]
 ) -> Iterator[tuple[Bin, ...]]:
     """Servers with equal parts of the adapters that are hotter than a GPU's part of the load: when one is lost, its
-    parts go to all others. None if there is no such adapter, or `placed` has no place for some of the others.
+    parts go to all others. Nothing if there is no such adapter, or `placed` has no place for some of the others.
     """
     loads = fleet.offered_tok_s_by_adapter
     is_hot = loads > loads.sum() / n_gpus * (1.0 - 1e-9)
