@@ -118,7 +118,7 @@ def export_plan(
     if format_name not in _ANY_ENGINE:
         _check_engine(plan, format_name)
     render: Render = import_module(FORMATS[format_name].module).render
-    estimates = dict.fromkeys(item.profile.label for item in plan.bins if not item.profile.calibrated)
+    estimates = dict.fromkeys(item.profile.label for item in plan.bins if item.profile.doubts)
     return {name: _marked(name, text, estimates) for name, text in render(found, chosen).items()}
 
 

@@ -38,6 +38,17 @@ def test_files_of_an_estimate_say_so(
         assert MARK not in text
 
 
+def test_files_for_an_engine_older_than_its_simulation_say_so(
+    toy_plan: Callable[..., Plan], toy_profile: Profile
+) -> None:
+    """A calibrated profile of vLLM 0.7 is simulated with another schedule: files say that as they do of estimates."""
+    old = dataclasses.replace(
+        toy_profile, calibrated=True, engine=dataclasses.replace(toy_profile.engine, version="0.7.3")
+    )
+    (text,) = export_plan(with_profile(toy_plan(["a", "b"]), old), "nginx").values()
+    assert text.startswith("# Planned with the profile toy (vLLM 0.7.3 simulated with the schedule of V1)")
+
+
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_names_of_profiles_stay_in_their_comment(
     toy_plan: Callable[..., Plan],
