@@ -192,7 +192,15 @@ class _Day:
         found = self.held(names, list(dict.fromkeys(item.profile for item in static.bins)), **given)
         places = [] if found.moves is None else [k for k in found.moves.servers if k is not None]
         if found.status is Status.INFEASIBLE or len(places) < len(found.bins):
-            found = replace(static, workload=found.workload)
+            # what a bound says of all periods it does not say of these
+            found = replace(
+                static,
+                workload=found.workload,
+                status=Status.FEASIBLE,
+                lower_bound=None,
+                bound_proven=False,
+                bound_source="",
+            )
             places = list(range(len(static.bins)))
         begin_s = self.start_s[names[0]]
         return Period(tuple(names), begin_s, begin_s + len(names) * self.period_s, found, tuple(places))
@@ -275,7 +283,7 @@ def _merged(
     while k + 1 < len(found):
         one, other = found[k], found[k + 1]
         apart = _gpu_s(one) + _gpu_s(other) + _change_s(one, other, startup_s)
-        least = max(one.gpus, other.gpus) * (other.end_s - one.start_s)
+        least = max(one.gpus, other.gpus) * (one.end_s - one.start_s + other.end_s - other.start_s)
         together = plan_for((*one.names, *other.names)) if least <= apart else None
         if together is not None and _gpu_s(together) <= apart:
             found[k : k + 2] = [together]

@@ -167,7 +167,10 @@ class Mixes:
         basis = features(classes) if few else np.eye(len(classes))
         held = np.max([source.patterns.max(axis=0, initial=0) for source in chosen], axis=0, initial=0)
         if not held.all():
-            self.cut(np.eye(len(classes))[int(np.argmin(held))])
+            alone = np.eye(len(classes))[int(np.argmin(held))]
+            self.cut(alone)  # admits the mix where the lightest adapter of a rounded class fits
+            fits = [float((source.patterns @ alone).any()) for source in self.sources]
+            self.doubts.append(Cut(alone, np.array(fits)))
             return None
         if few:  # weights of few prices come near in a few rounds: all prices start from the best of these
             self.promise = None

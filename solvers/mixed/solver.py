@@ -152,7 +152,8 @@ class _Search:
         except OutOfTime:
             pass
         bound, surely = self._bound(proven=False), self._bound(proven=True)
-        proven = surely >= bound - _CHEAPER
+        # trees that lead a search prove nothing about the twin that evaluates its plan
+        proven = surely >= bound - _CHEAPER and not self.problem.evaluator.confirms
         claim = "relaxation over patterns for each mix of kinds of server"
         claim = (
             f"{claim}; every better pattern was excluded"

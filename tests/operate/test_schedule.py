@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,9 +16,11 @@ from packer.errors import IncompatibleError, ValidationError
 from packer.io.profiles import load_profile
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
-from packer.operate.day import Schedule
+from packer.operate import schedule as schedules
+from packer.operate.day import Period, Schedule
 from packer.operate.replay import Window, replay, requests_of_day, windows_of
 from packer.operate.schedule import rates_of_trace, schedule
+from packer.plan import Plan, Status
 from packer.solvers.api import solve
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.traces.trace import Trace
@@ -281,3 +284,35 @@ def test_rates_come_from_a_trace() -> None:
     assert found["06:00"].tolist() == pytest.approx([0.05, 0.0], rel=0.02)
     with pytest.raises(ValidationError, match="the fleet's adapters, got requests of 'a'"):
         rates_of_trace(trace, Workload([Adapter("b", 8, 1.0)]), 3600.0)
+
+
+def test_a_period_on_all_servers_has_no_bound_of_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no plan of a period is found, all servers of the static plan run: its bound is one for all periods."""
+
+    def solved(*given: Any, **options: Any) -> Plan:
+        plan = solve(*given, **options)
+        if options["solver"] == "replan":
+            return replace(plan, status=Status.INFEASIBLE)
+        bound = float(plan.n_gpus)
+        return replace(plan, status=Status.OPTIMAL, lower_bound=bound, bound_proven=True)
+
+    monkeypatch.setattr(schedules, "solve", solved)
+    (only,) = scheduled(day()).periods
+    assert only.gpus == 3
+    assert (only.plan.status, only.plan.lower_bound, only.plan.bound_proven) == (Status.FEASIBLE, None, False)
+
+
+def test_periods_about_midnight_are_merged_only_where_that_saves_gpus() -> None:
+    """Three GPUs from 7 to 8 and one from 0 to 1 (the next day): three for both hours are not planned."""
+    found = scheduled(day()).periods
+    noon, night = (next(each for each in found if each.gpus == n) for n in (3, 1))
+    late = replace(noon, start_s=7 * 3600.0, end_s=8 * 3600.0)
+    early = replace(night, start_s=0.0, end_s=3600.0)
+    tried: list[Any] = []
+
+    def plan_for(names: Any) -> Period:
+        tried.append(names)
+        return noon
+
+    assert schedules._merged([late, early], plan_for, 0.0) == [late, early]
+    assert not tried

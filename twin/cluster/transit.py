@@ -65,7 +65,7 @@ def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
     Raises `ValidationError`: a host's memory can't hold the largest adapter.
     """
     nodes = cluster.nodes or (Node(),) * len(cluster)
-    capacity = np.array([node.host_bytes for node in nodes])
+    capacity = np.array([node.host_bytes for node in nodes], dtype=np.float64)
     limited = bool(np.isfinite(capacity).any())
     if not limited and cluster.network_ms == 0.0:
         return None

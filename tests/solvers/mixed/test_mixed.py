@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
+from packer.gpu import GpuKind
+from packer.io.profiles import load_profile
 from packer.objectives.cost import Cost
 from packer.profile import Profile
+from packer.solvers.api import solve
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import solved
 from packer.solvers.evaluator import Evaluator
@@ -157,3 +160,16 @@ def test_bound_counts_whole_servers_of_each_kind(rate: float, cheapest_price: fl
     found = Mixed().solve(given)
     assert price(found) == pytest.approx(cheapest_price)
     assert found.lower_bound == pytest.approx(cheapest_price)
+
+
+def test_trees_that_lead_the_search_prove_nothing() -> None:
+    """The twin evaluates the plan, and may admit what trees exclude: the bound of such a search is an estimate."""
+    fast = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    slow = fast.with_coefficients(**{term: 2.0 * ms for term, ms in fast.latency.coefficients.items()})
+    slow = replace(slow, name="other", gpu=replace(slow.gpu, name="other"))
+    kinds = [GpuKind(fast, 3.0), GpuKind(slow, 1.4)]
+    whole = Workload([Adapter(f"a{i}", 8, 3.0) for i in range(10)])
+    found = solve(whole, kinds, "cost", solver="mixed", margin=0.05, verify=False, with_headroom=False)
+    assert found.lower_bound == pytest.approx(2.8)
+    assert not found.bound_proven
+    assert found.bound_source.startswith("estimate: ")

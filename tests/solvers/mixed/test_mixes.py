@@ -14,6 +14,7 @@ from packer.profile import Profile
 from packer.solvers.base import Problem
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
+from packer.solvers.mixed import mixes
 from packer.solvers.mixed.mixes import Cut, Mixes, cheapest
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
@@ -99,3 +100,15 @@ def test_kinds_that_hold_no_adapter_of_a_class_are_excluded() -> None:
     assert proven
     assert not proven[0].admits(alone)
     assert mixes.relaxed(np.array([1, 1]), few=False) is not None
+
+
+def test_a_mix_without_room_for_a_rounded_class_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two merged hot adapters the lighter fits the small kind and their mean does not: no cut excludes the mix."""
+    monkeypatch.setattr(mixes, "MOST_CLASSES", 2)
+    found = mixes_of([3.8555, 3.8585, 1.0, 1.0, 1.0])
+    assert found.classes.loss > 0.0
+    alone = np.array([0, 3])
+    assert found.relaxed(alone, few=False) is None
+    assert found.admit(alone)
+    assert not all(doubt.admits(alone) for doubt in found.doubts)
+    assert all(doubt.admits(np.array([1, 0])) for doubt in found.doubts)

@@ -15,6 +15,7 @@ from packer.errors import ValidationError
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System
+from packer.twin.cluster.transit import transit_of
 from packer.twin.engine import state as rows
 from packer.workload import Workload
 
@@ -176,3 +177,10 @@ def test_bad_hosts_are_named() -> None:
     kind = _cluster((Node(),), None).kinds[0]
     with pytest.raises(ValidationError, match="3 servers together, got 1"):
         Cluster((kind,), ("gpu",) * 3, nodes=(Node(),))
+
+
+def test_whole_numbers_of_bytes_are_no_other_memory() -> None:
+    """The room of a host given as an integer takes adapters of parts of a byte, and the same kernel."""
+    way = transit_of(_fleet(0), _cluster((Node(2, 200),), Store(1.0)), 4)
+    assert way is not None
+    assert way.room.dtype == np.float64
