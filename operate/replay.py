@@ -171,10 +171,8 @@ def replay(
         for (number, gpus), server in zip(window.gpus_of.items(), run.servers, strict=True):
             if number not in following:
                 raw = server.raw
-                late_s = (
-                    raw.finish_s[raw.finished & (raw.first_s < length_s)].max(initial=length_s) - length_s
-                )
-                drained_s += gpus * float(late_s)
+                own = raw.finish_s[raw.finished & (last | (raw.first_s < length_s))]
+                drained_s += gpus * float(own.max(initial=length_s) - length_s)
     gaps = np.maximum(trace.output_tokens - 1, 1)
     with np.errstate(invalid="ignore"):
         ttft = 1e3 * (first - trace.time_s)

@@ -11,7 +11,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.cluster import Cluster
+from packer.cluster import Cluster, ServerKind
 from packer.errors import IncompatibleError, ValidationError
 from packer.io.profiles import load_profile
 from packer.objectives.all_day import AllDay
@@ -316,3 +316,17 @@ def test_periods_about_midnight_are_merged_only_where_that_saves_gpus() -> None:
 
     assert schedules._merged([late, early], plan_for, 0.0) == [late, early]
     assert not tried
+
+
+def test_the_last_server_of_a_day_counts_until_all_its_requests_end() -> None:
+    """Also those that have no token when the day ends: no other server takes them."""
+    n = 3000
+    trace = RequestTrace(
+        95.0 + 5e-4 * np.arange(n), np.zeros(n, dtype=np.int64), np.full(n, 500), np.full(n, 200), end_s=200.0
+    )
+    cluster = Cluster((ServerKind("s", PROFILE, max_loras=4),), ("s",))
+    windows = [Window(50.0 * t, 50.0 * (t + 1), cluster, "round-robin", (t,)) for t in range(2)]
+    found = replay(Workload([Adapter("a0", 8, 1.0)]), trace, windows)
+    ends_s = trace.time_s + 1e-3 * (found.ttft_ms + 199 * found.itl_ms)
+    assert ends_s.max() > 150.0
+    assert 3600.0 * found.gpu_hours == pytest.approx(ends_s.max())
