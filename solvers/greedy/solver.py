@@ -29,6 +29,8 @@ _PACKING_SHARE = 0.6
 
 MOST_LEFT = 384
 """A plan that lacks a place for more adapters is not repaired."""
+FEW_BINS = 4
+"""Servers of more adapters than trees know are simulated where two are that full, or one of at most so many."""
 
 
 class Greedy:
@@ -44,7 +46,7 @@ class Greedy:
         packing = free.with_share(_PACKING_SHARE)
         found = _packed(packing)
         full = sum(len(item.adapters) == free.most_adapters for item in found.bins)
-        if 2 * full > len(found.bins):  # larger servers, which are simulated, may be fewer
+        if full > 1 or (full and len(found.bins) <= FEW_BINS):  # larger ones may be fewer
             packing = whole.with_share(_PACKING_SHARE)
             larger = _packed(packing)
             if (len(larger.unplaced), len(larger.bins)) < (len(found.unplaced), len(found.bins)):

@@ -57,7 +57,9 @@ def test_servers_of_which_the_trees_are_sure_are_not_simulated(profile: Profile)
     assert not admits(task, Solution(found.bins, (0,)))
 
 
-@pytest.mark.parametrize(("hot", "cold_rate", "beyond"), [(24, 0.05, False), (0, 0.002, True)])
+@pytest.mark.parametrize(
+    ("hot", "cold_rate", "beyond"), [(24, 0.05, False), (0, 0.002, True), (15, 0.002, True)]
+)
 def test_servers_beyond_the_training_data_only_where_that_takes_fewer(
     hot: int, cold_rate: float, beyond: bool, profile: Profile
 ) -> None:
