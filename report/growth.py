@@ -110,7 +110,8 @@ def growth_of(
 ) -> Growth | None:
     """The GPUs of a plan, or `limit` of them, at growing rates; None where rates can't grow (a replayed trace).
 
-    A GPU that broke is not evaluated again: it breaks under more load, too.
+    The plan's own figures are those of today, where `predictor` is the plan's. A GPU that broke is not evaluated
+    again: it breaks under more load, too.
     """
     if not plan.bins or plan.workload.arrivals.trace is not None:
         return None
@@ -122,8 +123,10 @@ def growth_of(
         if not left:
             break
         progress("rates grow", k, len(FACTORS))
-        fleet = plan.workload if factor == 1.0 else plan.workload.scaled(factor)
-        found = evaluate(fleet, [plan.bins[gpus[row]] for row in left])
+        if factor == 1.0 and predictor == plan.predictor:
+            found = [plan.evaluations[gpu] for gpu in gpus]
+        else:
+            found = [*evaluate(plan.workload.scaled(factor), [plan.bins[gpus[row]] for row in left])]
         for row, each in zip(left, found, strict=True):
             figures[:, k, row] = _served_share(each), each.mean_ttft_ms, each.mean_itl_ms
             holds[k, row] = each.feasible

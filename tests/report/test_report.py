@@ -174,6 +174,20 @@ def test_growth_ends_where_a_server_breaks(plan: Plan, saturating: Evaluate) -> 
     assert [row[1].split(" ")[0] for row in table] == [str(int((~row).sum())) for row in growth.holds]
 
 
+def test_figures_of_today_are_those_of_the_plan(plan: Plan, saturating: Evaluate) -> None:
+    """The predictor of the plan has evaluated its servers at today's rates: that is not done again."""
+    rates: list[float] = []
+
+    def evaluate(fleet, bins):  # type: ignore[no-untyped-def]
+        rates.append(float(fleet.rates.sum() / plan.workload.rates.sum()))
+        return saturating(fleet, bins)
+
+    growth = growth_of(plan, evaluate, predictor=plan.predictor)
+    assert growth is not None
+    assert growth.mean_ttft_ms[0].tolist() == plan.evaluations.mean_ttft_ms.tolist()
+    assert min(rates) > 1.05
+
+
 def test_replayed_traces_do_not_grow(plan: Plan, saturating: Evaluate) -> None:
     """The rates of a trace can't be multiplied, so the page leaves that section out."""
     from packer.arrival import Arrivals, RequestTrace
