@@ -136,16 +136,12 @@ def _merged(
     )
     holds = all(option.holds for _, option in chosen)
     verified = [plan.verified for plan in plans]
-    return replace(
-        first,
+    return first.without_bound(  # a model's bound is one for its kind of server alone
         workload=workload,
         bins=bins,
         evaluations=Evaluations.of([row for plan in plans for row in plan.evaluations]),
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
         objective="recommend",
-        lower_bound=None,  # a model's bound is one for its kind of server alone
-        bound_proven=False,
-        bound_source="",
         objective_value=(float(sum(plan.n_gpus for plan in plans)),),
         margin=max(plan.margin or 0.0 for plan in plans),
         rooms=tuple(room for plan in plans for room in plan.rooms),

@@ -193,14 +193,7 @@ class _Day:
         places = [] if found.moves is None else [k for k in found.moves.servers if k is not None]
         if found.status is Status.INFEASIBLE or len(places) < len(found.bins):
             # what a bound says of all periods it does not say of these
-            found = replace(
-                static,
-                workload=found.workload,
-                status=Status.FEASIBLE,
-                lower_bound=None,
-                bound_proven=False,
-                bound_source="",
-            )
+            found = static.without_bound(workload=found.workload, status=Status.FEASIBLE)
             places = list(range(len(static.bins)))
         begin_s = self.start_s[names[0]]
         return Period(tuple(names), begin_s, begin_s + len(names) * self.period_s, found, tuple(places))
@@ -262,15 +255,8 @@ def _joined(split: Replicas, plan: Plan) -> Plan:
     if not split.parts:
         return plan
     fleet = with_rates(split.workload, split.rates_of_whole(plan.workload.rates))
-    return replace(
-        plan,
-        workload=fleet,
-        bins=split.joined(plan.bins),
-        status=Status.FEASIBLE,
-        lower_bound=None,
-        bound_proven=False,
-        bound_source="",
-        moves=None,
+    return plan.without_bound(
+        workload=fleet, bins=split.joined(plan.bins), status=Status.FEASIBLE, moves=None
     )
 
 
@@ -309,15 +295,11 @@ def _deployed(periods: Sequence[Period], evaluator: Evaluator) -> Plan:
     )
     quiet = min((each.plan for each in periods), key=lambda plan: plan.workload.offered_tok_s)
     rows = evaluator.report(quiet.workload, bins)
-    return replace(
-        quiet,
+    return quiet.without_bound(
         bins=bins,
         evaluations=rows,
         status=Status.FEASIBLE if rows.feasible.all() else Status.INFEASIBLE,
         objective_value=(float(sum(item.gpus for item in bins)),),
-        lower_bound=None,
-        bound_proven=False,
-        bound_source="",
         moves=None,
         reasons=("The servers of a day's schedule, which says when each of them runs.",),
     )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
@@ -148,6 +149,10 @@ class Plan:
             return None
         value = self.objective_value[0]
         return max(0.0, (value - self.lower_bound) / value) if value > 0 else 0.0
+
+    def without_bound(self, **changes: Any) -> Plan:
+        """The plan with these changes, of which its bound says nothing."""
+        return replace(self, lower_bound=None, bound_proven=False, bound_source="", **changes)
 
     def cluster(self) -> Cluster:
         """The plan's servers as a cluster; its router `plan` routes as the plan does."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -202,7 +201,7 @@ def _planned(problem: Problem, search: Solver) -> Plan:
     """One search whose bins the whole predictor admits, checked and evaluated."""
     solution = confirmed_solution(problem, lambda posed: by_model.solved(posed, search))
     check(problem, solution)
-    return assemble(problem, solution, search.name, time.monotonic() - problem.started)
+    return assemble(problem, solution, search.name, problem.elapsed_s())
 
 
 def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:

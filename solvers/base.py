@@ -80,11 +80,15 @@ class Problem:
         """The problem without servers of so many adapters that searches would simulate each."""
         return replace(self, most_adapters=min(self.most_adapters, self.evaluator.most_learned))
 
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
     def remaining_s(self) -> float:
         """Seconds left before the time limit; infinite without one."""
         if self.time_limit_s is None:
             return float("inf")
-        return self.time_limit_s - (time.monotonic() - self.started)
+        return self.time_limit_s - self.elapsed_s()
 
     def with_share(self, share: float) -> Problem:
         """The problem with this share of the time that is left, as its limit."""

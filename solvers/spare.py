@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,7 +34,7 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
         bins = _with_slots(problem, found.bins) if len(found.bins) == n else None
         if bins is not None and _survives(problem, bins):
             solution = Solution(bins, details={**plan.details, "gpus_without_spare": plan.n_gpus})
-            return assemble(problem, solution, plan.solver, time.monotonic() - problem.started)
+            return assemble(problem, solution, plan.solver, problem.elapsed_s())
     reason = f"No plan on up to {most} GPUs holds when any of them is lost. What would help: more GPUs"
     return replace(plan, status=Status.INFEASIBLE, reasons=(*plan.reasons, reason))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,8 +28,7 @@ def with_estimate(problem: Problem, plan: Plan) -> Plan:
     known = plan.lower_bound or 0.0
     if known >= plan.n_gpus or problem.out_of_time():
         return plan
-    elapsed_s = time.monotonic() - problem.started
-    limit_s = elapsed_s + min(SECONDS, problem.remaining_s())
+    limit_s = problem.elapsed_s() + min(SECONDS, problem.remaining_s())
     unlimited = replace(problem, max_gpus=None, time_limit_s=limit_s)
     classes = aggregate(problem.workload)
     relaxation = Relaxation(Feasibility(unlimited.learned(), classes), np.random.default_rng(problem.seed))

@@ -61,15 +61,11 @@ class Mixed:
         """The cheapest of the plans found, with the bound of the relaxation."""
         free = replace(problem, max_gpus=None)
         if free.time_limit_s is None:
-            free = replace(free, time_limit_s=_elapsed(free) + DEFAULT_S)
+            free = replace(free, time_limit_s=free.elapsed_s() + DEFAULT_S)
         best = confirmed_solution(free.with_share(_START_SHARE), starting_plan)
         if best.unplaced:
             return within_limit(problem, best)
         return within_limit(problem, _Search(free, best).run())
-
-
-def _elapsed(problem: Problem) -> float:
-    return 1.0 - replace(problem, time_limit_s=1.0).remaining_s()
 
 
 def starting_plan(problem: Problem) -> Solution:
