@@ -24,7 +24,7 @@ def bounded(job: Frontier, plan: Plan) -> Plan:
     limits_ttft_ms, limits_itl_ms = (float(each.max()) for each in job.workload.slo.columns(job.workload))
     margin = job.margin or 0.0
     servers = load_bound(job.workload, job.profile, margin, simulated=False, stable=True)
-    source = ONE_GPU if servers == 1 else "load on GPUs without adapters, by the twin"
+    source = ONE_GPU if servers == 1 else "load alone, by the twin"
     if servers > len(plan.bins):  # the plan refutes it: 5 % were not enough for chance
         return plan
     gpus = float(servers * job.profile.engine.tensor_parallel_size)

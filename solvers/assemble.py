@@ -104,7 +104,7 @@ def _by_load(problem: Problem, plan: Plan) -> tuple[float, str, bool]:
         return trivial
     if plan.verified and not proven:  # without the margin, which the twin did not simulate
         proven = _load_bound(problem, 0.0) >= bound
-    source = "load on GPUs without adapters, by the twin"
+    source = "load alone, by the twin"
     return bound, source if proven else f"estimate: {source}", proven
 
 

@@ -1,4 +1,4 @@
-"""What a server would serve without adapters: the measure that load-only baselines fill GPUs by."""
+"""What a server would serve if adapters cost nothing, or the least: for load-only baselines, and for bounds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.arrival import Arrivals
+from packer.checks import slot_rank_for
 from packer.evaluation import STARVATION_THRESHOLD
+from packer.lengths import Lengths, each_at_normal, normal_grid
 from packer.memo import Memo
 from packer.predictors.features import fleet_table
 from packer.profile import LoadingSpec, Profile
-from packer.terms import LINEAR, PAPER
+from packer.terms import LINEAR, LINEAR_TERMS, PAPER
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
@@ -31,6 +33,9 @@ _BACKBONE_TERMS = {term.name for term in LINEAR + PAPER if term.part == "model"}
 """Terms of both step laws that are left without adapters and without a queue."""
 
 
+_HIGHEST_SCORE = 5.0
+"""Normal scores beyond it are left out of the moments of lengths."""
+
 _fleet_table = Memo(fleet_table)
 
 
@@ -45,6 +50,29 @@ def without_adapters(profile: Profile) -> Profile:
         memory=replace(profile.memory, slot_bytes=0.0, slot_bytes_per_rank=0.0, measured=()),
         loading=LoadingSpec(),
     )
+
+
+def lightest(profile: Profile, rank: int) -> Profile:
+    """The same server, each step of which pays for one slot of this rank and one adapter in it, and no more.
+
+    Every request has an adapter, so that steps of a server with adapters of this rank take no less. Terms of thread
+    blocks and of ranks summed over adapters are left out.
+    """
+    law, slot = profile.latency.coefficients, slot_rank_for(rank)
+    paid = {name: law.get(name, 0.0) for name in LINEAR_TERMS}
+    token_ms = paid["per_lora_token_ms"] + paid["per_adapter_token_ms"] + paid["per_slot_token_ms"]
+    token_ms += paid["per_slot_rank_token_ms"] * slot
+    rank_ms = paid["per_request_rank_ms"] + paid["per_padded_rank_ms"]
+    step_ms = paid["first_adapter_ms"] + paid["per_adapter_ms"] + paid["per_slot_ms"]
+    more = {
+        "base_ms": step_ms + paid["per_slot_rank_ms"] * slot,
+        "per_decode_ms": token_ms + rank_ms * rank,
+        "per_prefill_token_ms": token_ms,
+        "k7": law.get("k6", 0.0),
+    }
+    bare = without_adapters(profile)
+    known = {name: value + more.get(name, 0.0) for name, value in bare.latency.coefficients.items()}
+    return replace(bare, latency=replace(bare.latency, coefficients=known))
 
 
 @Memo
@@ -105,31 +133,62 @@ def _second_half_tok_s(found: Simulation) -> float:
 
 
 def engine_load(workload: Workload, profile: Profile) -> float:
-    """Seconds of engine time that a second's requests take at the least, without adapters; in servers.
+    """Seconds of engine time that a second's requests take at the least; in servers.
 
-    Sums over requests, hence the same however adapters are placed. Of the step law only what every step pays is
-    shared: there are at least as many steps as decodes / `max_num_seqs`, and as KV tokens held over all steps /
-    KV capacity.
+    Sums over requests, hence the same however adapters are placed: each pays what `lightest` servers of its rank take.
+    Of what every step pays a request has its share: there are at least as many steps as decodes / `max_num_seqs`, and
+    as KV tokens held over all steps / KV capacity.
     """
     return float(_busy_s(workload, profile).sum(axis=1).max())
 
 
+def _requests(workload: Workload, profile: Profile) -> npt.NDArray[np.float64]:
+    """Moments of the requests of each adapter, float64 (4, n): tokens in, out, E[out²] and E[in × out].
+
+    As a server takes them, which cuts those beyond its longest: prompts first, then outputs.
+    """
+    found = _fleet_table(workload).T[[2, 3, 5, 6]]
+    longest = min(profile.engine.max_model_len, profile.memory.min_kv_tokens)
+    owners: dict[tuple[Lengths, Lengths], list[int]] = {}
+    for i, each in enumerate(workload.adapters):
+        pair = (each.input_tokens or workload.input_tokens, each.output_tokens or workload.output_tokens)
+        owners.setdefault(pair, []).append(i)
+    scores = np.full(len(owners), _HIGHEST_SCORE)
+    first_ends, second_ends = (
+        each_at_normal(lengths, np.arange(len(owners)), scores) for lengths in zip(*owners, strict=True)
+    )
+    correlation, (z, weight) = workload.length_correlation, normal_grid(81)
+    mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
+    for k, ((first, second), own) in enumerate(owners.items()):
+        if first_ends[k] + second_ends[k] <= longest:
+            continue
+        prompt = np.minimum(first.at_normal(z)[:, None], longest - 1).astype(np.float64)
+        output = np.minimum(second.at_normal(mixed), longest - prompt)
+        cut = [weight @ each @ weight for each in (prompt + 0.0 * mixed, output, output**2, prompt * output)]
+        found[:, own] = np.minimum(found[:, own], np.array(cut)[:, None])
+    return found
+
+
 def _busy_s(workload: Workload, profile: Profile) -> npt.NDArray[np.float64]:
     """Engine time of each adapter, s per s, float64 (2, n): steps shared by `max_num_seqs`, and by the KV cache."""
-    _rank, rate, prompt, output, _i2, output_2, product, _group = _fleet_table(workload).T
-    bare = without_adapters(profile)
-    law, kv_tokens = bare.latency.coefficients, kv_cache_tokens(bare, bare.settings(1, 8))
+    rate, (prompt, output, output_2, product) = workload.rates, _requests(workload, profile)
     decodes = rate * np.maximum(output - 1.0, 0.0)
     held = rate * np.maximum(product + 0.5 * output_2 - prompt - output, 0.0)
-    steps = np.stack([decodes / profile.engine.max_num_seqs, held / max(kv_tokens, 1)])
-    if profile.latency.form == "paper":
-        per_step, per_decode = law.get("k5", 0.0), law.get("k4", 0.0)
-        ms = law.get("k7", 0.0) * (per_step * steps + per_decode * decodes) + law.get("k1", 0.0) * decodes
-    else:
-        ms = law.get("base_ms", 0.0) * steps + law.get("per_decode_ms", 0.0) * decodes
-        ms += law.get("per_prefill_token_ms", 0.0) * rate * prompt
-        ms += law.get("per_kv_token_ms", 0.0) * held
-    return np.asarray(ms * 1e-3, dtype=np.float64)
+    kv_tokens = kv_cache_tokens(without_adapters(profile), profile.settings(1, 8))
+    ms = np.zeros((2, len(rate)))
+    for rank in np.unique(workload.ranks).tolist():
+        law = lightest(profile, rank).latency.coefficients
+        own = workload.ranks == rank
+        steps = np.stack([decodes[own] / profile.engine.max_num_seqs, held[own] / max(kv_tokens, 1)])
+        if profile.latency.form == "paper":
+            per_step, per_decode = law.get("k5", 0.0), law.get("k4", 0.0)
+            ms[:, own] = law.get("k7", 0.0) * (per_step * steps + per_decode * decodes[own])
+            ms[:, own] += law.get("k1", 0.0) * decodes[own]
+        else:
+            ms[:, own] = law.get("base_ms", 0.0) * steps + law.get("per_decode_ms", 0.0) * decodes[own]
+            ms[:, own] += law.get("per_prefill_token_ms", 0.0) * (rate * prompt)[own]
+            ms[:, own] += law.get("per_kv_token_ms", 0.0) * held[own]
+    return ms * 1e-3
 
 
 def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margin: float) -> float:
@@ -165,15 +224,17 @@ def load_bound(
 ) -> int:
     """Servers that any plan needs, by load alone, relative to the twin.
 
-    Adapters only cost: no server serves more than the base model without them, and one that serves less than
-    0.9 of its load starves. Measured by an overloaded twin, if `simulated`, where every server gets the same mix of
-    lengths; in any case by `engine_load`. Both leave 5 % for chance. `stable`: no server may leave a share of its load
-    waiting. 1 for arrivals whose mean rate is not that of the fleet.
+    No server serves more than one that pays for one adapter in each step alone (`lightest`), and one that serves less
+    than 0.9 of its load starves. Measured by an overloaded twin, if `simulated`, where every server gets the same mix
+    of lengths; in any case by `engine_load`. Both leave 5 % for chance. `stable`: no server may leave a share of its
+    load waiting. 1 for arrivals whose mean rate is not that of the fleet.
     """
     factor = _load_factor(workload, margin, stable)
     if factor is None:
         return 1
     busy = engine_load(workload, profile)
     if simulated and len({(a.input_tokens, a.output_tokens) for a in workload.adapters}) == 1:
-        busy = max(busy, workload.offered_tok_s / backbone_tok_s(workload, profile))
+        least = lightest(profile, int(workload.ranks.min()))
+        tok_s = float(workload.rates @ _requests(workload, profile)[:2].sum(axis=0))
+        busy = max(busy, tok_s / backbone_tok_s(workload, least))
     return max(1, math.ceil(busy * factor))

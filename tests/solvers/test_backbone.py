@@ -1,0 +1,50 @@
+"""No server of the twin serves more than the bound by load allows, and one adapter alone serves nearly as much."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.io.profiles import load_profile
+from packer.lengths import Lengths
+from packer.solvers.backbone import backbone_tok_s, engine_load, lightest, load_bound
+from packer.testing.analytic import small_profile
+from packer.twin.law.kernels import with_kernel
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+LLAMA = "h100-64gb/llama-3.1-8b-instruct"
+
+
+@pytest.mark.parametrize("kernel", ["", "bgmv", "mbgmv"])
+@pytest.mark.parametrize("ranks", [(8,), (64,), (8, 64, 16)])
+def test_a_server_of_one_adapter_is_the_bound_and_others_are_below(
+    kernel: str, ranks: tuple[int, ...]
+) -> None:
+    """An overloaded server serves at most what one that pays for one adapter a step does; with one, nearly that."""
+    profile = load_profile(LLAMA)
+    profile = with_kernel(profile, kernel) if kernel else profile
+    fleet = Workload([Adapter(f"a{i}", rank, 1.0) for i, rank in enumerate(ranks)])
+    most = backbone_tok_s(fleet, lightest(profile, min(ranks)))
+    asked = fleet.scaled(1.1 * most / fleet.offered_tok_s)
+    found = simulate(asked, profile, max_loras=len(ranks), max_lora_rank=max(ranks), duration_s=2400.0)
+    assert not found.stable
+    assert found.total_token_throughput < most
+    if len(ranks) == 1:
+        assert found.total_token_throughput > 0.93 * most
+        assert engine_load(asked.scaled(most / asked.offered_tok_s), profile) > 0.8
+
+
+@pytest.mark.parametrize("cvs", [(1.0, 1.0), (0.3, 1.0), (1.0, 0.3)])
+def test_requests_count_as_far_as_a_server_takes_them(cvs: tuple[float, float]) -> None:
+    """Where many requests are longer than `max_model_len`, those served are no more than a server's load."""
+    profile = small_profile()
+    lengths = (Lengths.gamma(900.0, cvs[0]), Lengths.gamma(800.0, cvs[1]))
+    assert profile.engine.max_model_len < 2 * (lengths[0].mean + lengths[1].mean)
+    fleet = Workload([Adapter("a0", 8, 1.0), Adapter("a1", 8, 1.0)], *lengths)
+    asked = fleet.scaled(2.0 / engine_load(fleet, profile))
+    found = simulate(asked, profile, max_loras=2, max_lora_rank=8, duration_s=900.0)
+    served = float(np.count_nonzero(found.raw.finished)) / found.duration_s
+    assert 0.7 < engine_load(asked.scaled(served / asked.rate), profile) < 1.01
+    assert load_bound(asked.scaled(served / asked.rate), profile, 0.0, stable=True) == 1
