@@ -170,7 +170,7 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
 def render_figure(figure: Figure, suffix: str) -> bytes:
     """The figure as the bytes of a file with this suffix; a page follows the reader's theme, an image is light."""
     if suffix == ".html":
-        from packer.report.figures_html import render_page
+        from packer.report.figures_svg import render_page
 
         return render_page(figure).encode("utf-8", "replace")
     from packer.report.figures_image import render_image

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from packer.report.figures import Bars, Line, Mark, Panel, Scatter, Series, Values
+from packer.report.figures import Bars, Figure, Line, Panel, Scatter, Series, Values
 from packer.report.palette import SERIES
+from packer.report.templates import render
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 26.0, 18.0, 36.0
-_BAR, _BAR_GAP = 14.0, 8.0
-_TEXT = Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>')
 _MOST_TOOLTIPS = 400
 """A line with more points has no tooltips: they would make the page large."""
+_PAGE_WIDTH = 440
+"""Width of a panel of a page in the units of its drawing; the page scales it."""
 
 Format = Callable[[float], str]
 
@@ -29,6 +30,25 @@ class Chart(NamedTuple):
     svg: Markup
     legend: list[tuple[str, str]]
     many: bool = False
+
+
+class Curve(NamedTuple):
+    """A series in pixels: class and path of its line ("": points alone), and points with their tooltips."""
+
+    line: str
+    path: str
+    kind: str
+    radius: float
+    points: list[tuple[float, float, str]]
+
+
+def render_page(figure: Figure) -> str:
+    """A page of inline SVG; the same figure gives the same bytes."""
+    wide, high = figure.panel_size
+    charts = [
+        chart(panel, width=_PAGE_WIDTH, height=round(_PAGE_WIDTH * high / wide)) for panel in figure.panels
+    ]
+    return render("figure.html", figure=figure, charts=charts, columns=figure.grid[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +105,21 @@ def chart(
 
     Colours are the classes `c0` … `c6` and the page's ink.
     """
-    legend = [
-        (_kind(series, _color(series, position)), series.label)
-        for position, series in enumerate(panel.series)
-        if series.label
+    colors = [
+        f"c{(k if series.color is None else series.color) % len(SERIES)}"
+        for k, series in enumerate(panel.series)
     ]
-    if any(isinstance(series, Bars) for series in panel.series):
-        svg = _bars_svg(panel, width)
+    coloured = list(zip(panel.series, colors, strict=True))
+    bars = [(item, color) for item, color in coloured if isinstance(item, Bars)]
+    given: dict[str, Any] = {"panel": panel, "width": width, "short": short_number}
+    if bars:
+        given |= _rows(bars, width)
     else:
         x, y = _scales(panel, width, height, from_zero=from_zero)
-        parts = _grid(x, y, x_format, width, height)
-        for position, series in enumerate(panel.series):
-            parts += _series_parts(series, _color(series, position), x, y)
-        label = _TEXT.format("axis", (_LEFT + width - _RIGHT) / 2, height - 4, "middle", panel.x_label)
-        svg = _svg([*parts, *_marks(panel, x, y), label], width, height, panel)
-    return Chart(panel.title, panel.y_label, svg, legend, many)
+        curves = [_curve(item, color, x, y) for item, color in coloured if not isinstance(item, Bars)]
+        given |= {"x": x, "y": y, "height": height, "x_format": x_format, "curves": curves, "rows": ()}
+    legend = [(_kind(series, color), series.label) for series, color in coloured if series.label]
+    return Chart(panel.title, panel.y_label, Markup(render("chart.html", **given)), legend, many)
 
 
 def _kind(series: Series, color: str) -> str:
@@ -109,10 +129,6 @@ def _kind(series: Series, color: str) -> str:
     return f"dot {color}" if isinstance(series, Scatter) else f"box {color}"
 
 
-def _color(series: Series, position: int) -> str:
-    return f"c{(position if series.color is None else series.color) % len(SERIES)}"
-
-
 def short_number(value: float) -> str:
     """A tick: 25k instead of 25,000."""
     if abs(value) >= 1e6:
@@ -120,42 +136,20 @@ def short_number(value: float) -> str:
     return f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:,g}"
 
 
-def _svg(parts: Sequence[Markup], width: float, height: float, panel: Panel) -> Markup:
-    form = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
-    return form.format(width, height, escape(panel.title or panel.y_label), Markup("").join(parts))
-
-
-def _bars_svg(panel: Panel, width: int) -> Markup:
-    """Horizontal bars: a row for each category, its name above; a bar that failed is an outline."""
-    bars = [(k, item) for k, item in enumerate(panel.series) if isinstance(item, Bars)]
-    names = list(dict.fromkeys(name for _, item in bars for name in item.categories))
-    top = max([value for _, item in bars for value in item.y if math.isfinite(value)], default=0.0)
+def _rows(bars: Sequence[tuple[Bars, str]], width: int) -> dict[str, Any]:
+    """Horizontal bars: a row for each category, with (place in the row, class, value, tooltip) of its bars."""
+    names = list(dict.fromkeys(name for item, _ in bars for name in item.categories))
+    rows: dict[str, list[tuple[int, str, float, str]]] = {name: [] for name in names}
+    for place, (item, color) in enumerate(bars):
+        failed = item.failed or (False,) * len(item.y)
+        for name, value, bad in zip(item.categories, item.y, failed, strict=True):
+            if math.isfinite(value):
+                told = f"{name}{f', {item.label}' if item.label else ''}: {value:,.6g}"
+                rows[name].append((place, f"{color} failed" if bad else color, value, told))
+    top = max((bar[2] for row in rows.values() for bar in row), default=0.0)
     scale = Scale(0.0, top * 1.02 or 1.0, 2.0, width - 52.0)
-    step = 15.0 + len(bars) * _BAR + _BAR_GAP
-    parts = []
-    for n, name in enumerate(names):
-        at = n * step
-        parts.append(Markup('<text class="tick" x="2" y="{:.1f}">{}</text>').format(at + 11, name))
-        for row, (position, item) in enumerate(bars):
-            for k, category in enumerate(item.categories):
-                if category != name or not math.isfinite(item.y[k]):
-                    continue
-                end, y = scale(item.y[k]), at + 15.0 + row * _BAR
-                kind = _color(item, position) + (" failed" if item.failed and item.failed[k] else "")
-                form = '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
-                told = f"{name}{f', {item.label}' if item.label else ''}: {item.y[k]:,.6g}"
-                length = max(0.5, end - scale.start)
-                parts.append(Markup(form).format(kind, scale.start, y, length, _BAR - 2, told))
-                form = '<text class="tick" x="{:.1f}" y="{:.1f}">{}</text>'
-                parts.append(Markup(form).format(end + 4, y + 10, short_number(float(f"{item.y[k]:.4g}"))))
-    return _svg([*parts, *_bar_marks(panel, scale, len(names) * step)], width, len(names) * step, panel)
-
-
-def _bar_marks(panel: Panel, scale: Scale, height: float) -> list[Markup]:
-    form = '<line class="mark" x1="{0:.1f}" y1="0" x2="{0:.1f}" y2="{1:.1f}"><title>{2}</title></line>'
-    return [
-        Markup(form).format(scale(mark.at), height, mark.label) for mark in panel.marks if mark.axis == "y"
-    ]
+    step = 23.0 + 14.0 * len(bars)
+    return {"x": scale, "rows": rows, "step": step, "height": len(names) * step}
 
 
 def _finite(values: Values, *, positive: bool) -> list[float]:
@@ -189,72 +183,22 @@ def _range(values: Sequence[float], log: bool, *, from_zero: bool = False) -> tu
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _grid(x: Scale, y: Scale, x_format: Format, width: int, height: int) -> list[Markup]:
-    line = Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>')
-    parts = []
-    for tick in y.ticks():
-        at = round(y(tick), 1)
-        parts.append(line.format(_LEFT, width - _RIGHT, at, at))
-        parts.append(_TEXT.format("tick", _LEFT - 5, at + 3.5, "end", short_number(tick)))
-    for tick in x.ticks():
-        at = round(x(tick), 1)
-        parts.append(_TEXT.format("tick", at, height - _BOTTOM + 14, "middle", x_format(tick)))
-    return parts
-
-
-def _marks(panel: Panel, x: Scale, y: Scale) -> list[Markup]:
-    parts = []
-    form = Markup('<line class="mark" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>')
-    for item in panel.marks:
-        scale, other = (x, y) if item.axis == "x" else (y, x)
-        at, (c, d) = scale(item.at), sorted((other.start, other.end))
-        left, top, w, h = (at, c, 0.0, d - c) if item.axis == "x" else (c, at, d - c, 0.0)
-        parts.append(form.format(left, top, left + w, top + h))
-        if item.label:
-            parts.append(_label(item, left, top, w, x.end))
-    return parts
-
-
-def _label(item: Mark, left: float, top: float, w: float, end: float) -> Markup:
-    """The name of a mark: above the frame for a value of x, at the right end over the line for one of y."""
-    if item.axis == "x":
-        right = left > end - 90
-        at, y, anchor = (left - 2, top - 5, "end") if right else (left, top - 5, "start")
-    else:
-        # Above the frame are the names of values of x.
-        at, y, anchor = left + w, top - 4 if top > 2 * _TOP else top + 11, "end"
-    form = '<text class="note" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>'
-    return Markup(form).format(at, y, anchor, item.label)
-
-
-def _series_parts(series: Series, color: str, x: Scale, y: Scale) -> list[Markup]:
-    match series:
-        case Line():
-            form = '<path class="line {}{}" d="{}"/>'
-            line = Markup(form).format(
-                color, " dashed" if series.dashed else "", _path(series.x, series.y, x, y)
-            )
-            kind, radius = (color, 2.5) if series.markers else ("hit", 5.0)
-            return [line, *_points(series, kind, radius, (), x, y)]
-        case Scatter():
-            return _points(series, color, 3.5, series.texts, x, y)
-        case Bars():
-            return []
-
-
-def _points(
-    series: Line | Scatter, kind: str, radius: float, texts: Sequence[str], x: Scale, y: Scale
-) -> list[Markup]:
-    """A circle at each value, with the value as its tooltip; none for a long line without markers."""
-    if kind == "hit" and (len(series.x) > _MOST_TOOLTIPS or not series.label):
-        return []
-    form = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}</title></circle>')
-    parts = []
-    for k, (a, b) in enumerate(zip(series.x, series.y, strict=True)):
-        if math.isfinite(a) and math.isfinite(b):
-            told = texts[k] if texts else series.label
-            parts.append(form.format(kind, x(a), y(b), radius, f"{told}: {a:,.6g}, {b:,.6g}"))
-    return parts
+def _curve(series: Line | Scatter, color: str, x: Scale, y: Scale) -> Curve:
+    """The series in pixels; a line without markers has tooltips too, unless it is long or nameless."""
+    texts = (series.texts if isinstance(series, Scatter) else ()) or [series.label] * len(series.x)
+    points = [
+        (x(a), y(b), f"{text}: {a:,.6g}, {b:,.6g}")
+        for a, b, text in zip(series.x, series.y, texts, strict=True)
+        if math.isfinite(a) and math.isfinite(b)
+    ]
+    if isinstance(series, Scatter):
+        return Curve("", "", color, 3.5, points)
+    line = f"{color} dashed" if series.dashed else color
+    path = _path(series.x, series.y, x, y)
+    if series.markers:
+        return Curve(line, path, color, 2.5, points)
+    told = series.label and len(series.x) <= _MOST_TOOLTIPS
+    return Curve(line, path, "hit", 5.0, points if told else [])
 
 
 def _path(xs: Values, ys: Values, x: Scale, y: Scale) -> str:
