@@ -22,7 +22,7 @@ from packer.cli.options import (
     seed_option,
     time_limit_option,
 )
-from packer.cli.output import Table, figures, heads, jsonable, number, write_json
+from packer.cli.output import Table, figures, heads, number, write_json
 from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
@@ -237,6 +237,7 @@ def _write(rows: list[dict[str, Any]], files: Files, title: str, out: Writing) -
     import csv
     import io
 
+    from packer.io.documents import jsonable
     from packer.io.files import write_text
     from packer.report.comparison import comparison_figure
     from packer.report.figures import write_figure

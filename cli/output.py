@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -126,24 +126,11 @@ def figures(row: object, names: Iterable[str]) -> list[str]:
     return [number(None if row is None else getattr(row, name), FIGURES[name].digits) for name in names]
 
 
-def jsonable(value: Any) -> Any:
-    """The same data in types that JSON has: arrays become lists, NaN and infinities null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # NumPy arrays and scalars
-        return jsonable(value.tolist())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(item) for item in value]
-    return str(value)
-
-
 def print_json(data: Any) -> None:
     """Print data as JSON to standard output."""
     import json
+
+    from packer.io.documents import jsonable
 
     utf_8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     click.echo(json.dumps(jsonable(data), indent=2, ensure_ascii=not utf_8, allow_nan=False))
@@ -153,6 +140,7 @@ def write_json(data: Any, path: str | None) -> None:
     """Write data as a JSON file, if there is a path."""
     import json
 
+    from packer.io.documents import jsonable
     from packer.io.files import write_text
 
     if path is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
@@ -32,6 +33,21 @@ def parse_json(text: str, path: str | os.PathLike[str], *, row: int | None = Non
     except ValueError as error:
         raise FileFormatError(f"expected JSON: {first_line(error)}.", path=path, row=row) from None
     return _bounded(data, "JSON", path, row)
+
+
+def jsonable(value: Any) -> Any:
+    """The same data in types that JSON has: arrays become lists, NaN and infinities null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
+        return jsonable(value.tolist())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(item) for item in value]
+    return str(value)
 
 
 def json_lines(text: str, path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import tempfile
@@ -49,28 +50,21 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def _gunzip(data: bytes, path: str | os.PathLike[str]) -> bytes:
+    import gzip
     import zlib
 
     most = min(MAX_BYTES, max(_FREE_BYTES, MAX_RATIO * len(data)))
-    parts: list[bytes] = []
-    size = 0
+    content = bytearray()
     try:
-        while data:  # a gzip file may have several members
-            member = zlib.decompressobj(wbits=31)
-            while not member.eof:
-                part = member.decompress(data, min(_CHUNK_BYTES, most - size + 1))
-                data = member.unconsumed_tail
-                if not part and not data and not member.eof:
-                    raise EOFError("it ends within its data")
-                parts.append(part)
-                size += len(part)
-                if size > most:
-                    rule = f"expected a gzip file that unpacks to at most {most:,} bytes, got more."
-                    raise FileFormatError(rule, path=path)
-            data = member.unused_data.lstrip(b"\0")  # padding is allowed
-    except (EOFError, zlib.error) as error:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            while len(content) <= most and (part := file.read(_CHUNK_BYTES)):
+                content += part
+    except (EOFError, OSError, zlib.error) as error:
         raise FileFormatError(f"the gzip file is damaged or cut short: {error}.", path=path) from None
-    return b"".join(parts)
+    if len(content) > most:
+        rule = f"expected a gzip file that unpacks to at most {most:,} bytes, got more."
+        raise FileFormatError(rule, path=path)
+    return bytes(content)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

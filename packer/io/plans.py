@@ -16,7 +16,7 @@ from pydantic import Field
 from packer.bin import Bin
 from packer.errors import FileFormatError, ValidationError
 from packer.evaluation import FIGURES, FLAGS, AdapterFigures, Evaluation, Evaluations
-from packer.io.documents import parse_json
+from packer.io.documents import jsonable, parse_json
 from packer.io.files import read_text, write_text
 from packer.io.plan_checks import content, disagreements
 from packer.io.profiles import profile_from_dict, profile_to_dict
@@ -123,7 +123,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "gpus": gpus,
     }
     profiles = {label: profile_to_dict(profile) for profile, label in labels.items()}
-    return {**_plain(data), "profiles": profiles, "workload": workload_to_dict(plan.workload)}
+    return {**jsonable(data), "profiles": profiles, "workload": workload_to_dict(plan.workload)}
 
 
 def _labels(bins: Sequence[Bin]) -> dict[Profile, str]:
@@ -264,12 +264,3 @@ def _numbers(
         if name not in number:
             raise FileFormatError(f"the workload has no adapter {name[:80]!r}.", path=path, key=key)
     return tuple(number[name] for name in names)
-
-
-def _plain(value: Any) -> Any:
-    """The same in types of JSON: tuples as lists, and NaN and infinities, as in a solver's details, as None."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
