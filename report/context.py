@@ -1,4 +1,4 @@
-"""Contents of the report as plain data: every number of the page is made here, the template only places it."""
+"""Figures of the report as plain data; the words of the page are in its template."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from packer.bin import Bin
 from packer.errors import InputError
 from packer.evaluation import Evaluation
 from packer.export.formats import start_commands
-from packer.plan import Plan, Status
+from packer.plan import Plan
 from packer.room import growth
 from packer.twin.memory.policy import memory_policy
-from packer.twin.per_adapter import quiet_adapters
 
 GIB = 2.0**30
 AdapterRow = tuple[str, int, tuple[str, ...]]
@@ -80,6 +82,11 @@ def milliseconds(value: float | None) -> str:
     if value >= 10_000:
         return f"{value / 1000:,.1f} s"
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+def slowest(values_ms: npt.NDArray[np.float64]) -> str:
+    """The largest latency that is known."""
+    return milliseconds(max((value for value in values_ms.tolist() if math.isfinite(value)), default=None))
 
 
 def percent(share: float | None) -> str:
@@ -179,15 +186,14 @@ def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
     )
 
 
-def _in_limits(plan: Plan) -> tuple[str, str, str] | None:
-    """The share of requests within their latency limits, and goodput; None where some server's is not known."""
+def in_limits(plan: Plan) -> tuple[float, float] | None:
+    """The share of requests within their latency limits, and goodput, tok/s; None where some server's is not known."""
     rows = list(plan.evaluations)
     if not rows or not all(math.isfinite(row.slo_attainment) for row in rows):
         return None
     rates = [float(item.rates(plan.workload).sum()) for item in plan.bins]
     share = sum(row.slo_attainment * rate for row, rate in zip(rows, rates, strict=True)) / sum(rates)
-    goodput = sum(row.goodput_tok_s for row in rows)
-    return percent(share), "of requests in limits", f"{number(goodput)} tok/s goodput"
+    return share, sum(row.goodput_tok_s for row in rows)
 
 
 def queueing(plan: Plan) -> list[str]:
@@ -208,91 +214,3 @@ def queueing(plan: Plan) -> list[str]:
             f"{takes}Without --objective, packer solve finds the plan that keeps {plan.workload.slo}."
         )
     return lines
-
-
-def headline(plan: Plan) -> list[tuple[str, str, str]]:
-    """The plan at a glance: (value, what it is, remark)."""
-    fleet, rows = plan.workload, list(plan.evaluations)
-    served = sum(row.total_token_throughput for row in rows)
-    offered = sum(row.offered_tok_s for row in rows)
-    worst_ttft = max((row.mean_ttft_ms for row in rows if math.isfinite(row.mean_ttft_ms)), default=math.nan)
-    worst_itl = max((row.mean_itl_ms for row in rows if math.isfinite(row.mean_itl_ms)), default=math.nan)
-    placed = len(fleet) - len(plan.unplaced)
-    bound = "no bound" if plan.lower_bound is None else f"at least {plan.lower_bound:,.6g} needed"
-    kept = "breaks the latency goal" if plan.status is Status.INFEASIBLE else "within the latency goal"
-    goal = {"gpus": bound, "recommend": kept}.get(plan.objective, plan.objective)
-    kept_share = _in_limits(plan)
-    found = [
-        (number(plan.n_gpus), plural(plan.n_gpus, "GPU"), goal),
-        (number(placed), f"{plural(placed, 'adapter')} placed", f"of {len(fleet):,}"),
-        (number(offered), "tok/s offered", f"{fleet.rate:,.1f} requests/s"),
-        kept_share
-        or (
-            f"{100 * served / offered:.1f} %" if offered else "–",
-            "served",
-            f"{number(served)} tok/s predicted",
-        ),
-        (milliseconds(worst_ttft), "slowest TTFT", "mean of one GPU"),
-        (milliseconds(worst_itl), "slowest ITL", "mean of one GPU"),
-    ]
-    prices = [item.profile.gpu.price_per_hour for item in plan.bins]
-    if prices and all(price is not None for price in prices):
-        found.append((f"{sum(price or 0.0 for price in prices):,.2f}", "per hour", "by the profiles' prices"))
-    return found
-
-
-def bound_text(plan: Plan) -> str:
-    """What the lower bound means for this plan, in sentences."""
-    if plan.status is Status.INFEASIBLE:
-        missed = "serves every adapter" if plan.unplaced else "keeps what it is made for"
-        return f"No plan was found that {missed}; the reasons are below."
-    relative = f"by the predictor {plan.predictor!r}, whose own error is below"
-    if plan.lower_bound is None:
-        return f"No lower bound was computed: a better plan may exist. The plan is evaluated {relative}."
-    source = f" ({plan.bound_source})" if plan.bound_source else ""
-    best = f"{plan.lower_bound:,.6g}{source}"
-    if plan.status is Status.OPTIMAL:
-        return f"This plan is optimal: none does better than {best}, as evaluated {relative}."
-    if plan.gap == 0:
-        return f"No better plan is known, and none was found possible: the bound is {best}, as evaluated {relative}."
-    if plan.objective in ("gpus", "moves"):
-        return (
-            f"{counted(plan.n_gpus, 'GPU')}; at least {best} needed, as evaluated {relative}. The best plan lies "
-            "between the two."
-        )
-    return (
-        f"Every plan needs at least {plan.lower_bound:,.6g}{source}, as evaluated {relative}. "
-        f"This plan is within {100 * (plan.gap or 0.0):.1f} % of that bound; the best lies between the two."
-    )
-
-
-def lengths_text(plan: Plan) -> str:
-    """Mean lengths of a request, and whether they were given."""
-    fleet = plan.workload
-    share = fleet.rates / fleet.rate
-    means = (
-        f"{share @ fleet.mean_input_tokens:,.0f} in, {share @ fleet.mean_output_tokens:,.0f} out on average"
-    )
-    assumed = fleet.assumed_lengths
-    return f"not given: ShareGPT's, {means}" if assumed else means
-
-
-def plan_facts(plan: Plan) -> list[tuple[str, str]]:
-    """How the plan was found."""
-    checked = {True: "it holds", False: "at least one GPU breaks", None: "not done"}[plan.verified]
-    facts = [
-        ("Workload", plan.workload.name),
-        ("Status", plan.status.value),
-        ("Objective", plan.goal),
-        ("Latency limits", str(plan.workload.slo)),
-        ("Solver", f"{plan.solver}, {plan.runtime_s:,.2f} s"),
-        ("Predictor", plan.predictor),
-        ("Re-simulated on a fresh hour", checked),
-        ("Rates raised by", "–" if plan.margin is None else f"{100 * plan.margin:.1f} %"),
-        *([("Few requests", quiet)] if (quiet := quiet_adapters(plan.workload)) else []),
-        ("Arrivals", plan.workload.arrivals.description),
-        ("Token lengths", lengths_text(plan)),
-        ("Seed", str(plan.seed)),
-    ]
-    facts += [(f"Version of {name}", version) for name, version in plan.versions.items()]
-    return [(visible(key), visible(value)) for key, value in facts]

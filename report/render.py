@@ -16,6 +16,7 @@ from packer.report.frontier import frontier_charts
 from packer.report.growth import Growth
 from packer.report.templates import read, render
 from packer.room import room_rows
+from packer.twin.per_adapter import quiet_adapters
 
 COMPARED = {
     "solver": "solver",
@@ -50,15 +51,19 @@ def render_report(
         "report.html",
         plan=plan,
         title=context.visible(plan.workload.name),
-        headline=context.headline(plan),
-        bound="" if plan.details.get("decision") else context.bound_text(plan),
+        kept=context.in_limits(plan),
+        few=quiet_adapters(plan.workload),
         decision=plan.details.get("decision", ""),
         frontier=_frontier(plan),
         reasons=[context.visible(reason) for reason in (*plan.reasons, *context.queueing(plan))],
         unplaced=[context.visible(plan.workload.names[i]) for i in plan.unplaced],
+        repr=repr,
+        visible=context.visible,
+        plural=context.plural,
         counted=context.counted,
         number=context.number,
         milliseconds=context.milliseconds,
+        slowest=context.slowest,
         percent=context.percent,
         cards=context.gpu_cards(plan),
         rooms=room_rows(plan.rooms),
@@ -68,7 +73,6 @@ def render_report(
         comparison=[[_cell(row[key]) for key in shown] for row in comparison],
         profiles=[(_facts(profile), sorted(profile.errors.items())) for profile in profiles],
         estimated=[profile.label for profile in profiles if profile.doubts],
-        facts=context.plan_facts(plan),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
