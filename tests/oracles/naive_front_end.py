@@ -2,27 +2,33 @@
 
 Jobs are scrapes of /metrics, requests to be accepted, tokens to be streamed. Follows vllm/v1/metrics/loggers.py (a time
 series of `vllm:lora_requests_info` for each pair of label values, never dropped) and vllm/v1/metrics/stats.py
-(`LoRARequestStates`: an adapter waits from the arrival of a request until the step that schedules it first; in 0.32
-both labels list the adapters of requests that have a token and are not finished, in order of entry).
+(`LoRARequestStates`: an adapter waits from the arrival of a request until its first output, and the labels of a step
+are united over the slices in which `AsyncLLM.output_handler` processes its outputs; in 0.32 both labels list the
+adapters of requests that have a token and are not finished, in order of entry).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+CHUNK_OUTPUTS = 128
+
 
 @dataclass(eq=False)
 class NaiveFrontEnd:
-    """`costs_s`: of a scrape, per time series, per name in its labels, of a request, of an adapter's first request."""
+    """`costs_s`: of a scrape, a time series, a name in its labels, a request, an adapter's first one, an output."""
 
     interval_s: float | None
-    costs_s: tuple[float, float, float, float, float]
+    costs_s: tuple[float, float, float, float, float, float]
     lists: bool = False
     free_s: float = 0.0
+    seen_s: float = 0.0
     waiting: list[int] = field(default_factory=list)  # adapters of requests, as often as there are requests
     running: list[int] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
     in_flight: dict[int, int] = field(default_factory=dict)  # requests by adapter
+    states: list[tuple[frozenset[int], frozenset[int]]] = field(default_factory=list)  # after each step
+    labels: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
     series: set[tuple[frozenset[int] | tuple[int, ...], ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -45,13 +51,10 @@ class NaiveFrontEnd:
         self.free_s = max(sent_s, self.free_s) + took_s
         return self.free_s
 
-    def scheduled(self, adapter: int) -> None:
-        """A request joins the batch for the first time."""
+    def began(self, adapter: int) -> None:
+        """The first token of a request came out, and with it the event that it was scheduled."""
         self.waiting.remove(adapter)
         self.running.append(adapter)
-
-    def began(self, adapter: int) -> None:
-        """The first token of a request came out."""
         self.in_flight[adapter] = self.in_flight.get(adapter, 0) + 1
 
     def finished(self, adapter: int) -> None:
@@ -61,14 +64,24 @@ class NaiveFrontEnd:
         if not self.in_flight[adapter]:
             del self.in_flight[adapter]
 
-    def seen_s(self, now: float) -> float:
-        """When the client sees what the engine hands over now."""
+    def stream(self, now: float, outputs: int) -> float:
+        """When the client sees what the engine hands over now, if it can with what it has not seen yet."""
         self.scrape(now)
-        return max(now, self.free_s)
+        work_s = outputs * self.costs_s[5]
+        if outputs > CHUNK_OUTPUTS or now + work_s > self.seen_s:
+            self.free_s = self.seen_s = max(now, self.free_s) + work_s
+        return self.seen_s
+
+    def sliced(self) -> None:
+        """A slice of a step's outputs was processed: `update_iteration_stats` adds to the labels of the step."""
+        for names, now in zip(self.labels, (self.running, self.waiting), strict=True):
+            names.update(now)
 
     def stepped(self) -> None:
         """A step has ended: its labels are recorded."""
         listed = tuple(self.in_flight)
-        labels = (listed, listed) if self.lists else (frozenset(self.running), frozenset(self.waiting))
+        self.states.append((frozenset(self.running), frozenset(self.waiting)))
+        labels = (listed, listed) if self.lists else tuple(frozenset(names) for names in self.labels)
+        self.labels = (set(), set())
         if self.interval_s is not None and any(labels):
             self.series.add(labels)

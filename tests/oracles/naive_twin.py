@@ -11,11 +11,11 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from naive_front_end import NaiveFrontEnd
+import numpy as np
+from naive_front_end import CHUNK_OUTPUTS, NaiveFrontEnd
 from naive_lora import NaiveLora
 
 MIN_STEP_S = MIN_GAP_S = 5e-5
-CHUNK_OUTPUTS = 128
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Server:
     prefills_first: bool
     series_of_lists: bool
     scrape_interval_s: float | None
-    front_end_s: tuple[float, float, float, float, float]
+    front_end_s: tuple[float, float, float, float, float, float]
 
 
 class Named:
@@ -262,8 +262,6 @@ class NaiveTwin:
             self.waiting.popleft()
             if self.server.spares_batch:
                 load_ms += self._touch(request.adapter)
-            if request.admission < 0:
-                self.front_end.scheduled(request.adapter)
             request.blocks = self._blocks(new)
             request.admission = self.admissions
             self.admissions += 1
@@ -345,8 +343,10 @@ class NaiveTwin:
 
     def _emit(self, scheduled: Mapping[Request, int]) -> None:
         """Tokens come out of the requests whose prompt is whole; finished ones leave."""
-        seen_s = self.front_end.seen_s(self.now)
         outputs = [request for request, new in scheduled.items() if request.computed + new >= request.tokens]
+        seen_s = self.front_end.stream(self.now, len(outputs))
+        slices = np.array_split(np.arange(len(outputs)), math.ceil(len(outputs) / CHUNK_OUTPUTS) or 1)
+        last_of_slice = [outputs[part[-1]] for part in slices if len(part)]
         for request, new in scheduled.items():
             request.computed += new
             if request not in outputs:
@@ -369,3 +369,7 @@ class NaiveTwin:
                 self.running.remove(request)
                 self._left(request.adapter)
                 self.front_end.finished(request.adapter)
+            if request in last_of_slice:
+                self.front_end.sliced()
+        if not outputs:
+            self.front_end.sliced()

@@ -9,13 +9,12 @@ from __future__ import annotations
 from numba import njit
 
 from packer.twin.engine.containers import link_last
-from packer.twin.engine.frontend import LESS, MORE, RUNS, WAITS, change
 from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import (
     ACTIVE, ADAPTER_LOADS, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
-    KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
-    JOINERS, RUNNING, SENTINEL, SERIES_OF_LISTS, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
+    KV_BLOCKS, LOAD_MS, MAX_SEQS, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
+    JOINERS, RUNNING, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
     TOKEN_BUDGET, UNAWAITED, USED, WAITING, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, take_first
@@ -51,16 +50,12 @@ def fits(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, tokens: in
 @njit(inline="always", **ENGINE_FLAGS)
 def admit_one(
     ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
-    sizes: IntArray, classes: IntArray, heaps: IntArray, sets: IntArray,
-    series: IntArray, loading: FloatArray, r: int, a: int, tokens: int, take: int,
+    sizes: IntArray, classes: IntArray, heaps: IntArray, sets: IntArray, loading: FloatArray,
+    r: int, a: int, tokens: int, take: int,
 ) -> None:  # fmt: skip
     """Request `r` joins the batch, with `take` of its `tokens` in this step."""
     take_first(ints, requests, adapters, r, a)
     join(ints, floats, adapters, sizes, classes, sets, loading, a)
-    known = series.size > 1 and ints[SERIES_OF_LISTS] == 0
-    if known and requests[r, KEY] >= 0:  # to the front end, a preempted request has gone on running
-        change(ints, adapters, sizes, a, WAITS, LESS)
-        change(ints, adapters, sizes, a, RUNS, MORE)
     place(ints, adapters, heaps, a)
     ints[RUNNING] += 1
     link_last(links, OLDER, ints[SENTINEL], r)
@@ -75,8 +70,7 @@ def admit_one(
 @njit(forceinline=True, **ENGINE_FLAGS)
 def admit(
     ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
-    sizes: IntArray, classes: IntArray, heaps: IntArray, sets: IntArray,
-    series: IntArray, loading: FloatArray,
+    sizes: IntArray, classes: IntArray, heaps: IntArray, sets: IntArray, loading: FloatArray,
 ) -> None:  # fmt: skip
     """Admit what slots, KV blocks, sequences and the token budget allow; sets LOAD_MS."""
     floats[LOAD_MS] = 0.0
@@ -97,7 +91,7 @@ def admit(
             if adapters[a, RESIDENT] == 0:
                 misses += 1
             admit_one(
-                ints, floats, requests, links, adapters, sizes, classes, heaps, sets, series, loading,
+                ints, floats, requests, links, adapters, sizes, classes, heaps, sets, loading,
                 r, a, tokens, take,
             )  # fmt: skip
             budget -= take

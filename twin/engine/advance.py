@@ -54,7 +54,7 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
                 scrape(ints, floats, frontend, floats[NOW])
                 emit(
                     ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase,
-                    histogram, sets, series,
+                    histogram, sets, series, frontend,
                 )  # fmt: skip
                 ints[IN_FLIGHT] = 0
                 ints[STEP] += 1
@@ -85,7 +85,7 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
             ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, sets,
         )  # fmt: skip
         admit(
-            ints, floats, requests, links, adapters, sizes, classes, heaps, sets, series, loading,
+            ints, floats, requests, links, adapters, sizes, classes, heaps, sets, loading,
         )  # fmt: skip
         if tuning is None:
             ms = step_ms(ints, classes, vector, means, coefficients, settings, floats[LOAD_MS])

@@ -11,12 +11,12 @@ import math
 from numba import njit
 
 from packer.twin.engine.containers import link_last, unlink
-from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, RUNS, change, count_series
+from packer.twin.engine.frontend import LESS, MORE, RUNS, begin, change, count_series, stream
 from packer.twin.engine.schedule import blocks_of, phase_of
 from packer.twin.engine.slots import leave
 from packer.twin.engine.state import (
     BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, FINISH,
-    FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, FREE_S, GAPS, GENERATED, HEAD, HISTOGRAM_BINS,
+    FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, GENERATED, HEAD, HISTOGRAM_BINS,
     HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, IN_BATCH, LAST, MERGED, NEXT, NOW, OLDER, OUTPUT, OWNER, RANK_CLASS, RING,
     RUNNING, SEEN_S, SENTINEL, SERIES_OF_LISTS, START, STEP, STEP_DECODES, UNFINISHED, USED, ByteArray, FloatArray,
     IntArray,
@@ -44,7 +44,7 @@ def start_decode(
     now = floats[NOW]
     if requests[r, GENERATED] == 0:
         times[r, FIRST] = now
-        times[r, FIRST_SEEN] = max(now, floats[FREE_S])
+        times[r, FIRST_SEEN] = floats[SEEN_S]
         if series.size > 1 and ints[SERIES_OF_LISTS] == 1:
             change(ints, adapters, sizes, requests[r, OWNER] + 1, RUNS, MORE)
     else:
@@ -71,7 +71,7 @@ def complete(
     unlink(links, OLDER, r)
     a = requests[r, OWNER] + 1
     times[r, FINISH] = floats[NOW]
-    times[r, FINISH_SEEN] = max(floats[NOW], floats[FREE_S])
+    times[r, FINISH_SEEN] = floats[SEEN_S]
     status[r] = FINISHED
     size = requests[r, CONTEXT] + ints[STEP] - requests[r, START]
     ints[USED] -= blocks_of(size, block_size)
@@ -91,10 +91,18 @@ def complete(
 def emit(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
     links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
-    phase: IntArray, histogram: IntArray, sets: IntArray, series: IntArray,
+    phase: IntArray, histogram: IntArray, sets: IntArray, series: IntArray, frontend: FloatArray,
 ) -> None:  # fmt: skip
     """Tokens come out at NOW, the end of the step, and are streamed as soon as the front end is free."""
-    decodes, ended = ints[STEP_DECODES], 0
+    decodes = outputs = ints[STEP_DECODES]
+    r = ints[ENDED]
+    while r > 0:
+        outputs += 1
+        r = requests[r - 1, NEXT]
+    gap_s = stream(floats, frontend, outputs)
+    counted = False
+    if series.size > 1 and ints[SERIES_OF_LISTS] == 0:
+        counted = begin(ints, requests, adapters, sizes, series, outputs)
     bucket = ints[SENTINEL] + ints[BUCKET]
     while (
         links[bucket, DUE_AFTER] != bucket
@@ -113,14 +121,11 @@ def emit(
             complete(
                 ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase, sets, series, r,
             )  # fmt: skip
-        ended += 1
     if decodes > 0:
-        gap_s = max(floats[NOW], floats[FREE_S]) - floats[SEEN_S]
         ints[GAPS] += decodes
-        if gap_s <= 0.0 and decodes + ended <= CHUNK_OUTPUTS:
+        if gap_s < 0.0:
             ints[MERGED] += decodes
         else:
             histogram[gap_bin(max(gap_s, MIN_GAP_S))] += decodes
-    floats[SEEN_S] = max(floats[NOW], floats[FREE_S])
-    if series.size > 1:
+    if series.size > 1 and not counted:
         count_series(ints, adapters, sizes, series)

@@ -3,9 +3,10 @@
 Rendering /metrics stops it: the gauge `vllm:lora_requests_info` has a time series for every pair of sets of running
 and waiting adapters that ever occurred, named in its labels (vllm/v1/metrics/loggers.py), or for every list of those
 with requests in flight in later versions (`packer.twin.engine_rules`). So does the first request of
-an adapter in versions that load a tokenizer for each. What is sent meanwhile is accepted afterwards; tokens that come
-out meanwhile are streamed afterwards, those of one request in one chunk unless the step has more than `CHUNK_OUTPUTS`
-outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE, vllm/v1/engine/async_llm.py).
+an adapter in versions that load a tokenizer for each, and, for a short time, each token that is streamed. What is sent
+meanwhile is accepted afterwards; tokens that come out meanwhile are streamed afterwards, those of one request in one
+chunk unless the step has more than `CHUNK_OUTPUTS` outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE,
+vllm/v1/engine/async_llm.py): these are processed in slices, between which the loop turns to other work.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from numba import njit
 
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
-    COUNTED, FREE_S, INTERVAL_S, KNOWN, KNOWN_RUNNING, NAMED, NAMED_AFTER, NAMED_BEFORE, NAMES, PER_FIRST_USE_S,
-    PER_NAME_S, PER_REQUEST_S, PER_SCRAPE_S, PER_SERIES_S, SCRAPED_S, SCRAPE_S, SERIES, SERIES_OF_LISTS, SETS,
-    WORD_RUNNING,
+    COUNTED, ENDED, FREE_S, GENERATED, INTERVAL_S, KNOWN, KNOWN_RUNNING, NAMED, NAMED_AFTER,
+    NAMED_BEFORE, NAMES, NEXT, NOW, OWNER, PER_FIRST_USE_S, PER_NAME_S, PER_OUTPUT_S, PER_REQUEST_S, PER_SCRAPE_S,
+    PER_SERIES_S, SCRAPED_S, SCRAPE_S, SEEN_S, SERIES, SERIES_OF_LISTS, SETS, WORD_RUNNING,
     FloatArray, IntArray, numbers,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
@@ -108,3 +109,48 @@ def count_series(ints: IntArray, adapters: IntArray, sizes: IntArray, series: In
     series[i] = labels
     ints[SERIES] += 1
     ints[NAMES] += ints[NAMED]
+
+
+@njit(**ENGINE_FLAGS)
+def stream(floats: FloatArray, frontend: FloatArray, outputs: int) -> float:
+    """The client gets the outputs of a step that ends NOW, at SEEN_S; returns the time since it got the last ones.
+
+    Outputs that are still waiting when those of the next step come go into one chunk with them (-1 is returned), unless
+    a step has several slices.
+    """
+    work_s = outputs * frontend[PER_OUTPUT_S]
+    if outputs <= CHUNK_OUTPUTS and floats[NOW] + work_s <= floats[SEEN_S]:
+        return -1.0
+    floats[FREE_S] = max(floats[NOW], floats[FREE_S]) + work_s
+    gap_s: float = floats[FREE_S] - floats[SEEN_S]
+    floats[SEEN_S] = floats[FREE_S]
+    return gap_s
+
+
+@njit(**ENGINE_FLAGS)
+def begin(
+    ints: IntArray, requests: IntArray, adapters: IntArray, sizes: IntArray, series: IntArray, outputs: int,
+) -> bool:  # fmt: skip
+    """Requests whose first token comes out run, and wait no longer; whether the step's series is counted already.
+
+    The labels are taken after each slice of `CHUNK_OUTPUTS` outputs and united (`update_iteration_stats` writes into
+    the same dicts; `AsyncLLM.output_handler`). In a step of several slices they so name who waited before it and who
+    ends with it, except in the first slice, where new requests never are; of those that end there this is neglected.
+    """
+    follow(ints, requests, adapters, sizes, RUNS, MORE)
+    if outputs > CHUNK_OUTPUTS:
+        count_series(ints, adapters, sizes, series)
+    follow(ints, requests, adapters, sizes, WAITS, LESS)
+    return outputs > CHUNK_OUTPUTS
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def follow(
+    ints: IntArray, requests: IntArray, adapters: IntArray, sizes: IntArray, which: int, by: int
+) -> None:
+    """`change` for each request whose first token comes out."""
+    r = ints[ENDED]
+    while r > 0:
+        if requests[r - 1, GENERATED] == 0:
+            change(ints, adapters, sizes, requests[r - 1, OWNER] + 1, which, by)
+        r = requests[r - 1, NEXT]

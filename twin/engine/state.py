@@ -95,8 +95,10 @@ N_INTS = 96  # whole cache lines for each server of a cluster
 N_FLOATS = 20
 
 # ---- what the front end takes, s (`Law.frontend`): pause between scrapes, a scrape, per time series, per name
-# in its labels, a request, an adapter's first request.
-(INTERVAL_S, PER_SCRAPE_S, PER_SERIES_S, PER_NAME_S, PER_REQUEST_S, PER_FIRST_USE_S) = numbers(0, 6)
+# in its labels, a request, an adapter's first request, an output of a step.
+(INTERVAL_S, PER_SCRAPE_S, PER_SERIES_S, PER_NAME_S, PER_REQUEST_S, PER_FIRST_USE_S, PER_OUTPUT_S) = numbers(
+    0, 7
+)
 
 # ---- columns of `requests`: adapter, lengths, tokens that came out, step in which the last prefill ended,
 # tokens of that prefill, place in the order of waiting requests, the next one in whatever list it is in.

@@ -19,7 +19,7 @@ class Law(NamedTuple):
 
     coefficients float64 (terms,): see `coefficient_vector`; settings float64 (2,): 1 if the form
     is the paper's, largest number of tokens with a CUDA graph; loading float64 (4,): ms to load an adapter from
-    host memory (base, per rank) and from disk (base, per rank); frontend float64 (6,): s, see `engine.state`.
+    host memory (base, per rank) and from disk (base, per rank); frontend float64 (7,): s, see `engine.state`.
     """
 
     coefficients: FloatArray
@@ -37,6 +37,7 @@ def coefficient_vector(latency: LatencySpec) -> FloatArray:
 def _frontend(spec: FrontEndSpec) -> FloatArray:
     costs_ms = (
         spec.scrape_base_ms, spec.scrape_per_series_ms, spec.scrape_per_name_ms, spec.request_ms, spec.first_use_ms,
+        spec.output_ms,
     )  # fmt: skip
     return np.array([spec.scrape_interval_s or np.inf, *(ms * 1e-3 for ms in costs_ms)])
 

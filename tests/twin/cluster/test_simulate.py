@@ -116,7 +116,7 @@ def _naive_server(sim: Simulation, served: Workload, run: ClusterSimulation) -> 
             series_of_lists=False,
             spares_batch=loading.spares_batch or profile.memory.policy == "unified",
             scrape_interval_s=None,
-            front_end_s=(0.0, 0.0, 0.0, 0.0, 0.0),
+            front_end_s=(0.0,) * 6,
         ),
         run.duration_s,
         run.timeline_bin_s,

@@ -62,6 +62,19 @@ def test_a_request_costs_its_time(fleet: Workload, profile: Profile) -> None:
     assert slow.median_ttft_ms >= quiet.median_ttft_ms + 5.0
 
 
+def test_streaming_delays_first_tokens_by_all_outputs_of_their_step(
+    fleet: Workload, profile: Profile
+) -> None:
+    """A first token is the last of its step to be streamed; time between tokens does not change."""
+    quiet = simulate(fleet, profile, max_loras=64, duration_s=600)
+    spec = replace(profile.frontend, output_ms=0.1)
+    busy = simulate(fleet, replace(profile, frontend=spec), max_loras=64, duration_s=600)
+    delay_ms = busy.median_ttft_ms - quiet.median_ttft_ms
+    assert delay_ms == pytest.approx(0.1 * quiet.mean_running, rel=0.6)
+    assert delay_ms > 0.1 * quiet.mean_running
+    assert busy.mean_tpot_ms == pytest.approx(quiet.mean_tpot_ms, rel=0.01)
+
+
 def test_first_uses_follow_each_other(fleet: Workload, profile: Profile) -> None:
     """The first requests of many adapters wait for each other's first use; later ones don't."""
     spec = replace(profile.frontend, first_use_ms=400.0)

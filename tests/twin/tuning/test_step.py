@@ -65,7 +65,7 @@ def _naive(workload: Workload, profile: Profile, sim: Simulation, job: FineTunin
         kv_blocks=sim.kv_cache_tokens // 16, block_size=16, token_budget=128, max_seqs=8,
         max_outstanding=math.inf, max_cpu_loras=math.inf,
         hashes=engine.sizes_of(workload.ranks, workload.ranks, seed)[0][1:, engine.HASH].tolist(),
-        prefills_first=False, series_of_lists=False, spares_batch=False, scrape_interval_s=None, front_end_s=(0.0,) * 5,
+        prefills_first=False, series_of_lists=False, spares_batch=False, scrape_interval_s=None, front_end_s=(0.0,) * 6,
     )  # fmt: skip
     time_s, adapter = draw_times(workload, DURATION_S, seed)
     marks = draw_marks(workload, adapter, len(time_s), seed)
