@@ -76,7 +76,7 @@ class Frontier:
     broken: list[Hour] = field(default_factory=list, init=False)
     """The fresh hours that it breaks."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict)
-    _number: int = field(default=0, init=False)
+    number: int = field(default=0, init=False)
     """Of the set of fresh hours that was simulated last."""
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class Frontier:
                 break
             self.progress("fresh hours", number + 1, ROUNDS)
             bins = self.at(first).plan.bins
-            self._number, self.broken = number, self.kept.broken_later(bins, number)
+            self.number, self.broken = number, self.kept.broken_later(bins, number)
             self.confirmed = not self.broken
             if self.confirmed or number == ROUNDS - 1:
                 break
@@ -323,7 +323,7 @@ class Frontier:
         )
         if bins == best.plan.bins:
             return best, rooms
-        if not self._keeps(bins) or self.kept.broken_later(bins, self._number):
+        if not self._keeps(bins) or self.kept.broken_later(bins, self.number):
             return best, self.hours.rooms(best.plan.bins, self.workload)
         self._points[best.n_gpus] = self.point_of(bins)
         return self._points[best.n_gpus], rooms

@@ -93,13 +93,15 @@ class KeptHours:
         used = merged(fleet, bins, hours).slo_used
         return int((used <= 1.0).sum()) >= self.required
 
-    def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
-        """Hours of the `number`-th set of fresh ones, at the rates as given, that break the limits."""
+    def fresh(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
+        """The `number`-th set of fresh hours, at the rates as given, that these servers are simulated on."""
         count = FRESH_HOURS if self._varies or self._left_to_chance(bins) else 1
-        fresh = (
-            (self.workload, self.seed + FRESH_SEED * (1 + number * FRESH_HOURS + k)) for k in range(count)
-        )
-        return [hour for hour in fresh if not self.within(bins, hour)]
+        first = 1 + number * FRESH_HOURS
+        return [(self.workload, self.seed + FRESH_SEED * (first + k)) for k in range(count)]
+
+    def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
+        """Of these hours, those that break the limits."""
+        return [hour for hour in self.fresh(bins, number) if not self.within(bins, hour)]
 
     def _left_to_chance(self, bins: Sequence[Bin]) -> bool:
         """Whether adapters have few requests, and some request waits longer than a limit."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from packer.operate.bound import bounded
 from packer.operate.explore import Frontier
 from packer.operate.frontier import FrontierPoint, Progress
 from packer.operate.replicas import MOST_REPLICAS, part
+from packer.operate.shortfall import late_words, latency, start_words, weaker_goals, weaker_words
 from packer.plan import Plan, Status
 from packer.room import LEVELS, Room
 from packer.slo import Slo
@@ -51,8 +53,9 @@ def recommend(
     The plan's servers are simulated again on a fresh hour; its `rooms` say how far rates may grow and what limits
     each server, its `adapters` what every adapter gets.
     `lower_bound` is how many GPUs any plan needs (`packer.operate.bound`).
-    `details` has the "decision" in a sentence, the "frontier" (rows of `FrontierPoint.to_dict`), and for estimated
-    profiles what their error does to the answer ("estimate_band").
+    `details` has the "decision" in a few sentences, the "frontier" (rows of `FrontierPoint.to_dict`), the
+    "weaker_goals" that fewer GPUs keep, by how many, and for estimated profiles what their error does to the answer
+    ("estimate_band").
 
     Parameters
     ----------
@@ -182,7 +185,7 @@ def _unreachable(job: Frontier) -> str:
     where = "on a GPU of its own" if allowed == 1 else f"even in {allowed} equal parts on GPUs of their own"
     itl = "" if math.isnan(itl_ms) else f", ITL {itl_ms:.0f} ms"
     return (
-        f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: p95 TTFT {_latency(ttft_ms)}"
+        f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: p95 TTFT {latency(ttft_ms)}"
         f"{itl} there. What would help: {'' if job.max_replicas is None else '--max-replicas, '}"
         "a faster GPU, or a wider --slo."
     )
@@ -196,6 +199,7 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
     broken = [_listed(gpus, verb, rest) for verb, rest, gpus in which if gpus]
     points = [replace(each, n_gpus=each.n_gpus * job.size) for each in job.points]
     later = job.broken if job.confirmed is False else ()
+    weaker = {goal: count * job.size for goal, count in weaker_goals(job, point).items()}
     return replace(
         plan,
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
@@ -204,6 +208,7 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
             *plan.reasons,
             *beyond_measured(plan.bins)[:8],
             *broken,
+            *(start_words(job.kept, point.plan.bins, job.number) if holds else ()),
             *((REPLAYED,) if job.replayed else ()),
         ),
         runtime_s=time.monotonic() - job.started,
@@ -218,7 +223,10 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
                 breaking=None if holds else job.kept.breaking(point.plan.bins, later),
                 reachable=not job.hopeless,
                 spare=job.spare,
+                why=lambda fewer: late_words(job.kept, fewer),
+                weaker=weaker,
             ),
+            "weaker_goals": weaker,
             "frontier": [each.to_dict() for each in points if not each.starving],
         },
     )
@@ -233,18 +241,20 @@ def decision(
     breaking: int | None,
     reachable: bool = True,
     spare: int = 0,
+    why: Callable[[FrontierPoint], str] = lambda _point: "",
+    weaker: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
-    """What to deploy and what fewer GPUs would give, in a sentence or two.
+    """What to deploy, what fewer GPUs would give, and for which goal they are enough, in a few sentences.
 
     `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
-    it; `spare`: GPUs that may be lost.
+    it; `spare`: GPUs that may be lost; `why`: what breaks the goal on fewer GPUs; `weaker`: goals and their GPUs.
     """
     holds = breaking is None
     text = f"{_gpus(best.n_gpus)}: no request completed in the simulated hour"
     if not math.isnan(best.p95_ttft_ms):
         text = (
-            f"{_gpus(best.n_gpus)}: TTFT p95 {_latency(best.p95_ttft_ms)}, worst adapter "
-            f"{_latency(best.worst_adapter_ttft_ms)}, ITL {best.mean_itl_ms:.0f} ms"
+            f"{_gpus(best.n_gpus)}: TTFT p95 {latency(best.p95_ttft_ms)}, worst adapter "
+            f"{latency(best.worst_adapter_ttft_ms)}, ITL {best.mean_itl_ms:.0f} ms"
         )
     least = min((room.headroom or 0.0 for room in rooms), default=0.0)
     if holds and least > 1.0:
@@ -268,22 +278,22 @@ def decision(
         last = serving[-1]
         parts.append(
             f"{_gpus(last.n_gpus)} {'serves' if last.n_gpus == 1 else 'serve'} it with "
-            f"{_latency(last.p95_ttft_ms)}, worst adapter {_latency(last.worst_adapter_ttft_ms)}"
-            f"{_shortcoming(last, slo, spare)}"
+            f"{latency(last.p95_ttft_ms)}, worst adapter {latency(last.worst_adapter_ttft_ms)}"
+            f"{_shortcoming(last, slo, spare, why)}"
         )
     if starving := [point.n_gpus for point in fewer if point.starving]:
         parts.append(f"{starving[-1]} starve{'s' if starving[-1] == 1 else ''}")
-    return f"{text} {'; '.join(parts)}." if parts else text
+    return (f"{text} {'; '.join(parts)}." if parts else text) + weaker_words(weaker)
 
 
-def _shortcoming(point: FrontierPoint, slo: Slo, spare: int) -> str:
+def _shortcoming(point: FrontierPoint, slo: Slo, spare: int, why: Callable[[FrontierPoint], str]) -> str:
     """Why a number of GPUs whose TTFT may look fine is not enough."""
     adapters = point.plan.adapters
     if point.worst_adapter_ttft_ms > slo.limits.p95_ttft_ms or point.holds or adapters is None:
         return ""
     breaks = f", and break{'s' if point.n_gpus == 1 else ''} the goal"
     if point.broken_later:
-        return f"{breaks} in another hour"
+        return f"{breaks} in another hour{why(point)}"
     if spare and not point.queueing:
         return f"{breaks} when a GPU is lost"
     ttft_ms, itl_ms = slo.columns(point.plan.workload)
@@ -292,7 +302,7 @@ def _shortcoming(point: FrontierPoint, slo: Slo, spare: int) -> str:
         return f"{breaks} of {int(late.sum()):,} of {len(late):,} adapters"
     if slow.any():
         return f", ITL up to {adapters.mean_itl_ms[slow].max():.0f} ms{breaks}"
-    return f"{breaks} with rates raised by the margin"
+    return f"{breaks} with rates raised by the margin{why(point)}"
 
 
 def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:
@@ -305,9 +315,3 @@ def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:
 
 def _gpus(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"
-
-
-def _latency(value_ms: float) -> str:
-    if math.isnan(value_ms):
-        return "without an answer"
-    return f"{value_ms:.0f} ms" if value_ms < 95.0 else f"{value_ms / 1000:.1f} s"

@@ -99,6 +99,9 @@ class Slo:
 
         A class that is not known has the limits of adapters without a class.
         """
+        if not self.classes:
+            n = len(workload)
+            return np.full(n, self.limits.p95_ttft_ms), np.full(n, self.limits.mean_itl_ms)
         known = dict(self.classes)
         rows = [known.get(adapter.slo_class or "", self.limits) for adapter in workload.adapters]
         return np.array([row.p95_ttft_ms for row in rows]), np.array([row.mean_itl_ms for row in rows])

@@ -34,13 +34,15 @@ class ServerHour:
     """What a simulated hour of one server shows.
 
     `used`: `Simulation.slo_used`; `adapters`: figures of each of its adapters; `ttft_ms`: TTFT of every completed
-    request, float32; `keeps`: whether its limits are kept, its queue does not grow, and it does not starve.
+    request, float32; `late`: when those were sent (s) that waited longer than their limit, and their TTFT (ms),
+    float32 (2, late); `keeps`: whether its limits are kept, its queue does not grow, and it does not starve.
     """
 
     figures: Evaluation
     used: float
     adapters: AdapterFigures
     ttft_ms: npt.NDArray[np.float32]
+    late: npt.NDArray[np.float32]
     keeps: tuple[bool, bool, bool]
 
 
@@ -131,6 +133,7 @@ class Hours:
                 sim.adapter_slo_used,
             ),
             sim.ttft_ms.astype(np.float32),
+            sim.late.astype(np.float32),
             self._keeps(sim),
         )
 

@@ -16,6 +16,9 @@ USED_UP = 0.5
 """A resource of which less than this part is in use limits nothing on average."""
 GROWTH = 1.5
 """Advice names half as many slots more."""
+START_S = 300.0
+"""What waits too long only so soon after a start does so because adapters are used for the first time."""
+BEFORE_TRAFFIC = "a request to each adapter before a server takes traffic avoids that"
 
 
 class Limit(NamedTuple):
@@ -33,8 +36,14 @@ def limit_of(sim: Simulation) -> Limit:
     Compared are the slots (where there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of
     a step, the part of the time that loads take, the ITL against its limit, which stands for the time of a step,
     and the part of the TTFT that passes outside the engine. Where less than `USED_UP` of each is in use, requests wait
-    because they come together.
+    because they come together. Where they wait too long in the first `START_S` alone, adapters are used for the first
+    time.
     """
+    sent_s, waits_ms = sim.late
+    served = sim.stable and sim.mean_itl_ms <= sim.workload.slo.columns(sim.workload)[1].min()
+    if served and 0.0 < sent_s.max(initial=0.0) < START_S:
+        usage = f"requests of the first {sent_s.max():.0f} s wait up to {waits_ms.max() / 1e3:.1f} s"
+        return Limit("start", 1.0, usage, BEFORE_TRAFFIC)
     found = max(_limits(sim), key=lambda each: each.pressure)
     if found.pressure >= USED_UP:
         return found

@@ -162,6 +162,12 @@ def kept_requests(sim: Simulation) -> tuple[npt.NDArray[np.bool_], npt.NDArray[n
     return raw.finished & ~broke, broke
 
 
+def late(sim: Simulation) -> FloatArray:
+    """See `Simulation.late`."""
+    beyond = sim.ttft_ms > sim.workload.slo.columns(sim.workload)[0][sim.owners]
+    return np.array([sim.raw.requests.time_s[sim.raw.finished][beyond], sim.ttft_ms[beyond]])
+
+
 def slo_attainment(sim: Simulation) -> FloatArray:
     """Share of each adapter's requests that kept its limits (`Workload.slo`), float64 (m,); NaN: none decided.
 

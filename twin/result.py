@@ -248,6 +248,8 @@ class Simulation:
     # ---- service level
     kept_requests = cached_property(figures.kept_requests)
     """Which requests kept the limits of their adapter, and which broke them, bool (requests,) each."""
+    late = cached_property(figures.late)
+    """When requests were sent that waited longer than their limit, s, and their TTFT, ms, float64 (2, late)."""
     adapter_slo_attainment = cached_property(figures.slo_attainment)
     """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); or NaN."""
     adapter_slo_used = cached_property(figures.slo_used)

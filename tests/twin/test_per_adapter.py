@@ -101,6 +101,24 @@ def test_attainment_and_goodput_by_hand(make_profile: MakeProfile) -> None:
     assert tight.goodput_tok_s == (requests.input_tokens[0] + 50) / sim.duration_s
 
 
+def test_late_requests_are_those_beyond_their_own_limit(busy: Simulation) -> None:
+    """Each completed request is compared with the limit of its adapter, by its class."""
+    limits = (Limits(float(np.quantile(busy.ttft_ms, 0.2))), Limits(float(np.quantile(busy.ttft_ms, 0.8))))
+    adapters = tuple(
+        replace(each, slo_class="chat" if k % 2 else None) for k, each in enumerate(busy.workload.adapters)
+    )
+    slo = Slo(limits[0], classes=(("chat", limits[1]),))
+    sim = replace(busy, workload=replace(busy.workload, adapters=adapters, slo=slo))
+    found = []
+    for i, sent_s in enumerate(busy.raw.requests.time_s):
+        if busy.raw.finished[i]:
+            ttft_ms = (busy.raw.first_s[i] - sent_s) * 1e3
+            if ttft_ms > limits[busy.raw.requests.adapter[i] % 2].p95_ttft_ms:
+                found.append((sent_s, ttft_ms))
+    assert np.allclose(sim.late.T, found)
+    assert 0 < len(found) < busy.completed
+
+
 def test_a_class_has_its_own_limits(make_profile: MakeProfile) -> None:
     """Requests are compared with the limits of their adapter's class."""
     sim = _one_slot(make_profile, (0.0, 0, 50), (0.1, 1, 5), (0.8, 0, 5))

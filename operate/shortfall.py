@@ -1,0 +1,119 @@
+"""Why fewer GPUs are not enough, and for which weaker goals they are, from the plans of a frontier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.bin import Bin
+from packer.operate.explore import Frontier
+from packer.operate.frontier import FrontierPoint
+from packer.operate.kept import Hour, KeptHours
+from packer.twin.limits import BEFORE_TRAFFIC, START_S
+
+SHARES = (0.99, 0.95)
+"""Shares of the adapters that must keep their limits, as weaker goals."""
+LONGER = 2.5
+"""A wider limit of TTFT, in times of the one that is given."""
+SAVED = 0.1
+"""Part of the GPUs that a weaker goal must save to be named."""
+SPAN_S = 900.0
+"""The minutes of delays are told where these are no longer apart."""
+
+
+def latency(value_ms: float) -> str:
+    """A TTFT for people."""
+    if math.isnan(value_ms):
+        return "without an answer"
+    return f"{value_ms:.0f} ms" if value_ms < 95.0 else f"{value_ms / 1000:.1f} s"
+
+
+def late_words(kept: KeptHours, point: FrontierPoint) -> str:
+    """How long requests wait where a plan breaks the limits of TTFT, and when; "" where that is not the cause."""
+    for fleet, seed in reversed(kept.hours) if point.broken_later else [(kept.raised, kept.seed)]:
+        worst = max(kept.simulated.all(point.plan.bins, fleet, seed=seed), key=lambda hour: hour.used)
+        if 1.0 < worst.used < math.inf and worst.late.size:
+            sent_s, waits_ms = worst.late
+            return f": requests wait up to {latency(waits_ms.max())}{_when(sent_s)}"
+    return ""
+
+
+def _when(sent_s: npt.NDArray[np.float32]) -> str:
+    """In which part of the hour requests were sent; "" if all over it."""
+    first_s, last_s = float(sent_s.min()), float(sent_s.max())
+    if last_s < START_S:
+        return f" in the first {10 * math.floor(last_s / 10.0 + 1.0)} s after a start"
+    if last_s - first_s > SPAN_S:
+        return ""
+    first, last = (int(each // 60.0) + 1 for each in (first_s, last_s))
+    return f" in minute {first}" if first == last else f" in minutes {first}–{last}"
+
+
+def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str, ...]:
+    """What the first minutes of servers are like, where requests wait for more than twice the limit only or mostly
+    then."""
+    hours = (*kept.hours, kept.given, *kept.fresh(bins, number))
+    late = np.hstack(
+        [each.late for fleet, seed in hours for each in kept.simulated.all(bins, fleet, seed=seed)]
+    )
+    early = late[:, late[0] < START_S]
+    if 2 * early.shape[1] <= late.shape[1] or early[1].max() <= 2.0 * kept.workload.slo.limits.p95_ttft_ms:
+        return ()
+    return (f"Requests wait up to {latency(early[1].max())}{_when(early[0])}: {BEFORE_TRAFFIC}.",)
+
+
+def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
+    """Weaker goals that fewer servers keep, in words, and how many; in every hour that plans were made for and in
+    those that no plan was made for."""
+    if job.spare:
+        return {}
+    most = (1.0 - SAVED) * best.n_gpus if best.holds else best.n_gpus
+    found: dict[str, int] = {}
+    for point in job.points:
+        if point.n_gpus > most or job.over():
+            break
+        bins = point.plan.bins
+        goals = _kept(job, bins, (job.raised, job.seed)) - set(found)
+        fresh = [] if job.replayed or not goals else job.kept.fresh(bins, job.number)
+        for hour in (job.kept.given, *reversed(job.kept.hours), *fresh):
+            goals = goals and goals & _kept(job, bins, hour)
+        found |= dict.fromkeys(sorted(goals), point.n_gpus)
+    wide, narrow = (found.get(_share(share), math.inf) for share in sorted(SHARES))
+    if wide >= narrow:
+        found.pop(_share(min(SHARES)), None)
+    return found
+
+
+def _share(share: float) -> str:
+    return f"--slo adapter_share={share:g}"
+
+
+def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
+    """Which weaker goals servers keep in an hour, in words."""
+    kept, slo = job.kept, job.workload.slo
+    figures = kept.adapters(bins, hour)
+    if not np.isfinite(figures.slo_used).all():
+        return set()
+    within = float((figures.slo_used <= 1.0).mean())
+    goals = {_share(share) for share in SHARES if share < slo.adapter_share and within >= share}
+    if (figures.mean_itl_ms > slo.columns(job.workload)[1]).any():
+        return goals
+    if not slo.classes and max(kept.used(bins, [hour])) <= LONGER:
+        goals.add(f"--slo p95_ttft_ms={LONGER * slo.limits.p95_ttft_ms:g}")
+    simulated = kept.simulated.all(bins, hour[0], seed=hour[1])
+    if all(each.late[0].max(initial=0.0) < START_S for each in simulated):
+        goals.add(f"all but the first {START_S / 60:.0f} minutes after a start")
+    return goals
+
+
+def weaker_words(found: Mapping[str, int]) -> str:
+    """Weaker goals and how many GPUs are enough for them, in a sentence; "" without one."""
+    parts = []
+    for count in sorted(set(found.values())):
+        goals = [goal for goal, n in found.items() if n == count]
+        named = " or ".join(filter(None, (", ".join(goals[:-1]), goals[-1])))
+        parts.append(f"{count} GPU{' is' if count == 1 else 's are'} enough for {named}")
+    return f" {'; '.join(parts)}." if parts else ""

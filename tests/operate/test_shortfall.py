@@ -1,0 +1,98 @@
+"""What a plan says of fewer GPUs: which hour breaks the goal, when in it, and for which weaker goal they are enough."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import packer
+from packer import Adapter, Bin, Workload
+from packer.operate.kept import KeptHours
+from packer.operate.shortfall import _when, start_words, weaker_words
+from packer.plan import Plan
+from packer.profile import Profile
+from packer.twin.hours import Hours
+from packer.twin.limits import limit_of
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Profile:
+    """A server whose API server takes 200 ms for the first request of an adapter."""
+    return packer.load_profile("h100-64gb/qwen-2.5-7b-instruct")
+
+
+@pytest.fixture(scope="module")
+def quiet() -> Workload:
+    """Adapters for one GPU, if their first requests did not come together after a start."""
+    rates = np.random.default_rng(7).lognormal(np.log(0.03), 1.0, 214)
+    fleet = Workload([Adapter(f"a{k}", 8 if k % 2 else 16, float(each)) for k, each in enumerate(rates)])
+    return fleet.scaled(10.4 / fleet.rate)
+
+
+@pytest.fixture(scope="module")
+def plan(quiet: Workload, qwen: Profile) -> Plan:
+    """The recommended plan."""
+    return packer.recommend(quiet, qwen)
+
+
+def test_a_start_that_decides_is_told_with_what_would_be_enough_without(
+    plan: Plan, quiet: Workload, qwen: Profile
+) -> None:
+    """The first minutes cost a GPU: the decision says so, and names the weaker goals with the GPUs that a plan for them
+    takes, or one for a server without that delay."""
+    text = str(plan.details["decision"])
+    assert plan.n_gpus == 2
+    assert re.search(
+        r"breaks the goal .*: requests wait up to \d+\.\d s in the first \d0 s after a start\.", text
+    )
+    weaker = plan.details["weaker_goals"]
+    assert isinstance(weaker, dict)
+    assert set(weaker.values()) == {1}
+    assert "all but the first 5 minutes after a start" in weaker
+    assert text.endswith(weaker_words(weaker))
+    assert packer.recommend(quiet, qwen, slo=packer.Slo(adapter_share=0.99)).n_gpus == 1
+    swift = replace(qwen, frontend=replace(qwen.frontend, first_use_ms=0.0))
+    assert packer.recommend(quiet, swift).n_gpus == 1
+
+
+def test_goals_that_one_number_of_gpus_keeps_are_told_together() -> None:
+    """Goals are listed by the GPUs that are enough for them; without any nothing is said."""
+    assert weaker_words({}) == ""
+    assert (
+        weaker_words({"A": 4, "B": 1, "C": 4, "D": 4})
+        == " 1 GPU is enough for B; 4 GPUs are enough for A, C or D."
+    )
+
+
+def test_a_start_limits_a_server_and_is_told_beside_the_plan(quiet: Workload, qwen: Profile) -> None:
+    """Requests that wait too long only after a start are no matter of slots; the advice, a request to each adapter
+    beforehand, avoids it: without first uses nothing waits so long."""
+    swift = replace(qwen, frontend=replace(qwen.frontend, first_use_ms=0.0))
+    for profile, late in ((qwen, True), (swift, False)):
+        item = Bin(tuple(range(len(quiet))), profile.settings(128, 16), profile)
+        kept = KeptHours(quiet, quiet, 0, Hours())
+        hour = packer.simulate(quiet, profile, max_loras=128, max_lora_rank=16)
+        assert bool(hour.late.size) == late
+        assert (limit_of(hour).name == "start") == late
+        told = start_words(kept, [item], 0)
+        assert len(told) == late
+        assert not late or re.match(
+            r"Requests wait up to \d+\.\d s in the first \d0 s after a start: a request", told[0]
+        )
+
+
+@pytest.mark.parametrize(
+    ("sent_s", "words"),
+    [
+        ((3.0, 19.9), "in the first 20 s after a start"),
+        ((400.0, 401.0), "in minute 7"),
+        ((299.0, 1100.0), "in minutes 5–19"),
+        ((20.0, 3000.0), ""),
+    ],
+)
+def test_delays_are_told_with_their_minutes(sent_s: tuple[float, ...], words: str) -> None:
+    """Delays at the start, close together, or all over the hour."""
+    assert _when(np.array(sent_s, dtype=np.float32)).strip() == words
