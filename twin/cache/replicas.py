@@ -69,7 +69,7 @@ class Replicas:
     def _scores(self, view: ClusterView) -> npt.NDArray[np.float64]:
         memory = 1.0 - view.used_share
         places = 1.0 - np.minimum(1.0, (view.running + view.waiting) / np.maximum(view.places, 1))
-        return (memory + places) / 2
+        return np.asarray((memory + places) / 2)
 
 
 def replicas(requests: npt.NDArray[np.float64], size_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

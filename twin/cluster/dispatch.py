@@ -17,8 +17,8 @@ from packer.twin.cluster.routers.base import (
     HOLD, ReadingRouter, Request, Router, ScoringRouter, StaticRouter, TickingRouter,
 )  # fmt: skip
 from packer.twin.cluster.routers.scores import NUMBERS
-from packer.twin.cluster.state import REFUSED, Engines, Servers, keep_on_gpu, run_until, with_more_rows
-from packer.twin.cluster.transit import Transit, next_s
+from packer.twin.cluster.state import Engines, Servers, keep_on_gpu, run_until, with_more_rows
+from packer.twin.cluster.transit import Transit
 from packer.twin.cluster.view import ClusterView
 from packer.twin.engine.state import NO_LIMIT
 from packer.workload import Workload
@@ -83,14 +83,8 @@ class Dispatch:
         ticks = self._ticks()
         if assigned is not None and not ticks and self.way is None and self.max_outstanding is None:
             events.deal(servers, assigned, 0)
-        elif isinstance(self.router, ReadingRouter):
-            servers = _Reading(self, servers, engines, ticks).run()
-        elif assigned is not None or isinstance(self.router, ScoringRouter):
-            servers = self._compiled(servers, engines, assigned, ticks)
         else:
-            raise PluginError(
-                f"Expected router {self.router.name!r} to have assign(…), or start(…) and route(…)."
-            )
+            servers = self._routed(servers, engines, assigned, ticks)
         before_end_s = math.nextafter(self.duration_s, 0.0)
         while self.way is not None and not events.pass_on(servers, self.way, before_end_s, engines):
             servers = with_more_rows(servers)
@@ -103,39 +97,67 @@ class Dispatch:
         both: tuple[object, ...] = (self.policy, self.router)
         return [each for each in both if isinstance(each, TickingPolicy | TickingRouter)]
 
-    def _compiled(
+    def _routed(
         self, servers: Servers, engines: Engines, assigned: IntArray | None, ticks: list[Ticking]
     ) -> Servers:
-        c = self.candidates
+        """Route all requests: `events.route` returns where the router in Python, a tick or more rows are needed."""
+        c, router, n = self.candidates, self.router, len(servers.server)
         rule, p, given = 0, np.zeros(1), np.zeros(0, dtype=np.int64)
-        if assigned is not None:
-            given = assigned
-        else:
-            assert isinstance(self.router, ScoringRouter)
-            rule, p = NUMBERS[self.router.name], self.router.parameters(self.cluster, self.workload)
         clock = _Clock(self, servers, engines, ticks)
-        n, r, now_s = len(servers.server), 0, 0.0
+        interval_s = 0.0 if isinstance(router, ReadingRouter) else self.stats_interval_s
+        if isinstance(router, ReadingRouter):
+            given = np.full(n, events.ASK)
+            router.start(clock.view, self.seed)
+        elif assigned is not None:
+            given = assigned
+        elif isinstance(router, ScoringRouter):
+            rule, p = NUMBERS[router.name], router.parameters(self.cluster, self.workload)
+        else:
+            raise PluginError(f"Expected router {router.name!r} to have assign(…), or start(…) and route(…).")
+        r, now_s = 0, 0.0
         limit = NO_LIMIT if self.max_outstanding is None else self.max_outstanding
         while True:
             seen = servers
-            if self.stats_interval_s:
+            if interval_s:
                 seen = servers._replace(ints=servers.ints.copy(), classes=servers.classes.copy())
             stop_s = min(clock.next_s, self.duration_s)
-            r, now_s = events.route(
-                servers, seen, self.stats_interval_s, given, rule, p, c.group, c.start, c.server, r, now_s, stop_s,
+            r, now_s, asked = events.route(
+                servers, seen, interval_s, given, rule, p, c.group, c.start, c.server, r, now_s, stop_s,
                 limit, self.way, engines,
             )  # fmt: skip
+            if r == n and ticks:
+                now_s = stop_s
             if now_s >= self.duration_s or (r == n and not ticks):
                 return servers
-            if r == n:
-                now_s = stop_s
-            if now_s < stop_s:
+            if asked:
+                given[r] = self._decision(r, now_s, servers, clock.view)
+            elif now_s < stop_s:
                 servers = with_more_rows(servers)
                 clock.follow(servers)
-            elif stop_s >= self.duration_s:
-                return servers
             else:
                 servers = clock.tick(stop_s)
+
+    def _decision(self, r: int, now_s: float, servers: Servers, view: ClusterView) -> int:
+        """The server that a router in Python chooses for a request, or HOLD."""
+        a, router = int(servers.adapter[r]), self.router
+        assert isinstance(router, ReadingRouter)
+        request = Request(
+            r,
+            a,
+            int(servers.ranks[a]),
+            int(servers.prompt[r]),
+            float(servers.sent_s[r]),
+            int(servers.output[r]),
+        )
+        try:
+            s = router.route(request, view)
+        except Exception as error:
+            raise PluginError(
+                f"Router {router.name!r} raised {type(error).__name__} on request {r} at {now_s:.6g} s: {error}."
+            ) from error
+        if s != HOLD and s not in self.candidates.of(a):
+            raise self.wrong(r, a, now_s, s)
+        return int(s)
 
     def wrong(self, r: int, adapter: int, now_s: float, server: object) -> PluginError:
         """What is said when a router sends a request to a server that may not serve it."""
@@ -171,7 +193,8 @@ class _Clock:
 
     def tick(self, now_s: float) -> Servers:
         """All whose time has come act; returns the servers, which may have grown."""
-        events.run_all_until(self.servers, now_s, self.engines)
+        while not events.pass_on(self.servers, self.work.way, now_s, self.engines):
+            self.follow(with_more_rows(self.servers))
         for k, each in enumerate(self.ticks):
             if self._due_s[k] <= now_s:
                 self._due_s[k] += each.period_s
@@ -193,82 +216,3 @@ class _Clock:
             )
         while not keep_on_gpu(self.servers, move.server, move.adapter, move.keep):
             self.follow(with_more_rows(self.servers))
-
-
-class _Reading:
-    """The loop of `events.route`, with a router in Python."""
-
-    def __init__(self, work: Dispatch, servers: Servers, engines: Engines, ticks: list[Ticking]) -> None:
-        self.work, self.servers, self.engines = work, servers, engines
-        assert isinstance(work.router, ReadingRouter)
-        self.router = work.router
-        self.clock = _Clock(work, servers, engines, ticks)
-        self.router.start(self.clock.view, work.seed)
-        self.now_s = 0.0
-
-    def run(self) -> Servers:
-        """Route all requests."""
-        for r in range(len(self.servers.server)):
-            if not self._until(max(self.now_s, float(self.servers.sent_s[r]))) or not self._one(r):
-                break
-        if self.clock.next_s < self.work.duration_s:
-            self._until(math.nextafter(self.work.duration_s, 0.0))
-        return self.servers
-
-    def _until(self, until_s: float) -> bool:
-        """What happens up to then does; False at the end of the run."""
-        while self.clock.next_s <= until_s < self.work.duration_s:
-            tick_s = self.clock.next_s
-            self._pass_on(tick_s)
-            self._follow(self.clock.tick(tick_s))
-        self.now_s = until_s
-        if until_s < self.work.duration_s:
-            self._pass_on(until_s)
-        return until_s < self.work.duration_s
-
-    def _pass_on(self, until_s: float) -> None:
-        while not events.pass_on(self.servers, self.work.way, until_s, self.engines):
-            self._follow(with_more_rows(self.servers))
-
-    def _follow(self, servers: Servers) -> None:
-        self.servers = servers
-        self.clock.follow(servers)
-
-    def _one(self, r: int) -> bool:
-        """Route one request; False if it is still held at the end."""
-        limit = self.work.max_outstanding
-        if limit is not None and sum(map(int, self.clock.view.running + self.clock.view.waiting)) >= limit:
-            self.servers.server[r] = REFUSED
-            return True
-        s = self._decision(r)
-        while s == HOLD:
-            changes_s = events.next_change_s(self.servers, self.now_s, self.engines)
-            if self.work.way is not None:
-                changes_s = min(changes_s, next_s(self.work.way))
-            if not self._until(min(changes_s, max(self.clock.next_s, self.now_s))):
-                return False
-            s = self._decision(r)
-        while not events.hand_over(self.servers, self.work.way, s, r, self.now_s):
-            self._follow(with_more_rows(self.servers))
-        return True
-
-    def _decision(self, r: int) -> int:
-        servers, router, now_s = self.servers, self.router, self.now_s
-        a = int(servers.adapter[r])
-        request = Request(
-            r,
-            a,
-            int(servers.ranks[a]),
-            int(servers.prompt[r]),
-            float(servers.sent_s[r]),
-            int(servers.output[r]),
-        )
-        try:
-            s = router.route(request, self.clock.view)
-        except Exception as error:
-            raise PluginError(
-                f"Router {router.name!r} raised {type(error).__name__} on request {r} at {now_s:.6g} s: {error}."
-            ) from error
-        if s != HOLD and s not in self.work.candidates.of(a):
-            raise self.work.wrong(r, a, now_s, s)
-        return int(s)

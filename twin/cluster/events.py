@@ -20,6 +20,9 @@ from packer.twin.cluster.transit import Transit, next_s, receive, send
 from packer.twin.engine.state import NO_LIMIT
 from packer.twin.flags import ENGINE_FLAGS
 
+ASK = -3
+"""Instead of a server in `route`: a router in Python decides when the request's time has come."""
+
 
 @njit(**ENGINE_FLAGS)
 def deal(c: Servers, assigned: IntArray, first: int) -> int:
@@ -44,21 +47,24 @@ def run_all_until(c: Servers, until_s: float, engines: Engines) -> None:
 
 
 @njit(**ENGINE_FLAGS)
-def _look(c: Servers, seen: Servers) -> None:
-    """Bring the registers up to date by which a router knows the servers."""
+def _look(c: Servers, seen: Servers, looked_s: float, interval_s: float, now_s: float) -> float:
+    """Bring the registers by which a router knows the servers up to date, if it is time; returns when it last was."""
+    if interval_s == 0.0 or now_s < looked_s + interval_s:
+        return looked_s
     for s in range(c.ints.shape[0]):
         for j in range(c.ints.shape[1]):
             seen.ints[s, j] = c.ints[s, j]
         for k in range(c.classes.shape[1]):
             for j in range(c.classes.shape[2]):
                 seen.classes[s, k, j] = c.classes[s, k, j]
+    return now_s
 
 
 @njit(**ENGINE_FLAGS)
-def next_change_s(c: Servers, now_s: float, engines: Engines) -> float:
-    """When the next step of any server ends, after those that start at `now_s` were started."""
+def _next_change_s(c: Servers, way: Transit | None, now_s: float, engines: Engines) -> float:
+    """When the next step of any server ends, after those that start at `now_s` were started, or a request gets on."""
     run_all_until(c, np.nextafter(now_s, math.inf), engines)
-    earliest = math.inf
+    earliest = math.inf if way is None else next_s(way)
     for s in range(c.wake_s.size):
         earliest = min(earliest, c.wake_s[s])
     return earliest
@@ -100,41 +106,41 @@ def route(
     c: Servers, seen: Servers, interval_s: float, assigned: IntArray, rule: int, p: FloatArray, group: IntArray,
     start: IntArray, server: IntArray, first: int, now_s: float, end_s: float, limit: int, way: Transit | None,
     engines: Engines,
-) -> tuple[int, float]:  # fmt: skip
+) -> tuple[int, float, bool]:  # fmt: skip
     """Route the requests from `first` on that come before `end_s`, from time `now_s` on.
 
     By `assigned`, or where that is empty by a score function. `seen`: the servers as the router knows them, `c`
     itself or with registers of their own that are brought up to date every `interval_s`. A held request is
-    offered again whenever a step ends; those behind it wait. `limit`: requests at once, more are refused.
-    Returns the request that found no row for its adapter, or is left at `end_s`, or their number; and the time.
+    offered again whenever a step ends, or those registers are renewed; those behind it wait. `limit`: requests at
+    once, more are refused. Returns the request that found no row for its adapter, has ASK in `assigned`, or is left
+    at `end_s`, or their number; the time; and whether it is to be decided.
     """
     looked_s = -math.inf
     for r in range(first, c.server.size):
         if c.sent_s[r] >= end_s:
-            return r, end_s
+            return r, end_s, False
         now_s = max(now_s, c.sent_s[r])
         if not pass_on(c, way, now_s, engines):
-            return r, now_s
+            return r, now_s, False
         if limit < NO_LIMIT and _full(c, limit):
             c.server[r] = REFUSED
             continue
-        if assigned.size > 0:
-            s = assigned[r]
-        else:
-            if interval_s > 0.0 and now_s >= looked_s + interval_s:
-                _look(c, seen)
-                looked_s = now_s
-            s = choose(rule, seen, p, group, start, server, r)
-        while s == HOLD:
-            changes_s = next_change_s(c, now_s, engines)
-            if way is not None:
-                changes_s = min(changes_s, next_s(way))
+        while True:
+            if assigned.size > 0:
+                s = assigned[r]
+            else:
+                looked_s = _look(c, seen, looked_s, interval_s, now_s)
+                s = choose(rule, seen, p, group, start, server, r)
+            if s != HOLD:
+                break
+            if assigned.size > 0:
+                assigned[r] = ASK
+            changes_s = looked_s + interval_s if interval_s > 0.0 else _next_change_s(c, way, now_s, engines)
             if changes_s >= end_s:
-                return r, end_s
+                return r, end_s, False
             now_s = changes_s
             if not pass_on(c, way, now_s, engines):
-                return r, now_s
-            s = choose(rule, seen, p, group, start, server, r)
-        if not hand_over(c, way, s, r, now_s):
-            return r, now_s
-    return c.server.size, now_s
+                return r, now_s, False
+        if s == ASK or not hand_over(c, way, s, r, now_s):
+            return r, now_s, s == ASK
+    return c.server.size, now_s, False

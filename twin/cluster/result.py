@@ -46,35 +46,19 @@ class ClusterSimulation(Simulation):
 
     @classmethod
     def of(
-        cls,
-        workload: Workload,
-        cluster: Cluster,
-        system: str,
-        router: str,
-        setups: Sequence[Server],
-        state: Servers | None,
-        failed: str,
-        **run: Any,
-    ) -> ClusterSimulation:
+        cls, workload: Workload, setups: Sequence[Server], state: Servers | None, failed: str, *,
+        transit: Transit | None, duration_s: float, **run: Any,
+    ) -> ClusterSimulation:  # fmt: skip
         """From the servers as they were at the end; `failed`: why they do not start, if they don't."""
-        first = setups[0]
+        raw = Raw.nothing(len(workload))
+        if state is not None:
+            raw = _with_way_back(_raw(state, None, duration_s), transit)
+        first, tokens = setups[0], sum(setup.kv_cache_tokens for setup in setups)
         return cls(
-            status="memory_error" if state is None else "ok",
-            status_reason=failed,
-            workload=workload,
-            profile=first.profile,
-            settings=first.settings,
-            kv_cache_tokens=sum(setup.kv_cache_tokens for setup in setups),
-            raw=Raw.nothing(len(workload))
-            if state is None
-            else _with_way_back(_raw(state, None, run["duration_s"]), run["transit"]),
-            cluster=cluster,
-            system=system,
-            router=router,
-            setups=setups,
-            state=state,
-            **run,
-        )
+            status="memory_error" if state is None else "ok", status_reason=failed, workload=workload,
+            profile=first.profile, settings=first.settings, kv_cache_tokens=tokens, raw=raw, setups=setups,
+            state=state, transit=transit, duration_s=duration_s, **run,
+        )  # fmt: skip
 
     # ---- service level
     @cached_property
@@ -245,11 +229,13 @@ def _with_way_back(raw: Raw, transit: Transit | None) -> Raw:
 
 def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     """The requests of a server with its totals; None: of all of them, with the sums over servers."""
-    of = slice(None) if server is None else np.flatnonzero(state.server == server)
+    of: slice | IntArray = slice(None)
+    if server is not None:  # in the order in which they reached it, those still on their way left out
+        of = np.flatnonzero((state.server == server) & (state.status > 0))
+        of = of[np.argsort(state.times[of, rows.SENT_AT], kind="stable")]
     arrived = state.status[of] > 0
-    given = state.server[of] >= 0
-    prompt = np.where(given, state.requests[of, rows.PROMPT], state.prompt[of])
-    output = np.where(given, state.requests[of, rows.OUTPUT], state.output[of])
+    prompt = np.where(arrived, state.requests[of, rows.PROMPT], state.prompt[of])
+    output = np.where(arrived, state.requests[of, rows.OUTPUT], state.output[of])
     times = state.times[of]
     one = slice(None) if server is None else slice(server, server + 1)
     ints, floats, timeline = state.ints[one], state.floats[one], state.timeline[one]

@@ -116,6 +116,6 @@ def simulate_cluster(
         )  # fmt: skip
         servers = work.run(servers, engines, assigned)
     return ClusterSimulation.of(
-        workload, cluster, how.name, chosen.name, [setup.server for setup in own], servers, failed or "",
-        transit=way, duration_s=float(duration_s), seed=seed, slo=limits, timeline_bin_s=timeline_bin_s,
+        workload, [setup.server for setup in own], servers, failed or "", transit=way, duration_s=float(duration_s),
+        cluster=cluster, system=how.name, router=chosen.name, seed=seed, slo=limits, timeline_bin_s=timeline_bin_s,
     )  # fmt: skip

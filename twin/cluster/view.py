@@ -78,10 +78,8 @@ class ClusterView:
         found: FloatArray = 1e-3 * (loading[:, 0] + loading[:, 1] * self.workload.ranks[adapter])
         return found
 
-    @property
-    def places(self) -> IntArray:
-        """Most requests in the batch."""
-        return self._register(rows.MAX_SEQS)
+    places = property(lambda self: self._register(rows.MAX_SEQS))
+    """Most requests in the batch."""
 
     @property
     def used_share(self) -> FloatArray:
@@ -93,20 +91,16 @@ class ClusterView:
         """Time in which each server had something to do, float64 (S,)."""
         return self._servers.floats[:, rows.BUSY_S].copy()
 
-    @property
-    def running(self) -> IntArray:
-        """Requests in the batch."""
-        return self._register(rows.RUNNING)
+    running = property(lambda self: self._register(rows.RUNNING))
+    """Requests in the batch."""
 
     @property
     def waiting(self) -> IntArray:
         """Requests that wait for a place in the batch."""
         return self._register(rows.WAITING) + self._register(rows.INBOX_COUNT) + self._servers.on_way
 
-    @property
-    def decodes(self) -> IntArray:
-        """Requests in the batch that have their first token."""
-        return self._register(rows.DECODES)
+    decodes = property(lambda self: self._register(rows.DECODES))
+    """Requests in the batch that have their first token."""
 
     @property
     def free_kv_tokens(self) -> IntArray:
@@ -114,15 +108,10 @@ class ClusterView:
         blocks = self._register(rows.KV_BLOCKS) - self._register(rows.USED)
         return blocks * self._register(rows.BLOCK_SIZE)
 
-    @property
-    def waiting_prompt_tokens(self) -> IntArray:
-        """Prompt tokens of the requests that are not in the batch."""
-        return self._register(rows.WAITING_PROMPT)
-
-    @property
-    def active_adapters(self) -> IntArray:
-        """Distinct adapters in the batch."""
-        return self._register(rows.ACTIVE)
+    waiting_prompt_tokens = property(lambda self: self._register(rows.WAITING_PROMPT))
+    """Prompt tokens of the requests that are not in the batch."""
+    active_adapters = property(lambda self: self._register(rows.ACTIVE))
+    """Distinct adapters in the batch."""
 
     def candidates(self, adapter: int) -> IntArray:
         """Servers that may serve an adapter, in increasing order."""

@@ -134,3 +134,17 @@ def test_counts_that_are_never_renewed(case: Callable[..., Any]) -> None:
         assert stale.equals(turn)
         differs.append(not stale.equals(live))
     assert any(differs)
+
+
+def test_a_held_request_is_offered_by_renewed_counts(case: Callable[..., Any]) -> None:
+    """A router that holds requests by counts of a while ago lets them go once it sees that there is room."""
+    held = 0
+    for seed in range(6):
+        found = case(seed)
+        run = simulate_cluster(
+            found.workload, found.cluster, router="punica:max_batch=2", duration_s=60.0, stats_interval_s=0.05
+        )
+        assert run.state is not None
+        assert run.completed == run.sent
+        held += int((run.state.times[:, 3] > run.state.sent_s).sum())
+    assert held > 0

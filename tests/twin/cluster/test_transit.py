@@ -142,6 +142,25 @@ def test_hosts_and_store_are_the_oracle(concurrent: int, network_ms: float) -> N
     assert hits > 100
 
 
+def test_a_server_has_the_requests_that_reached_it_in_their_order() -> None:
+    """Transfers let requests overtake each other: a server's own requests are those that came, as they came."""
+    nodes, overtaken, under_way = (Node(2, 150.0), Node(1, 70.0), Node(1, 64.0)), 0, 0
+    for seed in range(4):
+        cluster = _cluster(nodes, Store(30.0, 5.0, 1), 20.0)
+        run = simulate_cluster(_fleet(seed), cluster, SYSTEM, "most-idle", duration_s=20.0)
+        assert run.state is not None
+        for s, server in enumerate(run.servers):
+            came = np.flatnonzero((run.state.server == s) & (run.state.status > 0))
+            reached_s = run.state.times[came, rows.SENT_AT]
+            np.testing.assert_array_equal(server.raw.requests.time_s, np.sort(reached_s))
+            assert server.completed == int((run.state.status[came] == rows.FINISHED).sum())
+            overtaken += int((np.diff(reached_s) < 0.0).sum())
+        under_way += int((run.state.status[run.state.server >= 0] == 0).sum())
+        assert run.raw.requests.input_tokens.max() <= run.state.prompt.max()
+    assert overtaken > 0
+    assert under_way > 0
+
+
 def test_the_network_only_shifts() -> None:
     """Without other transfers every request comes, and is answered, as much later as the network takes."""
     fleet = _fleet(3)
