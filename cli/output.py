@@ -8,7 +8,8 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import gt
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
@@ -60,9 +61,10 @@ class Table(NamedTuple):
     caption: str | None = None
 
 
-def _drawn(given: Table) -> RichTable:
-    """The table for a terminal."""
+def _drawn(given: Table, width: int) -> RichTable:
+    """The table for a terminal of so many columns."""
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -74,15 +76,19 @@ def _drawn(given: Table) -> RichTable:
         caption_justify="left",
     )
     cells = [[printable(cell) for cell in row] for row in given.rows]
+    columns = [[name, *(row[k] for row in cells)] for k, name in enumerate(given.columns)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    # On a narrow terminal lines break between words, unless a word alone is too long for it: rich would cut columns.
+    least = [min(LONGEST_WORD, max(map(cell_len, " ".join(each).split()), default=1)) for each in columns]
+    between = 3 if sum(least) + 3 * len(widths) < width else 2
+    built.padding = (0, 1, 0, between - 2)
+    room = width - between * len(widths) - 1
+    while sum(widths) > room and any(map(gt, widths, least)):
+        k = max((k for k in range(len(widths)) if widths[k] > least[k]), key=widths.__getitem__)
+        widths[k] -= 1
     for k, name in enumerate(given.columns):
-        # On a narrow terminal lines break between words, unless a word alone is too long for it.
-        words = " ".join([name, *(row[k] for row in cells)]).split()
-        built.add_column(
-            Text(name),
-            justify="left" if k in given.left else "right",
-            overflow="fold",
-            min_width=min(LONGEST_WORD, max(map(len, words), default=1)),
-        )
+        justify: Literal["left", "right"] = "left" if k in given.left else "right"
+        built.add_column(Text(name), justify=justify, overflow="fold", width=widths[k])
     for row in cells:
         built.add_row(*map(Text, row))
     return built
@@ -95,7 +101,7 @@ def show(*parts: Table | str) -> None:
         if isinstance(part, str):
             out.print(printable(part), markup=False, soft_wrap=True)
         else:
-            out.print(_drawn(part))
+            out.print(_drawn(part, out.width))
 
 
 def note(message: str, *, quiet: bool = False) -> None:

@@ -78,7 +78,8 @@ def _frontier(plan: Plan) -> Table:
     from packer.evaluation import PLAN_FIGURES
 
     points: Any = plan.details["frontier"]
-    shown = {name: label for name, label in PLAN_FIGURES.items() if name != "goodput_tok_s"}
+    known = {name for row in points for name, value in row.items() if value is not None}
+    shown = {name: each for name, each in PLAN_FIGURES.items() if name in known - {"goodput_tok_s"}}
     rows = []
     for row in points:
         broken = len(row["queueing"])
@@ -88,7 +89,7 @@ def _frontier(plan: Plan) -> Table:
         cells = [number(row[name], label.digits) for name, label in shown.items()]
         rows.append([row["n_gpus"], *cells, mark + (" ←" if row["n_gpus"] == plan.n_gpus else "")])
     columns = ["GPUs", *(label.head for label in shown.values()), "latency goal"]
-    return Table("GPUs against latency", columns, rows, left=(6,))
+    return Table("GPUs against latency", columns, rows, left=(len(columns) - 1,))
 
 
 def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
@@ -113,7 +114,8 @@ def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
 def _gpus(plan: Plan) -> Table:
     several = len({item.profile for item in plan.bins}) > 1
     columns = ["GPU", *(["server"] if several else []), "adapters by rank", "max_loras × rank"]
-    shown = _FIGURES if console().width >= WIDE else _FIGURES[:-1]
+    width = console().width
+    shown = _FIGURES if width >= WIDE else _FIGURES[:-1] if width >= NARROW else _FIGURES[1:-1]
     columns += [*heads(shown), "headroom"]
     columns += ["problem"] if not plan.evaluations.feasible.all() else []
     rows = []
@@ -149,8 +151,8 @@ def _rooms(plan: Plan) -> Table:
 
 
 SHOWN_ROOMS = 8
-WIDE = 100
-"""Columns of a terminal from which all figures of a server are shown."""
+WIDE, NARROW = 100, 72
+"""Columns of a terminal from which all figures of a server are shown, and all but one."""
 
 
 def adapters_frame(plan: Plan) -> pl.DataFrame:

@@ -79,6 +79,19 @@ def test_progress_only_on_a_terminal(
     assert bool(stream.getvalue()) is drawn
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_narrow_tables_cut_nothing(width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every word of a table stands whole within the terminal, the last column's too."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    heads = ["GPU", "adapters by rank", "max_loras × rank", "TTFT ms", "worst p95 ms", "ITL ms", "headroom"]
+    row = ["10", "77×r16, 82×r8, 3×r64", "128 × 16", "78,123", "191,162", "36.5", "> +300%"]
+    output.show(output.Table("Servers", heads, [row, row]))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    words = " ".join(lines).split()
+    assert all(word in words for word in " ".join([*heads, *row]).split())
+
+
 def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     """NO_COLOR in the environment wins even on a terminal."""
     monkeypatch.setattr(sys, "stdout", Terminal())
