@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,17 +82,38 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
         return {}
     from packer.cli import cli
 
-    data, known = _read(path), option_names(command)
-    _check(path, cli, data, (), known)
-    table = _own_table(path, data, words, known)
-    shared = {key: value for key, value in data.items() if key in known and not isinstance(value, Mapping)}
-    found: dict[tuple[str, ...], Any] = {(key,): value for key, value in shared.items()}
-    found |= {(*words, key): value for key, value in table.items()}
-    params = {param.name: param for param in command.params if isinstance(param, click.Option)}
-    return {
-        known[place[-1]]: _default(params[known[place[-1]]], value, path, place)
-        for place, value in found.items()
-    }
+    known = option_names(command)
+    params = {each.name: each for each in command.params if isinstance(each, click.Option)}
+    found = {}
+    for place, value in sorted(_leaves(path, cli, _read(path)), key=lambda leaf: len(leaf[0])):
+        *table, key = place
+        if tuple(table) == words and key not in known:
+            raise _wrong(path, place, f"packer {' '.join(words)} has no option --{key[:80]}.", known)
+        if not table and key not in known and key not in _all_options():
+            raise _wrong(path, place, f"no command has an option --{key[:80]}.", _all_options())
+        if key in known and tuple(table) in ((), words):  # the command's own table comes last
+            found[known[key]] = _default(params[known[key]], value, path, place)
+    return found
+
+
+def _leaves(
+    path: Path, group: LazyGroup, data: Mapping[str, Any], words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each key with its place; raises `FileFormatError` where a table is not named after a command of the group."""
+    for key, value in data.items():
+        place = (*words, key)
+        child = group.load(key) if key in group.lazy else None
+        if isinstance(value, Mapping) and isinstance(child, LazyGroup):
+            yield from _leaves(path, child, value, place)
+        elif isinstance(value, Mapping) and child is not None:
+            yield from (((*place, name), each) for name, each in value.items())
+        elif child is not None:
+            raise _wrong(path, place, "expected a table: it is named after a command.")
+        elif words or isinstance(value, Mapping):
+            name = " ".join(("packer", *words))
+            raise _wrong(path, place, f"{name} has no command {key[:80]!r}.", group.lazy)
+        else:
+            yield place, value
 
 
 def _default(option: click.Option, value: Any, path: Path, place: tuple[str, ...]) -> Any:
@@ -107,45 +128,6 @@ def _default(option: click.Option, value: Any, path: Path, place: tuple[str, ...
         raise _wrong(path, place, f"expected {expected}, got {str(value)[:80]!r}.")
     texts = [str(each) for each in several]
     return texts if option.multiple else ",".join(texts)
-
-
-def _own_table(
-    path: Path, data: Mapping[str, Any], words: tuple[str, ...], known: Collection[str]
-) -> Mapping[str, Any]:
-    """The table of one command; every key in it is an option of the command."""
-    table: Any = data
-    for word in words:
-        table = table.get(word, {}) if isinstance(table, Mapping) else {}
-    if not isinstance(table, Mapping):
-        raise _wrong(path, words, "expected a table.")
-    for key in table:
-        if key not in known:
-            raise _wrong(path, (*words, key), f"packer {' '.join(words)} has no option --{key[:80]}.", known)
-    return table
-
-
-def _check(
-    path: Path, group: LazyGroup, data: Mapping[str, Any], words: tuple[str, ...], known: Collection[str]
-) -> None:
-    """Raise `FileFormatError` where a table is not named after a command of the group, or a key at the top no option.
-
-    `known`: the options of the command that runs; the others are looked up only for a key that is none of it.
-    """
-    for key, value in data.items():
-        place = (*words, key)
-        if isinstance(value, Mapping) and key in group.lazy:
-            child = group.load(key)
-            if isinstance(child, LazyGroup):
-                _check(path, child, value, place, known)
-        elif not isinstance(value, Mapping) and not words and (key in known or key in _all_options()):
-            continue
-        elif key in group.lazy:
-            raise _wrong(path, place, "expected a table: it is named after a command.")
-        elif words or isinstance(value, Mapping):
-            name = " ".join(("packer", *words))
-            raise _wrong(path, place, f"{name} has no command {key[:80]!r}.", group.lazy)
-        else:
-            raise _wrong(path, place, f"no command has an option --{key[:80]}.", _all_options())
 
 
 @cache
