@@ -147,8 +147,8 @@ def compare(
         _compare_systems(file.fleet(), compared.seed, systems, files, out)
         return
     refuse_without_cluster(("router", "slo", "systems", "seeds", "duration_s", "size", "share"))
-    out.check_tables(files.output, suffixes=(".csv", ".json"))
-    out.check_pictures(files.plot)
+    out.check_tables(files.output, endings=(".csv", ".json"))
+    out.check_picture(files.plot)
     start = real.start()
     profile = kind.profile(out)
     job = Comparison(
@@ -183,7 +183,7 @@ def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Fil
 
     of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "launch", "plot", "profile_name")
     refuse_unused("--cluster", (*of_plans, *ENGINE_SETTINGS))
-    out.check_tables(files.output, suffixes=(".json",))
+    out.check_tables(files.output, endings=(".json",))
     cluster = systems.read()
     out.note_profiles(*(each.profile for each in cluster.kinds))
     given: dict[str, Any] = {

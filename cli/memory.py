@@ -51,7 +51,7 @@ def memory(kind: OneProfile, slots: Slots, out: Writing) -> None:
     """
     from packer.operate.memory import memory_table
 
-    out.check_pictures(slots.plot)
+    out.check_picture(slots.plot)
     found = memory_table(kind.profile(out), slots.max_loras, slots.max_lora_rank)
     if slots.plot is not None:
         from packer.report.figures import write_figure

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -127,33 +126,28 @@ class Writing(Output):
 
     force: bool = flag()
 
-    def check(self, *paths: str | None) -> None:
-        """Raise `OutputError` before long work if a result could not be written to one of the paths."""
-        from packer.io.files import check_writable
+    def check(self, *paths: str | None, what: str = "", endings: tuple[str, ...] = ()) -> None:
+        """Raise before long work if a result could not be written to one of the paths.
+
+        Raises `ValidationError`: a path has none of the endings, if there are any; `OutputError`.
+        """
+        from packer.io.files import check_ending, check_writable
 
         for path in (each for each in paths if each is not None):
+            if endings:
+                check_ending(path, what, endings)
             check_distinct(path)
             check_writable(path, force=self.force)
 
-    def check_tables(self, *paths: str | None, suffixes: tuple[str, ...] = (".csv", ".parquet")) -> None:
-        """As `check`, for tables: their endings as well."""
-        from packer.errors import ValidationError, shown
+    def check_tables(self, *paths: str | None, endings: tuple[str, ...] = (".csv", ".parquet")) -> None:
+        """As `check`, for tables."""
+        self.check(*paths, what="table", endings=endings)
 
-        for path in paths:
-            if path is not None and Path(path).suffix.lower() not in suffixes:
-                raise ValidationError(
-                    f"Expected a table's file to end in {', '.join(suffixes)}, got {shown(path)}."
-                )
-        self.check(*paths)
+    def check_picture(self, path: str | None) -> None:
+        """As `check`, for a picture."""
+        from packer.report.figures import SUFFIXES
 
-    def check_pictures(self, *paths: str | None) -> None:
-        """As `check`, for pictures: their endings as well."""
-        from packer.report.figures import check_suffix
-
-        for path in paths:
-            if path is not None:
-                check_suffix(path)
-        self.check(*paths)
+        self.check(path, what="picture", endings=SUFFIXES)
 
 
 def output_option(text: str, *, default: str | None = None, required: bool = False) -> Any:

@@ -179,7 +179,7 @@ def simulate(
       packer simulate fleet.csv --cluster cluster.toml --router affinity --slo ttft_ms=2000,tpot_ms=100
     """
     out.check_tables(files.timeline, files.per_adapter, files.per_server, files.requests)
-    out.check_pictures(files.plot)
+    out.check_picture(files.plot)
     out.check(files.output)
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
     workload = process.apply(workload if run.tuning is None else workload.tuned_by(run.tuning))
@@ -319,13 +319,10 @@ def _draw(first: Simulation, path: str, out: Writing) -> None:
     if first.status != "ok":
         out.note(f"nothing to draw: the server does not start; {Path(path)} was not written.")
         return
-    if isinstance(first, ClusterSimulation):
-        figure = cluster_figure(first.timeline, first.server_timeline, title=title_of(first))
-    else:
-        figure = simulation_figure(
-            first.timeline,
-            duration_s=first.duration_s,
-            offered_tok_s=first.offered_tok_s,
-            title=title_of(first),
-        )
+    title = title_of(first)
+    figure = (
+        cluster_figure(first, title=title)
+        if isinstance(first, ClusterSimulation)
+        else simulation_figure(first, title=title)
+    )
     write_figure(figure, path)

@@ -105,7 +105,7 @@ def sweep(
         raise IncompatibleError("--resume needs --output: the file whose rows are kept.")
     targets = replace(out, force=out.force or files.resume)
     targets.check_tables(files.output)
-    targets.check_pictures(files.plot)
+    targets.check_picture(files.plot)
     profile, workload = kind.profile(out), file.fleet()
     if training.tuning:
         _tune(workload, profile, axes, training, files, out)

@@ -71,13 +71,8 @@ class Schedule:
     @property
     def gpu_hours(self) -> float:
         """GPU-hours of a day, with the starts."""
-        return sum(each.gpus * each.hours for each in self.periods) + self.start_gpu_hours
-
-    @property
-    def start_gpu_hours(self) -> float:
-        """GPU-hours in which servers start and do not serve yet."""
-        gpus = sum(self.servers[k].gpus for _, k in self.starts())
-        return gpus * self.startup_s / HOUR_S
+        starting = sum(self.servers[k].gpus for _, k in self.starts())
+        return sum(each.gpus * each.hours for each in self.periods) + starting * self.startup_s / HOUR_S
 
     @property
     def most_gpus(self) -> int:

@@ -152,9 +152,10 @@ def schedule(
     joined = [replace(each, plan=_joined(day.split, each.plan)) for each in merged]
     steady = with_steady_settings(joined, day.admits)
     reported = [replace(each, plan=day.reported(each.names, each.plan)) for each in steady]
-    found = _with_moves(_within_day(reported, len(rates) * period_s))
+    found = _within_day(reported, len(rates) * period_s)
+    found = [replace(each, moved=tuple(_moves(found[t - 1], each))) for t, each in enumerate(found)]
     static = day.reported(list(rates), _joined(day.split, static))
-    return Schedule(static, _deployed(found, evaluator), found, start_s)
+    return Schedule(static, _deployed(found, evaluator), tuple(found), start_s)
 
 
 class _Day:
@@ -334,7 +335,3 @@ def _within_day(periods: Sequence[Period], day_s: float) -> list[Period]:
             early = len(each.names) - max(late, 0)
             found.append(replace(each, names=each.names[:early], end_s=min(each.end_s, day_s)))
     return sorted(found, key=lambda each: each.start_s)
-
-
-def _with_moves(periods: Sequence[Period]) -> tuple[Period, ...]:
-    return tuple(replace(each, moved=tuple(_moves(periods[t - 1], each))) for t, each in enumerate(periods))

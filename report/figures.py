@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -154,19 +153,6 @@ class Figure:
         return math.ceil(len(self.panels) / columns), columns
 
 
-def check_suffix(path: str | os.PathLike[str]) -> str:
-    """Suffix of a picture's path, lower case.
-
-    Raises `ValidationError`: it is none of .html, .png, .svg.
-    """
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValidationError(
-            f"Expected a picture's file to end in {', '.join(SUFFIXES)}, got {shown(os.fspath(path))}."
-        )
-    return suffix
-
-
 def render_figure(figure: Figure, suffix: str) -> bytes:
     """The figure as the bytes of a file with this suffix; a page follows the reader's theme, an image is light."""
     if suffix == ".html":
@@ -175,7 +161,7 @@ def render_figure(figure: Figure, suffix: str) -> bytes:
         return render_page(figure).encode("utf-8", "replace")
     from packer.report.figures_image import render_image
 
-    return render_image(figure, check_suffix(f"x{suffix}"))
+    return render_image(figure, suffix)
 
 
 def write_figure(figure: Figure, path: str | os.PathLike[str], *, force: bool = True) -> None:
@@ -184,8 +170,8 @@ def write_figure(figure: Figure, path: str | os.PathLike[str], *, force: bool = 
     Raises `ValidationError`: the suffix is unknown; `OutputError`: the file can't be written, or exists and `force`
     is False.
     """
-    from packer.io.files import check_writable, write_bytes
+    from packer.io.files import check_ending, check_writable, write_bytes
 
-    suffix = check_suffix(path)
+    suffix = check_ending(path, "picture", SUFFIXES)
     check_writable(path, force=force)
     write_bytes(path, render_figure(figure, suffix), force=force)

@@ -9,22 +9,20 @@ from packer.report.figures import Figure, Line, Mark, Panel
 if TYPE_CHECKING:
     import polars as pl
 
+    from packer.twin.cluster.result import ClusterSimulation
+    from packer.twin.result import Simulation
 
-def simulation_figure(
-    timeline: pl.DataFrame, *, duration_s: float, offered_tok_s: float, title: str
-) -> Figure:
-    """Requests, KV cache, adapters and tokens over time.
 
-    `timeline`: as `Simulation.timeline` has it; at least one row.
-    `duration_s`: simulated time.
-    `offered_tok_s`: offered load, marked in the panel of the tokens.
-    `title`: what was simulated.
-    """
+def simulation_figure(run: Simulation, *, title: str) -> Figure:
+    """Requests, KV cache, adapters and tokens of a server over time; the offered load is marked."""
+    timeline = run.timeline
     minutes = (timeline["time_s"] / 60).to_list()
     bin_s = timeline["time_s"][0]
-    width_s = (duration_s - timeline["time_s"] + bin_s).clip(upper_bound=bin_s)  # the last bin may be short
+    width_s = (run.duration_s - timeline["time_s"] + bin_s).clip(
+        upper_bound=bin_s
+    )  # the last bin may be short
     tokens = (timeline["prefill_tokens"] + timeline["decode_tokens"]) / width_s
-    offered = Mark(offered_tok_s, "offered", axis="y")
+    offered = Mark(run.offered_tok_s, "offered", axis="y")
 
     def panel(heading: str, unit: str, *marks: Mark, **columns: pl.Series) -> Panel:
         lines = [Line(minutes, column.to_list(), label) for label, column in columns.items()]
@@ -40,15 +38,11 @@ def simulation_figure(
     return Figure(panels, title=title)
 
 
-def cluster_figure(timeline: pl.DataFrame, servers: pl.DataFrame, *, title: str) -> Figure:
-    """A cluster over time: all of it, and how far its servers are apart.
-
-    `timeline`: as `Simulation.timeline` has it, over all servers; at least one row.
-    `servers`: as `ClusterSimulation.server_timeline` has it.
-    `title`: what was simulated.
-    """
+def cluster_figure(run: ClusterSimulation, *, title: str) -> Figure:
+    """A cluster over time: all of it, and how far its servers are apart."""
     import polars as pl
 
+    timeline, servers = run.timeline, run.server_timeline
     minutes = (timeline["time_s"] / 60).to_list()
     outstanding = servers.with_columns((pl.col("running") + pl.col("waiting")).alias("requests"))
 

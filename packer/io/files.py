@@ -6,11 +6,11 @@ import io
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from packer.errors import FileFormatError, OutputError
+from packer.errors import FileFormatError, OutputError, ValidationError, shown
 
 MAX_BYTES = 2**31
 """Largest file that is read, and largest content of a compressed one."""
@@ -83,6 +83,16 @@ def decode(data: bytes, path: str | os.PathLike[str]) -> str:
             path=path,
             row=row,
         ) from None
+
+
+def check_ending(path: str | os.PathLike[str], what: str, endings: Sequence[str]) -> str:
+    """The ending of a path, lower case; raises `ValidationError` if it is none of these."""
+    ending = Path(path).suffix.lower()
+    if ending not in endings:
+        raise ValidationError(
+            f"Expected a {what}'s file to end in {', '.join(endings)}, got {shown(os.fspath(path))}."
+        )
+    return ending
 
 
 def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:

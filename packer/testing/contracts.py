@@ -44,11 +44,6 @@ class ObjectiveContract:
     """Rules of an objective; give the fixture `objective`."""
 
     @pytest.fixture
-    def objective(self) -> Objective:
-        """The objective under test."""
-        raise NotImplementedError
-
-    @pytest.fixture
     def evaluated(self) -> tuple[Workload, list[Bin], Evaluations]:
         """Four small bins of which the last two starve or fail."""
         fleet = random_fleet(24, seed=1, rates=(0.2, 0.1))
@@ -87,11 +82,6 @@ class ObjectiveContract:
 
 class PredictorContract:
     """Rules of a predictor; give the fixtures `predictor` and, unless any will do, `profile`."""
-
-    @pytest.fixture
-    def predictor(self) -> Predictor:
-        """The predictor under test."""
-        raise NotImplementedError
 
     @pytest.fixture
     def profile(self) -> Profile:
@@ -154,11 +144,6 @@ class PredictorContract:
 class RouterContract:
     """Rules of a router; give the fixture `router`."""
 
-    @pytest.fixture
-    def router(self) -> Router:
-        """The router under test."""
-        raise NotImplementedError
-
     @pytest.fixture(params=[1, 3])
     def cluster(self, request: pytest.FixtureRequest) -> Cluster:
         """Servers that each hold some of the adapters, of which the first is on all."""
@@ -209,11 +194,6 @@ class RouterContract:
 class CachePolicyContract:
     """Rules of a cache policy; give the fixture `policy`."""
 
-    @pytest.fixture
-    def policy(self) -> CachePolicy:
-        """The policy under test."""
-        raise NotImplementedError
-
     def run(self, policy: CachePolicy, rate: float, servers: int = 3) -> ClusterSimulation:
         """Five minutes of adapters that do not all fit, on LightLLM's engine, placed two by two but for the first."""
         profile = small_profile()
@@ -261,11 +241,6 @@ class CachePolicyContract:
 
 class SolverContract:
     """Rules of a solver; give the fixture `solver`. Problems that it refuses by `supports` are skipped."""
-
-    @pytest.fixture
-    def solver(self) -> Solver:
-        """The solver under test."""
-        raise NotImplementedError
 
     def problem(self, n: int, **changes: object) -> Problem:
         """A problem with `n` adapters, for objectives "gpus" or, with `fixed=True`, "latency" on 3 GPUs."""
