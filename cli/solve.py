@@ -60,11 +60,6 @@ class Servers:
     gpu_memory_utilization: tuple[float, ...] | None = option(type=numbers(float), metavar="X,…")
     available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
 
-    @property
-    def changes_settings(self) -> bool:
-        """Whether an engine setting is given."""
-        return bool(self.max_num_seqs or self.max_model_len or self.gpu_memory_utilization)
-
     def kinds(self) -> list[GpuKind]:
         """The profiles with the prices and numbers that were given for some of them."""
         from packer.gpu import GpuKind
@@ -232,7 +227,8 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     out.check(path)
     out.check_tables(result.per_adapter)
     old = None if planning.old_path is None else read_plan(planning.old_path)
-    if old is not None and (servers.profile_names or servers.changes_settings):
+    settings = (servers.max_num_seqs, servers.max_model_len, servers.gpu_memory_utilization)
+    if old is not None and any((servers.profile_names, *settings)):
         raise IncompatibleError(
             "--from plans with the servers of the running plan: leave out --profile and engine settings."
         )

@@ -75,17 +75,15 @@ def recommend_kinds(workload: Workload, kinds: Sequence[GpuKind], **given: Any) 
     for model, offered in serving(workload, profiles).items():
         index = tuple(i for i, adapter in enumerate(workload.adapters) if adapter.model == model)
         own = workload if len(index) == len(workload) else workload.subset(index)
-        found = [_alone(own, model, profile, given) for profile in offered]
+        found = []
+        for profile in offered:
+            plan = recommend(own, profile, **given)
+            found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE))
         mixed = _mixed(own, model, offered, given) if len(offered) > 1 else None
         found += [mixed] if mixed is not None else []
         options += found
         chosen.append((index, min(found, key=lambda option: option.rank)))
     return _merged(workload, chosen, options, time.monotonic() - started)
-
-
-def _alone(fleet: Workload, model: str | None, profile: Profile, given: dict[str, Any]) -> Option:
-    plan = recommend(fleet, profile, **given)
-    return Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE)
 
 
 def _mixed(

@@ -84,8 +84,9 @@ def compare_systems(
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
     known = [each if isinstance(each, System) else load_system(each) for each in systems]
     clusters = [_placed(workload, cluster, each, router, seed) for each in known]
+    given = {"workload": workload, "router": router, "duration_s": duration_s, "slo": slo}
     runs = [
-        (workload, own, each, router, duration_s, seed + k, slo)
+        {**given, "cluster": own, "system": each, "seed": seed + k}
         for each, own in zip(known, clusters, strict=True)
         for k in range(seeds)
     ]
@@ -163,22 +164,14 @@ def _placed(workload: Workload, cluster: Cluster, system: System, router: str | 
     return replace(plan.cluster(), slo=cluster.slo)
 
 
-def _figures(
-    workload: Workload,
-    cluster: Cluster,
-    system: System,
-    router: str | None,
-    duration_s: float | None,
-    seed: int,
-    slo: Mapping[str, float] | None,
-) -> dict[str, Any]:
+def _figures(**given: Any) -> dict[str, Any]:
     """One run: what a worker sends back."""
-    run = simulate_cluster(workload, cluster, system, router, duration_s=duration_s, seed=seed, slo=slo)
+    run = simulate_cluster(**given)
     return {"router": run.router} | {name: float(getattr(run, name)) for name in FIGURES}
 
 
 def _run_all(
-    runs: Sequence[tuple[Any, ...]], jobs: int, backend: str, progress: Callable[[str, int, int], None]
+    runs: Sequence[dict[str, Any]], jobs: int, backend: str, progress: Callable[[str, int, int], None]
 ) -> list[dict[str, Any]]:
     """The runs in parallel; results in their order."""
     from joblib import Parallel, delayed, parallel_config
@@ -188,7 +181,7 @@ def _run_all(
     with parallel_config(backend=backend, n_jobs=jobs):
         done: list[dict[str, Any]] = []
         returned = "list" if backend == "ray" else "generator"  # Ray's backend has no generator
-        for figures in Parallel(return_as=returned)(delayed(_figures)(*run) for run in runs):
+        for figures in Parallel(return_as=returned)(delayed(_figures)(**run) for run in runs):
             done.append(figures)
             progress("simulating", len(done), len(runs))
     return done

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
-from packer.evaluation import STARVATION_THRESHOLD, Evaluation, Evaluations
+from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.plan import Plan
 from packer.report.figures import Line, Mark, Panel, Scatter
 from packer.report.figures_svg import Chart, chart
@@ -128,17 +128,11 @@ def growth_of(
         else:
             found = [*evaluate(plan.workload.scaled(factor), [plan.bins[gpus[row]] for row in left])]
         for row, each in zip(left, found, strict=True):
-            figures[:, k, row] = _served_share(each), each.mean_ttft_ms, each.mean_itl_ms
+            served = 0.0 if each.memory_error else min(each.served_share, 1.0)
+            figures[:, k, row] = served, each.mean_ttft_ms, each.mean_itl_ms
             holds[k, row] = each.feasible
         left = [row for row in left if holds[k, row]]
-    served, ttft_ms, itl_ms = figures
-    return Growth(predictor, gpus, served, ttft_ms, itl_ms, holds)
-
-
-def _served_share(each: Evaluation) -> float:
-    return (
-        0.0 if each.memory_error else min(each.total_token_throughput / max(each.offered_tok_s, 1e-12), 1.0)
-    )
+    return Growth(predictor, gpus, figures[0], figures[1], figures[2], holds)
 
 
 def choose_gpus(evaluations: Evaluations, limit: int | None) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from packer.plan import Plan
-from packer.profile import Profile
 from packer.report import context
 from packer.report.figures_svg import Chart
 from packer.report.frontier import frontier_charts
@@ -46,7 +45,6 @@ def render_report(
     """
     script = read("report.js")
     shown = _compared_keys(comparison)
-    profiles = list(dict.fromkeys(item.profile for item in plan.bins))
     return render(
         "report.html",
         plan=plan,
@@ -71,17 +69,10 @@ def render_report(
         limits=str(plan.workload.slo),
         columns=[COMPARED.get(key, context.visible(key)) for key in shown],
         comparison=[[_cell(row[key]) for key in shown] for row in comparison],
-        profiles=[(_facts(profile), sorted(profile.errors.items())) for profile in profiles],
-        estimated=[profile.label for profile in profiles if profile.doubts],
+        profiles=list(dict.fromkeys(item.profile for item in plan.bins)),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def _facts(profile: Profile) -> list[tuple[str, str]]:
-    """What the server is and where its numbers come from."""
-    named = ((key.replace("_", " "), value) for key, value in profile.facts())
-    return [(context.visible(key[:1].upper() + key[1:]), context.visible(value)) for key, value in named]
 
 
 def _frontier(plan: Plan) -> list[Chart]:

@@ -136,7 +136,9 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator
     temporary = Path(name)
     try:
         yield temporary
-        os.chmod(temporary, 0o666 & ~_umask())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, target)
     except OSError as error:
         raise OutputError(f"{target}: can't be written: {error}.") from None
@@ -176,12 +178,6 @@ def _lock(folder: Path) -> int:
     except OSError as error:
         raise OutputError(f"{folder}: can't be written: {error}.") from None
     return lock
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, force: bool = True) -> None:

@@ -84,16 +84,9 @@ class ArrivalsTable(Table):
             trace = RequestTrace(time_s, adapter, inputs, outputs, end_s=self.end_s)
         elif any(each is not None for each in (self.time_s, self.end_s, *columns)):
             raise ValidationError("Expected a trace to have time_s, adapter, input_tokens and output_tokens.")
-        return Arrivals(
-            self.kind,
-            self.cv,
-            self.period_s,
-            self.span,
-            tuple(self.factors),
-            trace,
-            None if self.common is None else self.common.bursts(),
-            None if self.own is None else self.own.bursts(),
-        )
+        common, own = (None if each is None else each.bursts() for each in (self.common, self.own))
+        factors = tuple(self.factors)
+        return Arrivals(self.kind, self.cv, self.period_s, self.span, factors, trace, common, own)
 
 
 class AdapterTable(Table):
@@ -144,10 +137,7 @@ class FineTuningTable(Table):
         """The job."""
         tokens = self.sample_tokens
         lengths = tokens.lengths() if isinstance(tokens, LengthsTable) else Lengths.constant(tokens)
-        return FineTuning(
-            self.samples, lengths, self.rank, self.batch, self.backward_ratio, self.layers, self.weights_ms,
-            self.policy,
-        )  # fmt: skip
+        return FineTuning(**{**dict(self), "sample_tokens": lengths})
 
 
 class WorkloadFile(Table):
@@ -191,6 +181,9 @@ def workload_from_dict(data: Any, path: str | os.PathLike[str], *, name: str = "
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
     """Nested dicts in the shape of the file; `workload_from_dict` gives the same workload back."""
+    classes = {name: asdict(limits) for name, limits in workload.slo.classes}
+    share = workload.slo.adapter_share
+    slo = {**asdict(workload.slo.limits), "adapter_share": share, "classes": classes}
     return {
         "schema": SCHEMA,
         "name": workload.name,
@@ -198,7 +191,7 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
         "output_tokens": lengths_to_dict(workload.output_tokens),
         "length_correlation": workload.length_correlation,
         "arrivals": _arrivals_to_dict(workload.arrivals),
-        **({} if workload.slo == Slo() else {"slo": slo_to_dict(workload.slo)}),
+        **({} if workload.slo == Slo() else {"slo": slo}),
         **({} if workload.fine_tuning is None else {"fine_tuning": _given(workload.fine_tuning)}),
         "adapters": [_given(adapter) for adapter in workload.adapters],
     }
@@ -228,12 +221,6 @@ def _given(item: Adapter | FineTuning) -> dict[str, Any]:
         for name, value in values.items()
         if value is not None
     }
-
-
-def slo_to_dict(slo: Slo) -> dict[str, Any]:
-    """A service-level objective in the shape of the file."""
-    classes = {name: asdict(limits) for name, limits in slo.classes}
-    return {**asdict(slo.limits), "adapter_share": slo.adapter_share, "classes": classes}
 
 
 def _limits(table: LimitsTable, others: Limits) -> Limits:
