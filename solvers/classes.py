@@ -84,6 +84,24 @@ class Classes:
         return self.rates * (self.tokens_in + self.tokens_out)
 
     @cached_property
+    def chains(self) -> IntArray:
+        """1 where class j is class k or one of equal rank and lengths and higher rate, int64 (K, K).
+
+        `counts @ chains` says of each class how many adapters of a bin are at least as heavy: a bin that has as many
+        or more everywhere is at least as heavy as another, adapter by adapter.
+        """
+        fleet = self.workload
+        alike = [
+            (kind.rank, kind.input_tokens or fleet.input_tokens, kind.output_tokens or fleet.output_tokens)
+            for kind in self.kinds
+        ]
+        numbers = np.array([alike.index(each) for each in alike], dtype=np.int64)
+        place = np.argsort(np.argsort(-self.rates, kind="stable"))
+        same = numbers[:, None] == numbers[None, :]
+        heavier: IntArray = (same & (place[:, None] <= place[None, :])).astype(np.int64)
+        return heavier
+
+    @cached_property
     def fleet(self) -> Workload:
         """The fleet with the rates and lengths of the classes; the workload itself if nothing was rounded."""
         if self.loss == 0.0:

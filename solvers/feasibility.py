@@ -31,9 +31,10 @@ class Feasibility:
     """Feasibility of vectors of counts (over the classes), for some candidate of `max_loras`.
 
     Feasibility is not monotone in `max_loras`: all candidates are tested before a bin is called infeasible,
-    the most promising one first. Dominance saves evaluations: a bin that holds an infeasible one is infeasible,
-    a part of a feasible one is feasible. Predictors are not exactly monotone, so every 16th such inference is
-    evaluated all the same and counted in `checks` and, if it was wrong, in `violations`.
+    the most promising one first. Dominance saves evaluations: a bin that holds an infeasible one, or adapters of
+    higher rates in place of its, is infeasible; what a feasible bin holds, or lower rates in its place, is feasible.
+    Predictors are not exactly monotone, so every 16th such inference is evaluated all the same and counted in `checks`
+    and, if it was wrong, in `violations`.
 
     `problem`: gives the objective (what is admissible), the evaluator, the GPU type and the clock.
     `classes`: what is counted; bins are made of `classes.fleet`.
@@ -58,12 +59,13 @@ class Feasibility:
         answers = np.zeros(len(counts), dtype=bool)
         open_: list[int] = []
         checked: list[tuple[int, bool]] = []
+        reached = counts @ self.classes.chains
         for i, row in enumerate(counts):
             known = self._known.get(_key(row))
             if known is not None:
                 answers[i] = known
                 continue
-            inferred = self._infer(row)
+            inferred = self._infer(reached[i])
             if inferred is None:
                 open_.append(i)
                 continue
@@ -78,10 +80,10 @@ class Feasibility:
             self.violations += sum(bool(answers[i]) is not inferred for i, inferred in checked)
         return answers
 
-    def _infer(self, row: IntArray) -> bool | None:
-        if self._good.any(row, above=True):
+    def _infer(self, reached: IntArray) -> bool | None:
+        if self._good.any(reached, above=True):
             return True
-        return False if self._bad.any(row, above=False) else None
+        return False if self._bad.any(reached, above=False) else None
 
     def evaluate(self, counts: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows of `counts` (m, K) are feasible, bool (m,), without inference; raises `OutOfTime`.
@@ -123,7 +125,7 @@ class Feasibility:
         for key, _, _ in open_rows:
             self._known.setdefault(key, False)
         for key, row in rows:
-            (self._good if self._known[key] else self._bad).add(row)
+            (self._good if self._known[key] else self._bad).add(row @ self.classes.chains)
 
     def _evaluate_bins(self, tried: Sequence[tuple[bytes, Bin]]) -> None:
         for start in range(0, len(tried), _BATCH):

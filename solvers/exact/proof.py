@@ -10,18 +10,22 @@ from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.solvers.classes import FloatArray, IntArray
 from packer.solvers.feasibility import Feasibility
 
-_WIDTH = 400_000
+_WIDTH = 1_000_000
 """Partial vectors kept at once by the enumeration, …"""
 
-_ENTRIES = 8_000_000
+_ENTRIES = 16_000_000
 """… and entries of those vectors, 64 MB: a few such arrays exist at once."""
+
+_BEST = 4
+"""Bins that others beyond the value are made of, where these are too many to be enumerated."""
 
 
 @dataclass(frozen=True)
 class Certificate:
     """What a search beyond a value found.
 
-    `exhaustive`: every bin beyond the value holds one that is known to be infeasible. `evaluated`: bins looked at.
+    `exhaustive`: every bin beyond the value is at least as heavy as one known to be infeasible. `evaluated`: bins
+    looked at.
     `counterexample`: a feasible bin beyond, int64 (K,), or None.
     """
 
@@ -33,27 +37,30 @@ class Certificate:
 def certify(
     feasibility: Feasibility,
     weights: FloatArray,
-    limit: IntArray,
     *,
     above: float,
     slack: float,
     budget: int,
-    rng: np.random.Generator,
+    known: IntArray,
 ) -> Certificate:
-    """Look for feasible bins c ≤ `limit` with weights · c > `above` + `slack`.
+    """Look for feasible bins c of at most the adapters that there are, with weights · c > `above` + `slack`.
 
-    Counts are rounded down to multiples of a step for each class, the steps chosen such that rounding loses
-    at most `slack`: each such bin then holds a rounded one of value > `above`, and by dominance it is
-    enough to evaluate the smallest of those. If there are more than `budget`, a seeded sample of them is
-    evaluated instead.
+    By dominance it is enough to evaluate the lightest of them, in the order of `Classes.chains`. If these are more than
+    `budget`, counts are rounded down to multiples of a step for each class, the steps chosen such that rounding loses
+    at most `slack`: each such bin then holds a rounded one of value > `above`. If these are too many as well, bins
+    beyond the value are made of the best `known` ones (m, K).
     """
+    limit = feasibility.classes.demand
     useful = np.flatnonzero((weights > 1e-9) & (limit > 0))
     useful = useful[np.argsort(-weights[useful], kind="stable")]
-    units = _steps(weights[useful], slack)
-    minimal = _minimal(weights[useful], limit[useful], units, above, budget)
+    worth, most, chains = weights[useful], limit[useful], feasibility.classes.chains[np.ix_(useful, useful)]
+    minimal = _minimal(worth, most, np.ones_like(most), above + slack, budget, _lighter(chains))
+    if minimal is None:
+        none = np.full(len(useful), -1)
+        minimal = _minimal(worth, most, _steps(worth, slack), above, budget, none)
     exhaustive = minimal is not None
     if minimal is None:
-        minimal = _sample(weights[useful], limit[useful], above, min(budget, 400), rng)
+        minimal = _beyond(known[:, useful], worth, most, above)
     rows = np.zeros((len(minimal), len(weights)), dtype=np.int64)
     rows[:, useful] = minimal
     for start in range(0, len(rows), 64):
@@ -63,6 +70,13 @@ def certify(
             best = good[np.argmax(part[good] @ weights)]
             return Certificate(False, start + len(part), part[best])
     return Certificate(exhaustive, len(rows))
+
+
+def _lighter(chains: IntArray) -> IntArray:
+    """Of each class the next lighter one of its chain, int64 (K,); -1: none."""
+    depth = chains.sum(axis=0)
+    below = np.where(chains & (depth[None, :] > depth[:, None]), depth[None, :], len(depth) + 1)
+    return np.where(below.min(axis=1, initial=len(depth) + 1) > len(depth), -1, below.argmin(axis=1))
 
 
 def _steps(weights: FloatArray, slack: float) -> IntArray:
@@ -81,59 +95,63 @@ def _steps(weights: FloatArray, slack: float) -> IntArray:
 
 
 def _minimal(
-    weights: FloatArray, limit: IntArray, steps: IntArray, above: float, budget: int
+    weights: FloatArray, limit: IntArray, steps: IntArray, above: float, budget: int, lighter: IntArray
 ) -> IntArray | None:
-    """The vectors of multiples of the steps with value > `above` that no such vector lies under; None if >
-    budget.
+    """The lightest vectors of multiples of the steps with value > `above`, up to `lighter` (K,); None if > budget.
 
-    Class by class, heaviest first: a partial vector either stays at most `above` and is continued, or takes
+    Class by class, most valuable first: a partial vector either stays at most `above` and is continued, or takes
     the first multiple beyond it and is complete.
     """
     top = limit // steps
     rest = np.concatenate([np.cumsum((weights * steps * top)[::-1])[::-1][1:], [0.0]])
-    partial = np.zeros((1, len(weights)), dtype=np.int64)
+    partial, value, held = np.zeros((1, 0), dtype=np.int32), np.zeros(1), np.zeros(1, dtype=np.int64)
     complete: list[IntArray] = []
     found = 0
     for k in range(len(weights)):
-        value = partial @ weights
         unit = float(weights[k] * steps[k])
         fitting = np.minimum(top[k], np.floor((above - value) / unit + 1e-12).astype(np.int64))
-        crossing = partial[fitting < top[k]].copy()
-        crossing[:, k] = (fitting[fitting < top[k]] + 1) * steps[k]
-        crossing = crossing[crossing.sum(axis=1) <= MAX_ADAPTERS_PER_GPU]
-        complete.append(_smallest(crossing, weights, steps, above))
+        beyond = value + (fitting + 1) * unit
+        crossing = (fitting < top[k]) & (held + (fitting + 1) * steps[k] <= MAX_ADAPTERS_PER_GPU)
+        if lighter[k] > k and limit[lighter[k]] > 0:  # of which none is held yet
+            crossing &= beyond - (weights[k] - weights[lighter[k]]) <= above + 1e-12
+        rows = np.zeros((int(crossing.sum()), len(weights)), dtype=np.int64)
+        rows[:, :k], rows[:, k] = partial[crossing], (fitting[crossing] + 1) * steps[k]
+        complete.append(_lightest(rows, weights, limit, steps, above, lighter))
         found += len(complete[-1])
         width = int((fitting + 1).sum())
         if found > budget or width > min(_WIDTH, _ENTRIES // len(weights)):
             return None
-        repeated = np.repeat(partial, fitting + 1, axis=0)
-        start = np.repeat(np.cumsum(fitting + 1) - (fitting + 1), fitting + 1)
-        repeated[:, k] = (np.arange(width) - start) * steps[k]
-        alive = repeated @ weights + rest[k] > above
-        partial = repeated[alive & (repeated.sum(axis=1) < MAX_ADAPTERS_PER_GPU)]
+        owner = np.repeat(np.arange(len(partial)), fitting + 1)
+        count = (np.arange(width) - np.repeat(np.cumsum(fitting + 1) - (fitting + 1), fitting + 1)) * steps[k]
+        value, held = value[owner] + count * weights[k], held[owner] + count
+        alive = (value + rest[k] > above) & (held < MAX_ADAPTERS_PER_GPU)
+        partial = np.column_stack([partial[owner[alive]], count[alive].astype(np.int32)])
+        value, held = value[alive], held[alive]
     return np.concatenate(complete)
 
 
-def _smallest(rows: IntArray, weights: FloatArray, steps: IntArray, above: float) -> IntArray:
-    """Rows that fall to at most `above` with one step less of any class that they hold."""
-    value = rows @ weights
+def _lightest(
+    rows: IntArray, weights: FloatArray, limit: IntArray, steps: IntArray, above: float, lighter: IntArray
+) -> IntArray:
+    """Rows that fall to at most `above` with one step less of any class that they hold, or with a `lighter` adapter in
+    place of one.
+    """
     least = np.where(rows > 0, weights * steps, np.inf).min(axis=1, initial=np.inf)
-    kept: IntArray = rows[value - least <= above + 1e-12]
+    for k in np.flatnonzero(lighter >= 0).tolist():
+        room = (rows[:, k] > 0) & (rows[:, lighter[k]] < limit[lighter[k]])
+        least[room] = np.minimum(least[room], weights[k] - weights[lighter[k]])
+    kept: IntArray = rows[rows @ weights - least <= above + 1e-12]
     return kept
 
 
-def _sample(weights: FloatArray, limit: IntArray, above: float, n: int, rng: np.random.Generator) -> IntArray:
-    """Random vectors just beyond the value: random directions, cut to the smallest count that crosses it."""
-    rows: list[IntArray] = []
-    for _ in range(n):
-        share = rng.dirichlet(np.full(len(weights), rng.choice([0.2, 1.0])))
-        row = np.minimum(limit, (share * above / weights).astype(np.int64))
-        order = rng.permutation(len(weights))
-        for k in order.tolist():
-            lacking = above - float(row @ weights)
-            if lacking < 0.0:
-                break
-            row[k] = min(limit[k], row[k] + int(lacking / weights[k] + 1e-9) + 1)
-        if row @ weights > above and row.sum() <= MAX_ADAPTERS_PER_GPU:
-            rows.append(row)
-    return np.array(rows, dtype=np.int64).reshape(-1, len(weights))
+def _beyond(known: IntArray, weights: FloatArray, limit: IntArray, above: float) -> IntArray:
+    """The best bins, whole or with half of a class taken out, with as many of one class as it takes to be beyond."""
+    rows = [np.zeros((0, len(weights)), dtype=np.int64)]
+    one = np.eye(len(weights), dtype=np.int64)
+    for best in known[np.argsort(-(known @ weights), kind="stable")[:_BEST]]:
+        starts = np.concatenate([best[None, :], best - one * ((best + 1) // 2)])
+        lacking = np.maximum(0.0, above - starts @ weights)
+        added = (lacking[:, None] / weights[None, :] + 1e-9).astype(np.int64) + 1
+        start, k = np.nonzero(starts + added <= limit)
+        rows.append(starts[start] + one[k] * added[start, k][:, None])
+    return np.unique(np.concatenate(rows), axis=0)

@@ -239,11 +239,10 @@ class Relaxation:
         return certify(
             self.feasibility,
             weights,
-            self.demand,
             above=above,
             slack=most - above,
             budget=budget,
-            rng=self.rng,
+            known=self.patterns,
         )
 
     def _sizes(self) -> FloatArray:

@@ -207,8 +207,8 @@ class ExactSearch:
             feasibility = relaxation.feasibility
             failed = f", which {feasibility.violations} of {feasibility.checks} checks contradict"
             return text + (
-                f"no plan with fewer GPUs passes the predictor {name!r}, if a bin that holds an infeasible "
-                f"one is infeasible{failed if feasibility.violations else ''} "
+                f"no plan with fewer GPUs passes the predictor {name!r}, if a bin at least as heavy as an "
+                f"infeasible one is infeasible{failed if feasibility.violations else ''} "
                 f"({relaxation.evaluated_beyond:,} bins evaluated beyond it)"
             )
         return text + (

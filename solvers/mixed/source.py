@@ -92,11 +92,10 @@ class Source:
         found = certify(
             self.light,
             weights / max(most, _NOTHING) * (1.0 + PROOF_SLACK),
-            self.light.classes.demand,
             above=1.0 + PROOF_SLACK / 2.0,
             slack=PROOF_SLACK / 2.0,
             budget=_CERTIFIED,
-            rng=self.rng,
+            known=self.patterns,
         )
         sure = self.light.classes.sure and not self.light.violations
         return found.exhaustive and found.counterexample is None and sure

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from monotone import MonotonePredictor, problem
 
+from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.settings import Slots
 from packer.solvers import feasibility as module
 from packer.solvers.candidates import max_loras_candidates
-from packer.solvers.classes import aggregate
+from packer.solvers.classes import IntArray, aggregate
 from packer.solvers.feasibility import Feasibility, OutOfTime, real_bins
 from packer.testing.analytic import random_fleet
 from packer.workload import Workload
@@ -84,6 +85,33 @@ def test_violations_of_dominance_are_counted() -> None:
     feasibility.feasible(np.arange(1, 50)[:, None])
     assert feasibility.checks > 0
     assert feasibility.violations > 0
+
+
+def test_higher_rates_in_place_of_others_are_no_lighter() -> None:
+    """A bin with higher rates of the same rank than an infeasible one is not evaluated; one of another rank is."""
+    rates = (1.0, 2.0, 3.0)
+    fleet = Workload([Adapter(f"a{i}", (8, 32)[i % 2], rates[i % 3]) for i in range(60)])
+    feasibility = Feasibility(
+        problem(fleet, predictor=MonotonePredictor(capacity_tok_s=2000.0)), aggregate(fleet)
+    )
+    classes = feasibility.classes
+
+    def held(rank: int, rate: float, count: int) -> IntArray:
+        mine = (classes.ranks == rank) & (classes.rates == rate)
+        assert mine.sum() == 1
+        return (mine * count)[None, :].astype(np.int64)
+
+    assert not feasibility.feasible(held(8, 2.0, 6))[0]
+    before = feasibility.evaluated
+    assert not feasibility.feasible(held(8, 3.0, 6))[0]
+    assert not feasibility.feasible(held(8, 2.0, 3) + held(8, 3.0, 3))[0]
+    assert feasibility.evaluated == before
+    assert not feasibility.feasible(held(32, 3.0, 6))[0]
+    assert feasibility.evaluated > before
+    assert feasibility.feasible(held(8, 2.0, 1))[0]
+    before = feasibility.evaluated
+    assert feasibility.feasible(held(8, 1.0, 1))[0]
+    assert feasibility.evaluated == before
 
 
 def test_the_monotone_predictor_never_violates_dominance() -> None:

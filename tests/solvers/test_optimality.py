@@ -79,14 +79,14 @@ def test_an_estimate_does_not_end_the_search() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_triplets_never_have_a_bound_above_the_optimum(seed: int) -> None:
-    """Where 60 adapters fill 20 servers exactly, no bound exceeds 20, proven or not."""
+def test_triplets_are_solved_and_proven(seed: int) -> None:
+    """Where 60 adapters fill 20 servers exactly, the plan has 20 and the bound is 20, proven by enumeration."""
     fleet = triplets(60, seed=seed, scale=1.0)
     settings = {"predictor": Knapsack(1000.0), "verify": False, "margin": 0.0, "time_limit_s": 10.0}
     plan = solve(fleet, small_profile(), solver="exact", **settings)
-    assert plan.lower_bound is not None
-    assert plan.lower_bound <= 20
-    assert (plan.status is Status.OPTIMAL) == (plan.bound_proven and plan.n_gpus == 20)
+    assert plan.lower_bound == plan.n_gpus == 20
+    assert plan.bound_proven
+    assert plan.status is Status.OPTIMAL
 
 
 def test_slow_predictors_have_the_same_limit_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:

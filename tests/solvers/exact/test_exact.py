@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,12 +193,9 @@ def test_certificates_find_what_enumeration_finds() -> None:
     rows = np.stack([grid.ravel() for grid in grids], axis=1)
     weights = classes.loads / 1000.0
     best = float((rows[feasibility.feasible(rows)] @ weights).max())
-    rng = np.random.default_rng(0)
-    beyond = certify(
-        feasibility, weights, classes.demand, above=best + 1e-6, slack=0.0, budget=20_000, rng=rng
-    )
+    beyond = certify(feasibility, weights, above=best + 1e-6, slack=0.0, budget=20_000, known=rows[:0])
     assert beyond.exhaustive
-    below = certify(feasibility, weights, classes.demand, above=best * 0.9, slack=0.0, budget=20_000, rng=rng)
+    below = certify(feasibility, weights, above=best * 0.9, slack=0.0, budget=20_000, known=rows[:0])
     assert below.counterexample is not None
     assert below.counterexample @ weights > best * 0.9
 
@@ -209,9 +207,9 @@ def test_rounded_certificates_promise_only_what_they_may() -> None:
     feasibility = Feasibility(problem(fleet), classes)
     weights = classes.loads / 1000.0
     best = 0.0
-    for _ in range(20):
-        rng = np.random.default_rng(0)
-        found = certify(feasibility, weights, classes.demand, above=best, slack=0.2, budget=20_000, rng=rng)
+    for _ in range(200):
+        known = np.zeros((0, len(classes)), dtype=np.int64)
+        found = certify(feasibility, weights, above=best, slack=0.2, budget=20_000, known=known)
         if found.counterexample is None:
             break
         best = float(found.counterexample @ weights)
@@ -299,10 +297,13 @@ def test_prices_decide_between_covers() -> None:
 def test_certificates_of_many_classes_stay_within_their_memory() -> None:
     """With lengths of their own adapters are 160 classes: the enumeration of bins takes less than 512 MiB."""
     rng = np.random.default_rng(0)
-    weights, limit = rng.uniform(0.02, 0.2, 160), np.ones(160, dtype=np.int64)
-    nothing = SimpleNamespace(feasible=lambda rows: np.zeros(len(rows), dtype=bool))
+    weights, one = rng.uniform(0.02, 0.2, 160), np.eye(160, dtype=np.int64)
+    nothing: Any = SimpleNamespace(
+        feasible=lambda rows: np.zeros(len(rows), dtype=bool),
+        classes=SimpleNamespace(demand=one.sum(axis=0), chains=one),
+    )
     tracemalloc.start()
-    certify(nothing, weights, limit, above=1.0, slack=0.02, budget=200_000, rng=rng)  # type: ignore[arg-type]
+    certify(nothing, weights, above=1.0, slack=0.02, budget=200_000, known=one)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 512 * 2**20
