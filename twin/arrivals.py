@@ -11,12 +11,15 @@ import numpy.typing as npt
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths, each_at_normal
+from packer.memo import Memo
 from packer.twin.bursts import in_bursts, integrated, own_streams
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 MAX_REQUESTS = 100_000_000
+MOST_KEPT = 2**18
+"""Numbers of a stream that are kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,13 +55,12 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
             f"Expected at most {MAX_REQUESTS:,} requests (rate × duration), got {workload.rate:,.6g} req/s × "
             f"{duration_s:,.6g} s: simulate a shorter time."
         )
-    rng, arrivals = _generator(seed, 0), workload.arrivals
+    arrivals = workload.arrivals
     if arrivals.own is not None:
-        return own_streams(rng, _generator(seed, 4), arrivals, rates, duration_s)
+        return own_streams(_generator(seed, 0), _generator(seed, 4), arrivals, rates, duration_s)
     if arrivals.kind not in ("poisson", "bursty"):
-        return _by_adapter(rng, arrivals, rates, duration_s)
-    time_s = rng.standard_exponential(int(expected + 6 * np.sqrt(expected) + 16))
-    np.cumsum(time_s, out=time_s)
+        return _by_adapter(_generator(seed, 0), arrivals, rates, duration_s)
+    time_s = np.cumsum(_drawn(seed, 0, "standard_exponential", int(expected + 6 * np.sqrt(expected) + 16)))
     time_s /= workload.rate
     time_s = time_s[: np.searchsorted(time_s, duration_s)]
     if arrivals.common is not None:
@@ -75,21 +77,46 @@ def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) 
     trace = workload.arrivals.trace
     if trace is not None:
         return Marks(trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n])
-    owner = _choose(_generator(seed, 1), workload.rates, n) if adapter is None else adapter[:n]
+    known = _MARKS(workload) if adapter is None and n <= MOST_KEPT else {}
+    if (seed, n) in known:
+        return known[seed, n]
+    owner = _choose(_drawn(seed, 1, "random", n), workload.rates) if adapter is None else adapter[:n]
     rho = workload.length_correlation
-    z_in = _generator(seed, 2).standard_normal(n)
-    z_out = _generator(seed, 3).standard_normal(n)
+    z_in, z_out = (_drawn(seed, stream, "standard_normal", n) for stream in (2, 3))
     if rho:
-        z_out *= np.sqrt(1.0 - rho * rho)
-        z_out += rho * z_in
+        z_out = z_out * np.sqrt(1.0 - rho * rho) + rho * z_in
     own_in = [a.input_tokens or workload.input_tokens for a in workload.adapters]
     own_out = [a.output_tokens or workload.output_tokens for a in workload.adapters]
-    return Marks(owner, _at_normal(own_in, owner, z_in), _at_normal(own_out, owner, z_out))
+    known[seed, n] = Marks(owner, _at_normal(own_in, owner, z_in), _at_normal(own_out, owner, z_out))
+    return known[seed, n]
+
+
+_MARKS: Memo[Workload, dict[tuple[int, int], Marks]] = Memo(lambda _: {}, size=32)
+"""Of the last workloads, by seed and number: a search tries one with several slots."""
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
     """Times, adapters and lengths each have their own stream, so that more of one does not change another."""
     return np.random.default_rng(np.random.SeedSequence([seed, 0x7061636B, stream]))
+
+
+def _drawn(seed: int, stream: int, distribution: str, n: int) -> FloatArray:
+    """The first n numbers of a stream, float64 (n,), read-only: a search simulates many servers with the same seeds."""
+    kept = _kept(seed, stream)
+    numbers = kept[0]
+    if len(numbers) < n:
+        longest = max(n, min(2 * len(numbers), MOST_KEPT))
+        numbers = getattr(_generator(seed, stream), distribution)(longest)
+        numbers.setflags(write=False)
+        if longest <= MOST_KEPT:
+            kept[0] = numbers
+    return numbers[:n]
+
+
+@lru_cache(maxsize=24)
+def _kept(_seed: int, _stream: int) -> list[FloatArray]:
+    """A place for the numbers of a stream that were drawn last, in which threads replace them whole."""
+    return [np.zeros(0)]
 
 
 @lru_cache(maxsize=4)
@@ -98,13 +125,12 @@ def _common_clock(seed: int, bursts: Bursts, duration_s: float) -> tuple[FloatAr
     return integrated(_generator(seed, 4), bursts, duration_s)
 
 
-def _choose(rng: np.random.Generator, rates: FloatArray, n: int) -> IntArray:
-    """Adapters of n requests, by their rates."""
+def _choose(u: FloatArray, rates: FloatArray) -> IntArray:
+    """Adapters of requests with these uniform scores, by their rates."""
     # A table of 2^k cells finds most adapters by one look-up; binary search over 384 rates is 5 times slower.
     cumulative = np.cumsum(rates) / rates.sum()
     last = len(rates) - 1
     cells = 1 << max(10, last.bit_length() + 3)
-    u = rng.random(n)
     start = np.searchsorted(cumulative, np.arange(cells) / cells, side="right")
     adapter = np.minimum(start, last)[(u * cells).astype(np.int64)]
     late = np.flatnonzero(u >= cumulative[adapter])
@@ -185,10 +211,9 @@ def _unpredictable(
 def _at_normal(lengths: list[Lengths], adapter: IntArray, z: FloatArray) -> IntArray:
     """Lengths at normal scores, of each adapter its own."""
     objects = {id(each): each for each in lengths}  # adapters share them: a hash of each would take longest
-    distinct = list(dict.fromkeys(objects.values()))
-    if len(distinct) == 1:
-        return distinct[0].at_normal(z)
-    number = {each: k for k, each in enumerate(distinct)}
-    place = {key: number[each] for key, each in objects.items()}
+    number: dict[Lengths, int] = {}
+    place = {key: number.setdefault(each, len(number)) for key, each in objects.items()}
+    if len(number) == 1:
+        return lengths[0].at_normal(z)
     group = np.array([place[id(each)] for each in lengths], dtype=np.int64)[adapter]
-    return each_at_normal(distinct, group, z)
+    return each_at_normal(list(number), group, z)

@@ -41,7 +41,7 @@ def quiet_adapters(fleet: Workload) -> str:
 
 def mean_ttft_ms(sim: Simulation) -> FloatArray:
     """Mean TTFT of each adapter's completed requests, float64 (m,); NaN where nothing completed."""
-    return _ratio(_sums(sim, sim.ttft_ms), _sums(sim, None))
+    return _ratio(_sums(sim, sim.ttft_ms), sim.completed_of)
 
 
 def quantile_ttft_ms(sim: Simulation, q: float) -> FloatArray:
@@ -50,11 +50,10 @@ def quantile_ttft_ms(sim: Simulation, q: float) -> FloatArray:
     Interpolated linearly between requests, as `numpy.quantile` does.
     """
     out = np.full(len(sim.workload), np.nan)
-    owner = sim.owners
     order = np.argsort(sim.ttft_ms)
-    short = owner[order].astype(np.min_scalar_type(len(out)))  # NumPy sorts 16 bits by radix
+    short = sim.owners[order].astype(np.min_scalar_type(len(out)))  # NumPy sorts 16 bits by radix
     values = sim.ttft_ms[order[np.argsort(short, kind="stable")]]
-    number = np.bincount(owner, minlength=len(out))
+    number = sim.completed_of.astype(np.int64)
     some = np.flatnonzero(number)
     start = (np.cumsum(number) - number)[some]
     place = q * (number[some] - 1)
@@ -82,7 +81,7 @@ def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
     """
     if sim.status != "ok":
         return np.full(len(sim.workload), np.nan)
-    number = _sums(sim, None)
+    number = sim.completed_of
     everyone = sim.ttft_quantiles_ms[1] if number.any() else 0.0
     mean = np.nan_to_num(sim.adapter_mean_ttft_ms, nan=0.0)
     own = np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0)
@@ -101,7 +100,7 @@ def slo_used(sim: Simulation) -> FloatArray:
         return np.full(len(sim.workload), np.inf)
     ttft_limit_ms, itl_limit_ms = sim.workload.slo.columns(sim.workload)
     server_ms = 0.0 if np.isnan(sim.mean_itl_ms) else sim.mean_itl_ms
-    number = _sums(sim, None)
+    number = sim.completed_of
     itl_ms = np.where(number >= MEAN_FROM, np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0), server_ms)
     few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
     own_ms = np.where(few, np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0) / FEW_MAY_REACH, 0.0)
@@ -116,7 +115,7 @@ def few_used(sim: Simulation) -> float:
     of the server. Above 1, more than `FEW_CHANCE` adapters on average have a 95th percentile, interpolated as
     `numpy.quantile` does, beyond `FEW_MAY_REACH` times their limit. 0 where no request waits so long.
     """
-    number = _sums(sim, None).astype(np.int64)
+    number = sim.completed_of.astype(np.int64)
     few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
     limits = sim.workload.slo.columns(sim.workload)[0][few] * FEW_MAY_REACH
     if not few.any() or sim.ttft_ms.max() <= limits.min():
@@ -210,7 +209,7 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
         "rank": sim.workload.ranks,
         "rate": sim.workload.rates,
         "sent": sent.astype(np.int64),
-        "completed": _sums(sim, None).astype(np.int64),
+        "completed": sim.completed_of.astype(np.int64),
         **{side: total.astype(np.int64) for side, total in tokens.items()},
         "total_token_throughput": (tokens["input_tokens"] + tokens["output_tokens"]) / sim.duration_s,
         "mean_ttft_ms": mean_ttft_ms(sim),
@@ -222,8 +221,13 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
     return pl.DataFrame(columns).with_columns(pl.col("^.*_ms$|^slo_attainment$").fill_nan(None))
 
 
-def _sums(sim: Simulation, weights: npt.ArrayLike | None) -> FloatArray:
-    """Sums over each adapter's completed requests, (m,); without weights their number."""
+def completed(sim: Simulation) -> FloatArray:
+    """Number of each adapter's completed requests, float64 (m,)."""
+    return np.bincount(sim.owners, minlength=len(sim.workload)).astype(np.float64)
+
+
+def _sums(sim: Simulation, weights: npt.ArrayLike) -> FloatArray:
+    """Sums over each adapter's completed requests, (m,)."""
     return np.bincount(sim.owners, weights, minlength=len(sim.workload)).astype(np.float64)
 
 

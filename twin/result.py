@@ -244,6 +244,8 @@ class Simulation:
 
     owners = cached_property(lambda self: np.asarray(self.raw.requests.adapter[self.raw.finished]))
     """Adapter of each completed request, int64 (completed,)."""
+    completed_of = cached_property(figures.completed)
+    """Completed requests of each adapter, float64 (adapters,)."""
 
     # ---- service level
     kept_requests = cached_property(figures.kept_requests)

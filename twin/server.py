@@ -183,15 +183,13 @@ class Server:
         dense = streamed or not n_refused
         taken = slice(n_taken) if dense else np.flatnonzero(state.status)
         prompt, output = marks.input_tokens[taken], marks.output_tokens[taken]
-        refused = state.adapters[1:, rows.REFUSED].copy()
-        if streamed:
+        refused, sent_tokens = state.adapters[1:, rows.REFUSED].copy(), float(prompt.sum() + output.sum())
+        if not streamed:
+            sent_tokens = float(marks.input_tokens.sum() + marks.output_tokens.sum())
+        elif n_refused:
             workload = self.workload
             refused = np.random.default_rng(seed).multinomial(n_refused, workload.rates / workload.rate)
-            sent_tokens = (
-                int(prompt.sum() + output.sum()) + n_refused * workload.offered_tok_s / workload.rate
-            )
-        else:
-            sent_tokens = float(marks.input_tokens.sum() + marks.output_tokens.sum())
+            sent_tokens += n_refused * workload.offered_tok_s / workload.rate
         times = state.times[taken]
         return Raw(
             RequestTrace(times[:, rows.SENT_AT].copy(), marks.adapter[taken], prompt, output),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths
+from packer.twin import arrivals as drawing
 from packer.twin.arrivals import draw_marks, draw_requests, draw_times
 from packer.workload import Workload
 
@@ -38,6 +40,27 @@ def test_same_seed_same_bytes(arrivals: Arrivals) -> None:
     for column in ("time_s", "adapter", "input_tokens", "output_tokens"):
         assert getattr(one, column).tobytes() == getattr(two, column).tobytes()
         assert getattr(one, column).tobytes() != getattr(other, column).tobytes()
+
+
+@pytest.mark.parametrize("arrivals", KINDS.values(), ids=KINDS)
+def test_what_was_drawn_before_changes_nothing(arrivals: Arrivals) -> None:
+    """Requests are the same bytes whether the numbers of their seed are drawn anew or kept from other servers."""
+    draw_requests(FLEET.scaled(2.0).with_arrivals(arrivals), 700.0, 7)
+    kept = draw_requests(FLEET.with_arrivals(arrivals), 500.0, 7)
+    drawing._kept.cache_clear()
+    anew = draw_requests(FLEET.with_arrivals(arrivals), 500.0, 7)
+    for column in ("time_s", "adapter", "input_tokens", "output_tokens"):
+        assert getattr(kept, column).tobytes() == getattr(anew, column).tobytes()
+
+
+def test_threads_draw_what_one_draws() -> None:
+    """Servers of one seed that are drawn at the same time, some with more requests, get the numbers that each would."""
+    counts = [50_000, 10, 30_000, 1_000, 80_000, 5] * 4
+    with ThreadPoolExecutor(6) as pool:
+        for seed in range(3):
+            found = list(pool.map(lambda n, seed=seed: drawing._drawn(seed, 2, "standard_normal", n), counts))
+            whole = drawing._generator(seed, 2).standard_normal(max(counts))
+            assert all(np.array_equal(each, whole[:n]) for each, n in zip(found, counts, strict=True))
 
 
 @pytest.mark.parametrize("arrivals", KINDS.values(), ids=KINDS)
