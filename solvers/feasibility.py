@@ -12,7 +12,7 @@ from packer.checks import slot_rank_for
 from packer.solvers.base import Problem
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.classes import Classes, IntArray
-from packer.solvers.slots import SlotSearch, quality
+from packer.solvers.slots import SlotSearch, qualities
 
 _BATCH = 256
 _REMEMBERED = 400
@@ -171,14 +171,12 @@ def real_bins(problem: Problem, sets: Sequence[tuple[int, ...]]) -> list[Bin | N
     None where no candidate is feasible. Never raises `OutOfTime`: it ends a search.
     """
     slots = SlotSearch(problem)
-    bins = [slots.make(each, p) for each in sets for p in max_loras_candidates(len(each))]
-    owners = [owner for owner, each in enumerate(sets) for _ in max_loras_candidates(len(each))]
-    best: list[tuple[tuple[float, float, float], Bin] | None] = [None] * len(sets)
-    if not bins:
+    tried = [(k, slots.make(each, n)) for k, each in enumerate(sets) for n in max_loras_candidates(len(each))]
+    if not tried:
         return []
-    evaluations, admissible = slots.evaluate(bins)
-    for i in np.flatnonzero(admissible).tolist():
-        rank, held = quality(evaluations[i]), best[owners[i]]
-        if held is None or rank < held[0]:
-            best[owners[i]] = (rank, bins[i])
-    return [None if held is None else held[1] for held in best]
+    evaluations, admissible = slots.evaluate([item for _, item in tried])
+    best: dict[int, tuple[tuple[float, float, float], Bin]] = {}
+    for (k, item), rank, ok in zip(tried, qualities(evaluations), admissible.tolist(), strict=True):
+        if ok and (k not in best or rank < best[k][0]):
+            best[k] = rank, item
+    return [best[k][1] if k in best else None for k in range(len(sets))]

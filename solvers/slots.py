@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from packer.bin import Bin
 from packer.checks import slot_rank_for
-from packer.evaluation import Evaluation, Evaluations
+from packer.evaluation import Evaluations
 from packer.profile import Profile
 from packer.solvers.base import Problem
 from packer.solvers.candidates import max_loras_candidates
@@ -148,39 +147,17 @@ def _nearest(candidates: Sequence[int], hint: int) -> int:
 
 
 def scores(found: Evaluations) -> list[tuple[float, ...]]:
-    """How well each server does, larger is better: feasible ones by `quality`, others by the share served."""
-    columns = (
-        found.feasible,
-        found.starvation_probability,
-        found.mean_ttft_ms,
-        found.mean_itl_ms,
-        found.total_token_throughput,
-        found.offered_tok_s,
-    )
-    rows = zip(*(column.tolist() for column in columns), strict=True)
+    """How well each server does, larger is better: feasible ones by `qualities`, others by the share served."""
+    loads = (found.feasible, found.total_token_throughput, found.offered_tok_s)
+    rows = zip(qualities(found), *(column.tolist() for column in loads), strict=True)
     return [
-        (1.0, *(-value for value in _quality(risk, ttft, itl)))
-        if feasible
-        else (0.0, served / offered if offered else 1.0)
-        for feasible, risk, ttft, itl, served, offered in rows
+        (1.0, *(-value for value in quality)) if feasible else (0.0, served / offered if offered else 1.0)
+        for quality, feasible, served, offered in rows
     ]
 
 
 def qualities(found: Evaluations) -> list[tuple[float, float, float]]:
-    """`quality` of each server."""
-    columns = (found.starvation_probability, found.mean_ttft_ms, found.mean_itl_ms)
-    return [_quality(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-def quality(row: Evaluation) -> tuple[float, float, float]:
-    """How well a server does, smaller is better: risk of starving in steps of 5 %, time per request, TTFT."""
-    return _quality(row.starvation_probability, row.mean_ttft_ms, row.mean_itl_ms)
-
-
-def _quality(risk: float, ttft_ms: float, itl_ms: float) -> tuple[float, float, float]:
-    request_ms = ttft_ms + 100.0 * itl_ms
-    return (
-        round(risk * 20) / 20,
-        math.inf if math.isnan(request_ms) else request_ms,
-        math.inf if math.isnan(ttft_ms) else ttft_ms,
-    )
+    """How well each server does, smaller is better: risk of starving in steps of 5 %, time per request, TTFT."""
+    ttft_ms, request_ms = found.mean_ttft_ms, found.mean_ttft_ms + 100.0 * found.mean_itl_ms
+    known = [np.where(np.isnan(each), np.inf, each).tolist() for each in (request_ms, ttft_ms)]
+    return list(zip((np.round(found.starvation_probability * 20) / 20).tolist(), *known, strict=True))

@@ -135,16 +135,11 @@ def is_stable(sim: Simulation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """Whether a server is stable, whether that is clear, and what it took: the last runs, s, and their number.
-
-    `growth_req_s`: waiting requests that come on top each second, mean over the last runs.
-    """
+    """Whether a server is stable, whether that is clear, and the waiting requests that come on top each second."""
 
     stable: bool
     clear: bool
     growth_req_s: float
-    duration_s: float
-    runs: int
 
 
 def stability(
@@ -169,7 +164,7 @@ def stability(
     settled = first.refused > 0 or growth.last <= FEW
     obvious = growth.material and growth.statistic > 2 * T_GROWS
     if settled or obvious or workload.arrivals.kind not in ("poisson", "lognormal"):
-        return Stability(is_stable(first), True, slope, span_s, 1)
+        return Stability(is_stable(first), True, slope)
     runs = [first]
     while True:
         runs += [
@@ -183,9 +178,9 @@ def stability(
         rise, slow = float(rises.mean()), SLOW * first.sent * span_s / first.duration_s / 3.0
         refused = any(run.refused for run in runs)
         if refused or (rise > T_CLEAR * error and rise > max(slow, MATERIAL * middle)):
-            return Stability(False, True, 3.0 * rise / span_s, span_s, SEEDS)
+            return Stability(False, True, 3.0 * rise / span_s)
         if rise + T_CLEAR * error < max(slow, STEADY * middle, FEW):
-            return Stability(True, True, 3.0 * rise / span_s, span_s, SEEDS)
+            return Stability(True, True, 3.0 * rise / span_s)
         if 2.0 * span_s > max(LONGEST_S, first.duration_s):
-            return Stability(False, False, 3.0 * rise / span_s, span_s, SEEDS)
+            return Stability(False, False, 3.0 * rise / span_s)
         span_s, runs = 2.0 * span_s, []
