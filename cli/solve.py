@@ -122,11 +122,11 @@ class Planning:
 
     def at_load(self, fleet: Workload) -> Workload:
         """The fleet at the load that is planned for."""
+        if self.load is None and self.loads_path is None:
+            return fleet
         from packer.errors import IncompatibleError
         from packer.operate.observe import at_load
 
-        if self.load is None and self.loads_path is None:
-            return fleet
         if self.load is None:
             raise IncompatibleError("--loads goes with --load NAME, which says for which of them to plan.")
         return at_load(fleet, self.load, self.loads_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from packer.arrival import Arrivals
 from packer.objectives.slo import Slo
 from packer.operate.explore import Frontier, search_predictor
 from packer.plan import Plan
@@ -32,10 +31,7 @@ def bounded(job: Frontier, plan: Plan) -> Plan:
     if job.kept.required < len(job.workload) or job.over():
         return known
     goal = Slo(median_ttft_ms=limits_ttft_ms, mean_itl_ms=limits_itl_ms, stable=True)
-    calm = job.parts.fleet.with_arrivals(Arrivals())
     evaluator = Evaluator(search_predictor(job.profile, job.seed), goal, margin)
     limit_s = None if job.time_limit_s is None else job.remaining_s()
-    return with_estimate(
-        Problem(calm, (job.profile,), goal, evaluator, seed=job.seed, time_limit_s=limit_s, stop=job.stop),
-        known,
-    )
+    posed = Problem(job.parts.calm, (job.profile,), goal, evaluator, seed=job.seed, stop=job.stop)
+    return with_estimate(replace(posed, time_limit_s=limit_s), known)

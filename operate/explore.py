@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from packer import checks
-from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
 from packer.evaluation import Evaluations
@@ -76,6 +75,8 @@ class Frontier:
     broken: list[Hour] = field(default_factory=list, init=False)
     """The fresh hours that it breaks."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict)
+    _plans: dict[Any, Plan] = field(default_factory=dict, init=False)
+    """Proposals, by number of servers, solver and parts of adapters."""
     number: int = field(default=0, init=False)
     """Of the set of fresh hours that was simulated last."""
 
@@ -142,6 +143,8 @@ class Frontier:
             self.progress(f"{n_gpus} GPUs", 0, 0)
             best: list[Bin] = []
             for bins in self._proposed(n_gpus):
+                if best and self._least_cost(bins) >= self._cost(best):
+                    continue
                 settled = self._settled(bins, self.kept.hours)
                 if self.spare:
                     settled = self._with_spare_slots(settled)
@@ -172,10 +175,17 @@ class Frontier:
                 return
             n = there.n_gpus
 
-    def explore(self, max_gpus: int | None = None, *, verify: bool = True) -> FrontierPoint | None:
+    def explore(
+        self,
+        max_gpus: int | None = None,
+        *,
+        verify: bool = True,
+        found: Callable[[FrontierPoint], object] = lambda _point: None,
+    ) -> FrontierPoint | None:
         """Fill the points; the one with the fewest GPUs that holds, or None up to `max_gpus`.
 
         `verify`: simulate it on fresh hours and search on where one of them breaks it, `ROUNDS` times at most.
+        `found`: called with it before the points with more GPUs are made.
         """
         low = min(self.fewest() + self.spare, self._most(max_gpus))
         while low > 1 + self.spare and self.at(low - 1).holds and not self.over():
@@ -193,6 +203,8 @@ class Frontier:
             self.confirmed = None
             self._keep(max(self.broken, key=lambda hour: max(self.kept.used(bins, [hour]))))
             first = None if self.hopeless else self.first_that_holds(first, self._most(max_gpus))
+        if first is not None:
+            found(self.at(first))
         self.extend(first or low, self._most(max_gpus))
         return None if first is None else self.at(first)
 
@@ -217,9 +229,8 @@ class Frontier:
                 self._points[n] = self.point_of(point.plan.bins)
 
     def _solved(self, parts: Replicas, objective: str, **given: Any) -> Plan:
-        calm = parts.fleet.with_arrivals(Arrivals())
         return solve(
-            calm, self.profile, objective, predictor=self._predictor, margin=self.margin, seed=self.seed,
+            parts.calm, self.profile, objective, predictor=self._predictor, margin=self.margin, seed=self.seed,
             verify=False, time_limit_s=max(0.1, min(2.0, self.remaining_s())), stop=self.stop, **given,
         )  # fmt: skip
 
@@ -227,7 +238,10 @@ class Frontier:
         """Servers for that many GPUs, of which those with spare ones have slots for every rank."""
         parts = self.parts.spread_over(n_gpus, self.max_replicas)
         for solver in SOLVERS:
-            plan = self._solved(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
+            key = n_gpus, solver, tuple(parts.parts.items())
+            if key not in self._plans:
+                self._plans[key] = self._solved(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
+            plan = self._plans[key]
             if plan.unplaced:
                 continue
             yield self._of_largest_rank(parts.joined(plan.bins)) if self.spare else parts.joined(plan.bins)
@@ -252,10 +266,7 @@ class Frontier:
             others = [k for k in range(len(bins)) if k != lost]
             for k, item in zip(others, self._settled(left, [self.kept.given]), strict=True):
                 slots[k] = max(slots[k], item.max_loras)
-        return [
-            replace(item, settings=self.profile.settings(most, item.max_lora_rank))
-            for item, most in zip(bins, slots, strict=True)
-        ]
+        return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
 
     def _with_more_slots(self, point: FrontierPoint) -> FrontierPoint:
         """The point with more slots wherever they bring its servers further from their limits."""
@@ -269,33 +280,35 @@ class Frontier:
         open_ = set(range(len(best)))
         slots = [item.max_loras for item in best]
         while open_ and not self.over():
-            used = self.kept.used(best, hours)
+            used, start, better = self.kept.used(best, hours), list(slots), set()
             open_ = {k for k in open_ if used[k] > tight and slots[k] < len(best[k].adapters)}
-            tries = [
-                (k, most)
-                for k in sorted(open_)
-                for most in {min(len(best[k].adapters), int(factor * slots[k]) + 1) for factor in MORE_SLOTS}
-            ]
-            others = [
-                replace(best[k], settings=self.profile.settings(most, best[k].max_lora_rank))
-                for k, most in tries
-            ]
-            better = dict.fromkeys(open_, False)
-            tried = self.kept.used(others, hours, [used[k] for k, _ in tries])
-            for (k, most), other, found in zip(tries, others, tried, strict=True):
-                slots[k] = max(slots[k], most)
-                if found < used[k]:
-                    best[k], used[k], better[k] = other, found, True
-            for k, improved in better.items():
-                if improved:
+            for factor in sorted(MORE_SLOTS, reverse=True):  # fewer only where the most are not enough
+                tries = [k for k in sorted(open_) if used[k] > tight]
+                most = [min(len(best[k].adapters), int(factor * start[k]) + 1) for k in tries]
+                others = [best[k].with_slots(n) for k, n in zip(tries, most, strict=True)]
+                found = self.kept.used(others, hours, [used[k] for k in tries])
+                for k, other, now in zip(tries, others, found, strict=True):
+                    slots[k] = max(slots[k], other.max_loras)
+                    if now < used[k]:
+                        best[k], used[k] = other, now
+                        better.add(k)
+            for k in sorted(open_):
+                if k in better:
                     slots[k] = best[k].max_loras
                 elif used[k] < STARVING:
                     open_.discard(k)
         return best
 
-    def _cost(self, bins: Sequence[Bin]) -> float:
+    def _cost(self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None) -> float:
         """What settled servers are compared by: how far they exceed their limits."""
-        return sum(max(1.0, min(used, 1e6)) for used in self.kept.used(bins))
+        return sum(max(1.0, min(used, 1e6)) for used in self.kept.used(bins, hours))
+
+    def _least_cost(self, bins: Sequence[Bin]) -> float:
+        """No settled form of these servers costs less: those with a slot for each adapter stay as they are."""
+        if self.spare or self.kept.required < len(self.workload):  # they get more slots, or may break limits
+            return 0.0
+        full = [item for item in bins if item.max_loras == len(item.adapters)]
+        return len(bins) - len(full) + self._cost(full, self.kept.hours[:1])
 
     def _keeps(self, bins: Sequence[Bin]) -> bool:
         """Whether the limits are kept at the raised rates and those given, and on what is left when any one server is
@@ -311,22 +324,23 @@ class Frontier:
         left, unplaced = without_server(self.workload, bins, lost)
         return bool(left) and not unplaced and self.kept.within(left, self.kept.given)
 
-    def roomy(self, best: FrontierPoint) -> tuple[FrontierPoint, tuple[Room, ...]]:
-        """How far the rates of each server may grow, and what limits it; servers with little room get more slots.
+    def rooms(self, point: FrontierPoint) -> tuple[Room, ...]:
+        """How far the rates of each server may grow, and what limits it; nothing for more than `MOST_GPUS`."""
+        if point.n_gpus > MOST_GPUS or self.over():
+            return ()
+        return self.hours.rooms(point.plan.bins, self.workload)
 
-        No rooms for more than `MOST_GPUS`.
-        """
-        if best.n_gpus > MOST_GPUS or self.over():
-            return best, ()
-        bins, rooms = with_slots(
-            self.hours, self.workload, best.plan.bins, lambda item: self.kept.used([item])[0] <= 1.0
-        )
-        if bins == best.plan.bins:
+    def roomy(self, best: FrontierPoint, rooms: tuple[Room, ...]) -> tuple[FrontierPoint, tuple[Room, ...]]:
+        """The point and its rooms, where servers with little room have got more slots."""
+        if not rooms or self.over():
             return best, rooms
-        if not self._keeps(bins) or self.kept.broken_later(bins, self.number):
-            return best, self.hours.rooms(best.plan.bins, self.workload)
+        bins, wider = with_slots(
+            self.hours, self.workload, best.plan.bins, rooms, lambda item: self.kept.used([item])[0] <= 1.0
+        )
+        if bins == best.plan.bins or not self._keeps(bins) or self.kept.broken_later(bins, self.number):
+            return best, rooms
         self._points[best.n_gpus] = self.point_of(bins)
-        return self._points[best.n_gpus], rooms
+        return self._points[best.n_gpus], wider
 
     def point_of(self, bins: Sequence[Bin]) -> FrontierPoint:
         """The figures of these servers."""

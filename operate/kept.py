@@ -66,15 +66,17 @@ class KeptHours:
     ) -> list[float]:
         """How much of its limits each server uses in the worst of the hours; None: of all that are kept.
 
-        A server that uses `most` of them, or starves or queues, in one hour is not simulated in the next.
+        A server that uses `most` of them, or starves or queues, in one hour is not simulated in the next;
+        without `most`, all hours but the first are simulated at once.
         """
         limit_ms = self.workload.slo.limits.p95_ttft_ms
         worst = [0.0] * len(bins)
         enough = [STARVING] * len(bins) if most is None else [min(STARVING, used) for used in most]
-        for fleet, seed in self.hours if hours is None else hours:
-            open_ = [k for k, used in enumerate(worst) if used < enough[k]]
-            found = self.simulated.all([bins[k] for k in open_], fleet, seed=seed)
-            for k, hour in zip(open_, found, strict=True):
+        order = list(self.hours if hours is None else hours)
+        for together in [order[:1], order[1:]] if most is None else [[hour] for hour in order]:
+            jobs = [(k, hour) for hour in together for k in range(len(bins)) if worst[k] < enough[k]]
+            found = self.simulated.each([(bins[k], *hour) for k, hour in jobs])
+            for (k, _), hour in zip(jobs, found, strict=True):
                 used = hour.used
                 if not hour.figures.memory_error and not math.isfinite(used):
                     # Among servers that starve or queue, less delay is still better.
@@ -101,7 +103,9 @@ class KeptHours:
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """Of these hours, those that break the limits."""
-        return [hour for hour in self.fresh(bins, number) if not self.within(bins, hour)]
+        fresh = self.fresh(bins, number)
+        self.simulated.each([(item, *hour) for hour in fresh for item in bins])
+        return [hour for hour in fresh if not self.within(bins, hour)]
 
     def _left_to_chance(self, bins: Sequence[Bin]) -> bool:
         """Whether adapters have few requests, and some request waits longer than a limit."""

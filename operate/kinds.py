@@ -109,7 +109,7 @@ def _mixed(
             return None
         point = job.point_of(plan.bins)
         if point.holds and not job.kept.broken_later(plan.bins):
-            point, rooms = job.roomy(point)
+            point, rooms = job.roomy(point, job.rooms(point))
             kept = replace(
                 point.plan, rooms=rooms, headroom=tuple(room.headroom for room in rooms), verified=True
             )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -92,20 +93,25 @@ def recommend(
         max_gpus = min(max_gpus or kinds[0].available, kinds[0].available)
     fleet = workload if slo is None else replace(workload, slo=slo)
     job = Frontier(fleet, kinds[0].profile, margin, max_replicas, spare, seed, progress, stop, time_limit_s)
-    best = job.explore(max_gpus, verify=verify)
-    if best is None:
-        return _missed(job, max_gpus)
-    reasons = () if job.confirmed is not False else (_breaks_later(job, best),)
-    progress("room to grow", 0, 0)
-    with ThreadPoolExecutor(1) as pool:
-        bound = pool.submit(bounded, job, best.plan)
-        best, rooms = job.roomy(best)
-    found = bound.result()
+    with ThreadPoolExecutor(2) as pool:
+        beside: list[Future[Any]] = []
+
+        def found(point: FrontierPoint) -> None:
+            """What does not need the points with more GPUs begins before them."""
+            beside.extend([pool.submit(job.rooms, point), pool.submit(bounded, job, point.plan)])
+
+        best = job.explore(max_gpus, verify=verify, found=found)
+        if best is None:
+            return _missed(job, max_gpus)
+        reasons = () if job.confirmed is not False else (_breaks_later(job, best),)
+        progress("room to grow", 0, 0)
+        rooms, bound = (each.result() for each in beside)
+    best, rooms = job.roomy(best, rooms)
     plan = replace(
         best.plan,
-        lower_bound=found.lower_bound,
-        bound_proven=found.bound_proven,
-        bound_source=found.bound_source,
+        lower_bound=bound.lower_bound,
+        bound_proven=bound.bound_proven,
+        bound_source=bound.bound_source,
         rooms=rooms,
         headroom=tuple(room.headroom for room in rooms),
         verified=job.confirmed,

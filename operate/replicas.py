@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.operate.kept import KeptHours
@@ -138,6 +139,11 @@ class Replicas:
         # Parts are placed for random arrivals: a trace says nothing of them.
         plain = self.workload if not self.parts else replace(self.workload, adapters=tuple(adapters))
         self.fleet = plain
+
+    @cached_property
+    def calm(self) -> Workload:
+        """`fleet` with Poisson arrivals, which trained trees know."""
+        return self.fleet.with_arrivals(Arrivals())
 
     def spread_over(self, n_gpus: int, allowed: int | None) -> Replicas:
         """The same with adapters that are split in as many parts that each is no more than a GPU's part of the load."""

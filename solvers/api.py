@@ -246,7 +246,8 @@ def _with_slots(problem: Problem, plan: Plan) -> Plan:
         return bool(goal.admissible(evaluator.confirmed(plan.workload, [item])).all())
 
     hours = Hours(plan.seed, problem.out_of_time, plan.limits)
-    bins, rooms = with_slots(hours, plan.workload, plan.bins, admits)
+    given = hours.rooms(plan.bins, plan.workload)
+    bins, rooms = with_slots(hours, plan.workload, plan.bins, given, admits)
     if bins == plan.bins:
         return replace(plan, rooms=rooms)
     found = evaluator.report(plan.workload, bins)

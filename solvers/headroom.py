@@ -25,22 +25,23 @@ MORE_SLOTS = (1.4, 2.0)
 
 
 def with_slots(
-    hours: Hours, fleet: Workload, bins: Sequence[Bin], admits: Callable[[Bin], bool]
+    hours: Hours, fleet: Workload, bins: Sequence[Bin], given: Sequence[Room], admits: Callable[[Bin], bool]
 ) -> tuple[tuple[Bin, ...], tuple[Room, ...]]:
     """The servers and their room; those that few slots limit and that have little room get more of them.
 
     Servers that have no room as they are stay: what they need is fewer requests.
 
     `hours`, `fleet`: simulated hours, and the fleet at the rates as given.
+    `given`: the rooms of the servers as they are; empty for a replayed trace, of which nothing changes.
     `admits`: whether a server may be part of the plan.
     """
-    made, rooms = list(bins), list(hours.rooms(bins, fleet))
-    for k, (item, room) in enumerate(zip(bins, tuple(rooms), strict=False)):  # no rooms of a replayed trace
+    made, rooms = list(bins), list(given)
+    for k, (item, room) in enumerate(zip(bins, given, strict=False)):
         if not 1.0 <= (room.headroom or 0.0) < LITTLE or room.limit not in ("slots", "loading"):
             continue
         for factor in MORE_SLOTS:
             most = min(len(item.adapters), int(factor * item.max_loras) + 1)
-            other = replace(item, settings=item.profile.settings(most, item.max_lora_rank))
+            other = item.with_slots(most)
             if hours.stop() or most <= item.max_loras or not admits(other):
                 continue
             (found,) = hours.rooms([other], fleet)

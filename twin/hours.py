@@ -62,11 +62,15 @@ class Hours:
 
     def all(self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None) -> list[ServerHour]:
         """One hour of each server."""
-        chosen = self.seed if seed is None else seed
-        keys = [(item, id(fleet), chosen) for item in items]
-        missing = [key for key in dict.fromkeys(keys) if key not in self._stored]
-        found = in_threads(lambda key: self._hour(_run(key[0], fleet, chosen)), missing)
-        self._stored.update((key, (fleet, hour)) for key, hour in zip(missing, found, strict=True))
+        return self.each([(item, fleet, self.seed if seed is None else seed) for item in items])
+
+    def each(self, jobs: Sequence[tuple[Bin, Workload, int]]) -> list[ServerHour]:
+        """Hours of servers, of any fleets and seeds."""
+        keys = [(item, id(fleet), seed) for item, fleet, seed in jobs]
+        missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in self._stored}
+        found = in_threads(lambda job: self._hour(_run(*job)), missing.values())
+        for (key, (_, fleet, _)), hour in zip(missing.items(), found, strict=True):
+            self._stored[key] = fleet, hour
         hours = [self._stored[key][1] for key in keys]
         kept = sum(hour.ttft_ms.size for _, hour in self._stored.values()) if missing else 0
         while kept > MOST_REQUESTS and len(self._stored) > 1:
@@ -97,7 +101,8 @@ class Hours:
 
         marks: list[float | None] = []
         for mark, hint in enumerate(hints):
-            tries = [] if hint is None else [LEVELS.index(hint) + 1, LEVELS.index(hint)]
+            near = None if hint is None else LEVELS.index(hint)
+            tries = [] if near is None else [near + 1, near, near + 2, near - 1]
             low, high = span(mark)
             while high - low > 1 and not self.stop():
                 tries = [k for k in tries if low < k < high]

@@ -12,6 +12,8 @@ import pytest
 
 import packer
 from packer import Adapter, Bin, Lengths, Workload
+from packer.arrival import Arrivals, Bursts
+from packer.io.plans import plan_to_dict
 from packer.operate.explore import Frontier
 from packer.plan import Status
 from packer.profile import Profile
@@ -161,3 +163,30 @@ def test_a_spare_gpu_for_one_or_two_hot_adapters(
         left = packer.evaluate_plan(found, lose=[lost])
         assert left.holds
         assert left.over_limits == ()
+
+
+def test_a_proposal_that_is_left_out_would_have_cost_more(fleet: Workload, server: Profile) -> None:
+    """No proposal costs less, once its slots are settled, than what it is left out by; one that may keep the goal is
+    never left out."""
+    job = Frontier(fleet, server)
+    for n_gpus in (1, 2, 3):
+        for bins in job._proposed(n_gpus):
+            settled = job._settled(bins, job.kept.hours)
+            assert job._least_cost(bins) <= job._cost(settled)
+            assert job._least_cost(bins) == len(bins) or not job._keeps(settled)
+
+
+def test_the_plan_is_the_same_with_any_number_of_threads(
+    server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads change when an hour is simulated, and no figure of the plan."""
+    few = Workload(
+        [Adapter(f"a{k}", 16 if k % 3 else 32, 0.8 - 0.05 * k) for k in range(14)],
+        arrivals=Arrivals("bursty", common=Bursts(0.4, ((30.0, 0.5), (300.0, 0.5)))),
+    )
+    plans = []
+    for cores in (1, 3):
+        monkeypatch.setattr("packer.twin.threads.os.cpu_count", lambda cores=cores: cores)
+        found = plan_to_dict(packer.recommend(few, server))
+        plans.append({key: value for key, value in found.items() if key != "runtime_s"})
+    assert plans[0] == plans[1]

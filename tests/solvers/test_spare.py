@@ -47,10 +47,10 @@ def test_slots_stay_as_they_survive_the_loss_of_a_gpu(monkeypatch: pytest.Monkey
 
 
 def _wider(
-    hours: Hours, fleet: Workload, bins: Sequence[Bin], _admits: object
+    _hours: Hours, _fleet: Workload, bins: Sequence[Bin], rooms: object, _admits: object
 ) -> tuple[Sequence[Bin], object]:
     """Every server with more slots than it needs."""
-    return [item.with_slots(len(FLEET) + 1) for item in bins], hours.rooms(bins, fleet)
+    return [item.with_slots(len(FLEET) + 1) for item in bins], rooms
 
 
 def test_too_few_gpus_for_a_spare_one() -> None:
