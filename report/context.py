@@ -16,12 +16,9 @@ from packer.errors import InputError
 from packer.evaluation import Evaluation
 from packer.export.formats import start_commands
 from packer.plan import Plan
-from packer.room import growth
 from packer.twin.memory.policy import memory_policy
 
 GIB = 2.0**30
-AdapterRow = tuple[str, int, tuple[str, ...]]
-"""Name and rank of an adapter, and what is shown of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +28,6 @@ class Bar:
     percent: float
     kind: str
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class GpuCard:
-    """One GPU: its server and figures, bars of load and memory, adapters (name, rank, rate, offered load, share, mean
-    TTFT, p95 TTFT, mean ITL, within limits) and the command that starts it.
-    """
-
-    server: Bin
-    figures: Evaluation
-    ranks: str
-    load: tuple[Bar, ...]
-    memory: tuple[Bar, ...]
-    headroom: str
-    rows: tuple[AdapterRow, ...]
-    start: str
-
-    @property
-    def state(self) -> str:
-        """What is wrong with the GPU, or "holds"."""
-        if self.figures.memory_error:
-            return "memory error"
-        if self.figures.starved:
-            return "starved"
-        return "beyond limits" if self.figures.slo_used > 1.0 else "holds"
 
 
 def visible(text: str) -> str:
@@ -104,64 +76,26 @@ def plural(count: int, name: str) -> str:
     return name if count == 1 else f"{name}s"
 
 
-def gpu_cards(plan: Plan) -> tuple[GpuCard, ...]:
-    """One card for each GPU, in order."""
+def starts(plan: Plan) -> list[str]:
+    """The command that starts each server; none of an infeasible plan, another engine, or names that no shell takes."""
     try:
-        starts = start_commands(plan)
-    except InputError:  # an infeasible plan, another engine, a name that no command line can hold
-        starts = []
-    most = max((evaluation.offered_tok_s for evaluation in plan.evaluations), default=0.0) or 1.0
-    rooms = [growth(factor) for factor in plan.headroom] or ["–"] * len(plan.bins)
-    return tuple(
-        GpuCard(
-            server=server,
-            figures=figures,
-            ranks=_ranks(plan, server),
-            load=_load_bars(figures, most),
-            memory=memory_bars(server, figures),
-            headroom=rooms[index],
-            rows=_adapter_rows(plan, server),
-            start=starts[index] if starts else "",
-        )
-        for index, (server, figures) in enumerate(zip(plan.bins, plan.evaluations, strict=True))
-    )
+        return start_commands(plan)
+    except InputError:
+        return []
 
 
-def _ranks(plan: Plan, item: Bin) -> str:
+def ranks(plan: Plan, item: Bin) -> str:
     """How many adapters of each rank a GPU has, "3 × r32, 1 × r8"."""
-    ranks = Counter(plan.workload.adapters[i].rank for i in item.adapters)
-    return ", ".join(f"{count} × r{rank}" for rank, count in sorted(ranks.items(), reverse=True))
+    counts = Counter(plan.workload.adapters[i].rank for i in item.adapters)
+    return ", ".join(f"{count} × r{rank}" for rank, count in sorted(counts.items(), reverse=True))
 
 
-def _load_bars(figures: Evaluation, most: float) -> tuple[Bar, Bar]:
-    """What a GPU serves and does not serve, in percent of the largest load of a GPU."""
-    served = min(1.0, max(0.0, figures.served_share)) if math.isfinite(figures.served_share) else 0.0
-    length = 100 * figures.offered_tok_s / most
-    return (
-        Bar(round(length * served, 2), "served", f"{number(figures.total_token_throughput)} tok/s served"),
-        Bar(round(length * (1 - served), 2), "unserved", "not served in time"),
+def by_load(plan: Plan, item: Bin) -> list[tuple[int, float]]:
+    """Adapters of a GPU with their shares, the largest load first."""
+    loads = plan.workload.offered_tok_s_by_adapter
+    return sorted(
+        zip(item.adapters, item.shares, strict=True), key=lambda row: -float(loads[row[0]]) * row[1]
     )
-
-
-def _adapter_rows(plan: Plan, item: Bin) -> tuple[AdapterRow, ...]:
-    """Adapters of a GPU, the largest load first; latencies are those over all their servers."""
-    fleet, known = plan.workload, plan.adapters
-    order = sorted(
-        zip(item.adapters, item.shares, strict=True),
-        key=lambda row: -float(fleet.offered_tok_s_by_adapter[row[0]]) * row[1],
-    )
-    rows: list[AdapterRow] = []
-    for i, share in order:
-        latencies = ["–"] * 4
-        if known is not None:
-            columns = (known.mean_ttft_ms, known.p95_ttft_ms, known.mean_itl_ms)
-            latencies = [milliseconds(float(column[i])) for column in columns]
-            latencies.append(percent(float(known.slo_attainment[i])))
-        load = number(float(fleet.offered_tok_s_by_adapter[i]) * share, 1)
-        rate = f"{fleet.adapters[i].rate * share:.4g}"
-        part = f"{100 * share:.0f} %"
-        rows.append((visible(fleet.names[i]), fleet.adapters[i].rank, (rate, load, part, *latencies)))
-    return tuple(rows)
 
 
 def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:

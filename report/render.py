@@ -14,6 +14,7 @@ from packer.report.figures_svg import Chart
 from packer.report.frontier import frontier_charts
 from packer.report.growth import Growth
 from packer.report.templates import read, render
+from packer.room import growth as growth_text
 from packer.room import room_rows
 from packer.twin.per_adapter import quiet_adapters
 
@@ -63,7 +64,13 @@ def render_report(
         milliseconds=context.milliseconds,
         slowest=context.slowest,
         percent=context.percent,
-        cards=context.gpu_cards(plan),
+        servers=list(zip(plan.bins, plan.evaluations, strict=True)),
+        most=max((row.offered_tok_s for row in plan.evaluations), default=0.0) or 1.0,
+        headroom=[growth_text(factor) for factor in plan.headroom] or ["–"] * len(plan.bins),
+        starts=context.starts(plan),
+        ranks=context.ranks,
+        by_load=context.by_load,
+        memory_bars=context.memory_bars,
         rooms=room_rows(plan.rooms),
         growth=growth,
         limits=str(plan.workload.slo),
