@@ -35,25 +35,17 @@ def limits(text: str) -> dict[str, float]:
     return found
 
 
-def router_option() -> Any:
-    """`--router`."""
-    return option(
-        metavar="NAME",
-        shell_complete=complete_registered("router"),
-        help="Router, with parameters as in affinity:slack=8.  [default: the system's]",
-    )
-
-
 @bundle
 class Behind:
     """A cluster behind a router, instead of one server.
 
     cluster: Many servers behind a router: a cluster.toml, or the servers of a plan (.json).
+    router: Router, with parameters as in affinity:slack=8. [default: the system's]
     slo: Limits of a request: ttft_ms, tpot_ms, normalised_ms, latency_ms. [default: the cluster's]
     """
 
     cluster: str | None = option(metavar="FILE")
-    router: str | None = router_option()
+    router: str | None = option(metavar="NAME", shell_complete=complete_registered("router"))
     slo: dict[str, float] | None = option(type=limits, metavar="LIMIT=MS,…")
 
     def read(self) -> Cluster:

@@ -279,7 +279,9 @@ def _conclusion(found: PlanEvaluation) -> list[str]:
             f"Latency limits ({plan.goal if plan.limits else plan.workload.slo}) break on GPU {shown}."
         )
     if found.breaks_first is not None:
-        lines.append(_weakest(found, found.breaks_first))
+        factor = plan.headroom[found.gpus.index(found.breaks_first)]
+        room = "no headroom" if factor is None else f"the least headroom: {growth(factor)}"
+        lines.append(f"GPU {found.breaks_first} {'breaks first' if found.broken else f'has {room}'}.")
     if plan.unplaced:
         names = ", ".join(plan.workload.names[i] for i in plan.unplaced[:SHOWN])
         lines.append(f"No server has slots large enough for: {names}.")
@@ -291,13 +293,6 @@ def _conclusion(found: PlanEvaluation) -> list[str]:
     if found.holds:
         lines += [f"{reason}." for reason in plan.reasons]
     return lines
-
-
-def _weakest(found: PlanEvaluation, gpu: int) -> str:
-    if found.broken:
-        return f"GPU {gpu} breaks first."
-    factor = found.plan.headroom[found.gpus.index(gpu)]
-    return f"GPU {gpu} has {'no headroom' if factor is None else f'the least headroom: {growth(factor)}'}."
 
 
 def conclusion(broken: int, gpus: int, unplaced: int) -> str:

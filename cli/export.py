@@ -13,7 +13,6 @@ from packer.export.formats import FORMATS
 
 if TYPE_CHECKING:
     from packer.export.servers import Options
-    from packer.plan import Plan
 
 _STARTS = ("vllm", "sglang", "compose", "k8s", "helm", "aibrix", "llm-d", "kserve", "ray", "dynamo")
 """Formats that name the base model."""
@@ -88,7 +87,7 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
       packer export plan.json --format routing --address '127.0.0.1:{port}' -o routing/
     """
     from packer.cli.output import check_distinct, print_json
-    from packer.export.formats import FORMATS, export_plan
+    from packer.export.formats import export_plan
     from packer.export.targets import output_paths, write_files
 
     plan = file.plan()
@@ -111,7 +110,11 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
             "by load, not by the planned shares: packer evaluate PLAN --router most-idle simulates that"
         )
     if deployment.model is None and target.format_name in _STARTS:
-        _note_model(plan, out)
+        names = sorted({item.profile.model.repository or item.profile.model.name for item in plan.bins})
+        if any("/" not in name for name in names):
+            out.note(
+                f"the profile calls the base model {', '.join(names)}; --model gives vLLM its repository"
+            )
     if out.as_json:
         print_json({"format": target.format_name, "files": files})
     elif target.output is None:
@@ -124,10 +127,3 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
     if others and (target.output is not None or not out.as_json):
         out.note(f"this is {given[0]}; -o FOLDER also writes {', '.join(others)}")
     return 0
-
-
-def _note_model(plan: Plan, out: Writing) -> None:
-    names = {item.profile.model.repository or item.profile.model.name for item in plan.bins}
-    if any("/" not in name for name in names):
-        listed = ", ".join(sorted(names))
-        out.note(f"the profile calls the base model {listed}; --model gives vLLM its repository")

@@ -95,6 +95,7 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
       packer schedule fleet.csv --rates day.csv --replay --servers servers.json --keda keda.yaml -o schedule.json
     """
     from packer.cli.output import write_json
+    from packer.export.keda import scaled_objects
     from packer.io.files import write_text
     from packer.io.plans import write_plan
     from packer.operate.schedule import schedule as find
@@ -117,7 +118,10 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
     if results.servers_path is not None:
         write_plan(found.deployed, results.servers_path, force=out.force)
     if results.keda_path is not None:
-        write_text(results.keda_path, _keda(found, results), force=out.force)
+        names = {f"{results.prefix}-{k}": found.running(k) for k in range(len(found.servers))}
+        times: dict[str, Any] = {"day_s": found.periods[-1].end_s, "startup_s": found.startup_s}
+        text = scaled_objects(names, **times, timezone=results.timezone)
+        write_text(results.keda_path, text, force=out.force)
     write_json(data, results.output)
     out.result(data, lambda: _lines(found, data, _slo(hours)))
     for path in filter(None, (results.static_path, results.servers_path, results.keda_path, results.output)):
@@ -142,15 +146,6 @@ def _slo(hours: Hours) -> dict[str, float]:
         "ttft_ms": hours.limits.get("p99_ttft_ms", 2000.0),
         "itl_ms": hours.limits.get("mean_itl_ms", 100.0),
     }
-
-
-def _keda(found: Schedule, results: Results) -> str:
-    from packer.export.keda import scaled_objects
-
-    names = {f"{results.prefix}-{k}": found.running(k) for k in range(len(found.servers))}
-    return scaled_objects(
-        names, day_s=found.periods[-1].end_s, startup_s=found.startup_s, timezone=results.timezone
-    )
 
 
 def _lines(found: Schedule, data: dict[str, Any], slo: dict[str, float]) -> list[Table | str]:

@@ -76,14 +76,15 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
 def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: str) -> Workload:
     """The workload in the rows of a table; `path` is named in errors."""
     adapters: list[Adapter] = []
-    whole = _WholeFile()
+    known: dict[str, tuple[Any, int]] = {}
     for adapter, row in by_adapter(rows):
         adapters.append(_adapter(adapter, row))
-        whole.read(row)
+        _read_shared(row, known)
     if not adapters:
         raise FileFormatError("expected at least one adapter, got 0 rows.", path=path)
-    correlation = whole.values.get("length_correlation", SHAREGPT_CORRELATION)
-    bursts: dict[str, Any] = {"common": whole.values.get("bursts"), "own": whole.values.get("own_bursts")}
+    shared = {column: value for column, (value, _) in known.items()}
+    correlation = shared.get("length_correlation", SHAREGPT_CORRELATION)
+    bursts: dict[str, Any] = {"common": shared.get("bursts"), "own": shared.get("own_bursts")}
     try:
         arrivals = Arrivals("bursty", **bursts) if any(bursts.values()) else Arrivals()
         return Workload(adapters, length_correlation=correlation, arrivals=arrivals, name=name)
@@ -91,44 +92,29 @@ def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: 
         raise FileFormatError(str(error), path=path) from None
 
 
-class _WholeFile:
-    """Columns about the whole file: the same value in every row that has one."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self._rows: dict[str, int] = {}
-
-    def read(self, row: Row) -> None:
-        """Take the values of a row; raises `FileFormatError` where one differs from an earlier row's."""
-        for column in ("length_correlation", "bursts", "own_bursts"):
-            if row.is_blank(column):
-                continue
-            if column == "length_correlation":
-                value: Any = row.real(column, low=-1.0, high=1.0)
-            else:
-                try:
-                    value = _bursts(row.text(column))
-                except ValidationError as error:
-                    row.fail(column, str(error))
-            if self.values.setdefault(column, value) != value:
-                row.fail(
-                    column,
-                    f"expected the same value in every row, got {shown(row.text(column))} after another "
-                    f"in row {self._rows[column]}.",
-                )
-            self._rows.setdefault(column, row.number)
+def _read_shared(row: Row, known: dict[str, tuple[Any, int]]) -> None:
+    """Add the columns about the whole file, with the row: every row that has one has the same value."""
+    for column in ("length_correlation", "bursts", "own_bursts"):
+        if row.is_blank(column):
+            continue
+        value = (
+            row.real(column, low=-1.0, high=1.0) if column == "length_correlation" else _bursts(row, column)
+        )
+        first, number = known.setdefault(column, (value, row.number))
+        if first != value:
+            rule = f"expected the same value in every row, got {shown(row.text(column))} after another"
+            row.fail(column, f"{rule} in row {number}.")
 
 
-def _bursts(text: str) -> Bursts:
+def _bursts(row: Row, column: str) -> Bursts:
     """Bursts as a cell: cv;time scale in s:weight;…"""
-    cv, *parts = text.split(";")
+    cv, *parts = row.text(column).split(";")
     try:
         scales = [tuple(float(number) for number in part.split(":")) for part in parts]
         return Bursts(float(cv), tuple((time_s, weight) for time_s, weight in scales))
     except ValueError:
-        raise ValidationError(
-            f"Expected cv;time scale:weight;… such as 2.1;8:0.8;24:0.2, got {shown(text)}."
-        ) from None
+        rule = "Expected cv;time scale:weight;… such as 2.1;8:0.8;24:0.2"
+        row.fail(column, f"{rule}, got {shown(row.text(column))}.")
 
 
 def _bursts_cell(bursts: Bursts | None) -> str | None:
