@@ -49,7 +49,7 @@ def _kinds(plan: Plan) -> Table:
             row["model"] or "–",
             row["kinds"],
             row["gpus"],
-            number(row["price_per_hour"], 2) if row["price_per_hour"] is not None else "–",
+            number(row["price_per_hour"], 2),
             "kept" if row["holds"] else "broken",
         )
         for row in found

@@ -64,23 +64,9 @@ def frontier(
 ) -> list[FrontierPoint]:
     """GPUs against latency and price, from the fewest on which nothing starves to the point of no further gain.
 
-    Parameters
-    ----------
-    workload, profile
-        The fleet, of one base model, and the server; of several kinds each one's points, in their order.
-    slo
-        What `FrontierPoint.holds` refers to; None: the workload's, which is p95 TTFT <= 2 s and mean ITL <= 100 ms
-        for every adapter unless it says otherwise.
-    margin
-        Share by which every rate is raised for the goal; None takes the profile's default.
-    max_gpus
-        No more GPUs than this.
-    max_replicas
-        Over how many GPUs one adapter may be split; None: as many as the hottest one needs.
-    spare
-        GPUs that may be lost, 0 or 1, for `FrontierPoint.holds`.
-    seed
-        Of everything random.
+    `workload`, of one base model, and the others are those of `packer.recommend`; of several kinds of server each one's
+    points, in their order. `FrontierPoint.holds` refers to `slo`, `margin` and `spare`.
+    Raises `IncompatibleError`: the fleet is of several base models.
     """
     from packer.operate.explore import Frontier
 

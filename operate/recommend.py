@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -230,8 +229,8 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
                 reachable=not job.hopeless,
                 spare=job.spare,
                 why=lambda fewer: late_words(job.kept, fewer),
-                weaker=weaker,
-            ),
+            )
+            + weaker_words(weaker),
             "weaker_goals": weaker,
             "frontier": [each.to_dict() for each in points if not each.starving],
         },
@@ -248,12 +247,11 @@ def decision(
     reachable: bool = True,
     spare: int = 0,
     why: Callable[[FrontierPoint], str] = lambda _point: "",
-    weaker: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
-    """What to deploy, what fewer GPUs would give, and for which goal they are enough, in a few sentences.
+    """What to deploy and what fewer GPUs would give, in a sentence or two.
 
     `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
-    it; `spare`: GPUs that may be lost; `why`: what breaks the goal on fewer GPUs; `weaker`: goals and their GPUs.
+    it; `spare`: GPUs that may be lost; `why`: what breaks the goal on fewer GPUs.
     """
     holds = breaking is None
     text = f"{_gpus(best.n_gpus)}: no request completed in the simulated hour"
@@ -289,20 +287,22 @@ def decision(
         )
     if starving := [point.n_gpus for point in fewer if point.starving]:
         parts.append(f"{starving[-1]} starve{'s' if starving[-1] == 1 else ''}")
-    return (f"{text} {'; '.join(parts)}." if parts else text) + weaker_words(weaker)
+    return f"{text} {'; '.join(parts)}." if parts else text
 
 
 def _shortcoming(point: FrontierPoint, slo: Slo, spare: int, why: Callable[[FrontierPoint], str]) -> str:
     """Why a number of GPUs whose TTFT may look fine is not enough."""
     adapters = point.plan.adapters
-    if point.worst_adapter_ttft_ms > slo.limits.p95_ttft_ms or point.holds or adapters is None:
+    ttft_ms, itl_ms = slo.columns(point.plan.workload)
+    worst = point.plan.workload.names.index(point.worst_adapter)
+    seen = point.worst_adapter_ttft_ms > max(slo.limits.p95_ttft_ms, ttft_ms[worst])
+    if seen or point.holds or adapters is None:
         return ""
     breaks = f", and break{'s' if point.n_gpus == 1 else ''} the goal"
     if point.broken_later:
         return f"{breaks} in another hour{why(point)}"
     if spare and not point.queueing:
         return f"{breaks} when a GPU is lost"
-    ttft_ms, itl_ms = slo.columns(point.plan.workload)
     late, slow = adapters.p95_ttft_ms > ttft_ms, adapters.mean_itl_ms > itl_ms
     if late.any():
         return f"{breaks} of {int(late.sum()):,} of {len(late):,} adapters"

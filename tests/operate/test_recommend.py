@@ -168,18 +168,21 @@ def test_fewer_gpus_with_a_fine_ttft_say_what_they_break(
     )
     chat = Slo(classes=(("chat", Limits(300.0)),))
     classed = replace(fleet, adapters=tuple(replace(each, slo_class="chat") for each in fleet.adapters))
-    for slo, itl_ms, words in (
-        (Slo(), 120.0, ", ITL up to 120 ms, and break the goal."),
-        (Slo(), 90.0, ", and break the goal with rates raised by the margin."),
-        (chat, 90.0, ", and break the goal of 40 of 40 adapters."),
+    batch = Slo(classes=(("chat", Limits(15_000.0)),))
+    for slo, worst_ms, itl_ms, words in (
+        (Slo(), 400.0, 120.0, ", ITL up to 120 ms, and break the goal."),
+        (Slo(), 400.0, 90.0, ", and break the goal with rates raised by the margin."),
+        (chat, 400.0, 90.0, ", and break the goal of 40 of 40 adapters."),
+        (batch, 3000.0, 90.0, ", and break the goal with rates raised by the margin."),
     ):
         assert few.plan.adapters is not None
         adapters = few.plan.adapters._replace(
             p95_ttft_ms=np.full(len(fleet), 400.0), mean_itl_ms=np.full(len(fleet), itl_ms)
         )
-        near = replace(few, plan=replace(few.plan, workload=classed, adapters=adapters))
+        plan_of = replace(few.plan, workload=classed, adapters=adapters)
+        near = replace(few, plan=plan_of, worst_adapter_ttft_ms=worst_ms)
         text = decision(replace(near, n_gpus=8, holds=True), [near], (), slo, breaking=None)
-        assert "worst adapter 0.4 s" in text
+        assert f"worst adapter {worst_ms / 1000:.1f} s" in text
         assert text.endswith(words)
 
 
