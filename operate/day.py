@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,12 +78,15 @@ class Schedule:
     @property
     def most_gpus(self) -> int:
         """GPUs at once, while servers start beside those of the period before."""
+        return self.at_once([item.gpus for item in self.servers])
+
+    def at_once(self, gpus: Sequence[int]) -> int:
+        """The same of some of the servers, by the GPUs of each."""
         starting = [0] * len(self.periods)
         for t, k in self.starts():
-            starting[t] += self.servers[k].gpus
-        return max(
-            max(each.gpus, self.periods[t - 1].gpus + starting[t]) for t, each in enumerate(self.periods)
-        )
+            starting[t] += gpus[k]
+        running = [sum(gpus[k] for k in each.servers) for each in self.periods]
+        return max(max(now, running[t - 1] + starting[t]) for t, now in enumerate(running))
 
     @property
     def static_gpu_hours(self) -> float:

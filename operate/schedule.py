@@ -14,7 +14,7 @@ from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.evaluation import FIGURES
-from packer.gpu import Kinds, kinds_of, serving
+from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Period, Schedule
@@ -112,7 +112,7 @@ def schedule(
     Raises
     ------
     ValidationError
-        There is no period, or no plan serves all of them.
+        There is no period, no plan serves all of them, or more GPUs than are at hand run while servers are replaced.
     """
     if not rates:
         raise ValidationError("Expected the rates of at least one period, got none.")
@@ -155,7 +155,15 @@ def schedule(
     found = _within_day(reported, len(rates) * period_s)
     found = [replace(each, moved=tuple(_moves(found[t - 1], each))) for t, each in enumerate(found)]
     static = day.reported(list(rates), _joined(day.split, static))
-    return Schedule(static, _deployed(found, evaluator), tuple(found), start_s)
+    result = Schedule(static, _deployed(found, evaluator), tuple(found), start_s)
+    for gpu, at_hand in stock_of(kinds_of(profile)).items():
+        most = result.at_once([item.gpus * (item.profile.gpu.name == gpu) for item in result.servers])
+        if most > at_hand:
+            raise ValidationError(
+                f"Expected at least {most} GPUs {gpu} while servers are replaced, got {at_hand}: the plan that holds "
+                f"all day takes {static.n_gpus} GPUs and no changes (packer solve --objective headroom:rates=FILE)."
+            )
+    return result
 
 
 class _Day:

@@ -234,9 +234,9 @@ def _of_profiles(
         return predictors[first].evaluate(workload, bins, factors)
     scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
     rows: list[Evaluation | None] = [None] * len(bins)
-    for profile, predictor in predictors.items():
+    for profile in dict.fromkeys(item.profile for item in bins):
         mine = [k for k, item in enumerate(bins) if item.profile == profile]
-        found = predictor.evaluate(workload, [bins[k] for k in mine], scale[mine]) if mine else ()
+        found = predictors[profile].evaluate(workload, [bins[k] for k in mine], scale[mine])
         for k, row in zip(mine, found, strict=True):
             rows[k] = row
     return Evaluations.of([row for row in rows if row is not None])

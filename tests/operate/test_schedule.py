@@ -13,6 +13,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster, ServerKind
 from packer.errors import IncompatibleError, ValidationError
+from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
@@ -89,6 +90,19 @@ def test_a_server_with_other_settings_is_another_server() -> None:
     assert found.most_gpus == max(
         len({*each.servers, *found.periods[t - 1].servers}) for t, each in enumerate(found.periods)
     )
+
+
+def test_gpus_at_hand_are_enough_while_servers_are_replaced() -> None:
+    """Four GPUs hold all day, and five run while one of their servers is replaced: with four there is no such day."""
+    given: dict[str, Any] = {
+        "predictor": AnalyticPredictor(),
+        "margin": 0.0,
+        "limits": {"mean_ttft_ms": 55.0},
+    }
+    found = schedule(FLEET, GpuKind(PROFILE, available=5), day(), **given)
+    assert (found.static.n_gpus, found.most_gpus) == (4, 5)
+    with pytest.raises(ValidationError, match=r"at least 5 GPUs .* while servers are replaced, got 4"):
+        schedule(FLEET, GpuKind(PROFILE, available=4), day(), **given)
 
 
 def test_midnight_ends_no_period() -> None:

@@ -74,6 +74,9 @@ def test_every_profile_has_its_predictor() -> None:
     found = Evaluator({PROFILE: weak, other: strong}).evaluate(FLEET, mixed)
     expected = [(strong if b.profile == other else weak).evaluate(FLEET, [b])[0] for b in mixed]
     assert list(found) == expected
+    stranger = Bin((3,), Slots(1, 8), small_profile("third/model"))
+    with pytest.raises(KeyError):  # not a table that lacks a row
+        Evaluator({PROFILE: weak, other: strong}).evaluate(FLEET, [*mixed, stranger])
 
 
 @pytest.fixture(scope="module")

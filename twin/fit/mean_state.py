@@ -85,7 +85,7 @@ def family_weights(runs: Sequence[Run]) -> FloatArray:
     size = {family: families.count(family) for family in families}
     lagged = np.array([run.rates.sum() > CLIENT_LAGS_REQ_S for run in runs])
     weights = np.array([size[family] ** -0.25 for family in families]) * np.where(lagged, 0.5, 1.0)
-    out: FloatArray = weights / weights.mean()
+    out: FloatArray = weights / weights.mean() if runs else weights
     return out
 
 

@@ -86,3 +86,9 @@ def test_runs_of_a_client_that_lags_weigh_half(measured_runs: list[Run]) -> None
     weights = family_weights([run, run, fast])
     assert weights[2] == pytest.approx(0.5 * weights[0])
     assert weights.mean() == pytest.approx(1.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_runs_have_no_weights() -> None:
+    """Where no run simulates there is nothing to weigh, and no mean of nothing is taken."""
+    assert family_weights([]).size == 0
