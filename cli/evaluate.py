@@ -192,7 +192,8 @@ def _follow(
 
     from packer.errors import IncompatibleError, InputError
     from packer.operate.drift import drift
-    from packer.operate.watch import Exporter, metrics_text
+    from packer.operate.watch import Exporter
+    from packer.report.drift import metrics_text
 
     refuse_unused("measured traffic", (*_CHANGED, "rate_factor", "duration_s"))
     if not plan.bins:
@@ -212,7 +213,7 @@ def _follow(
                 found = drift(
                     plan, seen, tolerance=traffic.tolerance, predictor=changes.predictor, seed=changes.seed
                 )
-                exporter.text = metrics_text(found, time.time())
+                exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
                 if traffic.seen_path is not None:
                     _write_seen(plan, seen, ranks, traffic.seen_path)
                 _write(found.evaluation, changes.output, out)

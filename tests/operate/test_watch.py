@@ -19,8 +19,28 @@ from prometheus_client.parser import text_string_to_metric_families
 from packer.errors import OutputError, ValidationError
 from packer.export.formats import export_plan
 from packer.operate.drift import Drift, drift
-from packer.operate.watch import PLAN_METRICS, SERVER_METRICS, Exporter, metrics_text, parse_address
+from packer.operate.watch import Exporter, parse_address
 from packer.plan import Plan
+from packer.report.drift import metrics_text
+
+SERVER_METRICS = {
+    "packer_server_offered_tok_s": "offered_tok_s",
+    "packer_server_predicted_throughput_tok_s": "total_token_throughput",
+    "packer_server_predicted_ttft_ms": "mean_ttft_ms",
+    "packer_server_predicted_itl_ms": "mean_itl_ms",
+    "packer_server_predicted_kv_cache_tokens": "kv_cache_tokens",
+    "packer_server_starved": "starved",
+    "packer_server_memory_error": "memory_error",
+}
+PLAN_METRICS = (
+    "packer_plan_offered_tok_s",
+    "packer_plan_advice",
+    "packer_plan_drifted_adapters",
+    "packer_plan_new_adapters",
+    "packer_plan_silent_adapters",
+    "packer_server_headroom",
+    "packer_watch_last_success_timestamp_seconds",
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +48,11 @@ def found(toy_plan: Callable[..., Plan]) -> Drift:
     """Light traffic at twice the planned rates."""
     plan = toy_plan(["a", "b", "c", "d"])
     return drift(plan, plan.workload.scaled(2.0))
+
+
+def text_of(found: Drift, read_at_s: float) -> str:
+    """The drift as it is served."""
+    return metrics_text(found.evaluation.plan, found.to_dict(), read_at_s)
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
@@ -41,10 +66,10 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 def test_the_text_holds_the_drift(found: Drift) -> None:
     """Every figure of each server, the loads, the advice and the counts are there, by Prometheus's parser."""
-    text = metrics_text(found, 1234.5)
+    text = text_of(found, 1234.5)
     values = samples(text)
     for k, row in enumerate(found.evaluation.plan.evaluations):
-        for name, (figure, _) in SERVER_METRICS.items():
+        for name, figure in SERVER_METRICS.items():
             assert values[name, f"gpu-{k}"] == pytest.approx(float(getattr(row, figure)))
     assert values["packer_plan_offered_tok_s", "measured"] == pytest.approx(
         2 * values["packer_plan_offered_tok_s", "planned"]
@@ -72,7 +97,7 @@ def test_metrics_are_served(found: Drift) -> None:
     """/metrics has the latest text, other paths are not found, and a port in use is an error with exit code 2."""
     exporter = Exporter()
     with exporter.listen("127.0.0.1:0") as port:
-        exporter.text = metrics_text(found, 1.0)
+        exporter.text = text_of(found, 1.0)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             assert answer.read().decode() == exporter.text
@@ -97,7 +122,7 @@ def test_bad_addresses_are_refused(address: str) -> None:
 def test_a_real_prometheus_scrapes_it(found: Drift, tmp_path: Path) -> None:
     """A Prometheus server that scrapes packer answers queries of its metrics."""
     exporter = Exporter()
-    exporter.text = metrics_text(found, time.time())
+    exporter.text = text_of(found, time.time())
     with exporter.listen("127.0.0.1:0") as port, Exporter().listen("127.0.0.1:0") as free:
         own = free + 1 if free < 65_535 else free - 1
         (tmp_path / "prometheus.yml").write_text(
