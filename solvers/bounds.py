@@ -8,7 +8,10 @@ from packer.solvers.support import counts_gpus
 
 
 class Bounds:
-    """Greedy's plan with the bound of few prices: a quick answer to "how good is it at least?"."""
+    """Greedy's plan with the bound of few prices: a quick answer to "how good is it at least?".
+
+    Where every bin can be evaluated, it is a plan of the fewest GPUs.
+    """
 
     name = "bounds"
 
@@ -17,9 +20,8 @@ class Bounds:
         return counts_gpus(problem)
 
     def solve(self, problem: Problem) -> Solution:
-        """The start's bins, and the bound: proven where every bin could be evaluated."""
+        """The start's bins, or fewer, and the bound: proven where every bin could be evaluated."""
         first = start(problem)
         search = ExactSearch(problem, first.bins)
         search.run(bound_alone=True)
-        search.bins = first.bins
         return search.solution(first)

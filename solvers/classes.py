@@ -169,17 +169,22 @@ class Classes:
         return [each[chosen[each]] for each in self.members]
 
 
-def aggregate(workload: Workload, *, max_classes: int = MAX_CLASSES, optimistic: bool = False) -> Classes:
+def aggregate(
+    workload: Workload, *, max_classes: int = MAX_CLASSES, unmerged: int = 0, optimistic: bool = False
+) -> Classes:
     """Group a fleet into at most about `max_classes` classes (more if ranks alone need more).
 
-    Equal adapters share a class; if there are too many, those of equal rank and near rates and lengths. What stands for
-    these is their mean or, with `optimistic`, their lowest rate and lengths, so that a bound for it is one for them.
+    Equal adapters share a class; if that makes too many, and more than `unmerged`, those of equal rank and near rates
+    and lengths do. What stands for these is their mean or, with `optimistic`, their lowest rate and lengths, so that a
+    bound for it is one for them.
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, adapter in enumerate(workload.adapters):
         content = (adapter.rank, adapter.input_tokens, adapter.output_tokens, adapter.rate)
         alike.setdefault(content, []).append(i)
-    merged = list(alike.values()) if len(alike) <= max_classes else boxes(workload, max_classes)
+    merged = (
+        list(alike.values()) if len(alike) <= max(max_classes, unmerged) else boxes(workload, max_classes)
+    )
     members = tuple(np.array(each, dtype=np.int64) for each in merged)
     kinds = tuple(_kind(workload, each, optimistic) for each in members)
     classes = Classes(workload, members, kinds, 0.0)

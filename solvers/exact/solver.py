@@ -11,7 +11,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.bound import Bound, limited
-from packer.solvers.classes import MAX_CLASSES, Classes, IntArray, aggregate
+from packer.solvers.classes import Classes, IntArray, aggregate
 from packer.solvers.exact.master import solve_integer
 from packer.solvers.exact.prices import features
 from packer.solvers.exact.relaxation import SEARCHED_MARGIN, Relaxation
@@ -26,8 +26,8 @@ START_SHARE = 0.4
 _PROOF_SHARE, _COLUMNS_SHARE = 0.5, 0.4
 """Of the time that is left, for columns that raise the bound, and for more of them in each round of whole numbers."""
 
-_FEW_ADAPTERS = 160
-"""So few adapters keep their rates; more are merged into `MAX_CLASSES`."""
+_UNMERGED = 160
+"""So many kinds of adapters are classes of their own; more are merged into `classes.MAX_CLASSES`."""
 
 _ROUNDS = 40
 _INTEGER_S = 10.0
@@ -61,9 +61,7 @@ class ExactSearch:
     def __init__(self, problem: Problem, bins: Sequence[Bin]) -> None:
         self.bins = tuple(bins)
         self.bound = Bound(1, "a fleet needs at least one GPU", certain=True, always=True)
-        few = len(problem.workload) <= _FEW_ADAPTERS
-        most = _FEW_ADAPTERS if few else MAX_CLASSES
-        self.classes = aggregate(problem.workload, max_classes=most)
+        self.classes = aggregate(problem.workload, unmerged=_UNMERGED)
         largest = max((len(item.adapters) for item in self.bins), default=0)
         most = max(problem.learned().most_adapters, largest)
         self.problem = replace(problem, most_adapters=most)

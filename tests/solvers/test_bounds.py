@@ -6,18 +6,34 @@ import numpy as np
 import pytest
 from monotone import MonotonePredictor, problem
 
+from packer.adapter import Adapter
 from packer.solvers.bound import Bound, limited
 from packer.solvers.bounds import Bounds
 from packer.solvers.exact.solver import Exact
+from packer.solvers.greedy.solver import Greedy
+from packer.solvers.verify import check
 from packer.testing.analytic import random_fleet
+from packer.workload import Workload
 
 
 def test_the_bound_comes_with_its_argument() -> None:
-    """`bounds` returns greedy's bins, a bound no larger, and says in words why it holds."""
+    """`bounds` returns a plan, a bound no larger, and says in words why it holds."""
     found = Bounds().solve(problem(random_fleet(48, seed=7)))
     assert found.lower_bound is not None
     assert 1 <= found.lower_bound <= len(found.bins)
     assert "monotone" in found.bound_source or "384" in found.bound_source
+
+
+@pytest.mark.parametrize("seed", [2, 3, 5])
+def test_a_smaller_plan_that_the_enumeration_finds_is_taken(seed: int) -> None:
+    """Where every bin is evaluated for the bound, the plan has the fewest GPUs, also where greedy has one more."""
+    rng = np.random.default_rng(seed)
+    task = problem(Workload([Adapter(f"a{i}", 8, float(rng.uniform(4.0, 16.0))) for i in range(9)]))
+    found = Bounds().solve(task)
+    assert len(Greedy().solve(task).bins) == 5
+    assert len(found.bins) == found.lower_bound == 4
+    assert found.proven
+    check(task, found)
 
 
 def test_too_few_gpus_are_reported_with_the_bound() -> None:

@@ -89,6 +89,15 @@ def test_triplets_are_solved_and_proven(seed: int) -> None:
     assert plan.status is Status.OPTIMAL
 
 
+def test_some_hundred_adapters_of_160_kinds_are_solved_and_proven() -> None:
+    """250 adapters of 77 rates keep their rates: merged into 48 classes they would have an estimate only."""
+    sizes = np.random.default_rng(0).integers(20, 101, 250).tolist()
+    fleet = Workload([Adapter(f"a{i}", 8, float(size)) for i, size in enumerate(sizes)])
+    settings = {"predictor": Knapsack(150.0), "verify": False, "margin": 0.0, "time_limit_s": 30.0}
+    plan = solve(fleet, small_profile(), solver="exact", **settings)
+    assert (plan.status, plan.n_gpus, plan.lower_bound) == (Status.OPTIMAL, 104, 104.0)
+
+
 def test_slow_predictors_have_the_same_limit_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long an evaluation takes, servers of many light adapters are among those that a bound admits."""
     adapters = [Adapter(f"big{i}", 8, 2.0) for i in range(10)]
