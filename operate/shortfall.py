@@ -12,7 +12,8 @@ from packer.bin import Bin
 from packer.operate.explore import Frontier
 from packer.operate.frontier import FrontierPoint
 from packer.operate.kept import Hour, KeptHours
-from packer.twin.limits import BEFORE_TRAFFIC, START_S
+from packer.twin.limits import BEFORE_TRAFFIC, starting
+from packer.workload import Workload
 
 SHARES = (0.99, 0.95)
 """Shares of the adapters that must keep their limits, as weaker goals."""
@@ -37,14 +38,14 @@ def late_words(kept: KeptHours, point: FrontierPoint) -> str:
         worst = max(kept.simulated.all(point.plan.bins, fleet, seed=seed), key=lambda hour: hour.used)
         if 1.0 < worst.used < math.inf and worst.late.size:
             sent_s, waits_ms = worst.late
-            return f": requests wait up to {latency(waits_ms.max())}{_when(sent_s)}"
+            return f": requests wait up to {latency(waits_ms.max())}{_when(sent_s, fleet)}"
     return ""
 
 
-def _when(sent_s: npt.NDArray[np.float32]) -> str:
+def _when(sent_s: npt.NDArray[np.float32], fleet: Workload) -> str:
     """In which part of the hour requests were sent; "" if all over it."""
     first_s, last_s = float(sent_s.min()), float(sent_s.max())
-    if last_s < START_S:
+    if starting(sent_s, fleet).all():
         return f" in the first {10 * math.floor(last_s / 10.0 + 1.0)} s after a start"
     if last_s - first_s > SPAN_S:
         return ""
@@ -59,10 +60,12 @@ def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str,
     late = np.hstack(
         [each.late for fleet, seed in hours for each in kept.simulated.all(bins, fleet, seed=seed)]
     )
-    early = late[:, late[0] < START_S]
+    early = late[:, starting(late[0], kept.workload)]
     if 2 * early.shape[1] <= late.shape[1] or early[1].max() <= 2.0 * kept.workload.slo.limits.p95_ttft_ms:
         return ()
-    return (f"Requests wait up to {latency(early[1].max())}{_when(early[0])}: {BEFORE_TRAFFIC}.",)
+    return (
+        f"Requests wait up to {latency(early[1].max())}{_when(early[0], kept.workload)}: {BEFORE_TRAFFIC}.",
+    )
 
 
 def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
@@ -104,8 +107,8 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
     if not slo.classes and max(kept.used(bins, [hour])) <= LONGER:
         goals.add(f"--slo p95_ttft_ms={LONGER * slo.limits.p95_ttft_ms:g}")
     simulated = kept.simulated.all(bins, hour[0], seed=hour[1])
-    if all(each.late[0].max(initial=0.0) < START_S for each in simulated):
-        goals.add(f"all but the first {START_S / 60:.0f} minutes after a start")
+    if all(starting(each.late[0], hour[0]).all() for each in simulated):
+        goals.add("all but the first minutes after a start")
     return goals
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from packer.checks import slot_rank_for
 from packer.twin.engine import state as rows
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.result import Simulation
+from packer.workload import Workload
 
 USED_UP = 0.5
 """A resource of which less than this part is in use limits nothing on average."""
 GROWTH = 1.5
 """Advice names half as many slots more."""
 START_S = 300.0
-"""What waits too long only so soon after a start does so because adapters are used for the first time."""
+"""Time in which adapters are used for the first time."""
 BEFORE_TRAFFIC = "a request to each adapter before a server takes traffic avoids that"
 
 
@@ -41,7 +43,7 @@ def limit_of(sim: Simulation) -> Limit:
     """
     sent_s, waits_ms = sim.late
     served = sim.stable and sim.mean_itl_ms <= sim.workload.slo.columns(sim.workload)[1].min()
-    if served and 0.0 < sent_s.max(initial=0.0) < START_S:
+    if served and sent_s.size and starting(sent_s, sim.workload).all():
         usage = f"requests of the first {sent_s.max():.0f} s wait up to {waits_ms.max() / 1e3:.1f} s"
         return Limit("start", 1.0, usage, BEFORE_TRAFFIC)
     found = max(_limits(sim), key=lambda each: each.pressure)
@@ -52,6 +54,13 @@ def limit_of(sim: Simulation) -> Limit:
         return found
     usage = f"requests wait in {(waiting >= 1.0).mean():.0%} of the time, up to {waiting.max():.0f} at once"
     return Limit("bursts", found.pressure, usage, "fewer requests per GPU, or hot adapters on more GPUs")
+
+
+def starting(sent_s: npt.NDArray[np.floating[Any]], fleet: Workload) -> npt.NDArray[np.bool_]:
+    """Which requests that wait too long do so because a server has just started, by when they were sent: none where
+    rates change, since any burst may be among the first."""
+    steady = fleet.arrivals.kind in ("poisson", "lognormal")
+    return np.asarray((sent_s < START_S) & steady)
 
 
 def _limits(sim: Simulation) -> list[Limit]:

@@ -285,7 +285,7 @@ def _replayed_trace(content: str | pl.DataFrame, path: str | os.PathLike[str], n
         lacks = "no adapters" if trace.adapter is None else "no ranks"
         raise FileFormatError(
             f"this is a trace of requests with {lacks}, not a workload; make one with: "
-            f"packer workload from-trace {path} -o workload.csv",
+            f"packer workload from-trace {path} --rank 16 -o workload.csv",
             path=path,
         )
     try:

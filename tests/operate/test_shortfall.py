@@ -10,6 +10,7 @@ import pytest
 
 import packer
 from packer import Adapter, Bin, Workload
+from packer.arrival import Arrivals, Bursts
 from packer.operate.kept import KeptHours
 from packer.operate.shortfall import _when, start_words, weaker_words
 from packer.plan import Plan
@@ -51,7 +52,7 @@ def test_a_start_that_decides_is_told_with_what_would_be_enough_without(
     weaker = plan.details["weaker_goals"]
     assert isinstance(weaker, dict)
     assert set(weaker.values()) == {1}
-    assert "all but the first 5 minutes after a start" in weaker
+    assert "all but the first minutes after a start" in weaker
     assert text.endswith(weaker_words(weaker))
     assert packer.recommend(quiet, qwen, slo=packer.Slo(adapter_share=0.99)).n_gpus == 1
     swift = replace(qwen, frontend=replace(qwen.frontend, first_use_ms=0.0))
@@ -95,4 +96,11 @@ def test_a_start_limits_a_server_and_is_told_beside_the_plan(quiet: Workload, qw
 )
 def test_delays_are_told_with_their_minutes(sent_s: tuple[float, ...], words: str) -> None:
     """Delays at the start, close together, or all over the hour."""
-    assert _when(np.array(sent_s, dtype=np.float32)).strip() == words
+    fleet = Workload([Adapter("a", 8, 1.0)])
+    assert _when(np.array(sent_s, dtype=np.float32), fleet).strip() == words
+
+
+def test_bursts_soon_after_a_start_are_bursts() -> None:
+    """Where rates change, what waits in the first minutes does not wait because of the start."""
+    fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("bursty", own=Bursts(2.0, ((60.0, 1.0),))))
+    assert _when(np.array([3.0, 100.0], dtype=np.float32), fleet) == " in minutes 1–2"
