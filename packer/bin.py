@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from packer import checks
 from packer.errors import ValidationError, shown
-from packer.memo import Memo
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.workload import Workload
@@ -90,10 +88,9 @@ class Bin:
         return self.shares != (1.0,) * len(self.adapters)
 
     def workload(self, fleet: Workload) -> Workload:
-        """What this server gets of the fleet's traffic: one object, whatever its slots, while it is remembered."""
+        """What this server gets of the fleet's traffic."""
         whole = not self.is_split and self.adapters == tuple(range(len(fleet)))
-        part = fleet.subset if fleet.arrivals.trace is not None else _PARTS(fleet)
-        return fleet if whole else part(self.adapters, self.shares)
+        return fleet if whole else fleet.subset(self.adapters, self.shares)
 
     def rates(self, fleet: Workload) -> npt.NDArray[np.float64]:
         """Rate of each adapter here, float64 (n,), req/s."""
@@ -115,6 +112,3 @@ class Bin:
             return None
         adapters, shares = zip(*left, strict=True)
         return replace(self, adapters=adapters, shares=shares)
-
-
-_PARTS: Memo[Workload, Callable[..., Workload]] = Memo(lambda fleet: lru_cache(64)(fleet.subset))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +12,15 @@ import numpy.typing as npt
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths, each_at_normal
-from packer.memo import Memo
 from packer.twin.bursts import in_bursts, integrated, own_streams
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 MAX_REQUESTS = 100_000_000
-MOST_KEPT = 2**18
-"""Numbers of a stream that are kept."""
+MOST_KEPT = 2**16
+"""So many requests of a server are kept at most: a search simulates it with several slots and rates."""
+SIDES = ("input_tokens", "output_tokens")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,22 +78,26 @@ def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) 
     trace = workload.arrivals.trace
     if trace is not None:
         return Marks(trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n])
-    known = _MARKS(workload) if adapter is None and n <= MOST_KEPT else {}
-    if (seed, n) in known:
-        return known[seed, n]
-    owner = _choose(_drawn(seed, 1, "random", n), workload.rates) if adapter is None else adapter[:n]
-    rho = workload.length_correlation
+    own = [[getattr(a, side) or getattr(workload, side) for a in workload.adapters] for side in SIDES]
+    if adapter is not None:
+        return _marks(workload, own, adapter[:n], seed)
+    shares = np.round(np.cumsum(workload.rates) / workload.rates.sum(), 12)  # the same whatever their unit
+    kept = _kept(seed, workload.length_correlation, shares.tobytes(), *map(id, own[0]), *map(id, own[1]))
+    marks = kept[0] if kept else None
+    if marks is None or len(marks.adapter) < n:
+        marks = _marks(workload, own, _choose(_drawn(seed, 1, "random", n), shares), seed)
+        if n <= MOST_KEPT:
+            kept[:] = marks, own
+    return Marks(marks.adapter[:n], marks.input_tokens[:n], marks.output_tokens[:n])
+
+
+def _marks(workload: Workload, own: list[list[Lengths]], owner: IntArray, seed: int) -> Marks:
+    """Marks of requests of these adapters, whose lengths are their `own`."""
+    rho, n = workload.length_correlation, len(owner)
     z_in, z_out = (_drawn(seed, stream, "standard_normal", n) for stream in (2, 3))
     if rho:
         z_out = z_out * np.sqrt(1.0 - rho * rho) + rho * z_in
-    own_in = [a.input_tokens or workload.input_tokens for a in workload.adapters]
-    own_out = [a.output_tokens or workload.output_tokens for a in workload.adapters]
-    known[seed, n] = Marks(owner, _at_normal(own_in, owner, z_in), _at_normal(own_out, owner, z_out))
-    return known[seed, n]
-
-
-_MARKS: Memo[Workload, dict[tuple[int, int], Marks]] = Memo(lambda _: {}, size=32)
-"""Of the last workloads, by seed and number: a search tries one with several slots."""
+    return Marks(owner, _at_normal(own[0], owner, z_in), _at_normal(own[1], owner, z_out))
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
@@ -103,20 +108,20 @@ def _generator(seed: int, stream: int) -> np.random.Generator:
 def _drawn(seed: int, stream: int, distribution: str, n: int) -> FloatArray:
     """The first n numbers of a stream, float64 (n,), read-only: a search simulates many servers with the same seeds."""
     kept = _kept(seed, stream)
-    numbers = kept[0]
+    numbers = kept[0] if kept else np.zeros(0)
     if len(numbers) < n:
         longest = max(n, min(2 * len(numbers), MOST_KEPT))
         numbers = getattr(_generator(seed, stream), distribution)(longest)
         numbers.setflags(write=False)
         if longest <= MOST_KEPT:
-            kept[0] = numbers
+            kept[:] = (numbers,)
     return numbers[:n]
 
 
-@lru_cache(maxsize=24)
-def _kept(_seed: int, _stream: int) -> list[FloatArray]:
-    """A place for the numbers of a stream that were drawn last, in which threads replace them whole."""
-    return [np.zeros(0)]
+@lru_cache(maxsize=64)
+def _kept(*_key: object) -> list[Any]:
+    """A place for what was drawn last, which threads replace whole, and what the ids of its key belong to."""
+    return []
 
 
 @lru_cache(maxsize=4)
@@ -125,11 +130,10 @@ def _common_clock(seed: int, bursts: Bursts, duration_s: float) -> tuple[FloatAr
     return integrated(_generator(seed, 4), bursts, duration_s)
 
 
-def _choose(u: FloatArray, rates: FloatArray) -> IntArray:
-    """Adapters of requests with these uniform scores, by their rates."""
+def _choose(u: FloatArray, cumulative: FloatArray) -> IntArray:
+    """Adapters of requests with these uniform scores, by the cumulative shares of their rates."""
     # A table of 2^k cells finds most adapters by one look-up; binary search over 384 rates is 5 times slower.
-    cumulative = np.cumsum(rates) / rates.sum()
-    last = len(rates) - 1
+    last = len(cumulative) - 1
     cells = 1 << max(10, last.bit_length() + 3)
     start = np.searchsorted(cumulative, np.arange(cells) / cells, side="right")
     adapter = np.minimum(start, last)[(u * cells).astype(np.int64)]
