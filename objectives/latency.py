@@ -47,23 +47,22 @@ class Latency(Objective):
         """(chosen statistic, the other one) of the chosen latency, ms; infinite where nothing starts."""
         if not bins:
             return ()
-        rates, _ = _traffic(workload, bins)
-        latency = np.nan_to_num(self.latency_ms(workload, bins, evaluations), nan=np.inf)
+        rates, tokens = _traffic(workload, bins)
+        latency = self.latency_ms(tokens, evaluations)
+        latency = np.where(np.isnan(latency), np.inf, latency)
         mean, worst = float((latency * rates).sum() / rates.sum()), float(latency.max())
         return (mean, worst) if self.statistic == "mean" else (worst, mean)
 
     def latency_ms(
-        self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations
+        self, tokens: npt.NDArray[np.float64], evaluations: Evaluations
     ) -> npt.NDArray[np.float64]:
-        """The chosen latency of each bin, ms, float64 (n,); NaN where the server does not start."""
+        """The chosen latency of each bin, float64 (n,), by its mean output tokens; NaN where it does not start."""
         if self.metric == "ttft":
             return evaluations.mean_ttft_ms
         if self.metric == "itl":
             return evaluations.mean_itl_ms
-        _, tokens = _traffic(workload, bins)
-        total: npt.NDArray[np.float64] = evaluations.mean_ttft_ms + evaluations.mean_itl_ms * (
-            np.maximum(tokens, 1.0) - 1.0
-        )
+        gaps = np.maximum(tokens, 1.0) - 1.0
+        total: npt.NDArray[np.float64] = evaluations.mean_ttft_ms + evaluations.mean_itl_ms * gaps
         return total
 
 

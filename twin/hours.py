@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -85,12 +86,12 @@ class Hours:
         """
         if fleet.arrivals.trace is not None:
             return ()
-        fleets = {level: fleet if level == 1.0 else fleet.scaled(level) for level in LEVELS}
-        first = self._room(items[0], fleets, (None, None, None))
+        at = cache(lambda level: fleet if level == 1.0 else fleet.scaled(level))
+        first = self._room(items[0], at, (None, None, None))
         hints = (first.slo, first.queue, first.starvation)
-        return (first, *in_threads(lambda item: self._room(item, fleets, hints), items[1:]))
+        return (first, *in_threads(lambda item: self._room(item, at, hints), items[1:]))
 
-    def _room(self, item: Bin, fleets: dict[float, Workload], hints: Sequence[float | None]) -> Room:
+    def _room(self, item: Bin, at: Callable[[float], Workload], hints: Sequence[float | None]) -> Room:
         """`hints`: factors that are tried first."""
         found: dict[int, tuple[bool, bool, bool]] = {}
         broken: tuple[int, Simulation | None] = len(LEVELS), None  # the lowest load that breaks the limits
@@ -107,7 +108,7 @@ class Hours:
             while high - low > 1 and not self.stop():
                 tries = [k for k in tries if low < k < high]
                 level = tries.pop(0) if tries else (low + high) // 2
-                run = _run(item, fleets[LEVELS[level]], self.seed)
+                run = _run(item, at(LEVELS[level]), self.seed)
                 found[level] = self._keeps(run)
                 if not found[level][0] and level < broken[0]:
                     broken = level, run

@@ -172,8 +172,7 @@ def slo_attainment(sim: Simulation) -> FloatArray:
 
     A refused request breaks the limits.
     """
-    kept, decided = slo_counts(sim)
-    return _ratio(kept, decided)
+    return _ratio(*sim.slo_counts)
 
 
 def slo_counts(sim: Simulation) -> tuple[FloatArray, FloatArray]:

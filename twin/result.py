@@ -252,6 +252,8 @@ class Simulation:
     """Which requests kept the limits of their adapter, and which broke them, bool (requests,) each."""
     late = cached_property(figures.late)
     """When requests were sent that waited longer than their limit, s, and their TTFT, ms, float64 (2, late)."""
+    slo_counts = cached_property(figures.slo_counts)
+    """Requests of each adapter that kept its limits, and those that kept or broke them, float64 (adapters,) each."""
     adapter_slo_attainment = cached_property(figures.slo_attainment)
     """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); or NaN."""
     adapter_slo_used = cached_property(figures.slo_used)
@@ -276,7 +278,7 @@ class Simulation:
     @property
     def slo_attainment(self) -> float:
         """Share of all requests within the limits of `Workload.slo`; NaN where none was decided."""
-        kept, decided = figures.slo_counts(self)
+        kept, decided = self.slo_counts
         return float(kept.sum() / decided.sum()) if decided.any() else math.nan
 
     @property

@@ -80,7 +80,7 @@ def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
     def mean(name: str) -> float:
         values = [float(getattr(sim, name)) for sim in simulations]
         known = [value for value in values if not math.isnan(value)]
-        return float(np.mean(known)) if known else math.nan
+        return sum(known) / len(known) if known else math.nan
 
     def gap(name: str) -> float:
         """0 where requests completed and all had one output token, as `vllm bench serve` has it."""

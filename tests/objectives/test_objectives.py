@@ -86,8 +86,8 @@ def test_latency_weighs_gpus_by_their_requests(evaluations: Evaluations) -> None
 
 def test_latency_of_a_request_counts_every_token(evaluations: Evaluations) -> None:
     """A request takes its TTFT and one gap for each output token but the first."""
-    total = Latency().latency_ms(FLEET, BINS, evaluations)
-    assert total[0] == pytest.approx(100.0 + 10.0 * (FLEET.output_tokens.mean - 1))
+    worst, _ = Latency("request", "worst").key(FLEET, BINS, evaluations)
+    assert worst == pytest.approx(300.0 + 30.0 * (FLEET.output_tokens.mean - 1))
 
 
 def test_latency_of_a_dead_server_is_infinite(evaluations: Evaluations) -> None:
