@@ -168,7 +168,9 @@ class Frontier:
             here, there = self.at(n), self.at(min(high, n + step))
             slower = there.worst_adapter_ttft_ms > WORSE * here.worst_adapter_ttft_ms
             if slower or there.p95_ttft_ms > here.p95_ttft_ms:
-                there = self._points[there.n_gpus] = self._with_more_slots(there)
+                bins = self._settled(there.plan.bins, self.kept.hours, tight=0.0)
+                if bins != list(there.plan.bins) and self._keeps(bins):
+                    there = self._points[there.n_gpus] = self.point_of(bins)
             pairs = ((here.p95_ttft_ms, there.p95_ttft_ms), (here.mean_itl_ms, there.mean_itl_ms))
             little = not any(after < (1.0 - GAIN) * before for before, after in pairs)
             if there.n_gpus <= n or (little and (here.holds or self.hopeless)):
@@ -244,7 +246,13 @@ class Frontier:
             plan = self._plans[key]
             if plan.unplaced:
                 continue
-            yield self._of_largest_rank(parts.joined(plan.bins)) if self.spare else parts.joined(plan.bins)
+            bins = parts.joined(plan.bins)
+            if self.spare:  # slots for every adapter that may come
+                rank = max(item.max_lora_rank for item in bins)
+                bins = tuple(
+                    replace(item, settings=self.profile.settings(item.max_loras, rank)) for item in bins
+                )
+            yield bins
         if self.spare and n_gpus <= (self.max_replicas or MOST_REPLICAS):
 
             def placed(cool: Workload) -> Sequence[Bin]:
@@ -252,11 +260,6 @@ class Frontier:
                 return self._solved(Replicas(cool, {}), "latency", **given).bins
 
             yield from everywhere(self.workload, self.profile, n_gpus, placed)
-
-    def _of_largest_rank(self, bins: Sequence[Bin]) -> tuple[Bin, ...]:
-        """The servers with slots for every adapter that may come."""
-        rank = max(item.max_lora_rank for item in bins)
-        return tuple(replace(item, settings=self.profile.settings(item.max_loras, rank)) for item in bins)
 
     def _with_spare_slots(self, bins: Sequence[Bin]) -> list[Bin]:
         """Servers with the slots that they need when any other one is lost."""
@@ -267,11 +270,6 @@ class Frontier:
             for k, item in zip(others, self._settled(left, [self.kept.given]), strict=True):
                 slots[k] = max(slots[k], item.max_loras)
         return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
-
-    def _with_more_slots(self, point: FrontierPoint) -> FrontierPoint:
-        """The point with more slots wherever they bring its servers further from their limits."""
-        bins = self._settled(point.plan.bins, self.kept.hours, tight=0.0)
-        return point if bins == list(point.plan.bins) or not self._keeps(bins) else self.point_of(bins)
 
     def _settled(self, bins: Sequence[Bin], hours: Sequence[Hour], tight: float = TIGHT) -> list[Bin]:
         """Each server with the number of slots that keeps its limits best; more are tried where it uses more of them
@@ -313,16 +311,13 @@ class Frontier:
     def _keeps(self, bins: Sequence[Bin]) -> bool:
         """Whether the limits are kept at the raised rates and those given, and on what is left when any one server is
         lost."""
-        if not all(self.kept.within(bins, hour) for hour in (*self.kept.hours, self.kept.given)):
-            return False
-        if not self.spare:
-            return True
+        held = all(self.kept.within(bins, hour) for hour in (*self.kept.hours, self.kept.given))
         order = sorted(range(len(bins)), key=lambda k: -bins[k].offered_tok_s(self.workload))
-        return all(self._survives(bins, lost) for lost in order)
-
-    def _survives(self, bins: Sequence[Bin], lost: int) -> bool:
-        left, unplaced = without_server(self.workload, bins, lost)
-        return bool(left) and not unplaced and self.kept.within(left, self.kept.given)
+        for lost in order if held and self.spare else ():
+            left, unplaced = without_server(self.workload, bins, lost)
+            if not left or unplaced or not self.kept.within(left, self.kept.given):
+                return False
+        return held
 
     def rooms(self, point: FrontierPoint) -> tuple[Room, ...]:
         """How far the rates of each server may grow, and what limits it; nothing for more than `MOST_GPUS`."""
