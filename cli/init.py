@@ -58,6 +58,7 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
       packer init fleet.csv --model config.json --gpu l40s --max-model-len 8192 -o project
     """
     from packer.cli.plan_table import plan_lines
+    from packer.io.files import make_folder
     from packer.io.plans import plan_to_dict, write_plan
     from packer.io.profiles import write_profile
     from packer.io.workloads import write_workload
@@ -70,7 +71,7 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
     if not given.traffic_path.lower().removesuffix(".gz").endswith(LOGS):
         refuse_unused("a workload file", ("ranks", "rank", "keys", "skip", "strip_prefix"))
     paths = {name: str(Path(given.folder) / name) for name in FILES}
-    _make(given.folder)
+    make_folder(given.folder)
     out.check(*(path for path in paths.values() if os.path.exists(path)))
     profile = given.profile()
     options = reading.options()
@@ -97,15 +98,6 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
         out.note(f"wrote {path}")
     out.note(f"next, in {given.folder}: packer export plan.json --format vllm, or another of its formats")
     return 130 if plan.interrupted else 0
-
-
-def _make(folder: str) -> None:
-    from packer.errors import OutputError
-
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{folder}: the folder can't be made: {error}.") from None
 
 
 def _write_settings(given: Given, path: str, *, force: bool) -> None:

@@ -65,21 +65,16 @@ class LogOptions:
 
     def options(self) -> dict[str, Any]:
         """As `packer.traces.access_log.read_access_log` takes them."""
-        return {"keys": _parse_keys(self.keys), "skip": self.skip, "strip_prefix": self.strip_prefix}
+        from packer.errors import ValidationError
+        from packer.traces.access_log import KEYS
 
-
-def _parse_keys(pairs: tuple[str, ...]) -> dict[str, str]:
-    """FIELD=NAME pairs as a mapping."""
-    from packer.errors import ValidationError
-    from packer.traces.access_log import KEYS
-
-    found = {}
-    for pair in pairs:
-        name, separator, key = pair.partition("=")
-        if not separator or name not in KEYS or not key:
-            raise ValidationError(f"Expected --key {'|'.join(KEYS)}=NAME, got {pair[:80]!r}.")
-        found[name] = key
-    return found
+        keys = {}
+        for pair in self.keys:
+            name, _, key = pair.partition("=")
+            if name not in KEYS or not key:
+                raise ValidationError(f"Expected --key {'|'.join(KEYS)}=NAME, got {pair[:80]!r}.")
+            keys[name] = key
+        return {"keys": keys, "skip": self.skip, "strip_prefix": self.strip_prefix}
 
 
 @bundle

@@ -78,7 +78,16 @@ def drift(
         As for `evaluate_plan`.
     """
     planned = plan.workload
-    fleet = planned_fleet_now(planned, seen)
+    now = {adapter.name: adapter for adapter in seen.adapters}
+    adapters = [
+        replace(old, rate=SILENT_RATE)
+        if (met := now.get(old.name)) is None
+        else replace(old, rate=met.rate, input_tokens=met.input_tokens, output_tokens=met.output_tokens)
+        for old in planned.adapters
+    ]
+    # The requests of a replayed trace would come at the trace's rates, whatever was measured.
+    fleet = planned if planned.arrivals.trace is None else planned.with_arrivals(Arrivals())
+    fleet = replace(fleet, adapters=tuple(adapters))
     found = evaluate_plan(replace(plan, workload=fleet), predictor, seed=seed)
     known, measured = set(planned.names), set(seen.names)
     rows = [
@@ -97,23 +106,3 @@ def drift(
         planned.offered_tok_s,
         seen.offered_tok_s,
     )
-
-
-def planned_fleet_now(planned: Workload, seen: Workload) -> Workload:
-    """The planned adapters at the measured rates and lengths; an adapter not seen gets `SILENT_RATE`.
-
-    The requests of a replayed trace would come at the trace's rates whatever was measured: Poisson arrivals
-    take their place.
-    """
-    measured = {adapter.name: adapter for adapter in seen.adapters}
-    now = []
-    for old in planned.adapters:
-        new = measured.get(old.name)
-        if new is None:
-            now.append(replace(old, rate=SILENT_RATE))
-        else:
-            now.append(
-                replace(old, rate=new.rate, input_tokens=new.input_tokens, output_tokens=new.output_tokens)
-            )
-    fleet = planned if planned.arrivals.trace is None else planned.with_arrivals(Arrivals())
-    return replace(fleet, adapters=tuple(now))

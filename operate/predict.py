@@ -90,17 +90,14 @@ def predict(
             )
         return Prediction(model.name, server, figures, notes=notes)
     lines, data = _explanation(learned, fleet, server, figures) if explain else ((), None)
-    return Prediction(model.name, server, figures, _outside(learned, fleet, server), notes, lines, data)
-
-
-def _outside(learned: LearnedPredictor, fleet: Workload, server: Bin) -> tuple[str, ...]:
     features = learned.features(fleet, [server])
     rows = zip(FEATURES, features[0], learned.outside(features)[0], strict=True)
-    return tuple(
+    outside = tuple(
         f"{each.text} {value:.4g}{' ' + each.unit if each.unit else ''}"
         for each, value, beyond in rows
         if beyond
     )
+    return Prediction(model.name, server, figures, outside, notes, lines, data)
 
 
 def _explanation(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from packer.errors import OutputError
-from packer.io.files import check_writable, write_text
+from packer.io.files import check_writable, make_folder, write_text
 
 _SAME = {".yml": ".yaml"}
 _FILE_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{1,5}")
@@ -18,10 +18,7 @@ _FILE_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{1,5}")
 def write_files(files: Mapping[str, str], paths: Mapping[Path, str], *, force: bool = False) -> None:
     """Write each file (name → text) to its path (path → name), as `output_paths` chose it."""
     for path, name in paths.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:
-            raise OutputError(f"{path.parent}: the folder can't be made: {error}.") from None
+        make_folder(path.parent)
         write_text(path, files[name], force=force)
 
 

@@ -124,6 +124,14 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
     return target
 
 
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder if it is absent, and those that it is in; raises `OutputError`."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path}: the folder can't be made: {error}.") from None
+
+
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator[Path]:
     """A temporary path beside `path`; takes its place when the block ends well, and vanishes otherwise."""
