@@ -187,9 +187,10 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
     if quiet or not sys.stderr.isatty():
         yield lambda _what, _done, _total: None
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    shape = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    text = TextColumn("{task.description}", markup=False)
+    shape = (text, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*shape, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
 

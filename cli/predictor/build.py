@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import click
 
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import OneProfile, Writing, output_option, seed_option
-from packer.cli.output import Progress
 
 
 @bundle
@@ -53,24 +49,7 @@ def build(kind: OneProfile, given: Given, out: Writing) -> None:
             jobs=given.jobs if given.jobs is not None else -1,
             backend="ray" if given.backend == "ray" else "processes",
             force=out.force,
-            progress=_with_time_left(progress),
+            progress=progress,
         )
     out.result(lambda: {**read_dataset(given.output).summary(), "output": given.output}, list)
     out.note(f"{given.output}: {given.rows} scenarios of {profile.label}")
-
-
-def _with_time_left(progress: Progress) -> Callable[[str, int, int], None]:
-    """Progress that says how long it will still take."""
-    started = time.monotonic()
-    at_start: list[int] = []
-
-    def update(what: str, done: int, total: int) -> None:
-        at_start[:] = at_start or [done]
-        since, missing = done - at_start[0], total - done
-        left = ""
-        if since and missing:
-            seconds = (time.monotonic() - started) / since * missing
-            left = f", {seconds / 60:.0f} min left" if seconds > 90 else f", {seconds:.0f} s left"
-        progress(what + left, done, total)
-
-    return update
