@@ -1,4 +1,4 @@
-"""Fit of the front end: what /metrics costs, what a request costs, what the first use of an adapter costs.
+"""Fit of the front end: what /metrics costs, what requests, their first uses of adapters and their tokens cost.
 
 The duration of a scrape is linear in the series and names that the twin counts by then; the rest is read off the
 TTFT of light runs, where hardly anything else is unknown.
@@ -23,9 +23,12 @@ SEED = 2000
 LATE = 11 / 12
 """Part of a run after which its last scrapes lie: the middle of the last sixth."""
 FASTEST_CLIENT_REQ_S = 16.0
-"""Above it the durations that a client measures are its own backlog."""
-FIRST_USE_MS = (0.0, 50.0, 100.0, 150.0, 200.0, 300.0, 400.0, 500.0)
-"""Values tried for the first use of an adapter: its effect is far from linear where first uses follow each other."""
+"""Above it the durations that a client measures are partly its own backlog."""
+TRIED = (
+    ("first_use_ms", (0.0, 50.0, 100.0, 150.0, 200.0, 250.0, 300.0, 400.0)),
+    ("output_ms", (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08)),
+)
+"""Values tried, in turn and the first again: the effects of what follows each other are far from linear."""
 
 
 def fit_frontend(
@@ -33,14 +36,16 @@ def fit_frontend(
 ) -> FrontEndSpec:
     """The front end of a profile whose `scrape_interval_s` is that of the runs.
 
-    Uses runs that are not starved and have the metric `scrape_s`, the mean duration of a scrape in the last sixth.
+    Uses runs that are not starved: for scrapes those with the metric `scrape_s`, the mean duration of a scrape in the
+    last sixth; for the rest light ones.
     """
-    usable = [
-        run for run in runs
-        if run.ok and not run.starved and "scrape_s" in run.metrics and run.rates.sum() < FASTEST_CLIENT_REQ_S
+    kept_up = [run for run in runs if run.ok and not run.starved]
+    polled = [
+        run for run in kept_up
+        if "scrape_s" in run.metrics and run.rates.sum() < FASTEST_CLIENT_REQ_S
     ]  # fmt: skip
-    chosen = stratified(usable, RUNS, SEED)
-    light = [run for run in chosen if run.regime == "light"]
+    chosen = stratified(polled, RUNS, SEED)
+    light = stratified([run for run in kept_up if run.regime == "light"], RUNS, SEED)
 
     def simulated(some: Sequence[Run], frontend: FrontEndSpec) -> list[Simulation]:
         server = replace(profile, frontend=frontend)
@@ -55,16 +60,25 @@ def fit_frontend(
     spec = replace(spec, **_scrape_costs(simulated(early, spec), [run.metrics["scrape_s"] for run in chosen]))
     if not light:
         return spec
-    median, mean = ([run.metrics[name] for run in light] for name in ("ttft_median_ms", "ttft_mean_ms"))
-    without = simulated(light, spec)
-    request_ms = float(np.median(np.array(median) - [sim.median_ttft_ms for sim in without]))
-    spec = replace(spec, request_ms=round(max(request_ms, 0.0), 2))
-    tried = [replace(spec, first_use_ms=ms) for ms in FIRST_USE_MS]
-    errors = [
-        smape((sim.mean_ttft_ms, ms) for sim, ms in zip(simulated(light, one), mean, strict=True))
-        for one in tried
-    ]
-    return tried[int(np.argmin(errors))]
+    median, mean = (
+        np.array([run.metrics[f"ttft_{name}_ms"] for run in light]) for name in ("median", "mean")
+    )
+
+    def tried(frontend: FrontEndSpec) -> tuple[float, FrontEndSpec]:
+        """Error of mean and median TTFT with the work per request that suits the medians; and that front end."""
+        sims = simulated(light, frontend)
+        medians = np.array([sim.median_ttft_ms for sim in sims])
+        means = np.array([sim.mean_ttft_ms for sim in sims])
+        request_ms = max(frontend.request_ms + float(np.median(median - medians)), 0.0)
+        more_ms = request_ms - frontend.request_ms
+        error = smape(zip(means + more_ms, mean, strict=True)) + smape(
+            zip(medians + more_ms, median, strict=True)
+        )
+        return error, replace(frontend, request_ms=round(request_ms, 2))
+
+    for name, values in (*TRIED, TRIED[0]):
+        spec = min((tried(replace(spec, **{name: value})) for value in values), key=lambda pair: pair[0])[1]
+    return spec
 
 
 def _scrape_costs(sims: Sequence[Simulation], measured_s: Sequence[float]) -> dict[str, float]:
