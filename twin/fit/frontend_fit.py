@@ -25,7 +25,7 @@ LATE = 11 / 12
 FASTEST_CLIENT_REQ_S = 16.0
 """Above it the durations that a client measures are partly its own backlog."""
 TRIED = (
-    ("first_use_ms", (0.0, 50.0, 100.0, 150.0, 200.0, 250.0, 300.0, 400.0)),
+    ("first_use_ms", (0.0, 50.0, 100.0, 150.0, 200.0, 225.0, 250.0, 275.0, 300.0, 350.0)),
     ("output_ms", (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08)),
 )
 """Values tried, in turn and the first again: the effects of what follows each other are far from linear."""
