@@ -137,6 +137,7 @@ def main() -> None:
         warm = replace(profile, loading=replace(profile.loading, cold_start=False))
         sparing = replace(profile, loading=replace(profile.loading, spares_batch=True))
         unscraped = replace(profile, frontend=replace(profile.frontend, scrape_interval_s=None))
+        silent = replace(profile, frontend=replace(profile.frontend, output_ms=0.0))
         found[model] = {
             "terms": terms,
             "twin": {
@@ -149,6 +150,7 @@ def main() -> None:
                 "adapters in host memory at the start": twin_errors(runs, warm),
                 "slots that spare the batch": twin_errors(runs, sparing),
                 "/metrics never read": twin_errors(runs, unscraped),
+                "streamed tokens that cost nothing": twin_errors(runs, silent),
                 "no ceiling on outstanding requests": twin_errors(runs, profile, ceiling=None),
             },
         }
