@@ -93,7 +93,7 @@ def main() -> None:
             "floor": _floor(result.profile, runs),
         }  # fmt: skip
         print(result.profile.frontend, result.profile.provenance, flush=True)
-        print(model, result.profile.fingerprint, json.dumps(found[model]["held_out"]["summary"]))
+        print(model, json.dumps(found[model]["held_out"]["summary"]))
     write_text(HERE / "judged.json", json.dumps(found, indent=1) + "\n", force=True)
 
 
