@@ -9,7 +9,7 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.predictors.physics import Server, Traffic, capacity, mixture, operating_batch, slot_wait, step
-from packer.twin.flags import FLAGS
+from packer.twin.flags import FLAGS, INLINED
 from packer.twin.law.linear import N_TERMS
 
 FloatArray = npt.NDArray[np.float64]
@@ -25,14 +25,14 @@ CLIENT_CEILING = 26_800.0  # requests outstanding in the runs that predictors le
 (RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT) = range(11)
 
 
-@njit(**FLAGS)
+@njit(**INLINED)
 def group_of(demand: float) -> int:
     """Group of an adapter with this demand, output tok/s."""
     e: int = min(max(math.frexp(demand)[1] + MIDDLE_GROUP, 0), MAX_GROUPS - 1)
     return e
 
 
-@njit(**FLAGS)
+@njit(**INLINED)
 def group(
     share: FloatArray, start: int, end: int, index: IntArray, fleet: FloatArray, slots: float,
     by_load: FloatArray, groups: FloatArray, sums: FloatArray,

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from packer.twin.flags import FLAGS
+from packer.twin.flags import CALLED, INLINED
 from packer.twin.law.linear import linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
 
@@ -64,7 +64,7 @@ class Traffic(NamedTuple):
     k: int
 
 
-@njit(**FLAGS)
+@njit(**INLINED)
 def mixture(traffic: Traffic, batch: float) -> tuple[float, float, float]:
     """Expected distinct adapters in a batch, sum of their ranks, and req/s that find theirs absent."""
     adapters, ranks, starts = 0.0, 0.0, 0.0
@@ -79,7 +79,7 @@ def mixture(traffic: Traffic, batch: float) -> tuple[float, float, float]:
     return adapters, ranks, starts
 
 
-@njit(**FLAGS)
+@njit(**INLINED)
 def request_ranks(traffic: Traffic) -> tuple[float, float]:
     """Mean rank of the requests, and the largest rank."""
     requests, ranks, largest = 0.0, 0.0, 0.0
@@ -91,7 +91,7 @@ def request_ranks(traffic: Traffic) -> tuple[float, float]:
     return (ranks / requests if requests > 0.0 else 0.0), largest
 
 
-@njit(**FLAGS)
+@njit(**CALLED)
 def step(server: Server, traffic: Traffic, batch: float, waiting: float) -> tuple[float, float]:
     """Mean step time, ms, with `batch` running and `waiting` requests, and distinct adapters among the running."""
     adapters, ranks, starts = mixture(traffic, batch)
@@ -129,7 +129,7 @@ def step(server: Server, traffic: Traffic, batch: float, waiting: float) -> tupl
     return ms / (1.0 - loading), adapters
 
 
-@njit(**FLAGS)
+@njit(**INLINED)
 def capacity(server: Server, traffic: Traffic, largest_batch: float) -> tuple[float, float]:
     """Largest output tok/s over batches up to `largest_batch`, and the batch that reaches it."""
     best, best_batch = 0.0, largest_batch
@@ -143,7 +143,7 @@ def capacity(server: Server, traffic: Traffic, largest_batch: float) -> tuple[fl
     return best, best_batch
 
 
-@njit(**FLAGS)
+@njit(**INLINED)
 def operating_batch(server: Server, traffic: Traffic, upper: float) -> float:
     """Batch at which the offered load is served, given that it is at `upper`; regula falsi (Illinois)."""
     low, f_low = 0.0, -traffic.demand
@@ -168,7 +168,7 @@ def operating_batch(server: Server, traffic: Traffic, upper: float) -> float:
     return x
 
 
-@njit(**FLAGS)
+@njit(**CALLED)
 def slots_needed(traffic: Traffic, step_s: float, wait_s: float) -> float:
     """Mean number of slots in use if every adapter waits `wait_s` for one.
 
@@ -187,7 +187,7 @@ def slots_needed(traffic: Traffic, step_s: float, wait_s: float) -> float:
     return total
 
 
-@njit(**FLAGS)
+@njit(**INLINED)
 def slot_wait(server: Server, traffic: Traffic, step_s: float) -> float:
     """Mean wait for a slot, s, in equilibrium; 0 without want of slots, at most LONGEST_WAIT_S."""
     if traffic.adapters <= server.slots:

@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from packer.twin.kernel_cache import install
+from packer.twin.kernel_library import kernel_compiler
 
-FLAGS: dict[str, Any] = {"cache": True, "nogil": True, "boundscheck": False, "no_cfunc_wrapper": True}
+FLAGS: dict[str, Any] = {
+    "cache": True, "nogil": True, "boundscheck": False, "no_cfunc_wrapper": True, "pipeline_class": kernel_compiler(),
+}  # fmt: skip
 
 ENGINE_FLAGS: dict[str, Any] = FLAGS | {"_nrt": False}
 """For kernels that make no arrays: without counting references, which took ten times as long as a step."""
 
-install(FLAGS, ENGINE_FLAGS)
+CALLED: dict[str, Any] = ENGINE_FLAGS | {"no_cpython_wrapper": True, "forceinline": False}
+"""For those that only kernels call; see `packer.twin.kernel_library`."""
+
+INLINED: dict[str, Any] = CALLED | {"forceinline": True}
+"""For those that are called in each step, or are short: a call passes the parts of all arrays."""
+
+install(FLAGS, ENGINE_FLAGS, CALLED, INLINED)

@@ -142,10 +142,11 @@ def test_processes_that_compile_at_once_never_load_each_others_code(
 def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path: Path) -> None:
     """One of them compiles, the others wait and load what it made."""
     program = (
-        "from packer.twin.engine.emit import gap_bin\n"
+        "import numpy\n"
+        "from packer.twin.bursts import _relax\n"
         "input()\n"
-        "gap_bin(0.5)\n"
-        "print(sum(gap_bin.stats.cache_misses.values()))\n"
+        "_relax(numpy.ones(3), 0.5)\n"
+        "print(sum(_relax.stats.cache_misses.values()))\n"
     )
     processes = [
         subprocess.Popen(

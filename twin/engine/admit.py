@@ -18,7 +18,7 @@ from packer.twin.engine.state import (
     TOKEN_BUDGET, UNAWAITED, USED, WAITING, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, take_first
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 
 @njit(inline="always", **ENGINE_FLAGS)
@@ -67,7 +67,7 @@ def admit_one(
         end_prefill(ints, requests, r)
 
 
-@njit(forceinline=True, **ENGINE_FLAGS)
+@njit(**INLINED)
 def admit(
     ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
     sizes: IntArray, classes: IntArray, heaps: IntArray, sets: IntArray, loading: FloatArray,

@@ -14,7 +14,7 @@ from packer.twin.engine.state import (
     WAITING, WAITING_PROMPT, ByteArray, FloatArray, IntArray, ServerState,
 )  # fmt: skip
 from packer.twin.engine.waiting import put_last
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import CALLED, ENGINE_FLAGS
 
 
 @njit(**ENGINE_FLAGS)
@@ -36,7 +36,7 @@ def offer(state: ServerState, r: int) -> None:
     state.classes[state.sizes[state.requests[r, OWNER] + 1, RANK_CLASS], UNFINISHED] += 1
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def arrive(
     ints: IntArray, floats: FloatArray, stream_s: FloatArray, requests: IntArray, times: FloatArray,
     status: ByteArray, adapters: IntArray, sizes: IntArray, heaps: IntArray,

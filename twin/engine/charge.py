@@ -11,7 +11,7 @@ from packer.twin.engine.state import (
     STEP_PREEMPTED, STEP_PREFILL, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING,
     T_WAITING, TRACK_HOST, USED, WAITING, FloatArray, IntArray,
 )  # fmt: skip
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import GRAPH_MAX, IS_PAPER
 from packer.twin.law.linear import linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
@@ -33,7 +33,7 @@ def add_means(means: FloatArray, vector: FloatArray, decodes: int, step_ms: floa
     means[n + 1] += decodes
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(**INLINED)
 def law_ms(
     ints: IntArray, classes: IntArray, vector: FloatArray, coefficients: FloatArray, settings: FloatArray,
     decodes: float, prefill: float,
@@ -49,7 +49,7 @@ def law_ms(
     return ms
 
 
-@njit(forceinline=True, **ENGINE_FLAGS)
+@njit(**INLINED)
 def step_ms(
     ints: IntArray, classes: IntArray, vector: FloatArray, means: FloatArray, coefficients: FloatArray,
     settings: FloatArray, load_ms: float,
@@ -67,7 +67,7 @@ def step_ms(
     return total
 
 
-@njit(forceinline=True, **ENGINE_FLAGS)
+@njit(**INLINED)
 def charge(ints: IntArray, floats: FloatArray, timeline: FloatArray, ms: float) -> None:
     """The step takes so long (DT, END_S): add it to totals and timeline."""
     dt = ms * 1e-3

@@ -10,10 +10,10 @@ from __future__ import annotations
 from numba import njit
 
 from packer.twin.engine.state import FIRST_KEY, PLACE, IntArray
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import CALLED, INLINED
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(**INLINED)
 def link_last(ring: IntArray, k: int, sentinel: int, i: int) -> None:
     """Append row `i` to the ring around `sentinel`."""
     last = ring[sentinel, k]
@@ -23,7 +23,7 @@ def link_last(ring: IntArray, k: int, sentinel: int, i: int) -> None:
     ring[sentinel, k] = i
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(**INLINED)
 def unlink(ring: IntArray, k: int, i: int) -> None:
     """Take row `i` out of its ring."""
     before, after = ring[i, k], ring[i, k + 1]
@@ -31,7 +31,7 @@ def unlink(ring: IntArray, k: int, i: int) -> None:
     ring[after, k] = before
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def sift(heap: IntArray, size: int, adapters: IntArray, i: int) -> None:
     """Restore the order after position `i` received another row or another key."""
     a = heap[i]

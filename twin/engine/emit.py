@@ -22,13 +22,13 @@ from packer.twin.engine.state import (
     IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 
 MIN_GAP_S = 5e-5  # between chunks that leave the front end in one burst
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def gap_bin(gap_s: float) -> int:
     """Bin of the histogram that a gap between tokens falls into."""
     k = int(math.log(gap_s * (1e3 / HISTOGRAM_FLOOR_MS)) * HISTOGRAM_PER_E)
@@ -59,7 +59,7 @@ def start_decode(
     link_last(links, DUE_BEFORE, ints[SENTINEL] + due, r)
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(**INLINED)
 def complete(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
     links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
@@ -87,7 +87,7 @@ def complete(
         place(ints, adapters, heaps, a)
 
 
-@njit(forceinline=True, **ENGINE_FLAGS)
+@njit(**INLINED)
 def emit(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
     links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,

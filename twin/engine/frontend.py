@@ -20,7 +20,7 @@ from packer.twin.engine.state import (
     PER_SERIES_S, SCRAPED_S, SCRAPE_S, SEEN_S, SERIES, SERIES_OF_LISTS, SETS, WORD_RUNNING,
     FloatArray, IntArray, numbers,
 )  # fmt: skip
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 CHUNK_OUTPUTS = 128
 (RUNS, WAITS) = numbers(0, 2)
@@ -28,7 +28,7 @@ CHUNK_OUTPUTS = 128
 HASH_FACTOR = 0x9E3779B97F4A7C1  # odd; products overflow as they may
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def scrape(ints: IntArray, floats: FloatArray, frontend: FloatArray, now: float) -> None:
     """Render /metrics as often as that is due up to `now`; the next scrape comes an interval after the end of one."""
     while floats[SCRAPE_S] <= now:
@@ -57,7 +57,7 @@ def accept(
     return reached_s
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def change(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, which: int, by: int) -> None:
     """A request more or less of adapter row `a` RUNS or WAITS, as the front end knows."""
     before = adapters[a, KNOWN_RUNNING + which]
@@ -76,7 +76,7 @@ def change(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, which: i
             unlink(adapters, NAMED_BEFORE, a)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def hash_of_list(adapters: IntArray, sizes: IntArray) -> int:
     """A hash of the adapters that a series names, in order; not 0."""
     value = 0
@@ -87,7 +87,7 @@ def hash_of_list(adapters: IntArray, sizes: IntArray) -> int:
     return value if value != 0 else 1
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def count_series(ints: IntArray, adapters: IntArray, sizes: IntArray, series: IntArray) -> None:
     """After a step: the labels become a time series if they have not occurred before."""
     if ints[NAMED] == 0:
@@ -111,7 +111,7 @@ def count_series(ints: IntArray, adapters: IntArray, sizes: IntArray, series: In
     ints[NAMES] += ints[NAMED]
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def stream(floats: FloatArray, frontend: FloatArray, outputs: int) -> float:
     """The client gets the outputs of a step that ends NOW, at SEEN_S; returns the time since it got the last ones.
 
@@ -127,7 +127,7 @@ def stream(floats: FloatArray, frontend: FloatArray, outputs: int) -> float:
     return gap_s
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def begin(
     ints: IntArray, requests: IntArray, adapters: IntArray, sizes: IntArray, series: IntArray, outputs: int,
 ) -> bool:  # fmt: skip

@@ -29,7 +29,7 @@ from packer.twin.engine.state import (
     RESIDENTS, RUNNING, RUN_S, SENTINEL, SINCE, SLOTS, SLOT_LIMIT, SLOT_RANK, START, STEP, STEP_DECODES,
     STEP_PREFILL, TAG, TOKEN_BUDGET, UNAWAITED, UNFINISHED, USED, WAITING, ServerState,
 )  # fmt: skip
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import GRAPH_MAX, Law
 from packer.twin.law.linear import AT, linear_ms, state_vector
 
@@ -72,7 +72,7 @@ def join(state: ServerState, law: Law, r: int, a: int) -> None:
         ints[LARGEST] = max(ints[LARGEST], k)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def leave(state: ServerState, r: int) -> None:
     """Request `r`, which got its last token, leaves the batch."""
     ints, requests, adapters, sizes = state.ints, state.requests, state.adapters, state.sizes

@@ -16,23 +16,23 @@ from packer.twin.engine.state import (
     STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED, FloatArray, IntArray,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, put_first
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(**INLINED)
 def blocks_of(tokens: int, block_size: int) -> int:
     """KV blocks that hold so many tokens."""
     return (tokens + block_size - 1) // block_size
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(**INLINED)
 def phase_of(requests: IntArray, r: int, block_size: int) -> int:
     """Step, modulo `block_size`, in which decode `r` needs a further block: when its context fills one."""
     phase: int = (requests[r, START] + 1 - requests[r, CONTEXT]) % block_size
     return phase
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(**INLINED)
 def end_prefill(ints: IntArray, requests: IntArray, r: int) -> None:
     """The prefill of request `r` ends with this step, as those noted before it."""
     requests[r, NEXT] = 0
@@ -43,7 +43,7 @@ def end_prefill(ints: IntArray, requests: IntArray, r: int) -> None:
     ints[ENDED_LAST] = r + 1
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def preempt(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
     adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray, phase: IntArray,
@@ -82,7 +82,7 @@ def chunk_of(ints: IntArray, requests: IntArray) -> tuple[int, int]:
     return chunk, blocks_of(done + chunk, block_size) - blocks_of(done, block_size)
 
 
-@njit(forceinline=True, **ENGINE_FLAGS)
+@njit(**INLINED)
 def schedule_running(
     ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
     adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray, phase: IntArray,

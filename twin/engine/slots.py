@@ -25,13 +25,13 @@ from packer.twin.engine.state import (
     FloatArray, IntArray, numbers,
 )  # fmt: skip
 from packer.twin.engine.walk_order import enter, note_leave, order
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
 (BEFORE_ALL,) = numbers(-1, 0)  # place in the walk
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def free_slot(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int) -> None:
     """Adapter row `a`, the oldest of the ring of idle ones, leaves its slot; host memory keeps it."""
     unlink(adapters, IDLE_BEFORE, a)
@@ -42,7 +42,7 @@ def free_slot(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int) -> No
         link_last(adapters, HOST_BEFORE, 0, a)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def make_room(ints: IntArray, adapters: IntArray, sizes: IntArray, blocks: int, keep: int) -> None:
     """Free slots of adapters outside the batch, but for `keep`, until `blocks` more KV blocks are free.
 
@@ -59,7 +59,7 @@ def make_room(ints: IntArray, adapters: IntArray, sizes: IntArray, blocks: int, 
         e = after
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def oldest(
     ints: IntArray, adapters: IntArray, sets: IntArray, idle: int, p: int, column: int, cursor: int
 ) -> int:
@@ -84,7 +84,7 @@ def oldest(
     return idle
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def forget(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, linked: bool) -> None:
     """Adapter row `a` leaves host memory, and with it its slot (`AdapterLRUCache._on_remove` deactivates it)."""
     if adapters[a, RESIDENT] == 1:
@@ -99,14 +99,14 @@ def forget(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, linked: 
     ints[ON_HOST_COUNT] -= 1
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def outside(ints: IntArray, adapters: IntArray, a: int, p: int) -> bool:
     """Whether adapter row `a` is in the ring of idle ones: those of the batch are until the walk comes to them."""
     joined = adapters[a, JOINED] == ints[STEP] + 1
     return bool(adapters[a, IN_BATCH] == 0 or (joined and adapters[a, WALKED + ints[WALK_ROW]] > p))
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def bring(
     ints: IntArray, floats: FloatArray, adapters: IntArray, sizes: IntArray, sets: IntArray,
     loading: FloatArray, a: int, p: int,
@@ -151,7 +151,7 @@ def bring(
     return evicted
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def plenty(ints: IntArray, adapters: IntArray, ring: int, needed: int) -> int:
     """How many of `needed` adapters the ring cannot give that are older than the last step and do not join."""
     e = adapters[0, ring]
@@ -161,7 +161,7 @@ def plenty(ints: IntArray, adapters: IntArray, ring: int, needed: int) -> int:
     return needed
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def scarce(ints: IntArray, adapters: IntArray, sets: IntArray) -> bool:
     """Whether those that join may evict an adapter that the last step touched, or each other."""
     slots = ints[RESIDENTS] - ints[SLOTS]
@@ -175,7 +175,7 @@ def scarce(ints: IntArray, adapters: IntArray, sets: IntArray) -> bool:
     return bool(ints[TRACK_HOST] == 1 and plenty(ints, adapters, HOST_AFTER, places) > 0)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def walk(
     ints: IntArray, floats: FloatArray, adapters: IntArray, sizes: IntArray, sets: IntArray,
     loading: FloatArray,
@@ -241,7 +241,7 @@ def join(
             ints[JOINERS] += 1
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def leave(
     ints: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, sets: IntArray, a: int,
     last_step: int,

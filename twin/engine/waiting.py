@@ -14,10 +14,10 @@ from packer.twin.engine.state import (
     FIRST_KEY, FRONT, HEAD, HEAP, HEAP_IDLE, IN_BATCH, KEY, NEXT, PLACE, PROMPT, TAIL, WAITING,
     WAITING_PROMPT, IntArray,
 )  # fmt: skip
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def place(ints: IntArray, adapters: IntArray, heaps: IntArray, a: int) -> None:
     """Put adapter row `a` where it belongs after its FIFO or its part in the batch changed."""
     belongs = 0

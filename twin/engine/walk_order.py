@@ -17,14 +17,14 @@ from packer.twin.engine.state import (
     ENTERED, ENTRIES, ENTRY, HASH, HASHED, IN_BATCH, JOINED, JOINERS, JOINING, JOIN_STEP, LAST_USE, LEAVE_BEFORE,
     LEAVE_STEP, SET_MASK, SET_STEP, SET_STEP_OTHER, SPARE, STEP, WALKED, IntArray,
 )  # fmt: skip
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import CALLED, INLINED
 
 LINEAR_PROBES = 9
 PERTURB_SHIFT = 5
 SMALLEST = 8
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(**INLINED)
 def add(sets: IntArray, row: int, mask: int, adapters: IntArray, a: int) -> None:
     """Put adapter row `a` into a set of mask + 1 places."""
     perturb = adapters[a, HASHED]
@@ -39,7 +39,7 @@ def add(sets: IntArray, row: int, mask: int, adapters: IntArray, a: int) -> None
         home = (home * 5 + 1 + perturb) & mask
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def grow(sets: IntArray, row: int, mask: int, adapters: IntArray, members: int) -> int:
     """Move the members of a set, in its order, to the smallest power of 2 beyond four times as many places."""
     larger = SMALLEST
@@ -55,7 +55,7 @@ def grow(sets: IntArray, row: int, mask: int, adapters: IntArray, members: int) 
     return larger - 1
 
 
-@njit(inline="always", **ENGINE_FLAGS)
+@njit(**INLINED)
 def note_leave(ints: IntArray, last_step: int) -> None:
     """An adapter leaves the batch, to which it belonged last in `last_step`."""
     if ints[LEAVE_STEP] <= last_step:
@@ -63,14 +63,14 @@ def note_leave(ints: IntArray, last_step: int) -> None:
         ints[LEAVE_STEP] = last_step + 1
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def as_before(ints: IntArray, step: int, made: int) -> bool:
     """Whether the batch of a step has the adapters, by entry, of that of the step `made` before it."""
     left = ints[LEAVE_STEP] if ints[LEAVE_STEP] <= step else ints[LEAVE_BEFORE]
     return bool(0 < made <= step + 1 and ints[JOIN_STEP] <= made and left < made)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def order(ints: IntArray, adapters: IntArray, sets: IntArray, step: int) -> int:
     """The row of `sets` that holds the batch of a step, the current one or the one before, in the order of the walk.
 
@@ -107,7 +107,7 @@ def order(ints: IntArray, adapters: IntArray, sets: IntArray, step: int) -> int:
     return row
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def make_room_to_enter(ints: IntArray, adapters: IntArray, sets: IntArray) -> None:
     """Who is neither in the batch nor was touched in the last step leaves the list by entry."""
     kept = 0
@@ -121,7 +121,7 @@ def make_room_to_enter(ints: IntArray, adapters: IntArray, sets: IntArray) -> No
     ints[ENTRIES] = kept
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def enter(ints: IntArray, adapters: IntArray, sizes: IntArray, sets: IntArray) -> None:
     """Those that joined in this step come last in the list by entry."""
     if ints[ENTRIES] + ints[JOINERS] > sets.shape[1]:

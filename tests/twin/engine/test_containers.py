@@ -5,12 +5,30 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
-from packer.twin.engine.containers import link_last, unlink
-from packer.twin.engine.state import FIRST_KEY, HEAD, HEAP, HEAP_ACTIVE, HEAP_IDLE, IN_BATCH, N_INTS
-from packer.twin.engine.waiting import place
+from packer.twin.engine import containers, waiting
+from packer.twin.engine.state import FIRST_KEY, HEAD, HEAP, HEAP_ACTIVE, HEAP_IDLE, IN_BATCH, N_INTS, IntArray
 
 M = 12
+
+
+@njit
+def link_last(ring: IntArray, k: int, sentinel: int, i: int) -> None:
+    """The kernel, called as kernels call it."""
+    containers.link_last(ring, k, sentinel, i)
+
+
+@njit
+def unlink(ring: IntArray, k: int, i: int) -> None:
+    """The kernel, called as kernels call it."""
+    containers.unlink(ring, k, i)
+
+
+@njit
+def place(ints: IntArray, adapters: IntArray, heaps: IntArray, a: int) -> None:
+    """The kernel, called as kernels call it."""
+    waiting.place(ints, adapters, heaps, a)
 
 
 @given(st.lists(st.tuples(st.integers(1, M), st.booleans(), st.booleans(), st.integers(-50, 50))))

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
+from packer.twin.engine import walk_order
 from packer.twin.engine.state import (
     HASH,
     IN_BATCH,
@@ -25,7 +27,24 @@ from packer.twin.engine.state import (
     set_places,
     sizes_of,
 )  # fmt: skip
-from packer.twin.engine.walk_order import enter, note_leave, order
+
+
+@njit
+def note_leave(ints: IntArray, last_step: int) -> None:
+    """The kernel, called as kernels call it."""
+    walk_order.note_leave(ints, last_step)
+
+
+@njit
+def order(ints: IntArray, adapters: IntArray, sets: IntArray, step: int) -> int:
+    """The kernel, called as kernels call it."""
+    return walk_order.order(ints, adapters, sets, step)
+
+
+@njit
+def enter(ints: IntArray, adapters: IntArray, sizes: IntArray, sets: IntArray) -> None:
+    """The kernel, called as kernels call it."""
+    walk_order.enter(ints, adapters, sizes, sets)
 
 
 class Named:

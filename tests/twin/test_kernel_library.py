@@ -1,0 +1,83 @@
+"""Kernels that only kernels call are compiled once, and any of their files may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import njit
+
+from packer.twin.engine.containers import sift
+from packer.twin.engine.emit import gap_bin
+
+PROGRAM = """
+import sys, types
+module = sys.modules["packer.of_a_test"] = types.ModuleType("packer.of_a_test")
+exec('''
+import numpy as np
+from numba import njit
+from packer.twin.flags import CALLED, ENGINE_FLAGS, FLAGS, INLINED
+@njit(**INLINED)
+def twice(x):
+    return x + x
+@njit(**CALLED)
+def power(x, n):
+    for _ in range(n):
+        x = twice(x)
+    return x
+@njit(**CALLED)
+def fill(values, x):
+    for i in range(values.size):
+        values[i] = power(twice(x), i) // (4 - values.size)
+@njit(**INLINED)
+def filled(values):
+    fill(values, 3)
+    return power(values[-1], 1)
+@njit(**FLAGS)
+def made(n):
+    values = np.zeros(n, dtype=np.int64)
+    return filled(values) + twice(values[0])
+''', module.__dict__)
+ALL = module.twice, module.power, module.fill, module.filled, module.made
+print(module.made(3), module.made.stats.cache_hits)
+try:
+    module.made(4)
+except ZeroDivisionError:
+    print(*(each.py_func.__name__ for each in ALL if each.stats.cache_misses))
+"""
+
+
+def _name(file: Path) -> str:
+    return file.name.partition("-")[0].rpartition(".")[2]
+
+
+@pytest.mark.parametrize("kept", [{"made"}, {"fill"}, {"filled"}, {"power"}, {"twice", "fill", "filled"}])
+def test_a_kernel_needs_no_file_of_those_that_it_calls(
+    kept: set[str], compiled_anew: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    """With the files of some kernels alone the others are compiled anew; results and errors are the same."""
+    result, compiled = compiled_anew(PROGRAM)
+    assert result.startswith("60 ")
+    assert compiled == "twice power fill filled made"
+    for file in (tmp_path / "kernels").glob("*.nb?"):
+        if _name(file) not in kept:
+            file.unlink()
+    result, compiled = compiled_anew(PROGRAM)
+    assert result.startswith("60 ")
+    assert not kept & set(compiled.split())
+    assert ("made" in kept) == (compiled == "")
+
+
+def test_only_kernels_call_what_has_no_wrapper() -> None:
+    """Python gets an error, not a crash."""
+    with pytest.raises(TypeError):
+        gap_bin(0.5)
+    with pytest.raises(TypeError):
+        sift(np.zeros(4, np.int64), 2, np.zeros((3, 13), np.int64), 0)
+
+
+def test_other_compiled_functions_can_call_them() -> None:
+    """Numba's own libraries link what is inlined, and find what is called."""
+    assert njit(lambda gap_s: gap_bin(gap_s))(1e9) == njit(lambda gap_s: gap_bin(gap_s) + 1)(1e9) - 1

@@ -1,0 +1,156 @@
+"""How compiled kernels call each other: the code of each goes through LLVM once.
+
+Numba makes machine code of every kernel, and links the code of what it calls into it, to be optimised and made again.
+Here a kernel that only kernels call (`no_cpython_wrapper`) is either a part of its callers (`forceinline`) and never
+made alone, or made once and called by its symbol. Callers keep a copy of its machine code: no file of a kernel needs
+another one.
+"""
+
+# ruff: noqa: SLF001 (Numba's libraries, extended here, have few public members)
+# mypy: disable-error-code="no-untyped-call"
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+from numba.core.codegen import CPUCodegen, JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.runtime.nrt import rtsys
+
+from packer.twin.kernel_cache import stamp
+
+KEPT = "kernel"
+"""What these libraries are kept as; Numba's own are of the kinds "object" and "bitcode"."""
+TYPE_ERROR = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
+"""What Python finds instead of a kernel that only kernels may call."""
+SKIPPED = ("NopythonRewrites", "InlineClosureLikes")
+"""Numba's passes for what kernels do not have: array expressions and closures."""
+
+
+class KernelLibrary(JITCodeLibrary):
+    """The code of one kernel, as LLVM's and as the machine's.
+
+    `inner`: only kernels call it; `inlined`: they contain it. `calls`: the machine code of all that is called from
+    here, each before those that call it, by the symbols that it defines. `counts`: it counts references to arrays.
+    """
+
+    inner = inlined = counts = False
+    _code: Any = None
+    _bitcode: Any = None
+
+    def __init__(self, codegen: Any, name: str) -> None:
+        super().__init__(codegen, name)
+        self.enable_object_caching()
+        self.calls: dict[tuple[str, ...], bytes] = {}
+        self.symbols: tuple[str, ...] = ()
+
+    @property
+    def codegen(self) -> Any:
+        """Numba's; of an inlined kernel the library itself."""
+        return self if self.inlined else self._codegen
+
+    def set_env(self, name: str, environment: object) -> None:
+        """Nothing: inlined kernels have no Python objects."""
+
+    def add_linking_library(self, library: Any) -> None:
+        """Link a library, or only note what of it is called."""
+        if self.inlined and library is rtsys.library:
+            return  # callers have it
+        if isinstance(library, KernelLibrary):
+            library._ensure_finalized()
+            self.calls |= library.calls
+            if library.inner and not library.inlined:
+                self.calls[library.symbols] = library._code
+                return
+        super().add_linking_library(library)
+
+    def _optimize_functions(self, module: Any) -> None:
+        """Nothing: the passes over the whole module do the same again."""
+        module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        """Once; Numba does it twice, to count fewer references."""
+        if self.counts:
+            super()._optimize_final_module()
+        else:
+            passes, builder = self._codegen._module_pass_manager()
+            passes.run(self._final_module, builder)
+
+    def finalize(self) -> None:
+        """Make the machine code; of an inlined kernel what callers contain."""
+        if self.inlined:
+            for library in self._linking_libraries:
+                self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+            self._finalized = True
+            return
+        super().finalize()
+        self.symbols = tuple(f.name for f in self._final_module.functions if not f.is_declaration)
+        self._code = self._get_compiled_object()
+
+    def get_pointer_to_function(self, name: str) -> Any:
+        """Address of a function."""
+        return super().get_pointer_to_function(name) or TYPE_ERROR
+
+    def _get_module_for_linking(self) -> Any:
+        if self._shared_module is None and self._bitcode is not None:
+            self._shared_module = llvm.parse_bitcode(self._bitcode)
+        return super()._get_module_for_linking()
+
+    def serialize_using_object_code(self) -> tuple[str, str, Any]:
+        """What is kept."""
+        bitcode = self._get_module_for_linking().as_bitcode()
+        return self.name, KEPT, (self.inner, self._code, self.symbols, bitcode, self.calls)
+
+    def _load(self, code: bytes, symbols: tuple[str, ...]) -> None:
+        self._code, self.symbols = code, symbols
+        self._set_compiled_object(code)
+        self._finalize_final_module()
+        self._codegen._engine._defined_symbols.update(symbols)
+
+    @classmethod
+    def of_kept(cls, codegen: Any, name: str, kept: Any) -> KernelLibrary:
+        """The library of what was kept, its machine code with what that calls."""
+        self = cls(codegen, name)
+        self.inner, code, symbols, self._bitcode, self.calls = kept
+        self.inlined = code is None
+        for called, machine_code in self.calls.items():
+            if not all(map(codegen._engine.is_symbol_defined, called)):
+                cls(codegen, name)._load(machine_code, called)
+        if self.inlined:
+            self._final_module, self._finalized = llvm.parse_bitcode(self._bitcode), True
+        else:
+            self._load(code, symbols)
+        return self
+
+
+class KernelCompiler(Compiler):
+    """Numba's compiler, with these libraries."""
+
+    def define_pipelines(self) -> list[Any]:
+        """The passes; symbols are named by stamps, thus the same in every process."""
+        state = self.state
+        state.func_id.unique_id = int(stamp(state.func_id.func)[:15], 16)
+        state.library = KernelLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.counts, state.library.inner = state.flags.nrt, state.flags.no_cpython_wrapper
+        state.library.inlined = state.library.inner and state.flags.forceinline
+        (passes,) = super().define_pipelines()
+        passes.passes = [found for found in passes.passes if found[0].__name__ not in SKIPPED]
+        passes.finalize()
+        return [passes]
+
+
+def kernel_compiler() -> type[Compiler]:
+    """The compiler of this file, or Numba's own where that has libraries of another make than those extended here."""
+    known = hasattr(JITCodeLibrary, "_object_compiled_hook") and hasattr(CPUCodegen, "_pass_builder")
+    return KernelCompiler if known else Compiler
+
+
+def _unserialize(codegen: Any, kept: tuple[str, str, Any]) -> Any:
+    if kept[1] == KEPT:
+        return KernelLibrary.of_kept(codegen, kept[0], kept[2])
+    return _NUMBAS(codegen, kept)
+
+
+_NUMBAS: Any = JITCodeLibrary._unserialize
+JITCodeLibrary._unserialize = staticmethod(_unserialize)  # type: ignore[method-assign]
