@@ -22,14 +22,12 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from packer.cli.declare import LazyGroup
-
-if TYPE_CHECKING:
-    from packer.errors import FileFormatError
+from packer.errors import FileFormatError
 
 VARIABLE = "PACKER_CONFIG"
 
@@ -45,7 +43,6 @@ def config_path() -> Path | None:
     project = Path("pyproject.toml")
     if not project.is_file():
         return None
-    from packer.errors import FileFormatError
     from packer.io.files import read_bytes
 
     try:
@@ -55,7 +52,6 @@ def config_path() -> Path | None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    from packer.errors import FileFormatError
     from packer.io.documents import parse_toml
     from packer.io.files import read_text
 
@@ -148,8 +144,6 @@ def _all_options() -> frozenset[str]:
 
 def _wrong(path: Path, words: Sequence[str], rule: str, known: Collection[str] = ()) -> FileFormatError:
     """The error of a key, with the nearest of the known names if one is near."""
-    from packer.errors import FileFormatError
-
     near = difflib.get_close_matches(words[-1], known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return FileFormatError(f"{rule}{hint}", path=path, key=".".join(words)[:120])

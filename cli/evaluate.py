@@ -21,6 +21,7 @@ from packer.cli.options import (
 from packer.cli.output import Table, console, figures, heads, note, number
 from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
+from packer.errors import IncompatibleError, InputError, ValidationError
 from packer.room import growth
 
 if TYPE_CHECKING:
@@ -130,7 +131,6 @@ def evaluate(
       packer evaluate plan.json --log access.jsonl --seen seen.csv
       packer evaluate plan.json --url http://prometheus:9090 --every 300 --listen 0.0.0.0:9877
     """
-    from packer.errors import ValidationError
     from packer.io.workloads import read_workload
     from packer.operate.evaluate import evaluate_plan
 
@@ -190,7 +190,6 @@ def _follow(
     import time
     from contextlib import nullcontext
 
-    from packer.errors import IncompatibleError, InputError
     from packer.operate.drift import drift
     from packer.operate.watch import Exporter
     from packer.report.drift import metrics_text

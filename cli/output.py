@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
+from packer.errors import OutputError
+
 if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
@@ -164,8 +166,6 @@ def write_frame(frame: pl.DataFrame | None, path: str | None) -> None:
 
 def check_distinct(path: str | os.PathLike[str]) -> None:
     """Raise `OutputError` if another parameter of the command names the same file: an input or a second output."""
-    from packer.errors import OutputError
-
     context = click.get_current_context(silent=True)
     named = [] if context is None else [value for value in context.params.values() if value]
     texts = [each for value in named for each in (value if isinstance(value, tuple) else (value,))]

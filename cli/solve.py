@@ -24,6 +24,7 @@ from packer.cli.options import (
     waited_s,
 )
 from packer.cli.output import write_frame
+from packer.errors import IncompatibleError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +125,6 @@ class Planning:
         """The fleet at the load that is planned for."""
         if self.load is None and self.loads_path is None:
             return fleet
-        from packer.errors import IncompatibleError
         from packer.operate.observe import at_load
 
         if self.load is None:
@@ -214,7 +214,6 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     from dataclasses import replace
 
     from packer.cli.plan_table import adapters_frame, changes_lines, plan_lines
-    from packer.errors import IncompatibleError
     from packer.gpu import kinds_of
     from packer.io.plans import plan_to_dict, read_plan, write_plan
     from packer.plan import Status

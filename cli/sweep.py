@@ -23,6 +23,7 @@ from packer.cli.options import (
 )
 from packer.cli.output import Table, note, number, write_frame
 from packer.cli.traffic import refuse_unused
+from packer.errors import FileFormatError, IncompatibleError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -98,7 +99,6 @@ def sweep(
     """
     from dataclasses import replace
 
-    from packer.errors import IncompatibleError
     from packer.twin.sweep import Grid, Sweep, max_packs
 
     if files.resume and files.output is None:
@@ -193,7 +193,6 @@ def _old_rows(plan: Sweep, path: str) -> list[dict[str, Any]]:
     """Rows of an earlier run of the same sweep."""
     import polars as pl
 
-    from packer.errors import FileFormatError, IncompatibleError
     from packer.io.files import read_bytes
     from packer.io.parquet import read_parquet
     from packer.twin.sweep import sweep_frame

@@ -9,6 +9,7 @@ import click
 
 from packer.cli.declare import bundle, option, typed
 from packer.cli.options import numbers
+from packer.errors import IncompatibleError, ValidationError
 
 if TYPE_CHECKING:
     from packer.operate.observe import View
@@ -38,7 +39,6 @@ class RankOptions:
 
     def read(self) -> Ranks:
         """The ranks; a table is read now."""
-        from packer.errors import IncompatibleError
         from packer.traces.ranks import Ranks, read_ranks
 
         others = () if self.rank is None else (self.rank,)
@@ -65,7 +65,6 @@ class LogOptions:
 
     def options(self) -> dict[str, Any]:
         """As `packer.traces.access_log.read_access_log` takes them."""
-        from packer.errors import ValidationError
         from packer.traces.access_log import KEYS
 
         keys = {}
@@ -129,7 +128,6 @@ class PrometheusOptions:
 
     def check(self) -> None:
         """Raise before the first query what no query could mend."""
-        from packer.errors import ValidationError
         from packer.traces.prometheus import check_url
 
         if self.export_path is not None:
@@ -189,7 +187,5 @@ def refuse_unused(given: str, unused: Collection[str]) -> None:
     `unused`: their parameters' names.
     Raises `IncompatibleError`: one of them is on the command line; a default from a file is passed over.
     """
-    from packer.errors import IncompatibleError
-
     for each in typed(unused):
         raise IncompatibleError(f"{each} has no effect with {given}: expected one of them, got both.")

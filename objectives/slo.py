@@ -20,15 +20,12 @@ class LatencyLimits(Objective):
     p99_itl_ms: float | None = None
 
     def __post_init__(self) -> None:
-        for key, value in self._given().items():
+        for key, value in self.limits.items():
             checks.real(key, value, low=0.0, open_low=True)
 
     @property
     def limits(self) -> dict[str, float]:
         """The limits that are given."""
-        return self._given()
-
-    def _given(self) -> dict[str, float]:
         values = {item.name: getattr(self, item.name) for item in fields(LatencyLimits)}
         return {key: value for key, value in values.items() if value is not None}
 
@@ -54,4 +51,4 @@ class Slo(LatencyLimits):
     @property
     def limits(self) -> dict[str, float]:
         """The limits that are given, or that of how much of its own limits an adapter uses."""
-        return self._given() or {"slo_used": 1.0}
+        return super().limits or {"slo_used": 1.0}
