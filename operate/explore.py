@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,8 +95,10 @@ class Frontier:
         self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = Hours(self.seed, self.over)
         self._predictor = search_predictor(self.profile, self.seed)
-        if isinstance(self._predictor, LearnedPredictor):
-            self._predictor.begin_compiling(self.workload)
+        with ThreadPoolExecutor(1) as beside:  # tables of lengths are computed without the GIL
+            beside.submit(lambda: self.workload.offered_tok_s_by_adapter)
+            if isinstance(self._predictor, LearnedPredictor):
+                self._predictor.begin_compiling(self.workload)
         self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours)
         self._split()
 
