@@ -246,15 +246,12 @@ class Frontier:
             key = n_gpus, solver, tuple(parts.parts.items())
             if key not in self._plans:
                 self._plans[key] = self._solved(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
-            plan = self._plans[key]
-            if plan.unplaced:
+            if self._plans[key].unplaced:
                 continue
-            bins = parts.joined(plan.bins)
+            bins = parts.joined(self._plans[key].bins)
             if self.spare:  # slots for every adapter that may come
-                rank = max(item.max_lora_rank for item in bins)
-                bins = tuple(
-                    replace(item, settings=self.profile.settings(item.max_loras, rank)) for item in bins
-                )
+                rank, make = max(item.max_lora_rank for item in bins), self.profile.settings
+                bins = tuple(replace(item, settings=make(item.max_loras, rank)) for item in bins)
             yield bins
         if self.spare and n_gpus <= (self.max_replicas or MOST_REPLICAS):
 
@@ -324,9 +321,8 @@ class Frontier:
 
     def rooms(self, point: FrontierPoint) -> tuple[Room, ...]:
         """How far the rates of each server may grow, and what limits it; nothing for more than `MOST_GPUS`."""
-        if point.n_gpus > MOST_GPUS or self.over():
-            return ()
-        return self.hours.rooms(point.plan.bins, self.workload)
+        few = point.n_gpus <= MOST_GPUS and not self.over()
+        return self.hours.rooms(point.plan.bins, self.workload) if few else ()
 
     def roomy(self, best: FrontierPoint, rooms: tuple[Room, ...]) -> tuple[FrontierPoint, tuple[Room, ...]]:
         """The point and its rooms, where servers with little room have got more slots."""
