@@ -21,7 +21,7 @@ import numpy as np
 
 import packer
 from packer.bin import Bin
-from packer.cli.output import jsonable
+from packer.io.documents import jsonable
 from packer.io.profiles import format_profile, load_profile
 from packer.operate.real import figures_of, measure_plans
 from packer.settings import Slots
