@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -61,22 +61,6 @@ def refuse_without_cluster(names: Collection[str]) -> None:
     """Raise if one of these options of a cluster is on the command line."""
     for given in typed(names):
         raise click.UsageError(f"{given} needs --cluster.")
-
-
-def averaged(runs: Sequence[Simulation], result: dict[str, Any]) -> dict[str, Any]:
-    """`result`, with the means of a cluster's own figures over several runs."""
-    import numpy as np
-
-    from packer.twin.cluster.result import ClusterSimulation
-    from packer.twin.uncertainty import interval
-
-    if not isinstance(runs[0], ClusterSimulation):
-        return result
-    for name, _, _ in METRICS:
-        found = interval(np.array([getattr(run, name) for run in runs]))._asdict()
-        result[name] = found["mean"]
-        result["intervals_95"][name] = found
-    return result
 
 
 def title_of(first: Simulation) -> str:

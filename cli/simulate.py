@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.cluster import Behind, averaged, refuse_without_cluster, title_of
+from packer.cli.cluster import METRICS as CLUSTER_METRICS
+from packer.cli.cluster import Behind, refuse_without_cluster, title_of
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
     ENGINE_SETTINGS,
@@ -270,12 +271,14 @@ def _predict(
 
 def result_of(simulations: Sequence[Simulation]) -> dict[str, Any]:
     """The metrics of one run; of several their means, with intervals beside them."""
+    from packer.twin.timeline import SUMMARY
     from packer.twin.uncertainty import intervals
 
     result = simulations[0].to_dict()
     if len(simulations) == 1 or simulations[0].status != "ok":
         return result
-    rows = {row.pop("metric"): row for row in intervals(simulations).to_dicts()}
+    metrics = [*SUMMARY, *(name for name, _, _ in CLUSTER_METRICS if name in result)]
+    rows = {row.pop("metric"): row for row in intervals(simulations, metrics=metrics).to_dicts()}
     result |= {metric: row["mean"] for metric, row in rows.items()}
     result["starved_share"] = sum(sim.starved for sim in simulations) / len(simulations)
     result["starved"] = result["starved_share"] > 0.5
@@ -284,7 +287,7 @@ def result_of(simulations: Sequence[Simulation]) -> dict[str, Any]:
     for name in ("samples", "samples_s", "tok_s", "beside_share") if trained else ():
         result["tuning"][name] = sum(getattr(each, name) for each in trained) / len(trained)
     result["intervals_95"] = rows
-    return averaged(simulations, result)
+    return result
 
 
 def _predicted(found: Prediction) -> list[Table | str]:

@@ -60,7 +60,9 @@ def interval(values: npt.NDArray[np.float64], confidence: float = 0.95) -> Inter
     return Interval(mean, mean - half, mean + half, sd, n)
 
 
-def intervals(simulations: Sequence[Simulation], confidence: float = 0.95) -> pl.DataFrame:
+def intervals(
+    simulations: Sequence[Simulation], confidence: float = 0.95, metrics: Sequence[str] = tuple(SUMMARY)
+) -> pl.DataFrame:
     """Mean of each metric over simulations that differ by their seeds, and the interval that it lies in.
 
     Columns: metric; mean; low and high, Student's t interval of the mean; sd, the standard deviation between
@@ -71,7 +73,7 @@ def intervals(simulations: Sequence[Simulation], confidence: float = 0.95) -> pl
 
     checks.real("confidence", confidence, low=0.0, high=1.0, open_low=True)
     rows = []
-    for metric in SUMMARY:
+    for metric in metrics:
         values = np.array([float(getattr(simulation, metric)) for simulation in simulations])
         rows.append((metric, *interval(values, confidence)))
     kinds = {
