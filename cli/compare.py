@@ -234,22 +234,16 @@ def _measured(
 
 
 def _write(rows: list[dict[str, Any]], files: Files, title: str, out: Writing) -> None:
-    import csv
-    import io
-
     from packer.io.documents import jsonable
     from packer.io.files import write_text
+    from packer.io.tables import csv_text
     from packer.report.comparison import comparison_figure
     from packer.report.figures import write_figure
 
     if not rows:
         return
     if files.output is not None and Path(files.output).suffix.lower() == ".csv":
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(jsonable(rows))
-        write_text(files.output, text.getvalue(), force=out.force)
+        write_text(files.output, csv_text(rows[0], (jsonable(row).values() for row in rows)), force=out.force)
     else:
         write_json(rows, files.output)
     if files.plot is not None:

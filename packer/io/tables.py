@@ -132,6 +132,14 @@ def csv_rows(text: str, path: str | os.PathLike[str]) -> tuple[list[str], Iterat
     return names, rows()
 
 
+def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]], *, quoted: bool = False) -> str:
+    """A table as CSV; `quoted`: texts stand in quotes, in which a # starts no comment and no line ends."""
+    text = io.StringIO()
+    quoting: Any = csv.QUOTE_NONNUMERIC if quoted else csv.QUOTE_MINIMAL
+    csv.writer(text, lineterminator="\n", quoting=quoting).writerows([columns, *rows])
+    return text.getvalue()
+
+
 def by_adapter(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
     """Each row with the name in its column `adapter`; one that appears twice is an error."""
     first: dict[str, int] = {}

@@ -13,7 +13,7 @@ from packer.errors import FileFormatError, IncompatibleError, ValidationError, s
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.parquet import check_plain, parquet_bytes, read_parquet
-from packer.io.tables import COMMENT, Row, by_adapter, check_columns, csv_rows, frame_rows
+from packer.io.tables import COMMENT, Row, by_adapter, check_columns, csv_rows, csv_text, frame_rows
 from packer.lengths import Lengths
 from packer.slo import Slo
 from packer.traces.columns import looks_like_trace
@@ -175,7 +175,8 @@ def write_workload(
             + yaml.safe_dump(workload_to_dict(workload), sort_keys=False, allow_unicode=True).encode()
         )
     elif suffix == ".csv":
-        data = (_comment_lines(comments) + _csv_text(workload)).encode()
+        quoted = any(name.startswith(COMMENT) or "\r" in name for name in workload.names)
+        data = (_comment_lines(comments) + csv_text(*table_of(workload), quoted=quoted)).encode()
     elif suffix == ".parquet":
         import polars as pl
 
@@ -248,22 +249,6 @@ def _comment_lines(comments: Sequence[str]) -> str:
     return "".join(
         f"# {line}".rstrip() + "\n" for comment in comments for line in comment.splitlines() or [""]
     )
-
-
-def _csv_text(workload: Workload) -> str:
-    import csv
-    import io
-
-    columns, rows = table_of(workload)
-    text = io.StringIO()
-    # In quotes a # starts no comment and a carriage return ends no line.
-    special = any(name.startswith(COMMENT) or "\r" in name for name in workload.names)
-    writer = csv.writer(
-        text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if special else csv.QUOTE_MINIMAL
-    )
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _suffix(path: str | os.PathLike[str]) -> tuple[str, str]:

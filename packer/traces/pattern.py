@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.errors import ValidationError
+from packer.io.tables import csv_text
 from packer.traces.trace import Trace
 
 FloatArray = npt.NDArray[np.float64]
@@ -164,9 +163,5 @@ def _gap_s(trace: Trace) -> float:
 
 def loads_text(names: Sequence[str], loads: Mapping[str, FloatArray]) -> str:
     """The CSV that `--objective headroom:rates=FILE` and `packer schedule` read: `adapter,<load>,<load>,…`, req/s."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["adapter", *loads])
-    for k, name in enumerate(names):
-        writer.writerow([name, *(f"{vector[k]:.6g}" for vector in loads.values())])
-    return text.getvalue()
+    rows = ([name, *(f"{vector[k]:.6g}" for vector in loads.values())] for k, name in enumerate(names))
+    return csv_text(["adapter", *loads], rows)
