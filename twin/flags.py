@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from packer.twin import kernel_library
 from packer.twin.kernel_cache import install
-from packer.twin.kernel_library import kernel_compiler
 
 FLAGS: dict[str, Any] = {
-    "cache": True, "nogil": True, "boundscheck": False, "no_cfunc_wrapper": True, "pipeline_class": kernel_compiler(),
+    "cache": True, "nogil": True, "boundscheck": False, "no_cfunc_wrapper": True,
+    "pipeline_class": kernel_library.kernel_compiler(),
 }  # fmt: skip
 
 ENGINE_FLAGS: dict[str, Any] = FLAGS | {"_nrt": False}
@@ -20,4 +22,5 @@ CALLED: dict[str, Any] = ENGINE_FLAGS | {"no_cpython_wrapper": True, "forceinlin
 INLINED: dict[str, Any] = CALLED | {"forceinline": True}
 """For those that are called in each step, or are short: a call passes the parts of all arrays."""
 
-install(FLAGS, ENGINE_FLAGS, CALLED, INLINED)
+# Kernels that other libraries made are compiled anew.
+install(FLAGS, ENGINE_FLAGS, CALLED, INLINED, {"libraries": Path(kernel_library.__file__).read_bytes()})

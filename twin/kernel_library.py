@@ -17,6 +17,8 @@ import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from numba.core.codegen import CPUCodegen, JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.runtime.nrt import rtsys
+from numba.core.targetconfig import ConfigStack
+from numba.core.types.functions import BaseFunction
 
 from packer.twin.kernel_cache import stamp
 
@@ -60,7 +62,7 @@ class KernelLibrary(JITCodeLibrary):
         if isinstance(library, KernelLibrary):
             library._ensure_finalized()
             self.calls |= library.calls
-            if library.inner and not library.inlined:
+            if (library.inner or library.counts) and not library.inlined:
                 self.calls[library.symbols] = library._code
                 return
         super().add_linking_library(library)
@@ -100,7 +102,7 @@ class KernelLibrary(JITCodeLibrary):
     def serialize_using_object_code(self) -> tuple[str, str, Any]:
         """What is kept."""
         bitcode = self._get_module_for_linking().as_bitcode()
-        return self.name, KEPT, (self.inner, self._code, self.symbols, bitcode, self.calls)
+        return self.name, KEPT, (self.inner, self.counts, self._code, self.symbols, bitcode, self.calls)
 
     def _load(self, code: bytes, symbols: tuple[str, ...]) -> None:
         self._code, self.symbols = code, symbols
@@ -112,7 +114,7 @@ class KernelLibrary(JITCodeLibrary):
     def of_kept(cls, codegen: Any, name: str, kept: Any) -> KernelLibrary:
         """The library of what was kept, its machine code with what that calls."""
         self = cls(codegen, name)
-        self.inner, code, symbols, self._bitcode, self.calls = kept
+        self.inner, self.counts, code, symbols, self._bitcode, self.calls = kept
         self.inlined = code is None
         for called, machine_code in self.calls.items():
             if not all(map(codegen._engine.is_symbol_defined, called)):
@@ -124,8 +126,28 @@ class KernelLibrary(JITCodeLibrary):
         return self
 
 
+_TYPES: dict[Any, Any] = {}
+_CALL_TYPE: Any = BaseFunction.get_call_type
+
+
+def _call_type(function: Any, context: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """`BaseFunction.get_call_type`, remembered: Numba tries all templates of `+` again at each place."""
+    key = (function, arguments, tuple(named.items()), repr(ConfigStack.top_or_none()._values))
+    if key not in _TYPES:
+        _TYPES[key] = _CALL_TYPE(function, context, arguments, named)
+    return _TYPES[key]
+
+
 class KernelCompiler(Compiler):
     """Numba's compiler, with these libraries."""
+
+    def _compile_core(self) -> Any:
+        before = BaseFunction.get_call_type
+        BaseFunction.get_call_type = _call_type  # type: ignore[method-assign, assignment]
+        try:
+            return super()._compile_core()
+        finally:
+            BaseFunction.get_call_type = before  # type: ignore[method-assign]
 
     def define_pipelines(self) -> list[Any]:
         """The passes; symbols are named by stamps, thus the same in every process."""
