@@ -14,6 +14,7 @@ import ctypes
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba.core.codegen import CPUCodegen, JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.runtime.nrt import rtsys
@@ -24,6 +25,9 @@ from packer.twin.kernel_cache import stamp
 
 KEPT = "kernel"
 """What these libraries are kept as; Numba's own are of the kinds "object" and "bitcode"."""
+MARK = "numba.dynamic.globals.kernels"
+"""A variable in every kernel. Numba keeps no function that has one of this name: a kept function of others would find
+no kernel that it calls by symbol."""
 TYPE_ERROR = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
 """What Python finds instead of a kernel that only kernels may call."""
 SKIPPED = ("NopythonRewrites", "InlineClosureLikes")
@@ -46,6 +50,16 @@ class KernelLibrary(JITCodeLibrary):
         self.enable_object_caching()
         self.calls: dict[tuple[str, ...], bytes] = {}
         self.symbols: tuple[str, ...] = ()
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Add code, with the mark."""
+        variable = ir.GlobalVariable(ir_module, ir.IntType(8), MARK)
+        variable.linkage, variable.initializer = "weak_odr", ir.Constant(variable.value_type, 0)
+        super().add_ir_module(ir_module)
+
+    def _finalize_dynamic_globals(self) -> None:
+        super()._finalize_dynamic_globals()
+        self._dynamic_globals = [name for name in self._dynamic_globals if name != MARK]
 
     @property
     def codegen(self) -> Any:

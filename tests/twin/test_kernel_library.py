@@ -12,7 +12,7 @@ from numba import njit
 from packer.twin.engine.containers import sift
 from packer.twin.engine.emit import gap_bin
 
-PROGRAM = """
+MODULE = """
 import sys, types
 module = sys.modules["packer.of_a_test"] = types.ModuleType("packer.of_a_test")
 exec('''
@@ -40,12 +40,24 @@ def made(n):
     values = np.zeros(n, dtype=np.int64)
     return filled(values) + twice(values[0])
 ''', module.__dict__)
+"""
+PROGRAM = (
+    MODULE
+    + """
 ALL = module.twice, module.power, module.fill, module.filled, module.made
 print(module.made(3), module.made.stats.cache_hits)
 try:
     module.made(4)
 except ZeroDivisionError:
     print(*(each.py_func.__name__ for each in ALL if each.stats.cache_misses))
+"""
+)
+OTHERS = """
+from numba import njit
+from packer.of_a_test import made
+@njit(cache=True)
+def more(n):
+    return made(n) + 1
 """
 
 
@@ -81,3 +93,12 @@ def test_only_kernels_call_what_has_no_wrapper() -> None:
 def test_other_compiled_functions_can_call_them() -> None:
     """Numba's own libraries link what is inlined, and find what is called."""
     assert njit(lambda gap_s: gap_bin(gap_s))(1e9) == njit(lambda gap_s: gap_bin(gap_s) + 1)(1e9) - 1
+
+
+def test_functions_of_others_that_numba_keeps_find_what_they_call(
+    compiled_anew: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    """A later process gets the same result, from a kept function or a new one."""
+    (tmp_path / "others.py").write_text(OTHERS, "utf-8")
+    program = f"{MODULE}\nsys.path.append({str(tmp_path)!r})\nfrom others import more\nprint(more(3))"
+    assert [compiled_anew(program) for _ in range(2)] == [["61"], ["61"]]
