@@ -21,7 +21,7 @@ from packer.twin.limits import limit_of
 
 @pytest.fixture(scope="module")
 def qwen() -> Profile:
-    """A server whose API server takes 200 ms for the first request of an adapter."""
+    """A server whose API server takes some 0.3 s for the first request of an adapter."""
     return packer.load_profile("h100-64gb/qwen-2.5-7b-instruct")
 
 
