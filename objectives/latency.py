@@ -48,22 +48,12 @@ class Latency(Objective):
         if not bins:
             return ()
         rates, tokens = _traffic(workload, bins)
-        latency = self.latency_ms(tokens, evaluations)
+        ttft_ms, itl_ms = evaluations.mean_ttft_ms, evaluations.mean_itl_ms
+        gaps = np.maximum(tokens, 1.0) - 1.0
+        latency = {"request": ttft_ms + itl_ms * gaps, "ttft": ttft_ms, "itl": itl_ms}[self.metric]
         latency = np.where(np.isnan(latency), np.inf, latency)
         mean, worst = float((latency * rates).sum() / rates.sum()), float(latency.max())
         return (mean, worst) if self.statistic == "mean" else (worst, mean)
-
-    def latency_ms(
-        self, tokens: npt.NDArray[np.float64], evaluations: Evaluations
-    ) -> npt.NDArray[np.float64]:
-        """The chosen latency of each bin, float64 (n,), by its mean output tokens; NaN where it does not start."""
-        if self.metric == "ttft":
-            return evaluations.mean_ttft_ms
-        if self.metric == "itl":
-            return evaluations.mean_itl_ms
-        gaps = np.maximum(tokens, 1.0) - 1.0
-        total: npt.NDArray[np.float64] = evaluations.mean_ttft_ms + evaluations.mean_itl_ms * gaps
-        return total
 
 
 def _traffic(workload: Workload, bins: Sequence[Bin]) -> npt.NDArray[np.float64]:

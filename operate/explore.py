@@ -122,11 +122,6 @@ class Frontier:
         limit = math.inf if self.time_limit_s is None else self.time_limit_s
         return limit - (time.monotonic() - self.started)
 
-    def fewest(self) -> int:
-        """Servers of a plan on which nothing starves with Poisson arrivals: where the frontier begins."""
-        self.progress("fewest GPUs", 0, 0)
-        return max(1, len(self._solved(self.parts, "gpus").bins))
-
     @property
     def size(self) -> int:
         """GPUs of a server: points count servers."""
@@ -192,7 +187,9 @@ class Frontier:
         `verify`: simulate it on fresh hours and search on where one of them breaks it, `ROUNDS` times at most.
         `found`: called with it before the points with more GPUs are made.
         """
-        low = min(self.fewest() + self.spare, self._most(max_gpus))
+        self.progress("fewest GPUs", 0, 0)  # on which nothing starves with Poisson arrivals
+        low = max(1, len(self._solved(self.parts, "gpus").bins))
+        low = min(low + self.spare, self._most(max_gpus))
         while low > 1 + self.spare and self.at(low - 1).holds and not self.over():
             low = max(1 + self.spare, low // 2)  # the solver's limits are narrower than the twin's
         first = None if self.hopeless else self.first_that_holds(low, self._most(max_gpus))

@@ -206,9 +206,12 @@ def _empirical_table(values: tuple[float, ...]) -> FloatArray:
 
 @lru_cache(maxsize=512)
 def _unit_gamma_table(cv: float) -> FloatArray:
-    """Quantiles of the gamma distribution with mean 1 on the grid; milliseconds to compute."""
+    return unit_gamma(1.0 / cv**2, _Z_GRID)
+
+
+def unit_gamma(shape: float, z: FloatArray) -> FloatArray:
+    """Quantiles of the gamma distribution with mean 1 at standard-normal scores; thousands take milliseconds."""
     from scipy.special import gammaincinv, ndtr
 
-    shape = 1.0 / cv**2
-    table: FloatArray = gammaincinv(shape, ndtr(_Z_GRID)) / shape
-    return table
+    quantiles: FloatArray = gammaincinv(shape, ndtr(z)) / shape
+    return quantiles

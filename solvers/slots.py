@@ -55,10 +55,9 @@ class SlotSearch:
         found = self.problem.evaluator.evaluate(self.problem.workload, bins)
         return found, self.problem.objective.admissible(found)
 
-    def admissible(self, bins: Sequence[Bin]) -> list[bool]:
-        """Which of the bins are admissible."""
-        admissible: list[bool] = self.evaluate(bins)[1].tolist()
-        return admissible
+    def admits(self, item: Bin) -> bool:
+        """Whether a bin is admissible."""
+        return bool(self.evaluate([item])[1][0])
 
     def feasible(
         self,

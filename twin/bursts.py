@@ -15,6 +15,7 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.arrival import Arrivals, Bursts
+from packer.lengths import unit_gamma
 from packer.twin.flags import ENGINE_FLAGS
 
 FloatArray = npt.NDArray[np.float64]
@@ -44,11 +45,7 @@ def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: 
 @lru_cache(maxsize=64)
 def _factors(cv: float) -> FloatArray:
     """Quantiles of a gamma distribution with mean 1 at `_SCORES`."""
-    from scipy.special import gammaincinv, ndtr
-
-    shape = cv**-2.0
-    quantiles: FloatArray = gammaincinv(shape, ndtr(_SCORES)) / shape
-    return quantiles
+    return unit_gamma(cv**-2.0, _SCORES)
 
 
 @njit(**ENGINE_FLAGS)

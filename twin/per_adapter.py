@@ -41,7 +41,7 @@ def quiet_adapters(fleet: Workload) -> str:
 
 def mean_ttft_ms(sim: Simulation) -> FloatArray:
     """Mean TTFT of each adapter's completed requests, float64 (m,); NaN where nothing completed."""
-    return _ratio(_sums(sim, sim.ttft_ms), sim.completed_of)
+    return ratio(_sums(sim, sim.ttft_ms), sim.completed_of)
 
 
 def quantile_ttft_ms(sim: Simulation, q: float) -> FloatArray:
@@ -70,7 +70,7 @@ def mean_itl_ms(sim: Simulation) -> FloatArray:
     """
     done = sim.raw.finished
     span_ms = (sim.raw.finish_s[done] - sim.raw.first_s[done]) * 1e3
-    return _ratio(_sums(sim, span_ms), _sums(sim, sim.raw.requests.output_tokens[done] - 1.0))
+    return ratio(_sums(sim, span_ms), _sums(sim, sim.raw.requests.output_tokens[done] - 1.0))
 
 
 def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
@@ -167,28 +167,16 @@ def late(sim: Simulation) -> FloatArray:
     return np.array([sim.raw.requests.time_s[sim.raw.finished][beyond], sim.ttft_ms[beyond]])
 
 
-def slo_attainment(sim: Simulation) -> FloatArray:
-    """Share of each adapter's requests that kept its limits (`Workload.slo`), float64 (m,); NaN: none decided.
-
-    A refused request breaks the limits.
-    """
-    return _ratio(*sim.slo_counts)
-
-
 def slo_counts(sim: Simulation) -> tuple[FloatArray, FloatArray]:
-    """Requests of each adapter that kept the limits of `Workload.slo`, and those that kept or broke them."""
+    """Requests of each adapter that kept the limits of `Workload.slo`, and those that kept or broke them.
+
+    A refused request breaks them.
+    """
     m = len(sim.workload)
     kept, broke = sim.kept_requests
     owner = sim.raw.requests.adapter
     number = np.bincount(owner[kept], minlength=m).astype(np.float64)
     return number, number + np.bincount(owner[broke], minlength=m) + sim.raw.refused
-
-
-def goodput_tok_s(sim: Simulation) -> float:
-    """Input + output tokens of the requests that kept the limits of `Workload.slo` / duration, tok/s."""
-    kept, _ = sim.kept_requests
-    requests = sim.raw.requests
-    return float((requests.input_tokens + requests.output_tokens)[kept].sum() / sim.duration_s)
 
 
 def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
@@ -202,7 +190,7 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
         for side in ("input_tokens", "output_tokens")
     }
     many = raw.requests.adapter[raw.finished & (raw.requests.output_tokens > 1)]
-    tpot_ms = _ratio(np.bincount(many, sim.tpot_ms, m), np.bincount(many, minlength=m))
+    tpot_ms = ratio(np.bincount(many, sim.tpot_ms, m), np.bincount(many, minlength=m))
     columns: dict[str, Any] = {
         "adapter": list(sim.workload.names),
         "rank": sim.workload.ranks,
@@ -215,7 +203,7 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
         "p95_ttft_ms": quantile_ttft_ms(sim, 0.95),
         "mean_tpot_ms": tpot_ms,
         "mean_itl_ms": mean_itl_ms(sim),
-        "slo_attainment": slo_attainment(sim),
+        "slo_attainment": sim.adapter_slo_attainment,
     }
     return pl.DataFrame(columns).with_columns(pl.col("^.*_ms$|^slo_attainment$").fill_nan(None))
 
@@ -230,7 +218,7 @@ def _sums(sim: Simulation, weights: npt.ArrayLike) -> FloatArray:
     return np.bincount(sim.owners, weights, minlength=len(sim.workload)).astype(np.float64)
 
 
-def _ratio(total: npt.NDArray[Any], number: npt.NDArray[Any]) -> FloatArray:
+def ratio(total: npt.NDArray[Any], number: npt.NDArray[Any]) -> FloatArray:
     """total / number, NaN where the number is 0."""
     out = np.full(len(total), np.nan)
     np.divide(total, number, out=out, where=number > 0)

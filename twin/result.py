@@ -254,7 +254,7 @@ class Simulation:
     """When requests were sent that waited longer than their limit, s, and their TTFT, ms, float64 (2, late)."""
     slo_counts = cached_property(figures.slo_counts)
     """Requests of each adapter that kept its limits, and those that kept or broke them, float64 (adapters,) each."""
-    adapter_slo_attainment = cached_property(figures.slo_attainment)
+    adapter_slo_attainment = cached_property(lambda self: figures.ratio(*self.slo_counts))
     """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); or NaN."""
     adapter_slo_used = cached_property(figures.slo_used)
     """How much of its limits each adapter uses, float64 (adapters,); see `packer.twin.per_adapter.slo_used`."""
@@ -284,7 +284,9 @@ class Simulation:
     @property
     def goodput_tok_s(self) -> float:
         """Throughput of the requests within the limits of `Workload.slo`, tok/s."""
-        return figures.goodput_tok_s(self)
+        requests = self.raw.requests
+        tokens = (requests.input_tokens + requests.output_tokens)[self.kept_requests[0]]
+        return float(tokens.sum() / self.duration_s)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able summary with the keys of `vllm bench serve` where it has them; NaN becomes None."""

@@ -102,7 +102,10 @@ class Server:
         return min(self.profile.engine.max_model_len, room)
 
     def run(self, duration_s: float, seed: int, timeline_bin_s: float) -> Raw:
-        """Simulate. The same seed sends the same requests, whatever the server."""
+        """Simulate. The same seed sends the same requests, whatever the server.
+
+        Marks of requests whose adapters do not depend on the time go to those that are accepted, in order.
+        """
         time_s, adapter = draw_times(self.workload, duration_s, seed)
         enough = len(time_s)
         if adapter is None and self.max_outstanding is not None:
@@ -113,7 +116,8 @@ class Server:
             if state.ints[rows.TRACK_HOST] and not self.profile.loading.cold_start:
                 rows.register(state, in_slots=not state.sizes[:, rows.BLOCKS].any())
             if adapter is None:
-                state = with_stream(state, time_s)
+                state.ints[rows.STREAM], state.floats[rows.NEXT_S] = 1, time_s[0] if len(time_s) else np.inf
+                state = state._replace(stream_s=np.ascontiguousarray(time_s))
             else:
                 fill_inbox(state, time_s)
             tuning = self.tuning(seed)
@@ -206,14 +210,6 @@ class Server:
             times[:, [rows.REACHED, rows.FIRST, rows.FINISH]],
             None if tuning is None else tuning.registers,
         )
-
-
-def with_stream(state: rows.ServerState, time_s: FloatArray) -> rows.ServerState:
-    """The server with requests sent at these times, whose marks go to those that are accepted, in order."""
-    state.ints[rows.STREAM] = 1
-    if len(time_s):
-        state.floats[rows.NEXT_S] = time_s[0]
-    return state._replace(stream_s=np.ascontiguousarray(time_s))
 
 
 def fill_inbox(state: rows.ServerState, time_s: FloatArray) -> None:

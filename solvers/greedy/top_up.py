@@ -40,7 +40,7 @@ def _with(slots: SlotSearch, bin_: Bin, more: Sequence[int]) -> Bin | None:
     shares = (*bin_.shares, *[1.0] * len(more)) if bin_.is_split else ()
     most = len(adapters) if bin_.max_loras == len(bin_.adapters) else bin_.max_loras
     candidate = slots.make(adapters, most, bin_.profile, shares)
-    return candidate if slots.admissible([candidate])[0] else None
+    return candidate if slots.admits(candidate) else None
 
 
 def _first_fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int | None:
