@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer.predictors.kernels import leaf_of, walk_one, walk_rows
+from packer.predictors.kernels import walk_one, walk_rows
 
 Float32Array = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
@@ -102,11 +102,6 @@ class Ensemble:
             x, self.feature, self.threshold, self.left, self.roots, self.depths,
             self.starts[output], self.starts[output + 1],
         )  # fmt: skip
-        return found
-
-    def leaf(self, x: Float32Array, tree: int) -> int:
-        """The leaf of one tree that a feature row x float32 (F + 1,) reaches."""
-        found: int = leaf_of(x, self.feature, self.threshold, self.left, self.roots[tree], self.depths[tree])
         return found
 
     def tree(self, number: int) -> Node:

@@ -75,14 +75,3 @@ def walk_one(
         total += threshold[a]
         t += 1
     return total
-
-
-@njit(**FLAGS)
-def leaf_of(
-    x: Float32Array, feature: IntArray, threshold: Float32Array, left: IntArray, root: int, depth: int
-) -> int:
-    """The leaf that a feature row x float32 (F + 1,) reaches."""
-    at = root
-    for _ in range(depth):
-        at = left[at] + (x[feature[at]] > threshold[at])
-    return at

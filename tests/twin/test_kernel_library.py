@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numba import njit
+from numba.core.errors import TypingError
+from numba.core.types.functions import BaseFunction
 
 from packer.twin.engine.containers import sift
 from packer.twin.engine.emit import gap_bin
+from packer.twin.flags import FLAGS
 
 MODULE = """
 import sys, types
@@ -18,6 +21,8 @@ module = sys.modules["packer.of_a_test"] = types.ModuleType("packer.of_a_test")
 exec('''
 import numpy as np
 from numba import njit
+from numba.core.errors import TypingError
+from numba.core.types.functions import BaseFunction
 from packer.twin.flags import CALLED, ENGINE_FLAGS, FLAGS, INLINED
 @njit(**INLINED)
 def twice(x):
@@ -102,3 +107,10 @@ def test_functions_of_others_that_numba_keeps_find_what_they_call(
     (tmp_path / "others.py").write_text(OTHERS, "utf-8")
     program = f"{MODULE}\nsys.path.append({str(tmp_path)!r})\nfrom others import more\nprint(more(3))"
     assert [compiled_anew(program) for _ in range(2)] == [["61"], ["61"]]
+
+
+def test_what_is_remembered_of_types_is_for_kernels_alone() -> None:
+    """Numba types other functions itself, also after a kernel that has no types."""
+    with pytest.raises(TypingError):
+        njit(**FLAGS | {"cache": False})(lambda x: x.nothing + x)(1)
+    assert BaseFunction.get_call_type.__module__ == "numba.core.types.functions"
