@@ -1,7 +1,7 @@
 """The step loop of one vLLM V1 engine with LoRA adapters, resumable at any time.
 
 A step has a beginning (arrivals, schedule, duration) and an end (tokens). In between, a cluster's router sees
-the server as it is during the step. LLVM inlines all parts here (`forceinline`): a call per part and step, with
+the server as it is during the step. LLVM inlines all parts here (`INLINED`): a call per part and step, with
 all these arrays, would cost as much as the step. To Numba they are functions, compiled one by one (`compile.py`).
 """
 
