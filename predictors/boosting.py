@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from packer.predictors.ensemble import Ensemble, from_lightgbm
+from packer.predictors.ensemble import from_lightgbm, packed
 from packer.predictors.features import NAMES
-from packer.predictors.forest import packed
 from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS
 
@@ -54,4 +53,4 @@ class Boosting(Kind):
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
         """Flattened trees."""
         outputs = [from_lightgbm(fitted[name].booster_) if name in fitted else [] for name in OUTPUTS]
-        return packed(Ensemble.of(outputs, [0.0] * len(OUTPUTS), x.shape[1]))
+        return packed(outputs, x.shape[1])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from packer.predictors.kernels import walk_one, walk_rows
+from packer.predictors.kernels import walk_rows
 
 Float32Array = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
@@ -41,18 +41,15 @@ class Node:
         return 1 + max(self.left.depth, self.right.depth)
 
 
-@dataclass(frozen=True, eq=False)
-class Ensemble:
+class Ensemble(NamedTuple):
     """Flattened trees of several outputs, in groups.
 
-    `feature`, `threshold`, `left`: uint32, float32, uint32 (nodes,): see `packer.predictors.kernels`; `width`
-    features.
+    `feature`, `threshold`, `left`: uint32, float32, uint32 (nodes,): see `packer.predictors.kernels`.
     `roots`, `depths`: uint32 (trees,).
     `starts`: uint32 (outputs + 1,): output k is the sum over the trees starts[k] … starts[k + 1] − 1, plus bias[k].
     `bias`: float64 (outputs,).
     """
 
-    width: int
     feature: IntArray
     threshold: Float32Array
     left: IntArray
@@ -63,46 +60,27 @@ class Ensemble:
 
     @classmethod
     def of(cls, outputs: Sequence[Sequence[Node]], biases: Sequence[float], width: int) -> Ensemble:
-        """Flatten trees, breadth first, so that siblings are neighbours."""
-        feature: list[int] = []
-        threshold: list[float] = []
-        left: list[int] = []
+        """Flatten trees of `width` features, breadth first, so that siblings are neighbours."""
+        nodes: list[tuple[int, float, int]] = []
         roots: list[int] = []
         depths: list[int] = []
         starts = [0]
         for trees in outputs:
             for tree in trees:
-                roots.append(len(feature))
+                roots.append(len(nodes))
                 depths.append(tree.depth)
-                _flatten(tree, width, feature, threshold, left)
+                _flatten(tree, width, nodes)
             starts.append(len(roots))
-        return cls(
-            width,
-            np.array(feature, dtype=np.uint32),
-            np.array(threshold, dtype=np.float32),
-            np.array(left, dtype=np.uint32),
-            np.array(roots, dtype=np.uint32),
-            np.array(depths, dtype=np.uint32),
-            np.array(starts, dtype=np.uint32),
-            np.array(biases, dtype=np.float64),
-        )
+        table = np.array(nodes, dtype=[("feature", "u4"), ("threshold", "f4"), ("left", "u4")])
+        whole = (np.array(each, dtype=np.uint32) for each in (roots, depths, starts))
+        columns = (table[name].copy() for name in ("feature", "threshold", "left"))
+        return cls._make([*columns, *whole, np.array(biases, dtype=np.float64)])
 
     def rows(self, x: Float32Array, output: int) -> FloatArray:
         """One output for feature rows x float32 (n, F), float64 (n,)."""
         out = np.full(len(x), self.bias[output])
-        walk_rows(
-            x, self.feature, self.threshold, self.left, self.roots, self.depths,
-            self.starts[output], self.starts[output + 1], out,
-        )  # fmt: skip
+        walk_rows(x, self, self.starts[output], self.starts[output + 1], out)
         return out
-
-    def one(self, x: Float32Array, output: int) -> float:
-        """One output for one feature row x float32 (F + 1,), whose last entry is −∞."""
-        found: float = self.bias[output] + walk_one(
-            x, self.feature, self.threshold, self.left, self.roots, self.depths,
-            self.starts[output], self.starts[output + 1],
-        )  # fmt: skip
-        return found
 
     def tree(self, number: int) -> Node:
         """One tree as nodes again; the values of inner nodes are not kept."""
@@ -117,22 +95,22 @@ class Ensemble:
         )
 
 
-def _flatten(tree: Node, width: int, feature: list[int], threshold: list[float], left: list[int]) -> None:
-    waiting = [tree]
-    base = len(feature)
-    placed = 1
+def _flatten(tree: Node, width: int, nodes: list[tuple[int, float, int]]) -> None:
+    """Append the feature, threshold (or value) and left child of each node."""
+    waiting, base, placed = [tree], len(nodes), 1
     for node in waiting:  # grows as it is walked
-        at = len(feature)
         if node.left is None or node.right is None:
-            feature.append(width)
-            threshold.append(node.value)
-            left.append(at)
+            nodes.append((width, node.value, len(nodes)))
             continue
-        feature.append(node.feature)
-        threshold.append(float(float32_below(node.threshold)))
-        left.append(base + placed)
+        nodes.append((node.feature, float(float32_below(node.threshold)), base + placed))
         placed += 2
         waiting += [node.left, node.right]
+
+
+def packed(outputs: Sequence[Sequence[Node]], width: int) -> dict[str, npt.NDArray[Any]]:
+    """The trees of each output as arrays by name, as files hold them."""
+    arrays = Ensemble.of(outputs, [0.0] * len(outputs), width)._asdict()
+    return {name: each.astype(np.int32) if each.dtype == np.uint32 else each for name, each in arrays.items()}
 
 
 def float32_below(value: float) -> np.float32:

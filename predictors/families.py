@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,6 @@ BLOCK = 1024
 """Rows at a time: the table of distances to all support vectors stays small."""
 CLOSEST = 1e-6
 """Added to every distance, so that a point itself has a finite weight."""
-
-
-class Family(Protocol):
-    """Outputs of a model for many feature rows."""
-
-    def rows(self, x: Float32Array, output: int) -> FloatArray:
-        """Output number `output` of `packer.predictors.targets.OUTPUTS`, float64 (n,)."""
 
 
 class Machine:
@@ -74,13 +67,10 @@ def squash(x: Float32Array, center: Float32Array, scale: Float32Array) -> Float3
     return ((np.log1p(np.maximum(x, 0.0)) - center) / scale).astype(np.float32)
 
 
-def family_of(model: Model) -> Family:
-    """How to evaluate a model, by its header."""
+def family_of(model: Model) -> Ensemble | Machine | Neighbours:
+    """How to evaluate a model, by its header: `rows(x, k)` is output k of `packer.predictors.targets.OUTPUTS`."""
     arrays = dict(model.arrays)
     if model.header["family"] == "trees":
-        whole = {
-            name: arrays[name].astype(np.uint32) for name in ("feature", "left", "roots", "depths", "starts")
-        }
-        width = len(model.header["features"])
-        return Ensemble(width, threshold=arrays["threshold"], bias=arrays["bias"], **whole)
+        whole = (arrays[name] for name in Ensemble._fields)
+        return Ensemble._make(each.astype(np.uint32) if each.dtype == np.int32 else each for each in whole)
     return Machine(arrays) if model.header["family"] == "machine" else Neighbours(arrays)

@@ -14,8 +14,7 @@ from packer.bin import Bin
 from packer.checks import SLOT_RANKS
 from packer.errors import IncompatibleError
 from packer.lengths import Lengths, length_moments, normal_grid
-from packer.predictors.features_kernel import MAX_GROUPS, MIDDLE_GROUP, fill
-from packer.predictors.trees_kernel import FleetArrays
+from packer.predictors.features_kernel import MAX_GROUPS, MIDDLE_GROUP, FleetArrays, fill
 from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
 from packer.twin.memory.policy import kv_cache_tokens_many
@@ -141,7 +140,7 @@ def _product(first: Lengths, second: Lengths, correlation: float) -> float:
 
 
 def fleet_table(workload: Workload) -> FloatArray:
-    """Columns of the fleet as the kernel takes them, float64 (m, 8): see `features_kernel.fill`."""
+    """Columns of the fleet as the kernel takes them, float64 (m, 8): see `FleetArrays`."""
     pairs: dict[tuple[Lengths, Lengths], int] = {}
     kind = [
         pairs.setdefault(
@@ -184,13 +183,14 @@ class FeatureExtractor:
 
     def __init__(self, workload: Workload, profile: Profile) -> None:
         self.workload, self.profile = workload, profile
-        self.fleet = fleet_table(workload)
-        self.law = coefficient_vector(profile.latency)
-        self.engine = engine_vector(profile)
-        self.paper = profile.latency.form == "paper"
         self._kv = _kv_tokens(profile)
-        load = workload.offered_tok_s_by_adapter
-        self.arrays = FleetArrays(self.fleet, self.law, self.paper, self.engine, load)
+        self.arrays = FleetArrays(
+            fleet_table(workload),
+            coefficient_vector(profile.latency),
+            profile.latency.form == "paper",
+            engine_vector(profile),
+            workload.offered_tok_s_by_adapter,
+        )
 
     def kv_cache_tokens(self, table: BinTable) -> FloatArray:
         """KV capacity of each bin, float64 (n,), tokens."""
@@ -206,7 +206,6 @@ class FeatureExtractor:
         kv = self.kv_cache_tokens(table) if kv_tokens is None else kv_tokens
         out = np.empty((len(table), len(FEATURES)))
         fill(
-            table.indptr, table.index, table.share, table.max_loras, table.max_lora_rank, kv, self.fleet,
-            self.law, self.paper, self.engine, out,
-        )  # fmt: skip
+            table.indptr, table.index, table.share, table.max_loras, table.max_lora_rank, kv, self.arrays, out
+        )
         return out

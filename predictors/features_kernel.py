@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,22 @@ CLIENT_CEILING = 26_800.0  # requests outstanding in the runs that predictors le
 
 # Sums over the adapters of a bin.
 (RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT) = range(11)
+
+
+class FleetArrays(NamedTuple):
+    """A fleet on a profile.
+
+    table float64 (m, 8): rank, rate, E[I], E[O], E[I²], E[O²], E[I·O] of the lengths, and group; law: coefficients of
+    the step law, the `paper`'s or the linear one; engine float64 (9,): graph_max_tokens, max_num_batched_tokens,
+    max_num_seqs, block_size, max_cpu_loras, ms to load an adapter from host, and per rank, from disk, and per rank;
+    load float64 (m,): tok/s.
+    """
+
+    table: FloatArray
+    law: FloatArray
+    paper: bool
+    engine: FloatArray
+    load: FloatArray
 
 
 @njit(**INLINED)
@@ -85,17 +102,14 @@ def group(
 @njit(**FLAGS)
 def fill(
     indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
-    kv_tokens: FloatArray, fleet: FloatArray, law: FloatArray, paper: bool, engine: FloatArray,
-    out: FloatArray,
+    kv_tokens: FloatArray, fleet: FleetArrays, out: FloatArray,
 ) -> None:  # fmt: skip
     """Write the features (`packer.predictors.features.FEATURES`) of each bin into `out` float64 (n, F).
 
     Arrays: indptr int64 (n + 1,), index int64 and share float64 (nnz,): the adapters of each bin and the
-    part of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,); fleet float64 (m, 8): rank,
-    rate, E[I], E[O], E[I²], E[O²], E[I·O] of the lengths, and group; law: coefficients of the step law; engine
-    float64 (9,): graph_max_tokens, max_num_batched_tokens, max_num_seqs, block_size, max_cpu_loras, ms to
-    load an adapter from host, and per rank, from disk, and per rank.
+    part of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,).
     """
+    table, law, paper, engine, _load = fleet
     by_load = np.zeros((MAX_GROUPS, 4))
     groups = np.zeros((5, MAX_GROUPS))
     sums = np.zeros(11)
@@ -103,7 +117,7 @@ def fill(
     for b in range(slots.size):
         start, end = indptr[b], indptr[b + 1]
         n = float(end - start)
-        k, top_share = group(share, start, end, index, fleet, slots[b], by_load, groups, sums)
+        k, top_share = group(share, start, end, index, table, slots[b], by_load, groups, sums)
         rate, demand = sums[RATE], sums[OUTPUT]
         prompt, output = sums[INPUT] / rate, demand / rate
         input_var = max(0.0, sums[INPUT_2] / rate - prompt * prompt)

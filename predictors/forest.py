@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from packer.predictors.ensemble import Ensemble, from_sklearn
+from packer.predictors.ensemble import from_sklearn, packed
 from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS, STARVED
 
@@ -46,11 +44,4 @@ class Forest(Kind):
             trees = fitted[name].estimators_ if name in fitted else []
             column = 1 if name == STARVED else 0
             outputs.append([from_sklearn(t.tree_, 1.0 / len(trees), column) for t in trees])
-        return packed(Ensemble.of(outputs, [0.0] * len(OUTPUTS), x.shape[1]))
-
-
-def packed(ensemble: Ensemble) -> Arrays:
-    """An ensemble as arrays by name, as files hold them."""
-    whole = ("feature", "left", "roots", "depths", "starts")
-    arrays: Arrays = {name: getattr(ensemble, name).astype(np.int32) for name in whole}
-    return {**arrays, "threshold": ensemble.threshold, "bias": ensemble.bias}
+        return packed(outputs, x.shape[1])

@@ -9,25 +9,27 @@ Indices are unsigned, so that the kernel need not test whether they count from t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
 from packer.twin.flags import FLAGS
 
+if TYPE_CHECKING:
+    from packer.predictors.ensemble import Ensemble
+
 BLOCK = 128
 STRIDE = np.uint32(BLOCK)
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.uint32]
 
 
 @njit(**FLAGS)
-def walk_rows(
-    x: Float32Array, feature: IntArray, threshold: Float32Array, left: IntArray, roots: IntArray,
-    depths: IntArray, first: int, last: int, out: FloatArray,
-) -> None:  # fmt: skip
+def walk_rows(x: Float32Array, trees: Ensemble, first: int, last: int, out: FloatArray) -> None:
     """Add the leaves of the trees first … last − 1 to `out` float64 (n,). x: float32 (n, F)."""
+    feature, threshold, left, roots, depths, _starts, _bias = trees
     n, width = x.shape
     columns = np.empty((width + 1) * BLOCK, dtype=np.float32)
     columns[width * BLOCK :] = -np.inf
@@ -48,11 +50,9 @@ def walk_rows(
 
 
 @njit(**FLAGS)
-def walk_one(
-    x: Float32Array, feature: IntArray, threshold: Float32Array, left: IntArray, roots: IntArray,
-    depths: IntArray, first: int, last: int,
-) -> float:  # fmt: skip
+def walk_one(x: Float32Array, trees: Ensemble, first: int, last: int) -> float:
     """Sum of the leaves of the trees first … last − 1 for one feature row x float32 (F + 1,), its last −∞."""
+    feature, threshold, left, roots, depths, _starts, _bias = trees
     total = 0.0
     t = first
     while t + 4 <= last:  # four at a time: their memory accesses overlap

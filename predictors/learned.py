@@ -253,13 +253,7 @@ def _tree_model(
     slope, offset = model.header["calibration"]
     bases = [0, *(COLUMN[target.base] for target in TARGETS), 0]
     return TreeModel(
-        trees.feature,
-        trees.threshold,
-        trees.left,
-        trees.roots,
-        trees.depths,
-        trees.starts,
-        trees.bias,
+        trees,
         np.array(bases, dtype=np.int64),
         float(slope),
         float(offset),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from packer.predictors.ensemble import Ensemble, from_sklearn
-from packer.predictors.forest import packed
+from packer.predictors.ensemble import from_sklearn, packed
 from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS, STARVED
 
@@ -40,4 +39,4 @@ class Tree(Kind):
         for name in OUTPUTS:
             column = 1 if name == STARVED and hasattr(fitted.get(name), "classes_") else 0
             outputs.append([from_sklearn(fitted[name].tree_, 1.0, column)] if name in fitted else [])
-        return packed(Ensemble.of(outputs, [0.0] * len(OUTPUTS), x.shape[1]))
+        return packed(outputs, x.shape[1])

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from packer.predictors.features_kernel import fill
+from packer.predictors.ensemble import Ensemble
+from packer.predictors.features_kernel import FleetArrays, fill
 from packer.predictors.kernels import walk_one
 from packer.twin.flags import FLAGS
 from packer.twin.tiered import Tiered
@@ -21,7 +22,6 @@ from packer.twin.tiered import Tiered
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-NodeArray = npt.NDArray[np.uint32]
 BoolArray = npt.NDArray[np.bool_]
 
 N_FIGURES = 10
@@ -35,19 +35,12 @@ SMALLEST = 1e-3
 class TreeModel(NamedTuple):
     """A trained model as arrays.
 
-    feature … bias: see `packer.predictors.ensemble.Ensemble`; bases int64 (outputs,): the feature that each output
-    corrects (the first and the last, starvation and stability, correct none); slope, offset: calibration of the log
-    odds; largest: limit of a correction; low, high float64 (F,): the range that it learned from; min_kv: KV tokens
-    that a server needs.
+    bases int64 (outputs,): the feature that each output corrects (the first and the last, starvation and stability,
+    correct none); slope, offset: calibration of the log odds; largest: limit of a correction; low, high float64 (F,):
+    the range that it learned from; min_kv: KV tokens that a server needs.
     """
 
-    feature: NodeArray
-    threshold: Float32Array
-    left: NodeArray
-    roots: NodeArray
-    depths: NodeArray
-    starts: NodeArray
-    bias: FloatArray
+    trees: Ensemble
     bases: IntArray
     slope: float
     offset: float
@@ -55,16 +48,6 @@ class TreeModel(NamedTuple):
     low: FloatArray
     high: FloatArray
     min_kv: float
-
-
-class FleetArrays(NamedTuple):
-    """A fleet on a profile: see `packer.predictors.features_kernel.fill`; load float64 (m,): tok/s."""
-
-    table: FloatArray
-    law: FloatArray
-    paper: bool
-    engine: FloatArray
-    load: FloatArray
 
 
 @njit(**FLAGS)
@@ -75,12 +58,9 @@ def evaluate(
     """Write figures float64 (N_FIGURES, n) and flags bool (4, n) of n bins; latencies are NaN where one fails."""
     n, width = slots.size, model.low.size
     features = np.empty((n, width))
-    fill(
-        indptr, index, share, slots, slot_rank, kv_tokens, fleet.table, fleet.law, fleet.paper, fleet.engine,
-        features,
-    )  # fmt: skip
+    fill(indptr, index, share, slots, slot_rank, kv_tokens, fleet, features)
     x = np.full(width + 1, -np.inf, dtype=np.float32)
-    outputs = np.empty(model.bias.size)  # `packer.predictors.targets.OUTPUTS`
+    outputs = np.empty(model.trees.bias.size)  # `packer.predictors.targets.OUTPUTS`
     for b in range(n):
         row = features[b]
         outside = False
@@ -99,10 +79,8 @@ def evaluate(
             figures[MEAN_TTFT : P99_ITL + 1, b] = np.nan
             continue
         for k in range(outputs.size):
-            outputs[k] = model.bias[k] + walk_one(
-                x, model.feature, model.threshold, model.left, model.roots, model.depths,
-                model.starts[k], model.starts[k + 1],
-            )  # fmt: skip
+            first, last = model.trees.starts[k], model.trees.starts[k + 1]
+            outputs[k] = model.trees.bias[k] + walk_one(x, model.trees, first, last)
         odds = model.slope * outputs[0] + model.offset
         chance = 1.0 / (1.0 + math.exp(-min(max(odds, -50.0), 50.0)))
         flags[STARVED, b], flags[STABLE, b] = chance >= 0.5, outputs[8] > 0.0
@@ -119,15 +97,12 @@ def evaluate(
         figures[MEDIAN_TTFT, b] = min(outputs[6], p99_ttft)
 
 
-def _leaves(
-    x: Float32Array, feature: NodeArray, threshold: Float32Array, left: NodeArray, roots: NodeArray,
-    depths: NodeArray, first: int, last: int,
-) -> float:  # fmt: skip
+def _leaves(x: Float32Array, trees: Ensemble, first: int, last: int) -> float:
     """`walk_one`, all trees at a time."""
-    node = roots[first:last]
-    for _ in range(depths[first:last].max(initial=0)):
-        node = left[node] + (x[feature[node]] > threshold[node])
-    return float(np.add.accumulate(threshold[node], dtype=np.float64)[-1]) if len(node) else 0.0
+    node = trees.roots[first:last]
+    for _ in range(trees.depths[first:last].max(initial=0)):
+        node = trees.left[node] + (x[trees.feature[node]] > trees.threshold[node])
+    return float(np.add.accumulate(trees.threshold[node], dtype=np.float64)[-1]) if len(node) else 0.0
 
 
 evaluate_bins = Tiered(evaluate, {walk_one: _leaves})

@@ -49,13 +49,11 @@ REPEATS = 15
 
 
 @njit(**FLAGS)
-def ask_all(
-    x: Any, feature: Any, threshold: Any, left: Any, roots: Any, depths: Any, first: int, last: int
-) -> float:
+def ask_all(x: Any, trees: Ensemble, first: int, last: int) -> float:
     """One question after another, from compiled code."""
     total = 0.0
     for i in range(x.shape[0]):
-        total += walk_one(x[i], feature, threshold, left, roots, depths, first, last)
+        total += walk_one(x[i], trees, first, last)
     return total
 
 
@@ -114,12 +112,12 @@ def speed(profile: Profile) -> dict[str, Any]:
         row: dict[str, float] = {}
         for name, output in (("starvation", starved), ("throughput", share)):
             first, last = int(ensemble.starts[output]), int(ensemble.starts[output + 1])
-            parts = (ensemble.feature, ensemble.threshold, ensemble.left, ensemble.roots, ensemble.depths)
+            trees = (ensemble, first, last)
             row[f"{name}_single_compiled_us"] = median_us(
-                lambda parts=parts, first=first, last=last: ask_all(wide[:2000], *parts, first, last), 2000
+                lambda trees=trees: ask_all(wide[:2000], *trees), 2000
             )
             row[f"{name}_single_python_us"] = median_us(
-                lambda output=output, e=ensemble: [e.one(wide[i], output) for i in range(200)], 200
+                lambda trees=trees: [walk_one(wide[i], *trees) for i in range(200)], 200
             )
         row["both_batch_us"] = median_us(
             lambda e=ensemble: [e.rows(x, output) for output in (starved, share)], QUESTIONS

@@ -7,6 +7,7 @@ import pytest
 from naive_predictors import walk
 
 from packer.predictors.ensemble import Ensemble, Node, float32_below, from_lightgbm, from_sklearn
+from packer.predictors.kernels import walk_one
 
 WIDTH = 5
 
@@ -40,7 +41,8 @@ def test_single_walk_agrees_with_the_batch(grown: tuple[list[list[Node]], Ensemb
     _, ensemble, x = grown
     wide = np.column_stack([x, np.full(len(x), -np.inf, dtype=np.float32)])
     for k in range(3):
-        alone = [ensemble.one(row, k) for row in wide]
+        trees = (ensemble, ensemble.starts[k], ensemble.starts[k + 1])
+        alone = [ensemble.bias[k] + walk_one(row, *trees) for row in wide]
         np.testing.assert_allclose(alone, ensemble.rows(x, k), rtol=1e-9, atol=1e-9)
 
 
