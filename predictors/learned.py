@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +44,6 @@ _ROWS_PER_THREAD = 2048
 class LearnedPredictor:
     """Evaluates bins with a trained model; memory errors come from the memory model, they are not learned.
 
-    Bins of other profiles are evaluated by the shipped predictor of the same kind for that profile, if there is
-    one.
-
     `model`: from `packer.predictors.train` or a file.
     `profile`: the one that it was trained for.
     `transferred`: it was trained for another one: see `guide`.
@@ -73,7 +69,6 @@ class LearnedPredictor:
             lambda fleet: FeatureExtractor(fleet, profile)
         )
         """Features of a fleet's bins, by workload."""
-        self._others: dict[str, LearnedPredictor] = {}
 
     @property
     def most_adapters(self) -> int:
@@ -126,7 +121,10 @@ class LearnedPredictor:
     def evaluate_checked(
         self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0
     ) -> tuple[Evaluations, BoolArray]:
-        """As `evaluate`, and which bins have a feature outside what the model learned from, bool (n,)."""
+        """As `evaluate`, and which bins have a feature outside what the model learned from, bool (n,).
+
+        Raises `ModelError` for bins of another profile than its own.
+        """
         if not bins:
             return Evaluations.of([]), np.zeros(0, dtype=bool)
         if workload.arrivals.kind != "poisson":
@@ -134,23 +132,16 @@ class LearnedPredictor:
                 f"The predictor {self.name!r} was trained on Poisson arrivals, got {workload.arrivals.kind!r}: "
                 "take the predictor auto or twin."
             )
-        first = bins[0].profile
         if trains(workload.fine_tuning):
             raise IncompatibleError(
                 "The trained predictors know nothing of servers that train beside their requests: take the twin."
             )
-        if all(item.profile is first for item in bins):
-            return self._of_profile(first).evaluate_table(workload, BinTable.of(bins, factors))
-        scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
-        rows: list[Any] = [None] * len(bins)
-        outside = np.zeros(len(bins), dtype=bool)
-        for profile in dict.fromkeys(item.profile for item in bins):
-            where = [k for k, item in enumerate(bins) if item.profile == profile]
-            table = BinTable.of([bins[k] for k in where], scale[where])
-            found, outside[where] = self._of_profile(profile).evaluate_table(workload, table)
-            for k, row in zip(where, found, strict=True):
-                rows[k] = row
-        return Evaluations.of(rows), outside
+        table, profile = BinTable.of(bins, factors), bins[0].profile
+        if profile is not self.profile and profile.fingerprint != self.profile.fingerprint:
+            raise ModelError(
+                f"A bin is of the profile {profile.name}, but the predictor was trained for {self.profile.name}."
+            )
+        return self.evaluate_table(workload, table)
 
     def evaluate_table(self, workload: Workload, table: BinTable) -> tuple[Evaluations, BoolArray]:
         """As `evaluate_checked`, for bins of its own profile that are given as arrays."""
@@ -228,19 +219,6 @@ class LearnedPredictor:
         low, high = self._ranges
         found: npt.NDArray[np.bool_] = (features < low) | (features > high)
         return found
-
-    def _of_profile(self, profile: Profile) -> LearnedPredictor:
-        """Itself, or the shipped predictor of the same kind for another profile."""
-        if profile is self.profile or profile.fingerprint == self.profile.fingerprint:
-            return self
-        if profile.fingerprint not in self._others:
-            if not self.kind:
-                raise ModelError(
-                    f"A bin is of the profile {profile.name}, but the predictor was trained for "
-                    f"{self.profile.name}."
-                )
-            self._others[profile.fingerprint] = type(self).for_profile(profile)
-        return self._others[profile.fingerprint]
 
 
 _SHIPPED: dict[tuple[str, Profile], LearnedPredictor] = {}
