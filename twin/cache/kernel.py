@@ -12,9 +12,10 @@ from numba import njit
 
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
-    ADAPTER_LOADS, BLOCKS, CACHE_RULE, ENTERED, HIGH_WATER, HOST_AFTER, HOST_BEFORE, IDLE_AFTER, IDLE_BEFORE,
-    JOINED, KNOWN, KNOWN_RUNNING, KNOWN_WAITING, KV_BLOCKS, LOAD_END_S, LOADING_BLOCKS, LOADING_MODE, NOW, RANK,
-    RESIDENT, RESIDENTS, SLOT_LIMIT, UNAWAITED, USED, FloatArray, IntArray,
+    ACTIVE, ACTIVE_BLOCKS, ACTIVE_RANKS, ADAPTER_LOADS, BLOCKS, CACHE_RULE, ENTERED, HIGH_WATER, HOST_AFTER,
+    HOST_BEFORE, IDLE_AFTER, IDLE_BEFORE, IN_BATCH, JOINED, KNOWN, KNOWN_RUNNING, KNOWN_WAITING, KV_BLOCKS,
+    LARGEST, LOADING_BLOCKS, LOADING_MODE, LOAD_END_S, MEMBERS, NOW, RANK, RANK_CLASS, REQUEST_RANKS, RESIDENT,
+    RESIDENTS, RUNNING, SLOT_LIMIT, UNAWAITED, UNFINISHED, USED, FloatArray, IntArray, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 
@@ -78,6 +79,53 @@ def put(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int) -> None:
     ints[RESIDENTS] += 1
     ints[USED] += sizes[a, BLOCKS]
     ints[ADAPTER_LOADS] += 1
+
+
+@njit(**ENGINE_FLAGS)
+def enter_batch(state: ServerState, loading: FloatArray, a: int) -> float:
+    """A request of adapter row `a` runs; its adapter, for which there is room, comes with it. Time of the load, ms."""
+    ints, adapters, sizes = state.ints, state.adapters, state.sizes
+    k, loads = sizes[a, RANK_CLASS], True
+    if adapters[a, RESIDENT] == 0:
+        put(ints, adapters, sizes, a)
+    elif adapters[a, IN_BATCH] > 0 and ints[CACHE_RULE] == NOTHING:
+        ints[ADAPTER_LOADS] += 1
+    else:
+        loads = False
+        if adapters[a, IN_BATCH] == 0:
+            unlink(adapters, IDLE_BEFORE, a)
+    adapters[a, USES] += 1
+    adapters[a, IN_BATCH] += 1
+    ints[RUNNING] += 1
+    ints[REQUEST_RANKS] += sizes[a, RANK]
+    if adapters[a, IN_BATCH] == 1:
+        ints[ACTIVE] += 1
+        ints[ACTIVE_RANKS] += sizes[a, RANK]
+        ints[ACTIVE_BLOCKS] += sizes[a, BLOCKS]
+        state.classes[k, MEMBERS] += 1
+        ints[LARGEST] = max(ints[LARGEST], k)
+    return load_ms(sizes, loading, a) if loads else 0.0
+
+
+@njit(**ENGINE_FLAGS)
+def leave_batch(state: ServerState, a: int) -> bool:
+    """A request of adapter row `a` is finished; whether it was the last that ran: its adapter is idle then."""
+    ints, adapters, sizes, classes = state.ints, state.adapters, state.sizes, state.classes
+    k = sizes[a, RANK_CLASS]
+    ints[RUNNING] -= 1
+    ints[REQUEST_RANKS] -= sizes[a, RANK]
+    classes[k, UNFINISHED] -= 1
+    adapters[a, IN_BATCH] -= 1
+    if adapters[a, IN_BATCH] > 0:
+        return False
+    ints[ACTIVE] -= 1
+    ints[ACTIVE_RANKS] -= sizes[a, RANK]
+    ints[ACTIVE_BLOCKS] -= sizes[a, BLOCKS]
+    classes[k, MEMBERS] -= 1
+    while ints[LARGEST] > 0 and classes[ints[LARGEST], MEMBERS] == 0:
+        ints[LARGEST] -= 1
+    link_last(adapters, IDLE_BEFORE, 0, a)
+    return True
 
 
 @njit(**ENGINE_FLAGS)

@@ -7,10 +7,10 @@ import math
 from numba import njit
 
 from packer.twin.cache.kernel import WANTED
-from packer.twin.engine.containers import link_last
+from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
     ACCEPTED, DUE_BEFORE, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT, KEY, NEXT, NEXT_S,
-    OWNER, REACHED, SENT, SENTINEL, SENT_AT, TAKEN, WAITING, ServerState,
+    OWNER, PROMPT, REACHED, SENT, SENTINEL, SENT_AT, TAKEN, WAITING, WAITING_PROMPT, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 
@@ -35,3 +35,13 @@ def accept(state: ServerState) -> int:
     link_last(state.links, DUE_BEFORE, ints[SENTINEL], r)
     floats[NEXT_S] = times[following - 1, SENT_AT] if following > 0 else math.inf
     return int(r)
+
+
+@njit(**ENGINE_FLAGS)
+def leave_queue(state: ServerState, r: int) -> None:
+    """Request `r` is not waiting any more."""
+    ints = state.ints
+    unlink(state.links, DUE_BEFORE, r)
+    ints[WAITING] -= 1
+    ints[WAITING_PROMPT] -= state.requests[r, PROMPT]
+    state.adapters[state.requests[r, OWNER] + 1, WANTED] -= 1

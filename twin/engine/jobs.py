@@ -11,16 +11,14 @@ import math
 
 from numba import njit
 
-from packer.twin.cache.kernel import NOTHING, USES, WANTED, load_ms, make_room, put, tidy
-from packer.twin.engine.accept import accept
+from packer.twin.cache.kernel import enter_batch, leave_batch, make_room, tidy
+from packer.twin.engine.accept import accept, leave_queue
 from packer.twin.engine.charge import MIN_STEP_S
-from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
-    ACTIVE, ACTIVE_RANKS, ADAPTER_LOADS, BATCH, BIN_S, BLOCKS, BUSY_S, CACHE_RULE, DECODES, DUE_AFTER,
-    DUE_BEFORE, FINISH, FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, IDLE_BEFORE, IN_BATCH, LAST, LOAD_S, MAX_SEQS,
-    NEXT_S, NOW, OUTPUT, OWNER, PEAK_BLOCKS, PEAK_RUNNING, PROMPT, RANK, RANK_CLASS, REQUEST_RANKS, RESIDENT,
+    ACTIVE, BATCH, BIN_S, BLOCKS, BUSY_S, DECODES, DUE_AFTER, FINISH, FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN,
+    LAST, LOAD_S, MAX_SEQS, NEXT_S, NOW, OUTPUT, OWNER, PEAK_BLOCKS, PEAK_RUNNING, PROMPT, RANK, RESIDENT,
     RUNNING, RUN_S, SENTINEL, SLOTS, SLOT_RANK, STALL_S, STEP, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_RUNNING,
-    T_WAITING, UNFINISHED, USED, WAITING, WAITING_PROMPT, ServerState,
+    T_WAITING, USED, WAITING, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import GRAPH_MAX, Law
@@ -63,27 +61,8 @@ def start(state: ServerState, law: Law, r: int) -> bool:
     a = requests[r, OWNER] + 1
     if adapters[a, RESIDENT] == 0 and not make_room(ints, adapters, sizes, sizes[a, BLOCKS], 1, a):
         return False
-    unlink(state.links, DUE_BEFORE, r)
-    ints[WAITING] -= 1
-    ints[WAITING_PROMPT] -= requests[r, PROMPT]
-    adapters[a, WANTED] -= 1
-    load_s = 0.0
-    if adapters[a, RESIDENT] == 0:
-        put(ints, adapters, sizes, a)
-        load_s = load_ms(sizes, law.loading, a) * 1e-3
-    elif adapters[a, IN_BATCH] == 0:
-        unlink(adapters, IDLE_BEFORE, a)
-    elif ints[CACHE_RULE] == NOTHING:
-        ints[ADAPTER_LOADS] += 1
-        load_s = load_ms(sizes, law.loading, a) * 1e-3
-    rank = sizes[a, RANK]
-    adapters[a, USES] += 1
-    adapters[a, IN_BATCH] += 1
-    if adapters[a, IN_BATCH] == 1:
-        ints[ACTIVE] += 1
-        ints[ACTIVE_RANKS] += rank
-    ints[REQUEST_RANKS] += rank
-    ints[RUNNING] += 1
+    leave_queue(state, r)
+    load_s, rank = enter_batch(state, law.loading, a) * 1e-3, sizes[a, RANK]
     ints[DECODES] += 1
     state_vector(
         state.vector, requests[r, OUTPUT], requests[r, PROMPT], 1.0, rank, ints[SLOTS], ints[SLOT_RANK], 0.0, 0.0,
@@ -110,25 +89,16 @@ def start(state: ServerState, law: Law, r: int) -> bool:
 def finish(state: ServerState) -> None:
     """The job that ends first is done, now."""
     ints, floats, requests, times = state.ints, state.floats, state.requests, state.times
-    adapters, sizes = state.adapters, state.sizes
     ints[BATCH] -= 1
     r = state.sets[0, ints[BATCH]]
-    a = requests[r, OWNER] + 1
     times[r, FIRST] = times[r, FIRST_SEEN] = times[r, FINISH_SEEN] = times[r, FINISH]
     state.status[r] = FINISHED
     ints[STEP] += 1
-    ints[RUNNING] -= 1
     ints[DECODES] -= 1
-    ints[REQUEST_RANKS] -= sizes[a, RANK]
-    state.classes[sizes[a, RANK_CLASS], UNFINISHED] -= 1
     k = min(int(floats[NOW] / floats[BIN_S]), state.timeline.shape[0] - 1)
     state.timeline[k, T_DECODE] += requests[r, OUTPUT]
-    adapters[a, IN_BATCH] -= 1
-    if adapters[a, IN_BATCH] == 0:
-        ints[ACTIVE] -= 1
-        ints[ACTIVE_RANKS] -= sizes[a, RANK]
-        link_last(adapters, IDLE_BEFORE, 0, a)
-        tidy(ints, adapters, sizes, 0)
+    if leave_batch(state, requests[r, OWNER] + 1):
+        tidy(ints, state.adapters, state.sizes, 0)
 
 
 @njit(**ENGINE_FLAGS)

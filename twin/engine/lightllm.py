@@ -13,21 +13,22 @@ import math
 from numba import njit
 
 from packer.twin.cache.kernel import (
-    ASYNC, CPU_ASSIST, LOADING, NOTHING, PREFETCH, TAGGED, USES, load_ms, make_room, put, tidy,
+    ASYNC, CPU_ASSIST, LOADING, PREFETCH, TAGGED, enter_batch, leave_batch, make_room, put, tidy,
 )  # fmt: skip
+from packer.twin.engine.accept import leave_queue
 from packer.twin.engine.charge import charge
-from packer.twin.engine.containers import link_last, unlink
+from packer.twin.engine.containers import link_last
 from packer.twin.engine.emit import gap_bin
 from packer.twin.engine.peak import insert, peak, remove
-from packer.twin.engine.lightllm_queue import arrive, fetch, finish_loads, give_up, leave_queue
+from packer.twin.engine.lightllm_queue import arrive, fetch, finish_loads, give_up
 from packer.twin.engine.state import (
-    ABORT_AFTER_S, ACTIVE, ACTIVE_BLOCKS, ACTIVE_RANKS, ADAPTER_LOADS, ADMISSIONS, ARRIVALS, BATCH, BLOCKED, BLOCKS,
-    CACHE_RULE, CLASS_RANK, CLUSTER, CONTEXT_TOKENS, CPU_FACTOR, DECODES, DECODE_STEPS, DUE_AFTER, DUE_BEFORE,
-    ENDED, END_S, FINISH, FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, IDLE_BEFORE, IN_BATCH, IN_FLIGHT,
-    KV_BLOCKS, LARGEST, LAST, LAST_USE, LEFT, LOADING_BLOCKS, LOADING_MODE, LOAD_END_S, LOAD_MS, MAX_SEQS, MAX_WAIT,
-    MEMBERS, NEXT, NEXT_S, NOW, OUTPUT, OWNER, PLACE, PREFILLING, PROMPT, RANK, RANK_CLASS, REQUEST_RANKS, RESIDENT,
-    RESIDENTS, RUNNING, RUN_S, SENTINEL, SINCE, SLOTS, SLOT_LIMIT, SLOT_RANK, START, STEP, STEP_DECODES,
-    STEP_PREFILL, TAG, TOKEN_BUDGET, UNAWAITED, UNFINISHED, USED, WAITING, ServerState,
+    ABORT_AFTER_S, ACTIVE, ACTIVE_BLOCKS, ACTIVE_RANKS, ADMISSIONS, ARRIVALS, BATCH, BLOCKED, BLOCKS, CLASS_RANK,
+    CLUSTER, CONTEXT_TOKENS, CPU_FACTOR, DECODES, DECODE_STEPS, DUE_AFTER, DUE_BEFORE, ENDED, END_S, FINISH,
+    FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, IDLE_BEFORE, IN_BATCH, IN_FLIGHT, KV_BLOCKS, LARGEST, LAST,
+    LAST_USE, LEFT, LOADING_BLOCKS, LOADING_MODE, LOAD_END_S, LOAD_MS, MAX_SEQS, MAX_WAIT, NEXT, NEXT_S, NOW,
+    OUTPUT, OWNER, PLACE, PREFILLING, PROMPT, RANK, REQUEST_RANKS, RESIDENT, RESIDENTS, RUNNING, RUN_S, SENTINEL,
+    SINCE, SLOTS, SLOT_LIMIT, SLOT_RANK, START, STEP, STEP_DECODES, STEP_PREFILL, TAG, TOKEN_BUDGET, UNAWAITED,
+    USED, WAITING, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import GRAPH_MAX, Law
@@ -45,56 +46,25 @@ COUNTED = PLACE
 @njit(**ENGINE_FLAGS)
 def join(state: ServerState, law: Law, r: int, a: int) -> None:
     """Request `r` of adapter row `a` joins the batch, its adapter with it; adds its load to LOAD_MS."""
-    ints, floats, adapters, sizes = state.ints, state.floats, state.adapters, state.sizes
-    rank = sizes[a, RANK]
-    if adapters[a, IN_BATCH] == 0 and adapters[a, RESIDENT] == 1:
-        unlink(adapters, IDLE_BEFORE, a)
+    ints, adapters, sizes = state.ints, state.adapters, state.sizes
     if adapters[a, RESIDENT] == 0:
         make_room(ints, adapters, sizes, sizes[a, BLOCKS], 1, a)
-        put(ints, adapters, sizes, a)
         adapters[a, LAST_USE] = ints[STEP] + 1
-        floats[LOAD_MS] += load_ms(sizes, law.loading, a)
-    elif ints[CACHE_RULE] == NOTHING and adapters[a, IN_BATCH] > 0:
-        floats[LOAD_MS] += load_ms(sizes, law.loading, a)
-        ints[ADAPTER_LOADS] += 1
+    state.floats[LOAD_MS] += enter_batch(state, law.loading, a)
     make_room(ints, adapters, sizes, state.requests[r, PROMPT] + 1, 0, a)
     ints[USED] += state.requests[r, PROMPT] + 1
-    adapters[a, USES] += 1
-    adapters[a, IN_BATCH] += 1
-    ints[RUNNING] += 1
-    ints[REQUEST_RANKS] += rank
-    if adapters[a, IN_BATCH] == 1:
-        ints[ACTIVE] += 1
-        ints[ACTIVE_RANKS] += rank
-        ints[ACTIVE_BLOCKS] += sizes[a, BLOCKS]
-        k = sizes[a, RANK_CLASS]
-        state.classes[k, MEMBERS] += 1
-        ints[LARGEST] = max(ints[LARGEST], k)
 
 
 @njit(**INLINED)
 def leave(state: ServerState, r: int) -> None:
     """Request `r`, which got its last token, leaves the batch."""
-    ints, requests, adapters, sizes = state.ints, state.requests, state.adapters, state.sizes
-    a, now = requests[r, OWNER] + 1, state.floats[NOW]
-    k = sizes[a, RANK_CLASS]
-    state.times[r, FINISH] = state.times[r, FINISH_SEEN] = now
+    ints, requests = state.ints, state.requests
+    state.times[r, FINISH] = state.times[r, FINISH_SEEN] = state.floats[NOW]
     state.status[r] = FINISHED
     tokens = requests[r, PROMPT] + requests[r, OUTPUT]
     ints[USED] -= tokens
     ints[CONTEXT_TOKENS] -= tokens
-    ints[RUNNING] -= 1
-    ints[REQUEST_RANKS] -= sizes[a, RANK]
-    state.classes[k, UNFINISHED] -= 1
-    adapters[a, IN_BATCH] -= 1
-    if adapters[a, IN_BATCH] == 0:
-        ints[ACTIVE] -= 1
-        ints[ACTIVE_RANKS] -= sizes[a, RANK]
-        ints[ACTIVE_BLOCKS] -= sizes[a, BLOCKS]
-        state.classes[k, MEMBERS] -= 1
-        while ints[LARGEST] > 0 and state.classes[ints[LARGEST], MEMBERS] == 0:
-            ints[LARGEST] -= 1
-        link_last(adapters, IDLE_BEFORE, 0, a)
+    leave_batch(state, requests[r, OWNER] + 1)
 
 
 @njit(**ENGINE_FLAGS)

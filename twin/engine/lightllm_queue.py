@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.twin.cache.kernel import ASYNC, LOADING, WANTED, end_load, start_load
-from packer.twin.engine.accept import accept
-from packer.twin.engine.containers import unlink
+from packer.twin.cache.kernel import ASYNC, LOADING, end_load, start_load
+from packer.twin.engine.accept import accept, leave_queue
 from packer.twin.engine.peak import peak
 from packer.twin.engine.state import (
-    ABORTED, ABORT_AFTER_S, ACTIVE_BLOCKS, BLOCKS, DUE_AFTER, DUE_BEFORE, GIVEN_UP, KV_BLOCKS, LOADING_BLOCKS,
-    LOADING_MODE, LOAD_END_S, NEXT_S, NOW, OWNER, PROMPT, RANK_CLASS, RESIDENT, SENTINEL, SENT_AT, STALL_S,
-    UNFINISHED, WAITING, WAITING_PROMPT, ServerState,
+    ABORTED, ABORT_AFTER_S, ACTIVE_BLOCKS, BLOCKS, DUE_AFTER, GIVEN_UP, KV_BLOCKS, LOADING_BLOCKS, LOADING_MODE,
+    LOAD_END_S, NEXT_S, NOW, OWNER, RANK_CLASS, RESIDENT, SENTINEL, SENT_AT, STALL_S, UNFINISHED, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
@@ -53,16 +51,6 @@ def finish_loads(state: ServerState, law: Law, now: float) -> None:
             if state.requests[r, OWNER] + 1 == a:
                 floats[STALL_S] += max(0.0, end_s - state.times[r, SENT_AT])
             r = links[r, DUE_AFTER]
-
-
-@njit(**ENGINE_FLAGS)
-def leave_queue(state: ServerState, r: int) -> None:
-    """Request `r` is not waiting any more."""
-    ints = state.ints
-    unlink(state.links, DUE_BEFORE, r)
-    ints[WAITING] -= 1
-    ints[WAITING_PROMPT] -= state.requests[r, PROMPT]
-    state.adapters[state.requests[r, OWNER] + 1, WANTED] -= 1
 
 
 @njit(**ENGINE_FLAGS)
