@@ -94,36 +94,21 @@ def backbone_tok_s(workload: Workload, profile: Profile) -> float:
 
 
 def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
-    mix = workload.with_arrivals(Arrivals())
-    bare = without_adapters(profile)
+    mix, bare = workload.with_arrivals(Arrivals()), without_adapters(profile)
+    output = float(np.average(mix.mean_output_tokens, weights=mix.rates))
     load, duration_s = OVERLOAD_TOK_S, _SHORTEST_S
     while True:
-        found = _overloaded(mix, bare, load, duration_s)
+        asked = mix.scaled(load / mix.offered_tok_s)
+        found = simulate(asked, bare, max_loras=len(mix), duration_s=duration_s, timeline_bin_s=duration_s)
         served = _second_half_tok_s(found)
-        needed_s = min(_LONGEST_S, _ANSWERS * _answer_s(found))
+        step_s = found.busy_share * duration_s / max(1, found.engine_steps)
+        needed_s = min(_LONGEST_S, _ANSWERS * output * step_s)
         if needed_s > 1.2 * duration_s:
             duration_s = needed_s
         elif served > 0.8 * load:
             load *= 4.0
         else:
             return served
-
-
-def _overloaded(mix: Workload, bare: Profile, load_tok_s: float, duration_s: float) -> Simulation:
-    return simulate(
-        mix.scaled(load_tok_s / mix.offered_tok_s),
-        bare,
-        max_loras=len(mix),
-        duration_s=duration_s,
-        timeline_bin_s=duration_s,
-    )
-
-
-def _answer_s(found: Simulation) -> float:
-    """How long a mean answer takes in the full batch, s."""
-    output = float(np.average(found.workload.mean_output_tokens, weights=found.workload.rates))
-    step_s = found.busy_share * found.duration_s / max(1, found.engine_steps)
-    return output * step_s
 
 
 def _second_half_tok_s(found: Simulation) -> float:

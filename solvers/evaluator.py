@@ -126,8 +126,11 @@ class Evaluator:
 
     def of(self, objective: Objective) -> Evaluator:
         """The same evaluator, and what it has stored, at the loads of another objective."""
+        return self._changed(objective=objective, scenarios=Memo(objective.scenarios))
+
+    def _changed(self, **changes: object) -> Evaluator:
         other = copy(self)
-        other.objective, other.scenarios = objective, Memo(objective.scenarios)
+        vars(other).update(changes)
         return other
 
     @property
@@ -141,38 +144,29 @@ class Evaluator:
 
     def with_margin(self, margin: float) -> Evaluator:
         """The same evaluator, and what it has stored, at another margin."""
-        other = copy(self)
-        other.margin = margin
-        return other
+        return self._changed(margin=margin)
 
     def hardened(self, raised: Mapping[Profile, float]) -> Evaluator:
         """The same evaluator, whose searches raise the rates of servers of these profiles beyond the margin."""
-        other = self.with_margin(self.margin)
-        other.raised = raised
-        return other
+        return self._changed(raised=raised)
 
     def sure(self) -> Evaluator:
         """The same evaluator, whose searches take no bin that the whole predictor would simulate to be sure."""
         if not self.confirms:
             return self
-        other = self.with_margin(self.margin)
-        other.searching = {
+        sure = {
             k: each.for_search(sure=True) if isinstance(each, AutoPredictor) else self.searching[k]
             for k, each in self._given.items()
         }
-        return other
+        return self._changed(searching=sure)
 
     def unconfirmed(self) -> Evaluator:
         """The same evaluator, for which the predictor of the search is the whole one: for repairs of its own bins."""
-        other = self.with_margin(self.margin)
-        other.confirms = False
-        return other
+        return self._changed(confirms=False)
 
     def whole(self) -> Evaluator:
         """The same evaluator, whose searches use the whole predictor."""
-        other = self.with_margin(self.margin)
-        other.searching, other.fast, other.confirms = self._whole, False, False
-        return other
+        return self._changed(searching=self._whole, fast=False, confirms=False)
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures for a search, at the rates raised by the margin; one row per bin, in order."""
