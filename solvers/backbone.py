@@ -33,9 +33,6 @@ _BACKBONE_TERMS = {term.name for term in LINEAR + PAPER if term.part == "model"}
 """Terms of both step laws that are left without adapters and without a queue."""
 
 
-_HIGHEST_SCORE = 5.0
-"""Normal scores beyond it are left out of the moments of lengths."""
-
 _fleet_table = Memo(fleet_table)
 
 
@@ -138,7 +135,7 @@ def _requests(workload: Workload, profile: Profile) -> npt.NDArray[np.float64]:
     for i, each in enumerate(workload.adapters):
         pair = (each.input_tokens or workload.input_tokens, each.output_tokens or workload.output_tokens)
         owners.setdefault(pair, []).append(i)
-    scores = np.full(len(owners), _HIGHEST_SCORE)
+    scores = np.full(len(owners), 5.0)  # the highest of `normal_grid`
     first_ends, second_ends = (
         each_at_normal(lengths, np.arange(len(owners)), scores) for lengths in zip(*owners, strict=True)
     )

@@ -95,10 +95,11 @@ class Classes:
             (kind.rank, kind.input_tokens or fleet.input_tokens, kind.output_tokens or fleet.output_tokens)
             for kind in self.kinds
         ]
-        numbers = np.array([alike.index(each) for each in alike], dtype=np.int64)
+        first = np.array([alike.index(each) for each in alike])
         place = np.argsort(np.argsort(-self.rates, kind="stable"))
-        same = numbers[:, None] == numbers[None, :]
-        heavier: IntArray = (same & (place[:, None] <= place[None, :])).astype(np.int64)
+        heavier: IntArray = (np.equal.outer(first, first) & np.less_equal.outer(place, place)).astype(
+            np.int64
+        )
         return heavier
 
     @cached_property

@@ -192,7 +192,22 @@ class Relaxation:
         for bins in sorted({min(target, math.ceil(value - _EPSILON)), searched}, reverse=True):
             if bins <= self.bound:
                 continue
-            found = self.certify(self.weights, value, bins, budget)
+            # All bins worth at most `most` make more than `bins` − 1 of them necessary.
+            most = value / max(bins - 1, _EPSILON) * (1.0 - 1e-9)
+            above = (
+                1.0 + most
+            ) / 2.0  # half for bins a little heavier than known ones, half for rounded counts
+            found = Certificate(False, 0)
+            if most > 1.0 + _EPSILON:
+                slack = most - above
+                found = certify(
+                    self.feasibility,
+                    self.weights,
+                    above=above,
+                    slack=slack,
+                    budget=budget,
+                    known=self.patterns,
+                )
             if found.counterexample is not None:
                 self.add(found.counterexample[None, :])
                 self.weights = self.weights / float(found.counterexample @ self.weights)
@@ -222,28 +237,6 @@ class Relaxation:
             rows = np.concatenate([rows, self.knapsacks.alike(at * ties, demand, held)])
         slack = max(0.0, target - float(at @ demand))
         return self.add(rows[rows @ at >= 1.0 - slack - _EPSILON])
-
-    def certify(self, weights: FloatArray, value: float, bins: int, budget: int) -> Certificate:
-        """Look for a feasible bin so heavy that fewer than `bins` might carry the whole weight `value`.
-
-        The heaviest bin known weighs at most 1.
-        """
-        if bins <= 1:
-            return Certificate(True, 0)
-        # All bins worth at most `most` make more than `bins` − 1 of them necessary.
-        most = value / (bins - 1) * (1.0 - 1e-9)
-        if most <= 1.0 + _EPSILON:
-            return Certificate(False, 0)
-        # Half of the room for bins a little heavier than the known ones, half for the rounding of counts.
-        above = (1.0 + most) / 2.0
-        return certify(
-            self.feasibility,
-            weights,
-            above=above,
-            slack=most - above,
-            budget=budget,
-            known=self.patterns,
-        )
 
     def _sizes(self) -> FloatArray:
         """A guess of each class's share of a bin, from the fullest bins of one class and the loads."""

@@ -20,6 +20,7 @@ from packer.solvers.limit import within_limit
 from packer.solvers.mixed.mixes import Cut, Mixes, cheapest
 from packer.solvers.mixed.source import Source
 from packer.solvers.slots import SlotSearch
+from packer.solvers.support import plain
 
 DEFAULT_S = 20.0
 """Time without a limit."""
@@ -51,11 +52,7 @@ class Mixed:
             return "it minimises GPUs or their price; for a given number take spread-refined"
         if not objective.symmetric or problem.old_bins:
             return "it counts adapters of equal rank, rate and lengths as one kind; take the solver greedy"
-        if problem.max_replicas > 1:
-            return "it does not split adapters over several GPUs (--max-replicas 1)"
-        if problem.workload.arrivals.trace is not None:
-            return "a replayed trace has no classes of equal adapters; use Poisson arrivals"
-        return None
+        return plain(replace(problem, profiles=problem.profiles[:1]))
 
     def solve(self, problem: Problem) -> Solution:
         """The cheapest of the plans found, with the bound of the relaxation."""
