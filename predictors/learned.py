@@ -136,12 +136,12 @@ class LearnedPredictor:
             raise IncompatibleError(
                 "The trained predictors know nothing of servers that train beside their requests: take the twin."
             )
-        table, profile = BinTable.of(bins, factors), bins[0].profile
-        if profile is not self.profile and profile.fingerprint != self.profile.fingerprint:
-            raise ModelError(
-                f"A bin is of the profile {profile.name}, but the predictor was trained for {self.profile.name}."
-            )
-        return self.evaluate_table(workload, table)
+        for profile in (item.profile for item in bins if item.profile is not self.profile):
+            if profile.fingerprint != self.profile.fingerprint:
+                raise ModelError(
+                    f"A bin is of the profile {profile.name}, but the predictor was trained for {self.profile.name}."
+                )
+        return self.evaluate_table(workload, BinTable.of(bins, factors))
 
     def evaluate_table(self, workload: Workload, table: BinTable) -> tuple[Evaluations, BoolArray]:
         """As `evaluate_checked`, for bins of its own profile that are given as arrays."""
