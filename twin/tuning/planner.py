@@ -22,15 +22,10 @@ def plan(
 ) -> tuple[float, float]:
     """Decode layers that run beside training, and training tasklets that run beside them.
 
-    Parameters
-    ----------
-    layers, left
-        Decode tasklets of the iteration; training tasklets left in the pass.
-    decode_ms, beside_ms, tasklet_ms
-        Time of a decode tasklet alone (l_d0) and beside training (l_d), and of a training tasklet beside decoding
-        (l_p), > 0.
-    slo_ms
-        Limit of the iteration.
+    `layers`, `left`: decode tasklets of the iteration; training tasklets left in the pass.
+    `decode_ms`, `beside_ms`, `tasklet_ms`: time of a decode tasklet alone (l_d0) and beside training (l_d), and of a
+    training tasklet beside decoding (l_p), > 0.
+    `slo_ms`: limit of the iteration.
     """
     room_ms = slo_ms * (1.0 + ROUNDING) - layers * decode_ms
     if room_ms < 0.0:
