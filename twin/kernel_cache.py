@@ -252,8 +252,11 @@ def _load(cache: Any, signature: object, context: Any) -> Any:
     if not _ours(cache._py_func):  # noqa: SLF001
         context.refresh()
     rtsys.initialize(context)
-    with cache._guard_against_spurious_io_errors():  # noqa: SLF001
-        return cache._load_overload(signature, context)  # noqa: SLF001
+    try:
+        with cache._guard_against_spurious_io_errors():  # noqa: SLF001
+            return cache._load_overload(signature, context)  # noqa: SLF001
+    except (ImportError, AttributeError):  # a kernel that it calls was in another module then: compile anew
+        return None
 
 
 def install(*flags: dict[str, Any]) -> None:

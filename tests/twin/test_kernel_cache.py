@@ -183,3 +183,14 @@ def test_kept_kernels_are_linked_without_what_only_compiling_needs() -> None:
     for _ in range(2):
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout.split() == ["True", "False", "3.0"], run.stderr
+
+
+def test_kept_code_that_names_a_module_that_is_gone_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept code names the modules of the kernels that it calls: an installed version may have moved one of them."""
+
+    def gone(*_arguments: object) -> None:
+        raise ModuleNotFoundError("No module named 'packer.twin.engine.gone'")
+
+    cache = advance._cache
+    monkeypatch.setattr(type(cache), "_load_overload", gone)
+    assert cache.load_overload((), advance.targetctx) is None
