@@ -14,7 +14,7 @@ from packer.bin import Bin
 from packer.checks import SLOT_RANKS
 from packer.errors import IncompatibleError
 from packer.lengths import Lengths, length_moments, normal_grid
-from packer.predictors.features_kernel import MAX_GROUPS, MIDDLE_GROUP, FleetArrays, fill
+from packer.predictors.features_kernel import MAX_GROUPS, MIDDLE_GROUP, ROOM, FleetArrays, fill_all
 from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
 from packer.twin.memory.policy import kv_cache_tokens_many
@@ -205,7 +205,8 @@ class FeatureExtractor:
         """Features, float64 (n, len(FEATURES))."""
         kv = self.kv_cache_tokens(table) if kv_tokens is None else kv_tokens
         out = np.empty((len(table), len(FEATURES)))
-        fill(
-            table.indptr, table.index, table.share, table.max_loras, table.max_lora_rank, kv, self.arrays, out
-        )
+        fill_all(
+            table.indptr, table.index, table.share, table.max_loras, table.max_lora_rank, kv, self.arrays,
+            np.zeros(ROOM), out,
+        )  # fmt: skip
         return out

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.predictors.physics import Server, Traffic, capacity, mixture, operating_batch, slot_wait, step
-from packer.twin.flags import FLAGS, INLINED
-from packer.twin.law.linear import N_TERMS
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -21,9 +20,10 @@ MIDDLE_GROUP = 32
 TINY = 1e-12
 HORIZON_S = 3600.0
 CLIENT_CEILING = 26_800.0  # requests outstanding in the runs that predictors learn from
-
-# Sums over the adapters of a bin.
-(RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT) = range(11)
+N_SUMS = 11  # over the adapters of a bin
+(RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT) = range(N_SUMS)
+ROOM = (13, MAX_GROUPS)
+"""Shape of the working memory that callers pass, zeros: allocation in a kernel takes 0.4 s to compile."""
 
 
 class FleetArrays(NamedTuple):
@@ -57,9 +57,10 @@ def group(
     """Sums over one bin's adapters, and its groups by output demand (factors of two), heaviest first.
 
     Writes `groups` (see `Traffic`) and `sums`; returns the number of groups and the part of the requests that
-    the `slots` heaviest adapters get. `by_load` (MAX_GROUPS, 4) is room to work in: zeros before and after.
+    the `slots` heaviest adapters get. `by_load` (4, MAX_GROUPS) is room to work in: zeros before and after.
     """
-    sums[:] = 0.0
+    for q in range(N_SUMS):
+        sums[q] = 0.0
     lowest, highest = MAX_GROUPS, -1
     for j in range(start, end):
         i = index[j]
@@ -79,102 +80,109 @@ def group(
         sums[PRODUCT] += rate * fleet[i, 6]
         e = int(fleet[i, 7]) if share[j] == 1.0 else group_of(demand)
         lowest, highest = min(lowest, e), max(highest, e)
-        by_load[e, 0] += 1.0
-        by_load[e, 1] += rate
-        by_load[e, 2] += demand
-        by_load[e, 3] += rank
+        by_load[0, e] += 1.0
+        by_load[1, e] += rate
+        by_load[2, e] += demand
+        by_load[3, e] += rank
     k = 0
     left, held = slots, 0.0
     for e in range(highest, lowest - 1, -1):
-        n = by_load[e, 0]
+        n = by_load[0, e]
         if n > 0.0:
             groups[0, k] = n
-            groups[1, k] = by_load[e, 1] / n
-            groups[2, k] = by_load[e, 2] / n
-            groups[3, k] = by_load[e, 3] / n
-            held += by_load[e, 1] * min(1.0, left / n)
+            groups[1, k] = by_load[1, e] / n
+            groups[2, k] = by_load[2, e] / n
+            groups[3, k] = by_load[3, e] / n
+            held += by_load[1, e] * min(1.0, left / n)
             left = max(0.0, left - n)
             k += 1
-            by_load[e] = 0.0
+            for q in range(4):
+                by_load[q, e] = 0.0
     return k, held / sums[RATE]
 
 
-@njit(**FLAGS)
+@njit(**CALLED)
 def fill(
-    indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
-    kv_tokens: FloatArray, fleet: FleetArrays, out: FloatArray,
+    b: int, indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
+    kv_tokens: FloatArray, fleet: FleetArrays, room: FloatArray, out: FloatArray,
 ) -> None:  # fmt: skip
-    """Write the features (`packer.predictors.features.FEATURES`) of each bin into `out` float64 (n, F).
+    """Write the features (`packer.predictors.features.FEATURES`) of bin b of n into `out` float64 (≥ F,).
 
     Arrays: indptr int64 (n + 1,), index int64 and share float64 (nnz,): the adapters of each bin and the
-    part of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,).
+    part of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,); room: zeros float64 `ROOM`, of
+    which the last two rows are left to the caller.
     """
     table, law, paper, engine, _load = fleet
-    by_load = np.zeros((MAX_GROUPS, 4))
-    groups = np.zeros((5, MAX_GROUPS))
-    sums = np.zeros(11)
-    vector = np.empty(N_TERMS)
-    for b in range(slots.size):
-        start, end = indptr[b], indptr[b + 1]
-        n = float(end - start)
-        k, top_share = group(share, start, end, index, table, slots[b], by_load, groups, sums)
-        rate, demand = sums[RATE], sums[OUTPUT]
-        prompt, output = sums[INPUT] / rate, demand / rate
-        input_var = max(0.0, sums[INPUT_2] / rate - prompt * prompt)
-        output_var = max(0.0, sums[OUTPUT_2] / rate - output * output)
-        offered = rate * (prompt + output)
-        held = (sums[PRODUCT] + 0.5 * sums[OUTPUT_2]) / demand + 0.5 * engine[3]
-        load_ms = engine[5] + engine[6] * sums[RANK] / n
-        if n > engine[4]:
-            load_ms += (engine[7] + engine[8] * sums[RANK] / n) * (1.0 - engine[4] / n)
-        places = max(engine[4], slots[b])
-        server = Server(law, paper, engine[0], slots[b], slot_rank[b], load_ms, places, vector)
-        traffic = Traffic(n, prompt, output, held, demand, groups, k)
+    by_load, groups, sums, vector = room[:4], room[4:9], room[9], room[10]
+    start, end = indptr[b], indptr[b + 1]
+    n = float(end - start)
+    k, top_share = group(share, start, end, index, table, slots[b], by_load, groups, sums)
+    rate, demand = sums[RATE], sums[OUTPUT]
+    prompt, output = sums[INPUT] / rate, demand / rate
+    input_var = max(0.0, sums[INPUT_2] / rate - prompt * prompt)
+    output_var = max(0.0, sums[OUTPUT_2] / rate - output * output)
+    offered = rate * (prompt + output)
+    held = (sums[PRODUCT] + 0.5 * sums[OUTPUT_2]) / demand + 0.5 * engine[3]
+    load_ms = engine[5] + engine[6] * sums[RANK] / n
+    if n > engine[4]:
+        load_ms += (engine[7] + engine[8] * sums[RANK] / n) * (1.0 - engine[4] / n)
+    places = max(engine[4], slots[b])
+    server = Server(law, paper, engine[0], slots[b], slot_rank[b], load_ms, places, vector)
+    traffic = Traffic(n, prompt, output, held, demand, groups, k)
 
-        fits = max(kv_tokens[b], 1.0) / held
-        largest = max(min(fits, engine[2], engine[1] * output / (prompt + output)), TINY)
-        best, best_batch = capacity(server, traffic, largest)
-        use = demand / best
-        batch = operating_batch(server, traffic, best_batch) if use < 1.0 else best_batch
-        step_ms, adapters = step(server, traffic, batch, 0.0)
-        wait_s = slot_wait(server, traffic, step_ms * 1e-3)
-        # What the equilibrium can't serve gathers, at most up to the client's ceiling.
-        lost = max(0.0, 1.0 - 1.0 / use) + min(wait_s, HORIZON_S) / HORIZON_S
-        waiting = min(CLIENT_CEILING, rate * 0.5 * HORIZON_S * min(1.0, lost))
-        busy_use = use
-        if lost > 0.0:
-            busy_ms = step(server, traffic, best_batch, waiting)[0]
-            busy_use = demand * busy_ms / (1e3 * best_batch)
-        mean_rate = rate / n
-        row = out[b]
-        row[0] = n
-        row[1] = rate
-        row[2] = math.sqrt(max(0.0, sums[RATE_2] / n - mean_rate * mean_rate))
-        row[3] = sums[RANK_MAX]
-        row[4] = sums[RANK] / n
-        row[5] = math.sqrt(max(0.0, sums[RANK_2] / n - row[4] * row[4]))
-        row[6] = slots[b]
-        row[7] = slot_rank[b]
-        row[8] = offered
-        row[9] = prompt
-        row[10] = output
-        row[11] = math.sqrt(input_var) / prompt
-        row[12] = math.sqrt(output_var) / output
-        row[13] = kv_tokens[b]
-        row[14] = sums[RATE_MAX] / rate
-        row[15] = top_share
-        row[16] = slots[b] / n
-        row[17] = held
-        row[18] = fits
-        row[19] = best * (prompt + output) / output
-        row[20] = use
-        row[21] = busy_use
-        row[22] = batch
-        row[23] = batch / fits
-        row[24] = adapters
-        row[25] = mixture(traffic, batch)[0] / slots[b]
-        row[26] = step_ms
-        row[27] = wait_s
-        row[28] = output * step_ms * 1e-3
-        row[29] = waiting
-        row[30] = min(1.0, 1.0 / busy_use)
+    fits = max(kv_tokens[b], 1.0) / held
+    largest = max(min(fits, engine[2], engine[1] * output / (prompt + output)), TINY)
+    best, best_batch = capacity(server, traffic, largest)
+    use = demand / best
+    batch = operating_batch(server, traffic, best_batch) if use < 1.0 else best_batch
+    step_ms, adapters = step(server, traffic, batch, 0.0)
+    wait_s = slot_wait(server, traffic, step_ms * 1e-3)
+    # What the equilibrium can't serve gathers, at most up to the client's ceiling.
+    lost = max(0.0, 1.0 - 1.0 / use) + min(wait_s, HORIZON_S) / HORIZON_S
+    waiting = min(CLIENT_CEILING, rate * 0.5 * HORIZON_S * min(1.0, lost))
+    busy_use = use
+    if lost > 0.0:
+        busy_ms = step(server, traffic, best_batch, waiting)[0]
+        busy_use = demand * busy_ms / (1e3 * best_batch)
+    mean_rate = rate / n
+    out[0] = n
+    out[1] = rate
+    out[2] = math.sqrt(max(0.0, sums[RATE_2] / n - mean_rate * mean_rate))
+    out[3] = sums[RANK_MAX]
+    out[4] = sums[RANK] / n
+    out[5] = math.sqrt(max(0.0, sums[RANK_2] / n - out[4] * out[4]))
+    out[6] = slots[b]
+    out[7] = slot_rank[b]
+    out[8] = offered
+    out[9] = prompt
+    out[10] = output
+    out[11] = math.sqrt(input_var) / prompt
+    out[12] = math.sqrt(output_var) / output
+    out[13] = kv_tokens[b]
+    out[14] = sums[RATE_MAX] / rate
+    out[15] = top_share
+    out[16] = slots[b] / n
+    out[17] = held
+    out[18] = fits
+    out[19] = best * (prompt + output) / output
+    out[20] = use
+    out[21] = busy_use
+    out[22] = batch
+    out[23] = batch / fits
+    out[24] = adapters
+    out[25] = mixture(traffic, batch)[0] / slots[b]
+    out[26] = step_ms
+    out[27] = wait_s
+    out[28] = output * step_ms * 1e-3
+    out[29] = waiting
+    out[30] = min(1.0, 1.0 / busy_use)
+
+
+@njit(**ENGINE_FLAGS)
+def fill_all(
+    indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
+    kv_tokens: FloatArray, fleet: FleetArrays, room: FloatArray, out: FloatArray,
+) -> None:  # fmt: skip
+    """`fill` of each bin, into `out` float64 (n, F)."""
+    for b in range(slots.size):
+        fill(b, indptr, index, share, slots, slot_rank, kv_tokens, fleet, room, out[b])

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from packer.twin.flags import FLAGS
+from packer.twin.flags import CALLED, FLAGS
 
 if TYPE_CHECKING:
     from packer.predictors.ensemble import Ensemble
@@ -49,7 +49,7 @@ def walk_rows(x: Float32Array, trees: Ensemble, first: int, last: int, out: Floa
                 out[start + i] += threshold[node[i]]
 
 
-@njit(**FLAGS)
+@njit(**CALLED)
 def walk_one(x: Float32Array, trees: Ensemble, first: int, last: int) -> float:
     """Sum of the leaves of the trees first … last − 1 for one feature row x float32 (F + 1,), its last −∞."""
     feature, threshold, left, roots, depths, _starts, _bias = trees

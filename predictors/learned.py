@@ -18,6 +18,7 @@ from packer.predictors.content import Factors
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN, BinTable, FeatureExtractor
+from packer.predictors.features_kernel import ROOM
 from packer.predictors.shipped import shipped_model
 from packer.predictors.store import Model, read_model
 from packer.predictors.targets import (
@@ -157,7 +158,8 @@ class LearnedPredictor:
         figures, flags = np.empty((N_FIGURES, n)), np.empty((4, n), dtype=bool)
         evaluate_bins(
             table.indptr, table.index, table.share, table.max_loras, table.max_lora_rank, kv_tokens,
-            extractor.arrays, self._trees, figures, flags, short=n <= SHORT,
+            extractor.arrays, self._trees, figures, flags, np.zeros(ROOM),
+            np.empty(len(self._ranges[0]) + 1, dtype=np.float32), short=n <= SHORT,
         )  # fmt: skip
         columns = dict(zip(FIGURES, (*figures[:2], *flags[:2], *figures[2:]), strict=False))
         return Evaluations(**columns, stable=flags[3]), flags[2]

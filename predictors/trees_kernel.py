@@ -16,7 +16,7 @@ from numba import njit
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.features_kernel import FleetArrays, fill
 from packer.predictors.kernels import walk_one
-from packer.twin.flags import FLAGS
+from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.tiered import Tiered
 
 FloatArray = npt.NDArray[np.float64]
@@ -50,19 +50,20 @@ class TreeModel(NamedTuple):
     min_kv: float
 
 
-@njit(**FLAGS)
+@njit(**ENGINE_FLAGS)
 def evaluate(
     indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
     kv_tokens: FloatArray, fleet: FleetArrays, model: TreeModel, figures: FloatArray, flags: BoolArray,
+    room: FloatArray, x: Float32Array,
 ) -> None:  # fmt: skip
-    """Write figures float64 (N_FIGURES, n) and flags bool (4, n) of n bins; latencies are NaN where one fails."""
-    n, width = slots.size, model.low.size
-    features = np.empty((n, width))
-    fill(indptr, index, share, slots, slot_rank, kv_tokens, fleet, features)
-    x = np.full(width + 1, -np.inf, dtype=np.float32)
-    outputs = np.empty(model.trees.bias.size)  # `packer.predictors.targets.OUTPUTS`
-    for b in range(n):
-        row = features[b]
+    """Write figures float64 (N_FIGURES, n) and flags bool (4, n) of n bins; latencies are NaN where one fails.
+
+    `room` as for `fill`, x float32 (F + 1,): room to work in.
+    """
+    width, outputs, row = model.low.size, room[11], room[12]  # `packer.predictors.targets.OUTPUTS`
+    x[width] = -np.inf
+    for b in range(slots.size):
+        fill(b, indptr, index, share, slots, slot_rank, kv_tokens, fleet, room, row)
         outside = False
         for f in range(width):
             x[f] = row[f]
@@ -76,9 +77,10 @@ def evaluate(
         if failed:
             flags[STARVED, b], flags[STABLE, b] = True, False
             figures[THROUGHPUT, b], figures[CHANCE, b] = 0.0, 1.0
-            figures[MEAN_TTFT : P99_ITL + 1, b] = np.nan
+            for k in range(MEAN_TTFT, P99_ITL + 1):
+                figures[k, b] = np.nan
             continue
-        for k in range(outputs.size):
+        for k in range(model.trees.bias.size):
             first, last = model.trees.starts[k], model.trees.starts[k + 1]
             outputs[k] = model.trees.bias[k] + walk_one(x, model.trees, first, last)
         odds = model.slope * outputs[0] + model.offset

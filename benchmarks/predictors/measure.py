@@ -117,7 +117,7 @@ def speed(profile: Profile) -> dict[str, Any]:
                 lambda trees=trees: ask_all(wide[:2000], *trees), 2000
             )
             row[f"{name}_single_python_us"] = median_us(
-                lambda trees=trees: [walk_one(wide[i], *trees) for i in range(200)], 200
+                lambda trees=trees: [ask_all(wide[i : i + 1], *trees) for i in range(200)], 200
             )
         row["both_batch_us"] = median_us(
             lambda e=ensemble: [e.rows(x, output) for output in (starved, share)], QUESTIONS

@@ -5,11 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from naive_predictors import walk
+from numba import njit
 
 from packer.predictors.ensemble import Ensemble, Node, float32_below, from_lightgbm, from_sklearn
 from packer.predictors.kernels import walk_one
 
 WIDTH = 5
+
+
+@njit
+def _walk_one(x, trees, first, last):  # type: ignore[no-untyped-def]
+    return walk_one(x, trees, first, last)
 
 
 def _random_tree(rng: np.random.Generator, depth: int) -> Node:
@@ -42,7 +48,7 @@ def test_single_walk_agrees_with_the_batch(grown: tuple[list[list[Node]], Ensemb
     wide = np.column_stack([x, np.full(len(x), -np.inf, dtype=np.float32)])
     for k in range(3):
         trees = (ensemble, ensemble.starts[k], ensemble.starts[k + 1])
-        alone = [ensemble.bias[k] + walk_one(row, *trees) for row in wide]
+        alone = [ensemble.bias[k] + _walk_one(row, *trees) for row in wide]
         np.testing.assert_allclose(alone, ensemble.rows(x, k), rtol=1e-9, atol=1e-9)
 
 
