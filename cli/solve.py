@@ -146,6 +146,9 @@ class Planning:
 
     def planned(self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, **given: Any) -> Plan:
         """The plan for the objective; without one that to deploy."""
+        from packer.twin.engine.compile import begin
+
+        begin()  # while the rest is imported
         from packer.operate.recommend import recommend
         from packer.solvers.api import solve as run
         from packer.solvers.evaluator import rate_margin_for

@@ -20,7 +20,7 @@ from packer.twin.engine.schedule import schedule_running
 from packer.twin.kernel_cache import is_kept
 from packer.twin.law.law import Law
 
-HERE, ELSEWHERE = (arrive, admit, schedule_running, step_ms), (emit, charge)
+HERE, ELSEWHERE = (arrive, admit, schedule_running), (emit, step_ms, charge)
 """The parts, so that both processes take about as long: the other one begins later, and compiles trees next."""
 
 
