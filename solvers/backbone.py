@@ -92,14 +92,14 @@ def backbone_tok_s(workload: Workload, profile: Profile) -> float:
 
 def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
     mix, bare = workload.with_arrivals(Arrivals()), without_adapters(profile)
-    output = float(np.average(mix.mean_output_tokens, weights=mix.rates))
+    prompts, outputs = mix.rates @ _requests(mix, bare)[:2].T
     load, duration_s = OVERLOAD_TOK_S, _SHORTEST_S
     while True:
-        asked = mix.scaled(load / mix.offered_tok_s)
+        asked = mix.scaled(load / (prompts + outputs))
         found = simulate(asked, bare, max_loras=len(mix), duration_s=duration_s, timeline_bin_s=duration_s)
         served = _second_half_tok_s(found)
         step_s = found.busy_share * duration_s / max(1, found.engine_steps)
-        needed_s = min(_LONGEST_S, _ANSWERS * output * step_s)
+        needed_s = min(_LONGEST_S, _ANSWERS * outputs / mix.rate * step_s)
         if needed_s > 1.2 * duration_s:
             duration_s = needed_s
         elif served > 0.8 * load:

@@ -49,3 +49,15 @@ def test_requests_count_as_far_as_a_server_takes_them(cvs: tuple[float, float]) 
     served = float(np.count_nonzero(found.raw.finished)) / found.duration_s
     assert 0.7 < engine_load(asked.scaled(served / asked.rate), profile) < 1.01
     assert load_bound(asked.scaled(served / asked.rate), profile, 0.0, stable=True) == 1
+
+
+@pytest.mark.parametrize("lengths", [(900, 20_000), (100, 30_000)])
+def test_the_overload_is_one_of_requests_as_a_server_takes_them(lengths: tuple[int, int]) -> None:
+    """What one server completes of requests that are all far too long for it takes one server."""
+    profile = small_profile()
+    assert profile.engine.max_model_len < sum(lengths) / 5
+    fleet = Workload([Adapter("a0", 8, 1.0), Adapter("a1", 8, 1.0)], *map(Lengths.constant, lengths))
+    asked = fleet.scaled(2.0 / engine_load(fleet, profile))
+    found = simulate(asked, profile, max_loras=2, max_lora_rank=8, duration_s=900.0)
+    served = float(np.count_nonzero(found.raw.finished)) / found.duration_s
+    assert load_bound(asked.scaled(served / asked.rate), profile, 0.0, stable=True) == 1
