@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import linecache
 import os
+import pickle
 import time
 import types
 import uuid
@@ -256,6 +257,9 @@ def _load(cache: Any, signature: object, context: Any) -> Any:
         with cache._guard_against_spurious_io_errors():  # noqa: SLF001
             return cache._load_overload(signature, context)  # noqa: SLF001
     except (ImportError, AttributeError):  # a kernel that it calls was in another module then: compile anew
+        return None
+    except (EOFError, pickle.UnpicklingError):  # a file was cut short: forget what is kept
+        cache.flush()
         return None
 
 

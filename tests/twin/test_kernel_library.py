@@ -114,3 +114,20 @@ def test_what_is_remembered_of_types_is_for_kernels_alone() -> None:
     with pytest.raises(TypingError):
         njit(**FLAGS | {"cache": False})(lambda x: x.nothing + x)(1)
     assert BaseFunction.get_call_type.__module__ == "numba.core.types.functions"
+
+
+@pytest.mark.parametrize("ending", ["nbc", "nbi"])
+def test_files_that_were_cut_short_are_replaced(
+    ending: str, compiled_anew: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    """The kernel is compiled again, once."""
+    results = [compiled_anew(PROGRAM)]
+    for size in (50, 0):
+        for file in (tmp_path / "kernels").glob("*.nb?"):
+            if _name(file) == "filled" and file.suffix == f".{ending}":
+                file.write_bytes(file.read_bytes()[:size])
+            elif _name(file) == "made":
+                file.unlink()
+        results += [compiled_anew(PROGRAM), compiled_anew(PROGRAM)]
+    assert all(result.startswith("60 ") for result, _ in results)
+    assert [compiled for _, compiled in results[1:]] == ["filled made", "", "filled made", ""]
