@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -53,6 +54,7 @@ def main() -> None:
     """Entry point: errors become one line and an exit code, never a traceback."""
     from packer.cli.streams import flush, prepare
 
+    gc.set_threshold(100_000, 50)  # a command ends before most of what it makes is garbage
     prepare()
     sys.exit(flush(run(sys.argv[1:], started=STARTED)))
 
