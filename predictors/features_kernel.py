@@ -89,15 +89,13 @@ def group(
     for e in range(highest, lowest - 1, -1):
         n = by_load[0, e]
         if n > 0.0:
-            groups[0, k] = n
-            groups[1, k] = by_load[1, e] / n
-            groups[2, k] = by_load[2, e] / n
-            groups[3, k] = by_load[3, e] / n
             held += by_load[1, e] * min(1.0, left / n)
             left = max(0.0, left - n)
-            k += 1
             for q in range(4):
+                groups[q, k] = by_load[q, e] / n
                 by_load[q, e] = 0.0
+            groups[0, k] = n
+            k += 1
     return k, held / sums[RATE]
 
 
@@ -145,34 +143,26 @@ def fill(
         busy_ms = step(server, traffic, best_batch, waiting)[0]
         busy_use = demand * busy_ms / (1e3 * best_batch)
     mean_rate = rate / n
-    out[0] = n
-    out[1] = rate
+    out[0], out[1] = n, rate
     out[2] = math.sqrt(max(0.0, sums[RATE_2] / n - mean_rate * mean_rate))
     out[3] = sums[RANK_MAX]
     out[4] = sums[RANK] / n
     out[5] = math.sqrt(max(0.0, sums[RANK_2] / n - out[4] * out[4]))
-    out[6] = slots[b]
-    out[7] = slot_rank[b]
-    out[8] = offered
-    out[9] = prompt
-    out[10] = output
+    out[6], out[7] = slots[b], slot_rank[b]
+    out[8], out[9], out[10] = offered, prompt, output
     out[11] = math.sqrt(input_var) / prompt
     out[12] = math.sqrt(output_var) / output
     out[13] = kv_tokens[b]
     out[14] = sums[RATE_MAX] / rate
     out[15] = top_share
     out[16] = slots[b] / n
-    out[17] = held
-    out[18] = fits
+    out[17], out[18] = held, fits
     out[19] = best * (prompt + output) / output
-    out[20] = use
-    out[21] = busy_use
-    out[22] = batch
+    out[20], out[21], out[22] = use, busy_use, batch
     out[23] = batch / fits
     out[24] = adapters
     out[25] = mixture(traffic, batch)[0] / slots[b]
-    out[26] = step_ms
-    out[27] = wait_s
+    out[26], out[27] = step_ms, wait_s
     out[28] = output * step_ms * 1e-3
     out[29] = waiting
     out[30] = min(1.0, 1.0 / busy_use)

@@ -63,10 +63,7 @@ def walk_one(x: Float32Array, trees: Ensemble, first: int, last: int) -> float:
             b = left[b] + (x[feature[b]] > threshold[b])
             c = left[c] + (x[feature[c]] > threshold[c])
             d = left[d] + (x[feature[d]] > threshold[d])
-        total += threshold[a]
-        total += threshold[b]
-        total += threshold[c]
-        total += threshold[d]
+        total = total + threshold[a] + threshold[b] + threshold[c] + threshold[d]
         t += 4
     while t < last:
         a = roots[t]

@@ -233,14 +233,9 @@ def _tree_model(
     slope, offset = model.header["calibration"]
     bases = [0, *(COLUMN[target.base] for target in TARGETS), 0]
     return TreeModel(
-        trees,
-        np.array(bases, dtype=np.int64),
-        float(slope),
-        float(offset),
-        LARGEST_CORRECTION,
-        *ranges,
+        trees, np.array(bases, dtype=np.int64), float(slope), float(offset), LARGEST_CORRECTION, *ranges,
         float(profile.memory.min_kv_tokens),
-    )
+    )  # fmt: skip
 
 
 class ForestPredictor(LearnedPredictor):
