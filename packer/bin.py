@@ -57,15 +57,16 @@ class Bin:
 
     def with_slots(self, max_loras: int) -> Bin:
         """The same server with another number of slots; its adapters are not checked again."""
-        other = object.__new__(Bin)
         settings = self.profile.settings(max_loras, self.max_lora_rank)
-        for name, value in zip(
-            ("adapters", "settings", "profile", "shares"),
-            (self.adapters, settings, self.profile, self.shares),
-            strict=True,
-        ):
-            object.__setattr__(other, name, value)
-        return other
+        return Bin.unchecked(self.adapters, settings, self.profile, self.shares)
+
+    @classmethod
+    def unchecked(cls, *values: object) -> Bin:
+        """A bin from its fields, in their order: searches make thousands, and plans are checked at the end."""
+        made = object.__new__(cls)
+        for name, value in zip(cls.__slots__, values, strict=True):
+            object.__setattr__(made, name, value)
+        return made
 
     @property
     def max_loras(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -97,15 +98,20 @@ class Evaluation(_Figures[float, bool]):
         return self.total_token_throughput / self.offered_tok_s if self.offered_tok_s else 1.0
 
 
+_constant = lru_cache(maxsize=256, typed=True)(np.broadcast_to)
+"""A value as a read-only column: searches need thousands of the same."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
     """`Evaluation` of n servers as columns: every field is an array (n,), bool or float64."""
 
     def __post_init__(self) -> None:
+        n = len(self.starved)
         for name in _OPTIONAL:
             value = getattr(self, name)
             if not isinstance(value, np.ndarray):
-                object.__setattr__(self, name, np.full(len(self.starved), value))
+                object.__setattr__(self, name, _constant(value, n))
 
     @classmethod
     def of(cls, rows: Sequence[Evaluation]) -> Evaluations:

@@ -99,25 +99,22 @@ class BinTable:
         first = bins[0].profile
         if any(item.profile is not first and item.profile != first for item in bins):
             raise IncompatibleError("Expected the bins of one table to have the same profile.")
-        sizes = [len(item.adapters) for item in bins]
         sets: dict[int, IntArray] = {}
         for item in bins:  # searches try the same adapters with several slots
             if id(item.adapters) not in sets:
                 sets[id(item.adapters)] = np.array(item.adapters, dtype=np.int64)
-        index = np.concatenate([sets[id(item.adapters)] for item in bins])
-        share = np.ones(len(index))
-        start = 0
-        for item, size in zip(bins, sizes, strict=True):
-            if item.is_split:
-                share[start : start + size] = item.shares
-            start += size
+        index = [sets[id(item.adapters)] for item in bins]
+        ends = [0, *accumulate(map(len, index))]
+        share = np.ones(ends[-1])
+        if any(item.is_split for item in {id(item.shares): item for item in bins}.values()):
+            share = np.concatenate([item.shares for item in bins], dtype=np.float64)
         if isinstance(factors, np.ndarray):
-            share *= np.repeat(factors, sizes)
+            share *= np.repeat(factors, np.diff(ends))
         elif factors != 1.0:
             share *= factors
         return cls(
-            np.array([0, *accumulate(sizes)], dtype=np.int64),
-            index,
+            np.array(ends, dtype=np.int64),
+            index[0] if len(index) == 1 else np.concatenate(index),
             share,
             np.array([item.settings.max_loras for item in bins], dtype=np.float64),
             np.array([item.settings.max_lora_rank for item in bins], dtype=np.float64),
@@ -139,15 +136,18 @@ def _product(first: Lengths, second: Lengths, correlation: float) -> float:
     return float((weight * first.at_normal(z)) @ second.at_normal(mixed) @ weight)
 
 
+def length_pairs(workload: Workload) -> tuple[list[tuple[Lengths, Lengths]], IntArray]:
+    """The distinct lengths of prompts and outputs, and which of them each adapter has, int64 (m,)."""
+    pairs: dict[tuple[Lengths, Lengths], int] = {}
+    first, second = workload.input_tokens, workload.output_tokens
+    own = ((each.input_tokens or first, each.output_tokens or second) for each in workload.adapters)
+    kind = np.array([pairs.setdefault(pair, len(pairs)) for pair in own])
+    return list(pairs), kind
+
+
 def fleet_table(workload: Workload) -> FloatArray:
     """Columns of the fleet as the kernel takes them, float64 (m, 8): see `FleetArrays`."""
-    pairs: dict[tuple[Lengths, Lengths], int] = {}
-    kind = [
-        pairs.setdefault(
-            (a.input_tokens or workload.input_tokens, a.output_tokens or workload.output_tokens), len(pairs)
-        )
-        for a in workload.adapters
-    ]
+    pairs, kind = length_pairs(workload)
     moments = []
     for first, second in pairs:
         (i1, i2), (o1, o2) = length_moments(first), length_moments(second)

@@ -96,7 +96,8 @@ def bounded(problem: Problem, plan: Plan) -> Plan:
 def _by_load(problem: Problem, plan: Plan) -> tuple[float, str, bool]:
     """A bound by load or by number of adapters for one base model, why, and whether it is proven."""
     evaluator = problem.evaluator
-    proven, trivial = not evaluator.imitates_twin, _one_server(problem)
+    proven = not evaluator.imitates_twin
+    trivial = min(map(problem.objective.weight, problem.profiles)), ONE_GPU, True
     if not evaluator.twin_based:
         return trivial
     bound = _load_bound(problem, evaluator.margin, simulated=plan.verified is not None or proven)
@@ -106,10 +107,6 @@ def _by_load(problem: Problem, plan: Plan) -> tuple[float, str, bool]:
         proven = _load_bound(problem, 0.0) >= bound
     source = "load alone, by the twin"
     return bound, source if proven else f"estimate: {source}", proven
-
-
-def _one_server(problem: Problem) -> tuple[float, str, bool]:
-    return min(map(problem.objective.weight, problem.profiles)), ONE_GPU, True
 
 
 def _load_bound(problem: Problem, margin: float, *, simulated: bool = True) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,9 @@ import numpy.typing as npt
 from packer.arrival import Arrivals
 from packer.checks import slot_rank_for
 from packer.evaluation import STARVATION_THRESHOLD
-from packer.lengths import Lengths, each_at_normal, normal_grid
+from packer.lengths import each_at_normal, normal_grid
 from packer.memo import Memo
-from packer.predictors.features import fleet_table
+from packer.predictors.features import fleet_table, length_pairs
 from packer.profile import LoadingSpec, Profile
 from packer.terms import LINEAR, LINEAR_TERMS, PAPER
 from packer.twin.memory.policy import kv_cache_tokens
@@ -33,9 +34,10 @@ _BACKBONE_TERMS = {term.name for term in LINEAR + PAPER if term.part == "model"}
 """Terms of both step laws that are left without adapters and without a queue."""
 
 
-_fleet_table = Memo(fleet_table)
+_fleet_table, _length_pairs = Memo(fleet_table), Memo(length_pairs)
 
 
+@lru_cache(maxsize=64)
 def without_adapters(profile: Profile) -> Profile:
     """The same server when adapters and queues cost neither time nor memory."""
     known = profile.latency.coefficients.items()
@@ -49,6 +51,7 @@ def without_adapters(profile: Profile) -> Profile:
     )
 
 
+@lru_cache(maxsize=256)
 def lightest(profile: Profile, rank: int) -> Profile:
     """The same server, each step of which pays for one slot of this rank and one adapter in it, and no more.
 
@@ -72,10 +75,7 @@ def lightest(profile: Profile, rank: int) -> Profile:
     return replace(bare, latency=replace(bare.latency, coefficients=known))
 
 
-@Memo
-def _throughputs(workload: Workload) -> dict[Profile, float]:
-    """Room for the base model's throughput on each profile."""
-    return {}
+_throughputs = Memo[Workload, dict[Profile, float]](lambda _: {})
 
 
 def backbone_tok_s(workload: Workload, profile: Profile) -> float:
@@ -131,19 +131,17 @@ def _requests(workload: Workload, profile: Profile) -> npt.NDArray[np.float64]:
     """
     found = _fleet_table(workload).T[[2, 3, 5, 6]]
     longest = min(profile.engine.max_model_len, profile.memory.min_kv_tokens)
-    owners: dict[tuple[Lengths, Lengths], list[int]] = {}
-    for i, each in enumerate(workload.adapters):
-        pair = (each.input_tokens or workload.input_tokens, each.output_tokens or workload.output_tokens)
-        owners.setdefault(pair, []).append(i)
-    scores = np.full(len(owners), 5.0)  # the highest of `normal_grid`
+    pairs, kind = _length_pairs(workload)
+    scores = np.full(len(pairs), 5.0)  # the highest of `normal_grid`
     first_ends, second_ends = (
-        each_at_normal(lengths, np.arange(len(owners)), scores) for lengths in zip(*owners, strict=True)
+        each_at_normal(lengths, np.arange(len(pairs)), scores) for lengths in zip(*pairs, strict=True)
     )
     correlation, (z, weight) = workload.length_correlation, normal_grid(81)
     mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
-    for k, ((first, second), own) in enumerate(owners.items()):
+    for k, (first, second) in enumerate(pairs):
         if first_ends[k] + second_ends[k] <= longest:
             continue
+        own = np.flatnonzero(kind == k)
         prompt = np.minimum(first.at_normal(z)[:, None], longest - 1).astype(np.float64)
         output = np.minimum(second.at_normal(mixed), longest - prompt)
         cut = [weight @ each @ weight for each in (prompt + 0.0 * mixed, output, output**2, prompt * output)]

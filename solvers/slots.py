@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from math import inf, isnan
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ class SlotSearch:
         """A bin whose slots hold its largest adapter; without shares every adapter is whole."""
         ranks, profile = self._ranks, profile or self.problem.profile
         settings = profile.settings(max_loras, slot_rank_for(max([ranks[i] for i in adapters])))
-        return Bin(tuple(adapters), settings, profile, tuple(shares))
+        return Bin.unchecked(tuple(adapters), settings, profile, tuple(shares) or (1.0,) * len(adapters))
 
     def evaluate(self, bins: Sequence[Bin]) -> tuple[Evaluations, npt.NDArray[np.bool_]]:
         """Evaluations, and which of the bins are admissible, bool (n,)."""
@@ -76,7 +77,8 @@ class SlotSearch:
         """
         climb = self._climb(adapters, max_loras_candidates(len(adapters)), profile, tuple(shares))
         if hint is not None:
-            found = climb.run(_nearest(climb.candidates, hint), until_admissible=True)
+            nearest = min(range(len(climb.candidates)), key=lambda k: abs(climb.candidates[k] - hint))
+            found = climb.run(nearest, until_admissible=True)
             if found is not None or not thorough:
                 return found
         return climb.all()
@@ -104,14 +106,13 @@ class _Climb:
         self.slots, self.candidates, self.make = slots, candidates, make
         self.bins: dict[int, Bin] = {}
         self.score: dict[int, tuple[float, ...]] = {}
-        self.admissible: set[int] = set()
 
     def run(self, start: int, *, until_admissible: bool) -> Bin | None:
         """The best admissible bin on the way up, the first one if that is enough; None if there is none."""
         at, width = start, self.slots.width
         if until_admissible:
             self._evaluate([at])
-        while not (until_admissible and self.admissible):
+        while not (until_admissible and self._best()):
             self._evaluate(range(max(0, at - width), min(len(self.candidates), at + width + 1)))
             top = max(self.score, key=lambda k: (self.score[k], -abs(k - start)))
             if top == at:
@@ -133,16 +134,10 @@ class _Climb:
         found, admissible = self.slots.evaluate([self.bins[k] for k in new])
         for k, ok, score in zip(new, admissible.tolist(), scores(found), strict=True):
             self.score[k] = (float(ok), *score)
-            if ok:
-                self.admissible.add(k)
 
     def _best(self) -> Bin | None:
-        top = max(self.admissible, key=lambda k: (self.score[k], -k), default=None)
-        return None if top is None else self.bins[top]
-
-
-def _nearest(candidates: Sequence[int], hint: int) -> int:
-    return min(range(len(candidates)), key=lambda k: (abs(candidates[k] - hint), k))
+        top = max(self.score, key=lambda k: (self.score[k], -k))
+        return self.bins[top] if self.score[top][0] else None
 
 
 def scores(found: Evaluations) -> list[tuple[float, ...]]:
@@ -157,6 +152,8 @@ def scores(found: Evaluations) -> list[tuple[float, ...]]:
 
 def qualities(found: Evaluations) -> list[tuple[float, float, float]]:
     """How well each server does, smaller is better: risk of starving in steps of 5 %, time per request, TTFT."""
-    ttft_ms, request_ms = found.mean_ttft_ms, found.mean_ttft_ms + 100.0 * found.mean_itl_ms
-    known = [np.where(np.isnan(each), np.inf, each).tolist() for each in (request_ms, ttft_ms)]
-    return list(zip((np.round(found.starvation_probability * 20) / 20).tolist(), *known, strict=True))
+    columns = np.rint(found.starvation_probability * 20) / 20, found.mean_ttft_ms, found.mean_itl_ms
+    return [
+        (risk, *(inf if isnan(each) else each for each in (ttft + 100.0 * itl, ttft)))
+        for risk, ttft, itl in zip(*(each.tolist() for each in columns), strict=True)
+    ]

@@ -46,7 +46,8 @@ def check(problem: Problem, solution: Solution) -> None:
     """
     workload = problem.workload
     try:
-        check_placement(workload, solution.bins, solution.unplaced)
+        bins = [replace(item) for item in solution.bins]  # those of a search were not checked when made
+        check_placement(workload, bins, solution.unplaced)
     except ValidationError as error:
         raise VerificationError(str(error)) from None
     copies = np.zeros(len(workload), dtype=np.int64)

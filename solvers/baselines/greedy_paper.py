@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from packer.bin import Bin
 from packer.solvers.base import MAX_LORAS_CANDIDATES, Problem, Solution
 from packer.solvers.order import paper_order
@@ -84,8 +86,7 @@ def _test(slots: SlotSearch, adapters: Sequence[int], committed: Bin | None) -> 
     options = [current, following] if committed is not None else [following]
     bins = [slots.make(adapters, p) for p in options]
     found, admissible = slots.evaluate(bins)
-    throughput = [-1.0 if e.memory_error else e.total_token_throughput for e in found]
-    best = throughput.index(max(throughput))
+    best = int(np.where(found.memory_error, -1.0, found.total_token_throughput).argmax())
     return bins[best] if admissible[best] else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -71,11 +72,9 @@ class FirstFit:
             self._take(opened.adapters)
         if not self.problem.out_of_time():
             opened = self.slots.best(opened)
-        fullest = self._fullest.get(opened.profile)
-        if fullest is None or opened.offered_tok_s(self.problem.workload) > fullest.offered_tok_s(
-            self.problem.workload
-        ):
-            self._fullest[opened.profile] = opened
+        fullest = self._fullest.get(opened.profile, opened)
+        load = partial(Bin.offered_tok_s, fleet=self.problem.workload)
+        self._fullest[opened.profile] = max(fullest, opened, key=load)
         self._last[opened.profile] = opened
         self.bins.append(opened)
 
@@ -117,7 +116,7 @@ class FirstFit:
         def feasible(n: int, thorough: bool) -> Bin | None:
             nonlocal hint
             adapters = [*(i for i, _ in seed), *self.queue[:n].tolist()]
-            shares = [*(share for _, share in seed), *[1.0] * n]
+            shares = [*(share for _, share in seed), *[1.0] * n] if seed else ()
             found = self.slots.feasible(adapters, profile, shares, hint, thorough=thorough)
             hint = found.max_loras if found is not None else hint
             return found

@@ -49,6 +49,7 @@ def test_a_sound_solution_passes() -> None:
         ((Bin((0, 1, 7), Slots(3, 16), PROFILE),), (2,), "does not exist"),
         ((Bin((0, 1, 2), Slots(3, 16), small_profile("x/y")),), (), "does not offer"),
         ((Bin((0, 1, 2), Slots(3, 16), PROFILE),), (9,), "unplaced adapter"),
+        ((Bin.unchecked((0, 1, 2, 2), Slots(3, 16), PROFILE, (1.0, 1.0, 0.5, 0.5)),), (), "each once"),
         (tuple(Bin((i,), Slots(1, 16), PROFILE) for i in range(3)), (), "3 GPUs, more than 2"),
     ],
 )
