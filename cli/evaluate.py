@@ -290,6 +290,8 @@ def _conclusion(found: PlanEvaluation) -> list[str]:
         lines.append("The plan breaks its latency limits. packer solve --from makes the next one.")
     else:
         lines.append(conclusion(len(found.broken), len(found.gpus), len(plan.unplaced)))
+        if found.over_limits and found.holds and not plan.limits:
+            lines[-1] = f"The plan holds. It was made for {plan.objective}, not for these limits."
     if found.holds:
         lines += [f"{reason}." for reason in plan.reasons]
     return lines

@@ -20,7 +20,7 @@ from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import with_room
 from packer.solvers.verify import FRESH_SEED
 from packer.strategies import Predictor
-from packer.twin.hours import Hours
+from packer.twin.hours import Hours, of_hours
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import evaluation_of
 from packer.workload import Workload
@@ -153,6 +153,8 @@ def evaluate_plan(
         found = _simulated(changed.workload, changed.bins, used, duration_s)
     else:
         found = evaluator.evaluate(changed.workload, changed.bins)
+        if evaluator.name == "twin":
+            found = of_hours(found, Hours(used).all(changed.bins, changed.workload))
     names = list(changed.workload.names)
     left = {*changed.unplaced, *(plan.workload.names[i] for i in plan.unplaced)}
     unplaced = [i for i, name in enumerate(names) if name in left]

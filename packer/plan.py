@@ -50,13 +50,14 @@ class Plan:
     bins
         One per server; empty when infeasible and nothing was placed.
     evaluations
-        What the predictor says, one row per bin.
+        One row per bin: what a simulated hour shows where the twin confirms plans of up to 32 GPUs, else what the
+        predictor says.
     status
         "optimal" (proven, relative to the predictor), "feasible" or "infeasible".
     objective, solver, predictor
         Names of the strategies.
     objective_value
-        What was minimised, as the objective's key: lexicographic, smaller is better.
+        What was minimised, as the objective's key by the predictor: lexicographic, smaller is better.
     lower_bound
         No plan has a smaller first entry of the key (relative to the predictor); None if unknown.
     bound_proven

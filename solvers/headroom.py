@@ -11,7 +11,7 @@ from packer.bin import Bin
 from packer.plan import Plan
 from packer.room import LEVELS, Room
 from packer.solvers.evaluator import Evaluator
-from packer.twin.hours import Hours, with_adapters
+from packer.twin.hours import Hours, of_hours, with_adapters
 from packer.workload import Workload
 
 MOST_GPUS = 32
@@ -54,8 +54,9 @@ def with_room(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambd
     """The plan with the factor by which the rates of each server may grow, where it has up to `MOST_GPUS`.
 
     Where the twin confirms plans, `Plan.rooms` has the three marks of simulated hours (limits of the objective, or
-    else those of the fleet; a queue that grows; starvation) and what limits each server, and `Plan.adapters` what each
-    adapter gets; elsewhere the factor is that up to which the predictor says that the server does not starve.
+    else those of the fleet; a queue that grows; starvation) and what limits each server, `Plan.adapters` what each
+    adapter gets, and the figures are those of these hours; elsewhere the factor is that up to which the predictor
+    says that the server does not starve.
     """
     if stop() or not 0 < len(plan.bins) <= MOST_GPUS:
         return plan
@@ -64,7 +65,8 @@ def with_room(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambd
     hours = Hours(plan.seed, stop, plan.limits)
     rooms = plan.rooms or hours.rooms(plan.bins, plan.workload)
     known = tuple(room.headroom for room in rooms) or (None,) * len(plan.bins)
-    return with_adapters(replace(plan, rooms=rooms, headroom=known), hours)
+    found = of_hours(plan.evaluations, hours.all(plan.bins, plan.workload))
+    return with_adapters(replace(plan, rooms=rooms, headroom=known, evaluations=found), hours)
 
 
 def headroom(

@@ -49,7 +49,8 @@ class ServerHour:
 
 @dataclass(eq=False)
 class Hours:
-    """Hours of servers under a fleet (or the whole of its replayed trace), simulated when first needed.
+    """Hours of servers under a fleet (whole cycles of piecewise rates, the whole of a replayed trace), simulated when
+    first needed.
 
     `stop`: no further simulation is started once it is true. `limits`: what the first mark of `rooms` refers to, by
     the name of the figure; left out, those of the adapters.
@@ -150,9 +151,14 @@ def _run(item: Bin, fleet: Workload, seed: int) -> Simulation:
         item.profile,
         max_loras=item.max_loras,
         max_lora_rank=item.max_lora_rank,
-        duration_s=None if fleet.arrivals.trace is not None else HOUR_S,
         seed=seed,
     )
+
+
+def of_hours(known: Evaluations, found: Sequence[ServerHour]) -> Evaluations:
+    """The figures of the hours; of servers that starve or do not start there or in `known`, those known."""
+    pairs = zip(known, (hour.figures for hour in found), strict=True)
+    return Evaluations.of([new if old.feasible and new.feasible else old for old, new in pairs])
 
 
 def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:

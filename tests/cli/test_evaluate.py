@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from packer import Limits, Slo
 from packer.cli import run
 from packer.cli.evaluate import conclusion
 from packer.plan import Plan
@@ -119,6 +120,18 @@ def test_a_plan_for_limits_breaks_with_them(
         said = f"Latency limits (slo: mean_ttft_ms <= {most:g}) break on GPU"
         assert (said in capsys.readouterr().out) is (code == 3)
         path.unlink()
+
+
+def test_limits_that_a_plan_was_not_made_for_are_named(
+    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
+) -> None:
+    """A plan for the fewest GPUs holds where requests wait, and the result says that it is no promise of latency."""
+    path = tmp_path / "plan.json"
+    made = toy_plan(["a", "b"])
+    fleet = replace(made.workload, slo=Slo(Limits(p95_ttft_ms=1e-3)))
+    replace(made, workload=fleet).save(path)
+    assert run(["evaluate", str(path)]) == 0
+    assert "It was made for gpus, not for these limits." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("with_", [["--router", "affinity"], ["--log", "access.jsonl"]])

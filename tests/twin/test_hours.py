@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from packer.adapter import Adapter
+from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.profile import LatencySpec, Profile
 from packer.twin import hours as stored
@@ -50,3 +51,12 @@ def test_hours_of_a_fleet_that_is_gone_are_no_others(make_profile: Callable[...,
     for rate in (0.1, 0.2, 0.4, 0.8) * 5:
         (found,) = hours.all([item], Workload([Adapter("a", 8, rate)]))
         assert found.figures.offered_tok_s == pytest.approx(Workload([Adapter("a", 8, rate)]).offered_tok_s)
+
+
+def test_piecewise_rates_are_seen_for_whole_cycles(make_profile: Callable[..., Profile]) -> None:
+    """The figures of a fleet whose cycle is longer than an hour include its busy period."""
+    arrivals = Arrivals("piecewise", period_s=3600.0, factors=(0.1, 2.0))
+    fleet = Workload([Adapter("a", 8, 0.5)], arrivals=arrivals)
+    profile = make_profile()
+    (found,) = Hours().all([Bin((0,), profile.settings(1, 8), profile)], fleet)
+    assert found.ttft_ms.size > 0.9 * 0.5 * (0.1 + 2.0) * 3600.0
