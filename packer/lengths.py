@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.errors import ValidationError
+from packer.gamma import normal_tail, unit_gamma
 
 Kind = Literal["constant", "lognormal", "gamma", "empirical"]
 KINDS: tuple[Kind, ...] = ("constant", "lognormal", "gamma", "empirical")
@@ -30,6 +31,8 @@ _Z_GRID = np.linspace(-_Z_MAX, _Z_MAX, 4097)
 _ONES = np.ones(len(_Z_GRID))
 _TABLES = 512
 """Tables of quantiles that are joined at once: 16 MB."""
+_GAMMA: dict[float, FloatArray] = {}
+"""Quantiles of gamma distributions with mean 1 on the grid, by cv; at most `_TABLES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,14 @@ class Lengths:
         )
 
 
+def expected_of(lengths: Sequence[Lengths]) -> FloatArray:
+    """`Lengths.expected` of each, tokens, float64 (n,)."""
+    objects = {id(each): each for each in lengths}
+    _make_tables({each.cv for each in objects.values() if each.kind == "gamma" and each.cv > 0.0})
+    means = {key: each.expected for key, each in objects.items()}
+    return np.array([means[id(each)] for each in lengths])
+
+
 @lru_cache(maxsize=4096)
 def length_moments(lengths: Lengths) -> tuple[float, float]:
     """E[L] and E[L²] of a length as it is drawn, tokens, by quadrature over its quantiles."""
@@ -196,22 +207,22 @@ def _table(lengths: Lengths) -> tuple[FloatArray, float]:
     return _empirical_table(lengths.values), 1.0
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=_TABLES)
 def _empirical_table(values: tuple[float, ...]) -> FloatArray:
-    from scipy.special import ndtr
-
-    quantiles: FloatArray = np.quantile(np.array(values), ndtr(_Z_GRID))
+    quantiles: FloatArray = np.quantile(np.array(values), normal_tail(-_Z_GRID))
     return quantiles
 
 
-@lru_cache(maxsize=512)
 def _unit_gamma_table(cv: float) -> FloatArray:
-    return unit_gamma(1.0 / cv**2, _Z_GRID)
+    while (table := _GAMMA.get(cv)) is None:
+        _make_tables({cv})
+    return table
 
 
-def unit_gamma(shape: float, z: FloatArray) -> FloatArray:
-    """Quantiles of the gamma distribution with mean 1 at standard-normal scores; thousands take milliseconds."""
-    from scipy.special import gammaincinv, ndtr
-
-    quantiles: FloatArray = gammaincinv(shape, ndtr(z)) / shape
-    return quantiles
+def _make_tables(cvs: set[float]) -> None:
+    """Tables of these gamma distributions, in place of the oldest: many at once take as long as a few."""
+    new = sorted(cvs - _GAMMA.keys())[:_TABLES]
+    made = dict(zip(new, unit_gamma(1.0 / np.array(new) ** 2, _Z_GRID), strict=True)) if new else {}
+    for old in list(_GAMMA)[: max(0, len(_GAMMA) + len(new) - _TABLES)]:
+        _GAMMA.pop(old, None)
+    _GAMMA.update(made)

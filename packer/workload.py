@@ -16,7 +16,7 @@ from packer.arrival import Arrivals
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
 from packer.job import FineTuning
-from packer.lengths import Lengths
+from packer.lengths import Lengths, expected_of
 from packer.slo import Slo
 
 _T = TypeVar("_T", bound=np.generic)
@@ -126,12 +126,12 @@ class Workload:
     @cached_property
     def mean_input_tokens(self) -> npt.NDArray[np.float64]:
         """Mean input length of each adapter, float64 (n,), tokens."""
-        return _frozen(_means([a.input_tokens or self.input_tokens for a in self.adapters]))
+        return _frozen(expected_of([a.input_tokens or self.input_tokens for a in self.adapters]))
 
     @cached_property
     def mean_output_tokens(self) -> npt.NDArray[np.float64]:
         """Mean output length of each adapter, float64 (n,), tokens."""
-        return _frozen(_means([a.output_tokens or self.output_tokens for a in self.adapters]))
+        return _frozen(expected_of([a.output_tokens or self.output_tokens for a in self.adapters]))
 
     @cached_property
     def offered_tok_s_by_adapter(self) -> npt.NDArray[np.float64]:
@@ -206,11 +206,6 @@ class Workload:
 def _frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
     array.setflags(write=False)
     return array
-
-
-def _means(lengths: Sequence[Lengths]) -> npt.NDArray[np.float64]:
-    mean = {key: each.expected for key, each in {id(each): each for each in lengths}.items()}
-    return np.array([mean[id(each)] for each in lengths])
 
 
 def _subset_trace(

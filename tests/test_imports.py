@@ -10,8 +10,8 @@ import pytest
 
 CORE = {
     "adapter", "arrival", "bin", "checks", "cluster", "engines", "errors", "evaluation", "failover",
-    "fingerprint", "gpu", "job", "lengths", "memo", "placement", "plan", "profile", "registry", "room", "search",
-    "settings", "slo", "strategies", "terms", "workload",
+    "fingerprint", "gamma", "gpu", "job", "lengths", "memo", "placement", "plan", "profile", "registry", "room",
+    "search", "settings", "slo", "strategies", "terms", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

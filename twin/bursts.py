@@ -15,7 +15,7 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.arrival import Arrivals, Bursts
-from packer.lengths import unit_gamma
+from packer.gamma import unit_gamma
 from packer.twin.flags import ENGINE_FLAGS
 
 FloatArray = npt.NDArray[np.float64]
@@ -45,7 +45,8 @@ def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: 
 @lru_cache(maxsize=64)
 def _factors(cv: float) -> FloatArray:
     """Quantiles of a gamma distribution with mean 1 at `_SCORES`."""
-    return unit_gamma(cv**-2.0, _SCORES)
+    factors: FloatArray = unit_gamma(np.array([cv**-2.0]), _SCORES)[0]
+    return factors
 
 
 @njit(**ENGINE_FLAGS)

@@ -121,8 +121,6 @@ def few_used(sim: Simulation) -> float:
     if not few.any() or sim.ttft_ms.max() <= limits.min():
         return 0.0
     waits = np.sort(sim.ttft_ms)
-    from scipy.special import bdtrc  # the chance of more than k of n
-
     number = number[few]
     place = 0.95 * (number - 1)
     part, above = np.maximum(place % 1.0, 1e-9), number - 1 - np.floor(place)
@@ -135,13 +133,21 @@ def few_used(sim: Simulation) -> float:
             1.0 - np.searchsorted(waits, each, side="right") / len(waits)
             for each in (levels, usual + (levels - usual) / part)
         )
-        return float(np.maximum(bdtrc(above, number, both), bdtrc(above - 1, number, upper)).sum())
+        return float(np.maximum(_more_than(above, number, both), _more_than(above - 1, number, upper)).sum())
 
     low, high = 0.0, float(waits[-1] / limits.min())
     while high - low > 0.01 * high:
         middle = (low + high) / 2.0
         low, high = (middle, high) if expected(middle) > FEW_CHANCE else (low, middle)
     return high
+
+
+def _more_than(k: FloatArray, n: npt.NDArray[np.int64], p: FloatArray) -> FloatArray:
+    """The chance of more than k >= -1 of n < `FEW_REQUESTS` that have the chance p each, float64 as n."""
+    p = np.minimum(p, 1.0 - 1e-5)  # certainty, whose odds are infinite, to 1e-5
+    j = np.arange(1, FEW_REQUESTS)[:, np.newaxis]
+    chances = np.cumprod(np.maximum(n - j + 1, 0) / j * (p / (1.0 - p)), axis=0) * (1.0 - p) ** n
+    return np.where(k < 0, 1.0, np.where(j > k, chances, 0.0).sum(axis=0))
 
 
 def kept_requests(sim: Simulation) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.arrival import Arrivals, Bursts
-from packer.lengths import unit_gamma
+from packer.gamma import unit_gamma
 from packer.traces.trace import Trace
 
 FloatArray = npt.NDArray[np.float64]
@@ -146,7 +146,9 @@ def _score_correlation(covariance: FloatArray, cv: float) -> FloatArray:
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(120)
     weights = weights / weights.sum()
-    values = unit_gamma(cv**-2.0, np.clip(nodes, -8.0, 8.0))  # beyond, the normal distribution is at 1
+    values = unit_gamma(np.array([cv**-2.0]), np.clip(nodes, -8.0, 8.0))[
+        0
+    ]  # beyond, the normal distribution is at 1
     previous, current = np.zeros_like(nodes), np.ones_like(nodes)
     squares = []
     for n in range(1, 40):

@@ -16,6 +16,13 @@ from packer.solvers.classes import FloatArray, IntArray
 _TIME_LIMIT = 1
 """`scipy.optimize.milp`: the time is up; what it found by then is returned."""
 
+FEW = 16
+"""Up to so many classes, as the prices of `packer.solvers.exact.prices`, a simplex tableau is faster than to import
+and call HiGHS."""
+
+MOST_PIVOTS = 1000
+_DUAL_TOLERANCE = 1e-9
+
 _TOLERANCE = 1e-6
 """Of HiGHS for constraints, where patterns are not whole numbers."""
 
@@ -40,10 +47,12 @@ def solve_relaxation(
 
     None if they can't cover the demand (K,), or the time is up.
     """
-    from scipy.optimize import linprog
-
     if not len(patterns):
         return None
+    if len(demand) <= FEW and (few := _by_pivots(patterns, demand, _prices(patterns, prices))) is not None:
+        return few
+    from scipy.optimize import linprog
+
     found = linprog(
         _prices(patterns, prices),
         A_ub=_held(-patterns),
@@ -55,6 +64,46 @@ def solve_relaxation(
     if found.status != 0:
         return None
     return Master(float(found.fun), found.x, np.maximum(-found.ineqlin.marginals, 0.0))
+
+
+def _by_pivots(
+    patterns: IntArray | FloatArray, demand: IntArray | FloatArray, prices: FloatArray
+) -> Master | None:
+    """The same by the simplex method on the dual, max demand · y where patterns · y <= prices and y >= 0.
+
+    In the compact tableau (rows: slacks of the patterns, columns: duals) y = 0 is feasible. None where the dual is
+    unbounded, or the pivots do not end.
+    """
+    scale = np.where(demand > 0.0, demand, 1.0)
+    m, k = patterns.shape
+    table = np.zeros((m + 1, k + 1))
+    table[:m, :k], table[:m, k], table[m, :k] = patterns / scale, prices, -demand / scale
+    basic, free = np.arange(k, k + m), np.arange(k)
+    for pivot in range(MOST_PIVOTS):
+        costs = table[m, :k]
+        improving = np.flatnonzero(costs < -_DUAL_TOLERANCE)
+        if not improving.size:
+            values = np.zeros(k + m)
+            values[basic], use = table[:m, k], np.zeros(k + m)
+            use[free] = costs
+            duals = np.maximum(values[:k], 0.0) / scale
+            return Master(float(table[m, k]), np.maximum(use[k:], 0.0), duals)
+        # Steepest first; in the order of their numbers, which cannot cycle (R. Bland, 1977), if that takes long.
+        key = costs if pivot < MOST_PIVOTS // 2 else free
+        j = int(improving[key[improving].argmin()])
+        rows = np.flatnonzero(table[:m, j] > _DUAL_TOLERANCE)
+        if not rows.size:
+            return None
+        ratios = table[rows, k] / table[rows, j]
+        ties = rows[ratios <= ratios.min() + 1e-12]
+        i = int(ties[basic[ties].argmin()])
+        row, column = table[i] / table[i, j], table[:, j].copy()
+        column[i] = 0.0
+        table -= np.outer(column, row)
+        row[j] = 1.0 / table[i, j]
+        table[:, j], table[i] = -column * row[j], row
+        basic[i], free[j] = free[j], basic[i]
+    return None
 
 
 def solve_integer(

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
@@ -18,6 +19,7 @@ from packer.twin.per_adapter import (
     FEW_MAY_REACH,
     FEW_REQUESTS,
     MEAN_FROM,
+    _more_than,
     few_used,
     quiet_adapters,
 )
@@ -155,6 +157,15 @@ def test_chance_of_adapters_with_few_requests_is_that_of_draws(make_profile: Mak
             beyond += sum(np.quantile(each, 0.95) > level_ms for each in drawn)
         assert 0.3 * FEW_CHANCE < beyond / 200 < 3.0 * FEW_CHANCE
         assert own.slo_used == max(few_used(own), own.adapter_slo_used.max())
+
+
+def test_chances_of_few_requests_are_binomial() -> None:
+    """The chance of more than k of n is SciPy's survival function, also for none, all and certain events."""
+    rng = np.random.default_rng(0)
+    n = rng.integers(5, FEW_REQUESTS, 500)
+    k = np.minimum(rng.integers(-1, 9, 500), n - 1).astype(np.float64)
+    p = np.concatenate([rng.random(250), 10.0 ** rng.uniform(-9.0, 0.0, 240), np.zeros(5), np.ones(5)])
+    np.testing.assert_allclose(_more_than(k, n, p), binom.sf(k, n, p), rtol=1e-4, atol=1e-12)
 
 
 def test_adapters_with_few_requests_are_counted_in_words() -> None:

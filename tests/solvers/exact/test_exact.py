@@ -23,6 +23,7 @@ from packer.solvers.base import Problem
 from packer.solvers.bound import Bound
 from packer.solvers.bounds import Bounds
 from packer.solvers.classes import aggregate
+from packer.solvers.exact import master
 from packer.solvers.exact.master import solve_integer, solve_relaxation
 from packer.solvers.exact.proof import certify
 from packer.solvers.exact.rounding import dive, realise
@@ -181,6 +182,28 @@ def test_relaxation_and_whole_numbers_of_a_known_model() -> None:
     assert proven
     assert whole is not None
     assert whole.sum() == 2
+
+
+def test_few_classes_are_solved_as_highs_solves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tableau for few classes has the optimum of HiGHS, and duals that prove it; None where nothing covers."""
+    rng = np.random.default_rng(2)
+    for _ in range(60):
+        k, m = int(rng.integers(1, 9)), int(rng.integers(1, 80))
+        patterns = rng.integers(0, 20, (m, k)) * 10.0 ** rng.uniform(0.0, 5.0, k) * (rng.random((m, k)) < 0.6)
+        demand = patterns[rng.integers(m, size=9)].sum(axis=0) * rng.random(k) + (rng.random() < 0.1)
+        prices = rng.uniform(0.5, 2.0, m)
+        few = solve_relaxation(patterns, demand, prices)
+        with monkeypatch.context() as patch:
+            patch.setattr(master, "FEW", 0)
+            highs = solve_relaxation(patterns, demand, prices)
+        assert (few is None) == (highs is None)
+        if few is None or highs is None:
+            continue
+        assert few.value == pytest.approx(highs.value)
+        assert few.use @ prices == pytest.approx(highs.value)
+        assert few.duals @ demand == pytest.approx(highs.value)
+        assert (few.use @ patterns >= demand * (1.0 - 1e-7)).all()
+        assert (patterns @ few.duals <= prices * (1.0 + 1e-7)).all()
 
 
 def test_certificates_find_what_enumeration_finds() -> None:
