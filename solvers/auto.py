@@ -33,7 +33,7 @@ class Auto:
         """The best plan found, with its bound where GPUs are counted."""
         if problem.objective.fixed_gpus:
             return start(problem, "spread-refined")
-        timed = _limited(replace(problem, max_gpus=None))
+        timed = replace(problem, max_gpus=None).within(_DEFAULT_S)
         first = confirmed_solution(timed.with_share(START_SHARE), start)
         if counts_gpus(problem) is not None:
             return within_limit(problem, replace(first, details={**first.details, "refined": False}))
@@ -48,9 +48,8 @@ class Auto:
             else:
                 search.run()
             searches.append(search)
-            fewer = len(search.bins) < len(
-                first.bins
-            )  # full to the brim in part, which the twin would refuse
+            # full to the brim in part, which the twin would refuse
+            fewer = len(search.bins) < len(first.bins)
             return replace(first, bins=balanced(posed, search.bins) if fewer else first.bins)
 
         found = confirmed_solution(timed.with_share(_EXACT_SHARE), smaller)
@@ -73,10 +72,3 @@ def _refused(problem: Problem, found: Solution) -> str:
         return "not_confirmed_in_time"
     holds = admits(problem, found) if evaluator.confirms else confirmed(problem, found.bins)
     return "" if holds else "refused_by_twin"
-
-
-def _limited(problem: Problem) -> Problem:
-    if problem.time_limit_s is not None:
-        return problem
-    elapsed = _DEFAULT_S - replace(problem, time_limit_s=_DEFAULT_S).remaining_s()
-    return replace(problem, time_limit_s=elapsed + _DEFAULT_S)

@@ -97,6 +97,12 @@ class Problem:
         left = max(0.0, self.remaining_s())
         return replace(self, time_limit_s=max(1e-3, self.time_limit_s - (1.0 - share) * left))
 
+    def within(self, seconds: float) -> Problem:
+        """The problem with a limit: so long from now, if it has none."""
+        if self.time_limit_s is not None:
+            return self
+        return replace(self, time_limit_s=self.elapsed_s() + seconds)
+
     def out_of_time(self) -> bool:
         """Whether to return the best plan so far: the limit has passed, or `stop` says so."""
         return self.stop() or self.remaining_s() <= 0

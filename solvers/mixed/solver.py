@@ -56,9 +56,7 @@ class Mixed:
 
     def solve(self, problem: Problem) -> Solution:
         """The cheapest of the plans found, with the bound of the relaxation."""
-        free = replace(problem, max_gpus=None)
-        if free.time_limit_s is None:
-            free = replace(free, time_limit_s=free.elapsed_s() + DEFAULT_S)
+        free = replace(problem, max_gpus=None).within(DEFAULT_S)
         best = confirmed_solution(free.with_share(_START_SHARE), starting_plan)
         if best.unplaced:
             return within_limit(problem, best)
