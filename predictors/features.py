@@ -13,6 +13,7 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.checks import SLOT_RANKS
 from packer.errors import IncompatibleError
+from packer.io.shipped import table
 from packer.lengths import Lengths, length_moments, normal_grid
 from packer.predictors.features_kernel import MAX_GROUPS, MIDDLE_GROUP, ROOM, FleetArrays, fill_all
 from packer.profile import Profile
@@ -33,39 +34,7 @@ class Feature:
     text: str
 
 
-FEATURES = (
-    Feature("adapters", "", "number of adapters"),
-    Feature("rate_sum", "req/s", "sum of the request rates"),
-    Feature("rate_std", "req/s", "spread of the adapters' rates"),
-    Feature("rank_max", "", "largest rank"),
-    Feature("rank_mean", "", "mean rank"),
-    Feature("rank_std", "", "spread of the ranks"),
-    Feature("max_loras", "", "adapter slots"),
-    Feature("max_lora_rank", "", "rank of every slot"),
-    Feature("offered", "tok/s", "offered load"),
-    Feature("input_mean", "tokens", "mean input length"),
-    Feature("output_mean", "tokens", "mean output length"),
-    Feature("input_cv", "", "relative spread of the input length"),
-    Feature("output_cv", "", "relative spread of the output length"),
-    Feature("kv_cache", "tokens", "KV cache capacity"),
-    Feature("largest_share", "", "share of the requests that the busiest adapter gets"),
-    Feature("slotted_share", "", "share of the requests of as many busiest adapters as there are slots"),
-    Feature("slots_per_adapter", "", "slots per adapter"),
-    Feature("kv_per_request", "tokens", "KV tokens held per running request"),
-    Feature("batch_that_fits", "requests", "running requests that fit into the KV cache"),
-    Feature("capacity", "tok/s", "estimated capacity"),
-    Feature("load_factor", "", "offered load / estimated capacity"),
-    Feature("load_factor_queued", "", "offered load / estimated capacity with the backlog"),
-    Feature("batch", "requests", "expected running requests"),
-    Feature("kv_use", "", "expected share of the KV cache in use"),
-    Feature("active_adapters", "", "expected distinct adapters in a batch"),
-    Feature("slot_use", "", "distinct adapters that the batch would have / slots"),
-    Feature("step", "ms", "expected step time"),
-    Feature("slot_wait", "s", "expected wait for a slot"),
-    Feature("residence", "s", "expected time from first to last token"),
-    Feature("backlog", "requests", "expected waiting requests"),
-    Feature("served_estimate", "", "estimated share of the load that is served"),
-)
+FEATURES = tuple(Feature(name, *words) for name, words in table("packer.predictors", "features.toml").items())
 """In the kernel's order."""
 
 NAMES = tuple(feature.name for feature in FEATURES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packer.errors import UnknownNameError
+from packer.io.shipped import table
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +27,9 @@ class Datasheet:
     link_bytes_s: float = 32e9
 
 
-_GIB = 2.0**30
-
 GPUS = {
-    sheet.name: sheet
-    for sheet in (
-        Datasheet("a10", "NVIDIA A10", 22.1 * _GIB, 0.600e12, 125e12, 0.75),
-        Datasheet("a100-40gb", "NVIDIA A100 40GB", 39.4 * _GIB, 1.555e12, 312e12, 1.3, 300e9),
-        Datasheet("a100-80gb", "NVIDIA A100 80GB", 79.2 * _GIB, 2.039e12, 312e12, 1.8, 300e9),
-        Datasheet("b200", "NVIDIA B200", 178.4 * _GIB, 8.0e12, 2250e12, 5.5, 900e9),
-        Datasheet("gh200-96gb", "NVIDIA GH200 96GB", 94.5 * _GIB, 4.0e12, 989e12, 2.0, 450e9),
-        Datasheet("h100-64gb", "NVIDIA H100 64GB", 64.0 * _GIB, 2.0e12, 989e12, None, 450e9),
-        Datasheet("h100-80gb", "NVIDIA H100 SXM 80GB", 79.2 * _GIB, 3.35e12, 989e12, 2.9, 450e9),
-        Datasheet("h100-nvl-94gb", "NVIDIA H100 NVL 94GB", 93.1 * _GIB, 3.9e12, 835e12, 2.8, 300e9),
-        Datasheet("h100-pcie-80gb", "NVIDIA H100 PCIe 80GB", 79.2 * _GIB, 2.0e12, 756e12, 2.4),
-        Datasheet("h200-141gb", "NVIDIA H200 141GB", 139.8 * _GIB, 4.8e12, 989e12, 3.6, 450e9),
-        Datasheet("l4", "NVIDIA L4", 22.0 * _GIB, 0.300e12, 121e12, 0.6),
-        Datasheet("l40s", "NVIDIA L40S", 44.4 * _GIB, 0.864e12, 362e12, 1.0),
-        Datasheet("mi300x", "AMD MI300X", 191.9 * _GIB, 5.3e12, 1307e12, 2.5, 448e9),
-        Datasheet("rtx4090", "NVIDIA GeForce RTX 4090", 23.5 * _GIB, 1.008e12, 165e12, 0.5),
-    )
+    name: Datasheet(name, memory_bytes=row.pop("memory_gib") * 2.0**30, **row)
+    for name, row in table("packer.twin", "datasheets.toml").items()
 }
 
 

@@ -6,6 +6,7 @@ import os
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from typing import Any
 
 from packer.errors import UnknownNameError
 from packer.io.files import read_text
@@ -36,3 +37,10 @@ def read_named(kind: str, name_or_path: str | os.PathLike[str], package: str) ->
     if text not in known:
         raise UnknownNameError(kind, text, known)
     return text, known[text].read_text(encoding="utf-8")
+
+
+def table(package: str, file: str) -> dict[str, Any]:
+    """A TOML file of a package that is a part of its code: nothing is checked."""
+    import tomllib
+
+    return tomllib.loads(files(package).joinpath(file).read_text(encoding="utf-8"))
