@@ -13,26 +13,24 @@ from packer.errors import LiveError
 from packer.profile import EngineSpec, GpuSpec, ModelSpec
 from packer.twin.live import inside
 from packer.twin.live.launch import Emulation, Launch
-from packer.twin.model_config import ModelDimensions
+from packer.twin.model_config import ModelDimensions, read_model_config
 
 RANKS = (8, 16, 32, 64)
 
 
-TINY = ModelDimensions("tiny-llama", "llama", 2, 256, 512, 4, 4, 64, 1024, tied=False, max_model_len=256)
+TINY = read_model_config(Path(inside.__file__).with_name("tiny-llama") / "config.json")
 """A Llama small enough for one CPU core: steps take 2 to 20 ms, as a large one's on a GPU."""
 
 
 def write_files(
     python: str, folder: Path, model: ModelDimensions, ranks: Sequence[int], *, whole: bool
 ) -> None:
-    """Write `adapters/rank-N/`, and `model/` if `whole`, below `folder` with vLLM's interpreter.
+    """Write `adapters/rank-N/`, and `model/`, the tiny one, if `whole`, below `folder` with vLLM's interpreter.
 
     Raises `LiveError`: the interpreter lacks `tokenizers` or `safetensors`, or cannot write there.
     """
     names = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim")
-    shape = {
-        name: getattr(model, name) for name in (*names, *(("vocabulary", "max_model_len") if whole else ()))
-    }
+    shape = {name: getattr(model, name) for name in (*names, *(("vocabulary",) if whole else ()))}
     spec = {"directory": str(folder.resolve()), "ranks": list(ranks), **shape}
     script = Path(inside.__file__).with_name("make_tiny_model.py")
     done = subprocess.run(

@@ -8,6 +8,7 @@ Runs in vLLM's environment, which has `tokenizers` and `safetensors`:
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,40 +20,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 
 
-def write_model(directory: Path, spec: dict[str, Any]) -> None:
+def write_model(directory: Path, vocabulary: int) -> None:
     """`config.json` and the tokenizer; the weights are made at start by `--load-format dummy`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": spec["hidden"],
-        "intermediate_size": spec["intermediate"],
-        "num_hidden_layers": spec["layers"],
-        "num_attention_heads": spec["heads"],
-        "num_key_value_heads": spec["kv_heads"],
-        "vocab_size": spec["vocabulary"],
-        "max_position_embeddings": spec["max_model_len"],
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    (directory / "config.json").write_text(json.dumps(config, indent=2))
-    words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), spec["vocabulary"]))]
+    shutil.copytree(Path(__file__).with_name("tiny-llama"), directory, dirs_exist_ok=True)
+    words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), vocabulary))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(directory / "tokenizer.json"))
-    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": spec["max_model_len"],
-        **names,
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
 def write_adapter(directory: Path, spec: dict[str, Any], rank: int) -> None:
@@ -78,16 +52,8 @@ def write_adapter(directory: Path, spec: dict[str, Any], rank: int) -> None:
             tensors[f"{prefix}.lora_A.weight"] = rng.normal(0, 0.01, (rank, n_in)).astype(np.float32)
             tensors[f"{prefix}.lora_B.weight"] = rng.normal(0, 0.01, (n_out, rank)).astype(np.float32)
     save_file(tensors, str(directory / "adapter_model.safetensors"))
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": "tiny",
-        "r": rank,
-        "lora_alpha": rank,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted(module.split(".")[1] for module in shapes),
-    }
+    config = json.loads(Path(__file__).with_name("adapter_config.json").read_text())
+    config |= {"r": rank, "lora_alpha": rank}
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2))
 
 
@@ -96,7 +62,7 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     root = Path(spec["directory"])
     if "vocabulary" in spec:
-        write_model(root / "model", spec)
+        write_model(root / "model", spec["vocabulary"])
     for rank in spec["ranks"]:
         write_adapter(root / "adapters" / f"rank-{rank}", spec, rank)
 
