@@ -27,11 +27,15 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature: name, unit, and its description in words."""
+    """A feature: name, unit, its description in words, and how it changes when all rates grow by one factor.
+
+    `trend` 1: it grows, so that starvation may only become likelier with it; -1: it falls.
+    """
 
     name: str
     unit: str
     text: str
+    trend: int = 0
 
 
 FEATURES = tuple(Feature(name, *words) for name, words in table("packer.predictors", "features.toml").items())

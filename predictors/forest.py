@@ -9,26 +9,11 @@ from packer.predictors.ensemble import from_sklearn, packed
 from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS, STARVED
 
-_GRID: dict[str, list[Any]] = {
-    "n_estimators": [32, 128, 256],
-    "max_depth": [None, 5, 10, 20],
-    "min_samples_split": [2, 5, 10, 20],
-    "min_samples_leaf": [1, 2, 5, 10, 32, 128],
-    "max_features": [None, "sqrt", "log2"],
-}
-"""The values of arXiv 2602.24044, Appendix B; of the criteria only those that take no hours."""
-
 
 class Forest(Kind):
     """Means over trees grown on bootstrap samples."""
 
     name = "forest"
-    grids = (_GRID, {**_GRID, "criterion": ["gini", "entropy"]})
-    defaults = (
-        {"n_estimators": 32, "max_leaf_nodes": 128, "min_samples_leaf": 2, "max_features": 0.5},
-        {"n_estimators": 48, "max_leaf_nodes": 128, "min_samples_leaf": 2, "max_features": 0.5},
-    )
-    """Small enough for a few microseconds per evaluation, and for the wheel."""
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """A scikit-learn forest."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from packer.errors import UnknownNameError
+from packer.io.shipped import table
 
 Arrays = dict[str, npt.NDArray[Any]]
 Float32Array = npt.NDArray[np.float32]
@@ -25,8 +27,10 @@ class Kind:
     name: ClassVar[str]
     family: ClassVar[str] = "trees"
     max_rows: ClassVar[int | None] = None
-    grids: ClassVar[tuple[dict[str, list[Any]], dict[str, list[Any]]]]
-    defaults: ClassVar[tuple[dict[str, Any], dict[str, Any]]]
+
+    _tables = cached_property(lambda self: table("packer.predictors", "hyperparameters.yaml")[self.name])
+    grids = cached_property(lambda self: self._tables["grids"])
+    defaults = cached_property(lambda self: self._tables["defaults"])
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """An unfitted scikit-learn estimator of features float32 (n, F)."""

@@ -19,10 +19,6 @@ class Knn(Kind):
     name = "knn"
     family = "neighbours"
     max_rows = 4000  # each evaluation reads every row
-    grids = ({"n_neighbors": [1, 3, 5, 7, 9, 13, 17]},) * 2
-    """How many neighbours: the one of arXiv 2602.24044, Appendix B, and more."""
-    defaults = ({"n_neighbors": 7},) * 2
-    """The same for every output, so that one search serves them all."""
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """A scikit-learn neighbours model."""

@@ -10,13 +10,6 @@ import numpy as np
 from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS
 
-_GRID: dict[str, list[Any]] = {
-    "C": [0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0],
-    "gamma": [0.003, 0.01, 0.03, 0.1, 1.0, 10.0],
-}
-"""Penalty and width of the radial kernel, the only one that is compiled: values of arXiv 2602.24044, Appendix B, and
-smaller widths (and tubes of regression), since targets are logarithms here."""
-
 
 class Svm(Kind):
     """RBF kernels on squashed and scaled features."""
@@ -24,9 +17,6 @@ class Svm(Kind):
     name = "svm"
     family = "machine"
     max_rows = 2500  # the time to fit grows with the square of the rows
-    grids = ({**_GRID, "epsilon": [0.01, 0.05, 0.1, 0.5, 1.0, 5.0]}, _GRID)
-    defaults = ({"C": 10.0, "gamma": 0.02, "epsilon": 0.05}, {"C": 10.0, "gamma": 0.01})
-    """Found by the search."""
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """A scikit-learn support vector machine."""

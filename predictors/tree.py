@@ -13,8 +13,6 @@ from packer.predictors.kinds import Arrays, Float32Array, Kind
 from packer.predictors.targets import OUTPUTS, STARVED
 
 FloatArray = npt.NDArray[np.float64]
-MOST_RULES = 32
-MOST_RULES_STARVATION = 16
 PENALTY = 0.003
 """What a rule must be worth: the error may grow by so much (relative) for each rule that is saved."""
 FOLDS = 3
@@ -27,14 +25,6 @@ class Tree(Kind):
     """One tree per figure: at most 32 leaves, 16 for starvation; `refined` searches the smallest ones."""
 
     name = "tree"
-    grids = (
-        {"max_leaf_nodes": [4, 6, 8, 12, 16, 24, 32], "min_samples_leaf": [5, 10, 20, 40]},
-        {"max_leaf_nodes": [4, 6, 8, 12, 16], "min_samples_leaf": [5, 10, 20, 40]},
-    )
-    defaults = (
-        {"max_leaf_nodes": MOST_RULES, "min_samples_leaf": 10},
-        {"max_leaf_nodes": MOST_RULES_STARVATION, "min_samples_leaf": 10},
-    )
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """A scikit-learn tree."""
@@ -63,7 +53,7 @@ def refined(
     from sklearn.model_selection import GroupKFold
 
     classify = name == STARVED
-    most = MOST_RULES_STARVATION if classify else MOST_RULES
+    most = kind.defaults[classify]["max_leaf_nodes"]
     sizes = [n for n in (2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32) if n <= most]
     some = np.sort(np.random.default_rng(seed).permutation(len(x))[:MOST_ROWS])
     part, figures = x[some], y[some]

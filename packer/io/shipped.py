@@ -40,7 +40,13 @@ def read_named(kind: str, name_or_path: str | os.PathLike[str], package: str) ->
 
 
 def table(package: str, file: str) -> dict[str, Any]:
-    """A TOML file of a package that is a part of its code: nothing is checked."""
-    import tomllib
+    """A TOML or YAML file of a package that is a part of its code: nothing is checked."""
+    text = files(package).joinpath(file).read_text(encoding="utf-8")
+    if file.endswith(".toml"):
+        import tomllib
 
-    return tomllib.loads(files(package).joinpath(file).read_text(encoding="utf-8"))
+        return tomllib.loads(text)
+    import yaml
+
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found

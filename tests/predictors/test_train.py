@@ -25,7 +25,6 @@ from packer.predictors.rules import rules_of, trees_of
 from packer.predictors.store import Model, to_bytes, write_model
 from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS
 from packer.predictors.train import train
-from packer.predictors.tree import MOST_RULES, MOST_RULES_STARVATION
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.settings import Slots
@@ -148,8 +147,8 @@ def test_refined_trees_are_small_and_readable(data: Dataset, small: Profile, tmp
     """Refined trees keep their limits on rules, every question fires one rule, and the drawing is an SVG."""
     model = train("tree", data, seed=1, refine=True)
     trees = trees_of(model)
-    assert trees[STARVED].leaves <= MOST_RULES_STARVATION
-    assert all(tree.leaves <= MOST_RULES for tree in trees.values())
+    assert trees[STARVED].leaves <= 16
+    assert all(tree.leaves <= 32 for tree in trees.values())
     rules = [str(rule) for rule in rules_of(model, STARVED)]
     assert len(rules) == trees[STARVED].leaves
     predictor = LearnedPredictor(model, small)
