@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import click
 
 from packer.errors import OutputError
+from packer.frames import pl
 
 if TYPE_CHECKING:
-    import polars as pl
     from rich.console import Console
     from rich.table import Table as RichTable
 

@@ -6,12 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from packer.cli.output import Table, console, figures, heads, number
+from packer.frames import pl
 from packer.room import grouped, growth, room_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import polars as pl
 
     from packer.bin import Bin
     from packer.evaluation import Evaluation
@@ -157,8 +156,6 @@ WIDE, NARROW = 100, 72
 
 def adapters_frame(plan: Plan) -> pl.DataFrame:
     """One row for each adapter of a plan: rank, rate, its servers, and what it gets there."""
-    import polars as pl
-
     fleet = plan.workload
     places: list[list[str]] = [[] for _ in fleet.adapters]
     for k, item in enumerate(plan.bins):

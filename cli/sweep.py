@@ -24,10 +24,9 @@ from packer.cli.options import (
 from packer.cli.output import Table, note, number, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import FileFormatError, IncompatibleError
+from packer.frames import pl
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from packer.profile import Profile
     from packer.twin.sweep import Sweep
     from packer.workload import Workload
@@ -132,8 +131,6 @@ def _tune(
     workload: Workload, profile: Profile, axes: Axes, training: Training, files: Files, out: Writing
 ) -> None:
     """Policies side by side: their best parameter and what they train with it."""
-    import polars as pl
-
     from packer.twin.tuning.search import tuning_rows
 
     refuse_unused("--tuning", ("adapters", "plot", "resume"))
@@ -191,8 +188,6 @@ def _simulate(plan: Sweep, files: Files, jobs: int, out: Writing) -> pl.DataFram
 
 def _old_rows(plan: Sweep, path: str) -> list[dict[str, Any]]:
     """Rows of an earlier run of the same sweep."""
-    import polars as pl
-
     from packer.io.files import read_bytes
     from packer.io.parquet import read_parquet
     from packer.twin.sweep import sweep_frame

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError
+from packer.frames import pl
 from packer.io.files import check_writable, claimed, read_bytes, read_text, write_bytes, write_text
 from packer.io.parquet import decoded, write_frame
 from packer.predictors.dataset import LABELS, TTFT_LABELS, Spec, dataset_bytes
@@ -157,6 +158,4 @@ def _end_with(parent: int) -> None:
 
 
 def _write_part(path: Path, rows: list[dict[str, Any]]) -> None:
-    import polars as pl
-
     write_frame(pl.DataFrame(rows), path)

@@ -6,21 +6,19 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from packer import checks
 from packer.errors import FileFormatError, ValidationError
+from packer.frames import pl
 from packer.io.documents import parse_json
 from packer.io.files import read_bytes
 from packer.io.parquet import decoded, parquet_bytes
 from packer.io.schema import parse
 from packer.predictors.features import NAMES
-
-if TYPE_CHECKING:
-    import polars as pl
 
 FORMAT = "packer dataset 2"
 MAX_ROWS = 4_000_000
@@ -124,8 +122,6 @@ def dataset_of(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str]) ->
     Raises `FileFormatError`: a column is missing, of another type, or has a value that no simulation gives; rows are
     missing.
     """
-    import polars as pl
-
     texts = ("family", "group")
     for column in (*NAMES, *LABELS, *texts, "index"):
         if column not in frame.columns:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from packer.frames import pl
 from packer.report.figures import Figure, Line, Mark, Panel
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from packer.twin.cluster.result import ClusterSimulation
     from packer.twin.result import Simulation
 
@@ -40,8 +39,6 @@ def simulation_figure(run: Simulation, *, title: str) -> Figure:
 
 def cluster_figure(run: ClusterSimulation, *, title: str) -> Figure:
     """A cluster over time: all of it, and how far its servers are apart."""
-    import polars as pl
-
     timeline, servers = run.timeline, run.server_timeline
     minutes = (timeline["time_s"] / 60).to_list()
     outstanding = servers.with_columns((pl.col("running") + pl.col("waiting")).alias("requests"))

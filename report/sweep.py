@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from packer.evaluation import FIGURES
+from packer.frames import pl
 from packer.report.figures import Figure, Line, Mark, Panel, Scatter, Series
 from packer.report.palette import SERIES
-
-if TYPE_CHECKING:
-    import polars as pl
 
 AXIS_LABELS = {"adapters": "adapters", "rate_factor": "rate factor", "max_loras": "max_loras"}
 PANELS = {"total_token_throughput": False, "mean_ttft_ms": True, "mean_itl_ms": False}

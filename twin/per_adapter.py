@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import polars as pl
+from packer.frames import pl
 
+if TYPE_CHECKING:
     from packer.twin.result import Simulation
     from packer.workload import Workload
 
@@ -187,8 +187,6 @@ def slo_counts(sim: Simulation) -> tuple[FloatArray, FloatArray]:
 
 def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
     """See `Simulation.per_adapter`."""
-    import polars as pl
-
     m, raw = len(sim.workload), sim.raw
     sent = np.bincount(raw.requests.adapter, minlength=m) + raw.refused
     tokens = {

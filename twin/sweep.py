@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +13,11 @@ from packer import checks
 from packer.adapter import Adapter
 from packer.errors import ValidationError
 from packer.fingerprint import fingerprint
+from packer.frames import pl
 from packer.profile import Profile
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
 from packer.workload import Workload
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MAX_POINTS = 100_000
 AXES = ("adapters", "rate_factor", "max_loras")
@@ -143,8 +141,6 @@ class Sweep:
 
 def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
     """Rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`, sweep."""
-    import polars as pl
-
     kinds = {
         "adapters": pl.Int64,
         "rate_factor": pl.Float64,
@@ -196,8 +192,6 @@ def x_axis(frame: pl.DataFrame) -> str:
 
 def max_packs(frame: pl.DataFrame) -> pl.DataFrame:
     """Max_pack of each curve: its feasible row with the most offered load, if it has one."""
-    import polars as pl
-
     others = [axis for axis in AXES if axis != x_axis(frame)]
     feasible = frame.filter(~pl.col("starved") & ~pl.col("memory_error"))
     ordered = feasible.sort("offered_tok_s", "total_token_throughput")

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from packer.frames import pl
 from packer.twin.engine import state as rows
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from packer.twin.result import Simulation
 
 SUMMARY = (
@@ -51,8 +50,6 @@ def summary(sim: Simulation) -> dict[str, Any]:
 
 def timeline_frame(sim: Simulation) -> pl.DataFrame:
     """See `Simulation.timeline`."""
-    import polars as pl
-
     table = sim.raw.timeline
     # Steps belong to the bin in which they start, so a bin may hold a little more than its width.
     width = np.minimum(sim.timeline_bin_s, sim.duration_s - np.arange(len(table)) * sim.timeline_bin_s)

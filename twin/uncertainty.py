@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from packer import checks
+from packer.frames import pl
 from packer.twin.result import Simulation
 from packer.twin.threads import in_threads
 from packer.twin.timeline import SUMMARY
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MAX_SEEDS = 10_000
 T = TypeVar("T")
@@ -69,8 +67,6 @@ def intervals(
     runs, which says how far a single hour may lie from the mean; runs, how many had the metric. A row whose
     metric no run has (nothing completed) holds nulls, and so do intervals of a single run.
     """
-    import polars as pl
-
     checks.real("confidence", confidence, low=0.0, high=1.0, open_low=True)
     rows = []
     for metric in metrics:

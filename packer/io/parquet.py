@@ -8,13 +8,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from packer.errors import FileFormatError
+from packer.frames import pl
 from packer.io.files import write_bytes
-
-if TYPE_CHECKING:
-    import polars as pl
 
 TIME_LIMIT_S = 600.0
 MAX_CELLS = 200_000_000
@@ -63,8 +60,6 @@ def decoded(files: Sequence[bytes], path: str | os.PathLike[str]) -> tuple[pl.Da
 
     Raises `FileFormatError`: one is damaged, cut short, too large or not Parquet, or their columns differ.
     """
-    import polars as pl
-
     for data in files:
         if len(data) < 12 or data[:4] != b"PAR1" or data[-4:] != b"PAR1":
             raise FileFormatError("the Parquet file is damaged or cut short.", path=path)
@@ -90,8 +85,6 @@ def decoded(files: Sequence[bytes], path: str | os.PathLike[str]) -> tuple[pl.Da
 
 def check_plain(frame: pl.DataFrame, path: str | os.PathLike[str]) -> None:
     """Raise `FileFormatError` unless every column holds text, numbers, truth values or times."""
-    import polars as pl
-
     for name, kind in frame.schema.items():
         if kind.is_nested() or kind in (pl.Binary, pl.Object):
             raise FileFormatError(

@@ -8,13 +8,11 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from packer import checks
 from packer.errors import FileFormatError, ValidationError, shown
-
-if TYPE_CHECKING:
-    import polars as pl
+from packer.frames import pl
 
 COMMENT = "#"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packer.adapter import MAX_RANK, Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
+from packer.frames import pl
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.parquet import check_plain, parquet_bytes, read_parquet
@@ -18,9 +19,6 @@ from packer.lengths import Lengths
 from packer.slo import Slo
 from packer.traces.columns import looks_like_trace
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
-
-if TYPE_CHECKING:
-    import polars as pl
 
 REQUIRED = ("adapter", "rank", "rate")
 OPTIONAL = (
@@ -178,8 +176,6 @@ def write_workload(
         quoted = any(name.startswith(COMMENT) or "\r" in name for name in workload.names)
         data = (_comment_lines(comments) + csv_text(*table_of(workload), quoted=quoted)).encode()
     elif suffix == ".parquet":
-        import polars as pl
-
         columns, rows = table_of(workload)
         frame = pl.DataFrame(rows, schema=columns, orient="row", infer_schema_length=None)
         data = parquet_bytes(frame)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from packer import checks
 from packer.adapter import MAX_RANK
 from packer.errors import FileFormatError, ValidationError, shown
+from packer.frames import pl
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.io.parquet import check_plain, read_parquet
@@ -23,9 +24,6 @@ from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, head
 from packer.lengths import MAX_TOKENS
 from packer.traces.columns import TraceFormat, recognise
 from packer.traces.trace import Trace, trace_of_rows
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MAX_TIME = 1e15
 ENDINGS = (".csv", ".jsonl", ".parquet")
@@ -68,8 +66,6 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str]) -> Trace
 
 
 def _read_csv(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, dict[str, Any]]:
-    import polars as pl
-
     number, cells = next(csv_lines(text, path), (1, []))
     names = header_of(cells, path, number)
     kind = recognise(names, path)
@@ -81,8 +77,6 @@ def _read_csv(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, dic
 
 
 def _read_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[TraceFormat, dict[str, Any]]:
-    import polars as pl
-
     frame = frame.rename(dict(zip(frame.columns, header_of(frame.columns, path, 0), strict=True)))
     kind = recognise(frame.columns, path)
     wanted = [name for name in (*kind.required, kind.adapter, kind.rank) if name in frame.columns]
@@ -117,8 +111,6 @@ def _read_jsonl(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, d
 
 def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
     """What `trace_of_rows` takes, from a frame of strings, all at once; None if any cell needs a closer look."""
-    import polars as pl
-
     frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
     times = _fast_times(frame[kind.time].str.strip_chars(), kind.unit_s)
     tokens = [
@@ -149,8 +141,6 @@ def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
 
 
 def _fast_times(column: pl.Series, unit_s: float) -> npt.NDArray[np.float64] | None:
-    import polars as pl
-
     numbers = column.cast(pl.Float64, strict=False)
     if not numbers.null_count():
         times: npt.NDArray[np.float64] = numbers.to_numpy()

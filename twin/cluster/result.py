@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from packer.frames import pl
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
 from packer.twin.cluster.state import REFUSED, Servers
@@ -19,9 +20,6 @@ from packer.twin.engine import state as rows
 from packer.twin.result import Simulation
 from packer.twin.server import Raw, Server
 from packer.workload import Workload
-
-if TYPE_CHECKING:
-    import polars as pl
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -152,8 +150,6 @@ class ClusterSimulation(Simulation):
     @cached_property
     def server_timeline(self) -> pl.DataFrame:
         """The timeline of each server: server, then the columns of `Simulation.timeline`, and busy_share."""
-        import polars as pl
-
         found = []
         for s, server in enumerate(self.servers):
             frame = server.timeline
@@ -169,8 +165,6 @@ class ClusterSimulation(Simulation):
         """One row per request in order of arrival: request, adapter, server, sent_s, first_s, finish_s,
         input_tokens, output_tokens; null where a request has no server, or its time did not come.
         """
-        import polars as pl
-
         names = np.array(self.workload.names, dtype=object)
         raw, state = self.raw, self.state
         columns: dict[str, Any] = {
@@ -189,8 +183,6 @@ class ClusterSimulation(Simulation):
     @cached_property
     def per_server(self) -> pl.DataFrame:
         """One row per server: server, kind, the figures of `Simulation.to_dict` that are numbers."""
-        import polars as pl
-
         found = []
         for s, server in enumerate(self.servers):
             figures = {key: value for key, value in server.to_dict().items() if key in _PER_SERVER}
