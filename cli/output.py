@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import click
 
 from packer.errors import OutputError
-from packer.frames import pl
+from packer.io.frames import pl
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from packer.cli.output import Table, console, figures, heads, number
-from packer.frames import pl
+from packer.io.frames import pl
 from packer.room import grouped, growth, room_rows
 
 if TYPE_CHECKING:

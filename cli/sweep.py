@@ -24,7 +24,7 @@ from packer.cli.options import (
 from packer.cli.output import Table, note, number, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import FileFormatError, IncompatibleError
-from packer.frames import pl
+from packer.io.frames import pl
 
 if TYPE_CHECKING:
     from packer.profile import Profile

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError
-from packer.frames import pl
 from packer.io.files import check_writable, claimed, read_bytes, read_text, write_bytes, write_text
+from packer.io.frames import pl
 from packer.io.parquet import decoded, write_frame
 from packer.predictors.dataset import LABELS, TTFT_LABELS, Spec, dataset_bytes
 from packer.predictors.features import NAMES

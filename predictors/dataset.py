@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.errors import FileFormatError, ValidationError
-from packer.frames import pl
 from packer.io.documents import parse_json
 from packer.io.files import read_bytes
+from packer.io.frames import pl
 from packer.io.parquet import decoded, parquet_bytes
 from packer.io.schema import parse
 from packer.predictors.features import NAMES

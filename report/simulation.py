@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from packer.frames import pl
+from packer.io.frames import pl
 from packer.report.figures import Figure, Line, Mark, Panel
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from packer.evaluation import FIGURES
-from packer.frames import pl
+from packer.io.frames import pl
 from packer.report.figures import Figure, Line, Mark, Panel, Scatter, Series
 from packer.report.palette import SERIES
 

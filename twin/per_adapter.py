@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from packer.frames import pl
+from packer.io.frames import pl
 
 if TYPE_CHECKING:
     from packer.twin.result import Simulation

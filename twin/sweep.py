@@ -13,7 +13,7 @@ from packer import checks
 from packer.adapter import Adapter
 from packer.errors import ValidationError
 from packer.fingerprint import fingerprint
-from packer.frames import pl
+from packer.io.frames import pl
 from packer.profile import Profile
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packer.frames import pl
+from packer.io.frames import pl
 from packer.twin.engine import state as rows
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.frames import pl
+from packer.io.frames import pl
 from packer.twin.result import Simulation
 from packer.twin.threads import in_threads
 from packer.twin.timeline import SUMMARY

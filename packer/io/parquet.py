@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from packer.errors import FileFormatError
-from packer.frames import pl
 from packer.io.files import write_bytes
+from packer.io.frames import pl
 
 TIME_LIMIT_S = 600.0
 MAX_CELLS = 200_000_000

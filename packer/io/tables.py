@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from packer import checks
 from packer.errors import FileFormatError, ValidationError, shown
-from packer.frames import pl
+from packer.io.frames import pl
 
 COMMENT = "#"
 

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from packer import checks
 from packer.adapter import MAX_RANK
 from packer.errors import FileFormatError, ValidationError, shown
-from packer.frames import pl
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
+from packer.io.frames import pl
 from packer.io.parquet import check_plain, read_parquet
 from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
 from packer.lengths import MAX_TOKENS

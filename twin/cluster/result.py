@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer.frames import pl
+from packer.io.frames import pl
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
 from packer.twin.cluster.state import REFUSED, Servers
