@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from packer.bin import Bin
-    from packer.evaluation import Evaluation
+    from packer.evaluation import AdapterFigures, Evaluation
     from packer.plan import Plan
 
 VERIFIED = {True: "it holds", False: "it breaks", None: "not done"}
@@ -220,11 +220,28 @@ def _totals(plan: Plan) -> list[str]:
         lines.append(f"Training    {number(training, 0)} tok/s beside the requests, by {policy}")
     if plan.bins:
         lines.append(f"Server      {servers(plan.bins)}")
-    if plan.adapters is not None and (quiet := quiet_adapters(plan.workload)):
-        lines.append(f"Few         {quiet}")
+    if plan.adapters is not None:
+        lines += _worst(plan, plan.adapters)
+        lines += [f"Few         {quiet}" for quiet in [quiet_adapters(plan.workload)] if quiet]
     if plan.workload.assumed_lengths:
         lines.append(f"Lengths     {assumed_lengths()}")
     return lines
+
+
+def _worst(plan: Plan, found: AdapterFigures) -> list[str]:
+    """The adapter that uses most of its latency limits; nothing where no request completed."""
+    import numpy as np
+
+    worst = int(np.nan_to_num(found.slo_used, nan=-1.0).argmax())
+    if np.isnan(found.p95_ttft_ms[worst]):
+        return []
+    gpus = [k for k, item in enumerate(plan.bins) if worst in item.adapters]
+    used = found.slo_used[worst]
+    share = f"{used:.0%} of its limits" if np.isfinite(used) else "its server starves or queues"
+    return [
+        f"Worst       adapter {plan.workload.names[worst]!r} on GPU {', '.join(map(str, gpus))}: "
+        f"p95 TTFT {found.p95_ttft_ms[worst]:,.0f} ms, ITL {found.mean_itl_ms[worst]:.1f} ms, {share}"
+    ]
 
 
 def assumed_lengths() -> str:

@@ -3,18 +3,20 @@ model on which every adapter keeps its limits."""
 
 from __future__ import annotations
 
-import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from packer.arrival import Arrivals
 from packer.errors import IncompatibleError
-from packer.evaluation import Evaluations
+from packer.evaluation import AdapterFigures, Evaluations
 from packer.gpu import GpuKind, serving
 from packer.operate.explore import Frontier
-from packer.operate.recommend import recommend
+from packer.operate.recommend import decision, recommend
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.solvers.api import solve
@@ -60,7 +62,7 @@ class Option:
 def recommend_kinds(workload: Workload, kinds: Sequence[GpuKind], **given: Any) -> Plan:
     """As `packer.recommend`, for each base model with each kind of server alone and with all of them mixed.
 
-    `details` has the "kinds" (rows of `Option.to_dict`) and the "decision" of each model.
+    `details` has the "kinds" (rows of `Option.to_dict`) and the "decision" of each model after the sum of them.
 
     Raises `IncompatibleError`: the number of GPUs is limited: several kinds have no order in which to count them.
     """
@@ -111,8 +113,9 @@ def _mixed(
         if point.holds and not job.kept.broken_later(plan.bins):
             point, rooms = job.roomy(point, job.rooms(point))
             kept = replace(
-                point.plan, rooms=rooms, headroom=tuple(room.headroom for room in rooms), verified=True
-            )
+                point.plan, rooms=rooms, headroom=tuple(room.headroom for room in rooms), verified=True,
+                details={"decision": decision(point, [point], rooms, fleet.slo, breaking=None)},
+            )  # fmt: skip
             names = sorted({item.profile.name for item in plan.bins})
             return Option(model, " + ".join(names), kept, holds=True)
     return None
@@ -147,35 +150,50 @@ def _merged(
         reasons=tuple(reason for plan in plans for reason in plan.reasons),
         unplaced=tuple(sorted(index[i] for index, option in chosen for i in option.plan.unplaced)),
         verified=None if None in verified else all(verified),
-        adapters=first.adapters if len(plans) == 1 else None,
+        adapters=_adapters(len(workload), chosen),
         runtime_s=runtime_s,
         versions={key: value for plan in plans for key, value in plan.versions.items()},
         details={
-            "decision": " ".join(_said(option, options) for _, option in chosen),
+            "decision": " ".join(
+                [*_total([option for _, option in chosen]), *(_said(option, options) for _, option in chosen)]
+            ),
             "kinds": [option.to_dict() for option in options],
         },
     )
 
 
+def _adapters(n: int, chosen: Sequence[tuple[tuple[int, ...], Option]]) -> AdapterFigures | None:
+    """What each of the `n` adapters gets; None if a plan does not say it."""
+    columns = np.full((len(AdapterFigures._fields), n), np.nan)
+    for index, option in chosen:
+        if option.plan.adapters is None:
+            return None
+        columns[:, list(index)] = option.plan.adapters
+    return AdapterFigures(*columns)
+
+
+def _total(chosen: Sequence[Option]) -> list[str]:
+    """GPUs and price of all models together, where there are several."""
+    gpus = sum(option.plan.n_gpus for option in chosen)
+    prices = [option.price_per_hour for option in chosen]
+    price = "" if None in prices else f", {sum(each or 0.0 for each in prices):,.2f} per hour"
+    return [f"{gpus} GPUs{price}."] if len(chosen) > 1 else []
+
+
 def _said(best: Option, options: Sequence[Option]) -> str:
-    """What to deploy for one model, and what the other kinds would take."""
+    """What to deploy for one model, what fewer servers would give, and what the other kinds would take."""
     lead = "" if best.model is None else f"{best.model}: "
-    text = f"{lead}{_counted(best)}"
-    if not best.holds:
-        text += ", which breaks the goal"
+    said = str(best.plan.details["decision"]).partition(": ")[2]
     others = [
-        f"{each.kinds} {'would take' if each.holds else 'does not keep the goal with'} {_counted(each, short=True)}"
+        f"{each.kinds} {'would take' if each.holds else 'does not keep the goal with'} {_gpus(each)}"
         for each in options
         if each.model == best.model and each is not best
     ]
-    return f"{text}. {'; '.join(others)}." if others else f"{text}."
-
-
-def _counted(option: Option, *, short: bool = False) -> str:
-    counts: dict[str, int] = {}
-    for item in option.plan.bins:
-        counts[item.profile.name] = counts.get(item.profile.name, 0) + 1
+    counts = Counter(item.profile.name for item in best.plan.bins)
     servers = " and ".join(f"{count} × {name}" for name, count in sorted(counts.items()))
-    price = option.price_per_hour
-    gpus = f"{option.plan.n_gpus} GPU{'s' if option.plan.n_gpus != 1 else ''}" if short else servers
-    return gpus if price is None or math.isnan(price) else f"{gpus}, {price:,.2f} per hour"
+    return f"{lead}{servers}, {said}" + (f" {'; '.join(others)}." if others else "")
+
+
+def _gpus(option: Option) -> str:
+    price = "" if option.price_per_hour is None else f", {option.price_per_hour:,.2f} per hour"
+    return f"{option.plan.n_gpus} GPU{'s' if option.plan.n_gpus != 1 else ''}{price}"

@@ -14,6 +14,7 @@ from packer.operate.frontier import frontier
 from packer.operate.recommend import recommend
 from packer.plan import Plan, Status
 from packer.profile import Profile
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 LLAMA = load_profile("h100-64gb/llama-3.1-8b-instruct")
@@ -54,8 +55,28 @@ def test_each_model_gets_the_cheapest_kind_that_keeps_the_goal(two_models: Plan)
         (LLAMA.name, 3.0),
         ("cheap/llama", 2.0),
     ]
-    assert "cheap/llama, 2.00 per hour" in str(two_models.details["decision"])
-    assert f"{LLAMA.name} would take 1 GPU, 3.00 per hour" in str(two_models.details["decision"])
+
+
+def test_the_decision_says_what_to_buy_and_what_it_gives(two_models: Plan) -> None:
+    """All GPUs and their price come first; each model has its servers, latency, room, and what other kinds take."""
+    text = str(two_models.details["decision"])
+    assert text.startswith("2 GPUs, 5.00 per hour. llama-3.1-8b-instruct: 1 × cheap/llama, TTFT p95 ")
+    assert (
+        f"{LLAMA.name} would take 1 GPU, 3.00 per hour. qwen-2.5-7b-instruct: 1 × {QWEN.name}, TTFT" in text
+    )
+    assert text.count("holds to") == 2
+
+
+def test_every_adapter_of_every_model_has_its_figures(two_models: Plan) -> None:
+    """What an adapter gets is what a simulation of its server shows."""
+    assert two_models.adapters is not None
+    for item in two_models.bins:
+        run = simulate(
+            item.workload(two_models.workload), item.profile, max_loras=item.max_loras,
+            max_lora_rank=item.max_lora_rank, seed=two_models.seed,
+        )  # fmt: skip
+        for i, mean_ms in zip(item.adapters, run.adapter_mean_ttft_ms, strict=True):
+            assert two_models.adapters.mean_ttft_ms[i] == mean_ms
 
 
 def test_the_parts_of_the_plan_fit_together(two_models: Plan) -> None:
