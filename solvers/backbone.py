@@ -13,7 +13,7 @@ import numpy.typing as npt
 from packer.arrival import Arrivals
 from packer.checks import slot_rank_for
 from packer.evaluation import STARVATION_THRESHOLD
-from packer.lengths import each_at_normal, normal_grid
+from packer.lengths import Lengths, each_at_normal, normal_grid
 from packer.memo import Memo
 from packer.predictors.features import fleet_table, length_pairs
 from packer.profile import LoadingSpec, Profile
@@ -136,17 +136,21 @@ def _requests(workload: Workload, profile: Profile) -> npt.NDArray[np.float64]:
     first_ends, second_ends = (
         each_at_normal(lengths, np.arange(len(pairs)), scores) for lengths in zip(*pairs, strict=True)
     )
-    correlation, (z, weight) = workload.length_correlation, normal_grid(81)
-    mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
-    for k, (first, second) in enumerate(pairs):
-        if first_ends[k] + second_ends[k] <= longest:
-            continue
-        own = np.flatnonzero(kind == k)
-        prompt = np.minimum(first.at_normal(z)[:, None], longest - 1).astype(np.float64)
-        output = np.minimum(second.at_normal(mixed), longest - prompt)
-        cut = [weight @ each @ weight for each in (prompt + 0.0 * mixed, output, output**2, prompt * output)]
+    for k in np.flatnonzero(first_ends + second_ends > longest).tolist():
+        own, cut = np.flatnonzero(kind == k), _cut_moments(*pairs[k], workload.length_correlation, longest)
         found[:, own] = np.minimum(found[:, own], np.array(cut)[:, None])
     return found
+
+
+@lru_cache(maxsize=4096)
+def _cut_moments(first: Lengths, second: Lengths, correlation: float, longest: int) -> tuple[float, ...]:
+    """See `_requests`: of requests of these lengths, cut to `longest` tokens."""
+    z, weight = normal_grid(81)
+    mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
+    prompt = np.minimum(first.at_normal(z)[:, None], longest - 1).astype(np.float64)
+    output = np.minimum(second.at_normal(mixed), longest - prompt)
+    whole = (prompt + 0.0 * mixed, output, output**2, prompt * output)
+    return tuple(float(weight @ each @ weight) for each in whole)
 
 
 def _busy_s(workload: Workload, profile: Profile) -> npt.NDArray[np.float64]:
