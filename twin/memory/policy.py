@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,33 +12,12 @@ from packer.settings import Pool, Settings, Slots
 from packer.twin.memory.pool import PoolMemory
 from packer.twin.memory.slots import SlotMemory
 
-
-class MemoryPolicy(Protocol):
-    """How a server divides its GPU's memory between the KV cache and adapters."""
-
-    kv_label: str
-    """What the memory of the KV cache holds, in words."""
-
-    def kv_tokens(
-        self, profile: Profile, max_loras: npt.NDArray[np.float64], max_lora_rank: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
-        """KV cache capacity, tokens, of servers with these settings: any common shape, may be < 0."""
-
-    def adapter_blocks(self, profile: Profile, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """KV blocks that an adapter of each rank takes while it is on the GPU, int64 (n,)."""
-
-    def reserved_bytes(self, profile: Profile, settings: Settings) -> float:
-        """Bytes that are reserved for adapters when the server starts."""
-
-    def taken_by(self, settings: Settings) -> str:
-        """What takes memory from the KV cache, in words (plural)."""
-
-
+MemoryPolicy = SlotMemory | PoolMemory
 _POLICIES: Mapping[type[Settings], MemoryPolicy] = {Slots: SlotMemory(), Pool: PoolMemory()}
 
 
 def memory_policy(profile: Profile) -> MemoryPolicy:
-    """The policy of a profile's servers."""
+    """How a profile's servers divide their GPUs' memory between the KV cache and adapters."""
     return _POLICIES[profile.memory.settings_kind]
 
 

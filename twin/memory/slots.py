@@ -20,8 +20,10 @@ class SlotMemory:
     kv_label = "KV cache"
 
     def kv_tokens(self, profile: Profile, max_loras: FloatArray, max_lora_rank: FloatArray) -> FloatArray:
-        """Exact at the measured points. Between those of one slot rank the residual is interpolated linearly;
-        beyond them it is that of the nearest measured number of slots, and for other ranks the line holds.
+        """KV tokens, any common shape, may be < 0: exact at the measured points.
+
+        Between those of one slot rank the residual is interpolated linearly; beyond them it is that of the nearest
+        measured number of slots, and for other ranks the line holds.
         """
         tokens = analytic_kv_tokens(profile, max_loras, max_lora_rank)
         for measured_rank, (points, residual) in _residuals(profile).items():
@@ -30,17 +32,17 @@ class SlotMemory:
         return tokens
 
     def adapter_blocks(self, profile: Profile, ranks: IntArray) -> IntArray:
-        """None: adapters live in the slots."""
+        """KV blocks of an adapter of each rank, int64 (n,): none, adapters live in the slots."""
         return np.zeros(len(ranks), dtype=np.int64)
 
     def reserved_bytes(self, profile: Profile, settings: Settings) -> float:
-        """Bytes of all slots."""
+        """Bytes that are reserved for adapters when the server starts: those of all slots."""
         memory = profile.memory
         per_slot = memory.slot_bytes + settings.max_lora_rank * memory.slot_bytes_per_rank
         return settings.max_loras * per_slot
 
     def taken_by(self, settings: Settings) -> str:
-        """The slots."""
+        """What takes memory from the KV cache, in words (plural)."""
         return f"{settings.max_loras} slots of rank {settings.max_lora_rank}"
 
 
