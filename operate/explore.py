@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,8 +76,8 @@ class Frontier:
     broken: list[Hour] = field(default_factory=list, init=False)
     """The fresh hours that it breaks."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict)
-    _plans: dict[Any, Plan] = field(default_factory=dict, init=False)
-    """Proposals, by number of servers, solver and parts of adapters."""
+    _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
+    """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""
     number: int = field(default=0, init=False)
     """Of the set of fresh hours that was simulated last."""
 
@@ -95,18 +95,19 @@ class Frontier:
         self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = Hours(self.seed, self.over)
         self._predictor = search_predictor(self.profile, self.seed)
-        with ThreadPoolExecutor(1) as beside:  # tables of lengths are computed without the GIL
-            beside.submit(lambda: self.workload.offered_tok_s_by_adapter)
-            if isinstance(self._predictor, LearnedPredictor):
-                self._predictor.begin_compiling(self.workload)
+        if isinstance(self._predictor, LearnedPredictor):
+            self._predictor.begin_compiling(self.workload)
         self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours)
+        self._beside, self.parts = ThreadPoolExecutor(2), Replicas(self.workload, {})
+        self._plan(self.parts, "gpus")
         self._split()
 
     def _split(self) -> None:
         """Split the adapters that break their limits alone in one of the hours."""
         self.progress("hottest adapters alone", 0, 0)
         parts = needed(self.kept, self.profile, self.max_replicas)
-        self.parts = Replicas(self.workload, parts)
+        if parts != self.parts.parts:
+            self.parts = Replicas(self.workload, parts)
 
     @property
     def hopeless(self) -> bool:
@@ -135,16 +136,19 @@ class Frontier:
         )
         return list({each.n_gpus: each for each in reversed(found)}.values())[::-1]
 
-    def at(self, n_gpus: int) -> FrontierPoint:
-        """The plan on that many GPUs."""
+    def at(self, n_gpus: int, following: int | None = None) -> FrontierPoint:
+        """The plan on that many GPUs; `following`: the number that is likely to be wanted next."""
         if n_gpus not in self._points:
             self.progress(f"{n_gpus} GPUs", 0, 0)
             best: list[Bin] = []
             for bins in self._proposed(n_gpus):
+                if following is not None:
+                    self._spread(following, SOLVERS[0])
                 if best and self._least_cost(bins) >= self._cost(best):
                     continue
-                settled = self._settled(bins, self.kept.hours)
-                if self.spare:
+                lost = following is not None and self._starves(bins)
+                settled = list(bins) if lost else self._settled(bins, self.kept.hours)
+                if self.spare and not lost:
                     settled = self._with_spare_slots(settled)
                 keeps = self._keeps(settled)
                 if not best or keeps or self._cost(settled) < self._cost(best):
@@ -156,7 +160,7 @@ class Frontier:
 
     def first_that_holds(self, low: int, high: int) -> int | None:
         """Fewest GPUs from `low` to `high` on which the limits are kept; None if none does."""
-        return fewest(lambda n: self.at(n).holds, low, high, self.over)
+        return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over)
 
     def extend(self, low: int, high: int) -> None:
         """Add points upward from `low` until one more GPU gains little, and fill the gaps below."""
@@ -188,9 +192,9 @@ class Frontier:
         `found`: called with it before the points with more GPUs are made.
         """
         self.progress("fewest GPUs", 0, 0)  # on which nothing starves with Poisson arrivals
-        low = max(1, len(self._solved(self.parts, "gpus").bins))
+        low = max(1, len(self._plan(self.parts, "gpus").result().bins))
         low = min(low + self.spare, self._most(max_gpus))
-        while low > 1 + self.spare and self.at(low - 1).holds and not self.over():
+        while low > 1 + self.spare and self.at(low - 1, low).holds and not self.over():
             low = max(1 + self.spare, low // 2)  # the solver's limits are narrower than the twin's
         first = None if self.hopeless else self.first_that_holds(low, self._most(max_gpus))
         for number in range(ROUNDS if verify and not self.replayed else 0):
@@ -236,16 +240,25 @@ class Frontier:
             verify=False, time_limit_s=max(0.1, min(2.0, self.remaining_s())), stop=self.stop, **given,
         )  # fmt: skip
 
+    def _plan(self, parts: Replicas, objective: str, **given: Any) -> Future[Plan]:
+        """A plan of `_solved` that is made in a thread, once."""
+        key = tuple(parts.parts.items()), objective, *given.values()
+        if key not in self._plans:
+            self._plans[key] = self._beside.submit(self._solved, parts, objective, **given)
+        return self._plans[key]
+
+    def _spread(self, n_gpus: int, solver: str) -> tuple[Replicas, Future[Plan]]:
+        """The adapters on that many GPUs."""
+        parts = self.parts.spread_over(n_gpus, self.max_replicas)
+        return parts, self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
+
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Servers for that many GPUs, of which those with spare ones have slots for every rank."""
-        parts = self.parts.spread_over(n_gpus, self.max_replicas)
         for solver in SOLVERS:
-            key = n_gpus, solver, tuple(parts.parts.items())
-            if key not in self._plans:
-                self._plans[key] = self._solved(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
-            if self._plans[key].unplaced:
+            parts, plan = self._spread(n_gpus, solver)
+            if plan.result().unplaced:
                 continue
-            bins = parts.joined(self._plans[key].bins)
+            bins = parts.joined(plan.result().bins)
             if self.spare:  # slots for every adapter that may come
                 rank, make = max(item.max_lora_rank for item in bins), self.profile.settings
                 bins = tuple(replace(item, settings=make(item.max_loras, rank)) for item in bins)
@@ -293,6 +306,11 @@ class Frontier:
                 elif used[k] < STARVING:
                     open_.discard(k)
         return best
+
+    def _starves(self, bins: Sequence[Bin]) -> bool:
+        """Whether a server starves that has a slot for each adapter: no number of slots changes that."""
+        hours = zip(bins, self.hours.all(bins, self.raised), strict=True)
+        return any(item.max_loras == len(item.adapters) and not hour.figures.feasible for item, hour in hours)
 
     def _cost(self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None) -> float:
         """What settled servers are compared by: how far they exceed their limits."""

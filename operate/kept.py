@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -73,10 +74,15 @@ class KeptHours:
         worst = [0.0] * len(bins)
         enough = [STARVING] * len(bins) if most is None else [min(STARVING, used) for used in most]
         order = list(self.hours if hours is None else hours)
-        for together in [order[:1], order[1:]] if most is None else [[hour] for hour in order]:
+        groups = [order[:1], order[1:]] if most is None else [[hour] for hour in order]
+        for together, later in zip(groups, [*groups[1:], []], strict=True):
             jobs = [(k, hour) for hour in together for k in range(len(bins)) if worst[k] < enough[k]]
-            found = self.simulated.each([(bins[k], *hour) for k, hour in jobs])
-            for (k, _), hour in zip(jobs, found, strict=True):
+            idle = max(
+                0, (os.cpu_count() or 1) - len(jobs)
+            )  # cores that take what is likely to be needed next
+            ahead = [(bins[k], *hour) for hour in later for k, _ in jobs][:idle]
+            found = self.simulated.each([(bins[k], *hour) for k, hour in jobs] + ahead)
+            for (k, _), hour in zip(jobs, found, strict=False):
                 used = hour.used
                 if not hour.figures.memory_error and not math.isfinite(used):
                     # Among servers that starve or queue, less delay is still better.

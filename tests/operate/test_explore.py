@@ -176,6 +176,22 @@ def test_a_proposal_that_is_left_out_would_have_cost_more(fleet: Workload, serve
             assert job._least_cost(bins) == len(bins) or not job._keeps(settled)
 
 
+def test_servers_that_starve_with_all_slots_get_no_trials(fleet: Workload, server: Profile) -> None:
+    """On the way to more GPUs, slots are not tried where a server starves that has one for each adapter; whether a
+    number of GPUs starves or keeps the goal is what it is with trials."""
+    loaded = fleet.scaled(3.0)
+    quick, whole = Frontier(loaded, server), Frontier(loaded, server)
+    starved = 0
+    for n_gpus in (1, 2, 3, 4):
+        one, other = quick.at(n_gpus, n_gpus + 1), whole.at(n_gpus)
+        assert (one.holds, bool(one.starving)) == (other.holds, bool(other.starving))
+        if not quick._starves(one.plan.bins):
+            assert one.plan.bins == other.plan.bins
+        starved += bool(one.starving)
+    assert 0 < starved < 4
+    assert len(quick.hours._stored) <= len(whole.hours._stored)
+
+
 def test_the_plan_is_the_same_with_any_number_of_threads(
     server: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
