@@ -18,28 +18,12 @@ from packer import checks
 from packer.errors import FileFormatError, ValidationError, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
+from packer.io.shipped import table
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
 from packer.traces.trace import Trace, trace_of_rows
 
-KEYS: dict[str, tuple[str, ...]] = {
-    "time": (
-        *("timestamp", "time", "@timestamp", "ts", "start_time", "startTime", "created", "created_at"),
-        *("time_iso8601", "time_local", "msec", "datetime"),
-    ),
-    "model": (
-        *("adapter", "lora", "lora_name", "lora_adapter", "requested_model", "request.model", "model"),
-        *("model_name", "model_group", "gen_ai.request.model", "body.model"),
-    ),
-    "input": (
-        *("prompt_tokens", "input_tokens", "usage.prompt_tokens", "usage.input_tokens"),
-        *("response.usage.prompt_tokens", "gen_ai.usage.input_tokens", "num_prompt_tokens"),
-    ),
-    "output": (
-        *("completion_tokens", "output_tokens", "usage.completion_tokens", "usage.output_tokens"),
-        *("response.usage.completion_tokens", "gen_ai.usage.output_tokens", "num_generation_tokens"),
-    ),
-}
+KEYS = {field: tuple(names) for field, names in table("packer.traces", "access_log.toml").items()}
 """Names under which gateways log each field, in order of preference; dots go into nested objects."""
 
 _TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S")

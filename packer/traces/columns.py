@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from packer.errors import FileFormatError
+from packer.io.shipped import table
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +34,9 @@ class TraceFormat:
         return (*self.required, self.adapter, self.rank, *self.ignored)
 
 
-FORMATS = (
-    TraceFormat("packer", "timestamp", "input_tokens", "output_tokens"),
-    # Azure LLM inference traces 2023 and 2024.
-    TraceFormat("Azure", "timestamp", "contexttokens", "generatedtokens"),
-    # Mooncake's times are in ms; hash_ids name the blocks of its prefix cache.
-    TraceFormat("Mooncake", "timestamp", "input_length", "output_length", unit_s=1e-3, ignored=("hash_ids",)),
-    # BurstGPT's Model is a base model, not an adapter.
-    TraceFormat(
-        "BurstGPT",
-        "timestamp",
-        "request tokens",
-        "response tokens",
-        ignored=("model", "total tokens", "log type", "session id", "elapsed time"),
-    ),
+FORMATS = tuple(
+    TraceFormat(name, **{**row, "ignored": tuple(row.get("ignored", ()))})
+    for name, row in table("packer.traces", "columns.toml").items()
 )
 
 

@@ -24,6 +24,7 @@ from packer import checks
 from packer.errors import FileFormatError, SourceError, ValidationError, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text
+from packer.io.shipped import table
 from packer.traces.pattern import RateTable
 from packer.traces.vllm_metrics import Series, mean_load_ms, ranks_of, shares_in_flight, shares_resident
 
@@ -46,29 +47,7 @@ class Source:
     load_seconds: str = ""
 
 
-SOURCES = {
-    "litellm": Source(
-        "litellm_proxy_total_requests_metric_total",
-        "litellm_input_tokens_metric_total",
-        "litellm_output_tokens_metric_total",
-        "requested_model",
-    ),
-    "envoy-ai-gateway": Source(
-        'gen_ai_client_token_usage_token_count{gen_ai_token_type="input"}',
-        'gen_ai_client_token_usage_token_sum{gen_ai_token_type="input"}',
-        'gen_ai_client_token_usage_token_sum{gen_ai_token_type="output"}',
-        "gen_ai_request_model",
-    ),
-    "vllm": Source(
-        "vllm:request_success_total",
-        "vllm:prompt_tokens_total",
-        "vllm:generation_tokens_total",
-        "",
-        "vllm:lora_requests_info",
-        "vllm:lora_adapter_loaded",
-        "vllm:lora_adapter_load_seconds",
-    ),
-}
+SOURCES = {name: Source(**row) for name, row in table("packer.traces", "prometheus.toml").items()}
 """Gateways whose counters are known."""
 
 _COUNTED = ("requests", "input_tokens", "output_tokens")
