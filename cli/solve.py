@@ -24,7 +24,7 @@ from packer.cli.options import (
     waited_s,
 )
 from packer.cli.output import write_frame
-from packer.errors import IncompatibleError
+from packer.errors import IncompatibleError, OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -248,14 +248,22 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     plan = replace(plan, runtime_s=waited_s())
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)
+    failed = None
     if path is not None and written:
-        write_plan(plan, path, force=out.force)  # first: whoever reads the output may close the pipe
+        try:
+            write_plan(plan, path, force=out.force)  # first: whoever reads the output may close the pipe
+        except OutputError as error:
+            if out.as_json:
+                raise
+            failed, written = error, False  # the plan is shown all the same
     if result.per_adapter is not None:
         write_frame(adapters_frame(with_adapters(plan)), result.per_adapter)
     out.result(
         lambda: plan_to_dict(plan),
         lambda: [*plan_lines(plan), *(changes_lines(old, plan) if old is not None else [])],
     )
+    if failed is not None:
+        raise failed
     if written:
         out.note(f"wrote {path}")
     if kept:

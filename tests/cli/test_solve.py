@@ -17,6 +17,7 @@ from packer.bin import Bin
 from packer.cli import run
 from packer.cli.compare import split_names
 from packer.cli.interrupt import interruptible
+from packer.errors import OutputError
 from packer.evaluation import Evaluations
 from packer.io.plans import read_plan
 from packer.io.profiles import write_profile
@@ -89,6 +90,22 @@ def test_the_second_run_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> N
     assert Path("plan.json").read_bytes() == before
     assert packer("solve", "fleet.csv", "--force") == 0
     assert packer("solve", "fleet.csv", "-o", "other.json") == 0
+
+
+def test_a_plan_that_can_not_be_written_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that became full during the search costs the file, not the plan."""
+
+    def full(*_given: object, **_more: object) -> None:
+        raise OutputError("plan.json: can't be written: no space left on device.")
+
+    monkeypatch.setattr("packer.io.plans.write_plan", full)
+    assert packer("solve", fleet()) == 2
+    out, err = capsys.readouterr()
+    assert "60 of 60 adapters" in out
+    assert "no space left" in err
+    assert "wrote" not in err
 
 
 def test_json_goes_to_standard_output_alone(capsys: pytest.CaptureFixture[str]) -> None:
