@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 VERIFIED = {True: "it holds", False: "it breaks", None: "not done"}
 
 
-def plan_lines(plan: Plan) -> list[Table | str]:
-    """The plan: the decision where there is one, servers, totals, reasons."""
+def plan_lines(plan: Plan, old: Plan | None = None) -> list[Table | str]:
+    """The plan: the decision where there is one, servers, totals, reasons, and changes of a running plan."""
     from packer.report.context import queueing
 
     gpus = [_gpus(plan)] if plan.bins else []
@@ -37,6 +37,7 @@ def plan_lines(plan: Plan) -> list[Table | str]:
         *_band(plan),
         *(f"- {reason}" for reason in plan.reasons),
         *(f"- {note}" for note in queueing(plan)),
+        *([] if old is None else _changes(old, plan)),
     ]
 
 
@@ -91,7 +92,7 @@ def _frontier(plan: Plan) -> Table:
     return Table("GPUs against latency", columns, rows, left=(len(columns) - 1,))
 
 
-def changes_lines(old: Plan, plan: Plan) -> list[Table | str]:
+def _changes(old: Plan, plan: Plan) -> list[Table | str]:
     """What an operator has to do to get from a running plan to the one that follows it."""
     before, now = set(old.workload.names), set(plan.workload.names)
     moved = [plan.workload.names[i] for i in plan.moves.adapters] if plan.moves else []

@@ -215,8 +215,9 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
       packer solve new.csv --from plan.json -o next.json
     """
     from dataclasses import replace
+    from functools import partial
 
-    from packer.cli.plan_table import adapters_frame, changes_lines, plan_lines
+    from packer.cli.plan_table import adapters_frame, plan_lines
     from packer.gpu import kinds_of
     from packer.io.plans import plan_to_dict, read_plan, write_plan
     from packer.plan import Status
@@ -248,22 +249,17 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     plan = replace(plan, runtime_s=waited_s())
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)
-    failed = None
+    lines = partial(plan_lines, plan, old)
     if path is not None and written:
         try:
             write_plan(plan, path, force=out.force)  # first: whoever reads the output may close the pipe
-        except OutputError as error:
-            if out.as_json:
-                raise
-            failed, written = error, False  # the plan is shown all the same
+        except OutputError:
+            if not out.as_json:
+                out.result(dict, lines)  # the search may have taken minutes
+            raise
     if result.per_adapter is not None:
         write_frame(adapters_frame(with_adapters(plan)), result.per_adapter)
-    out.result(
-        lambda: plan_to_dict(plan),
-        lambda: [*plan_lines(plan), *(changes_lines(old, plan) if old is not None else [])],
-    )
-    if failed is not None:
-        raise failed
+    out.result(partial(plan_to_dict, plan), lines)
     if written:
         out.note(f"wrote {path}")
     if kept:
