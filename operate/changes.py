@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from packer import checks
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import UnknownNameError, ValidationError, shown
@@ -44,6 +45,7 @@ def changed_plan(
     Raises `UnknownNameError`: an adapter to remove is not in the plan; `ValidationError`: an adapter to add is there
     already, none is left, or a lost server is not one of the plan's.
     """
+    checks.instance("plan", plan, Plan, "packer.load_plan(FILE)")
     fleet = plan.workload
     bins, numbers, lost = _surviving(plan, lose)
     for name in remove:

@@ -80,6 +80,7 @@ def recommend(
         As for `packer.solve`.
     """
     kinds = kinds_of(profile)
+    serving(workload, [kind.profile for kind in kinds])
     if len(kinds) > 1 or len(workload.models) > 1:
         from packer.operate.kinds import recommend_kinds
 
@@ -87,7 +88,6 @@ def recommend(
             workload, kinds, slo=slo, margin=margin, max_gpus=max_gpus, max_replicas=max_replicas, spare=spare,
             seed=seed, verify=verify, progress=progress, stop=stop, time_limit_s=time_limit_s,
         )  # fmt: skip
-    serving(workload, [kinds[0].profile])
     if kinds[0].available is not None:
         max_gpus = min(max_gpus or kinds[0].available, kinds[0].available)
     fleet = workload if slo is None else replace(workload, slo=slo)

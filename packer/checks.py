@@ -29,6 +29,14 @@ def name(what: str, value: object) -> str:
     return value
 
 
+def instance(what: str, value: object, kind: type, made_by: str) -> None:
+    """Raise unless `value` is a `kind`; `made_by` says how to get one."""
+    if not isinstance(value, kind):
+        raise ValidationError(
+            f"Expected {what} to be a {kind.__name__}, as {made_by} gives, got {shown(value)}."
+        )
+
+
 def integer(name: str, value: object, *, low: int, high: int | None = None) -> int:
     """`value` as int, if it is a whole number in [low, high]."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)

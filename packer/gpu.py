@@ -30,6 +30,7 @@ class GpuKind:
     available: int | None = None
 
     def __post_init__(self) -> None:
+        checks.instance("a server", self.profile, Profile, "packer.load_profile(NAME)")
         if self.price_per_hour is not None:
             price = checks.real(f"the price of {self.profile.name}", self.price_per_hour, low=0.0, high=1e9)
             priced = replace(self.profile, gpu=replace(self.profile.gpu, price_per_hour=price))
@@ -44,7 +45,7 @@ Kinds = Profile | GpuKind | Sequence[Profile | GpuKind]
 
 def kinds_of(given: Kinds) -> tuple[GpuKind, ...]:
     """The kinds in the order given, each once."""
-    several = (given,) if isinstance(given, Profile | GpuKind) else tuple(given)
+    several = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not several:
         raise ValidationError("Expected at least one profile, got none.")
     kinds = (each if isinstance(each, GpuKind) else GpuKind(each) for each in several)
@@ -83,6 +84,7 @@ def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None,
 
     Raises `IncompatibleError`: no profile serves a model, or the profiles serve several and the adapters name none.
     """
+    checks.instance("the fleet", workload, Workload, "packer.read_workload(FILE)")
     offered = sorted({profile.model.name for profile in profiles})
     if not workload.models:
         if len(offered) > 1:

@@ -121,6 +121,10 @@ class Plan:
     versions: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, object] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        said = self.details.get("decision", f"GPUs: {self.n_gpus}, solver: {self.solver}")
+        return f"<Plan of {self.workload.name!r} for {self.objective}, {self.status.value}: {said}>"
+
     @property
     def limits(self) -> dict[str, float]:
         """The limits that each server was to keep, by the name of the figure; empty without any."""

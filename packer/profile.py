@@ -248,6 +248,9 @@ class Profile:
         _real(self, "startup_s", low=0.0, high=1e6)
         _integer(self, "measured_adapters", low=1)
 
+    def __repr__(self) -> str:
+        return f"<Profile {self.label}>"
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of everything that changes the twin's result: 16 hex digits; see `packer.fingerprint`."""

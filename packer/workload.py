@@ -84,8 +84,10 @@ class Workload:
     def _check(self) -> None:
         if not self.adapters:
             raise ValidationError("Expected a workload to have at least one adapter, got 0.")
+        checks.instance("slo", self.slo, Slo, "packer.Slo.of(p95_ttft_ms=500)")
         seen: set[str] = set()
         for adapter in self.adapters:
+            checks.instance("an adapter", adapter, Adapter, "packer.Adapter(name, rank, rate)")
             if adapter.name in seen:
                 raise ValidationError(f"Expected unique adapter names, got {shown(adapter.name)} twice.")
             seen.add(adapter.name)
@@ -102,6 +104,9 @@ class Workload:
 
     def __len__(self) -> int:
         return len(self.adapters)
+
+    def __repr__(self) -> str:
+        return f"<Workload {self.name!r}: {len(self):,} adapters, {self.rate:g} req/s, {self.arrivals.kind}>"
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from packer import registry
+from packer import checks, registry
 from packer.bin import Bin
-from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
 from packer.evaluation import Evaluation
 from packer.profile import Profile
@@ -81,8 +80,10 @@ def evaluate_server(
     UnknownNameError, ModelError, ValidationError
         As from `load_predictor` and `Bin`.
     """
+    checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
+    checks.instance("the server", server, Profile, "packer.load_profile(NAME)")
     largest = int(workload.ranks.max())
-    slot_rank = slot_rank_for(largest) if max_lora_rank is None else max_lora_rank
+    slot_rank = checks.slot_rank_for(largest) if max_lora_rank is None else max_lora_rank
     if largest > slot_rank:
         raise IncompatibleError(f"Expected max_lora_rank >= {largest}, the largest rank, got {slot_rank}.")
     if isinstance(predictor, str | os.PathLike):

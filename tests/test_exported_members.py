@@ -79,3 +79,38 @@ def test_names_in_all_of_each_module_exist(modules: list[Any]) -> None:
             f"{info.name}.{name}" for name in getattr(module, "__all__", ()) if not hasattr(module, name)
         ]
     assert missing == []
+
+
+FLEET = packer.Workload([packer.Adapter(f"adapter-{k}", 8, 0.1) for k in range(1000)])
+SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: packer.simulate("fleet.csv", SERVER, max_loras=8),  # type: ignore[arg-type]
+        lambda: packer.simulate(FLEET, SERVER.name, max_loras=8),  # type: ignore[arg-type]
+        lambda: packer.evaluate_server(FLEET, SERVER.name, max_loras=8),  # type: ignore[arg-type]
+        lambda: packer.solve("fleet.csv", SERVER),  # type: ignore[arg-type]
+        lambda: packer.solve(FLEET, SERVER.name),  # type: ignore[arg-type]
+        lambda: packer.recommend(FLEET.adapters, SERVER),  # type: ignore[arg-type]
+        lambda: packer.recommend(FLEET, None),  # type: ignore[arg-type]
+        lambda: packer.recommend(FLEET, SERVER, slo={"p95_ttft_ms": 100}),  # type: ignore[arg-type]
+        lambda: packer.frontier("fleet.csv", SERVER),  # type: ignore[arg-type]
+        lambda: packer.simulate_cluster(FLEET, "cluster.toml"),  # type: ignore[arg-type]
+        lambda: packer.evaluate_plan("plan.json"),  # type: ignore[arg-type]
+        lambda: packer.Workload(["a", "b"]),  # type: ignore[list-item]
+    ],
+)
+def test_a_name_in_place_of_an_object_is_refused_with_what_gives_one(call: Any) -> None:
+    """Every public call says which object it expects, and which call gives it."""
+    with pytest.raises(packer.PackerError, match=r"to be a \w+, as packer\.\w+.* gives, got"):
+        call()
+
+
+def test_large_objects_print_in_a_line() -> None:
+    """A fleet, a profile and a plan at a prompt are one line, however many adapters there are."""
+    plan = packer.solve(FLEET.subset(range(40)), SERVER, verify=False, with_headroom=False)
+    assert repr(FLEET) == "<Workload 'workload': 1,000 adapters, 100 req/s, poisson>"
+    assert repr(SERVER) == f"<Profile {SERVER.name}>"
+    assert repr(plan) == "<Plan of 'workload' for gpus, optimal: GPUs: 1, solver: greedy>"

@@ -62,6 +62,8 @@ def simulate(
     ValidationError
         A value out of range, or an adapter that no slot of this rank holds.
     """
+    checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
+    checks.instance("the server", profile, Profile, "packer.load_profile(NAME)")
     if duration_s is None:
         duration_s = workload.arrivals.whole_s(HOUR_S)
     checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)

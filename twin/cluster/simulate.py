@@ -70,6 +70,8 @@ def simulate_cluster(
     PluginError
         A router raised, or returned a server that may not serve the adapter.
     """
+    checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
+    checks.instance("the cluster", cluster, Cluster, "packer.read_cluster(FILE)")
     if duration_s is None:
         duration_s = workload.arrivals.whole_s(HOUR_S)
     checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
