@@ -1,12 +1,14 @@
 """The terms of the two step laws: the one table from which names, order, regressions and estimates derive.
 
-`packer.twin.law.linear.state_vector` computes what each linear term multiplies: a new term is a row here and a
-line there.
+`packer.twin.law.linear.state_vector` computes what each linear term multiplies: a new term is a row of `terms.toml`
+and a line there.
 """
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Literal
 
 Part = Literal["model", "lora", "queue"]
@@ -34,42 +36,12 @@ class Term:
     bound: Bound
 
 
-LINEAR = (
-    Term("base_ms", "ms", "1", "model", "host"),
-    Term("per_decode_ms", "ms/request", "B", "model", "compute"),
-    Term("per_prefill_token_ms", "ms/token", "P", "model", "compute"),
-    Term("prefill_step_ms", "ms", "[P > 0]", "model", "host"),
-    Term("first_adapter_ms", "ms", "[A > 0]", "lora", "adapters"),
-    Term("per_adapter_ms", "ms/adapter", "A", "lora", "adapters"),
-    Term("per_rank_ms", "ms/rank", "R", "lora", "adapters"),
-    Term("per_slot_ms", "ms/slot", "[A > 0] S", "lora", "adapters"),
-    Term("per_slot_rank_ms", "ms/rank", "[A > 0] M", "lora", "adapters"),
-    Term("per_lora_token_ms", "ms/token", "[A > 0] T", "lora", "adapters"),
-    Term("per_adapter_token_ms", "ms/(adapter token)", "A T", "lora", "adapters"),
-    Term("per_slot_token_ms", "ms/(slot token)", "[A > 0] S T", "lora", "adapters"),
-    Term("per_kv_token_ms", "ms/token", "K", "model", "kv"),
-    Term("beyond_graph_step_ms", "ms", "[T > G]", "model", "host"),
-    Term("per_token_beyond_graph_ms", "ms/token", "[T > G] (T - G)", "model", "compute"),
-    Term("per_slot_rank_token_ms", "ms/(rank token)", "[A > 0] M T", "lora", "adapters"),
-    Term("per_waiting_ms", "ms/request", "V", "queue", "host"),
-    Term("per_slot_block_ms", "ms/(slot block)", "[A > 0] S D ceil(T / 32) ceil(M / 16)", "lora", "adapters"),
-    Term("per_adapter_block_ms", "ms/(adapter block)", "A D ceil(M / 16)", "lora", "adapters"),
-    Term("per_request_rank_ms", "ms/rank", "Q", "lora", "adapters"),
-    Term("per_padded_rank_ms", "ms/rank", "N L", "lora", "adapters"),
-    Term("per_adapter_registered_ms", "ms/adapter^2", "A H", "lora", "host"),
+LINEAR, PAPER = (
+    tuple(Term(name, **row) for name, row in rows.items())
+    for rows in tomllib.loads(files("packer").joinpath("terms.toml").read_text("utf-8")).values()
 )
-"""Terms of the linear law: a step takes the sum of coefficient × what it multiplies, in this order."""
-
-PAPER = (
-    Term("k1", "ms/request", "B", "model", "host"),
-    Term("k2", "ms/request", "V", "queue", "host"),
-    Term("k3", "ms/request", "V A / all adapters", "queue", "host"),
-    Term("k4", "1/request", "B, in the factor of k6 and k7", "model", "compute"),
-    Term("k5", "1", "1, in the factor of k6 and k7", "model", "compute"),
-    Term("k6", "ms/adapter", "A, in the factor of k4 and k5", "lora", "adapters"),
-    Term("k7", "ms", "1, in the factor of k4 and k5", "model", "host"),
-)
-"""Terms of the paper's law, arXiv 2602.24044, equation (1); see `packer.twin.law.paper`."""
+"""The linear law: a step takes the sum of coefficient × what it multiplies, in this order; and the paper's law,
+`packer.twin.law.paper`."""
 
 LINEAR_TERMS = tuple(term.name for term in LINEAR)
 PAPER_TERMS = tuple(term.name for term in PAPER)
