@@ -51,10 +51,10 @@ class Behind:
     def read(self) -> Cluster:
         """The cluster in the file."""
         from packer.io.clusters import read_cluster
-        from packer.io.plans import read_plan
+        from packer.io.plans import load_plan
 
         path = self.cluster or ""
-        return read_plan(path).cluster() if path.endswith(".json") else read_cluster(path)
+        return load_plan(path).cluster() if path.endswith(".json") else read_cluster(path)
 
 
 def refuse_without_cluster(names: Collection[str]) -> None:

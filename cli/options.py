@@ -169,9 +169,9 @@ class PlanFile:
 
     def plan(self, *, changed: bool = False) -> Plan:
         """The plan in the file; `changed`: what the file says of it need not be true any more."""
-        from packer.io.plans import read_plan
+        from packer.io.plans import load_plan
 
-        return read_plan(self.plan_path, changed=changed)
+        return load_plan(self.plan_path, changed=changed)
 
 
 @bundle

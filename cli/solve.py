@@ -219,7 +219,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
 
     from packer.cli.plan_table import adapters_frame, plan_lines
     from packer.gpu import kinds_of
-    from packer.io.plans import plan_to_dict, read_plan, write_plan
+    from packer.io.plans import load_plan, plan_to_dict, write_plan
     from packer.plan import Status
     from packer.twin.hours import with_adapters
 
@@ -229,7 +229,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
         path = None  # the plan is shown all the same
     out.check(path)
     out.check_tables(result.per_adapter)
-    old = None if planning.old_path is None else read_plan(planning.old_path)
+    old = None if planning.old_path is None else load_plan(planning.old_path)
     settings = (servers.max_num_seqs, servers.max_model_len, servers.gpu_memory_utilization)
     if old is not None and any((servers.profile_names, *settings)):
         raise IncompatibleError(

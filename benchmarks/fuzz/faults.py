@@ -231,7 +231,7 @@ def _ended(process: tuple[int, Path]) -> tuple[int, str]:
 def complete(path: Path) -> bool:
     """Whether a result is whole: it can be read by its own reader, or ends as it should."""
     from packer.errors import PackerError
-    from packer.io.plans import read_plan
+    from packer.io.plans import load_plan
     from packer.io.profiles import load_profile
     from packer.io.workloads import read_workload
     from packer.predictors.dataset import read_dataset
@@ -239,7 +239,7 @@ def complete(path: Path) -> bool:
 
     data = path.read_bytes()
     readers = {
-        "p.json": read_plan, "plan.json": read_plan, "e.toml": load_profile, "profile.toml": load_profile,
+        "p.json": load_plan, "plan.json": load_plan, "e.toml": load_profile, "profile.toml": load_profile,
         "fleet.csv": read_workload, "d.parquet": read_dataset, "n.packer": read_model,
     }  # fmt: skip
     reader = readers.get(path.name) or (read_workload if path.name.startswith("w.") else None)

@@ -152,7 +152,7 @@ def _traces() -> list[Target]:
 def _documents() -> list[Target]:
     from packer.export.sources import read_sources
     from packer.io.clusters import read_cluster
-    from packer.io.plans import plan_to_dict, read_plan
+    from packer.io.plans import load_plan, plan_to_dict
     from packer.io.profiles import load_profile
     from packer.report.page import read_comparison
     from packer.solvers.api import solve
@@ -178,8 +178,8 @@ def _documents() -> list[Target]:
     plan = _json(plan_to_dict(solve(use.fleet_of_six(), load_profile(PROFILE), predictor="tree")))
     config = (ROOT / "tests" / "data" / "models" / "qwen-2.5-7b.json").read_bytes()
     return [
-        Target("plan", "p.json", plan, JSON, read_plan, use.plan),
-        Target("plan changed", "p.json", plan, JSON, partial(read_plan, changed=True), use.changed_plan),
+        Target("plan", "p.json", plan, JSON, load_plan, use.plan),
+        Target("plan changed", "p.json", plan, JSON, partial(load_plan, changed=True), use.changed_plan),
         Target("profile", "p.toml", profile, TOML, load_profile, use.profile),
         Target("cluster", "c.toml", cluster.encode(), TOML, read_cluster, use.cluster),
         Target("cluster training", "c.toml", training.encode(), TOML, read_cluster, use.cluster),

@@ -145,7 +145,7 @@ def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False)
     write_text(path, text + "\n", force=force)
 
 
-def read_plan(path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
+def load_plan(path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
     """The plan in a file that `write_plan` wrote.
 
     Parameters
@@ -168,7 +168,7 @@ def read_plan(path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
 
 
 def plan_from_dict(data: Any, path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
-    """The plan in nested dicts; `path` is named in errors. `changed`: see `read_plan`."""
+    """The plan in nested dicts; `path` is named in errors. `changed`: see `load_plan`."""
     file = parse(PlanFile, check_version(data, SCHEMA, path), path)
     workload = workload_from_dict(file.workload, path)
     profiles = {label: profile_from_dict(each, path) for label, each in file.profiles.items()}

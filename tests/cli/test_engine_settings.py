@@ -9,7 +9,7 @@ import pytest
 
 from packer.cli import run
 from packer.export.formats import export_plan
-from packer.io.plans import read_plan
+from packer.io.plans import load_plan
 
 Capture = pytest.CaptureFixture[str]
 
@@ -30,14 +30,14 @@ def test_engine_settings_replace_those_of_the_profile(tmp_path: Path, capsys: Ca
         "8192",
     ]
     assert run([*words, "--max-num-seqs", "64"]) == 0
-    engine = read_plan(path).bins[0].profile.engine
+    engine = load_plan(path).bins[0].profile.engine
     assert (engine.max_num_seqs, engine.max_model_len) == (64, 8192)
-    started = export_plan(read_plan(path), "vllm")["start.sh"]
+    started = export_plan(load_plan(path), "vllm")["start.sh"]
     assert "--max-model-len 8192" in started
     assert "--max-num-seqs 64" in started
     fleet.write_text("adapter,rank,rate\na,8,6\n")
     assert run([*words, "--max-num-seqs", "4,512"]) == 0
-    assert {item.profile.engine.max_num_seqs for item in read_plan(path).bins} == {512}
+    assert {item.profile.engine.max_num_seqs for item in load_plan(path).bins} == {512}
     capsys.readouterr()
     assert (
         run(["solve", str(fleet), "--from", str(path), "--max-num-seqs", "64", "-o", str(tmp_path / "x")])

@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from packer.cli import run
-from packer.io.plans import read_plan
+from packer.io.plans import load_plan
 from packer.twin.live.environment import probe
 from packer.twin.live.launch import Launch, read_launch
 
@@ -144,7 +144,7 @@ def test_a_log_ends_in_answers(launch: Launch, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path / "project")
     two = ["solve", "fleet.csv", "--objective", "latency", "--gpus", "2", "--predictor", "twin"]
     assert run([*two, "-o", "two.json"]) == 0
-    plan = read_plan("two.json")
+    plan = load_plan("two.json")
     assert plan.n_gpus == 2
     Path("sources.csv").write_text(
         "adapter,source\n" + "".join(f"{name},{launch.adapter_folder(name, 8)}\n" for name in NAMES)

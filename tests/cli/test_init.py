@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from packer.cli import run
-from packer.io.plans import read_plan
+from packer.io.plans import load_plan
 from packer.io.profiles import load_profile
 from packer.io.workloads import read_workload
 
@@ -48,12 +48,12 @@ def test_a_log_becomes_a_project(
     assert {path.name for path in folder.iterdir()} == names
     assert load_profile(str(folder / "profile.toml")) == load_profile("h100-64gb/llama-3.1-8b-instruct")
     assert set(read_workload(str(folder / "fleet.csv")).names) == set(NAMES)
-    assert read_plan(str(folder / "plan.json")).n_gpus == 1
+    assert load_plan(str(folder / "plan.json")).n_gpus == 1
     assert tomllib.loads((folder / "packer.toml").read_text())["solve"]["slo"] == ["p95_ttft_ms=1500"]
     monkeypatch.chdir(folder)
     monkeypatch.delenv("PACKER_CONFIG", raising=False)
     assert run(["solve", "fleet.csv", "-o", "again.json"]) == 0
-    assert read_plan("again.json").bins[0].profile == read_plan("plan.json").bins[0].profile
+    assert load_plan("again.json").bins[0].profile == load_plan("plan.json").bins[0].profile
     capsys.readouterr()
     assert run(["export", "plan.json"]) == 0
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from packer.cli import run
-from packer.io.plans import read_plan
+from packer.io.plans import load_plan
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +32,8 @@ def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(Path("schedule.json").read_text())
     assert found["gpu_hours"] < found["static_gpu_hours"]
     assert [period["periods"] for period in found["periods"]] == [["night"], ["morning", "noon"], ["evening"]]
-    assert len(read_plan("plan.json").bins) == found["static_gpus"]
-    servers = read_plan("servers.json").bins
+    assert len(load_plan("plan.json").bins) == found["static_gpus"]
+    servers = load_plan("servers.json").bins
     triggers = {
         each["metadata"]["name"]: each["spec"]["triggers"][0]["metadata"]
         for each in yaml.safe_load_all(Path("keda.yaml").read_text())

@@ -19,7 +19,7 @@ from packer.cli.compare import split_names
 from packer.cli.interrupt import interruptible
 from packer.errors import OutputError
 from packer.evaluation import Evaluations
-from packer.io.plans import read_plan
+from packer.io.plans import load_plan
 from packer.io.profiles import write_profile
 from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
@@ -68,7 +68,7 @@ def test_a_plan_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> No
     """The table has a row per GPU with slots, loads, latencies and headroom, then totals and status."""
     assert packer("solve", fleet()) == 0
     out = capsys.readouterr()
-    plan = read_plan("plan.json")
+    plan = load_plan("plan.json")
     assert plan.status is not Status.INFEASIBLE
     for words in ("max_loras × rank", "TTFT ms", "ITL ms", "headroom", "×r32", "needed"):
         assert words in out.out
@@ -134,7 +134,7 @@ def test_infeasible_is_exit_code_3_with_names_and_help(capsys: pytest.CaptureFix
     assert "What would help: --gpus" in out
     assert not Path("plan.json").exists()
     assert packer("solve", "fleet.csv", "--gpus", "1", "-o", "part.json") == 3
-    assert read_plan("part.json").unplaced
+    assert load_plan("part.json").unplaced
 
 
 def test_a_hot_adapter_is_named_and_split_if_allowed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +175,7 @@ def test_wrong_choices_are_one_line_and_exit_code_2(
 def test_spreading_over_given_gpus_needs_no_solver(capsys: pytest.CaptureFixture[str]) -> None:
     """`--objective latency --gpus N` alone spreads over N GPUs."""
     assert packer("solve", fleet(n=24), "--objective", "latency", "--gpus", "4") == 0
-    plan = read_plan("plan.json")
+    plan = load_plan("plan.json")
     assert (plan.n_gpus, plan.solver) == (4, "spread-refined")
 
 
@@ -186,7 +186,7 @@ def test_prices_choose_the_gpu_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert packer(*words) == 2
     assert "price_per_hour" in capsys.readouterr().err
     assert packer(*words, "--price", "second.toml=0.5") == 0
-    plan = read_plan("plan.json")
+    plan = load_plan("plan.json")
     assert {item.profile.name for item in plan.bins} == {"second/test-model"}
     assert plan.objective_value[0] == 0.5 * plan.n_gpus
     for wrong in ("second.toml", "third.toml=1", "second.toml=free", "second.toml=-1"):
@@ -215,7 +215,7 @@ def test_ctrl_c_saves_the_best_plan_so_far(
     PRESSED.clear()
     monkeypatch.setattr("packer.solvers.evaluator.load_predictor", lambda *_, **__: Interrupting())
     assert packer("solve", fleet()) == 130
-    plan = read_plan("plan.json")
+    plan = load_plan("plan.json")
     assert plan.interrupted
     assert plan.unplaced == ()
     assert plan.evaluations.feasible.all()
@@ -247,7 +247,7 @@ def test_evaluate_judges_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert "The plan holds." in capsys.readouterr().out
     assert packer("evaluate", "plan.json", "--rate-factor", "3", "-o", "hot.json") == 3
     assert "starved" in capsys.readouterr().out
-    assert read_plan("hot.json").status is Status.INFEASIBLE
+    assert load_plan("hot.json").status is Status.INFEASIBLE
 
 
 def test_evaluate_refuses_a_duration_without_the_twin(capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,7 +265,7 @@ def test_from_follows_the_new_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     assert packer("solve", "new.csv", "--from", "plan.json", "-o", "next.json") == 0
     out = capsys.readouterr().out
     assert "0 adapters move, 1 are new, 5 are gone" in out
-    new = read_plan("next.json")
+    new = load_plan("next.json")
     assert new.objective == "moves"
     assert new.objective_value[1] == 0.0
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packer.errors import InputError
-from packer.io.plans import read_plan
+from packer.io.plans import load_plan
 from packer.io.profiles import format_profile, load_profile
 from packer.io.workloads import read_workload
 from packer.profile import Profile
@@ -56,7 +56,7 @@ SEEDS: list[tuple[str, bytes, Callable[[Path], object]]] = [
     ("t.csv", TRACE, read_trace),
     ("t.jsonl", JSONL, read_trace),
     ("config.json", CONFIG, read_model_config),
-    ("plan.json", b'{"schema": 1, "status": "feasible", "n_gpus": 1, "bins": []}', read_plan),
+    ("plan.json", b'{"schema": 1, "status": "feasible", "n_gpus": 1, "bins": []}', load_plan),
 ]
 NAMES = [f"{name}-{reader.__name__}" for name, _, reader in SEEDS]
 

@@ -14,7 +14,7 @@ import pytest
 
 from packer.errors import FileFormatError, OutputError
 from packer.evaluation import Evaluations
-from packer.io.plans import plan_to_dict, read_plan, write_plan
+from packer.io.plans import load_plan, plan_to_dict, write_plan
 from packer.operate.evaluate import evaluate_plan
 from packer.plan import Moves, Plan, Status
 from packer.testing.analytic import AnalyticPredictor
@@ -56,7 +56,7 @@ def same(one: Evaluations, other: Evaluations) -> bool:
 def test_a_plan_comes_back_as_it_was(plan: Plan, tmp_path: Path) -> None:
     """Everything needed to evaluate, export or replan survives the file, NaN included."""
     write_plan(plan, tmp_path / "plan.json")
-    back = read_plan(tmp_path / "plan.json")
+    back = load_plan(tmp_path / "plan.json")
     for item in fields(Plan):
         if item.name != "evaluations":
             assert getattr(back, item.name) == getattr(plan, item.name), item.name
@@ -82,7 +82,7 @@ def test_unplaced_adapters_come_back_by_name(plan: Plan, tmp_path: Path) -> None
         reasons=("too little",),
     )
     write_plan(partial, tmp_path / "plan.json")
-    assert read_plan(tmp_path / "plan.json").unplaced == left
+    assert load_plan(tmp_path / "plan.json").unplaced == left
 
 
 def test_an_existing_file_needs_force(plan: Plan, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_damaged_file_says_what_is_wrong(plan: Plan, tmp_path: Path, change: s
     path = tmp_path / "plan.json"
     path.write_text(damaged(plan_to_dict(plan), change))
     with pytest.raises(FileFormatError, match=says) as caught:
-        read_plan(path)
+        load_plan(path)
     assert str(path) in str(caught.value)
 
 
@@ -195,10 +195,10 @@ def test_a_plan_that_contradicts_itself_is_refused_until_it_is_evaluated(
     edit(data)
     path.write_text(json.dumps(data))
     with pytest.raises(FileFormatError, match=says):
-        read_plan(path)
-    again = evaluate_plan(read_plan(path, changed=True), AnalyticPredictor()).plan
+        load_plan(path)
+    again = evaluate_plan(load_plan(path, changed=True), AnalyticPredictor()).plan
     write_plan(again, path, force=True)
-    assert read_plan(path).n_gpus == plan.n_gpus
+    assert load_plan(path).n_gpus == plan.n_gpus
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -219,7 +219,7 @@ def test_a_placement_that_no_solver_makes_is_refused(
     edit(data)
     path.write_text(json.dumps(data))
     with pytest.raises(FileFormatError, match=says):
-        read_plan(path, changed=changed)
+        load_plan(path, changed=changed)
 
 
 def test_a_key_twice_is_refused(plan: Plan, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_key_twice_is_refused(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text.replace('"n_gpus": 2', '"n_gpus": 1, "n_gpus": 2'))
     with pytest.raises(FileFormatError, match="appears twice"):
-        read_plan(path)
+        load_plan(path)
 
 
 def test_details_without_a_value_are_null(plan: Plan, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_details_without_a_value_are_null(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     details = {"tried": (1.0, math.nan), "rows": [{"itl": math.inf, "gpus": 2}]}
     write_plan(replace(plan, details=details), path)
-    assert read_plan(path).details == {"tried": [1.0, None], "rows": [{"itl": None, "gpus": 2}]}
+    assert load_plan(path).details == {"tried": [1.0, None], "rows": [{"itl": None, "gpus": 2}]}
 
 
 def test_a_value_of_the_objective_may_be_infinite(plan: Plan, tmp_path: Path) -> None:
@@ -244,4 +244,4 @@ def test_a_value_of_the_objective_may_be_infinite(plan: Plan, tmp_path: Path) ->
     path = tmp_path / "plan.json"
     lost = replace(plan, status=Status.INFEASIBLE, reasons=("it does not start",), bound_proven=False)
     write_plan(replace(lost, objective_value=(math.inf, 2.0)), path)
-    assert read_plan(path).objective_value == (math.inf, 2.0)
+    assert load_plan(path).objective_value == (math.inf, 2.0)
