@@ -70,16 +70,20 @@ def with_room(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambd
 
 
 def headroom(
-    workload: Workload, bins: Sequence[Bin], evaluator: Evaluator, stop: Callable[[], bool] = lambda: False
+    workload: Workload,
+    bins: Sequence[Bin],
+    evaluator: Evaluator,
+    stop: Callable[[], bool] = lambda: False,
+    factors: Sequence[float] = LEVELS,
 ) -> tuple[float | None, ...]:
-    """Largest of the factors `LEVELS` of its rates at which the predictor says that a bin does not starve.
+    """Largest of the `factors` (rising) of its rates at which the predictor says that a bin does not starve.
 
     All bins are bisected together, one batch a step; stopped early, the largest factors known to hold are returned.
     None for a bin that starves already, and for a replayed trace.
     """
     if workload.arrivals.trace is not None or not bins:
         return (None,) * len(bins)
-    levels = np.array(LEVELS)
+    levels = np.array(factors)
     low = np.full(len(bins), -1)
     high = np.full(len(bins), len(levels))
     while True:

@@ -8,6 +8,8 @@ import numpy.typing as npt
 from packer.solvers.classes import zigzag
 from packer.workload import Workload
 
+_GOLDEN = (5.0**0.5 - 1.0) / 2.0
+
 
 def paper_order(workload: Workload) -> npt.NDArray[np.int64]:
     """Indices by rank, largest first; within a rank by rate in zigzag: highest, lowest, second highest, …
@@ -19,4 +21,18 @@ def paper_order(workload: Workload) -> npt.NDArray[np.int64]:
         members = np.flatnonzero(workload.ranks == rank)
         falling = members[np.argsort(-workload.rates[members], kind="stable")]
         parts.append(falling[zigzag(len(falling))])
+    return np.concatenate(parts).astype(np.int64)
+
+
+def even_order(workload: Workload) -> npt.NDArray[np.int64]:
+    """Indices by rank, largest first; within a rank such that any run of adapters has the loads of the whole rank.
+
+    Golden-ratio steps through the adapters by falling load.
+    """
+    parts = []
+    for rank in np.unique(workload.ranks)[::-1]:
+        members = np.flatnonzero(workload.ranks == rank)
+        falling = members[np.argsort(-workload.offered_tok_s_by_adapter[members], kind="stable")]
+        places = np.argsort(np.arange(len(falling)) * _GOLDEN % 1.0, kind="stable")
+        parts.append(falling[np.argsort(places, kind="stable")])
     return np.concatenate(parts).astype(np.int64)

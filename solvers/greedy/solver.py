@@ -12,15 +12,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.greedy_paper import GreedyPaper
 from packer.solvers.greedy.balance import balanced
 from packer.solvers.greedy.first_fit import FirstFit
+from packer.solvers.greedy.larger import larger
 from packer.solvers.greedy.shares import even_shares
 from packer.solvers.limit import within_limit
-from packer.solvers.order import paper_order
+from packer.solvers.order import even_order, paper_order
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import chooses_gpus
 
@@ -30,7 +32,7 @@ _PACKING_SHARE = 0.6
 MOST_LEFT = 384
 """A plan that lacks a place for more adapters is not repaired."""
 FEW_BINS = 4
-"""Servers of more adapters than trees know are simulated where two are that full, or one of at most so many."""
+"""Other plans are looked for where two servers hold as many adapters as trees know, or one of at most so many."""
 
 
 class Greedy:
@@ -45,15 +47,17 @@ class Greedy:
         free = whole.learned()
         packing = free.with_share(_PACKING_SHARE)
         found = _packed(packing)
-        full = sum(len(item.adapters) == free.most_adapters for item in found.bins)
-        if full > 1 or (full and len(found.bins) <= FEW_BINS):  # larger ones may be fewer
-            packing = whole.with_share(_PACKING_SHARE)
-            larger = _packed(packing)
-            if (len(larger.unplaced), len(larger.bins)) < (len(found.unplaced), len(found.bins)):
-                free, found = whole, larger
+        least = 1 if len(found.bins) <= FEW_BINS else 2
+        if _full(packing, found) >= least:  # light adapters among heavier ones may take fewer
+            mixed = _first_fit(packing, even_order(problem.workload))
+            found = min(found, mixed, key=_size)
+            if _full(packing, found) >= least:
+                grown = _grown(whole.with_share(_PACKING_SHARE), mixed, len(found.bins))
+                free, found = (whole, grown) if _size(grown) < _size(found) else (free, found)
         cut = ["filling the GPUs"] if packing.out_of_time() else []
         if not found.unplaced:
-            found = replace(found, bins=even_shares(free, balanced(free, found.bins)))
+            even = free is whole and len(found.bins) > FEW_BINS  # and each server would be simulated
+            found = replace(found, bins=even_shares(free, found.bins if even else balanced(free, found.bins)))
             cut += ["evening out the load"] if free.out_of_time() else []
         if cut:
             found = replace(found, reasons=(*found.reasons, f"the time limit cut short: {', '.join(cut)}"))
@@ -62,10 +66,32 @@ class Greedy:
 
 def _packed(problem: Problem) -> Solution:
     """First fit, or the paper's plan where that is better."""
-    first_fit = FirstFit(problem, paper_order(problem.workload))
-    first_fit.run()
-    found = Solution(tuple(first_fit.bins), tuple(first_fit.left), tuple(first_fit.reasons))
+    found = _first_fit(problem, paper_order(problem.workload))
     return _paper(problem, found) or found
+
+
+def _first_fit(problem: Problem, order: npt.NDArray[np.int64]) -> Solution:
+    packing = FirstFit(problem, order)
+    packing.run()
+    return Solution(tuple(packing.bins), tuple(packing.left), tuple(packing.reasons))
+
+
+def _grown(problem: Problem, mixed: Solution, limit: int) -> Solution:
+    """One in even order, or one of fewer than `limit` servers, of more adapters than trees know."""
+    kinds = {item.profile for item in mixed.bins}
+    if mixed.unplaced or len(kinds) > 1 or any(item.is_split for item in mixed.bins):
+        return _packed(problem)
+    bins = larger(replace(problem, profiles=tuple(kinds)), mixed.bins, limit)
+    return replace(mixed, bins=tuple(bins)) if bins else mixed
+
+
+def _full(problem: Problem, found: Solution) -> int:
+    """Servers that hold as many adapters as searches put on one."""
+    return sum(len(item.adapters) == problem.most_adapters for item in found.bins)
+
+
+def _size(found: Solution) -> tuple[int, int]:
+    return len(found.unplaced), len(found.bins)
 
 
 def _paper(problem: Problem, found: Solution) -> Solution | None:

@@ -1,0 +1,139 @@
+"""Fewer servers of more adapters than trees know: each is simulated, hence as few as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.bin import Bin
+from packer.checks import slot_rank_for
+from packer.solvers.base import Problem
+from packer.solvers.greedy.largest import largest
+from packer.solvers.headroom import headroom
+from packer.solvers.order import even_order
+from packer.solvers.slots import SlotSearch
+
+_FACTORS = [1.02**k for k in range(232)]
+"""Of the rates of a server, in search of what trees say that it bears; up to 97."""
+_WORTH = 32
+"""Trees, which hope for too much, must promise more than one GPU less in so many."""
+_UNITS = 64
+"""A server is filled in so many parts of what it is expected to hold."""
+_EVENNESS = 12
+"""Bisections for the least load of which servers are enough."""
+_FIRST = 8
+"""Servers of a plan that are simulated before the others."""
+_GROWTH = 50
+"""A plan that fails is followed by one of a GPU more for each so many."""
+
+
+def larger(problem: Problem, bins: Sequence[Bin], limit: int) -> list[Bin] | None:
+    """Fewer servers than `limit`, loaded evenly; None if none are found.
+
+    In an even order servers of equal slot rank are alike: of each rank one is filled, which says how much the others
+    bear. None is simulated where trees say that this is hardly more than they have in `bins`: a whole plan in even
+    order, of one kind and without replicas.
+    """
+    packing, fleet = _Packing(problem), problem.workload
+    by_size = sorted(bins, key=lambda each: (len(each.adapters), each.offered_tok_s(fleet)))
+    like = dict.fromkeys(packing.starts, by_size[-1]) | {item.max_lora_rank: item for item in by_size}
+    rooms = headroom(fleet, list(like.values()), problem.evaluator, problem.out_of_time, _FACTORS)
+    guess = {
+        rank: item.offered_tok_s(fleet) * max(1.0, (room or 1.0) / (1.0 + problem.evaluator.margin))
+        for (rank, item), room in zip(like.items(), rooms, strict=True)
+    }
+    if len(packing.cut(guess)) >= limit - limit // _WORTH:
+        return None
+    borne, share = dict[int, float](), 1.0  # of what trees say, as far as it is known
+    for rank, start in packing.starts.items():
+        filled = packing.filled(start, guess[rank] * share, like[rank].max_loras)
+        if filled is None:
+            return None
+        load = filled.offered_tok_s(fleet)
+        if len(filled.adapters) < len(fleet) - start:
+            share = load / guess[rank]
+        like[rank], borne[rank] = filled, max(load, guess[rank] * share)
+    n = len(packing.cut(borne))
+    while n < limit and not problem.out_of_time():
+        made = packing.made(packing.even(borne, n), like)
+        if made is not None:
+            return made
+        n += max(1, n // _GROWTH)
+    return None
+
+
+class _Packing:
+    """The fleet in even order; `starts`: where each slot rank begins, largest first."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.slots = problem, SlotSearch(problem)
+        self.slots.width = 1  # a simulation takes longer than a call
+        self.order = even_order(problem.workload)
+        self._sums = np.cumsum(problem.workload.offered_tok_s_by_adapter[self.order])
+        ranks = problem.workload.ranks[self.order].tolist()
+        self._ranks = [slot_rank_for(rank) for rank in ranks]
+        self.starts = {rank: self._ranks.index(rank) for rank in dict.fromkeys(self._ranks)}
+
+    def _end(self, start: int, load_tok_s: float) -> int:
+        """Where a server ends that begins there and carries this load, or one adapter."""
+        before = self._sums[start - 1] if start else 0.0
+        end = int(np.searchsorted(self._sums, before + load_tok_s * (1.0 + 1e-9), side="right"))
+        return min(max(end, start + 1), start + self.problem.most_adapters)
+
+    def cut(self, borne_tok_s: dict[int, float], scale: float = 1.0) -> list[npt.NDArray[np.int64]]:
+        """Servers of consecutive adapters, each of this part of the load that one of its slot rank bears."""
+        ends = [0]
+        while ends[-1] < len(self.order):
+            ends.append(self._end(ends[-1], scale * borne_tok_s[self._ranks[ends[-1]]]))
+        return [self.order[start:end] for start, end in pairwise(ends)]
+
+    def even(self, borne_tok_s: dict[int, float], n: int) -> list[npt.NDArray[np.int64]]:
+        """At most `n` servers, of the smallest part of what they bear."""
+        low, high = 0.0, 1.0
+        for _ in range(_EVENNESS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if len(self.cut(borne_tok_s, middle)) <= n else (middle, high)
+        return self.cut(borne_tok_s, high)
+
+    def filled(self, start: int, load_tok_s: float, hint: int) -> Bin | None:
+        """The server of the most adapters from `start` on, looked for around this load.
+
+        Once with about as many slots as are admissible from `hint` on, then with those that serve that best.
+        """
+        near = self._end(start, load_tok_s) - start
+        unit = -(-near // _UNITS)
+
+        def feasible(n: int, _thorough: bool) -> Bin | None:
+            nonlocal hint
+            found = self.slots.feasible(self.order[start:][: n * unit].tolist(), hint=hint)
+            hint = found.max_loras if found is not None else hint
+            return found
+
+        over = self.problem.out_of_time
+        most = -(-min(len(self.order) - start, self.problem.most_adapters) // unit)
+        found = largest(feasible, near // unit, most, over, _UNITS // 16)
+        if found is None or (hint := self.slots.best(found).max_loras) == found.max_loras:
+            return found
+        return largest(feasible, max(1, len(found.adapters) // unit), most, over)
+
+    def made(self, parts: Sequence[npt.NDArray[np.int64]], like: dict[int, Bin]) -> list[Bin] | None:
+        """Servers with as many slots as that of their rank in `like`; None once one is not admissible."""
+        made: dict[int, Bin] = {}
+        spread = np.argsort(np.arange(len(parts)) * 0.618 % 1.0)  # some of each rank first
+        for chosen in (spread[:_FIRST].tolist(), spread[_FIRST:].tolist()):
+            tried = [self.slots.make(parts[k].tolist(), 1) for k in chosen]
+            tried = [
+                each.with_slots(min(like[each.max_lora_rank].max_loras, len(each.adapters))) for each in tried
+            ]
+            if self.problem.out_of_time():
+                return None
+            holds = self.slots.evaluate(tried)[1].tolist() if tried else []
+            for k, each, admissible in zip(chosen, tried, holds, strict=True):
+                found = each if admissible else self.slots.feasible(each.adapters, hint=each.max_loras)
+                if found is None:
+                    return None
+                made[k] = found
+        return [made[k] for k in range(len(parts))]
