@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from packer.operate.systems import SystemResult
     from packer.twin.result import Simulation
 
-METRICS = (
-    ("hit_rate", "admissions with the adapter on the GPU, share", 3),
-    ("cold_start_share", "time in batches lost to loads, share", 3),
-)
-"""Rows of the table beside those of one server: metric, what it is called, digits."""
-
 
 def limits(text: str) -> dict[str, float]:
     """Type of an option: limits of latencies, `ttft_ms=2000,tpot_ms=100`; an empty text: none."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.cluster import METRICS as CLUSTER_METRICS
 from packer.cli.cluster import Behind, refuse_without_cluster, title_of
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import (
@@ -28,7 +27,7 @@ from packer.cli.options import (
     tuning_option,
 )
 from packer.cli.output import Table, figures, number, write_frame, write_json
-from packer.cli.simulation_table import lines_of
+from packer.cli.simulation_table import METRICS, lines_of
 from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
@@ -277,7 +276,7 @@ def result_of(simulations: Sequence[Simulation]) -> dict[str, Any]:
     result = simulations[0].to_dict()
     if len(simulations) == 1 or simulations[0].status != "ok":
         return result
-    metrics = [*SUMMARY, *(name for name, _, _ in CLUSTER_METRICS if name in result)]
+    metrics = [*SUMMARY, *(name for name in METRICS["cluster"] if name in result)]
     rows = {row.pop("metric"): row for row in intervals(simulations, metrics=metrics).to_dicts()}
     result |= {metric: row["mean"] for metric, row in rows.items()}
     result["starved_share"] = sum(sim.starved for sim in simulations) / len(simulations)

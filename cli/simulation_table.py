@@ -5,41 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from packer.cli.cluster import METRICS as CLUSTER_METRICS
 from packer.cli.cluster import title_of
 from packer.cli.output import Table, number
 from packer.cli.plan_table import assumed_lengths
+from packer.io.shipped import table
 
 if TYPE_CHECKING:
     from packer.twin.result import Simulation
 
-METRICS = (
-    ("offered_tok_s", "offered load, tok/s", 0),
-    ("total_token_throughput", "throughput, tok/s", 0),
-    ("request_throughput", "completed, req/s", 2),
-    ("sent", "requests sent", 0),
-    ("refused", "refused by the client", 0),
-    ("completed", "completed", 0),
-    ("mean_ttft_ms", "TTFT mean, ms", 1),
-    ("median_ttft_ms", "TTFT median, ms", 1),
-    ("p99_ttft_ms", "TTFT p99, ms", 1),
-    ("mean_tpot_ms", "TPOT mean, ms", 2),
-    ("p99_tpot_ms", "TPOT p99, ms", 2),
-    ("mean_itl_ms", "ITL mean, ms", 2),
-    ("p99_itl_ms", "ITL p99, ms", 2),
-    ("worst_adapter_ttft_ms", "TTFT p95 of the worst adapter, ms", 1),
-    ("slo_attainment", "requests within their latency limits", 4),
-    ("goodput_tok_s", "their throughput (goodput), tok/s", 0),
-    ("mean_running", "running, mean", 1),
-    ("max_running", "running, most", 0),
-    ("mean_waiting", "waiting, mean", 1),
-    ("mean_kv_usage", "KV cache in use, mean share", 3),
-    ("preemptions", "preemptions", 0),
-    ("adapter_loads", "adapter loads", 0),
-    ("loads_per_request", "adapter loads per request", 2),
-    ("busy_share", "engine busy, share of the time", 3),
-)
-"""Rows of the table: metric, what it is called, digits."""
+METRICS = table("packer.cli", "metrics.toml")
+"""Rows of tables of a server, and of a cluster beside them: metric → what it is called, digits."""
 
 
 def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[Table | str]:
@@ -50,7 +25,7 @@ def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[
     several = n > 1
     rows = []
     cluster = "hit_rate" in result
-    for metric, name, digits in METRICS + (CLUSTER_METRICS if cluster else ()):
+    for metric, (name, digits) in (METRICS["server"] | (METRICS["cluster"] if cluster else {})).items():
         cells = [name, number(result[metric], digits)]
         if several:
             row = result["intervals_95"][metric]
