@@ -15,12 +15,8 @@ from packer.cli.options import (
     FleetFile,
     OneProfile,
     Writing,
-    gpus_option,
+    common,
     numbers,
-    output_option,
-    plot_option,
-    seed_option,
-    time_limit_option,
 )
 from packer.cli.output import Table, figures, heads, number, write_json
 from packer.cli.traffic import refuse_unused
@@ -65,11 +61,11 @@ class Compared:
     objectives: str = option(default="gpus", metavar="NAMES")
     predictors: str = option(default="twin", metavar="NAMES")
     sizes: tuple[int, ...] | None = option("--sweep", type=adapters_of_sweep, metavar="adapters=LIST")
-    gpus: int | None = gpus_option()
+    gpus: int | None = common("gpus")
     max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
     margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
-    time_limit_s: float | None = time_limit_option()
-    seed: int = seed_option()
+    time_limit_s: float | None = common("time-limit")
+    seed: int = common("seed")
 
 
 @bundle
@@ -115,8 +111,8 @@ class Systems(Behind):
 class Files:
     """What is written."""
 
-    output: str | None = output_option("Write the rows to this file (.csv or .json).")
-    plot: str | None = plot_option("Draw the comparison")
+    output: str | None = common("output", help="Write the rows to this file (.csv or .json).")
+    plot: str | None = common("plot", help="Draw the comparison (.html, .png or .svg).")
 
 
 @command

@@ -13,10 +13,8 @@ from packer.cli.options import (
     LENGTH,
     PlanFile,
     Writing,
+    common,
     complete_registered,
-    predictor_option,
-    rate_factor_option,
-    seed_option,
 )
 from packer.cli.output import Table, console, figures, heads, note, number
 from packer.cli.plan_table import result_of, servers
@@ -48,13 +46,13 @@ class Changes:
     output: Write the plan with the new figures to this file.
     """
 
-    predictor: str = predictor_option()
-    rate_factor: float = rate_factor_option()
+    predictor: str = common("predictor")
+    rate_factor: float = common("rate-factor")
     add_path: str | None = option("--add", metavar="WORKLOAD")
     remove: tuple[str, ...] = option(multiple=True, metavar="ADAPTER")
     lose: tuple[int, ...] = option("--lose-gpu", type=click.IntRange(min=0), multiple=True, metavar="K")
-    seed: int | None = seed_option(
-        default=None, help="Seed of the evaluation.  [default: one that the search did not use]"
+    seed: int | None = common(
+        "seed", default=None, help="Seed of the evaluation.  [default: one that the search did not use]"
     )
     duration_s: float | None = option("--duration", type=LENGTH, metavar="SECONDS")
     router: str | None = option(metavar="NAME", shell_complete=complete_registered("router"))

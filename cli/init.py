@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from packer.cli.declare import argument, bundle, command, option
 from packer.cli.interrupt import interruptible
-from packer.cli.options import EngineSettings, Writing, seed_option
+from packer.cli.options import EngineSettings, Writing, common
 from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Given(EngineSettings):
     gpu: str = option(required=True, metavar="NAME")
     folder: str = option("-o", "--output", default=".", metavar="FOLDER")
     slo: tuple[str, ...] = option(multiple=True, metavar="[CLASS:]KEY=MS,…")
-    seed: int = seed_option()
+    seed: int = common("seed")
 
     def profile(self) -> Profile:
         """The profile of the model on the GPU."""

@@ -8,7 +8,7 @@ import click
 
 from packer.checks import SLOT_RANKS
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import OneProfile, Writing, numbers, plot_option
+from packer.cli.options import OneProfile, Writing, common, numbers
 from packer.cli.output import Table, number
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Slots:
         type=numbers(int, distinct=True, grid=SLOT_RANKS), default="8..64", metavar="R..R"
     )
     rank_needed: int | None = option(type=click.IntRange(1, SLOT_RANKS[-1]), metavar="R")
-    plot: str | None = plot_option("Draw the curves")
+    plot: str | None = common("plot", help="Draw the curves (.html, .png or .svg).")
 
 
 @command

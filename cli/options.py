@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
 LENGTH = click.FloatRange(min=1.0, max=1e7)
 """A simulated or measured time, s."""
-SEED = click.IntRange(min=0, max=2**32 - 1)
 LONGEST_RANGE = 10_000
 
 
@@ -76,6 +75,57 @@ def complete(place: str, *arguments: str) -> Callable[[click.Context, click.Para
 def complete_registered(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Completion of the names registered for a kind of strategy."""
     return complete("packer.registry:names", kind)
+
+
+COMMON: dict[str, dict[str, Any]] = {
+    "gpus": {
+        "type": click.IntRange(min=1, max=1_000_000),
+        "metavar": "N",
+        "help": "GPUs at hand: a limit, or with a spreading objective their exact number.",
+    },
+    "max-lora-rank": {
+        "type": int,
+        "metavar": "RANK",
+        "help": "Rank of every slot (vLLM's --max-lora-rank).  [default: that of the largest adapter]",
+    },
+    "output": {"flags": ("-o", "--output"), "metavar": "FILE"},
+    "plot": {"metavar": "FILE"},
+    "predictor": {
+        "metavar": "NAME|PATH",
+        "shell_complete": complete_registered("predictor"),
+        "default": "twin",
+        "help": "What predicts a server: the twin, a learned predictor, or the path of a saved one.",
+    },
+    "profile": {
+        "metavar": "NAME|FILE.toml",
+        "shell_complete": complete("packer.io.profiles:profile_names"),
+        "help": "The server: a shipped profile (packer profiles list) or a profile file.",
+    },
+    "rate-factor": {
+        "type": float,
+        "default": 1.0,
+        "metavar": "X",
+        "help": "Multiply every request rate by this.",
+    },
+    "seed": {
+        "type": click.IntRange(min=0, max=2**32 - 1),
+        "default": 0,
+        "help": "Seed of everything random: the same seed gives the same output.",
+    },
+    "time-limit": {
+        "type": click.FloatRange(min=0.0, min_open=True),
+        "metavar": "SECONDS",
+        "help": "Stop searching after this long and return the best plan so far.",
+    },
+    "tuning": {"metavar": "POLICY", "shell_complete": complete_registered("tuning policy")},
+}
+"""Options of several commands: what `option` takes for each."""
+
+
+def common(name: str, **attributes: Any) -> Any:
+    """One of `COMMON`, with these attributes in place of its own."""
+    given = {"flags": (f"--{name}",), **COMMON[name], **attributes}
+    return option(*given.pop("flags"), **given)
 
 
 def waited_s() -> float:
@@ -150,17 +200,6 @@ class Writing(Output):
         self.check(path, what="picture", endings=SUFFIXES)
 
 
-def output_option(text: str, *, default: str | None = None, required: bool = False) -> Any:
-    """`-o/--output`, explained by `text`."""
-    given: dict[str, Any] = {"required": True} if required else {"default": default}
-    return option("-o", "--output", metavar="FILE", help=text, **given)
-
-
-def plot_option(text: str) -> Any:
-    """`--plot`, explained by `text`."""
-    return option(metavar="FILE", help=f"{text} (.html, .png or .svg).")
-
-
 @bundle
 class PlanFile:
     """A finished plan."""
@@ -185,16 +224,6 @@ class FleetFile:
         from packer.io.workloads import read_workload
 
         return read_workload(self.workload_path)
-
-
-def profile_option(**attributes: Any) -> Any:
-    """`--profile`."""
-    return option(
-        "--profile",
-        metavar="NAME|FILE.toml",
-        shell_complete=complete("packer.io.profiles:profile_names"),
-        **{"help": "The server: a shipped profile (packer profiles list) or a profile file.", **attributes},
-    )
 
 
 ENGINE_SETTINGS = ("max_num_seqs", "max_model_len", "gpu_memory_utilization")
@@ -224,7 +253,7 @@ class EngineSettings:
 class OneProfile(EngineSettings):
     """The server that a command is about."""
 
-    profile_name: str = profile_option(default=DEFAULT_PROFILE)
+    profile_name: str = common("profile", default=DEFAULT_PROFILE)
 
     def profile(self, out: Output) -> Profile:
         """The profile with the engine settings that were given; an estimate is announced."""
@@ -234,56 +263,3 @@ class OneProfile(EngineSettings):
         profile = with_engine(load_profile(self.profile_name), **self.engine)
         out.note_profiles(profile)
         return profile
-
-
-def predictor_option(**attributes: Any) -> Any:
-    """`--predictor`."""
-    text = "What predicts a server: the twin, a learned predictor, or the path of a saved one."
-    given: dict[str, Any] = {"default": "twin", "help": text, **attributes}
-    return option(metavar="NAME|PATH", shell_complete=complete_registered("predictor"), **given)
-
-
-def seed_option(**attributes: Any) -> Any:
-    """`--seed`."""
-    text = "Seed of everything random: the same seed gives the same output."
-    return option(type=SEED, **{"default": 0, "help": text, **attributes})
-
-
-def tuning_option(text: str, **attributes: Any) -> Any:
-    """`--tuning`, explained by `text`."""
-    return option(
-        metavar="POLICY", shell_complete=complete_registered("tuning policy"), help=text, **attributes
-    )
-
-
-def max_lora_rank_option() -> Any:
-    """`--max-lora-rank`."""
-    return option(
-        type=int,
-        metavar="RANK",
-        help="Rank of every slot (vLLM's --max-lora-rank).  [default: that of the largest adapter]",
-    )
-
-
-def rate_factor_option() -> Any:
-    """`--rate-factor`."""
-    return option(type=float, default=1.0, metavar="X", help="Multiply every request rate by this.")
-
-
-def time_limit_option() -> Any:
-    """`--time-limit`."""
-    return option(
-        "--time-limit",
-        type=click.FloatRange(min=0.0, min_open=True),
-        metavar="SECONDS",
-        help="Stop searching after this long and return the best plan so far.",
-    )
-
-
-def gpus_option() -> Any:
-    """`--gpus`."""
-    return option(
-        type=click.IntRange(min=1, max=1_000_000),
-        metavar="N",
-        help="GPUs at hand: a limit, or with a spreading objective their exact number.",
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import PlanFile, Writing, output_option, predictor_option, seed_option
+from packer.cli.options import PlanFile, Writing, common
 
 
 @bundle
@@ -18,13 +18,13 @@ class Page:
     comparison_path: A comparison of solvers to show beside the plan: what packer compare --json prints.
     """
 
-    output: str = output_option("Where to write the page.", default="report.html")
-    predictor: str | None = predictor_option(
-        default=None, help="What evaluates the growing rates.  [default: the plan's predictor]"
+    output: str = common("output", help="Where to write the page.", default="report.html")
+    predictor: str | None = common(
+        "predictor", default=None, help="What evaluates the growing rates.  [default: the plan's predictor]"
     )
     curves: int = option(type=click.IntRange(min=0, max=100_000), default=6, metavar="N")
     comparison_path: str | None = option("--comparison", metavar="FILE.json")
-    seed: int = seed_option()
+    seed: int = common("seed")
 
 
 @command

@@ -8,7 +8,7 @@ import click
 
 from packer.cli.cluster import limits
 from packer.cli.declare import bundle, command, flag, option
-from packer.cli.options import FleetFile, Writing, predictor_option, seed_option
+from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table, number
 from packer.cli.solve import Servers
 
@@ -37,13 +37,13 @@ class Hours:
     trace_path: str | None = option("--trace", metavar="TRACE")
     period_s: float = option("--period", type=click.FloatRange(min=60.0), default=3600.0, metavar="SECONDS")
     startup_s: float | None = option("--startup", type=click.FloatRange(min=0.0), metavar="SECONDS")
-    predictor: str = predictor_option(default="auto")
+    predictor: str = common("predictor", default="auto")
     margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
     max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
     limits: dict[str, float] = option(
         type=limits, default="p99_ttft_ms=2000,mean_itl_ms=100", metavar="KEY=MS,…"
     )
-    seed: int = seed_option()
+    seed: int = common("seed")
 
     def rates(self, fleet: Workload) -> dict[str, npt.NDArray[np.float64]]:
         """Rates by period, from the file or the trace."""

@@ -17,14 +17,8 @@ from packer.cli.options import (
     FleetFile,
     OneProfile,
     Writing,
-    max_lora_rank_option,
+    common,
     numbers,
-    output_option,
-    plot_option,
-    predictor_option,
-    rate_factor_option,
-    seed_option,
-    tuning_option,
 )
 from packer.cli.output import Table, figures, number, write_frame, write_json
 from packer.cli.simulation_table import METRICS, lines_of
@@ -53,8 +47,8 @@ class Server:
     """
 
     max_loras: int | None = option(type=click.IntRange(min=1, max=100_000), metavar="N")
-    max_lora_rank: int | None = max_lora_rank_option()
-    predictor: str = predictor_option()
+    max_lora_rank: int | None = common("max-lora-rank")
+    predictor: str = common("predictor")
     explain: bool = flag()
 
 
@@ -67,20 +61,19 @@ class Run:
     max_outstanding: Requests that the client keeps open at most; it refuses those beyond. [default: no limit]
     scrape_interval_s: Time between scrapes of /metrics, which stop the API server. [default: the profile's, or
         none]
+    tuning: Train beside the requests by this policy, as in llmstation:slo_decode_ms=45: the workload's job
+        (fine_tuning in a .json or .yaml file), or samples of 512 tokens without end. [default: the job's]
     """
 
-    rate_factor: float = rate_factor_option()
+    rate_factor: float = common("rate-factor")
     duration_s: float | None = option("--duration", type=LENGTH, metavar="SECONDS")
-    seed: int = seed_option()
+    seed: int = common("seed")
     seeds: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
     max_outstanding: int | None = option(type=click.IntRange(min=1), metavar="N")
     scrape_interval_s: float | None = option(
         "--scrape-interval", type=click.FloatRange(min=0.001), metavar="SECONDS"
     )
-    tuning: str | None = tuning_option(
-        "Train beside the requests by this policy, as in llmstation:slo_decode_ms=45: the workload's job "
-        "(fine_tuning in a .json or .yaml file), or samples of 512 tokens without end.  [default: the job's]"
-    )
+    tuning: str | None = common("tuning")
 
 
 @bundle
@@ -141,14 +134,15 @@ class Files:
     requests: Write one row per request of a cluster: .csv or .parquet.
     timeline: Write the state over time: .csv or .parquet.
     per_adapter: Write one row per adapter: .csv or .parquet.
+    output: Write the metrics as JSON, with the keys of `vllm bench serve`.
     """
 
     per_server: str | None = option(metavar="FILE")
     requests: str | None = option(metavar="FILE")
     timeline: str | None = option(metavar="FILE")
     per_adapter: str | None = option(metavar="FILE")
-    plot: str | None = plot_option("Draw the state over time")
-    output: str | None = output_option("Write the metrics as JSON, with the keys of `vllm bench serve`.")
+    plot: str | None = common("plot", help="Draw the state over time (.html, .png or .svg).")
+    output: str | None = common("output")
 
 
 @command

@@ -14,13 +14,9 @@ from packer.cli.options import (
     DEFAULT_PROFILE,
     FleetFile,
     Writing,
+    common,
     complete_registered,
-    gpus_option,
     numbers,
-    predictor_option,
-    profile_option,
-    seed_option,
-    time_limit_option,
     waited_s,
 )
 from packer.cli.output import write_frame
@@ -50,7 +46,8 @@ class Servers:
         [default: any number]
     """
 
-    profile_names: tuple[str, ...] = profile_option(
+    profile_names: tuple[str, ...] = common(
+        "profile",
         multiple=True,
         help=f"The server: a shipped profile or a profile file; repeatable.  [default: {DEFAULT_PROFILE}]",
     )
@@ -109,17 +106,17 @@ class Planning:
     objective: str | None = option(metavar="NAME", shell_complete=complete_registered("objective"))
     slo: tuple[str, ...] = option(multiple=True, metavar="[CLASS:]KEY=MS,…")
     solver: str | None = option(metavar="NAME", shell_complete=complete_registered("solver"))
-    predictor: str = predictor_option(default=DEFAULT_PREDICTOR)
+    predictor: str = common("predictor", default=DEFAULT_PREDICTOR)
     load: str | None = option(metavar="mean|peak|each-peak|pNN")
     loads_path: str | None = option("--loads", metavar="FILE.csv")
-    gpus: int | None = gpus_option()
+    gpus: int | None = common("gpus")
     max_replicas: int | None = option(type=click.IntRange(min=1, max=10_000), metavar="N")
     spare: int = option(type=click.IntRange(min=0, max=1), default=0, metavar="0|1")
     confidence: float | None = option(type=click.FloatRange(min=0.5, max=0.99), metavar="P")
     margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
     verify: bool = option("--verify/--no-verify", default=True)
-    time_limit_s: float | None = time_limit_option()
-    seed: int = seed_option()
+    time_limit_s: float | None = common("time-limit")
+    seed: int = common("seed")
 
     def at_load(self, fleet: Workload) -> Workload:
         """The fleet at the load that is planned for."""

@@ -14,12 +14,8 @@ from packer.cli.options import (
     FleetFile,
     OneProfile,
     Writing,
-    max_lora_rank_option,
+    common,
     numbers,
-    output_option,
-    plot_option,
-    seed_option,
-    tuning_option,
 )
 from packer.cli.output import Table, note, number, write_frame
 from packer.cli.traffic import refuse_unused
@@ -50,9 +46,9 @@ class Axes:
     adapters: tuple[int, ...] | None = option(type=numbers(int, distinct=True), metavar="LIST")
     rate_factors: tuple[float, ...] = option(type=numbers(float, distinct=True), default="1", metavar="LIST")
     max_loras: tuple[int, ...] | None = option(type=numbers(int, distinct=True), metavar="LIST")
-    max_lora_rank: int | None = max_lora_rank_option()
+    max_lora_rank: int | None = common("max-lora-rank")
     duration_s: float = option("--duration", type=LENGTH, default=3600.0, metavar="SECONDS")
-    seed: int = seed_option()
+    seed: int = common("seed")
     jobs: int | None = option(type=click.IntRange(min=1, max=1024), metavar="N")
 
 
@@ -60,14 +56,12 @@ class Axes:
 class Training:
     """Instead of the grid: how much a server can train.
 
+    tuning: Largest training throughput beside the requests within the limits of --keep, by this policy with its best
+        parameter; repeatable.
     keep: Limits with --tuning. [default: p99_ttft_ms=500,p99_tpot_ms=50]
     """
 
-    tuning: tuple[str, ...] = tuning_option(
-        "Largest training throughput beside the requests within the limits of --keep, by this policy with its best "
-        "parameter; repeatable.",
-        multiple=True,
-    )
+    tuning: tuple[str, ...] = common("tuning", multiple=True)
     keep: dict[str, float] | None = option(type=limits, metavar="LIMIT=MS,…")
 
 
@@ -78,8 +72,8 @@ class Files:
     resume: Keep the rows that --output already holds, add what is missing.
     """
 
-    output: str | None = output_option("Write the rows here: .csv or .parquet.")
-    plot: str | None = plot_option("Draw the curves")
+    output: str | None = common("output", help="Write the rows here: .csv or .parquet.")
+    plot: str | None = common("plot", help="Draw the curves (.html, .png or .svg).")
     resume: bool = flag()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import Writing, output_option, seed_option
+from packer.cli.options import Writing, common
 from packer.cli.output import Table
 from packer.settings import Settings, Slots
 
@@ -60,8 +60,8 @@ class Measured:
     servers: tuple[Settings, ...] | None = option(type=slots_of_servers, metavar="8x16,…")
     budget: float | None = option(type=duration, metavar="10m")
     folder: str = option(default="live-results", metavar="DIR")
-    output: str = output_option("The profile.", default="profile.toml")
-    seed: int = seed_option()
+    output: str = common("output", help="The profile.", default="profile.toml")
+    seed: int = common("seed")
 
 
 @command

@@ -9,7 +9,7 @@ import click
 
 from packer.cli.declare import bundle, command, option
 from packer.cli.live.calibrate import duration
-from packer.cli.options import PlanFile, Writing, numbers, profile_option, seed_option
+from packer.cli.options import PlanFile, Writing, common, numbers
 from packer.cli.output import Table, number, write_json
 from packer.cli.plan_table import servers
 
@@ -39,15 +39,15 @@ class Runs:
     repeats: int = option(type=click.IntRange(1, 100), default=1)
     parallel: int = option(type=click.IntRange(1, 64), default=1)
     gpus: tuple[int, ...] | None = option(type=numbers(int), metavar="0,1,…")
-    profile_name: str | None = profile_option(
-        default=None, help="Predict with this profile instead of the plan's."
+    profile_name: str | None = common(
+        "profile", default=None, help="Predict with this profile instead of the plan's."
     )
     bins: tuple[int, ...] | None = option(type=numbers(int), metavar="0,2,…")
     trace: str | None = option(metavar="FILE")
     folder: str = option(default="live-results", metavar="DIR")
     output: str | None = option("-o", "--output", metavar="FILE.json")
     html: str | None = option(metavar="FILE.html")
-    seed: int = seed_option()
+    seed: int = common("seed")
 
 
 @command

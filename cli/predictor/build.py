@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import OneProfile, Writing, output_option, seed_option
+from packer.cli.options import OneProfile, Writing, common
 
 
 @bundle
@@ -18,10 +18,10 @@ class Given:
     """
 
     rows: int = option(type=click.IntRange(1, 10_000_000), default=20_000)
-    seed: int = seed_option()
+    seed: int = common("seed")
     jobs: int | None = option(type=click.IntRange(1, 4096), metavar="N")
     backend: str = option(type=click.Choice(("processes", "ray")), default="processes")
-    output: str = output_option("Where to write the dataset (Parquet).", required=True)
+    output: str = common("output", help="Where to write the dataset (Parquet).", required=True)
 
 
 @command

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import argument, bundle, command, flag, option
-from packer.cli.options import Writing, output_option, seed_option
+from packer.cli.options import Writing, common
 from packer.cli.output import Table
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Training:
     search: bool = flag()
     refine: bool = flag()
     draw: str | None = option(metavar="FILE")
-    seed: int = seed_option()
-    output: str = output_option("Where to write the predictor, as in forest.packer.", required=True)
+    seed: int = common("seed")
+    output: str = common("output", help="Where to write the predictor, as in forest.packer.", required=True)
 
 
 @command

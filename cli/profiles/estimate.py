@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import Writing, complete, output_option
+from packer.cli.options import Writing, common, complete
 
 
 @bundle
@@ -34,7 +34,7 @@ class Given:
     engine_name: str = option("--engine", type=click.Choice(("vllm", "sglang")), default="vllm")
     tensor_parallel_size: int = option(type=click.IntRange(min=1, max=64), default=1, metavar="N")
     price_per_hour: float | None = option("--price", type=float)
-    output: str = output_option("Where to write the profile (.toml).", required=True)
+    output: str = common("output", help="Where to write the profile (.toml).", required=True)
 
 
 @command

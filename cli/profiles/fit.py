@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, command, flag, option
-from packer.cli.options import DEFAULT_PROFILE, Writing, output_option
+from packer.cli.options import DEFAULT_PROFILE, Writing, common
 from packer.cli.output import Table
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Measurements:
     cold_start: bool | None = option("--cold-start/--warm-start", default=None)
     note_text: str = option("--note", default="", show_default=False)
     no_cross_validation: bool = flag()
-    output: str = output_option("Where to write the profile.", default="profile.toml")
+    output: str = common("output", help="Where to write the profile.", default="profile.toml")
 
 
 @command

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import argument, bundle, command, flag, option
-from packer.cli.options import Writing, output_option, rate_factor_option, seed_option
+from packer.cli.options import Writing, common
 from packer.cli.traffic import RankOptions
 
 if TYPE_CHECKING:
@@ -38,15 +38,16 @@ class Given:
     replay: Keep every request as it was (needs .json or .yaml).
     poisson: Poisson arrivals, however bursty the trace is. [default: as measured]
     notes: A line for the top of a .csv or .yaml file, such as the trace's source; repeatable.
+    output: Where to write the workload: .csv, .json, .yaml or .parquet.
     """
 
     exponent: float = option(type=click.FloatRange(0.0, 20.0), default=1.2)
-    rate_factor: float = rate_factor_option()
+    rate_factor: float = common("rate-factor")
     replay: bool = flag()
     poisson: bool = flag()
     notes: tuple[str, ...] = option("--note", multiple=True, metavar="TEXT")
-    seed: int = seed_option()
-    output: str = output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
+    seed: int = common("seed")
+    output: str = common("output", required=True)
 
 
 @command

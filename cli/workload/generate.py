@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import Writing, numbers, output_option, seed_option
+from packer.cli.options import Writing, common, numbers
 
 
 @bundle
@@ -21,6 +21,7 @@ class Made:
     exponent: Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.
     input_tokens: Mean input length, tokens.
     output_tokens: Mean output length, tokens.
+    output: Where to write the workload: .csv, .json, .yaml or .parquet.
     """
 
     adapters: int = option(type=click.IntRange(1, 1_000_000), required=True)
@@ -30,8 +31,8 @@ class Made:
     exponent: float = option(type=click.FloatRange(0.0, 20.0), default=1.0)
     input_tokens: float | None = option(type=float, metavar="MEAN")
     output_tokens: float | None = option(type=float, metavar="MEAN")
-    seed: int = seed_option()
-    output: str = output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
+    seed: int = common("seed")
+    output: str = common("output", required=True)
 
 
 @command

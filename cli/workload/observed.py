@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from packer.cli.declare import bundle, option
-from packer.cli.options import Writing, output_option
+from packer.cli.options import Writing, common
 from packer.cli.output import Table
 
 if TYPE_CHECKING:
@@ -18,11 +18,12 @@ class Files:
 
     loads_path: Also write the rates at each load, for --objective headroom:rates=FILE.csv.
     day_path: Also write the rates of each window of the mean day (UTC), for packer schedule --rates FILE.csv.
+    output: Where to write the workload: .csv, .json, .yaml or .parquet.
     """
 
     loads_path: str | None = option("--loads", metavar="FILE.csv")
     day_path: str | None = option("--day", metavar="FILE.csv")
-    output: str = output_option("Where to write the workload: .csv, .json, .yaml or .parquet.", required=True)
+    output: str = common("output", required=True)
 
     def write(self, found: Observed, out: Writing, *, source: str) -> None:
         """Write the workload and the loads, and say what was seen."""
