@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
 from packer.errors import ValidationError
@@ -20,7 +20,6 @@ from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
 LATE_S = 600.0
 """For how long servers drain."""
 
@@ -96,7 +95,7 @@ def requests_of_day(
     return RequestTrace(times, adapters, inputs, outputs, end_s=len(rates) * period_s)
 
 
-def _marks(trace: RequestTrace) -> tuple[npt.NDArray[np.int64], ...]:
+def _marks(trace: RequestTrace) -> tuple[IntArray, ...]:
     return trace.adapter, trace.input_tokens, trace.output_tokens
 
 

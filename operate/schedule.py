@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.evaluation import FIGURES
@@ -29,7 +29,6 @@ from packer.traces.pattern import clock, rates_of
 from packer.traces.trace import Trace
 from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
 MOVE_COST_S = 10.0
 """GPU-seconds that an adapter's move counts as: it is loaded on a server that did not hold it."""
 

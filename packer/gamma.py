@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from packer.arrays import FloatArray
+
 Z_MAX = 8.0
 """Largest standard-normal score, either way."""
 SHAPES = (0.1, 1e4)

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import FloatArray, IntArray
 from packer.errors import ValidationError
 from packer.gamma import normal_tail, unit_gamma
 
 Kind = Literal["constant", "lognormal", "gamma", "empirical"]
 KINDS: tuple[Kind, ...] = ("constant", "lognormal", "gamma", "empirical")
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 MAX_TOKENS = 10**9
 """Largest length of a request, in tokens, that is accepted anywhere."""

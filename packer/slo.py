@@ -7,15 +7,13 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import FloatArray
 from packer.errors import ValidationError, shown
 
 if TYPE_CHECKING:
     from packer.workload import Workload
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrays import IntArray
+
 Arrays = Mapping[str, npt.NDArray[Any]]
-IntArray = npt.NDArray[np.int64]
 
 
 def check_arrays(family: str, arrays: Arrays, features: int, outputs: int) -> None:

@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
 from packer.memo import Memo
 from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 Factors = FloatArray | float
 
 MAX_STORED = 200_000

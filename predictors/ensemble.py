@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrays import Float32Array, FloatArray
 from packer.predictors.kernels import walk_rows
 
-Float32Array = npt.NDArray[np.float32]
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.uint32]
 
 

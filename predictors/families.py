@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrays import Float32Array, FloatArray
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.store import Model
-
-FloatArray = npt.NDArray[np.float64]
-Float32Array = npt.NDArray[np.float32]
-
 
 BLOCK = 1024
 """Rows at a time: the table of distances to all support vectors stays small."""

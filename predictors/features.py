@@ -8,8 +8,8 @@ from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.checks import SLOT_RANKS
 from packer.errors import IncompatibleError
@@ -20,9 +20,6 @@ from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
 from packer.twin.memory.policy import kv_cache_tokens_many
 from packer.workload import Workload
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

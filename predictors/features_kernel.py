@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.predictors.physics import Server, Traffic, capacity, mixture, operating_batch, slot_wait, step
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 MAX_GROUPS = 64
 MIDDLE_GROUP = 32

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from packer.arrays import Float32Array
 from packer.predictors.ensemble import from_sklearn, packed
-from packer.predictors.kinds import Arrays, Float32Array, Kind
+from packer.predictors.kinds import Arrays, Kind
 from packer.predictors.targets import OUTPUTS, STARVED
 
 

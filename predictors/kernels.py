@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import Float32Array, FloatArray
 from packer.twin.flags import CALLED, FLAGS
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 BLOCK = 128
 STRIDE = np.uint32(BLOCK)
-FloatArray = npt.NDArray[np.float64]
-Float32Array = npt.NDArray[np.float32]
 
 
 @njit(**FLAGS)

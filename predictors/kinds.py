@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
 import numpy.typing as npt
 
+from packer.arrays import Float32Array
 from packer.errors import UnknownNameError
 from packer.io.shipped import table
 
 Arrays = dict[str, npt.NDArray[Any]]
-Float32Array = npt.NDArray[np.float32]
 
 
 class Kind:

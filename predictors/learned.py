@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import BoolArray, Float32Array, FloatArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError, ModelError
@@ -37,8 +37,6 @@ from packer.twin.threads import in_threads
 from packer.twin.tuning.policy import trains
 from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 _ROWS_PER_THREAD = 2048
 
 
@@ -203,7 +201,7 @@ class LearnedPredictor:
         x = np.ascontiguousarray(features, dtype=np.float32)
         parts = np.array_split(x, min(os.cpu_count() or 1, max(1, len(x) // _ROWS_PER_THREAD)))
 
-        def one(part: npt.NDArray[np.float32]) -> list[FloatArray]:
+        def one(part: Float32Array) -> list[FloatArray]:
             return [self.family.rows(part, OUTPUTS.index(name)) for name in names]
 
         found = list(in_threads(one, parts))
@@ -213,13 +211,13 @@ class LearnedPredictor:
         """What the model sees of these bins, float64 (n, F)."""
         return self.extractor(workload).matrix(BinTable.of(bins))
 
-    def outside(self, features: FloatArray) -> npt.NDArray[np.bool_]:
+    def outside(self, features: FloatArray) -> BoolArray:
         """Which features are outside the ranges of the training data, bool (n, F), for float64 (n, F).
 
         There its figures are those at the edge: trees are flat beyond their last threshold.
         """
         low, high = self._ranges
-        found: npt.NDArray[np.bool_] = (features < low) | (features > high)
+        found: BoolArray = (features < low) | (features > high)
         return found
 
 

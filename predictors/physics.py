@@ -13,16 +13,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import FloatArray
 from packer.twin.flags import CALLED, INLINED
 from packer.twin.law.linear import linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
-
-FloatArray = npt.NDArray[np.float64]
-
 
 GRID = 7
 ROOT_STEPS = 8

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from packer.predictors.kinds import Arrays, Float32Array, Kind
+from packer.arrays import Float32Array
+from packer.predictors.kinds import Arrays, Kind
 from packer.predictors.targets import OUTPUTS
 
 

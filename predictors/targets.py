@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.predictors.features import COLUMN
 
-FloatArray = npt.NDArray[np.float64]
 STARVED, STABLE = "starved", "stable"
 LARGEST_CORRECTION = 12.0
 _SMALLEST = 1e-3

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrays import BoolArray, Float32Array, FloatArray
 from packer.errors import ValidationError
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.predictors.dataset import Dataset
@@ -21,9 +22,6 @@ from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS, decoded
 from packer.predictors.tree import refined
 from packer.twin.scores import macro_f1, smape
 
-FloatArray = npt.NDArray[np.float64]
-Float32Array = npt.NDArray[np.float32]
-BoolArray = npt.NDArray[np.bool_]
 Progress = Callable[[str, int, int], None]
 
 HELD_OUT = 0.2

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrays import Float32Array, FloatArray
 from packer.predictors.ensemble import from_sklearn, packed
-from packer.predictors.kinds import Arrays, Float32Array, Kind
+from packer.predictors.kinds import Arrays, Kind
 from packer.predictors.targets import OUTPUTS, STARVED
 
-FloatArray = npt.NDArray[np.float64]
 PENALTY = 0.003
 """What a rule must be worth: the error may grow by so much (relative) for each rule that is saved."""
 FOLDS = 3

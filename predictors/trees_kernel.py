@@ -10,19 +10,14 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.features_kernel import FleetArrays, fill
 from packer.predictors.kernels import walk_one
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.tiered import Tiered
-
-FloatArray = npt.NDArray[np.float64]
-Float32Array = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 N_FIGURES = 10
 (OFFERED, THROUGHPUT, MEAN_TTFT, MEDIAN_TTFT, P99_TTFT, MEAN_TPOT, MEAN_ITL, P99_ITL, KV, CHANCE) = range(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
-from packer.predictors.content import ContentCache, Factors, FloatArray
+from packer.predictors.content import ContentCache, Factors
 from packer.profile import Profile
 from packer.twin.threads import in_threads
 from packer.twin.until_clear import evaluate_until_clear

@@ -5,12 +5,9 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.workload import Workload
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 _CUTS = 8
 """Places at which a cut is tried in each dimension."""

@@ -11,16 +11,13 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
 from packer.adapter import Adapter
+from packer.arrays import FloatArray, IntArray
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.solvers.boxes import boxes
 from packer.workload import Workload
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 MAX_CLASSES = 48
 """Classes that exact methods take on, where ranks alone don't need more."""

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import BoolArray, FloatArray
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.evaluation import SIMULATED, Evaluation, Evaluations
@@ -19,7 +19,7 @@ from packer.memo import Memo
 from packer.objectives.base import Objective
 from packer.predictors.api import load_predictor
 from packer.predictors.auto import AutoPredictor
-from packer.predictors.content import ContentCache, Factors, FloatArray
+from packer.predictors.content import ContentCache, Factors
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
@@ -210,7 +210,7 @@ class Evaluator:
             )
         return found
 
-    def admissible(self, workload: Workload, bins: Sequence[Bin]) -> npt.NDArray[np.bool_]:
+    def admissible(self, workload: Workload, bins: Sequence[Bin]) -> BoolArray:
         """Which of the bins the objective admits, bool (n,)."""
         found = self.evaluate(workload, bins)
         return found.feasible if self.objective is None else self.objective.admissible(found)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import BoolArray, IntArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.solvers.base import Problem
 from packer.solvers.candidates import max_loras_candidates
-from packer.solvers.classes import Classes, IntArray
+from packer.solvers.classes import Classes
 from packer.solvers.slots import SlotSearch, qualities
 
 _BATCH = 256
@@ -53,7 +53,7 @@ class Feasibility:
         self._good = _Recent(len(classes))
         self._bad = _Recent(len(classes))
 
-    def feasible(self, counts: IntArray) -> npt.NDArray[np.bool_]:
+    def feasible(self, counts: IntArray) -> BoolArray:
         """Which rows of `counts` (m, K) are feasible bins, bool (m,); the empty bin is."""
         counts = np.ascontiguousarray(counts, dtype=np.int64)
         answers = np.zeros(len(counts), dtype=bool)
@@ -85,7 +85,7 @@ class Feasibility:
             return True
         return False if self._bad.any(reached, above=False) else None
 
-    def evaluate(self, counts: IntArray) -> npt.NDArray[np.bool_]:
+    def evaluate(self, counts: IntArray) -> BoolArray:
         """Which rows of `counts` (m, K) are feasible, bool (m,), without inference; raises `OutOfTime`.
 
         What was found is kept up to `_KNOWN_BYTES`, the oldest is forgotten first.

@@ -7,16 +7,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths, each_at_normal
 from packer.twin.bursts import in_bursts, integrated, own_streams
 from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 MAX_REQUESTS = 100_000_000
 MOST_KEPT = 2**16
 """So many requests of a server are kept at most: a search simulates it with several slots and rates."""

@@ -11,14 +11,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, Bursts
 from packer.gamma import unit_gamma
 from packer.twin.flags import ENGINE_FLAGS
 
-FloatArray = npt.NDArray[np.float64]
 CELLS_PER_SCALE = 4.0
 """Cells of the time grid in the shortest time scale."""
 MAX_CELLS = 4_000_000
@@ -71,7 +70,7 @@ def own_streams(
     arrivals: Arrivals,
     rates: FloatArray,
     duration_s: float,
-) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+) -> tuple[FloatArray, IntArray]:
     """Times and adapters where each adapter has bursts of its own, beside the common ones if there are any.
 
     An adapter's own factor multiplies the common one: its time is changed twice.

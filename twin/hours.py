@@ -22,7 +22,6 @@ from packer.twin.threads import in_threads
 from packer.twin.until_clear import evaluation_of
 from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
 HOUR_S = 3600.0
 MOST_REQUESTS = 20_000_000
 """Requests (of 4 bytes) of the hours that are stored; beyond, the oldest ones are simulated again when needed."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.io.frames import pl
 
 if TYPE_CHECKING:
     from packer.twin.result import Simulation
     from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
 
 FEW_REQUESTS = 60
 """With fewer completed requests than this, an adapter's 95th percentile is that of its server."""
@@ -142,7 +142,7 @@ def few_used(sim: Simulation) -> float:
     return high
 
 
-def _more_than(k: FloatArray, n: npt.NDArray[np.int64], p: FloatArray) -> FloatArray:
+def _more_than(k: FloatArray, n: IntArray, p: FloatArray) -> FloatArray:
     """The chance of more than k >= -1 of n < `FEW_REQUESTS` that have the chance p each, float64 as n."""
     p = np.minimum(p, 1.0 - 1e-5)  # certainty, whose odds are infinite, to 1e-5
     j = np.arange(1, FEW_REQUESTS)[:, np.newaxis]
@@ -150,7 +150,7 @@ def _more_than(k: FloatArray, n: npt.NDArray[np.int64], p: FloatArray) -> FloatA
     return np.where(k < 0, 1.0, np.where(j > k, chances, 0.0).sum(axis=0))
 
 
-def kept_requests(sim: Simulation) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def kept_requests(sim: Simulation) -> tuple[BoolArray, BoolArray]:
     """Which requests kept the limits of their adapter (`Workload.slo`), and which broke them, bool (requests,) each.
 
     A request breaks them if its first token came later than the limit of its TTFT, has not come although that time has
@@ -160,7 +160,7 @@ def kept_requests(sim: Simulation) -> tuple[npt.NDArray[np.bool_], npt.NDArray[n
     ttft_ms, itl_ms = sim.workload.slo.columns(sim.workload)
     raw, requests = sim.raw, sim.raw.requests
     waited_ms = (np.where(np.isnan(raw.first_s), sim.duration_s, raw.first_s) - requests.time_s) * 1e3
-    broke: npt.NDArray[np.bool_] = waited_ms > ttft_ms[requests.adapter]
+    broke: BoolArray = waited_ms > ttft_ms[requests.adapter]
     gaps = np.maximum(requests.output_tokens - 1, 1)
     with np.errstate(invalid="ignore"):
         broke |= raw.finished & ((raw.finish_s - raw.first_s) * 1e3 > itl_ms[requests.adapter] * gaps)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.profile import Profile
 from packer.settings import Settings
@@ -21,8 +22,6 @@ from packer.twin.stability import is_stable
 from packer.twin.timeline import summary, timeline_frame
 from packer.twin.tuning.policy import Trained
 from packer.workload import Workload
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def _register(number: int) -> cached_property[int]:

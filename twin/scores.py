@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+from packer.arrays import BoolArray, FloatArray
 
 
 def smape(pairs: Iterable[tuple[float, float]] | FloatArray) -> float:

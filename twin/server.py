@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.arrival import RequestTrace
 from packer.profile import Profile
 from packer.settings import Settings
@@ -23,8 +23,6 @@ from packer.twin.tuning.policy import new_tuning, trains
 from packer.twin.tuning.state import Tuning
 from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 LIKELY_STEPS_S = 100.0
 """Engine steps per second, of which hardly more change the sets of adapters that /metrics names."""
 LIKELY_REQ_S = 64.0
@@ -47,7 +45,7 @@ class Raw:
     sent_tokens: float
     first_s: FloatArray
     finish_s: FloatArray
-    finished: npt.NDArray[np.bool_]
+    finished: BoolArray
     ints: IntArray
     floats: FloatArray
     histogram: IntArray

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+
+from packer.arrays import FloatArray
 
 if TYPE_CHECKING:
     from packer.profile import Profile
     from packer.twin.result import Simulation
     from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
 
 BATCHES = 12
 """Pieces of a third, whose means tell how far chance moves the mean of the third."""

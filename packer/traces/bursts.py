@@ -10,13 +10,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, Bursts
 from packer.gamma import unit_gamma
 from packer.traces.trace import Trace
 
-FloatArray = npt.NDArray[np.float64]
 WINDOWS_S = (0.1, 1.0, 10.0, 60.0, 300.0)
 SCALES_S = tuple(float(f"{0.1 * 3**k:.2g}") for k in range(14))
 SMALLEST_CELL_S, MAX_CELLS = 0.05, 2_000_000
@@ -65,7 +64,7 @@ def _significant(time_s: FloatArray, span_s: float) -> bool:
     return any(index * freedom > chi2.ppf(SIGNIFICANCE, freedom) for index, freedom in found)
 
 
-def _own_bursts(trace: Trace, time_s: FloatArray, adapter: npt.NDArray[np.int64]) -> Bursts | None:
+def _own_bursts(trace: Trace, time_s: FloatArray, adapter: IntArray) -> Bursts | None:
     """Bursts that an adapter does not share with the others.
 
     The covariance within adapters, pooled with the squares of their means as weights, is

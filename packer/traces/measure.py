@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import Adapter
+from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals
 from packer.errors import ValidationError
 from packer.lengths import Lengths
@@ -18,8 +18,6 @@ from packer.workload import Workload
 
 OWN_CV_FROM = 100
 """Requests from which an adapter's own spread of lengths is measured; below, the fleet's is used."""
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def measure_workload(
@@ -77,9 +75,7 @@ def rounded(workload: Workload, digits: int = 6) -> Workload:
     return replace(workload, adapters=tuple(adapters))
 
 
-def _lengths(
-    adapter: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
-) -> list[Lengths]:
+def _lengths(adapter: IntArray, tokens: IntArray, counts: IntArray) -> list[Lengths]:
     """Length distribution of each adapter."""
     means = np.bincount(adapter, tokens, minlength=len(counts)) / counts
     squares = np.bincount(adapter, (tokens / means[adapter] - 1.0) ** 2, minlength=len(counts))
@@ -94,7 +90,7 @@ def _lengths(
     ]
 
 
-def _correlation(trace: Trace, adapter: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> float:
+def _correlation(trace: Trace, adapter: IntArray, counts: IntArray) -> float:
     scores = []
     for tokens in (trace.input_tokens, trace.output_tokens):
         means = np.bincount(adapter, tokens, minlength=len(counts)) / counts

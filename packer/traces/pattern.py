@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import FloatArray, IntArray
 from packer.errors import ValidationError
 from packer.io.tables import csv_text
 from packer.traces.trace import Trace
 
-FloatArray = npt.NDArray[np.float64]
 DAY_S = 86_400.0
 MAX_WINDOWS = 1_000_000
 WHOLE_FROM = 0.9
@@ -148,7 +147,7 @@ def latest_rates(trace: Trace, window_s: float) -> FloatArray:
     return rates
 
 
-def _adapters(trace: Trace) -> npt.NDArray[np.int64]:
+def _adapters(trace: Trace) -> IntArray:
     if trace.adapter is None:
         raise ValidationError("Expected a trace whose requests name their adapters.")
     return trace.adapter

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import FloatArray
 from packer.errors import FileFormatError, SourceError, ValidationError, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text
@@ -28,7 +28,6 @@ from packer.io.shipped import table
 from packer.traces.pattern import RateTable
 from packer.traces.vllm_metrics import Series, mean_load_ms, ranks_of, shares_in_flight, shares_resident
 
-FloatArray = npt.NDArray[np.float64]
 MAX_ANSWER_BYTES = 500_000_000
 MAX_POINTS = 11_000
 """Prometheus refuses a range of more points."""

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.arrival import RequestTrace
 from packer.errors import ValidationError, shown
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +25,10 @@ class Trace:
     `source`: what the trace is called.
     """
 
-    time_s: npt.NDArray[np.float64]
-    input_tokens: npt.NDArray[np.int64]
-    output_tokens: npt.NDArray[np.int64]
-    adapter: npt.NDArray[np.int64] | None = None
+    time_s: FloatArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    adapter: IntArray | None = None
     names: tuple[str, ...] = ()
     ranks: tuple[int, ...] | None = None
     dropped: int = 0

@@ -18,14 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.solvers.base import Problem, Solution
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 _TOLERANCE = 1e-9
 
 
@@ -98,7 +96,7 @@ def place(task: Engines) -> BoolArray:
         spare = _spare(task, holds, free)
 
 
-def next_adapter(task: Engines, copies: npt.NDArray[np.int64], failed: BoolArray) -> int | None:
+def next_adapter(task: Engines, copies: IntArray, failed: BoolArray) -> int | None:
     """The adapter to give a replica to, among those that may have one and did not fail in this pass."""
     open_ = ~failed & (copies < min(task.max_replicas, task.engines))
     if not open_.any():

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from packer.arrays import FloatArray, IntArray
 from packer.checks import slot_rank_for
-from packer.solvers.classes import FloatArray, IntArray
 from packer.solvers.feasibility import Feasibility
 
 _UNITS = 1024

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from packer.solvers.classes import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray
 
 _TIME_LIMIT = 1
 """`scipy.optimize.milp`: the time is up; what it found by then is returned."""

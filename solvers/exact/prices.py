@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from packer.arrays import FloatArray
 from packer.checks import slot_rank_for
-from packer.solvers.classes import Classes, FloatArray
+from packer.solvers.classes import Classes
 
 
 def features(classes: Classes) -> FloatArray:

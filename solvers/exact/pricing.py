@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.solvers.classes import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray
 from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.feasibility import Feasibility
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from packer.arrays import FloatArray, IntArray
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU
-from packer.solvers.classes import FloatArray, IntArray
 from packer.solvers.feasibility import Feasibility
 
 _WIDTH = 1_000_000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from packer.solvers.classes import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray
 from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.exact.master import Master, solve_relaxation
 from packer.solvers.exact.pricing import price, singles

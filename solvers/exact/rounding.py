@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem
-from packer.solvers.classes import Classes, FloatArray, IntArray
+from packer.solvers.classes import Classes
 from packer.solvers.confirm import mended
 from packer.solvers.exact.pricing import price
 from packer.solvers.exact.relaxation import Relaxation

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.bound import Bound, limited
-from packer.solvers.classes import Classes, IntArray, aggregate
+from packer.solvers.classes import Classes, aggregate
 from packer.solvers.exact.master import solve_integer
 from packer.solvers.exact.prices import features
 from packer.solvers.exact.relaxation import SEARCHED_MARGIN, Relaxation

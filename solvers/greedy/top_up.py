@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.greedy.largest import largest
 from packer.solvers.slots import SlotSearch
 
-IntArray = npt.NDArray[np.int64]
 _ROUNDS = 4
 
 

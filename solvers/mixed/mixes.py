@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem
-from packer.solvers.classes import FloatArray, IntArray, aggregate
+from packer.solvers.classes import aggregate
 from packer.solvers.exact.master import Master, solve_integer, solve_relaxation
 from packer.solvers.exact.prices import features
 from packer.solvers.feasibility import Feasibility

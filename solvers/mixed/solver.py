@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import merged, parts, rank, solved
-from packer.solvers.classes import IntArray
 from packer.solvers.confirm import confirmed_solution, mended
 from packer.solvers.feasibility import OutOfTime, real_bins
 from packer.solvers.greedy.first_fit import FirstFit

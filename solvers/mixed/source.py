@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from packer.solvers.classes import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray
 from packer.solvers.exact.knapsack import Knapsacks
 from packer.solvers.exact.pricing import price, singles
 from packer.solvers.exact.proof import certify

@@ -10,12 +10,13 @@ import pytest
 from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
+from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.settings import Slots
 from packer.solvers import feasibility as module
 from packer.solvers.candidates import max_loras_candidates
-from packer.solvers.classes import IntArray, aggregate
+from packer.solvers.classes import aggregate
 from packer.solvers.feasibility import Feasibility, OutOfTime, real_bins
 from packer.testing.analytic import random_fleet
 from packer.workload import Workload

@@ -10,12 +10,13 @@ import math
 
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
     ACTIVE, ACTIVE_BLOCKS, ACTIVE_RANKS, ADAPTER_LOADS, BLOCKS, CACHE_RULE, ENTERED, HIGH_WATER, HOST_AFTER,
     HOST_BEFORE, IDLE_AFTER, IDLE_BEFORE, IN_BATCH, JOINED, KNOWN, KNOWN_RUNNING, KNOWN_WAITING, KV_BLOCKS,
     LARGEST, LOADING_BLOCKS, LOADING_MODE, LOAD_END_S, MEMBERS, NOW, RANK, RANK_CLASS, REQUEST_RANKS, RESIDENT,
-    RESIDENTS, RUNNING, SLOT_LIMIT, UNAWAITED, UNFINISHED, USED, FloatArray, IntArray, ServerState,
+    RESIDENTS, RUNNING, SLOT_LIMIT, UNAWAITED, UNFINISHED, USED, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 

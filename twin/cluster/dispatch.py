@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster
 from packer.errors import PluginError
 from packer.twin.cache.base import CachePolicy, Move, TickingPolicy
@@ -23,8 +23,6 @@ from packer.twin.cluster.view import ClusterView
 from packer.twin.engine.state import NO_LIMIT
 from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 Ticking = TickingPolicy | TickingRouter
 
 

@@ -11,10 +11,11 @@ import math
 import numpy as np
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.twin.cluster.routers.base import HOLD
 from packer.twin.cluster.routers.scores import choose
 from packer.twin.cluster.state import (
-    REFUSED, Engines, FloatArray, IntArray, Servers, give, outstanding, run_until,
+    REFUSED, Engines, Servers, give, outstanding, run_until,
 )  # fmt: skip
 from packer.twin.cluster.transit import Transit, next_s, receive, send
 from packer.twin.engine.state import NO_LIMIT

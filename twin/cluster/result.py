@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.io.frames import pl
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
@@ -20,10 +20,6 @@ from packer.twin.engine import state as rows
 from packer.twin.result import Simulation
 from packer.twin.server import Raw, Server
 from packer.workload import Workload
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

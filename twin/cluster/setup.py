@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer import checks
 from packer.cluster import Cluster, ServerKind
 from packer.engines import Engine, Jobs, LightLlm, Vllm, engine_of
@@ -31,8 +31,6 @@ from packer.twin.tuning.policy import kv_tokens_of, trains
 from packer.twin.tuning.state import Tuning, no_tuning
 from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 NUMBERS: Mapping[type[Engine], int] = {Vllm: 0, LightLlm: lightllm.NUMBER, Jobs: jobs.NUMBER}
 MOST_TOKENS = 2**40
 

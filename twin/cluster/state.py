@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import ByteArray, FloatArray, IntArray
 from packer.twin.cache.kernel import FIXED, keep
 from packer.twin.engine import jobs, lightllm
 from packer.twin.engine.advance import advance
@@ -28,8 +29,6 @@ from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
 from packer.twin.tuning.state import Tuning
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 _lightllm, _lightllm_wake = lightllm.advance, lightllm.wake_s
 _jobs, _jobs_wake = jobs.advance, jobs.wake_s
 _SPREAD = 0x9E3779B97F4A7C1  # an odd multiplier: spreads consecutive keys over the hash table
@@ -55,7 +54,7 @@ class Servers(NamedTuple):
     floats: FloatArray
     requests: IntArray
     times: FloatArray
-    status: npt.NDArray[np.int8]
+    status: ByteArray
     links: IntArray
     adapters: IntArray
     sizes: IntArray

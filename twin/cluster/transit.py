@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster, Node, Store
 from packer.errors import ValidationError
-from packer.twin.cluster.state import FloatArray, IntArray, Servers, give
+from packer.twin.cluster.state import Servers, give
 from packer.twin.engine.state import NEXT
 from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.routers.step_cost import step_ms
@@ -14,12 +14,9 @@ from packer.twin.engine import state as rows
 from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-
 
 @njit(**ENGINE_FLAGS)
-def _holders(c: Servers, a: int, held: npt.NDArray[np.bool_]) -> None:
+def _holders(c: Servers, a: int, held: BoolArray) -> None:
     """Mark the servers on whose GPU an adapter lies."""
     for s in range(held.size):
         held[s] = on_gpu(c, s, a)
@@ -117,7 +114,7 @@ class ClusterView:
         """Servers that may serve an adapter, in increasing order."""
         return self._candidates.of(adapter)
 
-    def on_gpu(self, adapter: int) -> npt.NDArray[np.bool_]:
+    def on_gpu(self, adapter: int) -> BoolArray:
         """On which servers an adapter lies on the GPU, bool (S,)."""
         held = np.zeros(len(self.cluster), dtype=np.bool_)
         _holders(self._servers, adapter, held)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
@@ -15,7 +16,7 @@ from packer.twin.engine.state import (
     ACTIVE, ADAPTER_LOADS, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
     KV_BLOCKS, LOAD_MS, MAX_SEQS, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
     JOINERS, RUNNING, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
-    TOKEN_BUDGET, UNAWAITED, USED, WAITING, FloatArray, IntArray,
+    TOKEN_BUDGET, UNAWAITED, USED, WAITING,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, take_first
 from packer.twin.flags import ENGINE_FLAGS, INLINED

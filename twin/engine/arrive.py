@@ -6,12 +6,13 @@ import math
 
 from numba import njit
 
+from packer.arrays import ByteArray, FloatArray, IntArray
 from packer.twin.engine.frontend import MORE, WAITS, accept, change
 from packer.twin.engine.state import (
     ACCEPTED, EXHAUSTED, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT,
     INBOX_LAST, KEY, MAX_OUTSTANDING, NEXT, NEXT_S, OWNER, PENDING, PENDING_COUNT, PENDING_LAST,
     PROMPT, RANK_CLASS, REACHED, REACH_S, REFUSED, RUNNING, SENT, SENT_AT, SERIES_OF_LISTS, STREAM, TAKEN, UNFINISHED,
-    WAITING, WAITING_PROMPT, ByteArray, FloatArray, IntArray, ServerState,
+    WAITING, WAITING_PROMPT, ServerState,
 )  # fmt: skip
 from packer.twin.engine.waiting import put_last
 from packer.twin.flags import CALLED, ENGINE_FLAGS

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.slots import largest_rank
 from packer.twin.engine.state import (
     ACTIVE, ACTIVE_RANKS, BIN_S, BUSY_S, CONTEXT_TOKENS, DT, END_S, LOAD_MS, LOAD_S, NOW, ON_HOST_COUNT, PEAK_BLOCKS,
     PEAK_RUNNING, REQUEST_RANKS, RUNNING, SERVED, SLOTS, SLOT_RANK, STALL_S, STEP_DECODES,
     STEP_PREEMPTED, STEP_PREFILL, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING,
-    T_WAITING, TRACK_HOST, USED, WAITING, FloatArray, IntArray,
+    T_WAITING, TRACK_HOST, USED, WAITING,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import GRAPH_MAX, IS_PAPER

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.twin.engine.state import FIRST_KEY, PLACE, IntArray
+from packer.arrays import IntArray
+from packer.twin.engine.state import FIRST_KEY, PLACE
 from packer.twin.flags import CALLED, INLINED
 
 

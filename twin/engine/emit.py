@@ -10,6 +10,7 @@ import math
 
 from numba import njit
 
+from packer.arrays import ByteArray, FloatArray, IntArray
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.frontend import LESS, MORE, RUNS, begin, change, count_series, stream
 from packer.twin.engine.schedule import blocks_of, phase_of
@@ -18,8 +19,7 @@ from packer.twin.engine.state import (
     BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, FINISH,
     FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, GENERATED, HEAD, HISTOGRAM_BINS,
     HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, IN_BATCH, LAST, MERGED, NEXT, NOW, OLDER, OUTPUT, OWNER, RANK_CLASS, RING,
-    RUNNING, SEEN_S, SENTINEL, SERIES_OF_LISTS, START, STEP, STEP_DECODES, UNFINISHED, USED, ByteArray, FloatArray,
-    IntArray,
+    RUNNING, SEEN_S, SENTINEL, SERIES_OF_LISTS, START, STEP, STEP_DECODES, UNFINISHED, USED,
 )  # fmt: skip
 from packer.twin.engine.waiting import place
 from packer.twin.flags import ENGINE_FLAGS, INLINED

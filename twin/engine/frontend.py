@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
     COUNTED, ENDED, FREE_S, GENERATED, INTERVAL_S, KNOWN, KNOWN_RUNNING, NAMED, NAMED_AFTER,
     NAMED_BEFORE, NAMES, NEXT, NOW, OWNER, PER_FIRST_USE_S, PER_NAME_S, PER_OUTPUT_S, PER_REQUEST_S, PER_SCRAPE_S,
-    PER_SERIES_S, SCRAPED_S, SCRAPE_S, SEEN_S, SERIES, SERIES_OF_LISTS, SETS, WORD_RUNNING,
-    FloatArray, IntArray, numbers,
+    PER_SERIES_S, SCRAPED_S, SCRAPE_S, SEEN_S, SERIES, SERIES_OF_LISTS, SETS, WORD_RUNNING, numbers,
 )  # fmt: skip
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 

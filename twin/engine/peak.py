@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.twin.engine.state import BATCH, DECODE_STEPS, OUTPUT, PROMPT, START, IntArray
+from packer.arrays import IntArray
+from packer.twin.engine.state import BATCH, DECODE_STEPS, OUTPUT, PROMPT, START
 from packer.twin.flags import ENGINE_FLAGS
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.containers import unlink
 from packer.twin.engine.slots import leave, make_room
 from packer.twin.engine.state import (
     BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, ENDED_LAST, GENERATED, KV_BLOCKS, LAST, NEXT, NONE,
     NOW, OLDER, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, RUNNING, SENTINEL, START, STEP, STEP_DECODES,
-    STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED, FloatArray, IntArray,
+    STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, put_first
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED

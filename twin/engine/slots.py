@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
     ACTIVE, ACTIVE_RANKS, ADAPTER_LOADS, BLOCKS, CLASS_RANK, DISK_LOADS, HOST_AFTER, HOST_BEFORE,
     HOST_PLACES, IDLE_AFTER, IDLE_BEFORE, IN_BATCH, JOINED, JOINERS, JOINING, KV_BLOCKS, LARGEST, LAST_USE,
     LOAD_MS, MEMBERS, NO_LIMIT, OLDEST_IN_SLOT, OLDEST_ON_HOST, ON_HOST, ON_HOST_COUNT,
     PREFILLS_FIRST, RANK, RANK_CLASS,
-    REQUEST_RANKS, RESIDENT, RESIDENTS, SET_MASK, SLOTS, SPARES_BATCH, STEP, TRACK_HOST, USED, WALKED, WALK_ROW,
-    FloatArray, IntArray, numbers,
+    REQUEST_RANKS, RESIDENT, RESIDENTS, SET_MASK, SLOTS, SPARES_BATCH, STEP, TRACK_HOST, USED, WALKED,
+    WALK_ROW, numbers,
 )  # fmt: skip
 from packer.twin.engine.walk_order import enter, note_leave, order
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED

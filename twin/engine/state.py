@@ -10,11 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-ByteArray = npt.NDArray[np.int8]
+from packer.arrays import ByteArray, FloatArray, IntArray
+
 
 HISTOGRAM_BINS = 2400
 HISTOGRAM_FLOOR_MS = 0.01

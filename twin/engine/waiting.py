@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.arrays import IntArray
 from packer.twin.engine.containers import sift
 from packer.twin.engine.state import (
     FIRST_KEY, FRONT, HEAD, HEAP, HEAP_IDLE, IN_BATCH, KEY, NEXT, PLACE, PROMPT, TAIL, WAITING,
-    WAITING_PROMPT, IntArray,
+    WAITING_PROMPT,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.arrays import IntArray
 from packer.twin.engine.state import (
     ENTERED, ENTRIES, ENTRY, HASH, HASHED, IN_BATCH, JOINED, JOINERS, JOINING, JOIN_STEP, LAST_USE, LEAVE_BEFORE,
-    LEAVE_STEP, SET_MASK, SET_STEP, SET_STEP_OTHER, SPARE, STEP, WALKED, IntArray,
+    LEAVE_STEP, SET_MASK, SET_STEP, SET_STEP_OTHER, SPARE, STEP, WALKED,
 )  # fmt: skip
 from packer.twin.flags import CALLED, INLINED
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.errors import LiveError
 from packer.profile import LatencySpec, LoadingSpec, MemorySpec, Profile
 from packer.settings import Settings
@@ -17,8 +17,6 @@ from packer.twin.law.linear import linear_features
 from packer.twin.live.launch import Launch
 from packer.twin.live.results import LoadResult
 from packer.twin.live.step_log import Steps
-
-FloatArray = npt.NDArray[np.float64]
 
 TERMS = (
     "base_ms", "per_decode_ms", "per_prefill_token_ms", "prefill_step_ms", "first_adapter_ms",
@@ -115,7 +113,7 @@ def from_steps(steps: Steps, settings: Settings, waiting: FloatArray | None = No
     )
 
 
-def _level(values: FloatArray) -> npt.NDArray[np.int64]:
+def _level(values: FloatArray) -> IntArray:
     """Levels of a count: every value to 4, then steps of a quarter of an octave."""
     fine = np.round(4.0 * np.log2(np.maximum(values, 1.0))).astype(np.int64) + 5
     return np.where(values <= 4, values.astype(np.int64), fine)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.fit.runs import simulate_run
@@ -22,8 +22,6 @@ from packer.twin.fit.tables import Run
 from packer.twin.law.law import coefficient_vector
 from packer.twin.result import Simulation
 from packer.twin.threads import in_threads
-
-FloatArray = npt.NDArray[np.float64]
 
 ROUNDS = 3
 REWEIGHTINGS = 6

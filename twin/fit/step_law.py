@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.terms import LINEAR_TERMS
 from packer.twin.fit.prior import EXACT, SMALLEST, WEIGHT, Prior
 
-FloatArray = npt.NDArray[np.float64]
 FOLDS = 5
 
 

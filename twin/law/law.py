@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.profile import FrontEndSpec, LatencySpec, Profile
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 
-FloatArray = npt.NDArray[np.float64]
 (IS_PAPER, GRAPH_MAX) = range(2)  # columns of the settings
 
 

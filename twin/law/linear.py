@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import FloatArray
 from packer.terms import LINEAR_TERMS
 from packer.twin.flags import FLAGS
 
-FloatArray = npt.NDArray[np.float64]
 N_TERMS = len(LINEAR_TERMS)
 SPLIT_K_SMALL, SPLIT_K_LARGE = 64.0, 8.0
 LAST_SMALL_STEP = 120  # tokens; the next captured graph has 128

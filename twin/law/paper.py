@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import FloatArray
 from packer.twin.flags import FLAGS
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @njit(inline="always", **FLAGS)

@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.arrival import RequestTrace
 from packer.errors import FileFormatError
 from packer.io.files import MAX_BYTES, atomic_path, read_bytes
 from packer.io.tables import first_line
 from packer.twin.served import due_share
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 NOT_SENT, UNFINISHED, COMPLETED, FAILED, REFUSED = range(5)
 """States of a request; refused: by the client, because too many were outstanding."""

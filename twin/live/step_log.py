@@ -6,12 +6,11 @@ import os
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import BoolArray, FloatArray
 from packer.errors import FileFormatError
 from packer.io.files import read_text
 
-FloatArray = npt.NDArray[np.float64]
 MAX_PERIOD_MS = 2_000.0
 """Longer gaps are pauses of the machine, not steps."""
 
@@ -39,7 +38,7 @@ class Steps:
     def __len__(self) -> int:
         return len(self.start_s)
 
-    def where(self, keep: npt.NDArray[np.bool_]) -> Steps:
+    def where(self, keep: BoolArray) -> Steps:
         """Some of the steps."""
         return Steps(*(getattr(self, f.name)[keep] for f in fields(self)))
 

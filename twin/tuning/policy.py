@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from packer.arrays import FloatArray
 from packer import registry
 from packer.errors import IncompatibleError
 from packer.job import FineTuning
@@ -14,7 +15,7 @@ from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
 from packer.twin.law.linear import linear_features
 from packer.twin.tuning import state as rows
-from packer.twin.tuning.state import FloatArray, Tuning
+from packer.twin.tuning.state import Tuning
 from packer.twin.tuning.step import next_batch
 
 NONE = "none"

@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.twin.flags import ENGINE_FLAGS
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 # ---- the job: rule of its policy, layers, time of a pass over the weights and of a token in a forward pass, ms;
 # backward / forward; samples in a step; samples in all (infinite: without end).

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.charge import law_ms, step_ms
-from packer.twin.engine.state import NEXT_S, NOW, REACH_S, RUN_S, STEP_DECODES, STEP_PREFILL, IntArray
+from packer.twin.engine.state import NEXT_S, NOW, REACH_S, RUN_S, STEP_DECODES, STEP_PREFILL
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.tuning.policies.chunked import chunk_beside, chunk_ms, chunks_of
 from packer.twin.tuning.policies.llmstation import tasklets_beside
 from packer.twin.tuning.policies.spatial import shared_ms
 from packer.twin.tuning.state import (
     BACKWARD, BATCH, BESIDE, CHUNKED, DEFER_S, DONE, ENDED, FORWARD, LAYERS, LEFT, LLMSTATION, NEXT, PASS, RULE,
-    SHARE, SPATIAL, TEMPORAL, TOKENS, TOKENS_DONE, FloatArray, Tuning, has_work, pass_ms,
+    SHARE, SPATIAL, TEMPORAL, TOKENS, TOKENS_DONE, Tuning, has_work, pass_ms,
 )  # fmt: skip
 
 

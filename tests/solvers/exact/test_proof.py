@@ -9,7 +9,8 @@ import pytest
 from monotone import problem
 
 from packer.adapter import Adapter
-from packer.solvers.classes import IntArray, aggregate
+from packer.arrays import IntArray
+from packer.solvers.classes import aggregate
 from packer.solvers.exact.proof import Certificate, certify
 from packer.solvers.feasibility import Feasibility
 from packer.workload import Workload

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from packer.arrays import IntArray
 from packer.twin.engine import containers, waiting
-from packer.twin.engine.state import FIRST_KEY, HEAD, HEAP, HEAP_ACTIVE, HEAP_IDLE, IN_BATCH, N_INTS, IntArray
+from packer.twin.engine.state import FIRST_KEY, HEAD, HEAP, HEAP_ACTIVE, HEAP_IDLE, IN_BATCH, N_INTS
 
 M = 12
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from packer.arrays import IntArray
 from packer.twin.engine import walk_order
 from packer.twin.engine.state import (
     HASH,
@@ -23,7 +24,6 @@ from packer.twin.engine.state import (
     N_SETS,
     SET_MASK,
     STEP,
-    IntArray,
     set_places,
     sizes_of,
 )  # fmt: skip

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from numba import njit
 
-from packer.twin.cluster.routers.base import FloatArray, ScoringRouter
+from packer.arrays import FloatArray
+from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.state import Servers, on_gpu, outstanding
 from packer.twin.flags import ENGINE_FLAGS
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
 from packer.workload import Workload
@@ -21,8 +21,6 @@ from packer.workload import Workload
 if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 HOLD = -1
 """Instead of a server: the request, and those behind it, wait at the router until a server has room."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from packer.arrays import IntArray
 from packer import checks
 from packer.cluster import Cluster
-from packer.twin.cluster.routers.base import IntArray, Request
+from packer.twin.cluster.routers.base import Request
 from packer.workload import Workload
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
-from packer.twin.cluster.routers.base import FloatArray, IntArray
 from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload
 

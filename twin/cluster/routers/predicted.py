@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from numba import njit
 
-from packer.twin.cluster.routers.base import FloatArray, ScoringRouter
+from packer.arrays import FloatArray
+from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, ranks_of, step_ms
 from packer.twin.cluster.state import Servers, on_gpu, outstanding
 from packer.twin.engine.state import DECODES, RUNNING, TOKEN_BUDGET, WAITING_PROMPT

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from packer.arrays import IntArray
 from packer.twin.cluster.candidates import Candidates
-from packer.twin.cluster.routers.base import AnyCluster, IntArray
+from packer.twin.cluster.routers.base import AnyCluster
 from packer.workload import Workload
 
 

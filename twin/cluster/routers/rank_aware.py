@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from numba import njit
 
+from packer.arrays import FloatArray
 from packer import checks
 from packer.cluster import Cluster
-from packer.twin.cluster.routers.base import FloatArray, ScoringRouter
+from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, ranks_of, step_ms
 from packer.twin.cluster.state import Servers, outstanding
 from packer.twin.engine.state import ACTIVE, ACTIVE_RANKS, RUNNING, WAITING_PROMPT

@@ -6,16 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray, IntArray
 from packer import checks
 from packer.twin.cluster.routers.base import AnyCluster, Request
 
 if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass

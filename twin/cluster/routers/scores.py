@@ -6,10 +6,11 @@ import math
 
 from numba import njit
 
+from packer.arrays import FloatArray, IntArray
 from packer.twin.cluster.routers import (
     affinity, first_fit, matching_score, most_idle, predicted, punica, rank_aware,
 )  # fmt: skip
-from packer.twin.cluster.routers.base import HOLD, FloatArray, IntArray
+from packer.twin.cluster.routers.base import HOLD
 from packer.twin.cluster.state import Servers
 from packer.twin.flags import ENGINE_FLAGS
 

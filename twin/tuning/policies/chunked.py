@@ -13,9 +13,10 @@ from typing import ClassVar
 
 from numba import njit
 
+from packer.arrays import FloatArray
 from packer import checks
 from packer.twin.flags import ENGINE_FLAGS
-from packer.twin.tuning.state import CHUNK, CHUNKED, LEFT, PASS, SLO_MS, TOKENS, FloatArray, pass_ms
+from packer.twin.tuning.state import CHUNK, CHUNKED, LEFT, PASS, SLO_MS, TOKENS, pass_ms
 
 
 @dataclass(frozen=True)

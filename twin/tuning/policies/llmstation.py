@@ -12,12 +12,12 @@ from typing import ClassVar
 
 from numba import njit
 
+from packer.arrays import FloatArray
 from packer import checks
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.tuning.planner import plan
 from packer.twin.tuning.state import (
-    BACKWARD, DECODE_FACTOR, DEFER_S, FORWARD, LAYERS, LEFT, LLMSTATION, PASS, SLO_MS, TOKENS, TUNING_FACTOR,
-    FloatArray, pass_ms,
+    BACKWARD, DECODE_FACTOR, DEFER_S, FORWARD, LAYERS, LEFT, LLMSTATION, PASS, SLO_MS, TOKENS, TUNING_FACTOR, pass_ms,
 )  # fmt: skip
 
 

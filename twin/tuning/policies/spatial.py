@@ -11,9 +11,10 @@ from typing import ClassVar
 
 from numba import njit
 
+from packer.arrays import FloatArray
 from packer import checks
 from packer.twin.flags import ENGINE_FLAGS
-from packer.twin.tuning.state import DECODE_FACTOR, SHARE, SPATIAL, TUNING_FACTOR, FloatArray
+from packer.twin.tuning.state import DECODE_FACTOR, SHARE, SPATIAL, TUNING_FACTOR
 
 
 @dataclass(frozen=True)
