@@ -42,6 +42,8 @@ WORSE = 1.2
 MOST_POINTS = 12
 TIGHT = 0.5
 """A server that uses more than this of its limits is tried with more slots."""
+MOST_CPU_S = 2.0
+"""CPU time of a proposal, which is the same whatever else runs meanwhile."""
 SOLVERS = ("spread-refined", "spread")
 """What proposes which adapters share a GPU; the next is tried where a proposal breaks the limits."""
 
@@ -95,10 +97,11 @@ class Frontier:
         self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = Hours(self.seed, self.over)
         self._predictor = search_predictor(self.profile, self.seed)
-        if isinstance(self._predictor, LearnedPredictor):
-            self._predictor.begin_compiling(self.workload)
         self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours)
-        self._beside, self.parts = ThreadPoolExecutor(2), Replicas(self.workload, {})
+        self._beside, self.parts = ThreadPoolExecutor(1), Replicas(self.workload, {})
+        _ = self.workload.offered_tok_s_by_adapter  # tables of the lengths of all adapters at once
+        if isinstance(self._predictor, LearnedPredictor):
+            self._beside.submit(self._predictor.begin_compiling, self.workload)
         self._plan(self.parts, "gpus")
         self._split()
 
@@ -235,9 +238,11 @@ class Frontier:
                 self._points[n] = self.point_of(point.plan.bins)
 
     def _solved(self, parts: Replicas, objective: str, **given: Any) -> Plan:
+        limit_s, left_s = time.thread_time() + MOST_CPU_S, self.remaining_s()
         return solve(
             parts.calm, self.profile, objective, predictor=self._predictor, margin=self.margin, seed=self.seed,
-            verify=False, time_limit_s=max(0.1, min(2.0, self.remaining_s())), stop=self.stop, **given,
+            verify=False, time_limit_s=max(0.1, left_s) if math.isfinite(left_s) else None,
+            stop=lambda: self.stop() or time.thread_time() > limit_s, **given,
         )  # fmt: skip
 
     def _plan(self, parts: Replicas, objective: str, **given: Any) -> Future[Plan]:

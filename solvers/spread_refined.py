@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -58,7 +59,9 @@ class SpreadRefined:
 class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.slots = problem, SlotSearch(problem)
-        self.loads = problem.workload.offered_tok_s_by_adapter
+        fleet = problem.workload
+        self.kinds = list(zip(fleet.ranks.tolist(), fleet.offered_tok_s_by_adapter.tolist(), strict=True))
+        self.single = lru_cache(512)(self._single)
 
     def start(self) -> _State:
         """The best start, with the best slots."""
@@ -144,12 +147,12 @@ class _Search:
                 neighbours += [rated] if rated.rank < state.rank else []
         return min(neighbours, key=lambda other: other.rank, default=None)
 
-    def _single(self, bin_: Bin) -> list[int]:
+    def _single(self, adapters: tuple[int, ...], shares: tuple[float, ...]) -> list[int]:
         """Positions of a bin's adapters that are whole here, one for each load, at most a few."""
         seen: dict[tuple[int, float], int] = {}
-        for position, (i, share) in enumerate(zip(bin_.adapters, bin_.shares, strict=True)):
+        for position, (i, share) in enumerate(zip(adapters, shares, strict=True)):
             if share == 1.0:
-                seen.setdefault((int(self.problem.workload.ranks[i]), float(self.loads[i])), position)
+                seen.setdefault(self.kinds[i], position)
         kinds = sorted(seen, reverse=True)
         if not kinds:
             return []
@@ -162,7 +165,7 @@ class _Search:
             return []
         return [
             (worst, target, (self._without(source, p), self._plus(sink, source.adapters[p])))
-            for p in self._single(source)
+            for p in self.single(source.adapters, source.shares)
             if source.adapters[p] not in sink.adapters
         ]
 
@@ -171,13 +174,11 @@ class _Search:
         if len(source.adapters) < 2 or len(sink.adapters) < 2:  # the same bins, in another order
             return []
         options = []
-        for p in self._single(source):
-            for q in self._single(sink):
+        for p in self.single(source.adapters, source.shares):
+            for q in self.single(sink.adapters, sink.shares):
                 i, j = source.adapters[p], sink.adapters[q]
-                heavier = (
-                    self.loads[i] > self.loads[j]
-                    or self.problem.workload.ranks[i] != (self.problem.workload.ranks[j])
-                )
+                (rank, load), (other, less) = self.kinds[i], self.kinds[j]
+                heavier = load > less or rank != other
                 if heavier and i not in sink.adapters and j not in source.adapters:
                     pair = self._plus(source, j, without=p), self._plus(sink, i, without=q)
                     options.append((worst, target, pair))
