@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, command, flag, option
-from packer.cli.options import (
-    LENGTH,
-    PlanFile,
-    Writing,
-    common,
-    complete_registered,
-)
+from packer.cli.options import LENGTH, PlanFile, Writing, common, complete_registered
 from packer.cli.output import Table, console, figures, heads, note, number
 from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused

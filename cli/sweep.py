@@ -9,14 +9,7 @@ import click
 
 from packer.cli.cluster import limits
 from packer.cli.declare import bundle, command, flag, option
-from packer.cli.options import (
-    LENGTH,
-    FleetFile,
-    OneProfile,
-    Writing,
-    common,
-    numbers,
-)
+from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, note, number, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import FileFormatError, IncompatibleError
