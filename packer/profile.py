@@ -199,7 +199,7 @@ class FrontEndSpec:
     """The API server between client and engine: one event loop that accepts requests and streams tokens.
 
     Work of the loop, ms, during which nothing else passes it: `request_ms` per request, `first_use_ms` more at
-    the first request of an adapter (a tokenizer, in old versions), `output_ms` per token streamed, and to render
+    the first request of an adapter (a tokenizer, before vLLM 0.11), `output_ms` per token streamed, and to render
     /metrics `scrape_base_ms` + `scrape_per_series_ms` per time series of `vllm:lora_requests_info` +
     `scrape_per_name_ms` per adapter named in their labels. `scrape_interval_s`: time from one scrape to the next;
     None: /metrics is not read.

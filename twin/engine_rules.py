@@ -1,4 +1,4 @@
-"""What differs between versions of vLLM, as far as the twin knows it: read in the source of 0.5.0, 0.8.5 and 0.32.0.
+"""What differs between versions of vLLM, as far as the twin knows it: read in 0.5.0, 0.8.5, 0.10.2, 0.11.0, 0.32.0.
 
 A version between two of these follows the older one, one before or without numbers 0.8.5.
 """
@@ -13,6 +13,10 @@ LISTS = (0, 32)
 """Version whose `LoRARequestStates` drops an adapter without requests and adds it last when it comes back."""
 
 
+ONE_TOKENIZER = (0, 11)
+"""First version without `vllm/transformers_utils/tokenizer_group.py` (pull request 24078)."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRules:
     """Rules of a version.
@@ -22,12 +26,16 @@ class EngineRules:
     are those of V1's schedule, prefill chunks beside decodes; `Profile.doubts` says so. `series_of_lists`: both
     labels of `vllm:lora_requests_info` list the adapters of requests that have their first token and are not finished,
     in order of entry (vllm/v1/metrics/stats.py of 0.32.0), instead of the sets of running and of waiting adapters.
+    `tokenizer_per_adapter`: the API server loads a tokenizer at the first request of each adapter; without this rule a
+    profile's `first_use_ms` costs nothing.
     """
 
     prefills_first: bool
     series_of_lists: bool
+    tokenizer_per_adapter: bool
 
 
 def rules_of(engine: EngineSpec) -> EngineRules:
     """The rules of the engine's version."""
-    return EngineRules(engine.release < V1_RELEASE, engine.release >= LISTS)
+    release = engine.release
+    return EngineRules(release < V1_RELEASE, release >= LISTS, release < ONE_TOKENIZER)

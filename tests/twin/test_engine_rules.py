@@ -9,33 +9,34 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.lengths import Lengths
-from packer.profile import LoadingSpec, Profile
+from packer.profile import FrontEndSpec, LoadingSpec, Profile
 from packer.twin.engine_rules import EngineRules, rules_of
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 
 @pytest.mark.parametrize(
-    ("version", "prefills_first", "lists"),
+    ("version", "prefills_first", "lists", "tokenizers"),
     [
-        ("0.5.0", True, False),
-        ("v0.7.3", True, False),
-        ("0.8.5", False, False),
-        ("0.8.5.post1", False, False),
-        ("0.10.2", False, False),
-        ("0.32.0", False, True),
-        ("1.0", False, True),
-        ("0", False, False),
-        ("nightly", False, False),
+        ("0.5.0", True, False, True),
+        ("v0.7.3", True, False, True),
+        ("0.8.5", False, False, True),
+        ("0.8.5.post1", False, False, True),
+        ("0.10.2", False, False, True),
+        ("0.11.0", False, False, False),
+        ("0.32.0", False, True, False),
+        ("1.0", False, True, False),
+        ("0", False, False, True),
+        ("nightly", False, False, True),
     ],
 )
 def test_rules_follow_the_version(
-    version: str, prefills_first: bool, lists: bool, make_profile: Callable[..., Profile]
+    version: str, prefills_first: bool, lists: bool, tokenizers: bool, make_profile: Callable[..., Profile]
 ) -> None:
     """Versions between two whose source was read follow the older one; what is no version follows 0.8.5."""
     engine = replace(make_profile().engine, version=version)
-    assert rules_of(engine) == EngineRules(prefills_first, lists)
-    assert rules_of(replace(engine, name="other")) == EngineRules(False, False)
+    assert rules_of(engine) == EngineRules(prefills_first, lists, tokenizers)
+    assert rules_of(replace(engine, name="other")) == EngineRules(False, False, True)
 
 
 def _simulated(profile: Profile, version: str, *, adapters: int, slots: int) -> tuple[float, int]:
@@ -63,3 +64,15 @@ def test_lists_make_more_series_than_sets(make_profile: Callable[..., Profile]) 
     _, lists = _simulated(make_profile(), "0.32.0", adapters=4, slots=4)
     assert sets <= 16 * 16
     assert 30 < lists <= 64  # ordered lists of 1 to 4 of 4 adapters
+
+
+def test_no_first_use_where_adapters_share_a_tokenizer(make_profile: Callable[..., Profile]) -> None:
+    """The cost of an adapter's first request is paid up to vLLM 0.10, and by nobody from 0.11 on."""
+    fleet = Workload([Adapter("a", 8, 0.2)], Lengths.constant(50), Lengths.constant(20))
+    profile = replace(make_profile(), frontend=FrontEndSpec(first_use_ms=5000.0))
+    first_ms = [
+        simulate(fleet, replace(profile, engine=replace(profile.engine, version=version)), max_loras=1, duration_s=60.0)
+        .ttft_ms.max()
+        for version in ("0.10.2", "0.11.0")
+    ]  # fmt: skip
+    assert first_ms[0] > 5000.0 > 20 * first_ms[1]

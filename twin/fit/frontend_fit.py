@@ -13,6 +13,7 @@ import numpy as np
 
 from packer.profile import FrontEndSpec, Profile
 from packer.twin.fit.runs import simulate_run, stratified
+from packer.twin.fit.step_law import non_negative
 from packer.twin.fit.tables import Run
 from packer.twin.result import Simulation
 from packer.twin.scores import smape
@@ -83,11 +84,8 @@ def fit_frontend(
 
 def _scrape_costs(sims: Sequence[Simulation], measured_s: Sequence[float]) -> dict[str, float]:
     """Non-negative least squares of relative errors of the scrapes' durations."""
-    from scipy.optimize import nnls
-
     measured = np.array(measured_s) * 1e3
     design = np.array([[1.0, sim.metric_series, sim.metric_names] for sim in sims]) / measured[:, None]
-    scale = np.maximum(np.linalg.norm(design, axis=0), 1e-12)
-    found, _ = nnls(design / scale, np.ones(len(measured)))
+    found = non_negative(design, np.ones(len(measured)))
     names = ("scrape_base_ms", "scrape_per_series_ms", "scrape_per_name_ms")
-    return {name: float(f"{value:.4g}") for name, value in zip(names, found / scale, strict=True)}
+    return {name: float(f"{value:.4g}") for name, value in zip(names, found, strict=True)}

@@ -44,16 +44,17 @@ def solve(equations: Equations, terms: Sequence[str], prior: Prior | None = None
     columns = [LINEAR_TERMS.index(term) for term in terms]
     weight = equations.weights / equations.step_ms
     design, wanted = equations.features[:, columns] * weight[:, None], equations.step_ms * weight
-    coefficients = _nnls(design, wanted)
+    coefficients = non_negative(design, wanted)
     if prior is not None:
         error = float(np.sqrt(np.mean((design @ coefficients - wanted) ** 2)))
         near = np.array([prior.coefficients.get(term, 0.0) for term in terms])
         rows, right = _held(design, near, WEIGHT * max(error, EXACT))
-        coefficients = _nnls(np.vstack([design, rows]), np.concatenate([wanted, right]))
+        coefficients = non_negative(np.vstack([design, rows]), np.concatenate([wanted, right]))
     return dict(zip(terms, coefficients.tolist(), strict=True))
 
 
-def _nnls(design: FloatArray, wanted: FloatArray) -> FloatArray:
+def non_negative(design: FloatArray, wanted: FloatArray) -> FloatArray:
+    """Non-negative least squares, columns scaled to length 1; float64 (columns,)."""
     from scipy.optimize import nnls
 
     scale = np.maximum(np.linalg.norm(design, axis=0), 1e-12)

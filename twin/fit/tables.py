@@ -147,13 +147,7 @@ METRICS = ("total_tok_s", "ttft_mean_ms", "ttft_median_ms", "tpot_mean_ms", "itl
 REQUIRED = ("model", "max_loras", "n_adapters", "max_lora_rank", "rate_counts", "size_counts", "total_tok_s")
 
 
-def read_runs(
-    path: str | os.PathLike[str],
-    model: str,
-    *,
-    generated_share: float = 1.0,
-    default_lengths: tuple[float, float] = (223.0, 196.0),
-) -> list[Run]:
+def read_runs(path: str | os.PathLike[str], model: str, *, generated_share: float = 1.0) -> list[Run]:
     """Runs of a model from runs.csv; beside it adapters.csv(.gz), if there, has the rate of every adapter.
 
     `generated_share`: generated / requested output tokens. Ranks are known by their counts only, and shuffled.
@@ -186,8 +180,8 @@ def read_runs(
                 whole(row, "max_loras", path),
                 whole(row, "max_lora_rank", path),
                 number(row, "total_time_s", path, default=3600.0),
-                number(row, "pool_mean_input_tokens", path, default=default_lengths[0]),
-                number(row, "pool_mean_output_tokens", path, default=default_lengths[1]) * generated_share,
+                number(row, "pool_mean_input_tokens", path, default=223.0),
+                number(row, "pool_mean_output_tokens", path, default=196.0) * generated_share,
                 status,
                 {name: value for name, value in metrics.items() if not math.isnan(value)},
             )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from packer.arrays import FloatArray
-from packer.profile import FrontEndSpec, LatencySpec, Profile
+from packer.profile import LatencySpec, Profile
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
+from packer.twin.engine_rules import rules_of
 
 (IS_PAPER, GRAPH_MAX) = range(2)  # columns of the settings
 
@@ -33,12 +35,12 @@ def coefficient_vector(latency: LatencySpec) -> FloatArray:
     return np.array([latency.coefficients.get(term, 0.0) for term in terms])
 
 
-def _frontend(spec: FrontEndSpec) -> FloatArray:
-    costs_ms = (
-        spec.scrape_base_ms, spec.scrape_per_series_ms, spec.scrape_per_name_ms, spec.request_ms, spec.first_use_ms,
-        spec.output_ms,
-    )  # fmt: skip
-    return np.array([spec.scrape_interval_s or np.inf, *(ms * 1e-3 for ms in costs_ms)])
+def _frontend(profile: Profile) -> FloatArray:
+    spec = profile.frontend
+    if not rules_of(profile.engine).tokenizer_per_adapter:
+        spec = replace(spec, first_use_ms=0.0)
+    interval_s, *costs_ms = astuple(spec)
+    return np.array([interval_s or np.inf, *(ms * 1e-3 for ms in costs_ms)])
 
 
 def law_of(profile: Profile) -> Law:
@@ -50,5 +52,5 @@ def law_of(profile: Profile) -> Law:
         np.array(
             [loading.host_base_ms, loading.host_per_rank_ms, loading.disk_base_ms, loading.disk_per_rank_ms]
         ),
-        _frontend(profile.frontend),
+        _frontend(profile),
     )

@@ -38,10 +38,12 @@ from packer.workload import Workload
 GRAIN = 1024
 
 
-def front_end_costs_ms(spec: FrontEndSpec) -> tuple[float, ...]:
+def front_end_costs_ms(profile: Profile) -> tuple[float, ...]:
     """What the front end takes, in the order of the reference."""
+    spec = profile.frontend
+    first_use_ms = spec.first_use_ms if rules_of(profile.engine).tokenizer_per_adapter else 0.0
     return (
-        spec.scrape_base_ms, spec.scrape_per_series_ms, spec.scrape_per_name_ms, spec.request_ms, spec.first_use_ms,
+        spec.scrape_base_ms, spec.scrape_per_series_ms, spec.scrape_per_name_ms, spec.request_ms, first_use_ms,
         spec.output_ms,
     )  # fmt: skip
 
@@ -102,7 +104,7 @@ class Case:
             series_of_lists=rules_of(engine).series_of_lists,
             spares_batch=loading.spares_batch or memory.policy == "unified",
             scrape_interval_s=self.profile.frontend.scrape_interval_s,
-            front_end_s=tuple(ms * 1e-3 for ms in front_end_costs_ms(self.profile.frontend)),
+            front_end_s=tuple(ms * 1e-3 for ms in front_end_costs_ms(self.profile)),
         )
         longest = min(engine.max_model_len, (kv_blocks - max(adapter_blocks)) * engine.block_size)
         time_s, adapter = draw_times(self.workload, self.duration_s, seed)
