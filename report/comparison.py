@@ -6,16 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from packer.io.shipped import table
 from packer.report.figures import Bars, Figure, Line, Panel, Scatter, Series
 from packer.report.palette import SERIES
 
-PANELS = (
-    ("gpus", "GPUs", "GPUs", False),
-    ("reference_total_token_throughput", "Throughput", "tok/s", False),
-    ("reference_mean_ttft_ms", "Mean TTFT", "ms", True),
-    ("reference_mean_itl_ms", "Mean ITL", "ms", False),
-    ("runtime_s", "Time to plan", "s", True),
-)
+COLUMNS, PANELS = table("packer.report", "comparison.toml").values()
+"""Columns that the report shows, and what it calls them; panels of the picture: name, unit, whether logarithmic."""
 
 Row = Mapping[str, Any]
 
@@ -39,7 +35,9 @@ def comparison_figure(rows: Sequence[Row], *, title: str) -> Figure:
         caption += f" ✗ {'; '.join(failing)}."
     elif failing:
         caption += " Points called failing: starved, memory error, unplaced adapters or refused."
-    return Figure([draw(rows, *panel) for panel in PANELS], title=title, caption=caption.strip())
+    return Figure(
+        [draw(rows, key, *panel) for key, panel in PANELS.items()], title=title, caption=caption.strip()
+    )
 
 
 def labels(rows: Sequence[Row]) -> list[str]:

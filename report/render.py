@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from packer.plan import Plan
 from packer.report import context
+from packer.report.comparison import COLUMNS
 from packer.report.figures_svg import Chart
 from packer.report.frontier import frontier_charts
 from packer.report.growth import Growth
@@ -18,20 +19,6 @@ from packer.room import growth as growth_text
 from packer.room import room_rows
 from packer.twin.per_adapter import quiet_adapters
 
-COMPARED = {
-    "solver": "solver",
-    "adapters": "adapters",
-    "objective": "objective",
-    "predictor": "predictor",
-    "outcome": "outcome",
-    "gpus": "GPUs",
-    "lower_bound": "lower bound",
-    "runtime_s": "search, s",
-    "reference_total_token_throughput": "tok/s",
-    "reference_mean_ttft_ms": "mean TTFT, ms",
-    "reference_mean_itl_ms": "mean ITL, ms",
-}
-"""Columns of `packer compare` that the report shows, and what it calls them."""
 _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
 
 
@@ -74,7 +61,7 @@ def render_report(
         rooms=room_rows(plan.rooms),
         growth=growth,
         limits=str(plan.workload.slo),
-        columns=[COMPARED.get(key, context.visible(key)) for key in shown],
+        columns=[COLUMNS.get(key, context.visible(key)) for key in shown],
         comparison=[[_cell(row[key]) for key in shown] for row in comparison],
         profiles=list(dict.fromkeys(item.profile for item in plan.bins)),
         script=Markup(script),
@@ -94,9 +81,9 @@ def _frontier(plan: Plan) -> list[Chart]:
 
 
 def _compared_keys(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Which columns of a comparison to show: those of `COMPARED` that differ, or all if none is among them."""
+    """Which columns of a comparison to show: those of `COLUMNS` that differ, or all if none is among them."""
     keys = list(rows[0]) if rows else []
-    known = [key for key in COMPARED if key in keys]
+    known = [key for key in COLUMNS if key in keys]
     varies = [key for key in known if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1]
     return varies if known else keys
 
