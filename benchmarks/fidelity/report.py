@@ -1,4 +1,4 @@
-"""Write docs/fidelity.md, its pictures and the README's table from what fit_h100.py and trials.py found.
+"""Write docs/fidelity.md, its pictures and the README's table from what fit_h100.py, trials.py and left_out.py found.
 
 uv run python benchmarks/fidelity/report.py
 """
@@ -121,6 +121,22 @@ def trials_tables(trials: dict[str, Any]) -> list[str]:
             )
             for m in MODELS
         ]
+        lines.append(f"| {variant} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def variants_table(variants: dict[str, Any]) -> list[str]:
+    """The variants of the fit on families left out, as Markdown."""
+    parts = {
+        "TTFT, queueing": ("queueing", "ttft"), "few wait": ("few wait", "ttft"), "many wait": ("many wait", "ttft"),
+        "TPOT, queueing": ("queueing", "tpot"), "throughput, starved": ("starved", "throughput"),
+    }  # fmt: skip
+    lines = ["| fit | step | " + " | ".join(parts) + " | F1 |", "|---|---|" + "---|" * (len(parts) + 1)]
+    for variant in variants[MODELS[0]]:
+        rows = [variants[model][variant] for model in MODELS]
+        cells = [" / ".join(f"{row['step']:.2f}" for row in rows)]
+        cells += [" / ".join(f"{row[regime][name]:.1f}" for row in rows) for regime, name in parts.values()]
+        cells.append(" / ".join(f"{row['F1']:.3f}" for row in rows))
         lines.append(f"| {variant} | " + " | ".join(cells) + " |")
     return lines
 
@@ -288,6 +304,8 @@ def main() -> None:
             text += [f"![A {regime} run](images/{name})", ""]
     text += ["## Unpredictable arrivals", "", _prose("arrivals"), "", *unpredictable_table(), ""]
     text += ["## Trials of effects", "", _prose("trials"), "", *trials_tables(trials), ""]
+    variants = json.loads((HERE / "left_out.json").read_text())
+    text += ["## Trials of the fit", "", _prose("variants"), "", *variants_table(variants), ""]
     text += [_prose("tail"), ""]
     write_text(ROOT / "docs" / "fidelity.md", "\n".join(text), force=True)
     write_readme(found)

@@ -11,18 +11,23 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 from h100 import MAX_OUTSTANDING, MODELS, SCRAPE_INTERVAL_S, tables
+from scipy.optimize import brentq, fsolve
+from scipy.special import gammainc, gammaincc
 
+from packer.adapter import Adapter
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import Profile
 from packer.twin.fit import from_tables, score, step_law
+from packer.twin.fit.lengths_fit import held_tokens
 from packer.twin.fit.mean_state import simulated_equations, solve_robustly
 from packer.twin.fit.pipeline import SEED, TERMS
 from packer.twin.fit.runs import fleet_of, stratified
@@ -32,6 +37,9 @@ from packer.twin.simulate import simulate
 from packer.workload import SHAREGPT_CORRELATION, Workload
 
 HERE = Path(__file__).parent
+ONE = (Adapter("a", rank=8, rate=1.0),)
+LONGEST = 1024
+"""Tokens: the measured prompts were no longer; prompt and output together had at most 2,048."""
 USED = {
     "slots cost per step": ("per_slot_ms", "per_slot_token_ms"),
     "rank of the slots costs per step": ("per_slot_rank_ms",),
@@ -116,6 +124,39 @@ def _with_lengths(kind: str) -> Callable[[Workload], Workload]:
     return shaped
 
 
+def clipped(fleet: Workload) -> Workload:
+    """The fleet with lengths of at most `LONGEST` tokens, with the same means, spreads and KV tokens held."""
+    sides = [(round(side.mean, 1), side.cv) for side in (fleet.input_tokens, fleet.output_tokens)]
+    return Workload(fleet.adapters, *_clipped(*sides[0], *sides[1], fleet.length_correlation))
+
+
+@lru_cache
+def _clipped(
+    mean_in: float, cv_in: float, mean_out: float, cv_out: float, correlation: float
+) -> tuple[Lengths, Lengths, float]:
+    wanted = held_tokens(
+        Workload(ONE, Lengths.gamma(mean_in, cv_in), Lengths.gamma(mean_out, cv_out)), correlation, 1
+    )
+    sides = (_clipped_gamma(mean_in, cv_in), _clipped_gamma(mean_out, cv_out))
+    shifted = brentq(lambda c: held_tokens(Workload(ONE, *sides), c, 1) - wanted, -0.9, 0.2, xtol=1e-3)
+    return *sides, float(shifted)
+
+
+def _clipped_gamma(mean: float, cv: float) -> Lengths:
+    """A gamma distribution that has this mean and spread after clipping."""
+
+    def off(factors: np.ndarray) -> list[float]:
+        m, c = mean * factors[0], cv * factors[1]
+        shape, end = 1.0 / c**2, LONGEST / (m * c**2)
+        beyond = gammaincc(shape, end)
+        first = m * gammainc(shape + 1.0, end) + LONGEST * beyond
+        second = m**2 * (1.0 + c**2) * gammainc(shape + 2.0, end) + LONGEST**2 * beyond
+        return [first / mean - 1.0, second / (mean**2 * (1.0 + cv**2)) - 1.0]
+
+    factors = fsolve(off, [1.01, 1.03])
+    return Lengths.gamma(float(mean * factors[0]), float(cv * factors[1]), high=LONGEST)
+
+
 def main() -> None:
     """Run every trial."""
     cache: dict[str, tuple] = {}
@@ -147,6 +188,7 @@ def main() -> None:
                 "input and output lengths independent": twin_errors(
                     runs, profile, _with_lengths("independent")
                 ),
+                "lengths of at most 1,024 tokens": twin_errors(runs, profile, clipped),
                 "adapters in host memory at the start": twin_errors(runs, warm),
                 "slots that spare the batch": twin_errors(runs, sparing),
                 "/metrics never read": twin_errors(runs, unscraped),
