@@ -20,7 +20,6 @@ Row = Mapping[str, str]
 
 MOST_ADAPTERS = 1_000_000
 """Of a run."""
-PROFILING_FILES = ("kv_capacity.csv", "latency_backbone.csv", "latency_adapters.csv", "loading.csv")
 
 
 def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dict[str, str]]:
@@ -77,7 +76,7 @@ class Profiling:
 
 
 def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
-    """Micro-benchmarks of a model from a directory with `PROFILING_FILES`; an absent file is an empty table.
+    """Micro-benchmarks of a model from tables in a directory; an absent one is empty.
 
     Raises `FileFormatError`: none of the files is there, or one lacks columns.
     """
@@ -90,15 +89,12 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
         "loading.csv": ("adapter_rank", "gpu_load_mean_ms", "disk_load_mean_ms"),
     }
     tables: list[tuple[Row, ...]] = []
-    for name in PROFILING_FILES:
-        path = folder / name
-        rows = read_rows(path, required[name]) if path.exists() else []
+    for name, columns in required.items():
+        rows = read_rows(folder / name, columns) if (folder / name).exists() else []
         tables.append(tuple(row for row in rows if row.get("model", model) == model))
     if not any(tables):
-        raise FileFormatError(
-            f"expected at least one of {', '.join(PROFILING_FILES)} with rows of model {model!r}.",
-            path=folder,
-        )
+        rule = f"expected at least one of {', '.join(required)} with rows of model {model!r}."
+        raise FileFormatError(rule, path=folder)
     return Profiling(*tables)
 
 
