@@ -50,7 +50,7 @@ def quantile_ttft_ms(sim: Simulation, q: float) -> FloatArray:
     Interpolated linearly between requests, as `numpy.quantile` does.
     """
     out = np.full(len(sim.workload), np.nan)
-    order = np.argsort(sim.ttft_ms)
+    order = sim.ttft_order
     short = sim.owners[order].astype(np.min_scalar_type(len(out)))  # NumPy sorts 16 bits by radix
     values = sim.ttft_ms[order[np.argsort(short, kind="stable")]]
     number = sim.completed_of.astype(np.int64)
@@ -120,7 +120,7 @@ def few_used(sim: Simulation) -> float:
     limits = sim.workload.slo.columns(sim.workload)[0][few] * FEW_MAY_REACH
     if not few.any() or sim.ttft_ms.max() <= limits.min():
         return 0.0
-    waits = np.sort(sim.ttft_ms)
+    waits = sim.ttft_ms[sim.ttft_order]
     number = number[few]
     place = 0.95 * (number - 1)
     part, above = np.maximum(place % 1.0, 1e-9), number - 1 - np.floor(place)

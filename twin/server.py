@@ -36,8 +36,8 @@ class Raw:
     `requests`: those accepted, in order of arrival, with `first_s`, `finish_s` as the client sees them (NaN
     where it did not happen) and `finished`. `refused` (m,): how many the client could not send, by adapter.
     `sent_tokens`: input + output tokens of all requests sent, refused ones included (at their mean where their
-    lengths were never drawn). `engine_s` (n, 3): when a request reached the engine, its first token and finish
-    there, before the front end. `tuning`: registers of `packer.twin.tuning.state`, if the server trained.
+    lengths were never drawn). `times` (n, 7): the kernel's (`packer.twin.engine.state`). `tuning`: registers of
+    `packer.twin.tuning.state`, if the server trained.
     """
 
     requests: RequestTrace
@@ -51,8 +51,13 @@ class Raw:
     histogram: IntArray
     timeline: FloatArray
     means: FloatArray
-    engine_s: FloatArray
+    times: FloatArray
     tuning: FloatArray | None = None
+
+    @property
+    def engine_s(self) -> FloatArray:
+        """When a request reached the engine, its first token and finish there, before the front end, (n, 3)."""
+        return self.times[:, [rows.REACHED, rows.FIRST, rows.FINISH]]
 
     @classmethod
     def nothing(cls, adapters: int) -> Raw:
@@ -70,7 +75,7 @@ class Raw:
             histogram=count,
             timeline=np.zeros((0, 8)),
             means=none,
-            engine_s=np.zeros((0, 3)),
+            times=np.zeros((0, 7)),
         )
 
 
@@ -205,7 +210,7 @@ class Server:
             state.histogram,
             state.timeline,
             state.means,
-            times[:, [rows.REACHED, rows.FIRST, rows.FINISH]],
+            times,
             None if tuning is None else tuning.registers,
         )
 

@@ -248,7 +248,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         state.histogram[one].sum(axis=0),
         table,
         np.zeros(0),
-        times[:, [rows.REACHED, rows.FIRST, rows.FINISH]],
+        times,
         state.tuning.registers[one].sum(axis=0),
     )
 
