@@ -179,7 +179,7 @@ class _Day:
         self.split, self.period_s, self.most_ms, self.evaluator = split, period_s, most_ms, evaluator
         self.rates = rates
         self.start_s = {name: k * period_s for k, name in enumerate(rates)}
-        self.tokens = split.workload.mean_input_tokens + split.workload.mean_output_tokens
+        self.tokens = split.workload.mean_tokens
 
     def _goal(self, names: Sequence[str], *, whole: bool) -> AllDay:
         """The rates of these periods, of whole adapters or of their parts."""

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from packer import checks
 from packer.errors import ValidationError, shown
+from packer.memo import Memo
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.workload import Workload
+
+indices = Memo[tuple[int, ...], npt.NDArray[np.int64]](lambda adapters: np.array(adapters, dtype=np.int64))
+"""A set of adapters as an array, int64 (n,): searches try the same set with several slots."""
+
+whole = lru_cache(maxsize=64)(lambda n: (1.0,) * n)
+"""Shares of n adapters that are all here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ class Bin:
                 f"got {shown(self.settings)}."
             )
         if not self.shares:
-            object.__setattr__(self, "shares", (1.0,) * len(self.adapters))
+            object.__setattr__(self, "shares", whole(len(self.adapters)))
         elif self.is_split:
             if len(self.shares) != len(self.adapters):
                 raise ValidationError("Expected one share for each adapter of the bin.")
@@ -64,8 +72,8 @@ class Bin:
     def unchecked(cls, *values: object) -> Bin:
         """A bin from its fields, in their order: searches make thousands, and plans are checked at the end."""
         made = object.__new__(cls)
-        for name, value in zip(cls.__slots__, values, strict=True):
-            object.__setattr__(made, name, value)
+        for write, value in zip(_WRITE, values, strict=True):
+            write(made, value)
         return made
 
     @property
@@ -86,7 +94,7 @@ class Bin:
     @property
     def is_split(self) -> bool:
         """True if some adapter has only part of its rate here."""
-        return self.shares != (1.0,) * len(self.adapters)
+        return self.shares is not (every := whole(len(self.adapters))) and self.shares != every
 
     def workload(self, fleet: Workload) -> Workload:
         """What this server gets of the fleet's traffic."""
@@ -95,14 +103,12 @@ class Bin:
 
     def rates(self, fleet: Workload) -> npt.NDArray[np.float64]:
         """Rate of each adapter here, float64 (n,), req/s."""
-        rates = fleet.rates[list(self.adapters)]
+        rates = fleet.rates[indices(self.adapters)]
         return rates * np.array(self.shares) if self.is_split else rates
 
     def offered_tok_s(self, fleet: Workload) -> float:
         """Offered load of this server, tok/s."""
-        index = list(self.adapters)
-        tokens = fleet.mean_input_tokens[index] + fleet.mean_output_tokens[index]
-        return float(self.rates(fleet) @ tokens)
+        return float(self.rates(fleet) @ fleet.mean_tokens[indices(self.adapters)])
 
     def renumbered(self, number: Mapping[int, int]) -> Bin | None:
         """The bin with its adapters under other numbers; those without one are left out, None if none is left."""
@@ -113,3 +119,6 @@ class Bin:
             return None
         adapters, shares = zip(*left, strict=True)
         return replace(self, adapters=adapters, shares=shares)
+
+
+_WRITE = [getattr(Bin, name).__set__ for name in Bin.__slots__]

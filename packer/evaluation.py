@@ -98,10 +98,6 @@ class Evaluation(_Figures[float, bool]):
         return self.total_token_throughput / self.offered_tok_s if self.offered_tok_s else 1.0
 
 
-_constant = lru_cache(maxsize=256, typed=True)(np.broadcast_to)
-"""A value as a read-only column: searches need thousands of the same."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
     """`Evaluation` of n servers as columns: every field is an array (n,), bool or float64."""
@@ -111,7 +107,7 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
         for name in _OPTIONAL:
             value = getattr(self, name)
             if not isinstance(value, np.ndarray):
-                object.__setattr__(self, name, _constant(value, n))
+                object.__setattr__(self, name, np.broadcast_to(value, n))
 
     @classmethod
     def of(cls, rows: Sequence[Evaluation]) -> Evaluations:
@@ -158,6 +154,13 @@ FIGURES: Mapping[str, Label] = {item.name: item.metadata["label"] for item in fi
 """Every figure of a server by its name, in the order of tables and files."""
 
 _OPTIONAL = tuple(item.name for item in fields(Evaluation) if item.default is not MISSING)
+
+
+@lru_cache(maxsize=256)
+def unsimulated(n: int) -> tuple[npt.NDArray[np.float64], ...]:
+    """Read-only columns of n servers for `tuning_tok_s` and `SIMULATED`: searches need thousands of the same."""
+    return (np.broadcast_to(_NONE, n), *[np.broadcast_to(_UNKNOWN, n)] * len(SIMULATED))
+
 
 PLAN_FIGURES: Mapping[str, Label] = {
     "p95_ttft_ms": Label("p95 TTFT", "ms", column="TTFT p95"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packer.bin import Bin
+from packer.bin import Bin, indices
 from packer.errors import ValidationError
 from packer.gpu import serves
 from packer.workload import Workload
@@ -22,16 +22,16 @@ def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[
     n = len(workload)
     placed = np.zeros(n)
     for k, bin_ in enumerate(bins):
-        index = list(bin_.adapters)
-        if max(index) >= n:
-            raise ValidationError(f"GPU {k} holds adapter number {max(index)}, which does not exist.")
+        index = indices(bin_.adapters)
+        if (last := int(index.max())) >= n:
+            raise ValidationError(f"GPU {k} holds adapter number {last}, which does not exist.")
         rank = int(workload.ranks[index].max())
         if bin_.max_lora_rank < rank:
             raise ValidationError(
                 f"Expected max_lora_rank of GPU {k} >= {rank}, the largest rank of its adapters, "
                 f"got {bin_.max_lora_rank}."
             )
-        for i in index if workload.models else ():
+        for i in bin_.adapters if workload.models else ():
             model = workload.adapters[i].model
             if model is not None and not serves(bin_.profile.model, model):
                 raise ValidationError(

@@ -139,9 +139,14 @@ class Workload:
         return _frozen(expected_of([a.output_tokens or self.output_tokens for a in self.adapters]))
 
     @cached_property
+    def mean_tokens(self) -> npt.NDArray[np.float64]:
+        """Mean input and output of each adapter's requests together, float64 (n,)."""
+        return _frozen(self.mean_input_tokens + self.mean_output_tokens)
+
+    @cached_property
     def offered_tok_s_by_adapter(self) -> npt.NDArray[np.float64]:
         """Offered load of each adapter, float64 (n,), tok/s."""
-        return _frozen(self.rates * (self.mean_input_tokens + self.mean_output_tokens))
+        return _frozen(self.rates * self.mean_tokens)
 
     @property
     def offered_tok_s(self) -> float:

@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
-from packer.bin import Bin
+from packer.bin import Bin, indices
 from packer.checks import SLOT_RANKS
 from packer.errors import IncompatibleError
 from packer.io.shipped import table
@@ -69,21 +69,16 @@ class BinTable:
         first = bins[0].profile
         if any(item.profile is not first and item.profile != first for item in bins):
             raise IncompatibleError("Expected the bins of one table to have the same profile.")
-        sets: dict[int, IntArray] = {}
-        for item in bins:  # searches try the same adapters with several slots
-            if id(item.adapters) not in sets:
-                sets[id(item.adapters)] = np.array(item.adapters, dtype=np.int64)
-        index = [sets[id(item.adapters)] for item in bins]
-        ends = [0, *accumulate(map(len, index))]
-        share = np.ones(ends[-1])
-        if any(item.is_split for item in {id(item.shares): item for item in bins}.values()):
-            share = np.concatenate([item.shares for item in bins], dtype=np.float64)
+        index = [indices(item.adapters) for item in bins]
+        sizes = [len(each) for each in index]
         if isinstance(factors, np.ndarray):
-            share *= np.repeat(factors, np.diff(ends))
-        elif factors != 1.0:
-            share *= factors
+            share = np.repeat(factors, sizes)
+        else:
+            share = np.full(sum(sizes), factors, dtype=np.float64)
+        if any(item.is_split for item in bins):
+            share *= np.concatenate([item.shares for item in bins], dtype=np.float64)
         return cls(
-            np.array(ends, dtype=np.int64),
+            np.array([0, *accumulate(sizes)], dtype=np.int64),
             index[0] if len(index) == 1 else np.concatenate(index),
             share,
             np.array([item.settings.max_loras for item in bins], dtype=np.float64),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from packer.arrays import BoolArray, Float32Array, FloatArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError, ModelError
-from packer.evaluation import FIGURES, Evaluations
+from packer.evaluation import Evaluations, unsimulated
 from packer.io.profiles import load_profile, profile_names
 from packer.memo import Memo
 from packer.predictors.content import Factors
@@ -159,8 +160,8 @@ class LearnedPredictor:
             extractor.arrays, self._trees, figures, flags, np.zeros(ROOM),
             np.empty(len(self._ranges[0]) + 1, dtype=np.float32), short=n <= SHORT,
         )  # fmt: skip
-        columns = dict(zip(FIGURES, (*figures[:2], *flags[:2], *figures[2:]), strict=False))
-        return Evaluations(**columns, stable=flags[3]), flags[2]
+        columns: list[Any] = [*figures[:2], *flags[:2], *figures[2:], *unsimulated(n), flags[3]]
+        return Evaluations(*columns), flags[2]
 
     def begin_compiling(self, workload: Workload) -> None:
         """Evaluate one adapter: what evaluates bins is compiled from then on, if it is not, while others work."""

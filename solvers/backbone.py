@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.arrival import Arrivals
 from packer.checks import slot_rank_for
 from packer.evaluation import STARVATION_THRESHOLD
@@ -75,19 +75,13 @@ def lightest(profile: Profile, rank: int) -> Profile:
     return replace(bare, latency=replace(bare.latency, coefficients=known))
 
 
-_throughputs = Memo[Workload, dict[Profile, float]](lambda _: {})
-
-
 def backbone_tok_s(workload: Workload, profile: Profile) -> float:
     """Maximum throughput of the base model on the fleet's mix of requests, tok/s, by an overloaded twin.
 
     Completed tokens per second over the second half of a run that lasts as long as about 30 answers: the first
     half fills the batch.
     """
-    known = _throughputs(workload)
-    if profile not in known:
-        known[profile] = _saturated_tok_s(workload, profile)
-    return known[profile]
+    return _saturated(workload)(profile)
 
 
 def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
@@ -121,10 +115,10 @@ def engine_load(workload: Workload, profile: Profile) -> float:
     Of what every step pays a request has its share: there are at least as many steps as decodes / `max_num_seqs`, and
     as KV tokens held over all steps / KV capacity.
     """
-    return float(_busy_s(workload, profile).sum(axis=1).max())
+    return float(_busy(workload)(profile).sum(axis=1).max())
 
 
-def _requests(workload: Workload, profile: Profile) -> npt.NDArray[np.float64]:
+def _requests(workload: Workload, profile: Profile) -> FloatArray:
     """Moments of the requests of each adapter, float64 (4, n): tokens in, out, E[out²] and E[in × out].
 
     As a server takes them, which cuts those beyond its longest: prompts first, then outputs.
@@ -153,7 +147,7 @@ def _cut_moments(first: Lengths, second: Lengths, correlation: float, longest: i
     return tuple(float(weight @ each @ weight) for each in whole)
 
 
-def _busy_s(workload: Workload, profile: Profile) -> npt.NDArray[np.float64]:
+def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
     """Engine time of each adapter, s per s, float64 (2, n): steps shared by `max_num_seqs`, and by the KV cache."""
     rate, (prompt, output, output_2, product) = workload.rates, _requests(workload, profile)
     decodes = rate * np.maximum(output - 1.0, 0.0)
@@ -175,6 +169,10 @@ def _busy_s(workload: Workload, profile: Profile) -> npt.NDArray[np.float64]:
     return ms * 1e-3
 
 
+_saturated = Memo[Workload, Callable[[Profile], float]](lambda fleet: cache(partial(_saturated_tok_s, fleet)))
+_busy = Memo[Workload, Callable[[Profile], FloatArray]](lambda fleet: cache(partial(_busy_s, fleet)))
+
+
 def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margin: float) -> float:
     """What servers of several kinds weigh together at the least, by `engine_load`, where one weighs `weights`.
 
@@ -185,7 +183,7 @@ def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margin: fl
     factor = _load_factor(workload, margin)
     if factor is None:
         return least
-    busy = [weight * _busy_s(workload, profile) for profile, weight in weights.items()]
+    busy = [weight * _busy(workload)(profile) for profile, weight in weights.items()]
     total = max(
         float(np.min([(1.0 - t) * first + t * second for first, second in busy], axis=0).sum())
         for t in np.linspace(0.0, 1.0, 11).tolist()

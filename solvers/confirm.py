@@ -19,6 +19,7 @@ from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.top_up import top_up
+from packer.solvers.order import by_falling_load
 from packer.solvers.slots import SlotSearch
 
 HARDENING_STEP = 0.03
@@ -181,16 +182,10 @@ def _without(problem: Problem, full: Bin, share: float) -> list[int]:
     return [i for i in full.adapters if i not in set(gone)]
 
 
-def _falling(problem: Problem, adapters: Sequence[int]) -> list[int]:
-    """By falling load; equal loads by falling rank, so that those alike stand together."""
-    loads, ranks = problem.workload.offered_tok_s_by_adapter, problem.workload.ranks
-    return sorted(adapters, key=lambda i: (-loads[i], -ranks[i], i))
-
-
 def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:
     """Those of the hosts that take some of the adapters, the least loaded first, with what they take."""
     fleet, slots, found = problem.workload, SlotSearch(problem), dict[int, Bin]()
-    waiting = _falling(problem, left)
+    waiting = by_falling_load(fleet, np.array(left, dtype=np.int64)).tolist()
     for k in sorted(hosts, key=lambda k: (hosts[k].offered_tok_s(fleet), k)):
         if problem.out_of_time():
             break
@@ -210,7 +205,7 @@ def _opened(problem: Problem, gpus: int, left: Sequence[int]) -> list[Bin] | Non
     several = len(problem.profiles) > 1 or len(problem.workload.models) > 1 or problem.stock
     if several or problem.objective.fixed_gpus or problem.old_bins:
         return None
-    packing = FirstFit(problem, np.array(_falling(problem, left), dtype=np.int64))
+    packing = FirstFit(problem, by_falling_load(problem.workload, np.array(left, dtype=np.int64)))
     packing.run()
     total = (gpus + len(packing.bins)) * problem.profile.engine.tensor_parallel_size
     return None if packing.left or total > (problem.max_gpus or total) else packing.bins

@@ -63,10 +63,8 @@ class Evaluator:
         margin: float = 0.0,
     ) -> None:
         given: dict[Profile | None, Predictor] = (
-            {None: predictors} if isinstance(predictors, Predictor) else {}
+            dict(predictors.items()) if isinstance(predictors, Mapping) else {None: predictors}
         )
-        if isinstance(predictors, Mapping):
-            given |= dict(predictors.items())
         if objective is not None and set(objective.figures) & set(
             SIMULATED
         ):  # which trained trees do not give
@@ -77,8 +75,8 @@ class Evaluator:
         """Whether `report` may refuse what `evaluate` admits."""
         self.fast = isinstance(first, LearnedPredictor) or self.confirms
         """Whether a bin takes microseconds: then searches evaluate more bins at once."""
-        self.twin_based = isinstance(first, TwinBased)
-        self.imitates_twin = isinstance(first, TwinBased) and first.imitates_twin
+        based = first if isinstance(first, TwinBased) else None
+        self.twin_based, self.imitates_twin = based is not None, based is not None and based.imitates_twin
         self.objective, self.margin = objective, margin
         self.raised: Mapping[Profile, float] = {}
         """Share by which `evaluate` raises the rates of servers of a profile beyond the margin."""

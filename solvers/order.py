@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from packer.memo import Memo
 from packer.solvers.classes import zigzag
 from packer.workload import Workload
 
 _GOLDEN = (5.0**0.5 - 1.0) / 2.0
 
 
+@Memo
 def paper_order(workload: Workload) -> npt.NDArray[np.int64]:
     """Indices by rank, largest first; within a rank by rate in zigzag: highest, lowest, second highest, …
 
@@ -36,3 +38,9 @@ def even_order(workload: Workload) -> npt.NDArray[np.int64]:
         places = np.argsort(np.arange(len(falling)) * _GOLDEN % 1.0, kind="stable")
         parts.append(falling[np.argsort(places, kind="stable")])
     return np.concatenate(parts).astype(np.int64)
+
+
+def by_falling_load(workload: Workload, adapters: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Adapters by falling load; equal loads by falling rank, so that those alike stand together."""
+    loads, ranks = workload.offered_tok_s_by_adapter[adapters], workload.ranks[adapters]
+    return adapters[np.lexsort((adapters, -ranks, -loads))]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from math import inf, isnan
 
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin
+from packer.bin import Bin, indices, whole
 from packer.checks import slot_rank_for
 from packer.evaluation import Evaluations
 from packer.profile import Profile
@@ -25,19 +24,8 @@ class SlotSearch:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._ranks: list[int] = problem.workload.ranks.tolist()
         self.width = _WIDE if problem.evaluator.fast else 1
         """How many neighbours on either side a climb evaluates at once."""
-
-    @cached_property
-    def kinds(self) -> npt.NDArray[np.int64]:
-        """A number for each adapter, int64 (n,), the same for those of equal load and rank."""
-        workload = self.problem.workload
-        order = np.lexsort((workload.ranks, loads := workload.offered_tok_s_by_adapter))
-        new = (np.diff(loads[order]) != 0.0) | (np.diff(workload.ranks[order]) != 0)
-        numbers = np.zeros(len(workload), dtype=np.int64)
-        numbers[order[1:]] = np.cumsum(new)
-        return numbers
 
     def make(
         self,
@@ -47,9 +35,10 @@ class SlotSearch:
         shares: Sequence[float] = (),
     ) -> Bin:
         """A bin whose slots hold its largest adapter; without shares every adapter is whole."""
-        ranks, profile = self._ranks, profile or self.problem.profile
-        settings = profile.settings(max_loras, slot_rank_for(max([ranks[i] for i in adapters])))
-        return Bin.unchecked(tuple(adapters), settings, profile, tuple(shares) or (1.0,) * len(adapters))
+        held, profile = tuple(adapters), profile or self.problem.profile
+        rank = int(np.maximum.reduce(self.problem.workload.ranks[indices(held)]))
+        settings = profile.settings(max_loras, slot_rank_for(rank))
+        return Bin.unchecked(held, settings, profile, tuple(shares) or whole(len(held)))
 
     def evaluate(self, bins: Sequence[Bin]) -> tuple[Evaluations, npt.NDArray[np.bool_]]:
         """Evaluations, and which of the bins are admissible, bool (n,)."""
@@ -105,6 +94,7 @@ class _Climb:
     def __init__(self, slots: SlotSearch, candidates: Sequence[int], make: Callable[[int], Bin]) -> None:
         self.slots, self.candidates, self.make = slots, candidates, make
         self.bins: dict[int, Bin] = {}
+        self.admitted: list[int] = []
         self.score: dict[int, tuple[float, ...]] = {}
 
     def run(self, start: int, *, until_admissible: bool) -> Bin | None:
@@ -112,7 +102,7 @@ class _Climb:
         at, width = start, self.slots.width
         if until_admissible:
             self._evaluate([at])
-        while not (until_admissible and self._best()):
+        while not (until_admissible and self.admitted):
             self._evaluate(range(max(0, at - width), min(len(self.candidates), at + width + 1)))
             top = max(self.score, key=lambda k: (self.score[k], -abs(k - start)))
             if top == at:
@@ -134,10 +124,12 @@ class _Climb:
         found, admissible = self.slots.evaluate([self.bins[k] for k in new])
         for k, ok, score in zip(new, admissible.tolist(), scores(found), strict=True):
             self.score[k] = (float(ok), *score)
+            if ok:
+                self.admitted.append(k)
 
     def _best(self) -> Bin | None:
-        top = max(self.score, key=lambda k: (self.score[k], -k))
-        return self.bins[top] if self.score[top][0] else None
+        top = max(self.admitted, key=lambda k: (self.score[k], -k), default=None)
+        return None if top is None else self.bins[top]
 
 
 def scores(found: Evaluations) -> list[tuple[float, ...]]:
@@ -145,15 +137,17 @@ def scores(found: Evaluations) -> list[tuple[float, ...]]:
     loads = (found.feasible, found.total_token_throughput, found.offered_tok_s)
     rows = zip(qualities(found), *(column.tolist() for column in loads), strict=True)
     return [
-        (1.0, *(-value for value in quality)) if feasible else (0.0, served / offered if offered else 1.0)
-        for quality, feasible, served, offered in rows
+        (1.0, -risk, -request, -ttft) if feasible else (0.0, served / offered if offered else 1.0)
+        for (risk, request, ttft), feasible, served, offered in rows
     ]
 
 
 def qualities(found: Evaluations) -> list[tuple[float, float, float]]:
     """How well each server does, smaller is better: risk of starving in steps of 5 %, time per request, TTFT."""
-    columns = np.rint(found.starvation_probability * 20) / 20, found.mean_ttft_ms, found.mean_itl_ms
-    return [
-        (risk, *(inf if isnan(each) else each for each in (ttft + 100.0 * itl, ttft)))
-        for risk, ttft, itl in zip(*(each.tolist() for each in columns), strict=True)
-    ]
+    columns = found.starvation_probability, found.mean_ttft_ms, found.mean_itl_ms
+    return [_quality(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def _quality(chance: float, ttft: float, itl: float) -> tuple[float, float, float]:
+    risk, request = chance if isnan(chance) else round(chance * 20) / 20, ttft + 100.0 * itl
+    return risk, inf if isnan(request) else request, inf if isnan(ttft) else ttft

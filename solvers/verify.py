@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin
+from packer.bin import Bin, indices
 from packer.errors import ValidationError, VerificationError
 from packer.evaluation import Evaluation, Evaluations
 from packer.objectives.base import Objective
@@ -54,7 +54,7 @@ def check(problem: Problem, solution: Solution) -> None:
     for k, bin_ in enumerate(solution.bins):
         if bin_.profile not in problem.profiles:
             raise VerificationError(f"GPU {k} is a {bin_.profile.name!r}, which the problem does not offer.")
-        copies[list(bin_.adapters)] += 1
+        copies[indices(bin_.adapters)] += 1
     for i in np.flatnonzero(copies > problem.max_replicas).tolist():
         raise VerificationError(
             f"Adapter {workload.adapters[i].name!r} is on {copies[i]} GPUs, more than the "

@@ -17,6 +17,7 @@ adapters. `packer.solvers.greedy` does better.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from packer.solvers.slots import SlotSearch
 from packer.solvers.support import chooses_gpus, one_type
 
 TESTING_POINTS = MAX_LORAS_CANDIDATES
+
+_LIKELY = [(n, p) for n in TESTING_POINTS[:7] for p in MAX_LORAS_CANDIDATES[:3] if p <= n]
+"""Adapters and `max_loras` of tests that most GPUs come to: evaluated in one call where that costs more than a bin."""
 
 
 class GreedyPaper:
@@ -62,32 +66,46 @@ def fill(slots: SlotSearch, queue: Sequence[int]) -> tuple[Bin | None, str]:
 
     The bin is None if nothing was committed; the text is empty if the next GPU goes on.
     """
+    quick = slots.problem.evaluator.fast and not slots.problem.evaluator.simulates
+    likely = [each for each in _LIKELY if quick and each[0] <= len(queue)]
+    known = _evaluated(slots, queue, likely) if likely else {}
+
+    def test(n: int, committed: Bin | None) -> Bin | None:
+        """Algorithm 2: the current and the next `max_loras`, whichever promises the higher throughput."""
+        current = committed.max_loras if committed is not None else 0
+        following = next((p for p in MAX_LORAS_CANDIDATES if p > current), current)
+        options = [(n, p) for p in ([current, following] if committed is not None else [following])]
+        if not known.keys() >= set(options):
+            known.update(_evaluated(slots, queue, options))
+        bin_, _, admissible = max((known[each] for each in options), key=itemgetter(1))
+        return bin_ if admissible else None
+
     committed: Bin | None = None
     for point in TESTING_POINTS:
         if point > len(queue):
             break
-        tested = _test(slots, queue[:point], committed)
+        tested = test(point, committed)
         if tested is None:
             return committed, f"the test of {point} adapters on an empty GPU" if committed is None else ""
         committed = tested
     held = 0 if committed is None else len(committed.adapters)
     if held in (len(queue), TESTING_POINTS[-1]):
         return committed, ""
-    tested = _test(slots, queue, committed)
+    tested = test(len(queue), committed)
     if tested is None:
         return committed, f"the last test, of {len(queue)} adapters on one GPU,"
     return tested, ""
 
 
-def _test(slots: SlotSearch, adapters: Sequence[int], committed: Bin | None) -> Bin | None:
-    """Algorithm 2: the current and the next `max_loras`, whichever promises the higher throughput."""
-    current = committed.max_loras if committed is not None else 0
-    following = next((p for p in MAX_LORAS_CANDIDATES if p > current), current)
-    options = [current, following] if committed is not None else [following]
-    bins = [slots.make(adapters, p) for p in options]
+def _evaluated(
+    slots: SlotSearch, queue: Sequence[int], tests: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], tuple[Bin, float, bool]]:
+    """Of each test its bin, the throughput, -1 for a memory error, and whether it is admissible."""
+    prefixes = {n: slots.make(queue[:n], n) for n in {n for n, _ in tests}}
+    bins = [prefixes[n].with_slots(p) for n, p in tests]
     found, admissible = slots.evaluate(bins)
-    best = int(np.where(found.memory_error, -1.0, found.total_token_throughput).argmax())
-    return bins[best] if admissible[best] else None
+    served = np.where(found.memory_error, -1.0, found.total_token_throughput)
+    return dict(zip(tests, zip(bins, served.tolist(), admissible.tolist(), strict=True), strict=True))
 
 
 def _reasons(problem: Problem, bins: Sequence[Bin], left: Sequence[int], failed: str) -> tuple[str, ...]:

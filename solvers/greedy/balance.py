@@ -11,6 +11,7 @@ from packer.solvers.base import Problem
 from packer.solvers.order import paper_order
 from packer.solvers.slots import SlotSearch, qualities
 
+_Grade = tuple[float, float, float]
 _RELIEFS = 2
 
 
@@ -24,9 +25,7 @@ def balanced(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
     plain = len(problem.profiles) == 1 and not problem.old_bins and not any(b.is_split for b in bins)
     if len(bins) < 2 or not plain or problem.out_of_time():
         return tuple(bins)
-    even = _even(problem, len(bins))
-    chosen = even if even is not None and _better(problem, even, bins) else list(bins)
-    return tuple(_relieve(problem, chosen))
+    return tuple(_relieve(problem, *_better(problem, _even(problem, len(bins)), list(bins))))
 
 
 def _even(problem: Problem, n: int) -> list[Bin] | None:
@@ -43,10 +42,9 @@ def _even(problem: Problem, n: int) -> list[Bin] | None:
     return [slots.best(bin_) for bin_ in even]
 
 
-def _relieve(problem: Problem, bins: list[Bin]) -> list[Bin]:
-    """Move adapters from the worst-off GPU to less loaded ones while that makes the worse of both better."""
+def _relieve(problem: Problem, bins: list[Bin], grades: list[_Grade]) -> list[Bin]:
+    """Move adapters from the worst-off GPU, by `grades`, to less loaded ones while that makes the worse better."""
     slots = SlotSearch(problem)
-    grades = qualities(problem.evaluator.evaluate(problem.workload, bins))
     loads = np.array([bin_.offered_tok_s(problem.workload) for bin_ in bins])
     changes = [0] * len(bins)
     tried: set[tuple[int, int, int, int]] = set()  # pairs of GPUs, each with the number of its changes
@@ -77,16 +75,18 @@ def _level(slots: SlotSearch, source: Bin, sink: Bin, amount_tok_s: float) -> li
 
     The smallest ranks move first, so that the slots of the sink need not grow.
     """
-    loads, ranks = slots.problem.workload.offered_tok_s_by_adapter, slots.problem.workload.ranks
-    order = sorted(source.adapters, key=lambda i: (ranks[i], -loads[i], i))
+    workload, index = slots.problem.workload, np.array(source.adapters)
+    loads = workload.offered_tok_s_by_adapter[index]
+    order = np.lexsort((index, -loads, workload.ranks[index]))
     for part in (1.0, 0.5, 0.25):
         moving: list[int] = []
         left = amount_tok_s * part
-        for i in order:
-            if loads[i] <= left and len(sink.adapters) + len(moving) < slots.problem.most_adapters:
+        for i, load in zip(index[order].tolist(), loads[order].tolist(), strict=True):
+            if load <= left and len(sink.adapters) + len(moving) < slots.problem.most_adapters:
                 moving.append(i)
-                left -= float(loads[i])
-        staying = [i for i in source.adapters if i not in set(moving)]
+                left -= load
+        gone = set(moving)
+        staying = [i for i in source.adapters if i not in gone]
         if not moving or not staying:
             continue
         pair = [
@@ -108,10 +108,17 @@ def even_parts(problem: Problem, n: int) -> list[list[int]]:
     return [order[part == k].tolist() for k in range(n)]
 
 
-def _better(problem: Problem, new: Sequence[Bin], old: Sequence[Bin]) -> bool:
-    found_new, found_old = (problem.evaluator.evaluate(problem.workload, bins) for bins in (new, old))
-    if not problem.objective.admissible(found_new).all():
-        return False
-    key = problem.objective.key
-    no_worse = key(problem.workload, new, found_new) <= key(problem.workload, old, found_old)
-    return no_worse and max(qualities(found_new)) < max(qualities(found_old))
+def _better(problem: Problem, new: list[Bin] | None, old: list[Bin]) -> tuple[list[Bin], list[_Grade]]:
+    """The new bins where they are better than the old ones, else these, with their `qualities`."""
+    found_old = problem.evaluator.evaluate(problem.workload, old)
+    grades_old = qualities(found_old)
+    if new is None:
+        return old, grades_old
+    found_new = problem.evaluator.evaluate(problem.workload, new)
+    grades_new, key = qualities(found_new), problem.objective.key
+    better = (
+        problem.objective.admissible(found_new).all()
+        and key(problem.workload, new, found_new) <= key(problem.workload, old, found_old)
+        and max(grades_new) < max(grades_old)
+    )
+    return (new, grades_new) if better else (old, grades_old)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from packer.profile import Profile
 from packer.solvers.base import Problem, used_gpus
 from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.top_up import top_up
+from packer.solvers.order import by_falling_load
 from packer.solvers.reasons import largest_share, merged, out_of_gpus, too_hot
 from packer.solvers.slots import SlotSearch
 
@@ -31,15 +32,14 @@ class FirstFit:
         self.loads = problem.workload.offered_tok_s_by_adapter
         self._waiting = np.zeros(len(problem.workload), dtype=bool)
         self._waiting[order] = True
-        ranks = problem.workload.ranks
-        # The queue by falling load; equal loads by falling rank, so that those alike stand together.
-        self._falling = order[np.lexsort((order, -ranks[order], -self.loads[order]))]
+        self._falling = by_falling_load(problem.workload, order)
         self.bins: list[Bin] = []
         self.left: list[int] = []
         self._sold_out_reasons: tuple[str, ...] = ()
         self._hot_ones: list[tuple[int, str]] = []  # adapters too hot for a GPU, and why
-        self._last: dict[Profile, Bin] = {}  # the latest GPU of each type: a guess for the next one
-        self._fullest: dict[Profile, Bin] = {}  # the same where there is no time to search
+        # The latest GPU of each type, with its load: a guess for the next one; the fullest one if time is short.
+        self._last: dict[Profile, tuple[float, Bin]] = {}
+        self._fullest: dict[Profile, tuple[float, Bin]] = {}
 
     @property
     def reasons(self) -> list[str]:
@@ -72,14 +72,12 @@ class FirstFit:
             self._take(opened.adapters)
         if not self.problem.out_of_time():
             opened = self.slots.best(opened)
-        fullest = self._fullest.get(opened.profile, opened)
-        load = partial(Bin.offered_tok_s, fleet=self.problem.workload)
-        self._fullest[opened.profile] = max(fullest, opened, key=load)
-        self._last[opened.profile] = opened
+        last = self._last[opened.profile] = opened.offered_tok_s(self.problem.workload), opened
+        self._fullest[opened.profile] = max(self._fullest.get(opened.profile, last), last, key=itemgetter(0))
         self.bins.append(opened)
 
     def _take(self, adapters: Sequence[int]) -> None:
-        self._waiting[list(adapters)] = False
+        self._waiting[np.array(adapters)] = False
         self.queue = self.queue[self._waiting[self.queue]]
         self._falling = self._falling[self._waiting[self._falling]]
 
@@ -93,7 +91,7 @@ class FirstFit:
             <= self.problem.stock.get(profile.gpu.name, math.inf)
         ]
         bins = [bin_ for bin_ in found if bin_ is not None]
-        return min(bins, key=self._preference) if bins else None
+        return min(bins, key=self._preference) if len(bins) > 1 else next(iter(bins), None)
 
     def _sold_out(self) -> bool:
         """Whether some kind of GPU is used up: the rest of the queue may fail for want of it."""
@@ -110,7 +108,7 @@ class FirstFit:
     def fill(self, profile: Profile, seed: Sequence[tuple[int, float]] = ()) -> Bin | None:
         """The largest admissible bin of `seed` (adapter, share) and a prefix of the queue, or None."""
         last = (self._fullest if self.problem.out_of_time() else self._last).get(profile)
-        hint = None if last is None else last.max_loras
+        hint = None if last is None else last[1].max_loras
         limit = min(len(self.queue), self.problem.most_adapters - len(seed))
 
         def feasible(n: int, thorough: bool) -> Bin | None:
@@ -125,12 +123,12 @@ class FirstFit:
         guess, step = self._guess(last, limit)
         return largest(feasible, guess, limit, self.problem.out_of_time, step) or alone
 
-    def _guess(self, last: Bin | None, limit: int) -> tuple[int, int]:
+    def _guess(self, last: tuple[float, Bin] | None, limit: int) -> tuple[int, int]:
         """How many adapters carry the load of the latest GPU of that type, and how far to step from there."""
         if last is None:
             return min(_FIRST_GUESS, limit), _FIRST_GUESS
-        target = last.offered_tok_s(self.problem.workload)
-        near = min(limit, 4 * len(last.adapters) + _FIRST_GUESS)
+        target, like = last
+        near = min(limit, 4 * len(like.adapters) + _FIRST_GUESS)
         sums = np.cumsum(self.loads[self.queue[:near]])
         guess = max(1, min(limit, int(np.searchsorted(sums, target * _GUESS_SLACK, side="right"))))
         return guess, max(1, guess // 16)

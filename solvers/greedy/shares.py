@@ -22,6 +22,8 @@ _FASTER = 0.95
 
 def even_shares(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
     """The bins with other shares: of equal loads if admissible, then moved from the slowest server to the fastest."""
+    if not any(item.is_split for item in bins):
+        return tuple(bins)
     workload = problem.workload
     shares = [dict(zip(item.adapters, item.shares, strict=True)) for item in bins]
     loads = np.array([item.offered_tok_s(workload) for item in bins])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,17 +48,14 @@ def _first_fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int | None:
 
     Adapters of one kind fit or don't fit together: the first of each is evaluated.
     """
-    starts = [0, *(np.flatnonzero(np.diff(slots.kinds[rest])) + 1).tolist()]
-    low, high = 0, len(starts) - 1
-    if _with(slots, bin_, [int(rest[starts[high]])]) is None:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if _with(slots, bin_, [int(rest[starts[middle]])]) is not None:
-            high = middle
-        else:
-            low = middle + 1
-    return starts[high]
+    fleet = slots.problem.workload
+    new = np.diff(fleet.offered_tok_s_by_adapter[rest], prepend=np.nan) != 0.0
+    starts = np.flatnonzero(new | (np.diff(fleet.ranks[rest], prepend=0) != 0)).tolist()
+
+    def fits(start: int) -> bool:
+        return _with(slots, bin_, [int(rest[start])]) is not None
+
+    return starts[bisect_left(starts, True, hi=len(starts) - 1, key=fits)] if fits(starts[-1]) else None
 
 
 def _grow(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
