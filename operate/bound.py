@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from packer.objectives.slo import Slo
-from packer.operate.explore import Frontier, search_predictor
+from packer.operate.explore import Frontier
 from packer.plan import Plan
 from packer.solvers.assemble import ONE_GPU
 from packer.solvers.backbone import load_bound
@@ -31,7 +31,7 @@ def bounded(job: Frontier, plan: Plan) -> Plan:
     if job.kept.required < len(job.workload) or job.over():
         return known
     goal = Slo(median_ttft_ms=limits_ttft_ms, mean_itl_ms=limits_itl_ms, stable=True)
-    evaluator = Evaluator(search_predictor(job.profile, job.seed), goal, margin)
+    evaluator = Evaluator(job.predictor, goal, margin)
     limit_s = None if job.time_limit_s is None else job.remaining_s()
     posed = Problem(job.parts.calm, (job.profile,), goal, evaluator, seed=job.seed, stop=job.stop)
     return with_estimate(replace(posed, time_limit_s=limit_s), known)

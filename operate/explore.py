@@ -16,7 +16,7 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
 from packer.evaluation import Evaluations
 from packer.failover import without_server
-from packer.operate.frontier import FrontierPoint, Progress
+from packer.operate.frontier import FrontierPoint, Progress, average
 from packer.operate.kept import STARVING, Hour, KeptHours
 from packer.operate.replicas import MOST_REPLICAS, Replicas, everywhere, needed
 from packer.plan import Plan, Status
@@ -29,7 +29,6 @@ from packer.solvers.api import solve
 from packer.solvers.assemble import versions
 from packer.solvers.evaluator import rate_margin_for
 from packer.solvers.headroom import MORE_SLOTS, MOST_GPUS, with_slots
-from packer.strategies import Predictor
 from packer.twin.hours import Hours, merged
 from packer.workload import Workload
 
@@ -96,12 +95,15 @@ class Frontier:
         self.replayed = self.workload.arrivals.trace is not None
         self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = Hours(self.seed, self.over)
-        self._predictor = search_predictor(self.profile, self.seed)
+        try:  # the fastest one; where no tree is shipped, that of another profile leads the search
+            self.predictor = load_predictor("tree", self.profile, seed=self.seed)
+        except ModelError:
+            self.predictor = load_predictor("auto", self.profile, seed=self.seed)
         self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours)
         self._beside, self.parts = ThreadPoolExecutor(1), Replicas(self.workload, {})
         _ = self.workload.offered_tok_s_by_adapter  # tables of the lengths of all adapters at once
-        if isinstance(self._predictor, LearnedPredictor):
-            self._beside.submit(self._predictor.begin_compiling, self.workload)
+        if isinstance(self.predictor, LearnedPredictor):
+            self._beside.submit(self.predictor.begin_compiling, self.workload)
         self._plan(self.parts, "gpus")
         self._split()
 
@@ -240,7 +242,7 @@ class Frontier:
     def _solved(self, parts: Replicas, objective: str, **given: Any) -> Plan:
         limit_s, left_s = time.thread_time() + MOST_CPU_S, self.remaining_s()
         return solve(
-            parts.calm, self.profile, objective, predictor=self._predictor, margin=self.margin, seed=self.seed,
+            parts.calm, self.profile, objective, predictor=self.predictor, margin=self.margin, seed=self.seed,
             verify=False, time_limit_s=max(0.1, left_s) if math.isfinite(left_s) else None,
             stop=lambda: self.stop() or time.thread_time() > limit_s, **given,
         )  # fmt: skip
@@ -287,8 +289,7 @@ class Frontier:
         return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
 
     def _settled(self, bins: Sequence[Bin], hours: Sequence[Hour], tight: float = TIGHT) -> list[Bin]:
-        """Each server with the number of slots that keeps its limits best; more are tried where it uses more of them
-        than `tight`."""
+        """Each server with the number of slots that keeps its limits best; more are tried where it uses > `tight`."""
         best = list(bins)
         open_ = set(range(len(best)))
         slots = [item.max_loras for item in best]
@@ -329,8 +330,7 @@ class Frontier:
         return len(bins) - len(full) + self._cost(full, self.kept.hours[:1])
 
     def _keeps(self, bins: Sequence[Bin]) -> bool:
-        """Whether the limits are kept at the raised rates and those given, and on what is left when any one server is
-        lost."""
+        """Whether the limits are kept at the raised rates, those given, and on what is left when a server is lost."""
         held = all(self.kept.within(bins, hour) for hour in (*self.kept.hours, self.kept.given))
         order = sorted(range(len(bins)), key=lambda k: -bins[k].offered_tok_s(self.workload))
         for lost in order if held and self.spare else ():
@@ -388,8 +388,8 @@ class Frontier:
             float(np.quantile(requests, 0.95)) if len(requests) else math.nan,
             self.workload.names[worst],
             float(adapters.p95_ttft_ms[worst]),
-            _average(figures.mean_itl_ms, figures.total_token_throughput),
-            _average(figures.slo_attainment, np.array([item.rates(self.workload).sum() for item in bins])),
+            average(figures.mean_itl_ms, figures.total_token_throughput),
+            average(figures.slo_attainment, np.array([item.rates(self.workload).sum() for item in bins])),
             float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
             None if None in prices else sum(price or 0.0 for price in prices),
             holds,
@@ -398,20 +398,3 @@ class Frontier:
             tuple(k for k, used in enumerate(used) if used > 1.0 and k not in starving),
             plan,
         )
-
-
-def _average(values: Any, weights: Any) -> float:
-    """Weighted mean of what is known; NaN where nothing is."""
-    weights = np.where(np.isnan(values), 0.0, weights)
-    return (
-        float(np.average(np.nan_to_num(values, nan=0.0), weights=weights)) if weights.sum() > 0 else math.nan
-    )
-
-
-def search_predictor(profile: Profile, seed: int) -> Predictor:
-    """The fastest predictor for a profile: a trained tree where one is shipped, else that of another profile leads the
-    search and the twin confirms it."""
-    try:
-        return load_predictor("tree", profile, seed=seed)
-    except ModelError:
-        return load_predictor("auto", profile, seed=seed)

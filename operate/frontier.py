@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from packer.errors import IncompatibleError
 from packer.gpu import Kinds, kinds_of, serving
@@ -48,6 +51,14 @@ class FrontierPoint:
     def to_dict(self) -> dict[str, Any]:
         """The figures without the plan, JSON-able."""
         return {key: value for key, value in vars(self).items() if key != "plan"}
+
+
+def average(values: Any, weights: Any) -> float:
+    """Weighted mean of what is known; NaN where nothing is."""
+    weights = np.where(np.isnan(values), 0.0, weights)
+    return (
+        float(np.average(np.nan_to_num(values, nan=0.0), weights=weights)) if weights.sum() > 0 else math.nan
+    )
 
 
 def frontier(
