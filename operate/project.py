@@ -17,8 +17,7 @@ from packer.traces.ranks import Ranks
 from packer.twin.datasheets import GPUS
 from packer.twin.estimate import estimate_profile
 from packer.twin.memory.policy import kv_cache_tokens
-from packer.twin.model_config import read_model_config
-from packer.twin.models import model_named
+from packer.twin.models import MODELS, model_named
 from packer.twin.override import with_engine
 from packer.workload import Workload
 
@@ -49,10 +48,8 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
 def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     if gpu not in GPUS:
         raise UnknownNameError("GPU", gpu, GPUS)
-    if model.endswith(".json") or os.path.isfile(model):
-        return estimate_profile(read_model_config(model), gpu, **settings)
     dimensions = model_named(model)
-    for name in profile_names():
+    for name in profile_names() if dimensions in MODELS.values() else ():
         shipped = load_profile(name)
         if name.partition("/")[0] == gpu and shipped.model.repository == dimensions.repository:
             return with_engine(shipped, **settings)

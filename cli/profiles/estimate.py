@@ -12,7 +12,7 @@ from packer.cli.options import Writing, common, complete
 class Given:
     """The model, the GPU and the server's settings.
 
-    config_path: The model's Hugging Face config.json.
+    model: A Hugging Face repository that packer knows, or the model's config.json.
     gpu: h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, b200, mi300x, …
     name: What the profile is called. [default: GPU/model]
     max_model_len: As given to vLLM. [default: the model's]
@@ -24,7 +24,9 @@ class Given:
     price_per_hour: Price of the server's GPUs per hour.
     """
 
-    config_path: str = option("--model", required=True, metavar="CONFIG.json")
+    model: str = option(
+        required=True, metavar="NAME|CONFIG.json", shell_complete=complete("packer.twin.models:MODELS")
+    )
     gpu: str = option(required=True, metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
     name: str | None = option()
     max_model_len: int | None = option(type=click.IntRange(min=1))
@@ -46,7 +48,7 @@ def estimate(given: Given, out: Writing) -> None:
 
     \b
     Example:
-      packer profiles estimate --model config.json --gpu l40s --max-model-len 8192 -o l40s.toml
+      packer profiles estimate --model meta-llama/Llama-3.1-8B-Instruct --gpu l40s --max-model-len 8192 -o l40s.toml
       packer solve fleet.csv --profile l40s.toml
     """
     from packer.cli.profiles.list import summary_of
@@ -54,16 +56,14 @@ def estimate(given: Given, out: Writing) -> None:
     from packer.io.profiles import write_profile
     from packer.twin.estimate import estimate_profile
     from packer.twin.memory.policy import kv_cache_tokens
-    from packer.twin.model_config import read_model_config
+    from packer.twin.models import model_named
 
     output = given.output
     if not output.endswith(".toml"):
         raise IncompatibleError(f"Expected the output's name to end in .toml, got {output[:80]!r}.")
     out.check(output)
-    settings = {
-        key: value for key, value in vars(given).items() if key not in ("config_path", "gpu", "output")
-    }
-    profile = estimate_profile(read_model_config(given.config_path), given.gpu, **settings)
+    settings = {key: value for key, value in vars(given).items() if key not in ("model", "gpu", "output")}
+    profile = estimate_profile(model_named(given.model), given.gpu, **settings)
     write_profile(profile, output, force=out.force)
     tokens = kv_cache_tokens(profile, profile.settings(1, 8))
     told = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}

@@ -230,6 +230,7 @@ def test_bad_profiles(
         ("profiles show nothing", "Unknown profile 'nothing'"),
         ("profiles estimate --model f.csv --gpu h100-80gb -o p.toml", "f.csv.*expected JSON"),
         ("profiles estimate --model config.json --gpu h100 -o p.toml", "Unknown GPU 'h100'.*h100-80gb"),
+        ("profiles estimate --model meta/none --gpu l4 -o p.toml", "Unknown model 'meta/none'.*Llama-3.1-8B"),
         ("profiles estimate --model config.json --gpu l4 -o p.txt", "end in .toml"),
         ("profiles estimate --model config.json --gpu l4 -o old.toml", "old.toml: the file exists"),
         ("solv f.csv", "No such command 'solv'. Did you mean 'solve'"),
