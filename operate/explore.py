@@ -20,8 +20,7 @@ from packer.operate.frontier import FrontierPoint, Progress, average
 from packer.operate.kept import STARVING, Hour, KeptHours
 from packer.operate.replicas import MOST_REPLICAS, Replicas, everywhere, needed
 from packer.plan import Plan, Status
-from packer.predictors.api import load_predictor
-from packer.predictors.learned import LearnedPredictor
+from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.room import Room
 from packer.search import fewest
@@ -96,14 +95,13 @@ class Frontier:
         self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = Hours(self.seed, self.over)
         try:  # the fastest one; where no tree is shipped, that of another profile leads the search
-            self.predictor = load_predictor("tree", self.profile, seed=self.seed)
+            self.predictor = TreePredictor.for_profile(self.profile)
         except ModelError:
-            self.predictor = load_predictor("auto", self.profile, seed=self.seed)
+            self.predictor = TreePredictor.guide(self.profile)
         self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours)
         self._beside, self.parts = ThreadPoolExecutor(1), Replicas(self.workload, {})
         _ = self.workload.offered_tok_s_by_adapter  # tables of the lengths of all adapters at once
-        if isinstance(self.predictor, LearnedPredictor):
-            self._beside.submit(self.predictor.begin_compiling, self.workload)
+        self._beside.submit(self.predictor.begin_compiling, self.workload)
         self._plan(self.parts, "gpus")
         self._split()
 
@@ -243,7 +241,7 @@ class Frontier:
         limit_s, left_s = time.thread_time() + MOST_CPU_S, self.remaining_s()
         return solve(
             parts.calm, self.profile, objective, predictor=self.predictor, margin=self.margin, seed=self.seed,
-            verify=False, time_limit_s=max(0.1, left_s) if math.isfinite(left_s) else None,
+            verify=False, with_headroom=False, time_limit_s=max(0.1, left_s) if math.isfinite(left_s) else None,
             stop=lambda: self.stop() or time.thread_time() > limit_s, **given,
         )  # fmt: skip
 

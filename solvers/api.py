@@ -153,7 +153,9 @@ def solve(
         )  # fmt: skip
         plan = with_band(plan, workload, partial(again, objective=objective))
         if goal.name == "gpus" and problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS:
-            plan = _with_goal(plan, partial(again, time_limit_s=min(GOAL_S, problem.remaining_s())))
+            plan = _with_goal(
+                plan, partial(again, time_limit_s=max(0.01, min(GOAL_S, problem.remaining_s())))
+            )
     return with_room(plan, problem.evaluator, problem.out_of_time) if with_headroom else plan
 
 

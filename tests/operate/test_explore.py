@@ -16,8 +16,11 @@ from packer.arrival import Arrivals, Bursts
 from packer.io.plans import plan_to_dict
 from packer.operate.explore import Frontier
 from packer.plan import Status
+from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
 from packer.solvers.headroom import LITTLE
+from packer.twin.estimate import estimate_profile
+from packer.twin.models import model_named
 
 
 def test_the_frontier_is_the_same_each_time_and_rises_in_gpus(fleet: Workload, server: Profile) -> None:
@@ -206,3 +209,9 @@ def test_the_plan_is_the_same_with_any_number_of_threads(
         found = plan_to_dict(packer.recommend(few, server))
         plans.append({key: value for key, value in found.items() if key != "runtime_s"})
     assert plans[0] == plans[1]
+
+
+def test_estimated_profiles_are_searched_with_trees() -> None:
+    """Proposals for a profile without trees of its own come from those of another one, without simulations."""
+    estimate = estimate_profile(model_named("meta-llama/Llama-3.1-8B-Instruct"), "a100-80gb")
+    assert isinstance(Frontier(Workload([Adapter("a", 8, 0.1)]), estimate).predictor, LearnedPredictor)

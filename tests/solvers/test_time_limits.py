@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,13 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
+from packer.io.profiles import load_profile
 from packer.objectives.slo import Slo
+from packer.plan import Plan
 from packer.room import LEVELS
 from packer.settings import Slots
-from packer.solvers import base
+from packer.slo import Slo as FleetSlo
+from packer.solvers import api, base
 from packer.solvers.base import Problem, Solution
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.exact import relaxation
@@ -125,3 +129,20 @@ def test_column_generation_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch, s
     search.run()
     assert Slow.clock.now <= search.problem.started + seconds + 0.3
     assert sorted(i for bin_ in search.bins for i in bin_.adapters) == list(range(240))
+
+
+def test_a_limit_that_passes_after_the_search_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the limit passes between the plan and what is said beside it, the plan is returned."""
+    late = {"s": 0.0}
+    real = base.time.monotonic
+    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: real() + late["s"]))
+
+    def slow(plan: Plan, *_given: object) -> Plan:
+        late["s"] = 1e6
+        return plan
+
+    monkeypatch.setattr(api, "with_band", slow)
+    fleet = Workload([Adapter(f"a{k}", 16, 0.9) for k in range(50)])
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    waits = replace(fleet, slo=FleetSlo.of(p95_ttft_ms=1.0))
+    assert api.solve(waits, profile, time_limit_s=1e3, verify=False).n_gpus >= 1
