@@ -33,8 +33,7 @@ def even_order(workload: Workload) -> npt.NDArray[np.int64]:
     """
     parts = []
     for rank in np.unique(workload.ranks)[::-1]:
-        members = np.flatnonzero(workload.ranks == rank)
-        falling = members[np.argsort(-workload.offered_tok_s_by_adapter[members], kind="stable")]
+        falling = by_falling_load(workload, np.flatnonzero(workload.ranks == rank))
         places = np.argsort(np.arange(len(falling)) * _GOLDEN % 1.0, kind="stable")
         parts.append(falling[np.argsort(places, kind="stable")])
     return np.concatenate(parts).astype(np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -13,7 +13,9 @@ from packer.evaluation import FIGURES, Evaluation, Evaluations
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.baselines.dlora import DLora
 from packer.solvers.baselines.spread import spread_parts
+from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.balance import even_parts
+from packer.solvers.headroom import MOST_GPUS
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
 
@@ -53,7 +55,19 @@ class SpreadRefined:
             "start_key": list(first.rank[1:]),
             "key": list(final.rank[1:]),
         }
-        return Solution(final.bins, details=details)
+        return Solution(_simulated_slots(problem, final.bins), details=details)
+
+
+def _simulated_slots(problem: Problem, bins: tuple[Bin, ...]) -> tuple[Bin, ...]:
+    """The bins with the slots that serve them best by simulation, where trees led the search: these say too little of
+    the waits of servers that have hardly enough slots. No more than `MOST_GPUS`.
+    """
+    twin = problem.evaluator.twin_of(problem.profile)
+    if twin is None or not problem.evaluator.confirms or len(bins) > MOST_GPUS:
+        return bins
+    by_twin = Evaluator(twin, problem.objective, problem.evaluator.margin)
+    slots = SlotSearch(replace(problem, evaluator=by_twin))
+    return tuple(item if problem.out_of_time() else slots.best(item) for item in bins)
 
 
 class _Search:

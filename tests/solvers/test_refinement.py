@@ -17,6 +17,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.bin import Bin
 from packer.evaluation import Evaluations
+from packer.io.profiles import load_profile
 from packer.objectives.latency import Latency
 from packer.objectives.moves import Moves, moved
 from packer.plan import Plan
@@ -255,3 +256,18 @@ def test_a_hot_adapter_takes_more_gpus_than_there_are_adapters() -> None:
     task = problem(Workload([Adapter("hot", 8, 9.0)]), objective=Latency(), predictor=ANALYTIC, max_gpus=4)
     found = SpreadRefined().solve(replace(task, max_replicas=4))
     assert [item.shares for item in found.bins] == [(0.25,)] * 4
+
+
+def test_slots_of_a_latency_plan_are_chosen_by_simulation() -> None:
+    """Trees see little of what requests wait for slots: 64 adapters of rank 32 on 16 slots wait ten times as long."""
+    profile = load_profile("h100-64gb/qwen-2.5-7b-instruct")
+    rates = np.random.default_rng(0).choice((0.1, 0.05, 0.025), 128).tolist()
+    fleet = Workload([Adapter(f"a{i}", 32, rate) for i, rate in enumerate(rates)])
+    refined, spread = (
+        solve(fleet, profile, "latency", solver=solver, max_gpus=2, verify=False, with_headroom=False)
+        for solver in ("spread-refined", "spread")
+    )
+    ttft_ms = [
+        TwinPredictor(seed=5).evaluate(fleet, plan.bins).mean_ttft_ms.max() for plan in (refined, spread)
+    ]
+    assert ttft_ms[0] < 1.5 * ttft_ms[1]
