@@ -54,7 +54,7 @@ def main() -> None:
     """Entry point: errors become one line and an exit code, never a traceback."""
     from packer.cli.streams import flush, prepare
 
-    gc.set_threshold(100_000, 50)  # a command ends before most of what it makes is garbage
+    gc.set_threshold(500_000, 50)  # a command ends before most of what it makes is garbage
     prepare()
     code = flush(run(sys.argv[1:], started=STARTED))
     gc.freeze()  # the interpreter ends without looking for garbage among all that there is: 0.1 s
