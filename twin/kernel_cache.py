@@ -117,14 +117,14 @@ def _meaning(value: object) -> str:
 
 
 def is_kept(kernel: Dispatcher) -> bool:
-    """Whether compiled code of this version of a kernel is in the folder."""
-    return any(
+    """Whether compiled code of this version of a kernel is in the folder, or none is needed (NUMBA_DISABLE_JIT)."""
+    return not isinstance(kernel, Dispatcher) or any(
         cache_folder().glob(f"*.{kernel.py_func.__name__}-{stamp(kernel.py_func)[:STAMP_LENGTH]}.*.nbi")
     )
 
 
 def _ours(function: types.FunctionType) -> bool:
-    return function.__module__.partition(".")[0] == "packer"
+    return (function.__module__ or "").partition(".")[0] == "packer"
 
 
 class KernelLocator(_CacheLocator):

@@ -124,7 +124,7 @@ class Server:
             else:
                 fill_inbox(state, time_s)
             tuning = self.tuning(seed)
-            if not advance.overloads:
+            if not getattr(advance, "overloads", True):  # with NUMBA_DISABLE_JIT nothing is compiled
                 prepare()
             advance(state, law_of(self.profile), duration_s, tuning)
             if not state.ints[rows.EXHAUSTED]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -33,3 +35,28 @@ def test_two_processes_share_the_parts(compiled_anew: Callable[[str], list[str]]
         "charge True 1",
         "advance 1 True",
     ]
+
+
+PLAN = """
+import packer
+profile = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+fleet = packer.Workload([packer.Adapter("a", 8, 0.5), packer.Adapter("b", 16, 0.5)])
+sim = packer.simulate(fleet, profile, max_loras=2, duration_s=5.0)
+plan = packer.solve(fleet, profile, predictor="tree", verify=False)
+print(sim.completed, sim.total_token_throughput, sim.engine_steps, plan.bins[0].settings, plan.evaluations[0])
+"""
+
+
+def test_without_compiling_the_kernels_run_as_python() -> None:
+    """NUMBA_DISABLE_JIT changes nothing but the time that a simulation and a plan take."""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", PLAN],
+            env={**os.environ, **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for more in ({}, {"NUMBA_DISABLE_JIT": "1"})
+    ]
+    assert runs[0] == runs[1] != ""
