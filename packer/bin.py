@@ -69,11 +69,15 @@ class Bin:
         return Bin.unchecked(self.adapters, settings, self.profile, self.shares)
 
     @classmethod
-    def unchecked(cls, *values: object) -> Bin:
-        """A bin from its fields, in their order: searches make thousands, and plans are checked at the end."""
-        made = object.__new__(cls)
-        for write, value in zip(_WRITE, values, strict=True):
-            write(made, value)
+    def unchecked(
+        cls, adapters: tuple[int, ...], settings: Settings, profile: Profile, shares: tuple[float, ...]
+    ) -> Bin:
+        """A bin from its fields: searches make thousands, and plans are checked at the end."""
+        made, write = object.__new__(cls), object.__setattr__
+        write(made, "adapters", adapters)
+        write(made, "settings", settings)
+        write(made, "profile", profile)
+        write(made, "shares", shares)
         return made
 
     @property
@@ -119,6 +123,3 @@ class Bin:
             return None
         adapters, shares = zip(*left, strict=True)
         return replace(self, adapters=adapters, shares=shares)
-
-
-_WRITE = [getattr(Bin, name).__set__ for name in Bin.__slots__]

@@ -64,15 +64,10 @@ def _stripped(workload: Workload, bin_: Bin, gone: Container[int]) -> Bin | None
 
     Slots beyond the adapters stay if there were such before: somebody wanted them.
     """
-    places = [k for k, i in enumerate(bin_.adapters) if i not in gone]
-    if len(places) == len(bin_.adapters):
-        return bin_
-    if not places:
-        return None
-    adapters = tuple(bin_.adapters[k] for k in places)
+    left = bin_.renumbered({i: i for i in bin_.adapters if i not in gone})
+    if left is None or left == bin_:
+        return left
     spare = bin_.max_loras > len(bin_.adapters)
-    settings = bin_.profile.settings(
-        bin_.max_loras if spare else min(bin_.max_loras, len(adapters)),
-        slot_rank_for(int(workload.ranks[list(adapters)].max())),
-    )
-    return Bin(adapters, settings, bin_.profile, tuple(bin_.shares[k] for k in places))
+    slots = bin_.max_loras if spare else min(bin_.max_loras, len(left.adapters))
+    rank = slot_rank_for(int(workload.ranks[list(left.adapters)].max()))
+    return replace(left, settings=bin_.profile.settings(slots, rank))

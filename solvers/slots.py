@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf, isnan
 
 import numpy as np
@@ -64,7 +64,8 @@ class SlotSearch:
         slots, until they take too much of the KV cache. Without a hint, or if `thorough` and the climb ended
         below, every candidate is evaluated.
         """
-        climb = self._climb(adapters, max_loras_candidates(len(adapters)), profile, tuple(shares))
+        candidates = max_loras_candidates(len(adapters))
+        climb = _Climb(self, candidates, self.make(adapters, candidates[0], profile, shares))
         if hint is not None:
             nearest = min(range(len(climb.candidates)), key=lambda k: abs(climb.candidates[k] - hint))
             found = climb.run(nearest, until_admissible=True)
@@ -75,24 +76,15 @@ class SlotSearch:
     def best(self, bin_: Bin) -> Bin:
         """The same adapters with the number of slots that serves them best, near the one they have."""
         candidates = sorted({*max_loras_candidates(len(bin_.adapters)), bin_.max_loras})
-        climb = self._climb(bin_.adapters, candidates, bin_.profile, bin_.shares)
+        climb = _Climb(self, candidates, bin_)
         return climb.run(candidates.index(bin_.max_loras), until_admissible=False) or bin_
-
-    def _climb(
-        self,
-        adapters: Sequence[int],
-        candidates: Sequence[int],
-        profile: Profile | None,
-        shares: tuple[float, ...],
-    ) -> _Climb:
-        return _Climb(self, candidates, self.make(adapters, candidates[0], profile, shares).with_slots)
 
 
 class _Climb:
     """Hill climbing over the slots of otherwise equal bins, evaluating neighbours on both sides at once."""
 
-    def __init__(self, slots: SlotSearch, candidates: Sequence[int], make: Callable[[int], Bin]) -> None:
-        self.slots, self.candidates, self.make = slots, candidates, make
+    def __init__(self, slots: SlotSearch, candidates: Sequence[int], like: Bin) -> None:
+        self.slots, self.candidates, self.like = slots, candidates, like
         self.bins: dict[int, Bin] = {}
         self.admitted: list[int] = []
         self.score: dict[int, tuple[float, ...]] = {}
@@ -120,7 +112,7 @@ class _Climb:
         if not new:
             return
         for k in new:
-            self.bins[k] = self.make(self.candidates[k])
+            self.bins[k] = self.like.with_slots(self.candidates[k])
         found, admissible = self.slots.evaluate([self.bins[k] for k in new])
         for k, ok, score in zip(new, admissible.tolist(), scores(found), strict=True):
             self.score[k] = (float(ok), *score)

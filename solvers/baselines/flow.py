@@ -7,7 +7,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin
 from packer.solvers.backbone import backbone_tok_s
 from packer.solvers.base import Problem, Solution
 from packer.solvers.slots import SlotSearch
@@ -57,18 +56,8 @@ def _round(
     """(adapter, GPU) for each unit of a round: the flow through GPUs that take one unit each is an assignment."""
     from scipy.optimize import linear_sum_assignment
 
-    cost = np.array(
-        [
-            [
-                math.inf if i in part else load - (_STAY_BONUS if _runs_on(problem.old_bins, i, k) else 0.0)
-                for k, (part, load) in enumerate(zip(parts, busy.tolist(), strict=True))
-            ]
-            for i in units
-        ]
-    )
+    cost = np.array([[math.inf if i in part else 0.0 for part in parts] for i in units]) + busy
+    for k, old in enumerate(problem.old_bins[: len(parts)]):
+        cost[[i in old.adapters for i in units], k] -= _STAY_BONUS
     rows, columns = linear_sum_assignment(cost)
     return [(units[row], column) for row, column in zip(rows.tolist(), columns.tolist(), strict=True)]
-
-
-def _runs_on(old: tuple[Bin, ...], adapter: int, gpu: int) -> bool:
-    return gpu < len(old) and adapter in old[gpu].adapters

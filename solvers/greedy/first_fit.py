@@ -91,7 +91,7 @@ class FirstFit:
             <= self.problem.stock.get(profile.gpu.name, math.inf)
         ]
         bins = [bin_ for bin_ in found if bin_ is not None]
-        return min(bins, key=self._preference) if len(bins) > 1 else next(iter(bins), None)
+        return bins[0] if len(bins) == 1 else min(bins, key=self._preference, default=None)
 
     def _sold_out(self) -> bool:
         """Whether some kind of GPU is used up: the rest of the queue may fail for want of it."""
