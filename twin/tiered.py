@@ -18,7 +18,7 @@ from packer.twin.compile_ahead import COMPILER, types_of
 
 def interpreted(kernel: Dispatcher, instead: Mapping[Dispatcher, Callable[..., Any]]) -> Callable[..., Any]:
     """The kernel and all that it calls as Python functions; `instead` replaces some of them."""
-    function = getattr(kernel, "py_func", kernel)  # with NUMBA_DISABLE_JIT it is a function already
+    function: Any = getattr(kernel, "py_func", kernel)  # with NUMBA_DISABLE_JIT it is a function already
     names = {"__builtins__": function.__globals__["__builtins__"]}
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)
