@@ -158,6 +158,11 @@ def _merged(
                 [*_total([option for _, option in chosen]), *(_said(option, options) for _, option in chosen)]
             ),
             "kinds": [option.to_dict() for option in options],
+            **{
+                key: first.details[key]
+                for key in ("estimate_band",)
+                if len(plans) == 1 and key in first.details
+            },
         },
     )
 

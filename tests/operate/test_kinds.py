@@ -14,6 +14,8 @@ from packer.operate.frontier import frontier
 from packer.operate.recommend import recommend
 from packer.plan import Plan, Status
 from packer.profile import Profile
+from packer.twin.estimate import estimate_profile
+from packer.twin.models import model_named
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -91,6 +93,14 @@ def test_the_parts_of_the_plan_fit_together(two_models: Plan) -> None:
     assert placed == list(range(len(two_models.workload)))
     for row, item in zip(two_models.evaluations, two_models.bins, strict=True):
         assert row.offered_tok_s == pytest.approx(item.offered_tok_s(two_models.workload))
+
+
+def test_the_error_of_an_estimate_is_said_beside_other_kinds() -> None:
+    """A kind that was chosen by an estimated profile has the band of GPUs that the estimate may be off by."""
+    cheap = estimate_profile(model_named("meta-llama/Llama-3.1-8B-Instruct"), "a100-80gb", price_per_hour=1.0)
+    plan = recommend(fleet(6, (None,)), [priced(LLAMA, 3.0), cheap])
+    assert {item.profile.name for item in plan.bins} == {cheap.name}
+    assert plan.details["estimate_band"] == recommend(fleet(6, (None,)), cheap).details["estimate_band"]
 
 
 def test_limits_on_gpus_need_an_objective() -> None:
