@@ -111,7 +111,7 @@ def evaluate(
     limits breaks them: packer solve --from makes the next plan.
 
     With --log, --url or --input the rates are those measured, and the advice is "keep" (the plan holds),
-    "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server breaks, exit code 3).
+    "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server or a limit breaks, exit code 3).
 
     \b
     Examples:

@@ -29,7 +29,7 @@ class Drift:
     """What changed since the plan was made.
 
     `evaluation`: the plan's adapters at the measured rates and lengths, on their servers.
-    `advice`: "keep"; "watch": the servers hold, but rates drifted or adapters are new; "replan": one breaks.
+    `advice`: "keep"; "watch": the plan holds, but rates drifted or adapters are new; "replan": it does not hold.
     `drifted`: adapters whose rate differs by more than the tolerance, the largest difference first.
     `new_adapters`, `silent_adapters`: adapters seen that have no server; adapters of the plan that were not seen.
     `planned_tok_s`, `measured_tok_s`: offered loads.
@@ -99,7 +99,7 @@ def drift(
     new = tuple(name for name in seen.names if name not in known)
     return Drift(
         found,
-        "replan" if found.broken else "watch" if rows or new else "keep",
+        "replan" if not found.holds else "watch" if rows or new else "keep",
         tuple(rows),
         new,
         tuple(sorted(known - measured)),

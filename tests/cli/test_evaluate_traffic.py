@@ -117,6 +117,20 @@ def test_a_replayed_trace_does_not_hide_the_measured_rates(
     assert (found["advice"], found["arrivals"]) == ("keep", "poisson")
 
 
+def test_measured_traffic_that_breaks_the_limits_needs_another_plan(
+    plan: Plan, tmp_path: Path, capsys: Capture
+) -> None:
+    """A plan that was made for latency limits is not kept where servers serve their load and break them."""
+    path, log = tmp_path / "limited.json", tmp_path / "log.jsonl"
+    replace(plan, objective="slo", details={"limits": {"mean_ttft_ms": 1e-3}}).save(path)
+    log.write_text(traffic(300))
+    words = ["evaluate", str(path), "--log", str(log), "--window", "100"]
+    assert run(words) == 3
+    out = capsys.readouterr().out
+    assert "The plan breaks its latency limits." in out
+    assert "Plan again" in out
+
+
 def test_traffic_needs_a_source(plan_path: str, capsys: Capture) -> None:
     """Without a server, a saved answer or a log there is nothing to measure again and again."""
     assert run(["evaluate", plan_path, "--every", "5"]) == 2
