@@ -22,8 +22,8 @@ _WORTH = 32
 """Trees, which hope for too much, must promise more than one GPU less in so many."""
 _UNITS = 64
 """A server is filled in so many parts of what it is expected to hold."""
-_EVENNESS = 12
-"""Bisections for the least load of which servers are enough."""
+_SCALES = np.linspace(0.5, 1.0, 101).tolist()
+"""Parts of what servers bear, of which the smallest that is enough is taken."""
 _FIRST = 8
 """Servers of a plan that are simulated before the others."""
 _GROWTH = 50
@@ -91,12 +91,9 @@ class _Packing:
         return [self.order[start:end] for start, end in pairwise(ends)]
 
     def even(self, borne_tok_s: dict[int, float], n: int) -> list[npt.NDArray[np.int64]]:
-        """At most `n` servers, of the smallest part of what they bear."""
-        low, high = 0.0, 1.0
-        for _ in range(_EVENNESS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if len(self.cut(borne_tok_s, middle)) <= n else (middle, high)
-        return self.cut(borne_tok_s, high)
+        """At most `n` servers, of the smallest part of what they bear; n of them are enough for all of it."""
+        cuts = (self.cut(borne_tok_s, scale) for scale in _SCALES)
+        return next(parts for parts in cuts if len(parts) <= n)
 
     def filled(self, start: int, load_tok_s: float, hint: int) -> Bin | None:
         """The server of the most adapters from `start` on, looked for around this load.
@@ -126,7 +123,7 @@ class _Packing:
         for chosen in (spread[:_FIRST].tolist(), spread[_FIRST:].tolist()):
             tried = [self.slots.make(parts[k].tolist(), 1) for k in chosen]
             tried = [
-                each.with_slots(min(like[each.max_lora_rank].max_loras, len(each.adapters))) for each in tried
+                item.with_slots(min(like[item.max_lora_rank].max_loras, len(item.adapters))) for item in tried
             ]
             if self.problem.out_of_time():
                 return None
