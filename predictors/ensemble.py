@@ -12,7 +12,7 @@ import numpy.typing as npt
 from packer.arrays import Float32Array, FloatArray
 from packer.predictors.kernels import walk_rows
 
-IntArray = npt.NDArray[np.uint32]
+UintArray = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Ensemble(NamedTuple):
     `bias`: float64 (outputs,).
     """
 
-    feature: IntArray
+    feature: UintArray
     threshold: Float32Array
-    left: IntArray
-    roots: IntArray
-    depths: IntArray
-    starts: IntArray
+    left: UintArray
+    roots: UintArray
+    depths: UintArray
+    starts: UintArray
     bias: FloatArray
 
     @classmethod

@@ -71,10 +71,8 @@ class BinTable:
             raise IncompatibleError("Expected the bins of one table to have the same profile.")
         index = [indices(item.adapters) for item in bins]
         sizes = [len(each) for each in index]
-        if isinstance(factors, np.ndarray):
-            share = np.repeat(factors, sizes)
-        else:
-            share = np.full(sum(sizes), factors, dtype=np.float64)
+        share = np.empty(sum(sizes))
+        share[:] = np.repeat(factors, sizes) if isinstance(factors, np.ndarray) else factors
         if any(item.is_split for item in bins):
             share *= np.concatenate([item.shares for item in bins], dtype=np.float64)
         return cls(

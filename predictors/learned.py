@@ -31,7 +31,7 @@ from packer.predictors.targets import (
     decoded,
     probability,
 )
-from packer.predictors.trees_kernel import N_FIGURES, SHORT, TreeModel, evaluate_bins
+from packer.predictors.trees_kernel import N_FIGURES, SHORT, evaluate_bins
 from packer.profile import Profile
 from packer.twin.engine.compile import begin
 from packer.twin.threads import in_threads
@@ -157,7 +157,7 @@ class LearnedPredictor:
         figures, flags = np.empty((N_FIGURES, n)), np.empty((4, n), dtype=bool)
         evaluate_bins(
             table.indptr, table.index, table.share, table.max_loras, table.max_lora_rank, kv_tokens,
-            extractor.arrays, self._trees, figures, flags, np.zeros(ROOM),
+            *extractor.arrays, *self._trees, figures, flags, np.zeros(ROOM),
             np.empty(len(self._ranges[0]) + 1, dtype=np.float32), short=n <= SHORT,
         )  # fmt: skip
         columns: list[Any] = [*figures[:2], *flags[:2], *figures[2:], *unsimulated(n), flags[3]]
@@ -228,13 +228,12 @@ _SHIPPED: dict[tuple[str, Profile], LearnedPredictor] = {}
 
 def _tree_model(
     model: Model, trees: Ensemble, profile: Profile, ranges: tuple[FloatArray, FloatArray]
-) -> TreeModel:
+) -> tuple[Any, ...]:
+    """What `evaluate_bins` needs of a model, in its order."""
     slope, offset = model.header["calibration"]
-    bases = [0, *(COLUMN[target.base] for target in TARGETS), 0]
-    return TreeModel(
-        trees, np.array(bases, dtype=np.int64), float(slope), float(offset), LARGEST_CORRECTION, *ranges,
-        float(profile.memory.min_kv_tokens),
-    )  # fmt: skip
+    bases = np.array([0, *(COLUMN[target.base] for target in TARGETS), 0], dtype=np.int64)
+    least = float(profile.memory.min_kv_tokens)
+    return (*trees, bases, float(slope), float(offset), LARGEST_CORRECTION, *ranges, least)
 
 
 class ForestPredictor(LearnedPredictor):

@@ -7,13 +7,12 @@ slow reference.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from packer.arrays import BoolArray, Float32Array, FloatArray, IntArray
-from packer.predictors.ensemble import Ensemble
+from packer.predictors.ensemble import Ensemble, UintArray
 from packer.predictors.features_kernel import FleetArrays, fill
 from packer.predictors.kernels import walk_one
 from packer.twin.flags import ENGINE_FLAGS
@@ -27,46 +26,37 @@ N_FIGURES = 10
 SMALLEST = 1e-3
 
 
-class TreeModel(NamedTuple):
-    """A trained model as arrays.
-
-    bases int64 (outputs,): the feature that each output corrects (the first and the last, starvation and stability,
-    correct none); slope, offset: calibration of the log odds; largest: limit of a correction; low, high float64 (F,):
-    the range that it learned from; min_kv: KV tokens that a server needs.
-    """
-
-    trees: Ensemble
-    bases: IntArray
-    slope: float
-    offset: float
-    largest: float
-    low: FloatArray
-    high: FloatArray
-    min_kv: float
-
-
 @njit(**ENGINE_FLAGS)
 def evaluate(
     indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
-    kv_tokens: FloatArray, fleet: FleetArrays, model: TreeModel, figures: FloatArray, flags: BoolArray,
-    room: FloatArray, x: Float32Array,
+    kv_tokens: FloatArray, table: FloatArray, law: FloatArray, paper: bool, engine: FloatArray, load: FloatArray,
+    feature: UintArray, threshold: Float32Array, left: UintArray, roots: UintArray, depths: UintArray,
+    starts: UintArray, bias: FloatArray, bases: IntArray, slope: float, offset: float, largest: float,
+    low: FloatArray, high: FloatArray, min_kv: float, figures: FloatArray, flags: BoolArray, room: FloatArray,
+    x: Float32Array,
 ) -> None:  # fmt: skip
     """Write figures float64 (N_FIGURES, n) and flags bool (4, n) of n bins; latencies are NaN where one fails.
 
-    `room` as for `fill`, x float32 (F + 1,): room to work in.
+    From table the parts of `FleetArrays`, from feature those of `Ensemble`: a call with both as tuples takes 2 µs more.
+    bases int64 (outputs,): the feature that each output corrects (the first and the last, starvation and stability,
+    correct none); slope, offset: calibration of the log odds; largest: limit of a correction; low, high float64 (F,):
+    the range that the model learned from; min_kv: KV tokens that a server needs. `room` as for `fill`, x float32
+    (F + 1,): room to work in.
     """
-    width, outputs, row = model.low.size, room[11], room[12]  # `packer.predictors.targets.OUTPUTS`
+    fleet = FleetArrays(table, law, paper, engine, load)
+    trees = Ensemble(feature, threshold, left, roots, depths, starts, bias)
+    width, outputs, row = low.size, room[11], room[12]  # `packer.predictors.targets.OUTPUTS`
     x[width] = -np.inf
     for b in range(slots.size):
         fill(b, indptr, index, share, slots, slot_rank, kv_tokens, fleet, room, row)
         outside = False
         for f in range(width):
             x[f] = row[f]
-            outside = outside or row[f] < model.low[f] or row[f] > model.high[f]
+            outside = outside or row[f] < low[f] or row[f] > high[f]
         offered = 0.0
         for j in range(indptr[b], indptr[b + 1]):
-            offered += fleet.load[index[j]] * share[j]
-        failed = kv_tokens[b] < model.min_kv
+            offered += load[index[j]] * share[j]
+        failed = kv_tokens[b] < min_kv
         figures[OFFERED, b], figures[KV, b] = offered, kv_tokens[b]
         flags[FAILED, b], flags[OUTSIDE, b] = failed, outside
         if failed:
@@ -75,16 +65,16 @@ def evaluate(
             for k in range(MEAN_TTFT, P99_ITL + 1):
                 figures[k, b] = np.nan
             continue
-        for k in range(model.trees.bias.size):
-            first, last = model.trees.starts[k], model.trees.starts[k + 1]
-            outputs[k] = model.trees.bias[k] + walk_one(x, model.trees, first, last)
-        odds = model.slope * outputs[0] + model.offset
+        for k in range(trees.bias.size):
+            first, last = trees.starts[k], trees.starts[k + 1]
+            outputs[k] = trees.bias[k] + walk_one(x, trees, first, last)
+        odds = slope * outputs[0] + offset
         chance = 1.0 / (1.0 + math.exp(-min(max(odds, -50.0), 50.0)))
         flags[STARVED, b], flags[STABLE, b] = chance >= 0.5, outputs[8] > 0.0
         figures[CHANCE, b] = chance
         for k in range(1, 8):
-            correction = min(max(outputs[k], -model.largest), model.largest)
-            outputs[k] = max(row[model.bases[k]], SMALLEST) * math.exp(correction)
+            correction = min(max(outputs[k], -largest), largest)
+            outputs[k] = max(row[bases[k]], SMALLEST) * math.exp(correction)
         figures[THROUGHPUT, b] = min(outputs[1], 1.0) * offered
         mean_itl, mean_ttft = outputs[2], outputs[5]
         p99_ttft = max(outputs[7], mean_ttft)  # learned apart, figures could contradict
