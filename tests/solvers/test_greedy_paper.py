@@ -161,3 +161,18 @@ def test_no_gpu_goes_beyond_the_last_testing_point(n: int) -> None:
     found = GreedyPaper().solve(with_script(n, Scripted(lambda n, p: 1.0)))
     assert max(len(b.adapters) for b in found.bins) == 384
     assert found.unplaced == ()
+
+
+def test_tests_that_are_evaluated_ahead_change_no_plan() -> None:
+    """Where a call costs more than a bin, likely tests are evaluated in one call: fewer calls, the same bins."""
+
+    def says(n: int, slots: int) -> float | None:
+        return None if n > 6 * slots or n > 140 else n - slots / 100
+
+    one_by_one, ahead = Scripted(says), Scripted(says)
+    plain, quick = with_script(500, one_by_one), with_script(500, ahead)
+    quick.evaluator.fast = True
+    found = GreedyPaper().solve(quick)
+    assert found == GreedyPaper().solve(plain)
+    assert [len(item.adapters) for item in found.bins] == [128, 128, 128, 116]
+    assert len(ahead.asked) < len(one_by_one.asked) / 3
