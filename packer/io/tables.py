@@ -114,18 +114,20 @@ def header_of(cells: Sequence[str], path: str | os.PathLike[str], row: int) -> l
 
 
 def csv_rows(text: str, path: str | os.PathLike[str]) -> tuple[list[str], Iterator[Row]]:
-    """Column names of a CSV text and its rows."""
+    """Column names of a CSV text and its rows; empty columns at the end, as spreadsheets leave them, are none."""
     lines = csv_lines(text, path)
     number, cells = next(lines, (1, []))
     names = header_of(cells, path, number)
+    while names and not names[-1]:
+        names.pop()
 
     def rows() -> Iterator[Row]:
         for number, cells in lines:
-            if len(cells) != len(names):
+            if len(cells) < len(names) or any(map(str.strip, cells[len(names) :])):
                 raise FileFormatError(
                     f"expected {len(names)} cells as in the header, got {len(cells)}.", path=path, row=number
                 )
-            yield Row(os.fspath(path), number, dict(zip(names, cells, strict=True)))
+            yield Row(os.fspath(path), number, dict(zip(names, cells, strict=False)))
 
     return names, rows()
 

@@ -173,6 +173,16 @@ def test_plain_columns_take_sharegpt_shapes() -> None:
     )
 
 
+def test_empty_columns_of_spreadsheets_are_none(tmp_path: Path) -> None:
+    """Empty cells beyond the last column, of the header or of rows, and empty rows are passed over."""
+    path = tmp_path / "fleet.csv"
+    path.write_bytes(b"\xef\xbb\xbfadapter,rank,rate,,\r\na,8,0.5,,\r\n,,,,\r\nb,16,0.25,,,\r\n")
+    assert [(each.name, each.rank, each.rate) for each in read_workload(path).adapters] == [
+        ("a", 8, 0.5),
+        ("b", 16, 0.25),
+    ]
+
+
 def test_comments_blanks_and_case_of_the_header() -> None:
     """Comment lines, blank lines, blanks around cells and the header's case don't matter."""
     fleet = read_csv('# made by hand\n\n Adapter , RANK,rate\n# a comment\na , 8, 0.1\n\n"#b",8,0.1\n')
