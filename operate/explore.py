@@ -169,8 +169,7 @@ class Frontier:
         """Add points upward from `low` until one more GPU gains little, and fill the gaps below."""
         n = self.at(low).n_gpus
         while n < high and len(self._points) < MOST_POINTS and not self.over():
-            step = max(1, round(0.1 * n))
-            here, there = self.at(n), self.at(min(high, n + step))
+            here, there = self.at(n), self.at(min(high, n + max(1, round(0.1 * n))))
             slower = there.worst_adapter_ttft_ms > WORSE * here.worst_adapter_ttft_ms
             if slower or there.p95_ttft_ms > here.p95_ttft_ms:
                 bins = self._settled(there.plan.bins, self.kept.hours, tight=0.0)
