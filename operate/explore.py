@@ -312,8 +312,9 @@ class Frontier:
 
     def _starves(self, bins: Sequence[Bin]) -> bool:
         """Whether a server starves that has a slot for each adapter: no number of slots changes that."""
-        hours = zip(bins, self.hours.all(bins, self.raised), strict=True)
-        return any(item.max_loras == len(item.adapters) and not hour.figures.feasible for item, hour in hours)
+        full = [item.max_loras == len(item.adapters) for item in bins]
+        hours = self.hours.all(bins, self.raised) if any(full) else []
+        return any(each and not hour.figures.feasible for each, hour in zip(full, hours, strict=False))
 
     def _cost(self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None) -> float:
         """What settled servers are compared by: how far they exceed their limits."""

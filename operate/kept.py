@@ -77,9 +77,7 @@ class KeptHours:
         groups = [order[:1], order[1:]] if most is None else [[hour] for hour in order]
         for together, later in zip(groups, [*groups[1:], []], strict=True):
             jobs = [(k, hour) for hour in together for k in range(len(bins)) if worst[k] < enough[k]]
-            idle = max(
-                0, (os.cpu_count() or 1) - len(jobs)
-            )  # cores that take what is likely to be needed next
+            idle = -len(jobs) % (os.cpu_count() or 1)  # cores that take what is likely needed next
             ahead = [(bins[k], *hour) for hour in later for k, _ in jobs][:idle]
             found = self.simulated.each([(bins[k], *hour) for k, hour in jobs] + ahead)
             for (k, _), hour in zip(jobs, found, strict=False):
