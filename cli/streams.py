@@ -16,12 +16,16 @@ def prepare() -> None:
     """Make standard output and error writable whatever they are; SIGTERM interrupts as Ctrl-C does.
 
     A closed stream becomes /dev/null, so that no file that is opened later takes its number. A character that
-    the encoding of a stream lacks is written as an escape.
+    the encoding of a stream lacks is written as an escape. What a library of C writes to standard output by itself, as
+    HiGHS does, goes to standard error: the output of a command may be JSON.
     """
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(handle)
-    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115  (open as long as the process)
+    encoding = sys.stdout.encoding if sys.stdout else None
+    sys.stdout = open(os.dup(1), "w", encoding=encoding)  # noqa: SIM115  (open as long as the process)
+    sys.__stdout__ = sys.stdout  # type: ignore[misc]  # widths of terminals are asked there
+    os.dup2(2, 1)
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -1,17 +1,12 @@
 """The pattern model: cheapest bins that cover every class, as a linear relaxation and in whole numbers.
 
-Both are solved by HiGHS. On pools that column generation leaves behind it finds better covers than CP-SAT, and
-proves them where CP-SAT does not (benchmarks/solvers).
+The relaxation of few classes is solved in a simplex tableau, all else by HiGHS. On pools that column generation leaves
+behind it finds better covers than CP-SAT, and proves them where CP-SAT does not (benchmarks/solvers).
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,9 +22,6 @@ and call HiGHS."""
 
 MOST_PIVOTS = 1000
 _DUAL_TOLERANCE = 1e-9
-
-_SILENCE = Lock()
-"""Standard output is one for all threads."""
 
 _TOLERANCE = 1e-6
 """Of HiGHS for constraints, where patterns are not whole numbers."""
@@ -131,13 +123,12 @@ def solve_integer(
 
     if not len(patterns):
         return None, False
-    with _SILENCE, _silent():
-        found = milp(
-            _prices(patterns, prices),
-            integrality=np.ones(len(patterns)),
-            constraints=LinearConstraint(_held(patterns), demand, demand if exact_cover else np.inf),
-            options={"time_limit": max(0.1, time_limit_s)},
-        )
+    found = milp(
+        _prices(patterns, prices),
+        integrality=np.ones(len(patterns)),
+        constraints=LinearConstraint(_held(patterns), demand, demand if exact_cover else np.inf),
+        options={"time_limit": max(0.1, time_limit_s)},
+    )
     if found.x is None or found.status > _TIME_LIMIT:
         return None, False
     whole = np.rint(found.x).astype(np.int64)
@@ -145,26 +136,6 @@ def solve_integer(
     if np.any(whole < 0) or np.any(covered != demand if exact_cover else covered < demand - _TOLERANCE):
         return None, False
     return whole, found.status == 0
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Nothing written to standard output: HiGHS prints a line whatever its options say, which would end up in JSON."""
-    try:
-        kept = os.dup(1)
-    except OSError:  # closed
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    try:
-        yield
-    finally:
-        with suppress(TypeError, AttributeError):  # C's own buffer, where there is such a library
-            ctypes.CDLL(None).fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def _prices(patterns: IntArray | FloatArray, prices: FloatArray | None) -> FloatArray:

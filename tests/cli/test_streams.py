@@ -50,6 +50,19 @@ def test_closed_and_full_streams(tmp_path: Path, line: str, code: int, says: byt
     assert b"Exception ignored" not in done.stderr
 
 
+def test_what_libraries_write_is_no_output(tmp_path: Path) -> None:
+    """A line that a library writes to standard output by itself, past Python, does not end up in JSON."""
+    program = (
+        "import os, sys, packer.cli as cli\n"
+        "run, sys.argv = cli.run, ['packer', 'profiles', 'list', '--json']\n"
+        "cli.run = lambda *given, **options: os.write(1, b'by itself') and run(*given, **options)\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"by itself")
+    assert json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_terminals_without_utf_8(tmp_path: Path, encoding: str) -> None:
     """What the encoding lacks is escaped; JSON stays JSON with the same content."""
