@@ -142,8 +142,8 @@ class Replicas:
 
     @cached_property
     def calm(self) -> Workload:
-        """`fleet` with Poisson arrivals, which trained trees know."""
-        return self.fleet.with_arrivals(Arrivals())
+        """`fleet` as trained trees know it: Poisson arrivals, and servers that train nothing."""
+        return replace(self.fleet, arrivals=Arrivals(), fine_tuning=None)
 
     def spread_over(self, n_gpus: int, allowed: int | None) -> Replicas:
         """The same with adapters that are split in as many parts that each is no more than a GPU's part of the load."""

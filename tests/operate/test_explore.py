@@ -215,3 +215,14 @@ def test_estimated_profiles_are_searched_with_trees() -> None:
     """Proposals for a profile without trees of its own come from those of another one, without simulations."""
     estimate = estimate_profile(model_named("meta-llama/Llama-3.1-8B-Instruct"), "a100-80gb")
     assert isinstance(Frontier(Workload([Adapter("a", 8, 0.1)]), estimate).predictor, LearnedPredictor)
+
+
+@pytest.mark.parametrize("estimated", [False, True])
+def test_fleets_with_a_job_are_planned(estimated: bool, server: Profile) -> None:
+    """Trees know nothing of servers that train beside their requests: they propose, and the twin simulates the job."""
+    llama = model_named("meta-llama/Llama-3.1-8B-Instruct")
+    profile = estimate_profile(llama, "a100-80gb") if estimated else server
+    fleet = Workload([Adapter(f"a{i}", 8, 0.1) for i in range(8)], fine_tuning=packer.FineTuning())
+    plan = packer.recommend(fleet, profile)
+    assert plan.status is Status.FEASIBLE
+    assert (plan.evaluations.tuning_tok_s > 0.0).all()
