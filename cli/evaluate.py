@@ -34,7 +34,7 @@ class Changes:
     add_path: A workload file of adapters that come.
     remove: An adapter that goes; repeatable.
     lose: A GPU that is lost: its adapters go to the others; repeatable.
-    duration_s: Simulated time of each server (twin only). [default: until the result is clear]
+    duration_s: Simulated time of each server (twin only). [default: an hour, and until starvation is clear]
     router: Simulate the plan's servers behind a live router instead of the plan's own routing.
     rewrite: PLAN was changed by hand: evaluate it and write it over the file (or to -o).
     output: Write the plan with the new figures to this file.

@@ -128,8 +128,8 @@ def evaluate_plan(
     seed
         Of everything random; None takes one that no search has used.
     duration_s
-        Simulated time of each server, s, for the twin only; headroom is not computed then. None: as long as
-        a clear result needs.
+        Simulated time of each server, s, for the twin only; headroom is not computed then. None: an hour (whole
+        cycles of piecewise rates), and for starvation as long as a clear result needs.
 
     Raises
     ------

@@ -206,6 +206,27 @@ def test_few_classes_are_solved_as_highs_solves_them(monkeypatch: pytest.MonkeyP
         assert (patterns @ few.duals <= prices * (1.0 + 1e-7)).all()
 
 
+def test_few_classes_of_a_mix_of_servers_prove_their_optimum() -> None:
+    """Where kinds of server are limited (entries below 0, prices of 0), cover and duals agree: both are optimal."""
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        kinds, k = int(rng.integers(1, 4)), int(rng.integers(1, 13))
+        kind = np.sort(np.append(np.arange(kinds), rng.integers(0, kinds, 80)))
+        filled = rng.integers(0, 20, (len(kind), k)) * 10.0 ** rng.uniform(-1.0, 4.0, k)
+        counts = np.append(np.zeros(k), rng.integers(1, 40, kinds))
+        patterns = np.vstack([np.hstack([filled, -np.eye(kinds)[kind]]), counts])
+        prices, demand = (
+            np.append(np.zeros(len(kind)), 1.0),
+            np.append(filled[:40].sum(axis=0), np.zeros(kinds)),
+        )
+        few = solve_relaxation(patterns, demand, prices)
+        assert few is not None
+        assert few.use @ prices == pytest.approx(few.duals @ demand, rel=1e-9)
+        assert few.value == pytest.approx(few.use @ prices, rel=1e-9)
+        assert (few.use @ patterns >= demand - 1e-7 * np.maximum(demand, 1.0)).all()
+        assert (patterns @ few.duals <= prices + 1e-9).all()
+
+
 def test_certificates_find_what_enumeration_finds() -> None:
     """The search beyond a value is right about whether a feasible bin lies there."""
     fleet = random_fleet(30, seed=3, rates=(1.6, 0.8), ranks=(8, 32))
