@@ -75,22 +75,23 @@ def twin_cpu_s() -> dict[str, float]:
 
 
 def solve_s(workload: Path, *options: str) -> dict[str, float]:
-    """Wall-clock seconds of `packer solve` with nothing compiled and from the second time on; peak memory (MiB)."""
+    """Wall-clock seconds of `packer solve` with nothing compiled and after that (median of 5); peak memory (MiB)."""
     with tempfile.TemporaryDirectory() as scratch:
         # Python keeps compiled modules unless it is told not to, and so does the measurement.
         environment = {**os.environ, "NUMBA_CACHE_DIR": scratch, "PYTHONDONTWRITEBYTECODE": ""}
         command = _command("solve", str(workload), *options, "--force", "-o", f"{scratch}/plan.json")
-        found: dict[str, float] = {}
-        for name in ("cold_s", "warm_s"):
+        taken = []
+        for _ in range(6):
             started = time.perf_counter()
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
             _, status, usage = os.wait4(process.pid, 0)
-            found[name] = time.perf_counter() - started
+            taken.append(time.perf_counter() - started)
             process.returncode = os.waitstatus_to_exitcode(status)
             if process.returncode != 0:
                 raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
         return {
-            **found,
+            "cold_s": taken[0],
+            "warm_s": statistics.median(taken[1:]),
             "peak_mib": usage.ru_maxrss / 1024,
             "gpus": packer.load_plan(f"{scratch}/plan.json").n_gpus,
         }
