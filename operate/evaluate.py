@@ -142,6 +142,7 @@ def evaluate_plan(
     if not changed.bins:
         raise IncompatibleError("No GPU of the plan has an adapter, so there is nothing to evaluate.")
     used = plan.seed + FRESH_SEED if seed is None else seed
+    hours = Hours(used, limits=plan.limits)
     profiles = list(dict.fromkeys(item.profile for item in changed.bins))
     evaluator = Evaluator.load(predictor, profiles, seed=used)
     if duration_s is not None and evaluator.name != "twin":
@@ -154,11 +155,11 @@ def evaluate_plan(
     else:
         found = evaluator.evaluate(changed.workload, changed.bins)
         if evaluator.name == "twin":
-            found = of_hours(found, Hours(used).all(changed.bins, changed.workload))
+            found = of_hours(found, hours.all(changed.bins, changed.workload))
     names = list(changed.workload.names)
     left = {*changed.unplaced, *(plan.workload.names[i] for i in plan.unplaced)}
     unplaced = [i for i, name in enumerate(names) if name in left]
-    kept, reasons = _limits_kept(plan, changed, found, used)
+    kept, reasons = _limits_kept(plan, changed, found, hours)
     whole = not unplaced and bool(found.feasible.all()) and kept
     evaluated = Plan(
         changed.workload,
@@ -180,19 +181,21 @@ def evaluate_plan(
     )
     if duration_s is None:
         progress("headroom", 1, 2)
-        evaluated = with_room(evaluated, evaluator)
+        evaluated = with_room(evaluated, evaluator, hours=hours)
     before = Evaluations.of([plan.evaluations[gpu] for gpu in changed.gpus])
     return PlanEvaluation(evaluated, before, changed.gpus)
 
 
-def _limits_kept(plan: Plan, changed: Changed, found: Evaluations, seed: int) -> tuple[bool, tuple[str, ...]]:
+def _limits_kept(
+    plan: Plan, changed: Changed, found: Evaluations, hours: Hours
+) -> tuple[bool, tuple[str, ...]]:
     """Whether no limit that the plan was made for is known to break, and what is to be said of them."""
     figures = [(getattr(found, name), most) for name, most in plan.limits.items()]
-    fleet = changed.workload
+    fleet, seed = changed.workload, hours.seed
     if any((values > most).any() for values, most in figures):
         # The share of adapters that keep their limits is one of the fleet: on a server with few it may be lower.
         shared = plan.objective == "recommend" and fleet.slo.adapter_share < 1.0
-        if not (shared and KeptHours(fleet, fleet, seed, Hours(seed)).within(changed.bins, (fleet, seed))):
+        if not (shared and KeptHours(fleet, fleet, seed, hours).within(changed.bins, (fleet, seed))):
             return False, (f"The latency limits break: {plan.goal}",)
     if any((np.isnan(values) & found.feasible).any() for values, _ in figures):
         return True, (f"The latency limits are not evaluated, which the twin does: {plan.goal}",)

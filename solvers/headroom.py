@@ -50,19 +50,21 @@ def with_slots(
     return tuple(made), tuple(rooms)
 
 
-def with_room(plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambda: False) -> Plan:
+def with_room(
+    plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambda: False, hours: Hours | None = None
+) -> Plan:
     """The plan with the factor by which the rates of each server may grow, where it has up to `MOST_GPUS`.
 
     Where the twin confirms plans, `Plan.rooms` has the three marks of simulated hours (limits of the objective, or
     else those of the fleet; a queue that grows; starvation) and what limits each server, `Plan.adapters` what each
     adapter gets, and the figures are those of these hours; elsewhere the factor is that up to which the predictor
-    says that the server does not starve.
+    says that the server does not starve. `hours`: those simulated so far, of the plan's seed and limits.
     """
     if stop() or not 0 < len(plan.bins) <= MOST_GPUS:
         return plan
     if any(evaluator.twin_of(item.profile) is None for item in plan.bins):
         return replace(plan, headroom=headroom(plan.workload, plan.bins, evaluator, stop))
-    hours = Hours(plan.seed, stop, plan.limits)
+    hours = hours or Hours(plan.seed, stop, plan.limits)
     rooms = plan.rooms or hours.rooms(plan.bins, plan.workload)
     known = tuple(room.headroom for room in rooms) or (None,) * len(plan.bins)
     found = of_hours(plan.evaluations, hours.all(plan.bins, plan.workload))
