@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.solvers.base import Problem
 from packer.solvers.greedy.largest import largest
 from packer.solvers.headroom import headroom
-from packer.solvers.order import even_order
+from packer.solvers.order import even_order, golden
 from packer.solvers.slots import SlotSearch
 
 _FACTORS = [1.02**k for k in range(232)]
@@ -83,14 +83,14 @@ class _Packing:
         end = int(np.searchsorted(self._sums, before + load_tok_s * (1.0 + 1e-9), side="right"))
         return min(max(end, start + 1), start + self.problem.most_adapters)
 
-    def cut(self, borne_tok_s: dict[int, float], scale: float = 1.0) -> list[npt.NDArray[np.int64]]:
+    def cut(self, borne_tok_s: dict[int, float], scale: float = 1.0) -> list[IntArray]:
         """Servers of consecutive adapters, each of this part of the load that one of its slot rank bears."""
         ends = [0]
         while ends[-1] < len(self.order):
             ends.append(self._end(ends[-1], scale * borne_tok_s[self._ranks[ends[-1]]]))
         return [self.order[start:end] for start, end in pairwise(ends)]
 
-    def even(self, borne_tok_s: dict[int, float], n: int) -> list[npt.NDArray[np.int64]]:
+    def even(self, borne_tok_s: dict[int, float], n: int) -> list[IntArray]:
         """At most `n` servers, of the smallest part of what they bear; n of them are enough for all of it."""
         cuts = (self.cut(borne_tok_s, scale) for scale in _SCALES)
         return next(parts for parts in cuts if len(parts) <= n)
@@ -116,10 +116,10 @@ class _Packing:
             return found
         return largest(feasible, max(1, len(found.adapters) // unit), most, over)
 
-    def made(self, parts: Sequence[npt.NDArray[np.int64]], like: dict[int, Bin]) -> list[Bin] | None:
+    def made(self, parts: Sequence[IntArray], like: dict[int, Bin]) -> list[Bin] | None:
         """Servers with as many slots as that of their rank in `like`; None once one is not admissible."""
         made: dict[int, Bin] = {}
-        spread = np.argsort(np.arange(len(parts)) * 0.618 % 1.0)  # some of each rank first
+        spread = golden(len(parts))  # some of each rank first
         for chosen in (spread[:_FIRST].tolist(), spread[_FIRST:].tolist()):
             tried = [self.slots.make(parts[k].tolist(), 1) for k in chosen]
             tried = [

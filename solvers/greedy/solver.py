@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.greedy_paper import GreedyPaper
@@ -70,7 +70,7 @@ def _packed(problem: Problem) -> Solution:
     return _paper(problem, found) or found
 
 
-def _first_fit(problem: Problem, order: npt.NDArray[np.int64]) -> Solution:
+def _first_fit(problem: Problem, order: IntArray) -> Solution:
     packing = FirstFit(problem, order)
     packing.run()
     return Solution(tuple(packing.bins), tuple(packing.left), tuple(packing.reasons))
