@@ -136,6 +136,7 @@ def _merged(
         for item in option.plan.bins
     )
     holds = all(option.holds for _, option in chosen)
+    band = first.details.get("estimate_band") if len(plans) == 1 else None
     verified = [plan.verified for plan in plans]
     return first.without_bound(  # a model's bound is one for its kind of server alone
         workload=workload,
@@ -158,11 +159,7 @@ def _merged(
                 [*_total([option for _, option in chosen]), *(_said(option, options) for _, option in chosen)]
             ),
             "kinds": [option.to_dict() for option in options],
-            **{
-                key: first.details[key]
-                for key in ("estimate_band",)
-                if len(plans) == 1 and key in first.details
-            },
+            **({"estimate_band": band} if band is not None else {}),
         },
     )
 

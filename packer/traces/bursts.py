@@ -145,9 +145,8 @@ def _score_correlation(covariance: FloatArray, cv: float) -> FloatArray:
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(120)
     weights = weights / weights.sum()
-    values = unit_gamma(np.array([cv**-2.0]), np.clip(nodes, -8.0, 8.0))[
-        0
-    ]  # beyond, the normal distribution is at 1
+    within = np.clip(nodes, -8.0, 8.0)  # beyond, the normal distribution is at 1
+    values = unit_gamma(np.array([cv**-2.0]), within)[0]
     previous, current = np.zeros_like(nodes), np.ones_like(nodes)
     squares = []
     for n in range(1, 40):

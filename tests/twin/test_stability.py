@@ -119,10 +119,9 @@ def test_waiting_requests_are_counted_exactly(one_at_a_time: Profile, trace: Req
     counts = _count(sim, at_s)
     brute = [counts[(at_s >= a) & (at_s < b)].mean() for a, b in itertools.pairwise(edges_s)]
     np.testing.assert_allclose(waiting_means(sim, edges_s), brute, atol=0.02)
-    first_s = sim.raw.first_s[
-        (sim.raw.first_s >= 2.0) & (sim.raw.first_s <= 12.0)
-    ]  # fewest for a moment, perhaps
-    assert fewest_waiting(sim, 2.0, 12.0) == [min([counts.min(), *_count(sim, first_s)])]
+    first_s = sim.raw.first_s[(sim.raw.first_s >= 2.0) & (sim.raw.first_s <= 12.0)]
+    at_starts = _count(sim, first_s)  # where the queue may be shortest for less than a step of the grid
+    assert fewest_waiting(sim, 2.0, 12.0) == [min([counts.min(), *at_starts])]
 
 
 def _count(sim: Simulation, at_s: np.ndarray) -> np.ndarray:
