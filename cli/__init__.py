@@ -12,7 +12,7 @@ import click
 from packer.cli.declare import LazyGroup
 
 STARTED = time.monotonic()
-"""About when the process started."""
+"""Approximate start of the process."""
 
 COMMANDS = {
     "init": "Start here: a log or a fleet becomes a folder with profile, fleet, plan and report.",
@@ -54,17 +54,17 @@ def main() -> None:
     """Entry point: errors become one line and an exit code, never a traceback."""
     from packer.cli.streams import flush, prepare
 
-    gc.set_threshold(500_000, 50)  # a command ends before most of what it makes is garbage
+    gc.set_threshold(500_000, 50)  # a command ends before garbage collection pays
     prepare()
     code = flush(run(sys.argv[1:], started=STARTED))
-    gc.freeze()  # the interpreter ends without looking for garbage among all that there is: 0.1 s
+    gc.freeze()  # skips the last garbage collection, which takes 0.1 s
     sys.exit(code)
 
 
 def run(arguments: list[str], *, started: float | None = None) -> int:
     """Run the command line; the exit code: 0 ok, 1 internal, 2 input, 3 could not be done, 130 interrupted.
 
-    `started`: `time.monotonic()` when the user began to wait; None: now.
+    `started`: `time.monotonic()` when the user started the command; None: now.
     """
     from functools import partial
 

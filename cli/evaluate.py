@@ -199,7 +199,7 @@ def _follow(
             except InputError as error:
                 if traffic.every_s is None:
                     raise
-                note(str(error))  # a server that is away or a log without requests may be back the next time
+                note(str(error))  # the server may be reachable, or the log have requests, the next time
             else:
                 found = drift(
                     plan, seen, tolerance=traffic.tolerance, predictor=changes.predictor, seed=changes.seed

@@ -35,7 +35,7 @@ class Target:
 
 @bundle
 class Deployment:
-    """What packer can't know of the machines.
+    """What depends on the machines and is not in a plan.
 
     sources_path: Table adapter → path, Hugging Face repository or, for aibrix and helm, address: CSV with the
         columns adapter,source, or JSON or YAML.

@@ -22,7 +22,7 @@ FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
 class Given(EngineSettings):
     """What is known at the start.
 
-    model: Base model: a Hugging Face repository that packer knows, or the model's config.json.
+    model: Base model: a Hugging Face repository known to packer, or the model's config.json.
     gpu: h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, …
     folder: Where the project is written.
     slo: Latency limits, as packer solve takes them; repeatable.

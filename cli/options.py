@@ -129,7 +129,7 @@ def common(name: str, **attributes: Any) -> Any:
 
 
 def waited_s() -> float:
-    """How long the user has waited for the command that runs."""
+    """Time since the command started."""
     started = click.get_current_context().find_root().obj
     return 0.0 if started is None else time.monotonic() - float(started)
 
@@ -207,7 +207,7 @@ class PlanFile:
     plan_path: str = argument("PLAN")
 
     def plan(self, *, changed: bool = False) -> Plan:
-        """The plan in the file; `changed`: what the file says of it need not be true any more."""
+        """The plan in the file; `changed`: its figures may not match it any more."""
         from packer.io.plans import load_plan
 
         return load_plan(self.plan_path, changed=changed)

@@ -33,7 +33,7 @@ def console(*, stderr: bool = False) -> Console:
 
     class Patient(Console):
         def on_broken_pipe(self) -> None:
-            """The reader of the output has closed it: `packer.cli.run` ends the program without an error."""
+            """The reading process has closed the output: `packer.cli.run` ends the program without an error."""
             raise BrokenPipeError
 
     stream = sys.stderr if stderr else sys.stdout

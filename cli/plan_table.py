@@ -69,7 +69,7 @@ def _band(plan: Plan) -> list[str]:
     span = f"{low} to {high} GPUs" if low != high else "as many GPUs"
     return [
         f"The profile is an estimate: at {most['capacity']:.2f} to {fewest['capacity']:.2f} times its capacity "
-        f"the fleet takes {span}. Calibrate it (packer profiles fit) to know."
+        f"the fleet takes {span}. Calibrate it (packer profiles fit) for one number."
     ]
 
 
@@ -93,7 +93,7 @@ def _frontier(plan: Plan) -> Table:
 
 
 def _changes(old: Plan, plan: Plan) -> list[Table | str]:
-    """What an operator has to do to get from a running plan to the one that follows it."""
+    """Changes from a running plan to the one that follows it."""
     before, now = set(old.workload.names), set(plan.workload.names)
     moved = [plan.workload.names[i] for i in plan.moves.adapters] if plan.moves else []
     numbers = plan.moves.servers if plan.moves else ()
@@ -246,7 +246,7 @@ def _worst(plan: Plan, found: AdapterFigures) -> list[str]:
 
 
 def assumed_lengths() -> str:
-    """What is said of a workload without token lengths: they decide the result."""
+    """Note for a workload without token lengths, which decide the result."""
     from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
 
     return (

@@ -129,7 +129,7 @@ class Planning:
         return at_load(fleet, self.load, self.loads_path)
 
     def remaining_s(self) -> float | None:
-        """What is left of the time limit, which begins when the user begins to wait."""
+        """What is left of the time limit, which begins with the command."""
         if self.time_limit_s is None:
             return None
         limit_s = checks.real("the time limit (s)", self.time_limit_s, low=0, open_low=True)
@@ -249,7 +249,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     lines = partial(plan_lines, plan, old)
     if path is not None and written:
         try:
-            write_plan(plan, path, force=out.force)  # first: whoever reads the output may close the pipe
+            write_plan(plan, path, force=out.force)  # first: the reader of the output may close the pipe
         except OutputError:
             if not out.as_json:
                 out.result(dict, lines)  # the search may have taken minutes

@@ -24,7 +24,7 @@ def prepare() -> None:
     os.close(handle)
     encoding = sys.stdout.encoding if sys.stdout else None
     sys.stdout = open(os.dup(1), "w", encoding=encoding)  # noqa: SIM115  (open as long as the process)
-    sys.__stdout__ = sys.stdout  # type: ignore[misc]  # widths of terminals are asked there
+    sys.__stdout__ = sys.stdout  # type: ignore[misc]  # libraries query the width of the terminal there
     os.dup2(2, 1)
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

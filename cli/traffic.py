@@ -127,7 +127,7 @@ class PrometheusOptions:
     end_s: float | None = option("--end", type=click.FloatRange(min=0.0, max=1e11), metavar="UNIX-TIME")
 
     def check(self) -> None:
-        """Raise before the first query what no query could mend."""
+        """Raise errors that don't depend on an answer before the first query."""
         from packer.traces.prometheus import check_url
 
         if self.export_path is not None:

@@ -36,7 +36,7 @@ class AllDay(Moves):
 
     @property
     def symmetric(self) -> bool:
-        """The rates tell equal adapters apart."""
+        """Adapters of equal mean rate may differ in their rates by period."""
         return False
 
     def anchored(self, old: Sequence[Bin]) -> AllDay:

@@ -39,7 +39,7 @@ class Objective:
 
     `name`: what the command line calls it.
     `minimises`: what the first entry of `key` is: "gpus", "price" (per hour) or "latency" (ms); solvers that count
-    GPUs or weigh prices look at it. Any other word names something that no solver knows.
+    GPUs or weigh prices look at it. Solvers that count GPUs or weigh prices refuse any other word.
     `fixed_gpus`: True: the number of GPUs is given (`max_gpus`) and the solver spreads over all of them; False: the
     solver chooses how many to use, at most `max_gpus`.
     `balances`: whether even loads are good for it; False: a search over a fixed number of GPUs also tries uneven

@@ -1,4 +1,4 @@
-"""Fewest GPUs that survive more load, or several loads."""
+"""Fewest GPUs that hold at a higher load, or at several loads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Headroom(Objective):
 
     @property
     def symmetric(self) -> bool:
-        """Whether no file of rates may tell equal adapters apart."""
+        """Whether there is no file of rates, in which equal adapters may differ."""
         return not self.rates
 
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:

@@ -57,7 +57,7 @@ class View:
 class Observed:
     """What was observed: the fleet, its rates by window, and the rate vectors that a plan may have to serve.
 
-    `notes`: what a reader must know, in sentences.
+    `notes`: how the figures were obtained, in sentences.
     """
 
     fleet: Workload

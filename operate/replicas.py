@@ -136,13 +136,13 @@ class Replicas:
                     name = f"{name[:200]} {k}"
                 names.add(name)
                 adapters.append(replace(adapter, name=name, rate=adapter.rate / parts))
-        # Parts are placed for random arrivals: a trace says nothing of them.
+        # Parts are placed for random arrivals: a trace has no requests for them.
         plain = self.workload if not self.parts else replace(self.workload, adapters=tuple(adapters))
         self.fleet = plain
 
     @cached_property
     def calm(self) -> Workload:
-        """`fleet` as trained trees know it: Poisson arrivals, and servers that train nothing."""
+        """`fleet` in the form on which trees were trained: Poisson arrivals, and servers that train nothing."""
         return replace(self.fleet, arrivals=Arrivals(), fine_tuning=None)
 
     def spread_over(self, n_gpus: int, allowed: int | None) -> Replicas:

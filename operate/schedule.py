@@ -143,7 +143,7 @@ def schedule(
     for k, name in enumerate(rates):
         progress(f"period {name}", k, len(rates))
         periods.append(day.period([name], static, given))
-    # from where the number of GPUs changes, so that no period ends at midnight only because the day does
+    # from where the number of GPUs changes, so that midnight alone ends no period
     cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
     merged = _merged(
         [*periods[cut:], *periods[:cut]], lambda names: day.period(names, static, given), start_s
@@ -200,7 +200,7 @@ class _Day:
         found = self.held(names, list(dict.fromkeys(item.profile for item in static.bins)), **given)
         places = [] if found.moves is None else [k for k in found.moves.servers if k is not None]
         if found.status is Status.INFEASIBLE or len(places) < len(found.bins):
-            # what a bound says of all periods it does not say of these
+            # a bound for all periods is none for these
             found = static.without_bound(workload=found.workload, status=Status.FEASIBLE)
             places = list(range(len(static.bins)))
         begin_s = self.start_s[names[0]]

@@ -22,7 +22,7 @@ LONGER = 2.5
 SAVED = 0.1
 """Part of the GPUs that a weaker goal must save to be named."""
 SPAN_S = 900.0
-"""The minutes of delays are told where these are no longer apart."""
+"""The minutes of delays are shown where these are at most so far apart."""
 
 
 def latency(value_ms: float) -> str:

@@ -1,4 +1,4 @@
-"""Serves texts to Prometheus, as what `packer.report.drift` says of a plan."""
+"""Serves texts to Prometheus, such as the metrics of `packer.report.drift`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Exporter:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-                """Say nothing of a scrape."""
+                """Do not log a scrape."""
 
         try:
             server = ThreadingHTTPServer((host, port), Handler)

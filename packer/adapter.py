@@ -1,4 +1,4 @@
-"""One LoRA adapter as the planner sees it."""
+"""One LoRA adapter, its rank and its traffic."""
 
 from __future__ import annotations
 

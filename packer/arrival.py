@@ -21,7 +21,7 @@ MIN_PERIOD_S = 1.0
 
 @dataclass(frozen=True, eq=False)
 class RequestTrace:
-    """Requests as they were seen, sorted by time.
+    """Recorded requests, sorted by time.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class RequestTrace:
     input_tokens, output_tokens
         int64 (n,), >= 1.
     end_s
-        When watching ended; None takes a second after the last request. A part of a trace keeps the whole's.
+        When the recording ended; None takes a second after the last request. A part of a trace keeps the whole's.
     """
 
     time_s: npt.NDArray[np.float64]

@@ -4,15 +4,15 @@ PackerError                             exit code 1 unless said otherwise
 ├── InputError (ValueError)            something the user gave is wrong; exit code 2
 │   ├── ValidationError                a value breaks a rule
 │   ├── FileFormatError                a file can't be read as what it should be (file, row, column)
-│   ├── SourceError                    a service that data are read from (Prometheus) is away or refused
+│   ├── SourceError                    a service that data are read from (Prometheus) is unreachable or refused
 │   ├── UnknownNameError (LookupError) no profile, solver, … of that name
 │   ├── IncompatibleError              two choices don't fit together
 │   ├── ModelError                     a saved model or profile is damaged or doesn't match
 │   ├── MissingDependencyError (ImportError)  an optional package is absent; the message has the install line
 │   ├── PluginError                    a strategy of another package can't be loaded, or breaks a rule
 │   └── OutputError (OSError)          a result can't be written there
-├── LiveError                          a real server is away, failed, hung or refused; exit code 3
-└── VerificationError                  a solver returned a plan that breaks its own rules (our fault)
+├── LiveError                          a real server is unreachable, failed, hung or refused; exit code 3
+└── VerificationError                  a solver returned a plan that breaks its own rules (a defect of the solver)
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FileFormatError(InputError):
 
 
 class SourceError(InputError):
-    """A service that data are read from, as a file would be, is away or refused."""
+    """A service that data are read from, as a file would be, is unreachable or refused."""
 
 
 class UnknownNameError(InputError, LookupError):

@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class Memo(Generic[K, V]):
-    """`make(key)`, kept for the last `size` keys, which are told apart by identity.
+    """`make(key)`, kept for the last `size` keys, which are compared by identity.
 
     For large immutable objects, whose hash would take longer than the value.
     """

@@ -1,4 +1,4 @@
-"""The answer: which adapter goes where, how each server starts, and how good that provably is.
+"""The answer: which adapter goes where, how each server starts, and the bound on its quality.
 
 Files are read and written by `packer.io.plans`.
 """

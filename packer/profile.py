@@ -286,7 +286,7 @@ class Profile:
 
     @property
     def label(self) -> str:
-        """Name for people, with the doubts."""
+        """Name as shown, with the reason to expect large errors, if there is one."""
         return f"{self.name} ({self.doubts})" if self.doubts else self.name
 
     @property

@@ -1,4 +1,4 @@
-"""Objectives, predictors, routers, solvers, tuning policies by name; built-ins and plug-ins come by the same door.
+"""Objectives, predictors, routers, solvers, tuning policies by name; built-ins are registered as plug-ins are.
 
 A third-party package registers a class in its own pyproject.toml, as this one does:
 

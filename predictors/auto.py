@@ -1,4 +1,4 @@
-"""Trained trees where they are sure, the twin elsewhere."""
+"""Trained trees where they are certain, the twin elsewhere."""
 
 from __future__ import annotations
 

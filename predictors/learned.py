@@ -134,7 +134,7 @@ class LearnedPredictor:
             )
         if trains(workload.fine_tuning):
             raise IncompatibleError(
-                "The trained predictors know nothing of servers that train beside their requests: take the twin."
+                "Trained predictors don't support servers that train beside their requests: take the twin."
             )
         for profile in (item.profile for item in bins if item.profile is not self.profile):
             if profile.fingerprint != self.profile.fingerprint:
@@ -209,7 +209,7 @@ class LearnedPredictor:
         return {name: np.concatenate([part[k] for part in found]) for k, name in enumerate(names)}
 
     def features(self, workload: Workload, bins: Sequence[Bin]) -> FloatArray:
-        """What the model sees of these bins, float64 (n, F)."""
+        """Features of these bins, float64 (n, F)."""
         return self.extractor(workload).matrix(BinTable.of(bins))
 
     def outside(self, features: FloatArray) -> BoolArray:

@@ -151,7 +151,7 @@ def _search(kind: Kind, table: Table, name: str, seed: int) -> dict[str, Any]:
     from sklearn.model_selection import GroupKFold, HalvingRandomSearchCV
 
     if kind.family == "neighbours" and name != STARVED:
-        return dict(kind.defaults[False])  # one search serves all outputs, hence one number of neighbours
+        return dict(kind.defaults[False])  # one search serves all outputs: one number of neighbours
     part = table.at_most(min(kind.max_rows or SEARCH_ROWS, SEARCH_ROWS), seed)
     known = np.isfinite(part.y[name])
     x, y, classify = part.x[known], part.y[name][known], name == STARVED

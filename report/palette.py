@@ -1,7 +1,7 @@
 """Colours of every picture: safe for colour-blind readers, and readable on light and on dark ground.
 
 Each series colour has a contrast of at least 3:1 (WCAG 2.2, 1.4.11) against both grounds, so that a picture
-can change its theme without changing its meaning; markers and dashes tell series apart without colour.
+can change its theme without changing its meaning; markers and dashes distinguish series without colour.
 """
 
 from __future__ import annotations

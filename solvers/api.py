@@ -277,7 +277,7 @@ def _check_fit(problem: Problem, solver: Solver) -> None:
 def verified(plan: Plan, objective: Objective | None = None, seed: int | None = None) -> Plan:
     """The plan with the twin's result for a fresh seed: at the rates as given, and at the loads of the objective.
 
-    A plan in a file knows its objective by name only: without the objective, starvation and memory are checked.
+    A plan in a file has the name of its objective only: without the objective, starvation and memory are checked.
     """
     chosen = plan.seed if seed is None else seed
     failures = twin_failures(plan.workload, plan.bins, seed=chosen, objective=objective)

@@ -111,7 +111,7 @@ def _second_half_tok_s(found: Simulation) -> float:
 def engine_load(workload: Workload, profile: Profile) -> float:
     """Seconds of engine time that a second's requests take at the least; in servers.
 
-    Sums over requests, hence the same however adapters are placed: each pays what `lightest` servers of its rank take.
+    Sums over requests, so the same however adapters are placed: each pays what `lightest` servers of its rank take.
     Of what every step pays a request has its share: there are at least as many steps as decodes / `max_num_seqs`, and
     as KV tokens held over all steps / KV capacity.
     """

@@ -20,13 +20,13 @@ MAX_LORAS_CANDIDATES = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 """Values of `max_loras` that solvers try; also the testing points of arXiv 2602.24044, Algorithm 1."""
 
 MAX_ADAPTERS_PER_GPU = 100_000
-"""No solver puts more adapters on a GPU, which keeps arrays small. How many a server can hold is for the predictor to
-say; beyond `Profile.measured_adapters` a plan says so (`packer.solvers.candidates.beyond_measured`)."""
+"""No solver puts more adapters on a GPU, which keeps arrays small. The predictor decides how many a server
+can hold; plans mark servers beyond `Profile.measured_adapters` (`packer.solvers.candidates.beyond_measured`)."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything a solver needs to know.
+    """The input of a solver.
 
     `workload`: the fleet.
     `profiles`: kinds of server to choose from, the first one is the default.

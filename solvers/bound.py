@@ -32,7 +32,7 @@ class Bound:
 
 def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, object]) -> Solution:
     """The solution with a bound; cut to the GPUs that there may be, and then infeasible."""
-    # That there is at least one GPU is no news, and a plan at hand refutes a search that missed a bin.
+    # A bound of one GPU is trivial, and a plan at hand refutes a search that missed a bin.
     known = bound.value > 1 or len(first.bins) <= 1
     known &= bound.value <= len(first.bins) or bool(first.unplaced)
     found = replace(

@@ -1,8 +1,8 @@
-"""A fleet of several base models, and solvers that know one kind of GPU: one search becomes several.
+"""A fleet of several base models, and solvers for one kind of GPU: one search becomes several.
 
 Adapters of different models never share a server, so that each model is a problem of its own but for the GPUs at hand:
 where their number is to be found, the models take what they need one after the other; where it is given, the GPUs are
-divided so that the objective gains most. A solver that knows one kind of GPU plans with each kind alone, and the best
+divided so that the objective gains most. A solver for one kind of GPU plans with each kind alone, and the best
 plan is taken.
 """
 
@@ -158,7 +158,7 @@ def _details(found: Sequence[Part], solutions: Sequence[Solution]) -> dict[str, 
 
 
 def _kinds(problem: Problem, solver: Solver) -> list[Problem]:
-    """The problem, or as many with one kind of server each if the solver knows one kind only."""
+    """The problem, or as many with one kind of server each if the solver supports one kind only."""
     if len(problem.profiles) == 1 or solver.supports(problem) is None:
         return [problem]
     return [replace(problem, profiles=(profile,)) for profile in problem.profiles]
@@ -170,7 +170,7 @@ def _searching(whole: Problem, part: Problem, solver: Solver) -> Solver:
 
 
 def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
-    """What the solver finds for a part, with the best kind of server alone if it knows one kind only."""
+    """What the solver finds for a part, with the best kind of server alone if it supports one kind only."""
     search = _searching(whole, problem, solver)
     if search is not solver:
         problem = replace(problem, objective=Gpus())

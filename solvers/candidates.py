@@ -9,7 +9,7 @@ from packer.solvers.base import MAX_LORAS_CANDIDATES
 
 
 def max_loras_candidates(n_adapters: int) -> tuple[int, ...]:
-    """Values of `max_loras` worth trying for a bin of so many adapters, ascending.
+    """Values of `max_loras` to try for a bin of so many adapters, ascending.
 
     The paper's candidates up to `n_adapters`, and `n_adapters` itself (every adapter has its slot); more
     slots than adapters only take memory from the KV cache.

@@ -190,7 +190,7 @@ class Comparison:
                 **self.options,
             )
         except (ModelError, VerificationError) as error:
-            # One combination must not cost all the others.
+            # A failed combination must not end the comparison.
             return replace(result, failed=str(error))
         except InputError as error:
             return replace(result, refused=str(error))

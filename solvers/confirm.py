@@ -28,8 +28,8 @@ HARDENING_STEP = 0.03
 STEPS = 4
 """How often a search is repeated with raised rates before the whole predictor takes part in it."""
 
-_SEARCH_SHARE, _MENDING_SHARE, _REPEATED_SHARE = 0.75, 0.5, 0.5
-"""Of the time that is left, for the search, for mending, and for each repetition."""
+_SEARCH_SHARE, _RELIEF_SHARE, _REPEATED_SHARE = 0.75, 0.5, 0.5
+"""Of the time that is left, for the search, for repairs, and for each repetition."""
 
 _SHED = (0.03, 0.06, 0.12, 0.25)
 """Shares of its load that a refused GPU gives away."""
@@ -68,9 +68,9 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
         if not refused:
             holding.append(found)
             break
-        bins = None if found.moves else mended(problem.with_share(_MENDING_SHARE), found.bins, refused)
+        bins = None if found.moves else relieved(problem.with_share(_RELIEF_SHARE), found.bins, refused)
         if bins is not None:
-            holding.append(replace(found, bins=bins, details={**found.details, "mended": len(refused)}))
+            holding.append(replace(found, bins=bins, details={**found.details, "relieved": len(refused)}))
         if step == 0 and (bins is None or len(bins) > len(found.bins)):
             sure = careful()
             holding += [sure] if admits(problem, sure) else []
@@ -125,7 +125,7 @@ def lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int
     return shares
 
 
-def mended(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:
+def relieved(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:
     """The bins with some adapters of the refused ones on others, all admitted by the whole predictor; None if not.
 
     A refused bin gives away the fewest adapters that make up a share of its load. Others take them as far as the search

@@ -29,7 +29,7 @@ from packer.workload import Workload
 
 DEFAULT_CONFIDENCE = 0.95
 UNCALIBRATED_MARGIN = 0.1
-"""Margin for profiles that don't know their own error."""
+"""Margin for profiles without held-out errors."""
 
 
 class _Scaling(Protocol):
@@ -190,7 +190,7 @@ class Evaluator:
         return _of_profiles(self.searching, workload, bins, factors)
 
     def twin_of(self, profile: Profile) -> TwinPredictor | None:
-        """The twin that has the last word on bins of a profile; None where another predictor has it."""
+        """The twin whose result decides on bins of a profile; None where another predictor's does."""
         predictor = self._given.get(profile, self._given.get(None))
         if isinstance(predictor, AutoPredictor):
             return predictor.twin

@@ -62,7 +62,7 @@ def without(workload: Workload, bins: Sequence[Bin], gone: Container[int]) -> tu
 def _stripped(workload: Workload, bin_: Bin, gone: Container[int]) -> Bin | None:
     """The bin without these adapters, None if nothing is left; its slots are no more and no larger than needed.
 
-    Slots beyond the adapters stay if there were such before: somebody wanted them.
+    Slots beyond the adapters stay if there were such before: they were chosen.
     """
     left = bin_.renumbered({i: i for i in bin_.adapters if i not in gone})
     if left is None or left == bin_:

@@ -1,4 +1,4 @@
-"""Why a fleet can't be placed, in words for people, and what would help."""
+"""Why a fleet can't be placed, in words, and what would help."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _feasible_sets(problem: Problem) -> list[tuple[int, ...]] | None:
 def _disjoint(
     chosen: Sequence[tuple[tuple[int, ...], int | None]], home: dict[int, int]
 ) -> list[tuple[int, ...]]:
-    """The sets without what is held twice: an adapter stays at home if it can."""
+    """The sets without what is held twice: an adapter stays on its running server if it can."""
     owner: dict[int, int] = {}
     for k, (each, j) in enumerate(chosen):
         for i in each:

@@ -16,12 +16,12 @@ from packer.solvers.slots import SlotSearch
 
 
 class Replan:
-    """The better of two plans: the old one mended, or a fresh one matched to the running servers.
+    """The better of two plans: the old one repaired, or a fresh one matched to the running servers.
 
     Of few adapters (`packer.solvers.repair.MOST_ADAPTERS`) every plan is considered. Adapters that moved and that the
     server where they ran takes after all go back there.
 
-    Mending keeps every adapter where it runs, evicts from servers that would starve (the heaviest first, as
+    The repair keeps every adapter where it runs, evicts from servers that would starve (the heaviest first, as
     few as possible), puts evicted and new adapters where they fit, opens GPUs only for the rest, and closes
     the emptiest servers while their adapters fit elsewhere.
     """
@@ -37,14 +37,14 @@ class Replan:
         if any(bin_.profile not in problem.profiles for bin_ in problem.old_bins):
             return "the running plan has GPUs of another type"
         split = any(bin_.is_split for bin_ in problem.old_bins)
-        return "it does not know adapters that are split over several GPUs" if split else None
+        return "it does not support adapters that are split over several GPUs" if split else None
 
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order of the running servers that they continue; new ones at the end."""
         free = replace(problem, max_gpus=None)
         fresh = Greedy().solve(replace(free, old_bins=()))
-        mended = _Mending(free).run(enough=len(fresh.bins) if not fresh.unplaced else 1)
-        plans = (repaired(free), mended, fresh.bins if not fresh.unplaced else None)
+        kept = _Repair(free).run(enough=len(fresh.bins) if not fresh.unplaced else 1)
+        plans = (repaired(free), kept, fresh.bins if not fresh.unplaced else None)
         options = [_aligned(problem, homeward(free, bins)) for bins in plans if bins]
         if not options:
             return _limited(problem, fresh)
@@ -73,14 +73,14 @@ def _limited(problem: Problem, found: Solution) -> Solution:
     return limited if limited is found else replace(limited, moves=None)
 
 
-class _Mending:
+class _Repair:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.slots = problem, SlotSearch(problem)
         self.loads = problem.workload.offered_tok_s_by_adapter
         self.bins: list[Bin] = []
 
     def run(self, enough: int) -> list[Bin] | None:
-        """The mended plan, or None if some adapter fits nowhere; closes servers down to `enough`."""
+        """The repaired plan, or None if some adapter fits nowhere; closes servers down to `enough`."""
         unplaced = set(range(len(self.problem.workload)))
         for old in self.problem.old_bins:
             kept = self._mend(old)

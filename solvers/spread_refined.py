@@ -59,8 +59,8 @@ class SpreadRefined:
 
 
 def _simulated_slots(problem: Problem, bins: tuple[Bin, ...]) -> tuple[Bin, ...]:
-    """The bins with the slots that serve them best by simulation, where trees led the search: these say too little of
-    the waits of servers that have hardly enough slots. No more than `MOST_GPUS`.
+    """The bins with the slots that serve them best by simulation, where trees led the search: these don't
+    rank the waits of servers that have hardly enough slots. No more than `MOST_GPUS`.
     """
     twin = problem.evaluator.twin_of(problem.profile)
     if twin is None or not problem.evaluator.confirms or len(bins) > MOST_GPUS:

@@ -9,8 +9,8 @@ from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem
 
 
 def one_type(problem: Problem) -> str | None:
-    """Why a solver that knows one GPU type can't take the problem, or None if it can."""
-    return "it knows one GPU type only" if len(problem.profiles) > 1 else None
+    """Why a solver for one GPU type can't take the problem, or None if it can."""
+    return "it supports one GPU type only" if len(problem.profiles) > 1 else None
 
 
 def plain(problem: Problem) -> str | None:
@@ -34,7 +34,7 @@ def counts_gpus(problem: Problem) -> str | None:
     if not objective.symmetric:
         return (
             f"it counts adapters of equal rank, rate and lengths as one kind, and the objective {objective.name!r} "
-            "may tell them apart; take the solver greedy"
+            "may distinguish them; take the solver greedy"
         )
     return plain(problem)
 

@@ -1,4 +1,4 @@
-"""The independent checker: no plan leaves `packer.solvers.api` unseen, whoever made it.
+"""The independent checker: every plan that `packer.solvers.api` returns is checked, whichever solver made it.
 
 It shares nothing with the solvers but the evaluator: it reads the bins and has the twin simulate them.
 """
@@ -76,7 +76,7 @@ def twin_failures(
 
     Every scenario of the objective is simulated, the rates as given first, without a margin; limits may be exceeded
     by `LATENCY_SLACK`. Where the objective demands stable servers, the queue of each is followed until it is clear.
-    A plan that was read from a file knows its objective by name alone: without an objective starvation and memory
+    A plan that was read from a file has the name of its objective alone: without an objective starvation and memory
     are checked at the rates as given.
     """
     twin = Evaluator(TwinPredictor(seed=seed + FRESH_SEED), objective)

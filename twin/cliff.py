@@ -1,10 +1,10 @@
-"""How far the cliff is: the probability that a server fails within the run, and the load at which it reaches 5 %.
+"""The probability that a server fails within the run, and the load at which it reaches 5 %.
 
 A server fails that starves, or whose queue grows for as long as requests come. Near its limit that is a matter of
 chance: slots that are nearly all in use have two states at the same load, one with short steps and one in which every
 step loads adapters, and a run falls from the first into the second at some time or not at all.
 
-Every seed has its own threshold, the load factor from which on it fails. The thresholds of a few seeds tell the load
+Every seed has its own threshold, the load factor from which on it fails. The thresholds of a few seeds give the load
 at which a further run fails with a given probability: that of a normal distribution of their logarithms, by Student's
 predictive distribution, which allows for how few they are.
 """
@@ -104,7 +104,7 @@ def cliff(
     `seeds`: thresholds on which the answer stands, at least 2; each takes three to five simulations, the first ten.
     `near`: where the search begins.
     `jobs`: threads, -1 for one per core; the answer does not depend on it.
-    `stop`: whether to give up.
+    `stop`: whether to stop early.
     Returns None for a replayed trace, for a server that fails at any load (a memory error), and where the search was
     stopped.
     """

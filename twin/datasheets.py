@@ -1,4 +1,4 @@
-"""GPUs as their makers describe them, for estimated profiles."""
+"""Data sheets of GPUs, for estimated profiles."""
 
 from __future__ import annotations
 

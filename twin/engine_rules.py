@@ -1,4 +1,4 @@
-"""What differs between versions of vLLM, as far as the twin knows it: read in 0.5.0, 0.8.5, 0.10.2, 0.11.0, 0.32.0.
+"""What differs between versions of vLLM, as far as the twin models it: read in 0.5.0, 0.8.5, 0.10.2, 0.11.0, 0.32.0.
 
 A version between two of these follows the older one, one before or without numbers 0.8.5.
 """

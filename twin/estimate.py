@@ -1,4 +1,4 @@
-"""A profile from data sheets: better than nothing, and marked as such wherever it is used.
+"""A profile from data sheets: an estimate, marked as such wherever it is used.
 
 Memory follows from the model's dimensions. The step law is that of a calibrated server, each term scaled by
 what bounds it (a roofline): reading weights and KV cache by the memory's bandwidth, tokens by the arithmetic,

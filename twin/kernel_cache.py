@@ -235,7 +235,7 @@ def _compile(kernel: Any, signature: object) -> Any:
     if not _ours(kernel.py_func):
         return _COMPILED(kernel, signature)
     collects = gc.isenabled()
-    gc.disable()  # what the compiler makes lives to its end
+    gc.disable()  # the compiler's objects live until it ends
     try:
         # Numba's own lock comes first, as where a kernel compiles one that it calls.
         with global_compiler_lock, alone(kernel.py_func):
@@ -258,7 +258,7 @@ def _load(cache: Any, signature: object, context: Any) -> Any:
             return cache._load_overload(signature, context)  # noqa: SLF001
     except (ImportError, AttributeError):  # a kernel that it calls was in another module then: compile anew
         return None
-    except (EOFError, pickle.UnpicklingError):  # a file was cut short: forget what is kept
+    except (EOFError, pickle.UnpicklingError):  # a file was cut short: discard what is kept
         cache.flush()
         return None
 

@@ -145,7 +145,7 @@ _CALL_TYPE: Any = BaseFunction.get_call_type
 
 
 def _call_type(function: Any, context: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """`BaseFunction.get_call_type`, remembered: Numba tries all templates of `+` again at each place."""
+    """`BaseFunction.get_call_type`, stored: Numba tries all templates of `+` again at each place."""
     key = (function, arguments, tuple(named.items()), repr(ConfigStack.top_or_none()._values))
     if key not in _TYPES:
         _TYPES[key] = _CALL_TYPE(function, context, arguments, named)

@@ -123,7 +123,7 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
     """The dimensions in a `config.json`.
 
     Raises `FileFormatError`: it can't be read, or a value is missing or makes no sense; names the key;
-    `IncompatibleError`: the estimate doesn't know this kind of model or quantisation.
+    `IncompatibleError`: the estimate doesn't support this kind of model or quantisation.
     """
     data = parse_json(read_text(path), path)
     if not isinstance(data, dict):

@@ -11,7 +11,7 @@ from packer.profile import MemorySpec, Profile
 from packer.twin.estimate import BYTES_PER_LOGIT
 
 LARGEST_VOCABULARY = 262_144
-"""Of Gemma's tokenizer: a profile does not know its model's, and memory is not to be underestimated."""
+"""Of Gemma's tokenizer: a profile does not have its model's, and memory is not to be underestimated."""
 
 
 def with_engine(

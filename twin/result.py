@@ -101,7 +101,7 @@ class Simulation:
         return self.served_share < STARVATION_THRESHOLD
 
     stable = cached_property(is_stable)
-    """Whether the queue does not grow, as far as this run tells; see `packer.twin.stability.is_stable`."""
+    """Whether the queue does not grow, as far as this run shows; see `packer.twin.stability.is_stable`."""
 
     preemptions = _register(rows.PREEMPTIONS)
     """Requests thrown out of the batch for lack of KV blocks, to be recomputed."""

@@ -1,4 +1,4 @@
-"""Simulate one server with a workload: the twin's front door."""
+"""Simulate one server with a workload: the entry point of the twin."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 BATCHES = 12
-"""Pieces of a third, whose means tell how far chance moves the mean of the third."""
+"""Pieces of a third, whose means show how far chance moves the mean of the third."""
 
 FEW = 2.0
 """Waiting requests that are no queue."""
@@ -115,7 +115,7 @@ def queue_growth(sim: Simulation) -> Growth:
 
 
 def is_stable(sim: Simulation) -> bool:
-    """Whether the queue of one run does not grow, as far as this run tells; False where the server does not start.
+    """Whether the queue of one run does not grow, as far as this run shows; False where the server does not start.
 
     Refused requests are a queue that outgrew its client. Where the rate of requests changes with time (traces,
     piecewise rates, bursts), thirds differ because of the load: such a server is stable if its queue gets as short

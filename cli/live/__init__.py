@@ -5,7 +5,7 @@ from __future__ import annotations
 from packer.cli.declare import group
 
 COMMANDS = {
-    "doctor": "Which vLLM there is, and what is missing.",
+    "doctor": "Which vLLM is installed, and what is missing.",
     "setup-cpu": "A small vLLM for the CPU, with a tiny model.",
     "setup-gpu": "Random adapters for a model, and a launch file.",
     "calibrate": "Measure servers, started here or running at a URL, and fit their profile.",

@@ -21,7 +21,7 @@ class Given:
 
 @command
 def doctor(given: Given, out: Output) -> int:
-    """Say which vLLM there is and what is missing, with the line that mends it. Exit code 2 if anything is.
+    """Say which vLLM is installed and what is missing, with the command that installs it. Exit code 2 if anything is.
 
     \b
     Examples:
@@ -37,6 +37,6 @@ def doctor(given: Given, out: Output) -> int:
     rows = [("ok" if c.ok else "MISSING", c.name, c.detail, c.fix) for c in checks]
     out.result(
         {"ok": ok, "checks": [asdict(check) for check in checks]},
-        lambda: [Table(None, ("", "what", "found", "what mends it"), rows, left=(0, 1, 2, 3))],
+        lambda: [Table(None, ("", "what", "found", "remedy"), rows, left=(0, 1, 2, 3))],
     )
     return 0 if ok else 2

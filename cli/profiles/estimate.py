@@ -12,7 +12,7 @@ from packer.cli.options import Writing, common, complete
 class Given:
     """The model, the GPU and the server's settings.
 
-    model: A Hugging Face repository that packer knows, or the model's config.json.
+    model: A Hugging Face repository known to packer, or the model's config.json.
     gpu: h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, b200, mi300x, …
     name: What the profile is called. [default: GPU/model]
     max_model_len: As given to vLLM. [default: the model's]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @bundle
 class Measurements:
-    """The tables, and what they don't say.
+    """The tables, and what they don't contain.
 
     profiling_dir: Micro-benchmarks: some or all of kv_capacity.csv, latency_backbone.csv, latency_adapters.csv,
         loading.csv.

@@ -34,7 +34,7 @@ def from_metrics(
 
     vLLM's own metrics have no adapter label. With --gateway vllm the total rate and the mean lengths are
     measured and the adapters' shares are estimated from how often each is seen in flight
-    (vllm:lora_requests_info) or, where that is gone, in a slot (vllm:lora_adapter_loaded, which knows the ranks).
+    (vllm:lora_requests_info) or, where that is gone, in a slot (vllm:lora_adapter_loaded, which has the ranks).
 
     \b
     Examples:

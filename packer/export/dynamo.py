@@ -16,7 +16,7 @@ from packer.export.sources import kind_of, refused, without_scheme
 
 IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.3.1"
 _MOST_SERVICES = 25
-"""Of a graph, the front end included."""
+"""Services of a graph, the front end included."""
 
 
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:

@@ -34,7 +34,7 @@ class Versions:
         return f"{self.stack} {self.first}" + ("" if self.last == self.first else f" to {self.last}")
 
     def check(self, version: str) -> None:
-        """Check the version that somebody runs; a patch release, as 0.7.3, counts as its minor one, 0.7.
+        """Check the version in use; a patch release, as 0.7.3, counts as its minor one, 0.7.
 
         Raises `ValidationError`: it is no version; `IncompatibleError`: it is not one of these.
         """

@@ -2,7 +2,7 @@
 
 Predicted figures come from `packer evaluate PLAN --url … --every 300 --listen 0.0.0.0:9877`, measured ones
 from vLLM's own metrics; both are read from one Prometheus, the dashboard's variable `datasource`. The variable
-`server_label` is the label by which Prometheus tells servers apart: `service` behind a ServiceMonitor, else
+`server_label` is the label by which Prometheus distinguishes servers: `service` behind a ServiceMonitor, else
 `instance`.
 """
 

@@ -25,7 +25,7 @@ def scaled_objects(
 
     `running`: when each Deployment is needed, (start, end) in s of the day, in whole minutes; one that runs all day
     is left out.
-    `day_s`: length of the day that repeats; cron knows a day of 24 h only.
+    `day_s`: length of the day that repeats; cron triggers support days of 24 h only.
     `startup_s`: how much earlier a server is started, rounded up to a minute.
     `timezone`: as cron triggers take it.
     Raises `ValidationError`: the schedule is not one of a day of 24 h.

@@ -2,8 +2,8 @@
 
 The controller downloads or mounts the adapters and writes vLLM's flags from `spec.model.lora`; the others go through
 VLLM_ADDITIONAL_ARGS, which its start script expands in a shell. It registers each adapter under two names, so host
-memory must hold twice as many. A service has a route of its own: which one an adapter's requests take is for the
-routing formats to say.
+memory must hold twice as many. A service has a route of its own: the routing formats define which one an
+adapter's requests take.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator[Path]:
-    """A temporary path beside `path`; takes its place when the block ends well, and vanishes otherwise."""
+    """A temporary path beside `path`; takes its place when the block ends without error, else it is removed."""
     target = check_writable(path, force=force)
     try:
         handle, name = tempfile.mkstemp(prefix=".packer-", suffix=".tmp", dir=target.parent)

@@ -150,7 +150,7 @@ def _mean_and_cv(row: Row, mean_column: str, cv_column: str, shape: Lengths) -> 
 def write_workload(
     workload: Workload, path: str | os.PathLike[str], *, force: bool = False, comments: Sequence[str] = ()
 ) -> None:
-    """Write a workload in the format that the ending tells (see `read_workload`), atomically.
+    """Write a workload in the format of the file's ending (see `read_workload`), atomically.
 
     CSV and Parquet hold a mean and cv per length; `comments` are lines for the top of a CSV or YAML file.
 
@@ -248,7 +248,7 @@ def _comment_lines(comments: Sequence[str]) -> str:
 
 
 def _suffix(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Ending that tells the format, lower case and without .gz; and the name without it."""
+    """Ending that defines the format, lower case and without .gz; and the name without it."""
     base = os.fsencode(Path(path).name).decode("utf-8", "replace")
     if base.lower().endswith(".gz"):
         base = base[:-3]

@@ -20,7 +20,7 @@ WINDOWS_S = (0.1, 1.0, 10.0, 60.0, 300.0)
 SCALES_S = tuple(float(f"{0.1 * 3**k:.2g}") for k in range(14))
 SMALLEST_CELL_S, MAX_CELLS = 0.05, 2_000_000
 LONGEST_SHARE = 0.1
-"""Longest time scale and lag, as a share of the trace: longer ones can't be told from a single realisation."""
+"""Longest time scale and lag, as a share of the trace: longer ones can't be estimated from a single realisation."""
 SIGNIFICANCE = 0.999
 OWN_CELL_S = 5.0
 """Own bursts of adapters are measured from this time scale on: single adapters have few requests."""

@@ -77,7 +77,7 @@ class Metrics:
     """Figures of a server.
 
     `mean_input`, `mean_output`: tokens of a request, float64 (adapters,). `estimated`: the shares are estimates.
-    `ranks`: adapter → rank and `load_ms`: mean time to load one, as far as the metrics tell.
+    `ranks`: adapter → rank and `load_ms`: mean time to load one, where the metrics have them.
     """
 
     table: RateTable
@@ -191,7 +191,7 @@ def parse(
         raise FileFormatError("no request was counted in this time.", path=path, column="requests")
     loaded = _optional(answers, "loaded", path)
     shares = None
-    if source.running:  # from the slots where vLLM does not tell the requests in flight any more
+    if source.running:  # from the slots where vLLM does not export the requests in flight any more
         running = _optional(answers, "running", path)
         shares = shares_resident(loaded, path) if loaded and not running else shares_in_flight(running, path)
     names = sorted(set(found["requests"]) - set(skip))

@@ -54,7 +54,7 @@ def shares_in_flight(info: Series, path: str) -> dict[str, float]:
 def shares_resident(loaded: Series, path: str) -> dict[str, float]:
     """Share of each adapter from `vllm:lora_adapter_loaded`; they sum to 1.
 
-    Raises `FileFormatError`: no adapter was in a slot, or all were at all times, so that nothing tells them apart.
+    Raises `FileFormatError`: no adapter was in a slot, or all were at all times and have no shares.
     """
     times: dict[tuple[object, ...], set[float]] = {}
     seen: dict[tuple[object, ...], dict[float, set[str]]] = {}
@@ -71,7 +71,7 @@ def shares_resident(loaded: Series, path: str) -> dict[str, float]:
         _add(weights, [seen.get(server, {}).get(time, set()) - {""} for time in sorted(samples)])
     if weights and all(names == set(weights) for samples in seen.values() for names in samples.values()):
         raise FileFormatError(
-            "every adapter was in a slot at all times, so their shares can't be told apart: read a gateway's "
+            "every adapter was in a slot at all times, so their shares can't be distinguished: read a gateway's "
             "metrics or an access log.",
             path=path,
             column="loaded",
@@ -80,7 +80,7 @@ def shares_resident(loaded: Series, path: str) -> dict[str, float]:
 
 
 def ranks_of(loaded: Series) -> dict[str, int]:
-    """Adapter → rank, as far as `vllm:lora_adapter_loaded` tells."""
+    """Adapter → rank, where `vllm:lora_adapter_loaded` has it."""
     found = {}
     for labels, _ in loaded:
         text = str(labels.get("rank", ""))

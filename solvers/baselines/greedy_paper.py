@@ -9,7 +9,7 @@ How its open points are read:
 - What fails on an empty GPU would fail on every one: that ends the search.
 - After the last testing point nothing would be tested before the end: such a GPU is closed.
 
-What the paper loses stays lost here: where the queue ends between two testing points, the rest is tested once, and
+The paper's losses are kept here: where the queue ends between two testing points, the rest is tested once, and
 if that fails the fleet is infeasible, though a fresh GPU might hold the rest; such a GPU may have more slots than
 adapters. `packer.solvers.greedy` does better.
 """
@@ -71,7 +71,7 @@ def fill(slots: SlotSearch, queue: Sequence[int]) -> tuple[Bin | None, str]:
     known = _evaluated(slots, queue, likely) if likely else {}
 
     def test(n: int, committed: Bin | None) -> Bin | None:
-        """Algorithm 2: the current and the next `max_loras`, whichever promises the higher throughput."""
+        """Algorithm 2: the current and the next `max_loras`, whichever has the higher predicted throughput."""
         current = committed.max_loras if committed is not None else 0
         following = next((p for p in MAX_LORAS_CANDIDATES if p > current), current)
         options = [(n, p) for p in ([current, following] if committed is not None else [following])]

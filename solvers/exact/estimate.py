@@ -24,8 +24,8 @@ SECONDS = 30.0
 def with_estimate(problem: Problem, plan: Plan) -> Plan:
     """The plan with an estimate of the GPUs needed where that is above its bound and no more than it has.
 
-    Nothing is proven: a search found no bins that refute it. It knows the limits of the problem's objective, and ends
-    where it can't promise more than the bound.
+    Nothing is proven: a search found no bins that refute it. It uses the limits of the problem's objective, and ends
+    where its bound can't exceed the plan's.
     """
     size = problem.profile.engine.tensor_parallel_size
     known = plan.lower_bound or 0.0

@@ -115,7 +115,7 @@ class Relaxation:
                 n_starts = _STARTS
 
     def run(self, enough: Callable[[], bool], *, to_the_end: bool = False) -> None:
-        """Generate columns until the weights promise a better bound, none improves, or `enough()` says so.
+        """Generate columns until the weights give a better bound, none improves it, or `enough()` is true.
 
         Priced at a mean of the master's duals and the best weights so far, which settles much faster than the
         duals alone (A. Pessoa et al.: Automation and combination of linear-programming based stabilization
@@ -166,7 +166,7 @@ class Relaxation:
 
     @property
     def promised(self) -> int:
-        """The bound that the weights promise, if the search for the heaviest bin missed little."""
+        """The bound by the weights, if the search for the heaviest bin missed little."""
         return 0 if self.weights is None else _promise(float(self.weights @ self.demand))
 
     def _keep(self, weights: FloatArray, found: IntArray) -> None:
@@ -181,7 +181,7 @@ class Relaxation:
             self.weights = scaled if scaled @ self.demand > old @ self.demand else old
 
     def prove(self, target: int, budget: int) -> bool:
-        """Look for bins that refute the bound promised; False if one was found (run again).
+        """Look for bins that refute that bound; False if one was found (run again).
 
         `target` is the number of bins of the plan at hand: no more is worth proving.
         """

@@ -11,7 +11,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.classes import Classes
-from packer.solvers.confirm import mended
+from packer.solvers.confirm import relieved
 from packer.solvers.exact.pricing import price
 from packer.solvers.exact.relaxation import Relaxation
 from packer.solvers.feasibility import real_bins
@@ -50,7 +50,7 @@ def realise(problem: Problem, classes: Classes, patterns: Sequence[IntArray]) ->
         for item, each in zip(found, sets, strict=True)
     ]
     searching = replace(problem, evaluator=problem.evaluator.unconfirmed())
-    return mended(searching, bins, refused) if refused else tuple(bins)
+    return relieved(searching, bins, refused) if refused else tuple(bins)
 
 
 def dive(relaxation: Relaxation, below: int, shake: float) -> list[IntArray] | None:

@@ -106,7 +106,7 @@ class ExactSearch:
                 self._improve()
 
     def _promise(self) -> None:
-        """Take the bound that the weights promise so far, as an estimate."""
+        """Take the bound by the weights so far, as an estimate."""
         relaxation = self.relaxation
         if relaxation.priced and relaxation.weights is not None:
             relaxation.value = float(relaxation.weights @ relaxation.demand)
@@ -131,7 +131,7 @@ class ExactSearch:
 
     def _raise(self, bound: Bound) -> None:
         """Take the bound if it is higher, or as high and certain where the old one was not."""
-        # A search that missed a bin can promise too much: a plan at hand refutes it.
+        # The bound of a search that missed a bin can be too high: a plan at hand refutes it.
         better = (bound.value, bound.certain) > (self.bound.value, self.bound.certain)
         if better and bound.value <= len(self.bins):
             self.bound = bound

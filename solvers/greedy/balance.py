@@ -1,4 +1,4 @@
-"""The same number of GPUs, evenly loaded: what a plan gains for nothing once the number is settled."""
+"""The same number of GPUs, evenly loaded: latency that a plan gains at no cost once the number is settled."""
 
 from __future__ import annotations
 

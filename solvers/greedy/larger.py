@@ -1,4 +1,4 @@
-"""Fewer servers of more adapters than trees know: each is simulated, hence as few as it takes."""
+"""Fewer servers of more adapters than trees were trained on: each is simulated, so few are tried."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from packer.solvers.slots import SlotSearch
 _FACTORS = [1.02**k for k in range(232)]
 """Of the rates of a server, in search of what trees say that it bears; up to 97."""
 _WORTH = 32
-"""Trees, which hope for too much, must promise more than one GPU less in so many."""
+"""Trees, which are optimistic, must predict more than one GPU less in so many."""
 _UNITS = 64
 """A server is filled in so many parts of what it is expected to hold."""
 _SCALES = np.linspace(0.5, 1.0, 101).tolist()

@@ -32,7 +32,7 @@ _PACKING_SHARE = 0.6
 MOST_LEFT = 384
 """A plan that lacks a place for more adapters is not repaired."""
 FEW_BINS = 4
-"""Other plans are looked for where two servers hold as many adapters as trees know, or one of at most so many."""
+"""Other plans are tried where two servers hold as many adapters as trees were trained on, or one of at most so many."""
 
 
 class Greedy:
@@ -77,7 +77,7 @@ def _first_fit(problem: Problem, order: IntArray) -> Solution:
 
 
 def _grown(problem: Problem, mixed: Solution, limit: int) -> Solution:
-    """One in even order, or one of fewer than `limit` servers, of more adapters than trees know."""
+    """One in even order, or one of fewer than `limit` servers, of more adapters than trees were trained on."""
     kinds = {item.profile for item in mixed.bins}
     if mixed.unplaced or len(kinds) > 1 or any(item.is_split for item in mixed.bins):
         return _packed(problem)

@@ -30,7 +30,7 @@ MOST_CLASSES = 96
 
 _INTEGER_S = 2.0
 _RELAXED_SHARE = 0.2
-"""Of the time that is left, for one relaxation: a mix that is nearly excluded must not keep others from a try."""
+"""Of the time that is left, for one relaxation: a mix that is nearly excluded must leave time for others."""
 _NEW_PATTERNS = 8
 _STARTS = 8
 _DIVE_STARTS = 3
@@ -98,7 +98,7 @@ class Mixes:
         self.cuts: list[Cut] = []
         self.doubts: list[Cut] = []
         self.promise: tuple[float, FloatArray] | None = None
-        """What the best weights of the last relaxation promise, and the weights."""
+        """The value of the best weights of the last relaxation, and the weights."""
 
     def start(self, bins: Sequence[Bin]) -> bool:
         """Patterns of these servers and the fullest ones of each class alone, and the cut of what each class costs on

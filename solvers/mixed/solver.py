@@ -11,7 +11,7 @@ from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import merged, parts, rank, solved
-from packer.solvers.confirm import confirmed_solution, mended
+from packer.solvers.confirm import confirmed_solution, relieved
 from packer.solvers.feasibility import OutOfTime, real_bins
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.solver import Greedy
@@ -281,7 +281,7 @@ class _Search:
         found = downsized(problem, (*bins, *fit.bins))
         evaluations = problem.evaluator.confirmed(problem.workload, found)
         refused = np.flatnonzero(~problem.objective.admissible(evaluations)).tolist()
-        return mended(problem, found, refused) if refused else found
+        return relieved(problem, found, refused) if refused else found
 
 
 def _left(problem: Problem, bins: Sequence[Bin]) -> IntArray:

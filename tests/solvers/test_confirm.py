@@ -1,4 +1,4 @@
-"""Bins that the whole predictor refuses are mended, or the search is repeated; the bound stays the first one's."""
+"""Refused bins are relieved of adapters, or the search is repeated; the bound stays the first one's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packer.solvers import auto
 from packer.solvers.auto import Auto
 from packer.solvers.base import Problem, Solution
 from packer.solvers.bound import Bound
-from packer.solvers.confirm import admits, confirmed_solution, mended
+from packer.solvers.confirm import admits, confirmed_solution, relieved
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
@@ -56,18 +56,18 @@ def test_a_refused_bin_gives_adapters_to_those_with_room() -> None:
     largest = next(n for n in range(60, 1, -1) if real_bins(task, [tuple(range(n))])[0] is not None)
     sets = [tuple(range(largest + 1)), *map(tuple, np.array_split(np.arange(largest + 1, 100), 5))]
     bins = [Bin(tuple(map(int, each)), profile.settings(len(each), 8), profile) for each in sets]
-    found = mended(task, bins, [0])
+    found = relieved(task, bins, [0])
     assert found is not None
     assert admits(task, Solution(found))
     assert len(found) == len(bins)
     assert set(found[0].adapters) < set(sets[0])
-    assert mended(task, [bins[0]], [0]) is None  # more than half are refused
+    assert relieved(task, [bins[0]], [0]) is None  # more than half are refused
     full = Bin(tuple(range(largest + 1, 2 * largest + 1)), profile.settings(largest, 8), profile)
-    more = mended(task, [bins[0], full], [0])
+    more = relieved(task, [bins[0], full], [0])
     assert more is not None
     assert len(more) == 3  # no other takes what it gives away
     assert admits(task, Solution(more))
-    assert mended(replace(task, max_gpus=2), [bins[0], full], [0]) is None
+    assert relieved(replace(task, max_gpus=2), [bins[0], full], [0]) is None
 
 
 def test_out_of_time_a_refused_plan_gives_way_to_a_careful_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ _PER_SERVER = (
 
 
 def _with_way_back(raw: Raw, transit: Transit | None) -> Raw:
-    """The client sees tokens after they crossed the network."""
+    """Tokens reach the client after they crossed the network."""
     back_s = 0.0 if transit is None else float(transit.rates[NETWORK_S])
     return (
         raw if back_s == 0.0 else replace(raw, first_s=raw.first_s + back_s, finish_s=raw.finish_s + back_s)

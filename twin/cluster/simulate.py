@@ -1,4 +1,4 @@
-"""Simulate a cluster with a workload: the cluster twin's front door."""
+"""Simulate a cluster with a workload: the entry point of the cluster twin."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Requests between the router and their server: over the network, and while the host fetches their adapter.
 
 Each node has a host cache, by last use, of what the remote store holds. A request whose adapter is not there
-waits at the node for its transfer, and those that want the same adapter wait with it. Transfers take turns, or
+waits at the node for its transfer, and requests of the same adapter wait with it. Transfers take turns, or
 share the store's bandwidth equally.
 """
 

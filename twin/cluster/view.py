@@ -1,4 +1,4 @@
-"""What a router written in Python sees of the servers."""
+"""The state of the servers for routers written in Python."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ WAITING_TERMS = ("per_waiting_ms",)
 GRAPH_TERMS = ("beyond_graph_step_ms", "per_token_beyond_graph_ms")
 MIN_EQUATIONS = 12
 OUTLIER = 6.0
-"""A step longer than this many medians of its kind counts as that many: the machine did something else."""
+"""A step longer than this many medians of its kind counts as that many: the machine was interrupted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ def fit_step_law(
 
 
 def _terms(observations: Sequence[Observations], graph_max_tokens: int) -> tuple[str, ...]:
-    """Terms that the measurements can tell apart."""
+    """Terms that the measurements can distinguish."""
     terms: tuple[str, ...] = TERMS
     if len({o.settings.max_loras for o in observations}) > 1:
         terms += SLOT_TERMS

@@ -35,7 +35,7 @@ def held_tokens(workload: Workload, correlation: float, block_size: int) -> floa
 
 
 def fit_correlation(runs: Sequence[Run], profile: Profile) -> float | None:
-    """The correlation that explains the measured KV usage; None where fewer than `FEWEST_RUNS` runs tell it."""
+    """The correlation that explains the measured KV usage; None where fewer than `FEWEST_RUNS` runs have it."""
     ratios = []
     for run in runs:
         running, usage = (run.metrics.get(name, 0.0) for name in ("mean_num_running", "mean_kv_usage"))

@@ -1,4 +1,4 @@
-"""What a calibrated profile of another model says of the terms that micro-benchmarks cannot tell apart.
+"""What a calibrated profile of another model says of the terms that micro-benchmarks cannot distinguish.
 
 Micro-benchmarks vary the batch and the adapters in it, hardly ever the slots, their rank and the prefills beside
 adapters: least squares then put what slots cost into whichever term fits by chance, and a server with other slots is

@@ -16,7 +16,7 @@ from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 
 def fleet_of(run: Run) -> Workload:
-    """The workload of a run from what an operator knows: rates, ranks, mean lengths; shapes are ShareGPT's."""
+    """The workload of a run from rates, ranks and mean lengths, which operators have; shapes are ShareGPT's."""
     adapters = [
         Adapter(f"a{i}", rank=int(rank), rate=float(rate))
         for i, (rank, rate) in enumerate(zip(run.ranks, run.rates, strict=True))

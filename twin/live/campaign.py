@@ -103,7 +103,7 @@ class Endpoint:
 
     @property
     def alive(self) -> bool:
-        """Whether the server runs; of a foreign one only the answers are seen."""
+        """Whether the server runs; of one that packer did not start only the answers are known."""
         return self.server is None or self.server.alive
 
     @property

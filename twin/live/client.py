@@ -36,7 +36,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 ERROR_TEXT = 160
 """Characters of a server's error message that are kept."""
 SILENT_SHARE = 0.5
-"""A run that ends after so much of it without a token, with requests outstanding, has met a server that hangs."""
+"""A run that ends after so much of it without a token, with requests outstanding, means that the server hangs."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the load generator saw of one run: arrays per request, the gaps between tokens, and their summary.
+"""What the load generator recorded of one run: arrays per request, the gaps between tokens, and their summary.
 
 The summary has the keys and the definitions of `vllm bench serve` (vllm/benchmarks/serve.py), so that tools
 made for its result files read these.

@@ -131,7 +131,7 @@ class Server:
         return f"http://{HOST}:{self.port}"
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> Failure | None:
-        """Start and wait until healthy; a lost race for a port is tried again with another one.
+        """Start and wait until healthy; where another process took the port, another port is tried.
 
         `stop` is called meanwhile: True ends the attempt.
         """

@@ -1,4 +1,4 @@
-"""Routers: which server gets a request. Three kinds, by what they need to know.
+"""Routers: which server gets a request. Three kinds, by the state that they need.
 
 A static router assigns all requests at once, without the state of the servers. A scoring router gives each
 server a score, compiled, from its state: the request goes to the smallest. Any other object with `route` is
@@ -28,11 +28,11 @@ HOLD = -1
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a router may know of a request.
+    """The data of a request that a router gets.
 
     `number`: place in the order of arrival. `adapter`: index into the workload. `time_s`: when it arrived.
     `iterations`: those of a job (`packer.engines.Jobs`), which are known when it is sent. For a language model it
-    is the output length, which no router can know.
+    is the output length, which is unknown when it is sent.
     """
 
     number: int

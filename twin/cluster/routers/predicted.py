@@ -18,7 +18,7 @@ from packer.twin.flags import ENGINE_FLAGS
 @dataclass(frozen=True)
 class Predicted(ScoringRouter):
     """Time to prefill the queue and the request in steps of the token budget, loads of its adapter, and its decode
-    steps among the server's requests: what a router could know at best without looking ahead.
+    steps among the server's requests: the best estimate of a router without knowledge of later requests.
     """
 
     name = "predicted"

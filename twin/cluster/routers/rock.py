@@ -109,7 +109,7 @@ class Rock(AnyCluster):
         count = self.queues or max(1, len(view.cluster) // 2)
         vectors = np.array([task[:2] for task in tasks]).reshape(-1, 2)
         if len(np.unique(vectors, axis=0)) < count:
-            return  # too few to tell queues apart: the last matching holds
+            return  # too few to separate queues: the last matching holds
         from sklearn.mixture import GaussianMixture
 
         mean, scale = vectors.mean(axis=0), np.maximum(vectors.std(axis=0), 1e-9)
