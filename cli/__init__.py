@@ -14,40 +14,10 @@ from packer.cli.declare import LazyGroup
 STARTED = time.monotonic()
 """Approximate start of the process."""
 
-COMMANDS = {
-    "init": "Start here: a log or a fleet becomes a folder with profile, fleet, plan and report.",
-    "solve": "Plan: how many GPUs, which adapter where, how to start each server.",
-    "simulate": "What one server, or a cluster, does with a workload.",
-    "evaluate": "Whether a plan holds: with another seed, a changed fleet, or the traffic measured.",
-    "compare": "Solvers, objectives and predictors side by side; systems on a cluster.",
-    "sweep": "How far one server goes: curves over adapters, rates and max_loras.",
-    "schedule": "The day: which servers run in each hour, with few moves; cron triggers.",
-    "systems": "How a cluster can be run: vLLM, a plan, ….",
-    "memory": "How many adapters fit, and what slots cost in KV cache.",
-    "report": "A page for people: each GPU, curves to the breaking point, bound, provenance.",
-    "export": "What starts a plan: vLLM commands, Kubernetes and its stacks, routing tables.",
-    "workload": "Make and describe workloads: generate, from traces, logs and metrics.",
-    "profiles": "Descriptions of servers: list, show, estimate, fit.",
-    "predictor": "Learned predictors: build a dataset, train.",
-    "live": "Real vLLM servers: set up, calibrate, validate a plan.",
-}
-"""Line of each command on the help page, in the order of that page."""
-
-
-@click.group(
-    cls=LazyGroup,
-    lazy=COMMANDS,
-    package="packer.cli",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+cli = LazyGroup(
+    "packer", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-@click.version_option(package_name="adapter-packer", prog_name="packer")
-def cli() -> None:
-    """How many GPUs a fleet of LoRA adapters needs, which adapter goes where, and how to start each server.
-
-    \b
-    Example:
-      packer solve examples/workloads/azure-conv-2023.csv
-    """
+click.version_option(package_name="adapter-packer", prog_name="packer")(cli)
 
 
 def main() -> None:

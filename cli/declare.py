@@ -22,10 +22,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, dataclass, field, fields
-from functools import wraps
+from functools import cache, wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform, get_type_hints
 
 import click
@@ -112,18 +114,21 @@ def command(function: Callable[..., Any]) -> click.Command:
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is called, and suggests the nearest name of a wrong one.
+    """A group of `commands.toml`, which imports a command when it is called, and suggests the nearest of a wrong name.
 
-    `lazy`: line of each command on the help page, in the order of that page. The command `from-trace` is
-    `from_trace` in the module of that name in `package`, with an underscore behind it where Python has that name.
+    The command `from-trace` is `from_trace` in the module of that name in the group's folder, with an underscore
+    behind it where Python has that name.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, str], package: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.lazy, self.package = lazy, package
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        page, self.lazy = _groups()[name].values()
+        self.package = "packer.cli" if name == "packer" else f"packer.cli.{name}"
+        super().__init__(name, help=page, **kwargs)
 
     def load(self, name: str) -> click.Command:
         """A command, imported now."""
+        if name in _groups():
+            return LazyGroup(name)
         word = name.replace("-", "_")
         module = import_module(f"{self.package}.{word}")
         found: click.Command = getattr(module, word, None) or getattr(module, f"{word}_")
@@ -131,12 +136,12 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order of the help page."""
-        return [*self.lazy, *super().list_commands(ctx)]
+        return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now, with its defaults from packer.toml."""
         if cmd_name not in self.lazy:
-            return super().get_command(ctx, cmd_name)
+            return None
         from packer.cli.config import defaults_for
 
         found = self.load(cmd_name)
@@ -149,7 +154,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest name in the message of an unknown command."""
         name = args[0]
-        if not name.startswith("-") and name not in self.list_commands(ctx):
+        if not name.startswith("-") and name not in self.lazy:
             near = difflib.get_close_matches(name, self.lazy, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(
@@ -163,11 +168,6 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(self.lazy.items()))
 
 
-def group(commands: Mapping[str, str]) -> Callable[[Callable[[], None]], LazyGroup]:
-    """A group of the commands in a package, with their lines on its help page, the function's docstring."""
-
-    def make(function: Callable[[], None]) -> LazyGroup:
-        page = inspect.getdoc(function)
-        return LazyGroup(function.__name__, lazy=commands, package=function.__module__, help=page)
-
-    return make
+@cache
+def _groups() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("commands.toml").read_text("utf-8"))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from packer.cli import COMMANDS
+from packer.cli import cli
 
 HEAVY = {
     "jinja2", "joblib", "lightgbm", "matplotlib", "numba", "ortools", "polars",
@@ -44,13 +44,13 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_help_of_no_command_imports_anything_heavy() -> None:
     """Every command's own help, and so shell completion, works without the numerical stack."""
-    lines = [[name, "--help"] for name in COMMANDS]
+    lines = [[name, "--help"] for name in cli.lazy]
     for line, (code, loaded) in _modules_after(*lines).items():
         assert code == 0, line
         assert loaded & HEAVY == set(), line
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", cli.lazy)
 def test_every_command_has_a_short_help(name: str) -> None:
     """The help page shows a line for each command without importing it."""
-    assert COMMANDS[name].endswith(".")
+    assert cli.lazy[name].endswith(".")
