@@ -14,9 +14,7 @@ from packer.cli.declare import LazyGroup
 STARTED = time.monotonic()
 """Approximate start of the process."""
 
-cli = LazyGroup(
-    "packer", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+cli = LazyGroup("packer", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 click.version_option(package_name="adapter-packer", prog_name="packer")(cli)
 
 

@@ -293,10 +293,23 @@ def _predicted(found: Prediction) -> list[Table | str]:
     return [
         Table(title, ["", "", "unit"], rows, left=(0, 2)),
         f"Server: {found.server.profile.label}",
-        *found.lines,
+        *_why(found.explanation or {}),
         *outside,
         *found.notes,
     ]
+
+
+def _why(explanation: dict[str, Any]) -> list[str]:
+    """The rules that fired, or the features that mattered."""
+    if rules := explanation.get("rules"):
+        return ["", "Rules that fired:", *(f"  {name}: {rule}" for name, rule in rules.items())]
+    lines = [
+        f"  {row['text']}: {row['value']:.4g}{' ' * bool(row['unit'])}{row['unit']} instead of {row['typical']:.4g} "
+        f"changes the probability of starvation by {row['probability_change']:+.1%}, the served share by "
+        f"{row['share_change']:+.1%}"
+        for row in explanation.get("features", ())
+    ]
+    return ["", "Features that mattered (if each were that of a typical server):", *lines] if lines else []
 
 
 def _draw(first: Simulation, path: str, out: Writing) -> None:

@@ -16,7 +16,7 @@ from packer.predictors.api import load_predictor
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.features import FEATURES
 from packer.predictors.learned import LearnedPredictor
-from packer.predictors.rules import Rule, fired
+from packer.predictors.rules import fired
 from packer.predictors.targets import OUTPUTS
 from packer.profile import Profile
 from packer.strategies import Predictor
@@ -30,7 +30,7 @@ class Prediction:
     """The figures of one server, and what decided them.
 
     `outside`: features beyond the range that a learned predictor was trained on, in words; `explanation`: the
-    rules that fired (tree) or the most influential features (others), lines for people and the same as data.
+    "rules" that fired, by output (tree), or the most influential "features" (others), rows of `influences`.
     """
 
     predictor: str
@@ -38,7 +38,6 @@ class Prediction:
     figures: Evaluation
     outside: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
     explanation: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,80 +88,39 @@ def predict(
                 f"The predictor {model.name!r} simulates: it has no rules or features to explain."
             )
         return Prediction(model.name, server, figures, notes=notes)
-    lines, data = _explanation(learned, fleet, server, figures) if explain else ((), None)
     features = learned.features(fleet, [server])
-    rows = zip(FEATURES, features[0], learned.outside(features)[0], strict=True)
     outside = tuple(
         f"{each.text} {value:.4g}{' ' + each.unit if each.unit else ''}"
-        for each, value, beyond in rows
+        for each, value, beyond in zip(FEATURES, features[0], learned.outside(features)[0], strict=True)
         if beyond
     )
-    return Prediction(model.name, server, figures, outside, notes, lines, data)
-
-
-def _explanation(
-    learned: LearnedPredictor, fleet: Workload, server: Bin, figures: Evaluation
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    features = learned.features(fleet, [server])[0]
-    if learned.model.kind == "tree":
-        rules = {name: str(rule) for name, rule in rules_fired(learned, features).items()}
-        return ("", "Rules that fired:", *(f"  {k}: {rule}" for k, rule in rules.items())), {"rules": rules}
-    rows = influences(learned, features, figures.kv_cache_tokens)[:MOST_INFLUENCES]
-    lines = ["", "Features that mattered (if each were that of a typical server):"]
-    for row in rows:
-        unit = f" {row.unit}" if row.unit else ""
-        lines.append(
-            f"  {row.text}: {row.value:.4g}{unit} instead of {row.typical:.4g} changes the probability of "
-            f"starvation by {row.probability_change:+.1%}, the served share by {row.share_change:+.1%}"
-        )
-    return tuple(lines), {"features": [asdict(row) for row in rows]}
-
-
-@dataclass(frozen=True, slots=True)
-class Influence:
-    """Influence of one feature: its value, that of a typical server, and the changes that this would make."""
-
-    feature: str
-    text: str
-    unit: str
-    value: float
-    typical: float
-    probability_change: float
-    share_change: float
-
-    @property
-    def weight(self) -> float:
-        """Size of the larger of both changes."""
-        return max(abs(self.probability_change), abs(self.share_change))
+    found: dict[str, Any] | None = None
+    if explain and learned.model.kind == "tree":
+        found = {"rules": {name: str(fired(learned.model, name, features[0])) for name in OUTPUTS}}
+    elif explain:
+        found = {"features": influences(learned, features[0], figures.kv_cache_tokens)[:MOST_INFLUENCES]}
+    return Prediction(model.name, server, figures, outside, notes, found)
 
 
 def influences(
     predictor: LearnedPredictor, features: npt.NDArray[np.float64], kv_tokens: float
-) -> list[Influence]:
+) -> list[dict[str, Any]]:
     """How the prediction would change if one feature at a time were that of a typical server (the training
-    median), strongest first. `features` float64 (F,).
+    median): a row for each feature, strongest first. `features` float64 (F,).
     """
     typical = np.array(predictor.model.header["medians"])
     points = np.repeat(features[None, :], len(features) + 1, axis=0)
     diagonal = np.arange(len(features))
     points[diagonal + 1, diagonal] = typical
     found = predictor.evaluate_features(points, np.full(len(points), kv_tokens), np.ones(len(points)))
-    chance, share = found.starvation_probability, found.total_token_throughput
-    rows = [
-        Influence(
-            feature.name,
-            feature.text,
-            feature.unit,
-            float(features[k]),
-            float(typical[k]),
-            float(chance[0] - chance[k + 1]),
-            float(share[0] - share[k + 1]),
-        )
-        for k, feature in enumerate(FEATURES)
+    changes = {
+        "probability_change": found.starvation_probability[0] - found.starvation_probability[1:],
+        "share_change": found.total_token_throughput[0] - found.total_token_throughput[1:],
+    }
+    rows: list[dict[str, Any]] = [
+        {"feature": each.name, "text": each.text, "unit": each.unit, "value": float(features[k])}
+        | {"typical": float(typical[k])}
+        | {name: float(change[k]) for name, change in changes.items()}
+        for k, each in enumerate(FEATURES)
     ]
-    return sorted(rows, key=lambda row: -row.weight)
-
-
-def rules_fired(predictor: LearnedPredictor, features: npt.NDArray[np.float64]) -> dict[str, Rule]:
-    """The rule behind each figure of a tree; raises `IncompatibleError` for other kinds."""
-    return {name: fired(predictor.model, name, features) for name in OUTPUTS}
+    return sorted(rows, key=lambda row: -max(abs(row[name]) for name in changes))

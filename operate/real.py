@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -71,29 +70,9 @@ def figures_of(reports: Sequence[BinReport]) -> tuple[PlanFigures, tuple[str, ..
     return figures, tuple(failure for failure in why if failure is not None)
 
 
-def distinct_bins(plans: Mapping[str, Plan]) -> tuple[list[Bin], dict[str, list[int]]]:
-    """The different bins of several plans of one workload, and where each plan's bins are among them."""
-    bins: list[Bin] = []
-    known: dict[Any, int] = {}
-    places: dict[str, list[int]] = {}
-    for name, plan in plans.items():
-        places[name] = []
-        for bin_ in plan.bins:
-            content = (frozenset(_shares(bin_)), bin_.settings, bin_.profile.fingerprint)
-            if content not in known:
-                known[content] = len(bins)
-                bins.append(bin_)
-            places[name].append(known[content])
-    return bins, places
-
-
-def _shares(bin_: Bin) -> list[tuple[int, float]]:
-    return list(zip(bin_.adapters, bin_.shares, strict=True))
-
-
 def _key(fleet: Workload, bin_: Bin) -> str:
     """A folder name that says what runs there, so that other plans of the fleet find it again."""
-    adapters = sorted((fleet.names[i], share) for i, share in _shares(bin_))
+    adapters = sorted((fleet.names[i], share) for i, share in zip(bin_.adapters, bin_.shares, strict=True))
     digest = hashlib.sha256(repr(adapters).encode()).hexdigest()[:12]
     return f"{bin_.max_loras}x{bin_.max_lora_rank}-{len(adapters)}-{digest}"
 
@@ -106,8 +85,9 @@ def measure_plans(
     spec: ValidationSpec,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> dict[str, list[BinReport]]:
-    """The reports of each plan's bins (name → plan) on real servers; resumes in the same folder."""
-    bins, places = distinct_bins(plans)
-    keys = [_key(fleet, bin_) for bin_ in bins]
-    reports = Validation(launch, fleet, bins, folder, spec, progress, keys).run() if bins else []
-    return {name: [reports[i] for i in places[name]] for name in plans}
+    """The reports of each plan's bins (name → plan) on real servers, equal ones once; resumes in the same folder."""
+    keys = {name: [_key(fleet, item) for item in plan.bins] for name, plan in plans.items()}
+    bins = {_key(fleet, item): item for plan in plans.values() for item in plan.bins}
+    job = Validation(launch, fleet, list(bins.values()), folder, spec, progress, list(bins))
+    found = dict(zip(bins, job.run() if bins else [], strict=True))
+    return {name: [found[key] for key in own] for name, own in keys.items()}

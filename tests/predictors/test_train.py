@@ -12,7 +12,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError, UnknownNameError, ValidationError
 from packer.lengths import Lengths
-from packer.operate.predict import influences, rules_fired
+from packer.operate.predict import influences
 from packer.predictors.api import load_predictor
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.dataset import Dataset
@@ -21,7 +21,7 @@ from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN
 from packer.predictors.learned import LearnedPredictor
-from packer.predictors.rules import rules_of, trees_of
+from packer.predictors.rules import fired, rules_of, trees_of
 from packer.predictors.store import Model, to_bytes, write_model
 from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS
 from packer.predictors.train import train
@@ -153,21 +153,21 @@ def test_refined_trees_are_small_and_readable(data: Dataset, small: Profile, tmp
     assert len(rules) == trees[STARVED].leaves
     predictor = LearnedPredictor(model, small)
     features = predictor.features(_fleet(), [Bin(tuple(range(24)), Slots(8, 16), small)])[0]
-    fired = rules_fired(predictor, features)
-    assert str(fired[STARVED]) in rules
+    told = {name: fired(model, name, features) for name in OUTPUTS}
+    assert str(told[STARVED]) in rules
     evaluation = predictor.evaluate(_fleet(), [Bin(tuple(range(24)), Slots(8, 16), small)])[0]
-    assert fired[STARVED].result.startswith("starves" if evaluation.starved else "does not starve")
+    assert told[STARVED].result.startswith("starves" if evaluation.starved else "does not starve")
     path = tmp_path / "tree.svg"
     draw_tree(model, STARVED, path)
     first = path.read_bytes()
     assert b"<svg" in first
     draw_tree(model, STARVED, path)
     assert path.read_bytes() == first
-    told = predictor.evaluate_features(
+    stable = predictor.evaluate_features(
         data.features, data.features[:, COLUMN["kv_cache"]], np.ones(len(data))
     ).stable
-    assert (told == (data.labels[STABLE] > 0.5)).mean() > 0.9
-    assert fired[STABLE].result.endswith("does not grow" if evaluation.stable else "queue grows")
+    assert (stable == (data.labels[STABLE] > 0.5)).mean() > 0.9
+    assert told[STABLE].result.endswith("does not grow" if evaluation.stable else "queue grows")
 
 
 def test_ensembles_have_no_rules(models: dict[str, Model]) -> None:
@@ -195,8 +195,11 @@ def test_influences_name_what_mattered(models: dict[str, Model], small: Profile)
     features = predictor.features(_fleet(2.0), [Bin(tuple(range(24)), Slots(24, 16), small)])[0]
     rows = influences(predictor, features, 1e5)
     assert len(rows) == len(COLUMN)
-    assert rows[0].weight >= rows[-1].weight
-    assert rows[0].weight > 0.01
+    first, last = (
+        max(abs(row["probability_change"]), abs(row["share_change"])) for row in (rows[0], rows[-1])
+    )
+    assert first >= last
+    assert first > 0.01
 
 
 def test_auto_leaves_only_uncertain_bins_to_the_twin(models: dict[str, Model], small: Profile) -> None:
