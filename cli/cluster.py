@@ -9,7 +9,8 @@ import click
 
 from packer.cli.declare import bundle, option, typed
 from packer.cli.options import complete_registered
-from packer.cli.output import Table, number
+from packer.cli.output import Table
+from packer.words import number
 
 if TYPE_CHECKING:
     from packer.cluster import Cluster

@@ -10,8 +10,9 @@ import click
 from packer.cli.cluster import Behind, compared_table, refuse_without_cluster
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import ENGINE_SETTINGS, LENGTH, FleetFile, OneProfile, Writing, common, numbers
-from packer.cli.output import Table, figures, heads, number, write_json
+from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.traffic import refuse_unused
+from packer.words import number
 
 if TYPE_CHECKING:
     from packer.solvers.compare import Comparison, Result

@@ -10,11 +10,12 @@ import click
 
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import LENGTH, PlanFile, Writing, common, complete_registered
-from packer.cli.output import Table, console, figures, heads, note, number
+from packer.cli.output import Table, console, figures, heads, note
 from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
 from packer.errors import IncompatibleError, InputError, ValidationError
 from packer.room import growth
+from packer.words import number
 
 if TYPE_CHECKING:
     from packer.operate.drift import Drift

@@ -10,6 +10,7 @@ from packer.cli.declare import bundle, command, option
 from packer.cli.options import PlanFile, Writing
 from packer.cli.output import note
 from packer.export.formats import FORMATS
+from packer.words import counted
 
 if TYPE_CHECKING:
     from packer.export.servers import Options
@@ -92,9 +93,8 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
 
     plan = file.plan()
     if plan.unplaced or not plan.bins:
-        count = len(plan.unplaced)
-        without = f"{count} adapter{'' if count == 1 else 's'} without a server"
-        note(f"the plan is infeasible ({without}): nothing to run")
+        without = counted(len(plan.unplaced), "adapter")
+        note(f"the plan is infeasible ({without} without a server): nothing to run")
         return 3
     files = export_plan(plan, target.format_name, deployment.options(), stack_version=target.stack_version)
     paths = {} if target.output is None else output_paths(list(files), target.output, force=out.force)
@@ -106,7 +106,7 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
     }
     if split and FORMATS[target.format_name].by_load:
         out.note(
-            f"{target.format_name} splits the {len(split)} adapter{'' if len(split) == 1 else 's'} on several servers "
+            f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers "
             "by load, not by the planned shares: packer evaluate PLAN --router most-idle simulates that"
         )
     if deployment.model is None and target.format_name in _STARTS:

@@ -9,7 +9,8 @@ import click
 from packer.checks import SLOT_RANKS
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import OneProfile, Writing, common, numbers
-from packer.cli.output import Table, number
+from packer.cli.output import Table
+from packer.words import number
 
 if TYPE_CHECKING:
     from packer.operate.memory import MemoryTable

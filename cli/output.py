@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import gt
@@ -15,6 +13,7 @@ import click
 
 from packer.errors import OutputError
 from packer.io.frames import pl
+from packer.words import number, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,14 +40,6 @@ def console(*, stderr: bool = False) -> Console:
     return Patient(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
-def printable(value: object) -> str:
-    """Text that can't change the terminal: control characters are shown as escapes."""
-    text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(c if unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in text)
-
-
 LONGEST_WORD = 16
 """Characters up to which the words of a table are kept whole."""
 
@@ -71,13 +62,13 @@ def _drawn(given: Table, width: int) -> RichTable:
     from rich.text import Text
 
     built = RichTable(
-        title=None if given.title is None else Text(printable(given.title)),
-        caption=None if given.caption is None else Text(printable(given.caption)),
+        title=None if given.title is None else Text(visible(given.title)),
+        caption=None if given.caption is None else Text(visible(given.caption)),
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
     )
-    cells = [[printable(cell) for cell in row] for row in given.rows]
+    cells = [[visible(cell) for cell in row] for row in given.rows]
     columns = [[name, *(row[k] for row in cells)] for k, name in enumerate(given.columns)]
     widths = [max(map(cell_len, column)) for column in columns]
     # On a narrow terminal lines break between words, unless a word alone is too long for it: rich would cut columns.
@@ -101,7 +92,7 @@ def show(*parts: Table | str) -> None:
     out = console()
     for part in parts:
         if isinstance(part, str):
-            out.print(printable(part), markup=False, soft_wrap=True)
+            out.print(visible(part), markup=False, soft_wrap=True)
         else:
             out.print(_drawn(part, out.width))
 
@@ -110,14 +101,7 @@ def note(message: str, *, quiet: bool = False) -> None:
     """One line to standard error, unless quiet; a standard error that is full does not stop the command."""
     if not quiet:
         with suppress(OSError):
-            click.echo(f"packer: {printable(message)}", err=True)
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    """A number for people: thousands separated, "–" where there is none."""
-    if value is None or math.isnan(value):
-        return "–"
-    return f"{value:,.{digits}f}"
+            click.echo(f"packer: {visible(message)}", err=True)
 
 
 def heads(names: Iterable[str]) -> list[str]:
@@ -195,7 +179,7 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
         task = bar.add_task("starting", total=None)
 
         def update(what: str, done: int, total: int) -> None:
-            count = f"{printable(what)} {done:,}/{total:,}" if total else printable(what)
+            count = f"{visible(what)} {done:,}/{total:,}" if total else visible(what)
             bar.update(task, description=count, completed=done, total=total or None)
 
         yield update

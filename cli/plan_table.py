@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from packer.cli.output import Table, console, figures, heads, number
+from packer.cli.output import Table, console, figures, heads
 from packer.io.frames import pl
 from packer.room import grouped, growth, room_rows
+from packer.words import counted, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,7 +84,7 @@ def _frontier(plan: Plan) -> Table:
     rows = []
     for row in points:
         broken = len(row["queueing"])
-        mark = "kept" if row["holds"] else f"broken on {broken} GPU{'s' if broken != 1 else ''}"
+        mark = "kept" if row["holds"] else f"broken on {counted(broken, 'GPU')}"
         mark = mark if row["holds"] or broken else "broken when a GPU is lost"
         mark = "broken in another hour" if row["broken_later"] else mark
         cells = [number(row[name], label.digits) for name, label in shown.items()]
@@ -133,7 +134,7 @@ def _gpus(plan: Plan) -> Table:
         )
         if columns[-1] == "problem":
             rows[-1].append("" if row.feasible else f"{result_of(row)}, {row.served_share:.0%} served")
-    title = f"Plan for {plan.workload.name!r}: {_adapters(plan)}, {_count(plan)}"
+    title = f"Plan for {plan.workload.name!r}: {counted(len(plan.workload), 'adapter')}, {counted(plan.n_gpus, 'GPU')}"
     return Table(title, columns, rows, left=(1, 2) if several else (1,))
 
 
@@ -192,15 +193,6 @@ def by_rank(plan: Plan, item: Bin) -> str:
     return f"{text} ({split}×shared)" if split else text
 
 
-def _adapters(plan: Plan) -> str:
-    n = len(plan.workload)
-    return "1 adapter" if n == 1 else f"{n:,} adapters"
-
-
-def _count(plan: Plan) -> str:
-    return "1 GPU" if plan.n_gpus == 1 else f"{plan.n_gpus} GPUs"
-
-
 def _totals(plan: Plan) -> list[str]:
     from packer.twin.per_adapter import quiet_adapters
 
@@ -209,7 +201,7 @@ def _totals(plan: Plan) -> list[str]:
     placed = len(plan.workload) - len(set(plan.unplaced))
     margin = f" with rates raised by {plan.margin:.1%}" if plan.margin else ""
     lines = [
-        f"Total       {placed:,} of {_adapters(plan)} on {_count(plan)}; "
+        f"Total       {placed:,} of {counted(len(plan.workload), 'adapter')} on {counted(plan.n_gpus, 'GPU')}; "
         f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
         f"Status      {plan.status.value}; {_bound(plan)}re-simulated on a fresh hour: {VERIFIED[plan.verified]}",
         f"Found by    {plan.solver} for {plan.goal}, predicted by {plan.predictor}{margin}, "
@@ -264,5 +256,5 @@ def _bound(plan: Plan) -> str:
     if plan.objective in ("gpus", "moves", "recommend"):
         needed = "GPU is" if plan.lower_bound == 1 else "GPUs are"
         source = "" if plan.lower_bound == 1 else source
-        return f"{_count(plan)}, at least {plan.lower_bound:g} {needed} needed{source}; "
+        return f"{counted(plan.n_gpus, 'GPU')}, at least {plan.lower_bound:g} {needed} needed{source}; "
     return f"lower bound {plan.lower_bound:g}{source}; "

@@ -9,8 +9,9 @@ import click
 from packer.cli.cluster import limits
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import FleetFile, Writing, common
-from packer.cli.output import Table, number
+from packer.cli.output import Table
 from packer.cli.solve import Servers
+from packer.words import number
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,9 +12,10 @@ import click
 from packer.cli.cluster import Behind, refuse_without_cluster, title_of
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import ENGINE_SETTINGS, LENGTH, FleetFile, OneProfile, Writing, common, numbers
-from packer.cli.output import Table, figures, number, write_frame, write_json
+from packer.cli.output import Table, figures, write_frame, write_json
 from packer.cli.simulation_table import METRICS, lines_of
 from packer.cli.traffic import refuse_unused
+from packer.words import number
 
 if TYPE_CHECKING:
     from packer.operate.predict import Prediction
@@ -282,7 +283,7 @@ def _predicted(found: Prediction) -> list[Table | str]:
     result = "memory error: the server does not start"
     if not row.memory_error:
         result = f"{'starves' if row.starved else 'does not starve'} (probability {row.starvation_probability:.1%})"
-    rows = [["result", result, ""], ["served share", number(100 * row.served_share), "%"]]
+    rows = [["result", result, ""], ["served share", number(100 * row.served_share, 1), "%"]]
     rows += [[FIGURES[name].text, *figures(row, [name]), FIGURES[name].unit] for name in PREDICTED]
     outside = (
         [f"Outside what {found.predictor!r} was trained on: {', '.join(found.outside)}"]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from packer.cli.cluster import title_of
-from packer.cli.output import Table, number
+from packer.cli.output import Table
 from packer.cli.plan_table import assumed_lengths
 from packer.io.shipped import table
+from packer.words import number
 
 if TYPE_CHECKING:
     from packer.twin.result import Simulation

@@ -10,10 +10,11 @@ import click
 from packer.cli.cluster import limits
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
-from packer.cli.output import Table, note, number, write_frame
+from packer.cli.output import Table, note, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import FileFormatError, IncompatibleError
 from packer.io.frames import pl
+from packer.words import number
 
 if TYPE_CHECKING:
     from packer.profile import Profile
@@ -227,8 +228,8 @@ def _table(frame: pl.DataFrame, packs: pl.DataFrame, title: str) -> Table:
                 f"{row[axis]:g}" + (" (end of the grid)" if last else ""),
                 number(row["offered_tok_s"], 0),
                 number(row["total_token_throughput"], 0),
-                number(row["mean_ttft_ms"]),
-                number(row["mean_itl_ms"]),
+                number(row["mean_ttft_ms"], 1),
+                number(row["mean_itl_ms"], 1),
             ]
         )
     columns = [*others, f"Max_pack ({axis})", "offered tok/s", "tok/s", "TTFT ms", "ITL ms"]

@@ -9,7 +9,7 @@ from packer.operate.explore import Frontier
 from packer.plan import Plan
 from packer.solvers.assemble import ONE_GPU
 from packer.solvers.backbone import load_bound
-from packer.solvers.base import Problem
+from packer.solvers.base import Problem, limit_of
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.exact.estimate import with_estimate
 
@@ -32,6 +32,8 @@ def bounded(job: Frontier, plan: Plan) -> Plan:
         return known
     goal = Slo(median_ttft_ms=limits_ttft_ms, mean_itl_ms=limits_itl_ms, stable=True)
     evaluator = Evaluator(job.predictor, goal, margin)
-    limit_s = None if job.time_limit_s is None else job.remaining_s()
-    posed = Problem(job.parts.calm, (job.profile,), goal, evaluator, seed=job.seed, stop=job.stop)
-    return with_estimate(replace(posed, time_limit_s=limit_s), known)
+    posed = Problem(
+        job.parts.calm, (job.profile,), goal, evaluator, seed=job.seed, stop=job.stop,
+        time_limit_s=limit_of(job.remaining_s()),
+    )  # fmt: skip
+    return with_estimate(posed, known)

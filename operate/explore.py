@@ -26,6 +26,7 @@ from packer.room import Room
 from packer.search import fewest
 from packer.solvers.api import solve
 from packer.solvers.assemble import versions
+from packer.solvers.base import limit_of
 from packer.solvers.evaluator import rate_margin_for
 from packer.solvers.headroom import MORE_SLOTS, MOST_GPUS, with_slots
 from packer.twin.hours import Hours, merged
@@ -75,7 +76,7 @@ class Frontier:
     """Whether the plan that `explore` found keeps the limits in fresh hours; None where none was simulated."""
     broken: list[Hour] = field(default_factory=list, init=False)
     """The fresh hours that it breaks."""
-    _points: dict[int, FrontierPoint] = field(default_factory=dict)
+    _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)
     _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
     """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""
     number: int = field(default=0, init=False)
@@ -237,10 +238,10 @@ class Frontier:
                 self._points[n] = self.point_of(point.plan.bins)
 
     def _solved(self, parts: Replicas, objective: str, **given: Any) -> Plan:
-        limit_s, left_s = time.thread_time() + MOST_CPU_S, self.remaining_s()
+        limit_s = time.thread_time() + MOST_CPU_S
         return solve(
             parts.calm, self.profile, objective, predictor=self.predictor, margin=self.margin, seed=self.seed,
-            verify=False, with_headroom=False, time_limit_s=max(0.1, left_s) if math.isfinite(left_s) else None,
+            verify=False, with_headroom=False, time_limit_s=limit_of(self.remaining_s()),
             stop=lambda: self.stop() or time.thread_time() > limit_s, **given,
         )  # fmt: skip
 

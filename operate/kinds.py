@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from packer.arrival import Arrivals
-from packer.errors import IncompatibleError
 from packer.evaluation import AdapterFigures, Evaluations
-from packer.gpu import GpuKind, serving
+from packer.gpu import serving
 from packer.operate.explore import Frontier
-from packer.operate.recommend import decision, recommend
+from packer.operate.recommend import outcome, recommended
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.solvers.api import solve
+from packer.words import counted
 from packer.workload import Workload
 
 _MIXED_S = 10.0
@@ -29,12 +29,16 @@ _TIGHTER = (0.0, 0.15, 0.35)
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """A way to serve one model: a kind of server alone, or several together."""
+    """A way to serve one model: a kind of server alone, or several together.
+
+    `told`: what the plan gives, in words that go on after the names of its servers.
+    """
 
     model: str | None
     kinds: str
     plan: Plan
     holds: bool
+    told: str
 
     @property
     def price_per_hour(self) -> float | None:
@@ -59,19 +63,15 @@ class Option:
         }
 
 
-def recommend_kinds(workload: Workload, kinds: Sequence[GpuKind], **given: Any) -> Plan:
+def recommend_kinds(
+    workload: Workload, profiles: Sequence[Profile], frontier_of: Callable[..., Frontier], *, verify: bool
+) -> Plan:
     """As `packer.recommend`, for each base model with each kind of server alone and with all of them mixed.
 
+    `frontier_of`: the plans of a fleet on a kind of server.
     `details` has the "kinds" (rows of `Option.to_dict`) and the "decision" of each model after the sum of them.
-
-    Raises `IncompatibleError`: the number of GPUs is limited: several kinds have no order in which to count them.
     """
-    if given.get("max_gpus") is not None or any(kind.available is not None for kind in kinds):
-        raise IncompatibleError(
-            "Limits on GPUs go with an objective where there are several kinds of server or models (cost, gpus, …)."
-        )
     started = time.monotonic()
-    profiles = tuple(kind.profile for kind in kinds)
     chosen: list[tuple[tuple[int, ...], Option]] = []
     options: list[Option] = []
     for model, offered in serving(workload, profiles).items():
@@ -79,25 +79,23 @@ def recommend_kinds(workload: Workload, kinds: Sequence[GpuKind], **given: Any) 
         own = workload if len(index) == len(workload) else workload.subset(index)
         found = []
         for profile in offered:
-            plan = recommend(own, profile, **given)
-            found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE))
-        mixed = _mixed(own, model, offered, given) if len(offered) > 1 else None
+            plan, told = recommended(frontier_of(own, profile), verify=verify)
+            found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE, told))
+        mixed = (
+            _mixed(frontier_of(own, offered[0], max_replicas=1), model, offered) if len(offered) > 1 else None
+        )
         found += [mixed] if mixed is not None else []
         options += found
         chosen.append((index, min(found, key=lambda option: option.rank)))
     return _merged(workload, chosen, options, time.monotonic() - started)
 
 
-def _mixed(
-    fleet: Workload, model: str | None, profiles: Sequence[Profile], given: dict[str, Any]
-) -> Option | None:
+def _mixed(job: Frontier, model: str | None, profiles: Sequence[Profile]) -> Option | None:
     """The cheapest mix whose servers keep the limits in a simulated hour and a fresh one; None if there is none."""
     priced = all(profile.gpu.price_per_hour is not None for profile in profiles)
-    fleet = fleet if given.get("slo") is None else replace(fleet, slo=given["slo"])
-    job = Frontier(fleet, profiles[0], given.get("margin"), 1, given.get("spare", 0), given.get("seed", 0))
     for tighter in _TIGHTER:
         plan = solve(
-            fleet.with_arrivals(Arrivals()),
+            job.workload.with_arrivals(Arrivals()),
             profiles,
             "cost" if priced else "gpus",
             solver="mixed",
@@ -112,12 +110,11 @@ def _mixed(
         point = job.point_of(plan.bins)
         if point.holds and not job.kept.broken_later(plan.bins):
             point, rooms = job.roomy(point, job.rooms(point))
-            kept = replace(
-                point.plan, rooms=rooms, headroom=tuple(room.headroom for room in rooms), verified=True,
-                details={"decision": decision(point, [point], rooms, fleet.slo, breaking=None)},
-            )  # fmt: skip
+            headroom = tuple(room.headroom for room in rooms)
+            kept = replace(point.plan, rooms=rooms, headroom=headroom, verified=True)
             names = sorted({item.profile.name for item in plan.bins})
-            return Option(model, " + ".join(names), kept, holds=True)
+            told = outcome(point, [point], rooms, job.workload.slo, breaking=None)
+            return Option(model, " + ".join(names), kept, holds=True, told=told)
     return None
 
 
@@ -185,7 +182,6 @@ def _total(chosen: Sequence[Option]) -> list[str]:
 def _said(best: Option, options: Sequence[Option]) -> str:
     """What to deploy for one model, what fewer servers would give, and what the other kinds would take."""
     lead = "" if best.model is None else f"{best.model}: "
-    said = str(best.plan.details["decision"]).partition(": ")[2]
     others = [
         f"{each.kinds} {'would take' if each.holds else 'does not keep the goal with'} {_gpus(each)}"
         for each in options
@@ -193,9 +189,9 @@ def _said(best: Option, options: Sequence[Option]) -> str:
     ]
     counts = Counter(item.profile.name for item in best.plan.bins)
     servers = " and ".join(f"{count} × {name}" for name, count in sorted(counts.items()))
-    return f"{lead}{servers}, {said}" + (f" {'; '.join(others)}." if others else "")
+    return f"{lead}{servers}, {best.told}" + (f" {'; '.join(others)}." if others else "")
 
 
 def _gpus(option: Option) -> str:
     price = "" if option.price_per_hour is None else f", {option.price_per_hour:,.2f} per hour"
-    return f"{option.plan.n_gpus} GPU{'s' if option.plan.n_gpus != 1 else ''}{price}"
+    return f"{counted(option.plan.n_gpus, 'GPU')}{price}"

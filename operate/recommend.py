@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from packer.errors import IncompatibleError
 from packer.gpu import Kinds, kinds_of, serving
 from packer.operate.bound import bounded
 from packer.operate.explore import Frontier
@@ -22,6 +24,7 @@ from packer.room import LEVELS, Room
 from packer.slo import Slo
 from packer.solvers.band import with_band
 from packer.solvers.candidates import beyond_measured
+from packer.words import counted
 from packer.workload import Workload
 
 REPLAYED = (
@@ -81,17 +84,26 @@ def recommend(
     """
     kinds = kinds_of(profile)
     serving(workload, [kind.profile for kind in kinds])
+    fleet = workload if slo is None else replace(workload, slo=slo)
+    frontier_of = partial(
+        Frontier, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress, stop=stop,
+        time_limit_s=time_limit_s,
+    )  # fmt: skip
+    at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
     if len(kinds) > 1 or len(workload.models) > 1:
         from packer.operate.kinds import recommend_kinds
 
-        return recommend_kinds(
-            workload, kinds, slo=slo, margin=margin, max_gpus=max_gpus, max_replicas=max_replicas, spare=spare,
-            seed=seed, verify=verify, progress=progress, stop=stop, time_limit_s=time_limit_s,
-        )  # fmt: skip
-    if kinds[0].available is not None:
-        max_gpus = min(max_gpus or kinds[0].available, kinds[0].available)
-    fleet = workload if slo is None else replace(workload, slo=slo)
-    job = Frontier(fleet, kinds[0].profile, margin, max_replicas, spare, seed, progress, stop, time_limit_s)
+        if at_hand:
+            raise IncompatibleError(
+                "Limits on GPUs go with an objective where there are several kinds of server or models (cost, gpus, …)."
+            )
+        return recommend_kinds(fleet, [kind.profile for kind in kinds], frontier_of, verify=verify)
+    plan, told = recommended(frontier_of(fleet, kinds[0].profile), min(at_hand, default=None), verify=verify)
+    return replace(plan, details={"decision": f"{counted(plan.n_gpus, 'GPU')}: {told}", **plan.details})
+
+
+def recommended(job: Frontier, max_gpus: int | None = None, *, verify: bool = True) -> tuple[Plan, str]:
+    """The plan of `recommend` for one kind of server, and what the decision says after the servers."""
     with ThreadPoolExecutor(2) as pool:
         beside: list[Future[Any]] = []
 
@@ -103,7 +115,7 @@ def recommend(
         if best is None:
             return _missed(job, max_gpus)
         reasons = () if job.confirmed is not False else (_breaks_later(job, best),)
-        progress("room to grow", 0, 0)
+        job.progress("room to grow", 0, 0)
         rooms, bound = (each.result() for each in beside)
     best, rooms = job.roomy(best, rooms)
     plan = replace(
@@ -116,16 +128,13 @@ def recommend(
         verified=job.confirmed,
         reasons=reasons,
     )
-    plan = _finished(job, plan, best, holds=job.confirmed is not False)
+    plan, told = _finished(job, plan, best, holds=job.confirmed is not False)
 
     def at_rates(scaled: Workload) -> Plan:
-        other = Frontier(
-            scaled, job.profile, job.margin, max_replicas, spare, seed, progress, stop, time_limit_s
-        )
-        found = other.explore(verify=False)
+        found = replace(job, workload=scaled).explore(verify=False)
         return replace(plan, status=Status.INFEASIBLE) if found is None else found.plan
 
-    return plan if job.over() else with_band(plan, fleet, at_rates)
+    return plan if job.over() else with_band(plan, job.workload, at_rates), told
 
 
 def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
@@ -148,7 +157,7 @@ def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
     )
 
 
-def _missed(job: Frontier, max_gpus: int | None) -> Plan:
+def _missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
     """The plan on which the fewest adapters break the goal, with what would keep it."""
 
     # All GPUs at hand are of use where more would keep the goal, and fewer cost less where no number does.
@@ -196,7 +205,8 @@ def _unreachable(job: Frontier) -> str:
     )
 
 
-def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -> Plan:
+def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -> tuple[Plan, str]:
+    """The plan with its status, reasons and details, and what the decision says after the servers."""
     which = (
         ("starve", "or do not start", point.starving),
         ("break", "the goal", () if holds else point.queueing),
@@ -205,7 +215,17 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
     points = [replace(each, n_gpus=each.n_gpus * job.size) for each in job.points]
     later = job.broken if job.confirmed is False else ()
     weaker = {goal: count * job.size for goal, count in weaker_goals(job, point).items()}
-    return replace(
+    told = outcome(
+        replace(point, n_gpus=point.n_gpus * job.size),
+        points,
+        plan.rooms,
+        job.workload.slo,
+        breaking=None if holds else job.kept.breaking(point.plan.bins, later),
+        reachable=not job.hopeless,
+        spare=job.spare,
+        why=lambda fewer: late_words(job.kept, fewer),
+    )
+    plan = replace(
         plan,
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
         objective="recommend",
@@ -220,24 +240,14 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
         interrupted=job.stop(),
         time_limit_reached=job.over() and not job.stop(),
         details={
-            "decision": decision(
-                replace(point, n_gpus=point.n_gpus * job.size),
-                points,
-                plan.rooms,
-                job.workload.slo,
-                breaking=None if holds else job.kept.breaking(point.plan.bins, later),
-                reachable=not job.hopeless,
-                spare=job.spare,
-                why=lambda fewer: late_words(job.kept, fewer),
-            )
-            + weaker_words(weaker),
             "weaker_goals": weaker,
             "frontier": [each.to_dict() for each in points if not each.starving],
         },
     )
+    return plan, told + weaker_words(weaker)
 
 
-def decision(
+def outcome(
     best: FrontierPoint,
     points: Sequence[FrontierPoint],
     rooms: Sequence[Room],
@@ -248,17 +258,17 @@ def decision(
     spare: int = 0,
     why: Callable[[FrontierPoint], str] = lambda _point: "",
 ) -> str:
-    """What to deploy and what fewer GPUs would give, in a sentence or two.
+    """What the servers of a plan give, and what fewer GPUs would, in a sentence or two that go on after their names.
 
     `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
     it; `spare`: GPUs that may be lost; `why`: what breaks the goal on fewer GPUs.
     """
     holds = breaking is None
-    text = f"{_gpus(best.n_gpus)}: no request completed in the simulated hour"
+    text = "no request completed in the simulated hour"
     if not math.isnan(best.p95_ttft_ms):
         text = (
-            f"{_gpus(best.n_gpus)}: TTFT p95 {latency(best.p95_ttft_ms)}, worst adapter "
-            f"{latency(best.worst_adapter_ttft_ms)}, ITL {best.mean_itl_ms:.0f} ms"
+            f"TTFT p95 {latency(best.p95_ttft_ms)}, worst adapter {latency(best.worst_adapter_ttft_ms)}, "
+            f"ITL {best.mean_itl_ms:.0f} ms"
         )
     least = min((room.headroom or 0.0 for room in rooms), default=0.0)
     if holds and least > 1.0:
@@ -281,7 +291,7 @@ def decision(
     if serving := [point for point in fewer if not point.starving and point.p95_ttft_ms >= 0.0]:
         last = serving[-1]
         parts.append(
-            f"{_gpus(last.n_gpus)} {'serves' if last.n_gpus == 1 else 'serve'} it with "
+            f"{counted(last.n_gpus, 'GPU')} {'serves' if last.n_gpus == 1 else 'serve'} it with "
             f"{latency(last.p95_ttft_ms)}, worst adapter {latency(last.worst_adapter_ttft_ms)}"
             f"{_shortcoming(last, slo, spare, why)}"
         )
@@ -317,7 +327,3 @@ def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:
         return f"GPU {gpus[0]} {verb}s {rest.replace('do not', 'does not')}"
     more = f" and {len(gpus) - 8} more" if len(gpus) > 8 else ""
     return f"GPUs {', '.join(map(str, gpus[:8]))}{more} {verb} {rest}"
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from packer.evaluation import Evaluation
 from packer.export.formats import start_commands
 from packer.plan import Plan
 from packer.twin.memory.policy import memory_policy
+from packer.words import counted
 
 GIB = 2.0**30
 
@@ -28,23 +28,6 @@ class Bar:
     percent: float
     kind: str
     text: str
-
-
-def visible(text: str) -> str:
-    """A name with its control and direction marks shown as escapes; everything else as it is."""
-    if text.isprintable():
-        return text
-    return "".join(
-        sign if unicodedata.category(sign)[0] not in "CZ" or sign == " " else ascii(sign)[1:-1]
-        for sign in text
-    )
-
-
-def number(value: float | None, digits: int = 0) -> str:
-    """A number for people; a dash where there is none."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{value:,.{digits}f}"
 
 
 def milliseconds(value: float | None) -> str:
@@ -64,16 +47,6 @@ def slowest(values_ms: npt.NDArray[np.float64]) -> str:
 def percent(share: float | None) -> str:
     """A share in percent; a dash where there is none."""
     return "–" if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
-
-
-def counted(count: int, name: str) -> str:
-    """A number of things: "1 GPU", "2 GPUs"."""
-    return f"{number(count)} {plural(count, name)}"
-
-
-def plural(count: int, name: str) -> str:
-    """The name of one thing or of several."""
-    return name if count == 1 else f"{name}s"
 
 
 def starts(plan: Plan) -> list[str]:

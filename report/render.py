@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from packer import words
 from packer.plan import Plan
 from packer.report import context
 from packer.report.comparison import COLUMNS
@@ -36,18 +37,18 @@ def render_report(
     return render(
         "report.html",
         plan=plan,
-        title=context.visible(plan.workload.name),
+        title=words.visible(plan.workload.name),
         kept=context.in_limits(plan),
         few=quiet_adapters(plan.workload),
         decision=plan.details.get("decision", ""),
         frontier=_frontier(plan),
-        reasons=[context.visible(reason) for reason in (*plan.reasons, *context.queueing(plan))],
-        unplaced=[context.visible(plan.workload.names[i]) for i in plan.unplaced],
+        reasons=[words.visible(reason) for reason in (*plan.reasons, *context.queueing(plan))],
+        unplaced=[words.visible(plan.workload.names[i]) for i in plan.unplaced],
         repr=repr,
-        visible=context.visible,
-        plural=context.plural,
-        counted=context.counted,
-        number=context.number,
+        visible=words.visible,
+        plural=words.plural,
+        counted=words.counted,
+        number=words.number,
         milliseconds=context.milliseconds,
         slowest=context.slowest,
         percent=context.percent,
@@ -61,7 +62,7 @@ def render_report(
         rooms=room_rows(plan.rooms),
         growth=growth,
         limits=str(plan.workload.slo),
-        columns=[COLUMNS.get(key, context.visible(key)) for key in shown],
+        columns=[COLUMNS.get(key, words.visible(key)) for key in shown],
         comparison=[[_cell(row[key]) for key in shown] for row in comparison],
         profiles=list(dict.fromkeys(item.profile for item in plan.bins)),
         script=Markup(script),
@@ -93,4 +94,4 @@ def _cell(value: object) -> str:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return context.visible(f"{value:,}" if isinstance(value, int) else str(value))
+    return words.visible(f"{value:,}" if isinstance(value, int) else str(value))

@@ -16,7 +16,7 @@ from packer.plan import Plan, Status
 from packer.solvers import by_model
 from packer.solvers.assemble import assemble, bounded
 from packer.solvers.band import with_band
-from packer.solvers.base import Problem, Solver
+from packer.solvers.base import Problem, Solver, limit_of
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.solvers.exact.estimate import with_estimate
@@ -153,9 +153,7 @@ def solve(
         )  # fmt: skip
         plan = with_band(plan, workload, partial(again, objective=objective))
         if goal.name == "gpus" and problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS:
-            plan = _with_goal(
-                plan, partial(again, time_limit_s=max(0.01, min(GOAL_S, problem.remaining_s())))
-            )
+            plan = _with_goal(plan, partial(again, time_limit_s=limit_of(min(GOAL_S, problem.remaining_s()))))
     return with_room(plan, problem.evaluator, problem.out_of_time) if with_headroom else plan
 
 

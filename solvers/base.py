@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,15 @@ MAX_LORAS_CANDIDATES = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 MAX_ADAPTERS_PER_GPU = 100_000
 """No solver puts more adapters on a GPU, which keeps arrays small. The predictor decides how many a server
 can hold; plans mark servers beyond `Profile.measured_adapters` (`packer.solvers.candidates.beyond_measured`)."""
+
+
+LEAST_S = 0.05
+"""A search whose time is over still gets so long, in which its first step gives a plan."""
+
+
+def limit_of(left_s: float) -> float | None:
+    """The time limit of a further search where so long is left: at least `LEAST_S`, none where that is infinite."""
+    return None if left_s == math.inf else max(LEAST_S, left_s)
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ class Problem:
     def remaining_s(self) -> float:
         """Seconds left before the time limit; infinite without one."""
         if self.time_limit_s is None:
-            return float("inf")
+            return math.inf
         return self.time_limit_s - self.elapsed_s()
 
     def with_share(self, share: float) -> Problem:
@@ -95,7 +105,7 @@ class Problem:
         if self.time_limit_s is None:
             return self
         left = max(0.0, self.remaining_s())
-        return replace(self, time_limit_s=max(1e-3, self.time_limit_s - (1.0 - share) * left))
+        return replace(self, time_limit_s=self.time_limit_s - (1.0 - share) * left)
 
     def within(self, seconds: float) -> Problem:
         """The problem with a limit: so long from now, if it has none."""

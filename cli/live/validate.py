@@ -10,8 +10,9 @@ import click
 from packer.cli.declare import bundle, command, option
 from packer.cli.live.calibrate import duration
 from packer.cli.options import PlanFile, Writing, common, numbers
-from packer.cli.output import Table, number, write_json
+from packer.cli.output import Table, write_json
 from packer.cli.plan_table import servers
+from packer.words import number
 
 if TYPE_CHECKING:
     from packer.plan import Plan
@@ -141,8 +142,8 @@ def _table(report: BinReport) -> Table:
             name,
             number(report.mean("predicted", name), 2),
             number(report.mean("measured", name), 2),
-            number(report.errors.get(name)),
-            number(report.repeatability.get(name)),
+            number(report.errors.get(name), 1),
+            number(report.repeatability.get(name), 1),
         )
         for name in COMPARED
     ]

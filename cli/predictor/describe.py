@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from packer.cli.declare import argument, bundle, command
 from packer.cli.options import Output
-from packer.cli.output import Table, number
+from packer.cli.output import Table
+from packer.words import number
 
 
 @bundle
@@ -28,6 +29,6 @@ def describe(given: Given, out: Output) -> None:
     rows = [[name, found["scenarios"], found["starved"]] for name, found in facts["families"].items()]
     title = (
         f"{given.dataset_path}: {facts['scenarios']} scenarios of {facts['profile']}, seed {facts['seed']}, "
-        f"{number(100 * facts['starved_share'])} % starved"
+        f"{number(100 * facts['starved_share'], 1)} % starved"
     )
     out.result(facts, lambda: [title, Table(None, ["family", "scenarios", "starved"], rows)])

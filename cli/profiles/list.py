@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from packer.cli.declare import command
 from packer.cli.options import Output
-from packer.cli.output import Table, number
+from packer.cli.output import Table
+from packer.words import number
 
 if TYPE_CHECKING:
     from packer.profile import Profile
@@ -50,7 +51,7 @@ def _table(found: list[Profile]) -> Table:
             profile.gpu.name,
             f"{profile.engine.name} {profile.engine.version}",
             number(profile.gpu.price_per_hour, 2),
-            *(number(profile.errors.get(f"{key}_smape")) for key in ERRORS),
+            *(number(profile.errors.get(f"{key}_smape"), 1) for key in ERRORS),
         ]
         for profile in found
     ]

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from packer.cli.declare import command
 from packer.cli.options import FleetFile, Output
-from packer.cli.output import Table, number
+from packer.cli.output import Table
 from packer.cli.plan_table import assumed_lengths
+from packer.words import counted, number
 
 if TYPE_CHECKING:
     from packer.workload import Workload
@@ -30,13 +31,12 @@ def describe(file: FleetFile, out: Output) -> None:
 
 def headline(fleet: Workload) -> str:
     """The workload in one line."""
-    adapters = f"{len(fleet):,} adapter{'s' if len(fleet) != 1 else ''}"
-    return f"{adapters}, {fleet.rate:,.3g} req/s, offered load {fleet.offered_tok_s:,.0f} tok/s"
+    return f"{counted(len(fleet), 'adapter')}, {fleet.rate:,.3g} req/s, offered load {fleet.offered_tok_s:,.0f} tok/s"
 
 
 def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
     cells = [
-        [row["rank"], row["adapters"], number(row["rate"], 3), number(row["offered_tok_s"])]
+        [row["rank"], row["adapters"], number(row["rate"], 3), number(row["offered_tok_s"], 1)]
         for row in found["ranks"]
     ]
     columns = ["rank", "adapters", "req/s", "offered tok/s"]

@@ -14,7 +14,7 @@ from packer import Adapter, Lengths, Limits, Slo, Workload
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError
 from packer.operate import explore
-from packer.operate.recommend import decision
+from packer.operate.recommend import outcome
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.room import Room
@@ -110,7 +110,7 @@ def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, 
     points = packer.frontier(fleet, server, max_gpus=2)
     last = replace(points[-1], n_gpus=9)
     fewer = [replace(points[-1], n_gpus=7, starving=(0,)), replace(points[-1], n_gpus=8)]
-    text = decision(last, [*fewer, last], (Room(1.21, 1.5, 1.6), Room(1.5, 1.5, 1.5)), Slo(), breaking=None)
+    text = outcome(last, [*fewer, last], (Room(1.21, 1.5, 1.6), Room(1.5, 1.5, 1.5)), Slo(), breaking=None)
     assert text.count("holds to") == 1
     assert "holds to +21%" in text
     assert "8 GPUs serve it with" in text
@@ -181,7 +181,7 @@ def test_fewer_gpus_with_a_fine_ttft_say_what_they_break(
         )
         plan_of = replace(few.plan, workload=classed, adapters=adapters)
         near = replace(few, plan=plan_of, worst_adapter_ttft_ms=worst_ms)
-        text = decision(replace(near, n_gpus=8, holds=True), [near], (), slo, breaking=None)
+        text = outcome(replace(near, n_gpus=8, holds=True), [near], (), slo, breaking=None)
         assert f"worst adapter {worst_ms / 1000:.1f} s" in text
         assert text.endswith(words)
 
@@ -216,7 +216,7 @@ def test_figures_that_are_not_known_are_told_in_words(plan: Plan, fleet: Workloa
     """No nan is printed for an adapter whose server does not start, nor for answers of one token."""
     (point, *_) = packer.frontier(fleet, server, max_gpus=2)
     broken = replace(point, holds=False, worst_adapter_ttft_ms=math.nan)
-    text = decision(replace(broken, n_gpus=8), [broken], (), Slo(), breaking=1)
+    text = outcome(replace(broken, n_gpus=8), [broken], (), Slo(), breaking=1)
     assert text.count("worst adapter without an answer") == 2
     short = Workload([Adapter("a", 8, 0.05, None, Lengths.constant(1))])
     found = packer.recommend(short, server, slo=Slo(Limits(1.0, 1.0)))

@@ -17,6 +17,7 @@ from packer.report.growth import FACTORS, Evaluate, choose_gpus, growth_of
 from packer.report.render import render_report
 from packer.room import LEVELS, Room, room_rows
 from packer.twin.hours import with_adapters
+from packer.words import visible
 
 VOID = {"meta", "link", "input", "br"}
 HOSTILE = (
@@ -91,7 +92,7 @@ def test_hostile_names_are_text(toy_plan: Callable[..., Plan], saturating: Evalu
     page = Page(text)
     assert page.scripts == 1
     for name in HOSTILE:
-        assert context.visible(name) in page.texts
+        assert visible(name) in page.texts
     assert not any(sign in text for sign in ("\u2028", "\u202e"))
 
 

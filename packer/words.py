@@ -1,0 +1,25 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """A number with its thousands separated; a dash where there is none."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
+def plural(count: int, name: str) -> str:
+    """The name of one thing or of several."""
+    return name if count == 1 else f"{name}s"
+
+
+def counted(count: int, name: str) -> str:
+    """A number of things: "1 GPU", "2 GPUs"."""
+    return f"{count:,} {plural(count, name)}"
+
+
+def visible(value: object) -> str:
+    """A text that can't change a terminal or a page: control and direction marks are shown as escapes."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(value))
