@@ -49,14 +49,6 @@ def test_names_cannot_command_the_terminal(capsys: Capture) -> None:
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(1234.56, "1,234.6"), (0.0, "0.0"), (None, "–"), (math.nan, "–"), (-3.25, "-3.2")]
-)
-def test_numbers_for_people(value: float | None, text: str) -> None:
-    """Thousands are separated, and a missing number is a dash."""
-    assert output.number(value) == text
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         """Claim to be one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -146,3 +147,12 @@ def test_a_limit_that_passes_after_the_search_costs_no_plan(monkeypatch: pytest.
     profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
     waits = replace(fleet, slo=FleetSlo.of(p95_ttft_ms=1.0))
     assert api.solve(waits, profile, time_limit_s=1e3, verify=False).n_gpus >= 1
+
+
+def test_a_search_whose_time_is_over_still_takes_its_first_step() -> None:
+    """What is left of a limit becomes a limit again: never none at all, and none where there was none."""
+    assert base.limit_of(math.inf) is None
+    assert base.limit_of(3.0) == 3.0
+    assert base.limit_of(-3.0) == base.LEAST_S
+    posed = problem(Workload([Adapter("a", 8, 0.1)]), time_limit_s=1e-9)
+    assert posed.with_share(0.5).with_share(0.1).out_of_time()
