@@ -3,7 +3,8 @@
 A token's mean gap is linear in the coefficients, given the mean of what they multiply over the steps that it saw.
 Little's law gives these means only roughly (a threshold such as the largest CUDA graph is blind to a mean), the
 twin exactly. So: simulate, solve for the coefficients on the simulated means, and again. Three rounds suffice; each
-needs one simulation per run, where a fit by differences needs one per run and coefficient.
+needs one simulation per run (and one of longer steps per run that keeps up), where a fit by differences needs one per
+run and coefficient.
 """
 
 from __future__ import annotations
@@ -29,24 +30,34 @@ ROBUST_SCALE = 0.03
 """Relative residuals beyond it count linearly, not squared."""
 SATURATED_BY_THROUGHPUT = 0.5
 """In a starved run, how much of the step time's error is read off the throughput instead of the TPOT."""
-GAIN = 1.6
-"""A server that keeps up runs more requests at once where its steps take longer: 1 % of step time is so many percent of
-TPOT (the median of simulations with all coefficients 4 % larger and smaller)."""
+SLOWER = 1.03
+"""Factor on all coefficients, at which a second simulation gives a run's gain."""
+LARGEST_GAIN = 5.0
 CLIENT_LAGS_REQ_S = 100.0
 """Offered load beyond which a client of one process falls behind: such runs weigh half."""
 
 
-def wanted_step_ms(run: Run, sim: Simulation, step_ms: float) -> float | None:
-    """Mean step that would give the measured TPOT (and, of a starved run, throughput); None if not measured."""
-    tpot = run.metrics.get("tpot_mean_ms")
-    if not tpot or not np.isfinite(sim.mean_tpot_ms):
-        return None
-    factor = tpot / sim.mean_tpot_ms
+def gain_of(sim: Simulation, again: Simulation) -> float:
+    """Percent of TPOT per percent of step time, from 1 to `LARGEST_GAIN`, of a run simulated again with `SLOWER` steps.
+
+    A server that keeps up runs more requests at once where its steps take longer, so its TPOT grows faster than its
+    steps: the more so, the nearer it is to its limit.
+    """
+    gain = np.log(again.mean_tpot_ms / sim.mean_tpot_ms) / np.log(SLOWER)
+    return float(np.clip(np.nan_to_num(gain, nan=1.0), 1.0, LARGEST_GAIN))
+
+
+def wanted_step_ms(run: Run, sim: Simulation, step_ms: float, gain: float) -> float:
+    """Mean step that would give the measured TPOT (and, of a starved run, throughput).
+
+    `gain`: percent of TPOT per percent of step time (`gain_of`); not used for a starved run.
+    """
+    factor = run.metrics["tpot_mean_ms"] / sim.mean_tpot_ms
     if run.starved and sim.total_token_throughput > 0:
         by_throughput = sim.total_token_throughput / run.metrics["total_tok_s"]
         factor = factor ** (1 - SATURATED_BY_THROUGHPUT) * by_throughput**SATURATED_BY_THROUGHPUT
     elif not run.starved:
-        factor = factor ** (1 / GAIN)
+        factor = factor ** (1 / gain)
     return step_ms * float(np.clip(factor, 0.5, 2.0))
 
 
@@ -56,25 +67,45 @@ def simulated_equations(
 ) -> tuple[Equations, list[Run]]:  # fmt: skip
     """One equation per run: simulated mean state, wanted mean step time (less loading); and the runs that give one.
 
-    The k-th run is simulated with `seed` + k.
+    A run without a measured TPOT gives none. The k-th run is simulated with `seed` + k.
     """
     law = coefficient_vector(profile.latency)
+    slower = profile.with_coefficients(**{t: SLOWER * v for t, v in profile.latency.coefficients.items()})
 
-    def one(k: int) -> tuple[FloatArray, float, Run] | None:
-        sim = simulate_run(runs[k], profile, seed=seed + k, max_outstanding=max_outstanding, mean_state=True)
+    def one(k: int) -> tuple[FloatArray, float, float, Run] | None:
+        run = runs[k]
+        sim = simulate_run(run, profile, seed=seed + k, max_outstanding=max_outstanding, mean_state=True)
         done()
-        if sim.status != "ok" or sim.raw.means[-1] <= 0:
+        measured = run.metrics.get("tpot_mean_ms") and np.isfinite(sim.mean_tpot_ms)
+        if sim.status != "ok" or sim.raw.means[-1] <= 0 or not measured:
             return None
         means = sim.raw.means[:-2] / sim.raw.means[-1]
         step_ms = float(sim.raw.means[-2] / sim.raw.means[-1])
-        wanted = wanted_step_ms(runs[k], sim, step_ms)
+        gain = np.nan
+        if not run.starved:
+            gain = gain_of(sim, simulate_run(run, slower, seed=seed + k, max_outstanding=max_outstanding))
+        wanted = wanted_step_ms(run, sim, step_ms, gain)
         loading_ms = step_ms - float(means @ law)
-        return None if wanted is None else (means, max(wanted - loading_ms, 0.1 * wanted), runs[k])
+        return means, max(wanted - loading_ms, 0.1 * wanted), gain, run
 
     rows = [row for row in in_threads(one, range(len(runs)), threads) if row is not None]
     features = np.array([row[0] for row in rows]).reshape(-1, len(LINEAR_TERMS))
-    kept = [row[2] for row in rows]
-    return Equations(features, np.array([row[1] for row in rows]), family_weights(kept)), kept
+    kept = [row[3] for row in rows]
+    weights = family_weights(kept) * gain_weights(np.array([row[2] for row in rows]))
+    return Equations(features, np.array([row[1] for row in rows]), weights), kept
+
+
+def gain_weights(gains: FloatArray) -> FloatArray:
+    """Weights by gain, 1 at the median and of starved runs (NaN): a TPOT tells the step better where the gain is large.
+
+    An error of the measured TPOT is 1 / gain of it in the wanted step; the square root leaves room for errors of the
+    simulated queue, which grow with the gain.
+    """
+    known = gains[np.isfinite(gains)]
+    if not len(known):
+        return np.ones_like(gains)
+    out: FloatArray = np.sqrt(np.nan_to_num(gains / np.median(known), nan=1.0))
+    return out
 
 
 def family_weights(runs: Sequence[Run]) -> FloatArray:
@@ -99,17 +130,10 @@ def solve_robustly(equations: Equations, terms: Sequence[str]) -> dict[str, floa
 
 
 def fit_mean_state(
-    profile: Profile,
-    runs: Sequence[Run],
-    micro: Equations,
-    terms: Sequence[str],
-    *,
-    seed: int = 0,
-    micro_share: float = 0.25,
-    max_outstanding: int | None = None,
-    threads: int = 2,
+    profile: Profile, runs: Sequence[Run], micro: Equations, terms: Sequence[str], *, seed: int = 0,
+    micro_share: float = 0.25, max_outstanding: int | None = None, threads: int = 2,
     done: Callable[[], None] = lambda: None,
-) -> Profile:
+) -> Profile:  # fmt: skip
     """The profile with the coefficients of `terms` fitted to the runs, `ROUNDS` times over.
 
     `micro_share`: total weight of the micro-benchmarks' equations, relative to that of the runs. `done` is called

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from packer.errors import ModelError
 from packer.profile import LatencySpec, Profile
@@ -18,7 +18,6 @@ from packer.twin.fit.lengths_fit import fit_correlation
 from packer.twin.fit.mean_state import ROUNDS, fit_mean_state
 from packer.twin.fit.memory_fit import fit_loading, fit_memory
 from packer.twin.fit.prior import prior_of
-from packer.twin.fit.runs import stratified
 from packer.twin.fit.score import ScoredRun
 from packer.twin.fit.tables import Profiling, Run
 
@@ -33,10 +32,6 @@ DIGITS = 6
 SEED = 1000
 FOLDS = 8
 """Most groups of families that are left out of the fit in turn; up to so many families each are one."""
-FRONTEND_RUNS = 60
-"""Runs of the first fit, on which that of the front end stands."""
-FOLD_RUNS = 120
-"""Runs that a fold of the cross-validation is fitted on, spread over the families that it may see."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -46,13 +41,14 @@ class Calibration:
     """The profile, with held-out errors inside, and the scored runs behind these errors.
 
     `micro`: by the profile that micro-benchmarks alone give; `held_out`: by profiles that have not seen the run's
-    family; both empty without runs.
+    family; both empty without runs. `others`: by family, the profile that has not seen it.
     """
 
     profile: Profile
     micro_profile: Profile
     micro: tuple[ScoredRun, ...] = ()
     held_out: tuple[ScoredRun, ...] = ()
+    others: Mapping[str, Profile] = field(default_factory=dict)
 
 
 def _rounded(profile: Profile) -> Profile:
@@ -91,16 +87,10 @@ def fit_runs(
     micro = from_tables.micro_equations(profiling, start.engine, graph)
     first = step_law.solve(micro + from_tables.run_equations(runs, graph), TERMS)
     first = {term: value for term, value in first.items() if value > 0}
+    begun = replace(with_provenance(start, prior=""), latency=LatencySpec("linear", first, graph))
     return _rounded(
         fit_mean_state(
-            replace(with_provenance(start, prior=""), latency=LatencySpec("linear", first, graph)),
-            runs,
-            micro,
-            TERMS,
-            seed=SEED,
-            max_outstanding=max_outstanding,
-            threads=threads,
-            done=done,
+            begun, runs, micro, TERMS, seed=SEED, max_outstanding=max_outstanding, threads=threads, done=done
         )
     )
 
@@ -138,23 +128,16 @@ def calibrate(
         note = f"{correlation}, from running requests and KV usage of the runs"
         alone = with_provenance(alone, length_correlation=note)
     if alone.frontend.scrape_interval_s is not None and any("scrape_s" in run.metrics for run in started):
-        first = fit_runs(
-            alone,
-            profiling,
-            stratified(started, FRONTEND_RUNS, SEED),
-            max_outstanding=max_outstanding,
-            threads=threads,
-        )
+        first = fit_runs(alone, profiling, started, max_outstanding=max_outstanding, threads=threads)
         found = fit_frontend(first, started, max_outstanding=max_outstanding, threads=threads)
         alone = replace(alone, frontend=found)
     families = sorted({run.family for run in runs})
-    folds = [families[k::FOLDS] for k in range(min(FOLDS, len(families)))] if cross_validate else []
-    if len(folds) < 2:
+    folds = [families[k::FOLDS] for k in range(min(FOLDS, len(families)))]
+    if not cross_validate or len(folds) < 2:
         folds = []
     total = ROUNDS * len(started)
     if folds:
-        unseen = [sum(run.family not in fold for run in started) for fold in folds]
-        total += 2 * len(runs) + ROUNDS * sum(min(FOLD_RUNS, n) for n in unseen)
+        total += 2 * len(runs) + ROUNDS * sum(run.family not in fold for run in started for fold in folds)
     count = [0]
 
     def step(stage: str) -> Callable[[], None]:
@@ -173,12 +156,13 @@ def calibrate(
     if not folds:
         return Calibration(profile, alone)
     held_out: list[ScoredRun] = []
+    others: dict[str, Profile] = {}
     for fold in folds:
-        seen = stratified([run for run in started if run.family not in fold], FOLD_RUNS, SEED)
-        others = fitted(seen, "cross-validating")
+        unseen = fitted([run for run in started if run.family not in fold], "cross-validating")
+        others |= dict.fromkeys(fold, unseen)
         left = [run for run in runs if run.family in fold]
         held_out += score.score_runs(
-            left, others, max_outstanding=max_outstanding, threads=threads, done=step("scoring")
+            left, unseen, max_outstanding=max_outstanding, threads=threads, done=step("scoring")
         )
     micro = score.score_runs(
         runs, alone, max_outstanding=max_outstanding, threads=threads, done=step("scoring")
@@ -188,6 +172,7 @@ def calibrate(
         replace(alone, errors=score.summary(micro)),
         tuple(micro),
         tuple(held_out),
+        others,
     )
 
 

@@ -10,9 +10,12 @@ import pytest
 from packer.profile import LatencySpec, Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.fit.mean_state import (
-    GAIN,
+    LARGEST_GAIN,
+    SLOWER,
     family_weights,
     fit_mean_state,
+    gain_of,
+    gain_weights,
     simulated_equations,
     wanted_step_ms,
 )
@@ -51,7 +54,7 @@ def test_equations_need_runs_with_a_measured_tpot(true_profile: Profile, measure
     blank = replace(measured_runs[0], metrics={"total_tok_s": 1.0})
     equations, kept = simulated_equations(true_profile, [blank, other, fast])
     assert kept == [other, fast]
-    assert equations.weights.tolist() == family_weights(kept).tolist()
+    assert np.isfinite(equations.weights).all()
     assert equations.weights[1] < equations.weights[0]
 
 
@@ -64,19 +67,37 @@ def test_starved_runs_read_the_step_off_the_throughput_too(
     slow = replace(run, metrics={**run.metrics, "total_tok_s": 0.5 * sim.total_token_throughput,
                                  "tpot_mean_ms": sim.mean_tpot_ms})  # fmt: skip
     assert slow.starved
-    wanted = wanted_step_ms(slow, sim, 10.0)
-    assert wanted is not None
-    assert wanted == pytest.approx(10.0 * 2**0.5)
+    assert wanted_step_ms(slow, sim, 10.0, np.nan) == pytest.approx(10.0 * 2**0.5)
 
 
-def test_a_server_that_keeps_up_multiplies_the_error_of_its_step(
+def test_each_run_s_own_gain_leads_from_its_tpot_to_its_step(
     true_profile: Profile, measured_runs: list[Run]
 ) -> None:
-    """Of a TPOT that is 10 % too short, the step is wanted longer by the part that Little's law leaves of it."""
-    run = next(run for run in measured_runs if not run.starved)
-    sim = simulate_run(run, true_profile)
-    longer = replace(run, metrics={**run.metrics, "tpot_mean_ms": 1.1 * sim.mean_tpot_ms})
-    assert wanted_step_ms(longer, sim, 10.0) == pytest.approx(10.0 * 1.1 ** (1 / GAIN))
+    """Of a server whose steps are longer, the TPOT gives these steps back, far from the limit as near it."""
+    law = true_profile.latency.coefficients
+    server, slower = (
+        true_profile.with_coefficients(**{term: factor * value for term, value in law.items()})
+        for factor in (1.06, SLOWER)
+    )
+    near = max((run for run in measured_runs if not run.starved), key=lambda run: run.rates.sum())
+    gains = []
+    for share in (0.02, 1.0):
+        run = replace(near, rates=near.rates * share, duration_s=near.duration_s / share**0.5)
+        longer = simulate_run(run, server)
+        run = replace(run, metrics={**run.metrics, "total_tok_s": longer.total_token_throughput,
+                                    "tpot_mean_ms": longer.mean_tpot_ms})  # fmt: skip
+        sim = simulate_run(run, true_profile)
+        gains.append(gain_of(sim, simulate_run(run, slower)))
+        assert wanted_step_ms(run, sim, 10.0, gains[-1]) == pytest.approx(10.6, rel=0.01)
+    assert 1.0 <= gains[0] < 1.1 < 1.3 < gains[1] <= LARGEST_GAIN
+
+
+def test_equations_weigh_by_gain() -> None:
+    """Runs of a larger gain weigh more, by the square root; starved ones as the median."""
+    weights = gain_weights(np.array([1.0, 2.0, 4.0, np.nan]))
+    assert weights == pytest.approx([0.5**0.5, 1.0, 2**0.5, 1.0])
+    assert gain_weights(np.array([np.nan])).tolist() == [1.0]
+    assert gain_weights(np.zeros(0)).size == 0
 
 
 def test_runs_of_a_client_that_lags_weigh_half(measured_runs: list[Run]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from packer.errors import ModelError
 from packer.profile import Profile
+from packer.twin.fit import pipeline
 from packer.twin.fit.pipeline import calibrate
 from packer.twin.fit.tables import Profiling, Run
 from packer.twin.margin import rate_margin
@@ -28,6 +30,28 @@ def test_calibration_predicts_families_that_it_has_not_seen(
     assert errors["memory_verdicts_wrong"] == 0
     assert {each.run.run_id for each in result.held_out} == {run.run_id for run in measured_runs}
     assert calls[-1][0] == calls[-1][1]
+
+
+def test_a_family_is_predicted_from_all_runs_of_the_others(
+    true_profile: Profile, measured_runs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The errors are those of the shipped procedure: the fit without a family sees every run of the others."""
+    seen: list[set[str]] = []
+
+    def fit_runs(start: Profile, _profiling: Profiling, runs: Sequence[Run], **_given: object) -> Profile:
+        seen.append({run.run_id for run in runs})
+        return start
+
+    monkeypatch.setattr(pipeline, "fit_runs", fit_runs)
+    many = [
+        replace(run, run_id=f"{run.run_id}-{k}", duration_s=5.0) for k in range(9) for run in measured_runs
+    ]
+    result = calibrate(true_profile, Profiling(), many)
+    families = sorted({run.family for run in many})
+    assert list(result.others) == families
+    everything = {run.run_id for run in many}
+    unseen = [{run.run_id for run in many if run.family != family} for family in families]
+    assert seen == [everything, *unseen]
 
 
 def test_calibration_is_the_same_every_time(true_profile: Profile, measured_runs: list[Run]) -> None:
