@@ -1,4 +1,4 @@
-"""Which servers a dataset holds: the paper's grid, and what it leaves out.
+"""Which servers a dataset holds: the paper's grid, what it leaves out, and servers of thousands of adapters.
 
 Every scenario is a function of (seed, index) and the profile alone, so that any part of a dataset can be
 built anywhere, in any order, again and again.
@@ -18,7 +18,7 @@ from packer.lengths import Lengths
 from packer.predictors.features import COLUMN, BinTable, FeatureExtractor
 from packer.profile import Profile
 from packer.settings import Settings
-from packer.twin.memory.policy import memory_error
+from packer.twin.memory.policy import kv_cache_tokens_many, memory_error
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 SIZES = (8, 16, 32)
@@ -29,8 +29,12 @@ COUNTS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 RANKS = (8, 16, 32, 64, 128)
 """Of the other scenarios."""
 MOST_OVERLOADED = 20.0
-FAMILIES = ("grid", "mixed", "edge")
-SHARES = (0.4, 0.25, 0.35)
+SHARES = {"grid": 4 / 11, "mixed": 2.5 / 11, "edge": 3.5 / 11, "large": 1 / 11}
+"""Of the families."""
+LARGE = (512.0, 4096.0)
+"""Adapters on the servers of the family `large`, from and to; other mixtures have at most the smaller number."""
+FEWEST_SLOTS = 4
+"""Of `large`, where as many fit into the memory."""
 _TRIES = 200
 _DIMENSIONS = 14
 
@@ -57,9 +61,12 @@ class Scenario:
 
 
 def scenario(index: int, profile: Profile, seed: int) -> Scenario:
-    """The scenario of that index: 40 % from the grid, 25 % mixed, 35 % near the edge of starvation."""
+    """The scenario of that index, of a family by `SHARES`: from the grid, mixed, near the edge of starvation, or of
+    many adapters.
+    """
     rng = np.random.default_rng(np.random.SeedSequence([seed, index, 0x5CE7A]))
-    family = FAMILIES[int(np.searchsorted(np.cumsum(SHARES), rng.random(), side="right"))]
+    limits = np.cumsum([*SHARES.values()][:-1])
+    family = list(SHARES)[int(np.searchsorted(limits, rng.random(), side="right"))]
     for _ in range(_TRIES):
         if family == "grid":
             found = _from_grid(index, rng, profile)
@@ -122,10 +129,16 @@ def _mixed(
     index: int, family: str, rng: np.random.Generator, profile: Profile, u: npt.NDArray[np.float64]
 ) -> Scenario:
     """Any mixture of rates, ranks and lengths, its total rate placed by the estimated capacity."""
-    n = round(_log_between(u[0], 1.0, 512.0))
-    slots = max(1, min(round(_log_between(u[1], 1.0, 1.3 * n + 4)), 512))
+    large = family == "large"
+    n = round(_log_between(u[0], *(LARGE if large else (1.0, LARGE[0]))))
     weights = _weights(n, u[2], u[3], rng)
     ranks = rng.choice(RANKS, n, p=_rank_mix(u[4], rng))
+    slot_rank = checks.slot_rank_for(int(ranks.max()))
+    if large:
+        most = _most_slots(1.3 * n, slot_rank, profile)
+        slots = round(_log_between(u[1], min(FEWEST_SLOTS, most), most))
+    else:
+        slots = max(1, min(round(_log_between(u[1], 1.0, 1.3 * n + 4)), 512))
     if u[5] < 0.45:
         lengths = (SHAREGPT_INPUT, SHAREGPT_OUTPUT)
         correlation = SHAREGPT_CORRELATION
@@ -149,7 +162,7 @@ def _mixed(
             for i in range(n)
         ]
         workload = Workload(adapters, *lengths, correlation)
-        settings = profile.settings(slots, checks.slot_rank_for(int(ranks.max())))
+        settings = profile.settings(slots, slot_rank)
         return Scenario(index, family, f"{family} {index}", workload, settings)
 
     one = build(1.0)
@@ -157,11 +170,18 @@ def _mixed(
         return one
     scaled = _Scaled(one, profile)
     full = 1.0 / scaled.feature(1.0, "load_factor")
-    if family == "mixed":
+    if family == "mixed" or (large and u[13] > 0.8):
         return build(full * _log_between(u[12], 0.05, 6.0))
     if n > slots and u[13] < 0.6:
         return build(scaled.rate_with_slot_wait(full, _log_between(u[12], 30.0, 4000.0)))
     return build(full * _log_between(u[12], 0.7, 1.35))
+
+
+def _most_slots(limit: float, slot_rank: int, profile: Profile) -> int:
+    """Slots of this rank with which a server starts, up to the limit."""
+    slots = np.arange(1, int(limit) + 1)
+    fits = kv_cache_tokens_many(profile, slots, slot_rank) >= profile.memory.min_kv_tokens
+    return max(1, int(np.sum(fits)))
 
 
 class _Scaled:

@@ -18,8 +18,10 @@ from packer.io.files import claimed
 from packer.predictors import build as module
 from packer.predictors.build import PART_ROWS, build_dataset
 from packer.predictors.dataset import Dataset, Spec, read_dataset
-from packer.predictors.scenarios import FAMILIES, RATES, SIZES, scenario
+from packer.predictors.features import COLUMN
+from packer.predictors.scenarios import LARGE, RATES, SHARES, SIZES, scenario
 from packer.profile import Profile
+from packer.twin.memory.policy import memory_error
 
 ROWS = PART_ROWS + 5
 
@@ -36,7 +38,7 @@ def test_scenarios_are_repeatable_and_varied(small: Profile) -> None:
     """The same index gives the same scenario; all families come, with lengths far from the paper's."""
     first, again = [[scenario(i, small, 1) for i in range(60)] for _ in range(2)]
     assert [case.workload.adapters for case in first] == [case.workload.adapters for case in again]
-    assert {case.family for case in first} == set(FAMILIES)
+    assert {case.family for case in first} == set(SHARES)
     prompts = [case.workload.input_tokens.mean for case in first]
     assert min(prompts) < 40
     assert max(prompts) > 1000
@@ -50,6 +52,18 @@ def test_grid_scenarios_are_the_papers(small: Profile) -> None:
         assert set(case.workload.rates.tolist()) <= set(RATES)
         assert set(case.workload.ranks.tolist()) <= set(SIZES)
         assert case.settings.max_loras <= len(case.workload)
+
+
+def test_large_servers_are_among_them(small: Profile) -> None:
+    """Of `large` scenarios every one has thousands of adapters and starts; loads lie on both sides of the capacity."""
+    cases = [case for i in range(200) if (case := scenario(i, small, 5)).family == "large"]
+    counts = [len(case.workload) for case in cases]
+    assert LARGE[0] <= min(counts) < 1000
+    assert 3000 < max(counts) <= LARGE[1]
+    assert all(memory_error(small, case.settings) is None for case in cases)
+    loads = [case.features(small)[COLUMN["load_factor"]] for case in cases]
+    assert min(loads) < 0.7
+    assert max(loads) > 1.1
 
 
 def test_every_scenario_starts(data: Dataset) -> None:
