@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 MAX_LINES = 400
+MAX_FUNCTION_LINES = 120
 
 
 @pytest.mark.parametrize("folder", [".", "tests", "examples", "benchmarks"])
@@ -17,6 +18,30 @@ def test_files_stay_short(folder: str, root: Path, modules: list[Any]) -> None:
     paths = [m.path for m in modules] if folder == "." else list((root / folder).rglob("*.py"))
     lengths = {str(path): len(path.read_text("utf-8").splitlines()) for path in paths}
     assert {path: n for path, n in lengths.items() if n > MAX_LINES} == {}
+
+
+def test_functions_stay_short(modules: list[Any]) -> None:
+    """A function is read in one sitting: at most 120 lines with its docstring."""
+    lengths = {
+        f"{module.name}.{node.name}": node.end_lineno - node.lineno + 1
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+    }
+    assert {name: n for name, n in lengths.items() if n > MAX_FUNCTION_LINES} == {}
+
+
+def test_policies_are_objects(modules: list[Any]) -> None:
+    """No module compares the name of a memory policy: what differs between them is an attribute of the policy."""
+    names = {"reserved", "unified"}
+    wrong = [
+        f"{module.name}:{node.lineno}"
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Compare)
+        and any(isinstance(c, ast.Constant) and c.value in names for c in ast.walk(node))
+    ]
+    assert wrong == []
 
 
 def test_every_test_says_its_rule(root: Path) -> None:

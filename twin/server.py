@@ -160,7 +160,7 @@ class Server:
             rows.MAX_OUTSTANDING: rows.NO_LIMIT if self.max_outstanding is None else self.max_outstanding,
             rows.SERVED: m,
             rows.HOST_PLACES: places,
-            rows.SPARES_BATCH: int(profile.loading.spares_batch or profile.memory.policy == "unified"),
+            rows.SPARES_BATCH: int(profile.loading.spares_batch or not memory_policy(profile).fixed_slots),
             rows.TRACK_HOST: int(profile.loading.cold_start or places < m),
             rows.PREFILLS_FIRST: int(rules.prefills_first),
             rows.SERIES_OF_LISTS: int(rules.series_of_lists),

@@ -347,7 +347,8 @@ def section(seeds: int) -> Section:
             "Every placement is simulated for an hour with a seed that no search has used; the paper ran them on the "
             "real engine. Only the order of methods is compared: which fleets were drawn is not published.",
             "Dynamo's placements are our reading of public pull requests: rendezvous hashing with slots, and min-cost "
-            "flow (load, less a bonus for adapters that already run); they take all GPUs and know no starvation.",
+            "flow (load, less a bonus for adapters that already run); they take all GPUs and have no notion of "
+            "starvation.",
         ),
         tables=[gpus_table(found, scenario) for scenario in SCENARIOS],
     )

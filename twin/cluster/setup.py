@@ -25,7 +25,7 @@ from packer.twin.engine import jobs, lightllm
 from packer.twin.engine import state as rows
 from packer.twin.law.kernels import with_kernel
 from packer.twin.law.law import Law, law_of
-from packer.twin.memory.policy import kv_cache_tokens, memory_error
+from packer.twin.memory.policy import kv_cache_tokens, memory_error, memory_policy
 from packer.twin.server import Server
 from packer.twin.tuning.policy import kv_tokens_of, trains
 from packer.twin.tuning.state import Tuning, no_tuning
@@ -94,7 +94,7 @@ class Setup:
         if isinstance(self.engine, Vllm):
             return state
         ints, floats = state.ints, state.floats
-        slots = self.server.profile.memory.policy == "reserved" and self.policy.rule != FIXED
+        slots = memory_policy(self.server.profile).fixed_slots and self.policy.rule != FIXED
         ints[rows.KV_BLOCKS] = self.cells
         ints[rows.CACHE_RULE], ints[rows.LOADING_MODE] = self.policy.rule, self.loading.mode
         ints[rows.SLOT_LIMIT] = self.server.settings.max_loras if slots else rows.NO_LIMIT

@@ -27,8 +27,8 @@ def next_adapter(ints: IntArray, adapters: IntArray, heaps: IntArray) -> int:
     """Row of the adapter whose first request is admissible next; 0 if none finds a slot."""
     a = 0
     if ints[HEAP_ACTIVE] > 0:
-        a = heaps[1, 0]
-    if ints[HEAP_IDLE] > 0 and ints[ACTIVE] < ints[SLOTS]:
+        a = heaps[1, 0]  # its adapter is among `scheduled_loras`
+    if ints[HEAP_IDLE] > 0 and ints[ACTIVE] < ints[SLOTS]:  # `len(scheduled_loras) < max_loras`
         e = heaps[0, 0]
         if a == 0 or adapters[e, FIRST_KEY] < adapters[a, FIRST_KEY]:
             a = e
@@ -76,17 +76,17 @@ def admit(
     """Admit what slots, KV blocks, sequences and the token budget allow; sets LOAD_MS."""
     floats[LOAD_MS] = 0.0
     loads, misses = ints[ADAPTER_LOADS], 0
-    if ints[WAITING] > 0 and ints[STEP_PREEMPTED] == 0:
+    if ints[WAITING] > 0 and ints[STEP_PREEMPTED] == 0:  # `if not preempted_reqs`
         budget = ints[TOKEN_BUDGET] - ints[STEP_DECODES] - ints[STEP_PREFILL]
         while budget > 0 and ints[RUNNING] < ints[MAX_SEQS] and ints[PARTIAL] == 0:
             a = next_adapter(ints, adapters, heaps)
-            if a == 0:
+            if a == 0:  # all that wait are in `skipped_waiting_requests`
                 break
             r = adapters[a, HEAD] - 1
             tokens = requests[r, PROMPT] + requests[r, GENERATED]
-            take = min(tokens, budget)
+            take = min(tokens, budget)  # chunked prefill: a preempted request computes its outputs again, too
             blocks = fits(ints, adapters, sizes, a, take)
-            if blocks < 0:
+            if blocks < 0:  # `allocate_slots` returned None: the walk ends
                 break
             ints[USED] += blocks
             if adapters[a, RESIDENT] == 0:

@@ -1,4 +1,4 @@
-"""The step loop of one vLLM V1 engine with LoRA adapters, resumable at any time.
+"""The step loop of one vLLM V1 engine with LoRA adapters (`EngineCore.step`), resumable at any time.
 
 A step has a beginning (arrivals, schedule, duration) and an end (tokens). In between, a cluster's router sees
 the server as it is during the step. LLVM inlines all parts here (`INLINED`): a call per part and step, with

@@ -1,4 +1,4 @@
-"""Requests arrive, from the inbox or a stream of times: at the front end, and from there in the engine's queue."""
+"""Requests arrive, from the inbox or a stream of times: at `AsyncLLM.add_request`, then `Scheduler.add_request`."""
 
 from __future__ import annotations
 

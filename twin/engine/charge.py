@@ -1,4 +1,4 @@
-"""What a step costs, and what is written down of it."""
+"""Duration of a step (`execute_model` and the loop around it), and its records."""
 
 from __future__ import annotations
 

@@ -104,14 +104,13 @@ def emit(
     if series.size > 1 and ints[SERIES_OF_LISTS] == 0:
         counted = begin(ints, requests, adapters, sizes, series, outputs)
     bucket = ints[SENTINEL] + ints[BUCKET]
-    while (
-        links[bucket, DUE_AFTER] != bucket
-    ):  # they were admitted before those that have their first token now
+    # `for request in self.running`: they were admitted before those that have their first token now
+    while links[bucket, DUE_AFTER] != bucket:
         complete(
             ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase, sets, series,
             links[bucket, DUE_AFTER],
         )  # fmt: skip
-    while ints[ENDED] > 0:
+    while ints[ENDED] > 0:  # in the order of `self.running`, too; an output of one token ends at once
         r = ints[ENDED] - 1
         ints[ENDED] = requests[r, NEXT]
         start_decode(

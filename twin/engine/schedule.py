@@ -52,7 +52,7 @@ def preempt(
 ) -> None:  # fmt: skip
     """Preempt the request admitted last: it loses its blocks and starts over, with its tokens as prompt."""
     block_size = ints[BLOCK_SIZE]
-    r = links[ints[SENTINEL], OLDER]
+    r = links[ints[SENTINEL], OLDER]  # `self.running.pop()`
     a = requests[r, OWNER] + 1
     unlink(links, OLDER, r)
     if r + 1 == ints[PARTIAL]:
@@ -70,7 +70,7 @@ def preempt(
     ints[RUNNING] -= 1
     ints[STEP_PREEMPTED] += 1
     ints[PREEMPTIONS] += 1
-    put_first(ints, requests, adapters, r, a)
+    put_first(ints, requests, adapters, r, a)  # `self.waiting.appendleft`
     leave(ints, adapters, sizes, classes, sets, a, ints[STEP] - 1)
     place(ints, adapters, heaps, a)
 

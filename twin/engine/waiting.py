@@ -1,8 +1,8 @@
 """The waiting requests: one FIFO per adapter, and the adapters that have one in two heaps.
 
-vLLM keeps one deque and walks over requests whose adapter finds no slot. The first request that it would admit
-is the first of an adapter in the batch or, while a slot is free, the first of any other: two heaps by the
-order of arrival give it without the walk.
+vLLM keeps one deque (`Scheduler.waiting`) and walks over requests whose adapter finds no slot. The first request
+that it would admit is the first of an adapter in the batch or, while a slot is free, the first of any other: two
+heaps by the order of arrival give it without the walk.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ class PoolMemory:
     """Nothing is reserved: an adapter takes KV blocks by its own rank while it is on the GPU."""
 
     kv_label = "KV cache and adapters"
+    fixed_slots = False
 
     def kv_tokens(self, profile: Profile, max_loras: FloatArray, max_lora_rank: FloatArray) -> FloatArray:
         """The whole budget, whatever the settings."""

@@ -16,6 +16,7 @@ class SlotMemory:
     """`max_loras` slots of `max_lora_rank` (vllm/lora/worker_manager.py, vllm/v1/worker/gpu_worker.py)."""
 
     kv_label = "KV cache"
+    fixed_slots = True
 
     def kv_tokens(self, profile: Profile, max_loras: FloatArray, max_lora_rank: FloatArray) -> FloatArray:
         """KV tokens, any common shape, may be < 0: exact at the measured points.
