@@ -59,15 +59,16 @@ class SpreadRefined:
 
 
 def _simulated_slots(problem: Problem, bins: tuple[Bin, ...]) -> tuple[Bin, ...]:
-    """The bins with the slots that serve them best by simulation, where trees led the search: these don't
-    rank the waits of servers that have hardly enough slots. No more than `MOST_GPUS`.
+    """The bins with the slots that serve them best by simulation, if the objective is then better, where trees led the
+    search: these don't rank the waits of servers that have hardly enough slots. No more than `MOST_GPUS`.
     """
     twin = problem.evaluator.twin_of(problem.profile)
     if twin is None or not problem.evaluator.confirms or len(bins) > MOST_GPUS:
         return bins
     by_twin = Evaluator(twin, problem.objective, problem.evaluator.margin)
-    slots = SlotSearch(replace(problem, evaluator=by_twin))
-    return tuple(item if problem.out_of_time() else slots.best(item) for item in bins)
+    search = _Search(replace(problem, evaluator=by_twin))
+    settled = tuple(item if problem.out_of_time() else search.slots.best(item) for item in bins)
+    return settled if problem.out_of_time() else min(bins, settled, key=lambda each: search.state(each).rank)
 
 
 class _Search:

@@ -1,6 +1,8 @@
 """What differs between versions of vLLM, as far as the twin models it: read in 0.5.0, 0.8.5, 0.10.2, 0.11.0, 0.32.0.
 
-A version between two of these follows the older one, one before or without numbers 0.8.5.
+A version between two of these follows the older one, one before or without numbers 0.8.5. Equal in 0.8.5 and 0.32.0,
+so no rules: the walk over the slots, slices of outputs, and the default grid of the LoRA shrink kernel (SPLIT_K 64 to
+127 tokens, then 8; blocks of 32 tokens and 16 ranks; `max_loras` + 1 slots; vllm/lora/ops/triton_ops).
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.room import LEVELS
 from packer.settings import Slots
+from packer.solvers import spread_refined
 from packer.solvers.api import solve
 from packer.solvers.base import Problem, Solver
 from packer.solvers.baselines.dlora import DLora
@@ -271,3 +272,17 @@ def test_slots_of_a_latency_plan_are_chosen_by_simulation() -> None:
         TwinPredictor(seed=5).evaluate(fleet, plan.bins).mean_ttft_ms.max() for plan in (refined, spread)
     ]
     assert ttft_ms[0] < 1.5 * ttft_ms[1]
+
+
+def test_slots_by_simulation_are_taken_if_the_objective_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More slots shorten waits and lengthen steps: an objective of gaps alone keeps those that its search found."""
+    profile = load_profile("h100-64gb/qwen-2.5-7b-instruct")
+    rates = np.random.default_rng(0).choice((0.1, 0.05, 0.025), 128).tolist()
+    fleet = Workload([Adapter(f"a{i}", 32, rate) for i, rate in enumerate(rates)])
+    goal, twin, plans = Latency(metric="itl"), TwinPredictor(), []
+    for keep in (False, True):
+        if keep:
+            monkeypatch.setattr(spread_refined, "_simulated_slots", lambda problem, bins: bins)
+        plans.append(solve(fleet, profile, goal, max_gpus=2, margin=0.0, verify=False, with_headroom=False))
+    after, before = (goal.key(fleet, plan.bins, twin.evaluate(fleet, plan.bins)) for plan in plans)
+    assert after <= before
