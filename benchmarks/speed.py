@@ -77,7 +77,7 @@ def twin_cpu_s() -> dict[str, float]:
 def solve_s(workload: Path, *options: str) -> dict[str, float]:
     """Wall-clock seconds of `packer solve` with nothing compiled and after that (median of 5); peak memory (MiB)."""
     with tempfile.TemporaryDirectory() as scratch:
-        # Python keeps compiled modules unless it is told not to, and so does the measurement.
+        # Python keeps compiled modules unless it is configured not to, and so does the measurement.
         environment = {**os.environ, "NUMBA_CACHE_DIR": scratch, "PYTHONDONTWRITEBYTECODE": ""}
         command = _command("solve", str(workload), *options, "--force", "-o", f"{scratch}/plan.json")
         taken = []

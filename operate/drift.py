@@ -75,7 +75,7 @@ def drift(
     tolerance
         A rate that differs by more than this share of the planned one counts as drifted.
     predictor, seed
-        As for `evaluate_plan`.
+        As for `evaluate_plan`, as are the errors raised.
     """
     planned = plan.workload
     now = {adapter.name: adapter for adapter in seen.adapters}

@@ -81,6 +81,13 @@ def recommend(
         GPUs that may be lost, 0 or 1: with 1 the limits are kept at the rates as given on those that are left.
     seed, progress, stop, time_limit_s
         As for `packer.solve`.
+
+    Raises
+    ------
+    IncompatibleError
+        A base model has no profile, or GPUs are limited with several kinds of server or models.
+    ValidationError
+        A parameter is out of range.
     """
     kinds = kinds_of(profile)
     serving(workload, [kind.profile for kind in kinds])

@@ -33,7 +33,7 @@ FOLDERS = {
 
 @dataclass(frozen=True)
 class Module:
-    """A source file as the import system knows it."""
+    """A source file under its name in the import system."""
 
     name: str
     path: Path

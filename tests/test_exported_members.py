@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 import pytest
@@ -60,6 +61,12 @@ def test_public_names_are_these() -> None:
 def test_public_name_is_there(name: str) -> None:
     """Every promised name can be had from `packer` itself."""
     assert getattr(packer, name) is not None
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name.islower() and not name.startswith("_")])
+def test_public_functions_say_what_they_raise(name: str) -> None:
+    """The docstring of a public function names the errors that a caller has to expect."""
+    assert re.search(r"[Rr]aise[sd]", getattr(packer, name).__doc__ or "")
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

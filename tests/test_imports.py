@@ -27,7 +27,7 @@ LEVEL = {
     "cli": 6,
 }
 MEMORY = "packer.twin.memory"
-"""Arithmetic on profiles, which knows the core only: readers of plans use it as well."""
+"""Arithmetic on profiles, which imports the core only: readers of plans use it as well."""
 FACADE = "packer"
 """`packer/__init__.py` names the whole public API; it imports lazily."""
 

@@ -1,4 +1,4 @@
-"""House rules that no linter knows."""
+"""House rules that no linter has."""
 
 from __future__ import annotations
 

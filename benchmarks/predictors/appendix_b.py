@@ -53,11 +53,11 @@ def main() -> None:
             PART, SEED
         )
         reader = LearnedPredictor(shipped_model("tree", profile)[0], profile)
-        asked = questions(profile, given.data)
-        x = np.concatenate([reader.features(fleet, [item]) for fleet, item, _ in asked])
-        starved = np.array([run["starved"] == "1" for _, _, run in asked])
-        measured = np.array([float(run["total_tok_s"]) for _, _, run in asked])
-        found[name] = {"runs": len(asked)}
+        servers = questions(profile, given.data)
+        x = np.concatenate([reader.features(fleet, [item]) for fleet, item, _ in servers])
+        starved = np.array([run["starved"] == "1" for _, _, run in servers])
+        measured = np.array([float(run["total_tok_s"]) for _, _, run in servers])
+        found[name] = {"runs": len(servers)}
         for kind_name in KINDS:
             kind, refine = kind_of(kind_name), kind_name == "tree"
             outputs = (STARVED, SHARE.name)

@@ -176,8 +176,8 @@ def _shipped(kind: str, profile: Profile) -> tuple[Any, Profile]:
     return shipped_model(kind, profile)[0], profile
 
 
-def asked(profile: Profile) -> dict[str, Any]:
-    """How often `auto` asks the twin, on mixed scenarios, and how many verdicts that mends."""
+def left_to_twin(profile: Profile) -> dict[str, Any]:
+    """How many mixed scenarios `auto` leaves to the twin, and how many predictions of starvation that corrects."""
     auto = AutoPredictor.for_profile(profile)
     wrong_learned = wrong_auto = 0
     for index in range(20_000_000, 20_000_120):
@@ -189,8 +189,8 @@ def asked(profile: Profile) -> dict[str, Any]:
     return {
         "requested": auto.requested,
         "left_to_twin": auto.left_to_twin,
-        "wrong_verdicts_learned": wrong_learned,
-        "wrong_verdicts_auto": wrong_auto,
+        "wrong_learned": wrong_learned,
+        "wrong_auto": wrong_auto,
     }
 
 
@@ -222,7 +222,7 @@ def main() -> None:
             "rows": {kind: shipped_model(kind, profile)[0].header["rows"] for kind in KINDS},
             "speed": speed(profile),
             "unseen_lengths": unseen_lengths(profile, arguments.per_pair),
-            "auto": asked(profile),
+            "auto": left_to_twin(profile),
         }
         if arguments.h100.is_dir():
             report[name]["real_runs"] = score(profile, arguments.h100)

@@ -45,14 +45,14 @@ def questions(profile: Profile, folder: Path) -> list[tuple[Workload, Bin, dict[
 
 def score(profile: Profile, folder: Path) -> dict[str, Any]:
     """Macro F1 of starvation and SMAPE (0–200 form) by kind, on the runs of the profile's model."""
-    asked = questions(profile, folder)
-    starved = np.array([run["starved"] == "1" for _, _, run in asked])
-    measured = np.array([float(run["total_tok_s"]) for _, _, run in asked])
-    itl = np.array([float(run["itl_mean_ms"]) for _, _, run in asked])
-    result: dict[str, Any] = {"runs": len(asked)}
+    servers = questions(profile, folder)
+    starved = np.array([run["starved"] == "1" for _, _, run in servers])
+    measured = np.array([float(run["total_tok_s"]) for _, _, run in servers])
+    itl = np.array([float(run["itl_mean_ms"]) for _, _, run in servers])
+    result: dict[str, Any] = {"runs": len(servers)}
     for kind in KINDS:
         predictor = LearnedPredictor(shipped_model(kind, profile)[0], profile)
-        told = [predictor.evaluate(fleet, [item])[0] for fleet, item, _ in asked]
+        told = [predictor.evaluate(fleet, [item])[0] for fleet, item, _ in servers]
         result[kind] = {
             "starvation_macro_f1": macro_f1(zip((row.starved for row in told), starved, strict=True)),
             "throughput_smape": smape(

@@ -51,7 +51,7 @@ def _say(what: str, done: int, total: int) -> None:
 
 
 def main() -> None:
-    """Build what the arguments ask for."""
+    """Build what the arguments name."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

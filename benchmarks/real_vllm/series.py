@@ -90,7 +90,7 @@ def scrape(url: str) -> tuple[float, str]:
 
 
 def scrape_until(url: str, stop: threading.Event, times_ms: list[float]) -> None:
-    """Scrape at the interval of `SCRAPE_S` until told to stop."""
+    """Scrape at the interval of `SCRAPE_S` until stopped."""
     while not stop.wait(SCRAPE_S):
         times_ms.append(scrape(url)[0])
 

@@ -82,16 +82,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             counts[solver].update(row)
     for seed in range(options.first, options.first + options.fleets):
         profile = packer.load_profile(PROFILES[seed % 2])
-        judge = packer.load_predictor(options.predictor, profile)
+        predictor = packer.load_predictor(options.predictor, profile)
         fleet, goal = fleet_of(seed), Gpus()
-        best = optimum(Problem(fleet, (profile,), goal, Evaluator(judge, goal)))
+        best = optimum(Problem(fleet, (profile,), goal, Evaluator(predictor, goal)))
         for solver in SOLVERS if best is not None else ():
             started = time.process_time()
             plan = packer.solve(
                 fleet,
                 profile,
                 solver=solver,
-                predictor=judge,
+                predictor=predictor,
                 margin=0.0,
                 verify=False,
                 time_limit_s=options.time_limit,

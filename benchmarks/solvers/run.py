@@ -134,10 +134,10 @@ def run(
         "details": {k: v for k, v in plan.details.items() if isinstance(v, (int, float, str, type(None)))},
         "reasons": list(plan.reasons[:3]),
     }
-    return row | judged(plan) if plan.bins else row
+    return row | evaluated(plan) if plan.bins else row
 
 
-def judged(plan: packer.Plan) -> dict[str, Any]:
+def evaluated(plan: packer.Plan) -> dict[str, Any]:
     """What the twin says of the plan's bins (or of a seeded choice of them) with a fresh seed."""
     from packer.predictors.twin import TwinPredictor
 
@@ -146,7 +146,7 @@ def judged(plan: packer.Plan) -> dict[str, Any]:
     bins = [plan.bins[i] for i in some]
     found: Evaluations = TwinPredictor(seed=FRESH_SEED).evaluate(plan.workload, bins)
     row: dict[str, Any] = {
-        "judged": len(bins),
+        "evaluated": len(bins),
         "starved": int((found.starved & ~found.memory_error).sum()),
         "memory_errors": int(found.memory_error.sum()),
     }
@@ -195,9 +195,7 @@ def outcome(row: dict[str, Any]) -> str:
         return f"error: {row['reasons'][0]}"
     bound = "" if row["bound"] is None else f" bound {row['bound']:g}"
     bad = row.get("starved", 0) + row.get("memory_errors", 0)
-    return (
-        f"{row['status']} {row['gpus']} GPUs{bound} {row['wall_s']:.2f} s, {bad}/{row.get('judged', 0)} fail"
-    )
+    return f"{row['status']} {row['gpus']} GPUs{bound} {row['wall_s']:.2f} s, {bad}/{row.get('evaluated', 0)} fail"
 
 
 def machine() -> str:

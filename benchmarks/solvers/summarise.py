@@ -141,12 +141,12 @@ def verified(rows: Sequence[Row]) -> list[str]:
     lines = []
     for solver in dict.fromkeys(row["solver"] for row in rows):
         mine = [row for row in rows if row["solver"] == solver]
-        judged = sum(row.get("judged", 0) for row in mine)
+        evaluated = sum(row.get("evaluated", 0) for row in mine)
         starved = sum(row.get("starved", 0) for row in mine)
         memory = sum(row.get("memory_errors", 0) for row in mine)
-        good = f"{(judged - starved - memory) / judged:.2%}" if judged else "–"
+        good = f"{(evaluated - starved - memory) / evaluated:.2%}" if evaluated else "–"
         failed = sum(not complete(row) for row in mine)
-        lines.append((solver, len(mine), failed, judged, starved, memory, good))
+        lines.append((solver, len(mine), failed, evaluated, starved, memory, good))
     head = ("solver", "runs", "no full plan", "bins evaluated", "starved", "memory errors", "confirmed")
     return ["### Bins confirmed by the twin on a fresh seed", "", *table(head, lines), ""]
 
@@ -155,11 +155,11 @@ def latency(rows: Sequence[Row]) -> list[str]:
     """Latency on a fixed number of GPUs, measured by the twin."""
     plans = by_instance(rows, "latency")
     lines = []
-    for rival in ("random", "spread", "dlora"):
+    for baseline in ("random", "spread", "dlora"):
         both = [
-            (each["spread-refined"], each[rival])
+            (each["spread-refined"], each[baseline])
             for each in plans.values()
-            if all("twin_ttft_ms" in each.get(solver, {}) for solver in ("spread-refined", rival))
+            if all("twin_ttft_ms" in each.get(solver, {}) for solver in ("spread-refined", baseline))
         ]
         if not both:
             continue
@@ -167,7 +167,7 @@ def latency(rows: Sequence[Row]) -> list[str]:
         worse_itl = sum(a["twin_itl_ms"] > 1.005 * b["twin_itl_ms"] for a, b in both)
         ttft = statistics.mean(a["twin_ttft_ms"] / b["twin_ttft_ms"] for a, b in both) - 1.0
         itl = statistics.mean(a["twin_itl_ms"] / b["twin_itl_ms"] for a, b in both) - 1.0
-        lines.append((rival, len(both), f"{ttft:+.1%}", f"{itl:+.1%}", worse_ttft, worse_itl))
+        lines.append((baseline, len(both), f"{ttft:+.1%}", f"{itl:+.1%}", worse_ttft, worse_itl))
     head = (
         "spread-refined against",
         "fleets",

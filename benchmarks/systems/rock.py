@@ -136,7 +136,7 @@ class Outcome:
 
 def outcome(system: str, qps: float, seed: int, reading: Reading) -> Outcome:
     """The system at this load."""
-    how = replace(load_system(system), engine=None)  # the kind's engine, which knows the GPUs of a machine
+    how = replace(load_system(system), engine=None)  # the kind's engine, which has the GPUs of a machine
     run = packer.simulate_cluster(
         reading.fleet(qps, seed), reading.cluster(), how, reading.router(system), duration_s=RUN_S, seed=seed
     )

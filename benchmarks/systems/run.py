@@ -58,9 +58,9 @@ def summary(results: dict[str, Any]) -> str:
     for name in PAPERS:
         if name in results:
             rows = results[name]["rows"]
-            judged = [row["kept"] for row in rows if row["kept"] is not None]
+            decided = [row["kept"] for row in rows if row["kept"] is not None]
             lines.append(
-                f"| {results[name]['title']} | {len(judged)} | {sum(judged)} | {len(rows) - len(judged)} | "
+                f"| {results[name]['title']} | {len(decided)} | {sum(decided)} | {len(rows) - len(decided)} | "
                 f"{results[name]['cpu_s']:.0f} |"
             )
     return "\n".join(lines) + "\n"

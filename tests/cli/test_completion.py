@@ -28,7 +28,7 @@ def test_completion_scripts_are_the_shells_own(
 
 
 def test_completion_offers_commands_and_formats(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """What the shell asks for is answered: commands, options and their values."""
+    """What the shell requests is completed: commands, options and their values."""
     for words, wanted in (
         ("packer ex", "export"),
         ("packer export --for", "--format"),

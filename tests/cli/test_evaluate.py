@@ -76,7 +76,7 @@ def test_evaluate_adds_and_removes(plan_path: str, tmp_path: Path, capsys: Captu
 
 
 def test_evaluate_names_what_has_no_place(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
-    """Adapters without a server and GPUs that break are told apart: servers that hold are not called broken."""
+    """Adapters without a server and GPUs that break are distinguished: servers that hold are not called broken."""
     add = tmp_path / "add.csv"
     add.write_text("adapter,rank,rate\nhuge,64,0.1\n")
     assert run(["evaluate", plan_path, "--add", str(add)]) == 3

@@ -88,11 +88,11 @@ def test_a_day_of_metrics_becomes_a_schedule(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two days of Prometheus's counters, read at any time, give rates by the clock that a schedule follows."""
-    day_s, window_s, asked = 86_400.0, 21_600.0, {}
+    day_s, window_s, queried = 86_400.0, 21_600.0, {}
     per_second = {"a0": (0.02, 3.0, 2.0, 0.0), "a1": (0.5, 0.5, 0.5, 0.5)}
 
     def answer(_url: str, parameters: dict[str, Any], _timeout_s: float) -> Any:
-        asked.update(parameters)
+        queried.update(parameters)
         tokens = 100.0 if "tokens" in parameters["query"] else 1.0
         times = np.arange(parameters["start"], parameters["end"] + 1.0, parameters["step"])
         result = [
@@ -111,7 +111,7 @@ def test_a_day_of_metrics_becomes_a_schedule(
     words = ["workload", "from-metrics", "--url", "http://prometheus:9090", "--rank", "8", "--force"]
     words += ["--window", "21600", "--span", "172800", "--end", str(20_000 * day_s + 40_000.0)]
     assert run([*words, "--day", "measured.csv", "-o", "seen.csv"]) == 0
-    assert asked["end"] == 20_000 * day_s + window_s
+    assert queried["end"] == 20_000 * day_s + window_s
     lines = Path("measured.csv").read_text().splitlines()
     assert lines == ["adapter,00:00,06:00,12:00,18:00", "a0,0.02,3,2,0", "a1,0.5,0.5,0.5,0.5"]
     assert run(["schedule", "seen.csv", "--rates", "measured.csv", "--period", "21600", "--json"]) == 0

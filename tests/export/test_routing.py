@@ -52,7 +52,7 @@ def test_json_holds_servers_and_shares(hostile_plan: Plan) -> None:
 
 
 def test_addresses_follow_the_template(hostile_plan: Plan) -> None:
-    """Servers on one host are told apart by their ports."""
+    """Servers on one host are distinguished by their ports."""
     options = Options(address="127.0.0.1:{port}", port=9100)
     document = json.loads(export_plan(hostile_plan, "routing", options)["routing.json"])
     assert list(document["servers"].values()) == [f"http://127.0.0.1:{9100 + k}" for k in range(3)]

@@ -225,7 +225,7 @@ def test_sglang(plan: Plan, exported: Callable[[Plan, str], dict[str, str]]) -> 
 
 
 def test_the_dashboard(plan: Plan) -> None:
-    """The dashboard has the fields that Grafana's schema knows, no two panels overlap, and ids differ."""
+    """The dashboard has the fields of Grafana's schema, no two panels overlap, and ids differ."""
     dashboard = json.loads(export_plan(plan, "grafana")["dashboard.json"])
     conforms(dashboard, "grafana", "dashboard.json")
     cells = [

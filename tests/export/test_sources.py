@@ -55,7 +55,7 @@ def exported(toy_plan: Callable[..., Plan]) -> Callable[[str, str], Any]:
 def test_vllm_gets_paths_and_repositories(
     exported: Callable[[str, str], Any], format_name: str, source: str, path: str
 ) -> None:
-    """vLLM knows no schemes: it is given the bare path or the bare id of a repository."""
+    """vLLM supports no schemes: it is given the bare path or the bare id of a repository."""
     assert exported(format_name, source) == path
 
 
@@ -97,7 +97,7 @@ def test_vllm_formats_refuse_what_vllm_cannot_read(
     ],
 )
 def test_aibrix_gets_its_own_schemes(exported: Callable[[str, str], Any], source: str, url: str) -> None:
-    """An artifactURL has a scheme that AIBrix knows and names a folder of a bucket, or is an absolute path."""
+    """An artifactURL has a scheme that AIBrix supports and names a folder of a bucket, or is an absolute path."""
     assert exported("aibrix", source) == url
 
 

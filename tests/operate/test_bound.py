@@ -1,4 +1,4 @@
-"""The bound of a recommended plan knows the latency goal, and no plan that keeps the goal refutes it."""
+"""The bound of a recommended plan includes the latency goal, and no plan that keeps the goal refutes it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_limits_that_a_predictor_does_not_know_are_named(plan: Plan) -> None:
 
 
 def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, server: Profile) -> None:
-    """Serving numbers of GPUs are told with their latency, starving ones as starving."""
+    """Serving numbers of GPUs are shown with their latency, starving ones as starving."""
     points = packer.frontier(fleet, server, max_gpus=2)
     last = replace(points[-1], n_gpus=9)
     fewer = [replace(points[-1], n_gpus=7, starving=(0,)), replace(points[-1], n_gpus=8)]
@@ -225,7 +225,7 @@ def test_figures_that_are_not_known_are_told_in_words(plan: Plan, fleet: Workloa
 
 
 def test_a_replayed_trace_has_a_plan_without_room(server: Profile) -> None:
-    """Requests that are replayed as they were can't grow: the plan keeps the goal, and no room is told."""
+    """Requests that are replayed as they were can't grow: the plan keeps the goal, and no room is shown."""
     count = 400
     ones = np.ones(count, dtype=np.int64)
     trace = RequestTrace(np.arange(count) * 0.5, np.arange(count) % 4, 200 * ones, 50 * ones)

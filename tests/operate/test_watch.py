@@ -140,14 +140,14 @@ def test_a_real_prometheus_scrapes_it(found: Drift, tmp_path: Path) -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            result = asked(own, "packer_plan_advice == 1")
+            result = queried(own, "packer_plan_advice == 1")
         finally:
             process.terminate()
             process.wait(30)
     assert [each["metric"]["advice"] for each in result] == ["watch"]
 
 
-def asked(port: int, query: str) -> list[dict[str, dict[str, str]]]:
+def queried(port: int, query: str) -> list[dict[str, dict[str, str]]]:
     """The answer of a Prometheus server, once it has one."""
     address = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
     for _ in range(300):

@@ -42,7 +42,7 @@ def test_unknown_names_list_the_known(entries) -> None:
 
 
 def test_one_name_for_two_things_is_an_error(entries) -> None:
-    """Two packages that register one name with different classes can't be told apart: say so."""
+    """Two packages that register one name with different classes can't be distinguished: an error."""
     entries(("greedy", "packer.errors:PackerError"), ("greedy", "packer.errors:InputError"))
     with pytest.raises(IncompatibleError, match="greedy"):
         registry.names("solver")

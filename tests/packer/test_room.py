@@ -1,4 +1,4 @@
-"""Servers with equal room are told once, by their numbers."""
+"""Servers with equal room are shown once, by their numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the smallest number that is enough finds it, with few tries, and ends when it is told to."""
+"""The search for the smallest number that is enough finds it, with few tries, and ends when it is stopped."""
 
 from __future__ import annotations
 

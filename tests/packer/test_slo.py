@@ -44,7 +44,7 @@ def test_limits_of_each_adapter() -> None:
 
 
 def test_a_workload_keeps_its_limits() -> None:
-    """Parts and scaled versions of a fleet have its limits; the fingerprint knows them, the default changes nothing."""
+    """Parts and scaled versions of a fleet have its limits; so has the fingerprint, and the default changes nothing."""
     fleet = Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 2.0)])
     strict = replace(fleet, slo=Slo.of(300.0))
     assert strict.subset([1]).slo == strict.scaled(2.0).slo == Slo.of(300.0)

@@ -1,4 +1,4 @@
-"""Training, saving, judging, explaining."""
+"""Training, saving, evaluating, explaining."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_clear_cases_are_short(small: Profile) -> None:
     assert (calm.runs, calm.duration_s < DURATION_S) == (1, True)
 
 
-def test_a_replayed_trace_is_judged_whole(small: Profile) -> None:
+def test_a_replayed_trace_is_evaluated_whole(small: Profile) -> None:
     """A trace is replayed to its end, once, and its offered load is what it holds."""
     n = 400
     trace = RequestTrace(
@@ -96,7 +96,7 @@ def test_a_few_requests_do_not_starve_a_trace(small: Profile, times: list[float]
     assert not found.evaluation.starved
 
 
-def test_piecewise_rates_are_judged_over_whole_cycles(small: Profile) -> None:
+def test_piecewise_rates_are_evaluated_over_whole_cycles(small: Profile) -> None:
     """A rush in the second hour of a day is seen, and rates that only change within the hour take the hour."""
     fleet = _fleet(0.1)
     day = fleet.with_arrivals(Arrivals("piecewise", period_s=3600.0, factors=(0.1, 200.0)))

@@ -158,10 +158,10 @@ def test_infeasible_plan_without_servers_has_a_page(plan: Plan) -> None:
 
 def test_growth_ends_where_a_server_breaks(plan: Plan, saturating: Evaluate) -> None:
     """A server keeps its figures up to the factor at which it starves, and is not evaluated again."""
-    asked: list[int] = []
+    queried: list[int] = []
 
     def evaluate(fleet, bins):  # type: ignore[no-untyped-def]
-        asked.append(len(bins))
+        queried.append(len(bins))
         return saturating(fleet.scaled(3.0), bins)
 
     growth = growth_of(plan, evaluate, predictor="x")
@@ -170,8 +170,8 @@ def test_growth_ends_where_a_server_breaks(plan: Plan, saturating: Evaluate) -> 
     first = next(factor for factor in FACTORS if load * factor > 4000 / 0.9)
     ends = [growth.breaks_at(row) for row in range(4)]
     assert min(FACTORS[end] for end in ends if end is not None) == pytest.approx(first, abs=0.11)
-    assert asked == sorted(asked, reverse=True)
-    assert asked[-1] < 4
+    assert queried == sorted(queried, reverse=True)
+    assert queried[-1] < 4
     for row, end in enumerate(ends):
         known = end + 1 if end is not None else len(FACTORS)
         finite = np.isfinite(growth.mean_ttft_ms[:, row]).tolist()

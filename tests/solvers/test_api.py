@@ -241,7 +241,7 @@ def test_optimal_means_every_entry_of_the_key() -> None:
     ("objective", "says"),
     [("headroom:factor=1000", "at 1000 times the rates"), ("slo:p99_ttft_ms=1e-6", "p99_ttft_ms is")],
 )
-def test_the_verdict_is_about_the_objective(objective: str, says: str, toy_profile: Profile) -> None:
+def test_the_confirmation_is_about_the_objective(objective: str, says: str, toy_profile: Profile) -> None:
     """A plan that serves its load but breaks a limit of its objective in the twin is not verified."""
 
     class Hopeful(AnalyticPredictor):

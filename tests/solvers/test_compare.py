@@ -45,7 +45,7 @@ def test_a_combination_that_fails_costs_no_other(
     assert results[0].to_dict()["status"] == "failed"
 
 
-def test_plans_are_judged_by_their_objective(toy_profile: Profile) -> None:
+def test_plans_are_evaluated_by_their_objective(toy_profile: Profile) -> None:
     """A plan that serves the nominal rates but not the loads of its objective is marked and not verified."""
     rows = list(Comparison(FLEET, toy_profile, ("greedy",), ("gpus", "headroom:factor=1000")).run())
     assert [row.outcome for row in rows] == ["ok", "breaks headroom on 1"]

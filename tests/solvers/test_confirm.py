@@ -71,7 +71,7 @@ def test_a_refused_bin_gives_adapters_to_those_with_room() -> None:
 
 
 def test_out_of_time_a_refused_plan_gives_way_to_a_careful_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no time is left to mend what the whole predictor refuses, servers of which the search is sure are taken."""
+    """Where no time is left to repair refused servers, those of which the search is certain are taken."""
     monkeypatch.setattr(Confirming, "sure", Evaluator.whole)
     task = replace(posed(random_fleet(90, 1, rates=(1.6, 0.8, 0.3)), 1.5), stop=lambda: True)
     assert not admits(task, Greedy().solve(task))

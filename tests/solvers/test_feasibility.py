@@ -25,11 +25,11 @@ from packer.workload import Workload
 class Counting(MonotonePredictor):
     """The monotone predictor, counting its questions."""
 
-    asked = 0
+    queried = 0
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Evaluate and count."""
-        type(self).asked += len(bins)
+        type(self).queried += len(bins)
         return super().evaluate(workload, bins)
 
 
@@ -70,12 +70,12 @@ def test_nothing_is_evaluated_twice() -> None:
     fleet = random_fleet(16, seed=3)
     classes = aggregate(fleet)
     feasibility = Feasibility(problem(fleet, predictor=Counting()), classes)
-    Counting.asked = 0
+    Counting.queried = 0
     rows = np.array([classes.demand, classes.demand // 2])
     first = feasibility.feasible(rows).tolist()
-    asked = Counting.asked
+    queried = Counting.queried
     assert feasibility.feasible(rows).tolist() == first
-    assert Counting.asked == asked == feasibility.evaluated
+    assert Counting.queried == queried == feasibility.evaluated
 
 
 def test_violations_of_dominance_are_counted() -> None:
@@ -135,7 +135,7 @@ def test_out_of_time_ends_a_search() -> None:
         feasibility.feasible(aggregate(fleet).demand[None, :])
 
 
-def test_real_bins_are_judged_directly() -> None:
+def test_real_bins_are_evaluated_directly() -> None:
     """A set that fits gets slots that the predictor accepts; one that does not gets None."""
     fleet = random_fleet(64, seed=2)
     task = problem(fleet)

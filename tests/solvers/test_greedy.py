@@ -78,10 +78,10 @@ def test_a_failing_rest_goes_to_a_fresh_gpu() -> None:
     assert found.unplaced == ()
 
 
-class Told:
+class Scripted:
     """Serves the sets of adapters that a function names, with more throughput the more slots there are."""
 
-    name = "told"
+    name = "scripted"
 
     def __init__(self, serves: Callable[[tuple[int, ...]], bool]) -> None:
         self.serves = serves
@@ -99,7 +99,7 @@ class Told:
 def test_it_goes_on_where_the_last_test_of_the_paper_fails() -> None:
     """Of 20 adapters the paper puts 16 on a GPU and gives up; the last 4 get a fresh one, which beats five GPUs."""
     workload = random_fleet(20, seed=0, rates=(0.1,), ranks=(8,))
-    predictor = Told(lambda held: len(held) in (8, 16) or len(held) <= 4)
+    predictor = Scripted(lambda held: len(held) in (8, 16) or len(held) <= 4)
     paper = GreedyPaper().solve(problem(workload, predictor=predictor))
     assert len(paper.unplaced) == 4
     posed = problem(workload, predictor=predictor)
@@ -112,7 +112,7 @@ def test_it_goes_on_where_the_last_test_of_the_paper_fails() -> None:
 def test_slots_never_exceed_adapters() -> None:
     """Where the plan of the paper wins, slots that no adapter can take are taken away."""
     workload = Workload([Adapter(f"a{i}", 8, 0.1 - 1e-6 * i) for i in range(36)])
-    predictor = Told(
+    predictor = Scripted(
         lambda held: len(held) in (8, 16) or len(held) <= 4 or (len(held) == 20 and 0 not in held)
     )
     posed = problem(workload, predictor=predictor)
@@ -207,15 +207,15 @@ def test_thousands_of_adapters_take_few_evaluations() -> None:
 @settings(max_examples=200, deadline=None)
 def test_search_finds_the_largest(true_size: int, guess: int, limit: int, step: int) -> None:
     """Whatever the guess, the search ends at the largest feasible size, having evaluated the next one."""
-    asked: list[tuple[int, bool]] = []
+    queried: list[tuple[int, bool]] = []
 
     def feasible(n: int, thorough: bool) -> Bin | None:
-        asked.append((n, thorough))
+        queried.append((n, thorough))
         return Bin(tuple(range(n)), Slots(1, 8), PROFILE) if n <= true_size else None
 
     best = largest(feasible, guess, limit, lambda: False, step)
     expected = min(true_size, limit)
     assert (0 if best is None else len(best.adapters)) == expected
-    assert len(asked) <= 24
+    assert len(queried) <= 24
     if expected < limit:
-        assert (expected + 1) in [n for n, _ in asked]
+        assert (expected + 1) in [n for n, _ in queried]

@@ -20,17 +20,17 @@ from packer.workload import Workload
 
 
 class Scripted:
-    """A predictor told by a function of (adapters, max_loras): None fails, a number is the throughput."""
+    """A predictor defined by a function of (adapters, max_loras): None fails, a number is the throughput."""
 
     name = "scripted"
 
     def __init__(self, says: Callable[[int, int], float | None]) -> None:
         self.says = says
-        self.asked: list[list[tuple[int, int]]] = []
+        self.queried: list[list[tuple[int, int]]] = []
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """As the function says."""
-        self.asked.append([(len(b.adapters), b.max_loras) for b in bins])
+        self.queried.append([(len(b.adapters), b.max_loras) for b in bins])
         found = AnalyticPredictor(1e9).evaluate(workload, bins)
         values = [self.says(len(b.adapters), b.max_loras) for b in bins]
         return replace(
@@ -42,7 +42,7 @@ class Scripted:
 
 
 def fleet(n: int) -> Workload:
-    """`n` adapters whose rates differ so little that only their sets are told apart."""
+    """`n` adapters whose rates differ so little that only their sets differ."""
     return Workload([Adapter(f"a{i:03d}", 8, 0.1 - 1e-9 * i) for i in range(n)])
 
 
@@ -70,7 +70,7 @@ def test_worked_example() -> None:
     found = GreedyPaper().solve(with_script(36, script))
     line = [i for k in range(18) for i in (k, 35 - k)]  # equal rates in zigzag: first, last, second, …
     assert [(list(b.adapters), b.max_loras) for b in found.bins] == [(line[:16], 16), (line[16:], 32)]
-    assert script.asked == [
+    assert script.queried == [
         [(8, 8)],
         [(16, 8), (16, 16)],
         [(32, 16), (32, 32)],
@@ -85,7 +85,7 @@ def test_fewer_adapters_than_a_testing_point_are_tested_at_the_end() -> None:
     """Before 8 adapters nothing is tested, and at the end with the first candidate of `max_loras`."""
     script = Scripted(lambda n, p: 1.0)
     found = GreedyPaper().solve(with_script(5, script))
-    assert script.asked == [[(5, 8)]]
+    assert script.queried == [[(5, 8)]]
     assert [b.max_loras for b in found.bins] == [8]
 
 
@@ -131,7 +131,7 @@ def test_a_first_test_that_fails_ends_the_search() -> None:
     assert len(found.unplaced) == 9
     assert "8 adapters on an empty GPU failed" in found.reasons[0]
     assert "--solver greedy" in found.reasons[0]
-    assert len(script.asked) == 1
+    assert len(script.queried) == 1
 
 
 def test_memory_errors_lose_against_any_throughput() -> None:
@@ -175,4 +175,4 @@ def test_tests_that_are_evaluated_ahead_change_no_plan() -> None:
     found = GreedyPaper().solve(quick)
     assert found == GreedyPaper().solve(plain)
     assert [len(item.adapters) for item in found.bins] == [128, 128, 128, 116]
-    assert len(ahead.asked) < len(one_by_one.asked) / 3
+    assert len(ahead.queried) < len(one_by_one.queried) / 3

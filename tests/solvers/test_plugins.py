@@ -180,10 +180,10 @@ def test_compare_takes_all_three(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_two_packages_with_the_same_name_are_refused(plugin: Path) -> None:
     """If another package registers the same name for something else, none is chosen silently."""
-    other = plugin / "rival-1.0.dist-info"
+    other = plugin / "other-1.0.dist-info"
     other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 1.0\n")
-    (other / "entry_points.txt").write_text("[packer.solvers]\nnext-fit = rival:NextFit\n")
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[packer.solvers]\nnext-fit = other:NextFit\n")
     registry._entries.cache_clear()
     with pytest.raises(IncompatibleError, match="next-fit"):
         registry.load("solver", "next-fit")

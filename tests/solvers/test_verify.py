@@ -83,7 +83,7 @@ def test_the_twin_names_what_fails() -> None:
 LIGHT = [Bin((0, 2), Slots(2, 8), PROFILE), Bin((1,), Slots(1, 16), PROFILE)]
 
 
-def test_latency_limits_are_asked_of_the_twin_with_a_little_slack() -> None:
+def test_latency_limits_are_checked_by_the_twin_with_a_little_slack() -> None:
     """A limit counts as kept up to 2 % beyond it, as seeds differ; beyond that it is named with its figure."""
     figures = TwinPredictor(seed=FRESH_SEED).evaluate(FLEET, LIGHT).mean_itl_ms
     slowest = int(np.argmax(figures))
@@ -92,7 +92,7 @@ def test_latency_limits_are_asked_of_the_twin_with_a_little_slack() -> None:
     assert "mean_itl_ms is" in twin_failures(FLEET, LIGHT, seed=0, objective=far)[slowest]
 
 
-def test_loads_of_the_objective_are_asked_of_the_twin(tmp_path: Path) -> None:
+def test_loads_of_the_objective_are_checked_by_the_twin(tmp_path: Path) -> None:
     """A server that starves at one of the loads is named with that load; at the nominal rates none does."""
     path = tmp_path / "hours.csv"
     path.write_text("adapter,night,noon\na,0.1,0.1\nb,0.1,400\nc,0.1,0.1")
@@ -104,7 +104,7 @@ def test_loads_of_the_objective_are_asked_of_the_twin(tmp_path: Path) -> None:
 
 
 def test_plain_reasons_come_first() -> None:
-    """A server that starves at the nominal rates is told as such, whatever the objective."""
+    """A server that starves at the nominal rates is reported as such, whatever the objective."""
     heavy = Workload([Adapter("a", 8, 0.05), Adapter("b", 8, 400.0)])
     bins = [Bin((0,), Slots(1, 8), PROFILE), Bin((1,), Slots(1, 8), PROFILE)]
     for objective in (None, Gpus(), Headroom(1.1), Slo(mean_ttft_ms=1e9)):

@@ -67,7 +67,7 @@ def test_lists_make_more_series_than_sets(make_profile: Callable[..., Profile]) 
 
 
 def test_no_first_use_where_adapters_share_a_tokenizer(make_profile: Callable[..., Profile]) -> None:
-    """The cost of an adapter's first request is paid up to vLLM 0.10, and by nobody from 0.11 on."""
+    """The cost of an adapter's first request is paid up to vLLM 0.10, and not from 0.11 on."""
     fleet = Workload([Adapter("a", 8, 0.2)], Lengths.constant(50), Lengths.constant(20))
     profile = replace(make_profile(), frontend=FrontEndSpec(first_use_ms=5000.0))
     first_ms = [

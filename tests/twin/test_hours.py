@@ -1,4 +1,4 @@
-"""Simulated hours are those of the server that was asked for."""
+"""Simulated hours are those of the server that was requested."""
 
 from __future__ import annotations
 

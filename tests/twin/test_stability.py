@@ -55,7 +55,7 @@ def test_growing_queue_is_served_and_not_stable(one_at_a_time: Profile) -> None:
 
 @pytest.mark.parametrize(("load", "stable"), [(0.6, True), (0.95, True), (1.04, False), (1.2, False)])
 def test_longer_runs_and_more_seeds_make_it_clear(one_at_a_time: Profile, load: float, stable: bool) -> None:
-    """Loads just below and above capacity are told apart once the server is simulated for longer."""
+    """Loads just below and above capacity are distinguished once the server is simulated for longer."""
     found = stability(_fleet(load), one_at_a_time, max_loras=2, seed=3)
     assert (found.stable, found.clear) == (stable, True)
     if load == 1.2:

@@ -1,4 +1,4 @@
-"""Runs in threads come in the order of their items, and none is begun once nobody takes them."""
+"""Runs in threads come in the order of their items, and none is begun once no more are taken."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_a_plan_that_contradicts_itself_is_refused_until_it_is_evaluated(
 def test_a_placement_that_no_solver_makes_is_refused(
     plan: Plan, tmp_path: Path, edit: Callable[[dict[str, Any]], None], says: str, *, changed: bool
 ) -> None:
-    """Rules of a placement hold for every file: an evaluation can't mend an adapter that no slot holds."""
+    """Rules of a placement hold for every file: an evaluation can't repair an adapter that no slot holds."""
     data, path = plan_to_dict(plan), tmp_path / "plan.json"
     edit(data)
     path.write_text(json.dumps(data))

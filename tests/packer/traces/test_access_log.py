@@ -59,7 +59,7 @@ def test_other_lines_are_counted(tmp_path: Path) -> None:
 
 
 def test_own_keys_and_gzip(tmp_path: Path) -> None:
-    """A log with names of its own is read when told where the fields stand."""
+    """A log with names of its own is read where options name the fields."""
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps({"a": {"t": 1}, "m": "x", "i": 3, "o": 4}).encode()))
     log = read_access_log(path, keys={"time": "a.t", "model": "m", "input": "i", "output": "o"})

@@ -182,8 +182,8 @@ def test_saved_answers_are_read_again(tmp_path: Path) -> None:
 
 def test_queries_name_the_window() -> None:
     """A counter's increase is queried over one window, summed over everything but the adapter."""
-    asked = queries(SOURCES["envoy-ai-gateway"], 3600.0)["requests"]
-    assert asked == (
+    options = queries(SOURCES["envoy-ai-gateway"], 3600.0)["requests"]
+    assert options == (
         "sum by (gen_ai_request_model) "
         '(increase(gen_ai_client_token_usage_token_count{gen_ai_token_type="input"}[3600s]))'
     )
@@ -285,8 +285,8 @@ def test_command_reads_a_real_server_and_its_saved_answers(
     first, second, saved = (str(tmp_path / name) for name in ("a.csv", "b.csv", "saved.json"))
     loads = str(tmp_path / "loads.csv")
     common = ["workload", "from-metrics", "--rank", "32", "--at", "peak"]
-    asked = ["--url", prometheus, "--window", "3", "--span", "6"]
-    assert run([*common, *asked, "--save", saved, "-o", first, "--loads", loads]) == 0
+    options = ["--url", prometheus, "--window", "3", "--span", "6"]
+    assert run([*common, *options, "--save", saved, "-o", first, "--loads", loads]) == 0
     assert run([*common, "--input", saved, "-o", second, "--json"]) == 0
     assert Path(first).read_text() == Path(second).read_text()
     fleet = read_workload(first)

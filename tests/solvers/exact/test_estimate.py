@@ -1,4 +1,4 @@
-"""The estimate of the GPUs needed says which servers it knows, and ends by its work, not by the clock."""
+"""The estimate of the GPUs needed says which servers it leaves out, and ends by its work, not by the clock."""
 
 from __future__ import annotations
 

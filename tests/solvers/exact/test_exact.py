@@ -266,19 +266,19 @@ def test_rounded_certificates_promise_only_what_they_may() -> None:
 def test_stopping_returns_a_complete_plan() -> None:
     """Stopped in the middle of the search, the solver returns the plan at hand, whole."""
     fleet = random_fleet(60, seed=1)
-    asked, most = 0, 10**9
+    queried, most = 0, 10**9
 
     def stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked > most
+        nonlocal queried
+        queried += 1
+        return queried > most
 
     greedy = Greedy().solve(problem(fleet, stop=stop))
-    most, asked = asked + 5, 0
+    most, queried = queried + 5, 0
     task = problem(fleet, stop=stop)
     found = Exact().solve(task)
     check(task, found)
-    assert asked > most
+    assert queried > most
     assert not found.unplaced
     assert len(found.bins) <= len(greedy.bins)
 

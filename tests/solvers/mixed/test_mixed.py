@@ -155,7 +155,7 @@ def test_gpus_at_hand_go_to_the_model_that_saves_most() -> None:
 
 @pytest.mark.parametrize(("rate", "cheapest_price"), [(0.65, 5.4), (1.0, 8.4)])
 def test_bound_counts_whole_servers_of_each_kind(rate: float, cheapest_price: float) -> None:
-    """Four small servers cost 4.8 and six 7.2, as much as the relaxation, and hold too little: the bound knows it."""
+    """Four small servers cost 4.8 and six 7.2, as much as the relaxation, and hold too little: so says the bound."""
     given = problem(Workload([Adapter(f"a{i}", 8, rate) for i in range(24)]), KINDS)
     found = Mixed().solve(given)
     assert price(found) == pytest.approx(cheapest_price)

@@ -1,4 +1,4 @@
-"""Limits that queueing and caching theory knows in closed form, within four standard errors.
+"""Limits that queueing and caching theory has in closed form, within four standard errors.
 
 A server that runs one request at a time, of one output token, serves for a time proportional to the prompt.
 """

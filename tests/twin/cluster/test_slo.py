@@ -14,7 +14,7 @@ from packer.twin.cluster.simulate import simulate_cluster
 LIMITS = {"ttft_ms": 40.0, "tpot_ms": 12.0, "normalised_ms": 25.0, "latency_ms": 150.0}
 
 
-def _verdict(row: dict[str, Any], end_s: float, slo: dict[str, float]) -> bool | None:
+def _kept(row: dict[str, Any], end_s: float, slo: dict[str, float]) -> bool | None:
     """True: kept; False: over a limit; None: not decided by the end."""
     first = end_s if row["first_s"] is None else row["first_s"]
     finish = end_s if row["finish_s"] is None else row["finish_s"]
@@ -41,11 +41,11 @@ def test_attainment_and_goodput_are_the_definition(limits: tuple[str, ...], case
         if run.status != "ok":
             continue
         table = run.requests.to_dicts()
-        verdicts = [_verdict(row, found.duration_s, slo) for row in table]
-        decided = [v for v in verdicts if v is not None]
+        results = [_kept(row, found.duration_s, slo) for row in table]
+        decided = [v for v in results if v is not None]
         assert run.slo_attainment == pytest.approx(sum(decided) / len(decided))
         tokens = sum(
-            row["input_tokens"] + row["output_tokens"] for row, v in zip(table, verdicts, strict=True) if v
+            row["input_tokens"] + row["output_tokens"] for row, v in zip(table, results, strict=True) if v
         )
         assert run.goodput_tok_s == pytest.approx(tokens / found.duration_s)
         shares.append(run.slo_attainment)

@@ -1,4 +1,4 @@
-"""The job engine: c jobs at once in order of arrival, and the limits that queueing theory knows in closed form."""
+"""The job engine: c jobs at once in order of arrival, and the limits that queueing theory has in closed form."""
 
 from __future__ import annotations
 

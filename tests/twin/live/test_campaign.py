@@ -219,7 +219,7 @@ def test_a_calibration_without_a_server_says_why(with_fault: Callable[..., Launc
 
 
 def test_the_doctor_looks_at_a_running_server(launch: Launch, tmp_path: Path) -> None:
-    """Health, version, adapters and metrics of a URL; a dead one is told with what mends it."""
+    """Health, version, adapters and metrics of a URL; a dead one is reported with the remedy."""
     slots = ServerOptions((("a0", "x"),), Slots(4, 8))
     with Server(launch, slots, tmp_path) as server:
         assert server.start() is None

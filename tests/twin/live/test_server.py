@@ -1,4 +1,4 @@
-"""Starting and stopping: every way of failing is told apart, and no process is left behind."""
+"""Starting and stopping: every way of failing is reported as such, and no process is left behind."""
 
 from __future__ import annotations
 
