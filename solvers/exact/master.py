@@ -16,6 +16,8 @@ from packer.arrays import FloatArray, IntArray
 _TIME_LIMIT = 1
 """`scipy.optimize.milp`: the time is up; what it found by then is returned."""
 
+_INFEASIBLE = 2
+
 FEW = 16
 """Up to so many classes, as the prices of `packer.solvers.exact.prices`, a simplex tableau is faster than to import
 and call HiGHS."""
@@ -113,24 +115,28 @@ def solve_integer(
     time_limit_s: float,
     prices: FloatArray | None = None,
     exact_cover: bool = False,
+    most_bins: float = np.inf,
 ) -> tuple[IntArray | None, bool]:
     """Whole numbers of each pattern (m,) that cover the demand at the lowest price, and whether that is proven.
 
-    With `exact_cover` every class is met exactly (patterns must then hold every part of a bin). None if
-    nothing was found in time.
+    With `exact_cover` every class is met exactly (patterns must then hold every part of a bin). None if nothing was
+    found in time, or proven: if there is nothing of at most `most_bins` patterns.
     """
     from scipy.optimize import LinearConstraint, milp
 
     if not len(patterns):
-        return None, False
+        return None, bool(np.any(demand > 0))
     found = milp(
         _prices(patterns, prices),
         integrality=np.ones(len(patterns)),
-        constraints=LinearConstraint(_held(patterns), demand, demand if exact_cover else np.inf),
+        constraints=[
+            LinearConstraint(_held(patterns), demand, demand if exact_cover else np.inf),
+            *([LinearConstraint(np.ones((1, len(patterns))), 0.0, most_bins)] if most_bins < np.inf else []),
+        ],
         options={"time_limit": max(0.1, time_limit_s)},
     )
     if found.x is None or found.status > _TIME_LIMIT:
-        return None, False
+        return None, found.status == _INFEASIBLE
     whole = np.rint(found.x).astype(np.int64)
     covered = whole @ patterns
     if np.any(whole < 0) or np.any(covered != demand if exact_cover else covered < demand - _TOLERANCE):

@@ -10,10 +10,10 @@ from packer.arrays import FloatArray, IntArray
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.solvers.feasibility import Feasibility
 
-_WIDTH = 1_000_000
+WIDTH = 1_000_000
 """Partial vectors kept at once by the enumeration, …"""
 
-_ENTRIES = 16_000_000
+MOST_ENTRIES = 16_000_000
 """… and entries of those vectors, 64 MB: a few such arrays exist at once."""
 
 _BEST = 4
@@ -119,7 +119,7 @@ def _minimal(
         complete.append(_lightest(rows, weights, limit, steps, above, lighter))
         found += len(complete[-1])
         width = int((fitting + 1).sum())
-        if found > budget or width > min(_WIDTH, _ENTRIES // len(weights)):
+        if found > budget or width > min(WIDTH, MOST_ENTRIES // len(weights)):
             return None
         owner = np.repeat(np.arange(len(partial)), fitting + 1)
         count = (np.arange(width) - np.repeat(np.cumsum(fitting + 1) - (fitting + 1), fitting + 1)) * steps[k]

@@ -13,6 +13,7 @@ from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.bound import Bound, limited
 from packer.solvers.classes import Classes, aggregate
+from packer.solvers.exact.enumeration import packed
 from packer.solvers.exact.master import solve_integer
 from packer.solvers.exact.prices import features
 from packer.solvers.exact.relaxation import SEARCHED_MARGIN, Relaxation
@@ -92,6 +93,7 @@ class ExactSearch:
                 self._promise()
                 return
             self._prove(relaxation)
+            self._settle(relaxation)
             self._improve()
         except OutOfTime:
             self._promise()
@@ -189,6 +191,35 @@ class ExactSearch:
             if sound and relaxation.converged:
                 return
 
+    def _settle(self, relaxation: Relaxation) -> None:
+        """As long as the bound is certain: find a plan of as many bins, or raise it by one as there is none."""
+        feasibility, demand = relaxation.feasibility, relaxation.demand
+        for _ in range(_ROUNDS):
+            if self.closed or relaxation.weights is None or not self._certain(relaxation.exhaustive):
+                return
+            n_bins, seconds = self.bound.value, self._seconds(_INTEGER_S * 3)
+            found = packed(
+                feasibility, relaxation.weights, n_bins, budget=_EVALUATED_BEYOND, time_limit_s=seconds
+            )
+            if found.heavier is not None:
+                relaxation.add(found.heavier[None, :])
+                relaxation.weights = relaxation.weights / float(found.heavier @ relaxation.weights)
+                relaxation.run(self.problem.with_share(_PROOF_SHARE).out_of_time)
+            elif found.bins is not None:
+                relaxation.add(found.bins)
+                if np.all(found.bins.sum(axis=0) >= demand):
+                    self._accept(realise(self.problem, self.classes, list(found.bins)))
+                return
+            elif found.excluded and self._certain(relaxation.exhaustive):
+                name = self.problem.evaluator.name
+                source = (
+                    f"{self._most}no {n_bins:,} bins that pass the predictor {name!r} hold the fleet, by an integer "
+                    f"program over all that such a plan may consist of, {self._dominance}"
+                )
+                self._raise(Bound(n_bins + 1, source, certain=True))
+            else:
+                return
+
     def _certain(self, exhaustive: bool) -> bool:
         """Whether an exhaustive search of classes is one of the fleet, up to dominance that no check contradicted."""
         return exhaustive and self.classes.loss == 0.0 and not self.relaxation.feasibility.violations
@@ -199,15 +230,21 @@ class ExactSearch:
         most = self.problem.most_adapters
         return f"at most {most:,} adapters on a GPU; " if most < len(self.problem.workload) else ""
 
+    @property
+    def _dominance(self) -> str:
+        """What an exhaustive search of classes rests on, in words."""
+        feasibility = self.relaxation.feasibility
+        failed = f", which {feasibility.violations} of {feasibility.checks} checks contradict"
+        return "if a bin at least as heavy as an infeasible one is infeasible" + (
+            failed if feasibility.violations else ""
+        )
+
     def _source(self, relaxation: Relaxation) -> str:
         name = self.problem.evaluator.name
         text = f"linear relaxation of the pattern model: {relaxation.value:.3f} bins; {self._most}"
         if relaxation.exhaustive:
-            feasibility = relaxation.feasibility
-            failed = f", which {feasibility.violations} of {feasibility.checks} checks contradict"
             return text + (
-                f"no plan with fewer GPUs passes the predictor {name!r}, if a bin at least as heavy as an "
-                f"infeasible one is infeasible{failed if feasibility.violations else ''} "
+                f"no plan with fewer GPUs passes the predictor {name!r}, {self._dominance} "
                 f"({relaxation.evaluated_beyond:,} bins evaluated beyond it)"
             )
         return text + (

@@ -89,6 +89,31 @@ def test_triplets_are_solved_and_proven(seed: int) -> None:
     assert plan.status is Status.OPTIMAL
 
 
+@pytest.mark.parametrize(
+    ("capacity", "items", "relaxed", "fewest"),
+    [
+        (30, {15: 13, 10: 20, 6: 34}, 19.967, 21),
+        (66, {33: 11, 22: 14, 6: 53}, 14.985, 16),
+        (84, {28: 14, 21: 15, 12: 25, 25: 3, 59: 3}, 14.988, 16),
+        (30, {15: 11, 10: 14, 6: 9, 16: 2, 14: 2, 17: 5, 13: 5}, 18.967, 20),
+        (84, {28: 5, 21: 23, 12: 32, 65: 5, 19: 5}, 16.988, 18),
+        (60, {30: 11, 20: 17, 12: 9, 35: 4, 25: 4}, 16.967, 18),
+    ],
+)
+def test_a_plan_above_the_relaxation_rounded_up_is_proven(
+    capacity: int, items: dict[int, int], relaxed: float, fewest: int
+) -> None:
+    """Where the fewest servers are one more than the relaxation promises, the bound is raised to them."""
+    sizes = [size for size, count in items.items() for _ in range(count)]
+    fleet = Workload([Adapter(f"a{i}", 8, float(size)) for i, size in enumerate(sizes)])
+    settings = {"predictor": Knapsack(capacity), "verify": False, "margin": 0.0, "time_limit_s": 20.0}
+    plan = solve(fleet, small_profile(), solver="exact", **settings)
+    assert plan.details["relaxation"] == pytest.approx(relaxed, abs=1e-3)
+    assert plan.n_gpus == plan.lower_bound == fewest
+    assert (plan.bound_proven, plan.status) == (True, Status.OPTIMAL)
+    assert "integer program" in plan.bound_source
+
+
 def test_some_hundred_adapters_of_160_kinds_are_solved_and_proven() -> None:
     """250 adapters of 77 rates keep their rates: merged into 48 classes they would have an estimate only."""
     sizes = np.random.default_rng(0).integers(20, 101, 250).tolist()

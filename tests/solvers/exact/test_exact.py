@@ -335,7 +335,8 @@ def test_prices_decide_between_covers() -> None:
         whole, proven = solve_integer(patterns, demand, time_limit_s=5.0, prices=np.array(prices))
         assert whole is not None
         assert (whole.tolist(), proven) == (use, True)
-    assert solve_integer(np.zeros((0, 1), dtype=np.int64), demand, time_limit_s=1.0) == (None, False)
+    assert solve_integer(np.zeros((0, 1), dtype=np.int64), demand, time_limit_s=1.0) == (None, True)
+    assert solve_integer(patterns, demand, time_limit_s=5.0, most_bins=0) == (None, True)
 
 
 def test_certificates_of_many_classes_stay_within_their_memory() -> None:

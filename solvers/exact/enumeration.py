@@ -1,0 +1,101 @@
+"""Is there a plan of so many bins? Whole numbers over every bin that one may hold.
+
+Where no feasible bin weighs more than 1, a plan of n bins of a fleet that weighs V has no bin below V - (n - 1). Where
+n is V rounded up, these are few, and an integer program over them is exact (R. Baldacci, N. Christofides, A. Mingozzi:
+An exact algorithm for the vehicle routing problem based on the set partitioning formulation, 2008).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from packer.arrays import FloatArray, IntArray
+from packer.solvers.exact.master import solve_integer
+from packer.solvers.exact.proof import MOST_ENTRIES, WIDTH, certify
+from packer.solvers.feasibility import Feasibility
+
+TOLERANCE = 1e-6
+"""Bins beyond 1 by less are not looked for, but allowed for."""
+
+_BATCH, _NOTHING = 256, 1e-9
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What is known of plans of so many bins.
+
+    `bins`: a plan, int64 (m, K), that covers every class of some weight; None if none was found.
+    `excluded`: certainly no plan exists, up to dominance. `heavier`: a feasible bin of a weight above 1, int64 (K,),
+    which has to be known first; None if there is none.
+    """
+
+    bins: IntArray | None = None
+    excluded: bool = False
+    heavier: IntArray | None = None
+
+
+def packed(
+    feasibility: Feasibility, weights: FloatArray, n_bins: int, *, budget: int, time_limit_s: float
+) -> Packed:
+    """A plan of at most `n_bins` bins, or that there is none, if at most `budget` bins have to be evaluated.
+
+    `weights` (K,): of an adapter of each class. Classes without weight are left out: where the others need more bins,
+    all do. Raises `OutOfTime`.
+    """
+    weights = np.where(weights > _NOTHING, weights, 0.0)
+    demand, none = feasibility.classes.demand, np.zeros((0, len(weights)), dtype=np.int64)
+    beyond = certify(feasibility, weights, above=1.0, slack=TOLERANCE, budget=budget, known=none)
+    if not beyond.exhaustive:
+        return Packed(heavier=beyond.counterexample)
+    low = float(weights @ demand) - (n_bins - 1) * (1.0 + TOLERANCE)
+    rows = every_bin_within(weights, demand, low - TOLERANCE, 1.0 + TOLERANCE, budget)
+    if rows is None:
+        return Packed()
+    parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
+    feasible = np.concatenate([none, *(part[feasibility.feasible(part)] for part in parts)])
+    useful = weights > 0.0
+    use, proven = solve_integer(
+        feasible[:, useful], demand[useful], time_limit_s=time_limit_s, most_bins=n_bins
+    )
+    return Packed(None if use is None else np.repeat(feasible, use, axis=0), proven and use is None)
+
+
+def every_bin_within(
+    weights: FloatArray, limit: IntArray, low: float, high: float, most: int
+) -> IntArray | None:
+    """Every vector of at most `limit` (K,) that weighs `low` to `high`, heaviest first, int64 (m, K); None if > `most`.
+
+    Branch and bound over classes, those of the highest weight first: a vector ends where it can't reach `low`, or where
+    the lightest class does not fit. Counts of classes without weight are 0.
+    """
+    useful = np.flatnonzero((weights > 0.0) & (limit > 0))
+    useful = useful[np.argsort(-weights[useful], kind="stable")]
+    worth, top = weights[useful], limit[useful]
+    rest = np.concatenate([np.cumsum((worth * top)[::-1])[::-1][1:], [0.0]])
+    partial, value = np.zeros((1, 0), dtype=np.int32), np.zeros(1)
+    complete: list[IntArray] = []
+    found = 0
+    for k in range(len(useful)):
+        fitting = np.minimum(top[k], np.floor((high - value) / worth[k] + 1e-12).astype(np.int64))
+        width = int((fitting + 1).sum())
+        if width > min(WIDTH, MOST_ENTRIES // len(useful)):
+            return None
+        owner = np.repeat(np.arange(len(partial)), fitting + 1)
+        count = np.arange(width) - np.repeat(np.cumsum(fitting + 1) - (fitting + 1), fitting + 1)
+        value = value[owner] + count * worth[k]
+        # The last class is the lightest: what it does not fit into is whole.
+        open_ = value + worth[-1] <= high if k + 1 < len(useful) else np.zeros(width, dtype=bool)
+        alive = open_ & (value + rest[k] >= low)
+        whole = ~open_ & (value >= low)
+        rows = np.zeros((int(whole.sum()), len(weights)), dtype=np.int64)
+        rows[:, useful[:k]], rows[:, useful[k]] = partial[owner[whole]], count[whole]
+        complete.append(rows)
+        found += len(rows)
+        if found > most:
+            return None
+        partial = np.column_stack([partial[owner[alive]], count[alive].astype(np.int32)])
+        value = value[alive]
+    every = np.concatenate([np.zeros((0, len(weights)), dtype=np.int64), *complete])
+    return every[np.argsort(-(every @ weights), kind="stable")]
