@@ -3,8 +3,9 @@
     uv run python benchmarks/solvers/bin_packing.py --write
 
 A server is a bin of a capacity in req/s, an adapter an item. Triplets (bins that are filled to the last unit by three
-items each) and uniform sizes (Falkenauer's classes). Against: CP-SAT with one variable for each item and bin, and HiGHS
-on arc-flow (Valério de Carvalho, 1999), with one thread and the same limit each.
+items each), uniform sizes (Falkenauer's classes), and instances whose optimum is above the relaxation, rounded up.
+Against: CP-SAT with one variable for each item and bin, and HiGHS on arc-flow (Valério de Carvalho, 1999), with one
+thread and the same limit each.
 """
 
 from __future__ import annotations
@@ -62,6 +63,18 @@ def triplets(n: int, seed: int) -> tuple[list[int], int, int | None]:
 def uniform(n: int, seed: int) -> tuple[list[int], int, int | None]:
     """Sizes from 20 to 100 in bins of 150."""
     return np.random.default_rng(seed).integers(20, 101, n).tolist(), 150, None
+
+
+def thirds(n: int, seed: int) -> tuple[list[int], int, int | None]:
+    """About `n` halves, thirds and fifths of a bin of 30; they take one bin more than the relaxation, rounded up.
+
+    Their load is 1/30 below a whole number of bins, no bin of 29 can be made of them, and one of 30 holds a single size
+    of which there are no multiples of 2, 3 and 5.
+    """
+    a, b, c = np.random.default_rng(seed).dirichlet((4.0, 4.0, 4.0)) * (n - 7)
+    full = [int(a / 2), int(b / 3), int(c / 5)]
+    sizes = [15] * (1 + 2 * full[0]) + [10] * (2 + 3 * full[1]) + [6] * (4 + 5 * full[2])
+    return sizes, 30, sum(full) + 3
 
 
 def by_packer(sizes: Sequence[int], capacity: int, limit_s: float) -> Found:
@@ -163,7 +176,11 @@ SOLVERS: dict[str, Callable[[Sequence[int], int, float], Found]] = {
     "OR-Tools CP-SAT": by_cp_sat,
     "HiGHS arc-flow": by_arc_flow,
 }
-CASES = (("triplets", triplets, (30, 60, 120)), ("uniform", uniform, (60, 120)))
+CASES = (
+    ("triplets", triplets, (30, 60, 120)),
+    ("uniform", uniform, (60, 120)),
+    ("thirds", thirds, (70, 700)),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import packer
-from packer.objectives.gpus import Gpus
+from packer.objectives.base import load_objective
 from packer.plan import Status
 from packer.solvers.base import Problem
 from packer.solvers.evaluator import Evaluator
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--first", type=int, default=0, help="number of the first fleet; > 0 adds to what is written"
     )
     parser.add_argument("--predictor", default="boosting")
+    parser.add_argument("--objective", default="gpus")
     parser.add_argument("--time-limit", type=float, default=10.0, help="of each plan, s")
     parser.add_argument("--write", action="store_true", help="write brute_force.json beside this file")
     options = parser.parse_args(argv)
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for seed in range(options.first, options.first + options.fleets):
         profile = packer.load_profile(PROFILES[seed % 2])
         predictor = packer.load_predictor(options.predictor, profile)
-        fleet, goal = fleet_of(seed), Gpus()
+        fleet, goal = fleet_of(seed), load_objective(options.objective)
         best = optimum(Problem(fleet, (profile,), goal, Evaluator(predictor, goal)))
         for solver in SOLVERS if best is not None else ():
             started = time.process_time()
