@@ -196,7 +196,8 @@ class Simulation:
         gaps = int((self.raw.requests.output_tokens[done] - 1).sum())
         span_s = float((self.raw.finish_s[done] - self.raw.first_s[done]).sum())
         merged = self._count(rows.MERGED) / max(self._count(rows.GAPS), 1)
-        return span_s * 1e3 / (gaps * (1.0 - merged)) if gaps else math.nan
+        seen = gaps * (1.0 - merged)  # 0 where the front end stands still for longer than every request runs
+        return span_s * 1e3 / seen if seen else math.nan
 
     median_itl_ms = cached_property(lambda self: _itl_quantile(self, 0.5))
     """Median gap, over all tokens that came out; from a histogram with bins of 0.7 %."""

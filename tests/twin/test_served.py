@@ -9,7 +9,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.lengths import Lengths
-from packer.profile import Profile
+from packer.profile import FrontEndSpec, Profile
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import evaluation_of
 from packer.workload import Workload
@@ -48,3 +48,14 @@ def test_one_token_answers_have_no_gaps(toy_profile: Profile) -> None:
     memory = replace(toy_profile.memory, kv_budget_bytes=0.0)
     none = evaluation_of([simulate(single, replace(toy_profile, memory=memory), max_loras=1)])
     assert math.isnan(none.mean_itl_ms)
+
+
+def test_chunks_that_all_leave_together_have_no_gaps(toy_profile: Profile) -> None:
+    """A front end that stands still for longer than every request runs sends each answer in one chunk."""
+    stalled = replace(toy_profile, frontend=FrontEndSpec(first_use_ms=275.0))
+    fleet = Workload([Adapter(f"a{i}", 8, 2.0) for i in range(60)], Lengths.constant(16), Lengths.constant(2))
+    run = simulate(fleet, stalled, max_loras=60, duration_s=10)
+    assert math.isnan(run.mean_itl_ms)
+    found = evaluation_of([run])
+    assert (found.mean_itl_ms, found.mean_tpot_ms) == (0.0, 0.0)
+    assert found.mean_ttft_ms > 1000.0
