@@ -1,7 +1,7 @@
 """Mean TTFT of queueing runs by their distance from the edge: `uv run python benchmarks/fidelity/edge.py` (2 minutes).
 
 A run is near the edge where steps that take 1 % longer change its mean TTFT by more than 10 % (mean of two seeds).
-Errors are those of families left out of the fit (judged.json, from fit_h100.py); the floor is the error of the twin
+Errors are those of families left out of the fit (held_out.json, from fit_h100.py); the floor is the error of the twin
 with one of six seeds against another. Starvation: how many of these runs, and of the starved ones that completed at
 least 0.86 of their load, starve with all seeds, with some and with none, and in the measurement. Writes
 benchmarks/fidelity/edge.json.
@@ -37,7 +37,7 @@ NEARLY_SERVED = 0.86
 
 def of_model(model: str) -> dict[str, dict[str, float]]:
     """Runs, errors, floor and bias of both groups; starvation by the seeds that agree on it."""
-    scored = json.loads((HERE / "judged.json").read_text())[model]["held_out"]["runs"]
+    scored = json.loads((HERE / "held_out.json").read_text())[model]["held_out"]["runs"]
     predicted = {row["run_id"]: row["predicted"] for row in scored}
     profile = measured_profile(model)
     law = profile.latency.coefficients

@@ -1,7 +1,7 @@
 """Fit the shipped H100 profiles: `uv run python benchmarks/fidelity/fit_h100.py` (about 12 minutes on 2 cores).
 
 Reads ../shared/data/h100, writes twin/profiles/h100-64gb/*.toml and the scored runs behind the errors to
-benchmarks/fidelity/judged.json, from which report.py makes docs/fidelity.md. The same input gives the same bytes.
+benchmarks/fidelity/held_out.json, from which report.py makes docs/fidelity.md. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def main() -> None:
         }  # fmt: skip
         print(result.profile.frontend, result.profile.provenance, flush=True)
         print(model, json.dumps(found[model]["held_out"]["summary"]))
-    write_text(HERE / "judged.json", json.dumps(found, indent=1) + "\n", force=True)
+    write_text(HERE / "held_out.json", json.dumps(found, indent=1) + "\n", force=True)
 
 
 if __name__ == "__main__":

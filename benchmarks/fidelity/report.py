@@ -274,7 +274,7 @@ def write_readme(found: dict[str, Any]) -> None:
 
 def main() -> None:
     """Write the page."""
-    found = json.loads((HERE / "judged.json").read_text())
+    found = json.loads((HERE / "held_out.json").read_text())
     trials = json.loads((HERE / "trials.json").read_text())
     text = [_prose("head"), ""]
     text += ["## Against the paper's twin, on the same runs", "", *peer_table(found), ""]
