@@ -226,7 +226,7 @@ class FleetFile:
         return read_workload(self.workload_path)
 
 
-ENGINE_SETTINGS = ("max_num_seqs", "max_model_len", "gpu_memory_utilization")
+ENGINE_SETTINGS = ("max_num_seqs", "max_model_len", "gpu_memory_utilization", "vllm_version")
 
 
 @bundle
@@ -236,11 +236,13 @@ class EngineSettings:
     max_num_seqs: Start the server with this --max-num-seqs. [default: the profile's]
     max_model_len: The same for --max-model-len. [default: the profile's]
     gpu_memory_utilization: The same for --gpu-memory-utilization. [default: the profile's]
+    vllm_version: Simulate the rules of this version of vLLM. [default: the profile's]
     """
 
     max_num_seqs: int | None = option(type=int, metavar="N")
     max_model_len: int | None = option(type=int, metavar="N")
     gpu_memory_utilization: float | None = option(type=float, metavar="X")
+    vllm_version: str | None = option(metavar="0.N")
 
     @property
     def engine(self) -> dict[str, Any]:

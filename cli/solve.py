@@ -12,6 +12,7 @@ from packer.cli.declare import bundle, command, option
 from packer.cli.interrupt import interruptible
 from packer.cli.options import (
     DEFAULT_PROFILE,
+    ENGINE_SETTINGS,
     FleetFile,
     Writing,
     common,
@@ -42,6 +43,7 @@ class Servers:
         profile's]
     max_model_len: The same for --max-model-len. [default: the profile's]
     gpu_memory_utilization: The same for --gpu-memory-utilization. [default: the profile's]
+    vllm_version: Simulate the rules of this version of vLLM. [default: the profile's]
     available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable.
         [default: any number]
     """
@@ -56,6 +58,7 @@ class Servers:
     max_num_seqs: tuple[int, ...] | None = option(type=numbers(int), metavar="N,…")
     max_model_len: tuple[int, ...] | None = option(type=numbers(int), metavar="N,…")
     gpu_memory_utilization: tuple[float, ...] | None = option(type=numbers(float), metavar="X,…")
+    vllm_version: str | None = option(metavar="0.N")
     available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
 
     def kinds(self) -> list[GpuKind]:
@@ -75,6 +78,7 @@ class Servers:
                 max_num_seqs=self.max_num_seqs or (),
                 max_model_len=self.max_model_len or (),
                 gpu_memory_utilization=self.gpu_memory_utilization or (),
+                vllm_version=self.vllm_version,
             )
         ]
 
@@ -229,7 +233,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     out.check(path)
     out.check_tables(result.per_adapter)
     old = None if planning.old_path is None else load_plan(planning.old_path)
-    settings = (servers.max_num_seqs, servers.max_model_len, servers.gpu_memory_utilization)
+    settings = (getattr(servers, name) for name in ENGINE_SETTINGS)
     if old is not None and any((servers.profile_names, *settings)):
         raise IncompatibleError(
             "--from plans with the servers of the running plan: leave out --profile and engine settings."

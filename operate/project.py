@@ -30,7 +30,7 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
 
     `model`: a Hugging Face repository of `packer.twin.models`, or the path of a config.json.
     `gpu`: a name of `packer.twin.datasheets`.
-    `settings`: `max_num_seqs`, `max_model_len` and `gpu_memory_utilization`, where they are not the usual ones.
+    `settings`: of `with_engine`, where they are not the usual ones.
     Raises `UnknownNameError`: the model or the GPU is not known; `IncompatibleError`: the model does not fit the GPU,
     or not with its whole context.
     """
@@ -53,7 +53,8 @@ def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
         shipped = load_profile(name)
         if name.partition("/")[0] == gpu and shipped.model.repository == dimensions.repository:
             return with_engine(shipped, **settings)
-    return estimate_profile(dimensions, gpu, **settings)
+    own = {name: value for name, value in settings.items() if name != "vllm_version"}
+    return with_engine(estimate_profile(dimensions, gpu, **own), vllm_version=settings.get("vllm_version"))
 
 
 def fleet_for(

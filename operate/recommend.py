@@ -18,7 +18,14 @@ from packer.operate.bound import bounded
 from packer.operate.explore import Frontier
 from packer.operate.frontier import FrontierPoint, Progress
 from packer.operate.replicas import MOST_REPLICAS, part
-from packer.operate.shortfall import late_words, latency, start_words, weaker_goals, weaker_words
+from packer.operate.shortfall import (
+    late_words,
+    latency,
+    start_words,
+    version_words,
+    weaker_goals,
+    weaker_words,
+)
 from packer.plan import Plan, Status
 from packer.room import LEVELS, Room
 from packer.slo import Slo
@@ -251,7 +258,7 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
             "frontier": [each.to_dict() for each in points if not each.starving],
         },
     )
-    return plan, told + weaker_words(weaker)
+    return plan, told + weaker_words(weaker) + version_words(weaker, job.profile)
 
 
 def outcome(

@@ -26,6 +26,8 @@ DEFAULT_STARTUP_S = 120.0
 """From the start of a server until it serves, s: weights, compilation and CUDA graphs of a model of some GB."""
 V1_RELEASE = (0, 8)
 """First version of vLLM whose V1 engine, with chunked prefills beside decodes, is the default."""
+ONE_TOKENIZER = (0, 11)
+"""First version without `vllm/transformers_utils/tokenizer_group.py` (pull request 24078)."""
 
 
 def _real(spec: object, key: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
@@ -302,6 +304,7 @@ class Profile:
         several = f" × {engine.tensor_parallel_size}" if engine.tensor_parallel_size > 1 else ""
         price = gpu.price_per_hour
         settings = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+        unused = ", not in this version of vLLM" if engine.release >= ONE_TOKENIZER else ""
         slot = f"{memory.slot_bytes / 1e6:.2f} MB + {memory.slot_bytes_per_rank / 1e6:.2f} MB × max_lora_rank"
         return [
             ("profile", self.label),
@@ -314,6 +317,7 @@ class Profile:
             ("slot", slot),
             ("memory points", f"{len(memory.measured)} measured"),
             ("step law", f"{self.latency.form}, {len(self.latency.coefficients)} terms"),
+            ("first use of an adapter", f"{self.frontend.first_use_ms:g} ms{unused}"),
             ("fingerprint", self.fingerprint),
             *self.provenance.items(),
         ]

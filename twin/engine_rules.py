@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer.profile import V1_RELEASE, EngineSpec
+from packer.profile import ONE_TOKENIZER, V1_RELEASE, EngineSpec
 
 LISTS = (0, 32)
 """Version whose `LoRARequestStates` drops an adapter without requests and adds it last when it comes back."""
-
-
-ONE_TOKENIZER = (0, 11)
-"""First version without `vllm/transformers_utils/tokenizer_group.py` (pull request 24078)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from packer.errors import ValidationError, shown
 from packer.profile import MemorySpec, Profile
 from packer.twin.estimate import BYTES_PER_LOGIT
 
 LARGEST_VOCABULARY = 262_144
 """Of Gemma's tokenizer: a profile does not have its model's, and memory is not to be underestimated."""
+_VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")
 
 
 def with_engine(
@@ -20,19 +23,23 @@ def with_engine(
     max_num_seqs: int | None = None,
     max_model_len: int | None = None,
     gpu_memory_utilization: float | None = None,
+    vllm_version: str | None = None,
 ) -> Profile:
     """The profile with these settings; None keeps one.
 
     The KV cache changes by the GPU's memory times the change of `gpu_memory_utilization`, and loses what vLLM's
     profiling run takes for each further sequence in the sampler (`BYTES_PER_LOGIT` × `LARGEST_VOCABULARY`).
-    `max_model_len` is also the least number of KV tokens with which vLLM starts. The step law stays.
+    `max_model_len` is also the least number of KV tokens with which vLLM starts. `vllm_version`, as 0.23.0, brings the
+    rules of that version (`packer.twin.engine_rules`). The step law stays.
 
-    Raises `ValidationError`: a setting breaks a rule, as `max_num_seqs` above `max_num_batched_tokens`.
+    Raises `ValidationError`: a setting breaks a rule, as `max_num_seqs` above `max_num_batched_tokens`; the version has
+    no numbers, or the profile is of another engine than vLLM.
     """
     changes = {
         "max_num_seqs": max_num_seqs,
         "max_model_len": max_model_len,
         "gpu_memory_utilization": gpu_memory_utilization,
+        "version": vllm_version,
     }
     given: dict[str, Any] = {
         name: value
@@ -42,10 +49,14 @@ def with_engine(
     if not given:
         return profile
     engine = replace(profile.engine, **given)
+    if "version" in given and (engine.name != "vllm" or not _VERSION.fullmatch(engine.version)):
+        raise ValidationError(
+            f"Expected a version as 0.11.0 of a server of vLLM, got {shown(vllm_version)} of {engine.name}."
+        )
     share = engine.gpu_memory_utilization - profile.engine.gpu_memory_utilization
     further = max(0, engine.max_num_seqs - profile.engine.max_num_seqs)
     extra_bytes = share * profile.gpu.memory_bytes - further * BYTES_PER_LOGIT * LARGEST_VOCABULARY
-    told = ", ".join(f"{name} {value:g}" for name, value in given.items())
+    told = ", ".join(f"{name} {value}" for name, value in given.items())
     return replace(
         profile,
         name=f"{profile.name} ({told})",
@@ -61,13 +72,20 @@ def variants(
     max_num_seqs: Sequence[int] = (),
     max_model_len: Sequence[int] = (),
     gpu_memory_utilization: Sequence[float] = (),
+    vllm_version: str | None = None,
 ) -> list[Profile]:
-    """The profile with every combination of these settings, each once; empty keeps a setting."""
+    """The profile with every combination of these settings, each once, and this version; empty keeps a setting."""
     combinations = product(
         max_num_seqs or (None,), max_model_len or (None,), gpu_memory_utilization or (None,)
     )
     found = (
-        with_engine(profile, max_num_seqs=seqs, max_model_len=length, gpu_memory_utilization=share)
+        with_engine(
+            profile,
+            max_num_seqs=seqs,
+            max_model_len=length,
+            gpu_memory_utilization=share,
+            vllm_version=vllm_version,
+        )
         for seqs, length, share in combinations
     )
     return list(dict.fromkeys(found))

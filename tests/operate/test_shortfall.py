@@ -12,11 +12,12 @@ import packer
 from packer import Adapter, Bin, Workload
 from packer.arrival import Arrivals, Bursts
 from packer.operate.kept import KeptHours
-from packer.operate.shortfall import _when, start_words, weaker_words
+from packer.operate.shortfall import _when, start_words, version_words, weaker_words
 from packer.plan import Plan
 from packer.profile import Profile
 from packer.twin.hours import Hours
 from packer.twin.limits import limit_of
+from packer.twin.override import with_engine
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +54,16 @@ def test_a_start_that_decides_is_told_with_what_would_be_enough_without(
     assert isinstance(weaker, dict)
     assert set(weaker.values()) == {1}
     assert "all but the first minutes after a start" in weaker
-    assert text.endswith(weaker_words(weaker))
+    assert text.endswith(weaker_words(weaker) + version_words(weaker, qwen))
+    saved_ms = qwen.frontend.first_use_ms
+    assert (
+        f"In vLLM 0.11 and later (--vllm-version) the first use of an adapter takes {saved_ms:g} ms less."
+        in text
+    )
     assert packer.recommend(quiet, qwen, slo=packer.Slo(adapter_share=0.99)).n_gpus == 1
-    swift = replace(qwen, frontend=replace(qwen.frontend, first_use_ms=0.0))
-    assert packer.recommend(quiet, swift).n_gpus == 1
+    later = with_engine(qwen, vllm_version="0.11.0")
+    assert packer.recommend(quiet, later).n_gpus == 1
+    assert version_words(weaker, later) == ""
 
 
 def test_goals_that_one_number_of_gpus_keeps_are_told_together() -> None:

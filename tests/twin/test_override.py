@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from packer.errors import ValidationError
@@ -63,10 +66,35 @@ def test_every_combination_is_a_kind_of_server() -> None:
     assert variants(LLAMA) == [LLAMA]
 
 
+def test_another_version_of_vllm_changes_the_rules_alone() -> None:
+    """Memory and step law stay; what the version does not do is shown with the profile, and costs nothing."""
+    later = with_engine(LLAMA, vllm_version="0.11.0")
+    assert later.engine.release == (0, 11)
+    assert (later.memory, later.latency, later.frontend) == (LLAMA.memory, LLAMA.latency, LLAMA.frontend)
+    assert "version 0.11.0" in later.name
+    shown = dict(later.facts())["first use of an adapter"]
+    assert shown == dict(LLAMA.facts())["first use of an adapter"] + ", not in this version of vLLM"
+    assert variants(LLAMA, vllm_version="0.11.0") == [later]
+
+
 @pytest.mark.parametrize(
-    "settings", [{"max_num_seqs": 0}, {"max_num_seqs": 4096}, {"gpu_memory_utilization": 1.5}]
+    "settings",
+    [
+        {"max_num_seqs": 0},
+        {"max_num_seqs": 4096},
+        {"gpu_memory_utilization": 1.5},
+        {"vllm_version": "newest"},
+        {"vllm_version": ""},
+    ],
 )
-def test_settings_that_no_server_takes_are_refused(settings: dict[str, float]) -> None:
+def test_settings_that_no_server_takes_are_refused(settings: dict[str, Any]) -> None:
     """The rules of a profile hold for changed settings too."""
     with pytest.raises(ValidationError):
         with_engine(LLAMA, **settings)
+
+
+def test_a_version_of_vllm_is_for_servers_of_vllm() -> None:
+    """Another engine has no rules by vLLM's numbers."""
+    other = replace(LLAMA, engine=replace(LLAMA.engine, name="lightllm"))
+    with pytest.raises(ValidationError, match="lightllm"):
+        with_engine(other, vllm_version="0.11.0")
