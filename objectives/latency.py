@@ -73,5 +73,5 @@ def _traffic_of(
 
 # A search compares thousands of plans that differ in two bins.
 _TRAFFIC: Memo[Workload, Callable[..., tuple[float, float]]] = Memo(
-    lambda workload: lru_cache(512)(partial(_traffic_of, workload))
+    lambda workload: lru_cache(2048)(partial(_traffic_of, workload))
 )

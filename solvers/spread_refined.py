@@ -8,8 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from packer.arrays import FloatArray
 from packer.bin import Bin
-from packer.evaluation import FIGURES, Evaluation, Evaluations
+from packer.evaluation import FIGURES, Evaluations
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.baselines.dlora import DLora
 from packer.solvers.baselines.spread import spread_parts
@@ -26,10 +27,11 @@ _TRIES = 4
 
 @dataclass(frozen=True)
 class _State:
-    """Bins with their evaluations, and their rank among states: smaller is better."""
+    """Bins with their evaluations and requests per second, and their rank among states: smaller is better."""
 
     bins: tuple[Bin, ...]
     found: Evaluations
+    rates: FloatArray
     rank: tuple[float, ...]
 
 
@@ -100,19 +102,24 @@ class _Search:
     def state(self, bins: Sequence[Bin]) -> _State:
         """Bins with their evaluations."""
         found, admissible = self.slots.evaluate(bins)
-        return self._rated(tuple(bins), found, self._key(bins, found, int((~admissible).sum())))
+        key = self._key(bins, found, int((~admissible).sum()))
+        return self._rated(tuple(bins), found, self._rates(bins), key)
+
+    def _rates(self, bins: Sequence[Bin]) -> FloatArray:
+        return np.array([bin_.rates(self.problem.workload).sum() for bin_ in bins])
 
     def _key(self, bins: Sequence[Bin], found: Evaluations, bad: int) -> tuple[float, ...]:
         return float(bad), *self.problem.objective.key(self.problem.workload, bins, found)
 
-    def _rated(self, bins: tuple[Bin, ...], found: Evaluations, key: tuple[float, ...]) -> _State:
-        weights = [bin_.rates(self.problem.workload).sum() for bin_ in bins]
+    def _rated(
+        self, bins: tuple[Bin, ...], found: Evaluations, rates: FloatArray, key: tuple[float, ...]
+    ) -> _State:
         # Objectives that count GPUs say nothing here: the time of a request decides then.
         ttft_ms, itl_ms = (
-            np.average(np.where(np.isnan(ms), np.inf, ms), weights=weights)
+            np.average(np.where(np.isnan(ms), np.inf, ms), weights=rates)
             for ms in (found.mean_ttft_ms, found.mean_itl_ms)
         )
-        return _State(bins, found, (*key, float(ttft_ms + 100.0 * itl_ms)))
+        return _State(bins, found, rates, (*key, float(ttft_ms + 100.0 * itl_ms)))
 
     def refine(self, state: _State) -> tuple[_State, int]:
         """Improve until nothing helps; also the number of improvements."""
@@ -129,7 +136,7 @@ class _Search:
 
         Where even loads are not what the objective minimises, also among those from the best one.
         """
-        order = sorted(range(len(state.bins)), key=lambda k: _badness(state.found[k]))
+        order = _worst_last(state.found)
         pairs = [(order[-1], target) for target in order[:-1][:_TARGETS]]
         if not self.problem.objective.balances:
             pairs += [(order[0], target) for target in order[1:][-_TARGETS:]]
@@ -158,7 +165,9 @@ class _Search:
             rows = Evaluations(**{name: column[k] for name, column in columns.items()})
             key = self._key(bins, rows, now_bad)
             if key <= state.rank[:-1]:
-                rated = self._rated(tuple(bins), rows, key)
+                rates = state.rates.copy()
+                rates[[one, other]] = self._rates(pair)
+                rated = self._rated(tuple(bins), rows, rates, key)
                 neighbours += [rated] if rated.rank < state.rank else []
         return min(neighbours, key=lambda other: other.rank, default=None)
 
@@ -213,6 +222,8 @@ class _Search:
         return self.slots.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)
 
 
-def _badness(row: Evaluation) -> tuple[float, float]:
-    latency = row.mean_ttft_ms + 100.0 * row.mean_itl_ms
-    return (-row.served_share if not row.feasible else -2.0, float(np.nan_to_num(latency, nan=np.inf)))
+def _worst_last(found: Evaluations) -> list[int]:
+    """Numbers of the servers: those that serve their load by latency, then the others by the part that they serve."""
+    latency_ms = np.nan_to_num(found.mean_ttft_ms + 100.0 * found.mean_itl_ms, nan=np.inf)
+    missing = np.where(found.feasible, -2.0, -found.total_token_throughput / found.offered_tok_s)
+    return np.lexsort((latency_ms, missing)).tolist()

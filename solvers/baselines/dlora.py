@@ -80,20 +80,23 @@ def place(task: Engines) -> BoolArray:
     free = np.full(task.engines, task.capacity)
     copies = np.zeros(n, dtype=np.int64)
     failed = np.zeros(n, dtype=bool)
-    spare = free.copy()
+    spare, held = free, np.zeros(task.engines, dtype=np.int64)
     while True:
         adapter = next_adapter(task, copies, failed)
         if adapter is None:
             return holds
-        engine = _first_fitting(task, adapter, holds, free, spare)
-        if engine is None:
+        room = np.minimum(free, spare) + _TOLERANCE * task.capacity
+        fitting = np.flatnonzero(~holds[adapter] & (task.sizes[adapter] <= room))
+        if not fitting.size:
             failed[adapter] = True
             continue
+        engine = fitting[held[fitting].argmin()]
         holds[adapter, engine] = True
+        held[engine] += 1
         free[engine] -= task.sizes[adapter]
         copies[adapter] += 1
         failed[:] = False
-        spare = _spare(task, holds, free)
+        spare = _spare(task, holds, free) if copies.all() else free
 
 
 def next_adapter(task: Engines, copies: IntArray, failed: BoolArray) -> int | None:
@@ -108,18 +111,6 @@ def next_adapter(task: Engines, copies: IntArray, failed: BoolArray) -> int | No
     return int(np.argmax(np.where(open_, below, -np.inf)))
 
 
-def _first_fitting(
-    task: Engines, adapter: int, holds: BoolArray, free: FloatArray, spare: FloatArray
-) -> int | None:
-    size = float(task.sizes[adapter])
-    order: list[int] = np.argsort(holds.sum(axis=0), kind="stable").tolist()
-    for engine in order:
-        room = min(float(free[engine]), float(spare[engine]))
-        if not holds[adapter, engine] and size <= room + _TOLERANCE * task.capacity:
-            return engine
-    return None
-
-
 def _spare(task: Engines, holds: BoolArray, free: FloatArray) -> FloatArray:
     """Memory that can be taken from each engine before the smallest tolerance falls, float64 (engines,).
 
@@ -128,7 +119,7 @@ def _spare(task: Engines, holds: BoolArray, free: FloatArray) -> FloatArray:
     tolerance = burst_tolerance(task, holds, free)
     smallest = tolerance.min()
     if smallest <= 0.0:
-        return free.copy()
+        return free
     slack = (tolerance - smallest) * task.shares
     found: FloatArray = np.where(holds, slack[:, None], np.inf).min(axis=0)
     return found

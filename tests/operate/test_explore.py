@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,6 +34,17 @@ def test_the_frontier_is_the_same_each_time_and_rises_in_gpus(fleet: Workload, s
     assert all(p.worst_adapter_ttft_ms >= p.p95_ttft_ms * 0.5 for p in points)
     again = packer.frontier(fleet, server, max_gpus=3)
     assert [p.to_dict() for p in again] == [p.to_dict() for p in points]
+
+
+def test_plans_are_the_same_on_a_slow_machine(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a time limit no clock decides what a plan is: an hour may pass between any two looks at one."""
+    rates = np.random.default_rng(3).gamma(0.5, 1.2, 40) + 0.01
+    fleet = Workload([Adapter(f"a{k}", (8, 16, 64)[k % 3], rate) for k, rate in enumerate(rates.tolist())])
+    quick = packer.frontier(fleet, server, max_gpus=2)
+    for clock in ("monotonic", "perf_counter", "process_time", "thread_time"):
+        monkeypatch.setattr(time, clock, partial(next, itertools.count(0.0, 3600.0)))
+    slow = packer.frontier(fleet, server, max_gpus=2)
+    assert [point.plan.bins for point in slow] == [point.plan.bins for point in quick]
 
 
 def test_an_adapter_too_hot_for_a_gpu_is_split(server: Profile) -> None:
