@@ -16,7 +16,7 @@ class Room:
     `slo`, `queue`, `starvation`: largest factor of all its rates, of those tried, at which its adapters keep their
     latency limits; at which no queue grows; at which it does not starve. None where that fails at the rates as given.
     `limit`: what limits the server first: "slots", "KV cache", "batch", "prefill", "loading", "step time", "bursts",
-    "front end" or "start".
+    "front end", "start" or "first use".
     `usage`: how much of it is in use at the load where the latency limits break, in words.
     `advice`: what would help, in words; "" where nothing is known.
     """

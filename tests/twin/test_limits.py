@@ -7,7 +7,7 @@ from dataclasses import replace
 import packer
 from packer import Adapter, Lengths, Workload
 from packer.arrival import Arrivals, Bursts
-from packer.twin.limits import limit_of
+from packer.twin.limits import BEFORE_TRAFFIC, limit_of
 from packer.twin.result import Simulation
 
 
@@ -50,6 +50,22 @@ def test_first_requests_of_many_adapters_wait_in_the_front_end() -> None:
     """Where most requests are the first of their adapter, the API server takes more of the TTFT than the engine."""
     fleet = Workload([Adapter(f"a{k}", 8, 0.001) for k in range(800)])
     assert limit_of(run(fleet, 96)).name == "front end"
+
+
+def test_first_uses_of_adapters_break_a_limit_that_they_exceed() -> None:
+    """Where adapters are used for the first time all over the hour, and each first use takes about as long as TTFT may,
+    first uses limit the server, by the work of the API server from the profile; without it the limit is kept. Requests
+    that wait for one of few slots do not wait for first uses, though these occur meanwhile, too."""
+    strict = packer.Slo.of(290.0, 100.0)
+    quiet = Workload([Adapter(f"a{k}", 8, 0.004) for k in range(200)], slo=strict)
+    profile = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+    hour = packer.simulate(quiet, profile, max_loras=200)
+    assert hour.slo_used > 1.0
+    found = limit_of(hour)
+    assert (found.name, found.advice) == ("first use", BEFORE_TRAFFIC)
+    swift = replace(profile, frontend=replace(profile.frontend, first_use_ms=0.0))
+    assert packer.simulate(quiet, swift, max_loras=200).slo_used < 1.0
+    assert limit_of(packer.simulate(quiet, profile, max_loras=4)).name == "slots"
 
 
 def test_requests_that_come_together_are_bursts() -> None:
