@@ -6,10 +6,17 @@ import gc
 import os
 import sys
 import time
+from functools import partial
 
-import click
+from packer.errors import PackerError
 
-from packer.cli.declare import LazyGroup
+try:
+    import click
+
+    from packer.cli.declare import LazyGroup
+    from packer.cli.streams import fail, flush, prepare
+except KeyboardInterrupt:  # before `run` can report it
+    sys.exit(130)
 
 STARTED = time.monotonic()
 """Approximate start of the process."""
@@ -20,8 +27,6 @@ click.version_option(package_name="adapter-packer", prog_name="packer")(cli)
 
 def main() -> None:
     """Entry point: errors become one line and an exit code, never a traceback."""
-    from packer.cli.streams import flush, prepare
-
     gc.set_threshold(500_000, 50)  # a command ends before garbage collection pays
     prepare()
     code = flush(run(sys.argv[1:], started=STARTED))
@@ -34,11 +39,6 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
 
     `started`: `time.monotonic()` when the user started the command; None: now.
     """
-    from functools import partial
-
-    from packer.cli.streams import fail
-    from packer.errors import PackerError
-
     failed = partial(fail, as_json="--json" in arguments)
     try:
         result = cli.main(

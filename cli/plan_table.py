@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from packer.evaluation import AdapterFigures, Evaluation
     from packer.plan import Plan
 
-VERIFIED = {True: "it holds", False: "it breaks", None: "not done"}
-
 
 def plan_lines(plan: Plan, old: Plan | None = None) -> list[Table | str]:
     """The plan: the decision where there is one, servers, totals, reasons, and changes of a running plan."""
@@ -194,6 +192,7 @@ def by_rank(plan: Plan, item: Bin) -> str:
 
 
 def _totals(plan: Plan) -> list[str]:
+    from packer.report.context import resimulated
     from packer.twin.per_adapter import quiet_adapters
 
     offered = float(plan.evaluations.offered_tok_s.sum())
@@ -203,7 +202,7 @@ def _totals(plan: Plan) -> list[str]:
     lines = [
         f"Total       {placed:,} of {counted(len(plan.workload), 'adapter')} on {counted(plan.n_gpus, 'GPU')}; "
         f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
-        f"Status      {plan.status.value}; {_bound(plan)}re-simulated on a fresh hour: {VERIFIED[plan.verified]}",
+        f"Status      {plan.status.value}; {_bound(plan)}{resimulated(plan)}",
         f"Found by    {plan.solver} for {plan.goal}, predicted by {plan.predictor}{margin}, "
         f"in {plan.runtime_s:.2f} s, seed {plan.seed}",
     ]

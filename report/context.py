@@ -103,6 +103,24 @@ def in_limits(plan: Plan) -> tuple[float, float] | None:
     return share, sum(row.goodput_tok_s for row in rows)
 
 
+def resimulated(plan: Plan) -> str:
+    """What the plan was simulated with at the end, and what that showed."""
+    arrivals, given_s = plan.workload.arrivals, plan.details.get("duration_s")
+    hours = arrivals.whole_s(3600.0) / 3600.0
+    if plan.verified is None:
+        return "re-simulated: not done"
+    how = " with a fresh seed"  # until it is clear whether a server starves
+    if arrivals.trace is not None:
+        how = ""
+    elif plan.details.get("evaluated"):
+        how = (
+            f" for {given_s:g} s" if given_s else " for an hour" if hours == 1.0 else f" for {hours:g} hours"
+        )
+    elif plan.objective == "recommend":
+        how = " on a fresh hour" if hours == 1.0 else f" on {hours:g} fresh hours"
+    return f"re-simulated{how}: {'it holds' if plan.verified else 'it breaks'}"
+
+
 def queueing(plan: Plan) -> list[str]:
     """GPUs whose requests wait longer than their limits although the plan counts as feasible, and how many GPUs would
     keep them."""

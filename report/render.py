@@ -40,6 +40,7 @@ def render_report(
         title=words.visible(plan.workload.name),
         kept=context.in_limits(plan),
         few=quiet_adapters(plan.workload),
+        resimulated=context.resimulated(plan),
         decision=plan.details.get("decision", ""),
         frontier=_frontier(plan),
         reasons=[words.visible(reason) for reason in (*plan.reasons, *context.queueing(plan))],

@@ -140,3 +140,23 @@ def test_an_interrupt_in_a_callback_is_not_lost() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n", "", 0)
+
+
+@pytest.mark.parametrize("module", ["click", "packer.cli.declare", "packer.cli.streams", "packer.cli.memory"])
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(module: str) -> None:
+    """Ctrl-C before a command begins ends it as one during the command: exit code 130, at most a line."""
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, *_):\n"
+        f"        if name == '{module}': os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.meta_path.insert(0, Interrupt)\n"
+        "from packer.cli import main\n"
+        "sys.argv = ['packer', 'memory', '--help']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stderr.strip() in (b"", b"packer: interrupted")

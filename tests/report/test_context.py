@@ -1,0 +1,40 @@
+"""The page and the terminal name the traffic with which a plan was simulated at the end, and no more of it than was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from packer.arrival import Arrivals
+from packer.cli.plan_table import plan_lines
+from packer.plan import Plan
+from packer.report.context import resimulated
+from packer.report.render import render_report
+
+DAY = Arrivals("piecewise", period_s=3600.0, factors=(1.0, 2.0) * 12)
+
+
+@pytest.mark.parametrize(
+    ("objective", "arrivals", "details", "words"),
+    [
+        ("gpus", Arrivals(), {}, "with a fresh seed"),
+        ("recommend", Arrivals(), {}, "on a fresh hour"),
+        ("recommend", DAY, {}, "on 24 fresh hours"),
+        ("gpus", Arrivals(), {"evaluated": True, "duration_s": None}, "for an hour"),
+        ("recommend", Arrivals(), {"evaluated": True, "duration_s": 60.0}, "for 60 s"),
+    ],
+)
+def test_an_hour_is_named_where_one_was_simulated(
+    toy_plan: Callable[..., Plan], objective: str, arrivals: Arrivals, details: dict[str, object], words: str
+) -> None:
+    """Only the default objective and `evaluate` simulate hours; other plans are simulated until the result is clear."""
+    plan = toy_plan(["a", "b"])
+    plan = replace(plan, objective=objective, details=details, workload=plan.workload.with_arrivals(arrivals))
+    for verified, result in ((True, "it holds"), (False, "it breaks")):
+        told = replace(plan, verified=verified)
+        assert resimulated(told) == f"re-simulated {words}: {result}"
+        assert any(resimulated(told) in line for line in plan_lines(told) if isinstance(line, str))
+        assert render_report(told).count(resimulated(told)) == 2
+    assert resimulated(replace(plan, verified=None)) == "re-simulated: not done"
