@@ -226,4 +226,5 @@ def _worst_last(found: Evaluations) -> list[int]:
     """Numbers of the servers: those that serve their load by latency, then the others by the part that they serve."""
     latency_ms = np.nan_to_num(found.mean_ttft_ms + 100.0 * found.mean_itl_ms, nan=np.inf)
     missing = np.where(found.feasible, -2.0, -found.total_token_throughput / found.offered_tok_s)
-    return np.lexsort((latency_ms, missing)).tolist()
+    order: list[int] = np.lexsort((latency_ms, missing)).tolist()
+    return order

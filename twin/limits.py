@@ -83,7 +83,8 @@ def _of_first_uses(sim: Simulation) -> bool:
 
     def spent_s(at_s: FloatArray) -> FloatArray:
         count = np.searchsorted(np.sort(first_s), at_s, side="right")
-        return use_s * count - np.maximum(end_s[count] - at_s, 0.0)
+        spent: FloatArray = use_s * count - np.maximum(end_s[count] - at_s, 0.0)
+        return spent
 
     limit_ms = sim.workload.slo.columns(sim.workload)[0][sim.owners]
     late = sim.ttft_ms > limit_ms
