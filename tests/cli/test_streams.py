@@ -104,10 +104,11 @@ def test_sigterm_leaves_no_temporary_file(tmp_path: Path) -> None:
     code = (
         "import os, sys, click, packer.cli as c\n"
         "from packer.io.files import atomic_path\n"
-        "@c.cli.command()\n"
+        "@click.command()\n"
         "def write():\n"
         "    with atomic_path('out') as path:\n"
         "        path.write_text('half'); print('ready', flush=True); __import__('time').sleep(60)\n"
+        "c.cli.lazy['write'] = ''; c.cli.load = lambda name: write\n"
         "sys.argv = ['packer', 'write']; c.main()\n"
     )
     process = subprocess.Popen(
