@@ -127,19 +127,11 @@ def _default(option: click.Option, value: Any, path: Path, place: tuple[str, ...
 
 
 @cache
-def _all_options() -> frozenset[str]:
+def _all_options() -> Mapping[str, str]:
     """The options of all commands; imports every one."""
     from packer.cli import cli
 
-    found: set[str] = set()
-    waiting: list[click.Command] = [cli]
-    while waiting:
-        command = waiting.pop()
-        if isinstance(command, LazyGroup):
-            waiting += [command.load(name) for name in command.lazy]
-        else:
-            found.update(option_names(command))
-    return frozenset(found)
+    return option_names(cli)
 
 
 def _wrong(path: Path, words: Sequence[str], rule: str, known: Collection[str] = ()) -> FileFormatError:
@@ -150,11 +142,10 @@ def _wrong(path: Path, words: Sequence[str], rule: str, known: Collection[str] =
 
 
 def option_names(command: click.Command) -> dict[str, str]:
-    """Option as it is typed, without dashes → parameter of the command."""
-    found = {}
-    for param in command.params:
-        if isinstance(param, click.Option) and param.name:
-            for option in param.opts:
-                if option.startswith("--"):
-                    found[option[2:]] = param.name
-    return found
+    """Option as it is typed, without dashes → parameter of the command; of a group those of all its commands."""
+    if isinstance(command, LazyGroup):
+        return {
+            key: value for name in command.lazy for key, value in option_names(command.load(name)).items()
+        }
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    return {text[2:]: each.name or "" for each in options for text in each.opts if text.startswith("--")}

@@ -96,6 +96,11 @@ def typed(names: Collection[str]) -> Iterator[str]:
             yield each.opts[-1]
 
 
+def values(given: object, *without: str) -> dict[str, Any]:
+    """Parameters of a bundle by name, but for these, as a function takes them that calls them the same."""
+    return {name: value for name, value in vars(given).items() if name not in without}
+
+
 def command(function: Callable[..., Any]) -> click.Command:
     """A click command from a function whose parameters are bundles; its docstring is the help page."""
     kinds = {key: kind for key, kind in get_type_hints(function).items() if key != "return"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from packer.cli.declare import bundle, command, flag, option
+from packer.cli.declare import bundle, command, flag, option, values
 from packer.cli.options import LENGTH, PlanFile, Writing, common, complete_registered
 from packer.cli.output import Table, console, figures, heads, note
 from packer.cli.plan_table import result_of, servers
@@ -140,17 +140,9 @@ def evaluate(
     if read is not None:
         return _follow(plan, read, changes, traffic, ranks, out)
     with out.progress() as progress:
-        found = evaluate_plan(
-            plan,
-            changes.predictor,
-            rate_factor=changes.rate_factor,
-            add=read_workload(changes.add_path).adapters if changes.add_path else (),
-            remove=changes.remove,
-            lose=changes.lose,
-            seed=changes.seed,
-            duration_s=changes.duration_s,
-            progress=progress,
-        )
+        given = values(changes, "add_path", "router", "rewrite", "output")
+        given["add"] = read_workload(changes.add_path).adapters if changes.add_path else ()
+        found = evaluate_plan(plan, **given, progress=progress)
     _write(found, changes.output or (file.plan_path if changes.rewrite else None), out)
     out.result(found.to_dict, lambda: [_servers(plan, found), *_conclusion(found)])
     return 0 if found.holds else 3

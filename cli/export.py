@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from packer.cli.declare import bundle, command, option
+from packer.cli.declare import bundle, command, option, values
 from packer.cli.options import PlanFile, Writing
 from packer.cli.output import note
 from packer.export.formats import FORMATS
@@ -67,8 +67,8 @@ class Deployment:
         from packer.export.servers import Options
         from packer.export.sources import read_sources
 
-        given = {key: value for key, value in vars(self).items() if key != "sources_path"}
-        return Options(sources=read_sources(self.sources_path) if self.sources_path else {}, **given)
+        sources = read_sources(self.sources_path) if self.sources_path else {}
+        return Options(sources=sources, **values(self, "sources_path"))
 
 
 @command

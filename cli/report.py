@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from packer.cli.declare import bundle, command, option
+from packer.cli.declare import bundle, command, option, values
 from packer.cli.options import PlanFile, Writing, common
 
 
@@ -46,15 +46,9 @@ def report(file: PlanFile, page: Page, out: Writing) -> None:
     comparison = read_comparison(page.comparison_path) if page.comparison_path else ()
     out.note_profiles(*(item.profile for item in plan.bins))
     with out.progress() as progress:
+        given = values(page, "output", "comparison_path")
         growth = write_report(
-            plan,
-            page.output,
-            predictor=page.predictor,
-            curves=page.curves,
-            comparison=comparison,
-            seed=page.seed,
-            force=out.force,
-            progress=progress,
+            plan, page.output, comparison=comparison, **given, force=out.force, progress=progress
         )
     out.note(f"wrote {page.output}")
     size = Path(page.output).stat().st_size

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.cluster import limits
-from packer.cli.declare import bundle, command, flag, option
+from packer.cli.declare import bundle, command, flag, option, values
 from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table
 from packer.cli.solve import Servers
@@ -106,11 +106,8 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
     out.note_profiles(*(kind.profile for kind in kinds))
     fleet = file.fleet()
     rates = hours.rates(fleet)
-    given: dict[str, Any] = {
-        key: value for key, value in vars(hours).items() if key not in ("rates_path", "trace_path")
-    }
     with out.progress() as progress:
-        found = find(fleet, kinds, rates, **given, progress=progress)
+        found = find(fleet, kinds, rates, **values(hours, "rates_path", "trace_path"), progress=progress)
     data = found.to_dict()
     if results.replay:
         data["replay"] = _replayed(found, rates, hours)

@@ -181,12 +181,8 @@ def simulate(
         return
     simulations = _simulated(workload, kind, server, run, system, out)
     first = simulations[0]
-    for frame, path in (
-        ("timeline", files.timeline),
-        ("per_adapter", files.per_adapter),
-        ("per_server", files.per_server),
-        ("requests", files.requests),
-    ):
+    for frame in ("timeline", "per_adapter", "per_server", "requests"):
+        path = getattr(files, frame)
         write_frame(getattr(first, frame) if path else None, path)
     if files.plot is not None:
         _draw(first, files.plot, out)

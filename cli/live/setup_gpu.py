@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from packer.cli.declare import argument, bundle, command, flag, option
+from packer.cli.declare import argument, bundle, command, flag, option, values
 from packer.cli.live.setup_cpu import FOLDER, place_of, ready
 from packer.cli.options import Writing, numbers
 
@@ -51,8 +51,6 @@ def setup_gpu(given: Given, out: Writing) -> None:
         python=given.python,
         ranks=list(given.ranks),
         dummy_weights=not given.real_weights,
-        engine={
-            key: getattr(given, key) for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
-        },
+        engine=values(given, "folder", "model", "gpu", "python", "ranks", "real_weights"),
     )
     ready(launch, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from packer.cli.declare import bundle, command, option
+from packer.cli.declare import bundle, command, option, values
 from packer.cli.options import OneProfile, Writing, common
 
 
@@ -42,14 +42,8 @@ def build(kind: OneProfile, given: Given, out: Writing) -> None:
     profile = kind.profile(out)
     with out.progress() as progress:
         build_dataset(
-            profile,
-            given.output,
-            rows=given.rows,
-            seed=given.seed,
-            jobs=given.jobs if given.jobs is not None else -1,
-            backend="ray" if given.backend == "ray" else "processes",
-            force=out.force,
+            profile, given.output, **values(given, "output", "jobs"), jobs=given.jobs or -1, force=out.force,
             progress=progress,
-        )
+        )  # fmt: skip
     out.result(lambda: {**read_dataset(given.output).summary(), "output": given.output}, list)
     out.note(f"{given.output}: {given.rows} scenarios of {profile.label}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import argument, bundle, command, flag, option
+from packer.cli.declare import argument, bundle, command, flag, option, values
 from packer.cli.options import Writing, common
 from packer.cli.output import Table
 
@@ -67,7 +67,7 @@ def train(given: Training, out: Writing) -> None:
     data = read_dataset(given.dataset_path)
     with out.progress() as progress:
         model = fit(
-            given.kind, data, seed=given.seed, search=given.search, refine=given.refine, progress=progress
+            given.kind, data, **values(given, "dataset_path", "kind", "draw", "output"), progress=progress
         )
     write_model(model, given.output, force=out.force)
     if given.draw is not None:

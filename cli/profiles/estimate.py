@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from packer.cli.declare import bundle, command, option
+from packer.cli.declare import bundle, command, option, values
 from packer.cli.options import Writing, common, complete
 
 
@@ -62,7 +62,7 @@ def estimate(given: Given, out: Writing) -> None:
     if not output.endswith(".toml"):
         raise IncompatibleError(f"Expected the output's name to end in .toml, got {output[:80]!r}.")
     out.check(output)
-    settings = {key: value for key, value in vars(given).items() if key not in ("model", "gpu", "output")}
+    settings = values(given, "model", "gpu", "output")
     profile = estimate_profile(model_named(given.model), given.gpu, **settings)
     write_profile(profile, output, force=out.force)
     tokens = kv_cache_tokens(profile, profile.settings(1, 8))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -63,7 +64,7 @@ def fit(given: Measurements, out: Writing) -> None:
       packer profiles fit --base l40s.toml --bench rate-2.json --bench rate-8.json -o improved.toml
     """
     from packer.errors import IncompatibleError
-    from packer.io.profiles import load_profile, write_profile
+    from packer.io.profiles import load_profile
     from packer.twin.fit.pipeline import calibrate, with_provenance
     from packer.twin.fit.tables import Profiling, read_profiling, read_runs
 
@@ -96,40 +97,40 @@ def fit(given: Measurements, out: Writing) -> None:
         method=f"packer profiles fit on micro-benchmarks {'and runs' if runs else 'only'}",
         measured_by=given.note_text,
     )
-    write_profile(profile, given.output, force=out.force)
     result = replace(result, profile=profile)
-    data = {
-        "profile": profile.name,
-        "path": given.output,
-        "fingerprint": profile.fingerprint,
-        "coefficients": dict(profile.latency.coefficients),
+    errors = {
         "errors_micro_benchmarks_only": dict(result.micro_profile.errors),
         "errors_held_out": dict(profile.errors),
     }
-    out.result(data, lambda: _tables(result))
-    if not out.as_json:
-        out.note(f"Profile {profile.name} written to {given.output}.")
+    _finish(profile, errors, lambda: _tables(result), given, out)
 
 
 def _improve(base: Profile, given: Measurements, out: Writing) -> None:
     """Write the estimate that results of load generators improve."""
-    from packer.io.profiles import write_profile
     from packer.twin.fit.bench_results import improved, read_bench_results
     from packer.twin.fit.pipeline import with_provenance
 
     profile = replace(improved(base, read_bench_results(given.bench_paths)), name=given.name or base.name)
     profile = with_provenance(profile, measured_by=given.note_text)
+    _finish(profile, {"errors": dict(profile.errors)}, lambda: _laws(profile), given, out)
+
+
+def _finish(
+    profile: Profile,
+    errors: dict[str, Any],
+    tables: Callable[[], list[Table]],
+    given: Measurements,
+    out: Writing,
+) -> None:
+    """Write the profile and say what it is."""
+    from packer.io.profiles import write_profile
+
     write_profile(profile, given.output, force=out.force)
-    data = {
-        "profile": profile.name,
-        "path": given.output,
-        "fingerprint": profile.fingerprint,
-        "coefficients": dict(profile.latency.coefficients),
-        "errors": dict(profile.errors),
-    }
-    out.result(data, lambda: _laws(profile))
+    facts = {"profile": profile.name, "path": given.output, "fingerprint": profile.fingerprint}
+    out.result({**facts, "coefficients": dict(profile.latency.coefficients), **errors}, tables)
     if not out.as_json:
-        out.note(f"Profile {profile.name} written to {given.output}: {profile.provenance['improved']}.")
+        improved = f": {profile.provenance['improved']}" if given.bench_paths else ""
+        out.note(f"Profile {profile.name} written to {given.output}{improved}.")
 
 
 def _laws(profile: Profile) -> list[Table]:

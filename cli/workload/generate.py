@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from packer.cli.declare import bundle, command, option
+from packer.cli.declare import bundle, command, option, values
 from packer.cli.options import Writing, common, numbers
 
 
@@ -55,22 +53,11 @@ def generate(made: Made, out: Writing) -> None:
     if made.rates is not None and made.total_rate is not None:
         raise IncompatibleError("--rates and --total-rate exclude each other: give one of them.")
     out.check(made.output)
-    lengths: dict[str, Any] = {
-        name: shape if mean is None else shape.scaled(checked_mean(mean))
-        for name, shape, mean in (
-            ("input_tokens", SHAREGPT_INPUT, made.input_tokens),
-            ("output_tokens", SHAREGPT_OUTPUT, made.output_tokens),
-        )
-    }
-    fleet = generate_workload(
-        made.adapters,
-        ranks=made.ranks,
-        rates=() if made.total_rate is not None else made.rates or (0.1, 0.05, 0.025),
-        total_rate=made.total_rate,
-        exponent=made.exponent,
-        **lengths,
-        seed=made.seed,
-    )
+    given = values(made, "adapters", "output")
+    given["rates"] = () if made.total_rate is not None else made.rates or (0.1, 0.05, 0.025)
+    for name, shape in (("input_tokens", SHAREGPT_INPUT), ("output_tokens", SHAREGPT_OUTPUT)):
+        given[name] = shape if given[name] is None else shape.scaled(checked_mean(given[name]))
+    fleet = generate_workload(made.adapters, **given)
     write_workload(fleet, made.output, force=out.force)
     out.result(lambda: {**summary_of(fleet), "output": made.output}, list)
     out.note(f"{made.output}: {headline(fleet)}")

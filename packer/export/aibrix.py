@@ -9,13 +9,11 @@ its own routing policy; the planned shares are in the annotation `packer/shares`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from packer.errors import ValidationError, shown
 from packer.export import kubernetes, quoting, templates
 from packer.export.pods import check_pods
 from packer.export.servers import Options, Server, routes
-from packer.export.sources import kind_of, refused, without_scheme
+from packer.export.sources import parsed, refused
 
 _NAME, _PORT = "model.aibrix.ai/name", "model.aibrix.ai/port"
 
@@ -28,7 +26,11 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
 
     sources = {item.name: item.source for server in servers for item in server.modules}
     table = routes(servers)
-    _check_names(table)
+    if pair := quoting.alike(table, quoting.dns_name):
+        raise ValidationError(
+            f"Expected adapters whose Kubernetes names differ, got {shown(pair[0])} and {shown(pair[1])}, both "
+            f"{quoting.dns_name(pair[0])!r}: rename one."
+        )
     adapters = []
     for name, places in table.items():
         annotations = {"packer/adapter": name}
@@ -47,26 +49,13 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     return files
 
 
-def _check_names(names: Iterable[str]) -> None:
-    """Raise `ValidationError` if two adapters would get a resource of the same name: one would replace the other."""
-    owner: dict[str, str] = {}
-    for name in names:
-        label = quoting.dns_name(name)
-        if label in owner:
-            raise ValidationError(
-                f"Expected adapters whose Kubernetes names differ, got {shown(owner[label])} and {shown(name)}, "
-                f"both {label!r}: rename one."
-            )
-        owner[label] = name
-
-
 def _artifact(name: str, source: str) -> str:
     """The source in AIBrix's terms (0.8: aibrix/runtime/downloaders.py): a URL or an absolute path.
 
     Of a bucket AIBrix takes a path with a slash at its end for a folder, which an adapter is, and another one
     for a single file. It reads https:// too, but only one file of it.
     """
-    kind, rest = kind_of(source), without_scheme(source)
+    kind, rest = parsed(source)
     if kind == "huggingface":
         return f"{kind}://{rest}"
     if kind in ("s3", "gcs", "tos"):

@@ -12,7 +12,7 @@ from packer.errors import IncompatibleError
 from packer.export import templates
 from packer.export.pods import check_pods
 from packer.export.servers import Module, Options, Server
-from packer.export.sources import kind_of, refused, without_scheme
+from packer.export.sources import parsed, refused
 
 IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.3.1"
 _MOST_SERVICES = 25
@@ -36,7 +36,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
 
 
 def _uri(item: Module) -> str:
-    kind, rest = kind_of(item.source), without_scheme(item.source)
+    kind, rest = parsed(item.source)
     if kind == "huggingface":
         return f"hf://{rest}"
     if kind == "s3":

@@ -16,10 +16,7 @@ _TOTAL_WEIGHT = 10_000
 def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`envoy.yaml`: static resources to merge into a bootstrap configuration."""
     found = {
-        quoting.header_key(name): {
-            server.name: weight
-            for (server, _), weight in zip(places, weights([share for _, share in places]), strict=True)
-        }
+        quoting.header_key(name): {server.name: weight for server, weight in weights(places)}
         for name, places in routes(servers).items()
     }
     clusters = [
@@ -28,8 +25,8 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     return {"envoy.yaml": templates.render("envoy.yaml", routes=found, servers=clusters)}
 
 
-def weights(shares: list[float]) -> list[int]:
-    """Whole weights in proportion to the shares, each at least 1, with the sum 10,000."""
-    rounded = [max(1, round(share * _TOTAL_WEIGHT)) for share in shares]
+def weights(places: list[tuple[Server, float]]) -> list[tuple[Server, int]]:
+    """The servers with whole weights in proportion to their shares, each at least 1, with the sum 10,000."""
+    rounded = [max(1, round(share * _TOTAL_WEIGHT)) for _, share in places]
     rounded[rounded.index(max(rounded))] += _TOTAL_WEIGHT - sum(rounded)
-    return rounded
+    return [(server, weight) for (server, _), weight in zip(places, rounded, strict=True)]

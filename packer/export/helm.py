@@ -11,7 +11,7 @@ from __future__ import annotations
 from packer.export import templates
 from packer.export.pods import check_pods
 from packer.export.servers import Module, Options, Server
-from packer.export.sources import kind_of, refused, without_scheme
+from packer.export.sources import parsed, refused
 
 _TYPES = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "http"}
 """What a LoraAdapter calls the kinds of sources."""
@@ -37,7 +37,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
 
 def _adapter_source(item: Module) -> dict[str, str]:
     """Where the operator finds an adapter."""
-    kind, rest = kind_of(item.source), without_scheme(item.source)
+    kind, rest = parsed(item.source)
     if kind not in _TYPES:
         expected = "a path, a Hugging Face repository, s3:// or https:// (a LoraAdapter takes nothing else)"
         raise refused(item.name, item.source, expected)

@@ -11,13 +11,12 @@ from __future__ import annotations
 import re
 
 from packer.errors import IncompatibleError, shown
-from packer.export import templates
+from packer.export import quoting, templates
 from packer.export.pods import check_pods
 from packer.export.servers import Module, Options, Server
-from packer.export.sources import kind_of, refused, without_scheme
+from packer.export.sources import parsed, refused
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", re.ASCII)
-_SEGMENT = re.compile(r"[^a-zA-Z0-9._-]")
 _LORA_FLAGS = {"enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "tensor-parallel-size"}
 
 
@@ -36,7 +35,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
 
 
 def _model_uri(model: str) -> str:
-    kind, rest = kind_of(model), without_scheme(model)
+    kind, rest = parsed(model)
     if kind == "huggingface":
         return f"hf://{rest}"
     if kind == "s3" or model.startswith(("pvc://", "oci://")):
@@ -48,7 +47,7 @@ def _model_uri(model: str) -> str:
 
 
 def _adapter_uri(item: Module, options: Options) -> str:
-    kind, rest = kind_of(item.source), without_scheme(item.source)
+    kind, rest = parsed(item.source)
     if kind == "huggingface":
         return f"hf://{rest}"
     if kind == "s3":
@@ -60,17 +59,19 @@ def _adapter_uri(item: Module, options: Options) -> str:
 
 def _check_names(server: Server) -> None:
     """Raise `IncompatibleError` where KServe's shell or its folders could not keep two names apart."""
-    owner: dict[str, str] = {}
-    for item in server.modules:
-        if not _SAFE.fullmatch(item.name) or item.name == server.model:
+    names = [item.name for item in server.modules]
+    for name in names:
+        if not _SAFE.fullmatch(name) or name == server.model:
             raise IncompatibleError(
                 "Expected names of adapters that KServe's start script keeps, of letters, digits and ._/:@+-, "
-                f"other than the base model's, got {shown(item.name)}."
+                f"other than the base model's, got {shown(name)}."
             )
-        folder = _SEGMENT.sub("-", item.name)
-        if folder in owner:
-            raise IncompatibleError(
-                f"KServe puts the adapters {shown(owner[folder])} and {shown(item.name)} into one folder, "
-                f"{folder!r}: rename one."
-            )
-        owner[folder] = item.name
+    if pair := quoting.alike(names, _folder):
+        raise IncompatibleError(
+            f"KServe puts the adapters {shown(pair[0])} and {shown(pair[1])} into one folder, "
+            f"{_folder(pair[0])!r}: rename one."
+        )
+
+
+def _folder(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9._-]", "-", name)

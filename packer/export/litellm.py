@@ -17,6 +17,6 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     deployments = [
         (name, server, weight)
         for name, places in routes(servers).items()
-        for (server, _), weight in zip(places, weights([share for _, share in places]), strict=True)
+        for server, weight in weights(places)
     ]
     return {"litellm.yaml": templates.render("litellm.yaml", deployments=deployments)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from packer.errors import IncompatibleError, shown
 from packer.export.servers import Options, Server
-from packer.export.sources import kind_of, without_scheme
+from packer.export.sources import parsed
 
 GATED = ("meta-llama/", "google/gemma")
 """Starts of repositories that Hugging Face hands out only with a token."""
@@ -18,9 +18,9 @@ def check_pods(servers: tuple[Server, ...], options: Options) -> None:
     folder = options.adapters_dir.rstrip("/") + "/"
     for server in servers:
         for item in server.modules:
-            if kind_of(item.source) != "path":
+            kind, path = parsed(item.source)
+            if kind != "path":
                 continue
-            path = without_scheme(item.source)
             if not options.adapters_claim:
                 raise IncompatibleError(
                     f"Adapter {shown(item.name)} is the path {shown(path)}, and no volume is mounted there: give "

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import urllib.parse
+from collections.abc import Callable, Iterable
 
 _PLAIN_YAML = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*", re.ASCII)
 _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"}
@@ -38,6 +39,14 @@ def dns_name(name: str) -> str:
         return name
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower(), flags=re.ASCII).strip("-")[:40].strip("-")
     return f"{readable or 'adapter'}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
+
+
+def alike(names: Iterable[str], key: Callable[[str], str]) -> tuple[str, str] | None:
+    """The first two of different names that have the same key: what is named so would replace one another."""
+    owner: dict[str, str] = {}
+    return next(
+        ((first, name) for name in names if (first := owner.setdefault(key(name), name)) != name), None
+    )
 
 
 def label_value(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
 from packer.export.servers import Options, Server, routes
-from packer.export.sources import kind_of
+from packer.export.sources import parsed
 
 _SCHEMES = ("s3", "gcs")
 
@@ -38,7 +38,7 @@ def _folder(server: Server) -> str:
     folders = set()
     for item in server.modules:
         folder, _, last = item.source.rstrip("/").rpartition("/")
-        if kind_of(item.source) not in _SCHEMES or last != item.name:
+        if parsed(item.source)[0] not in _SCHEMES or last != item.name:
             raise IncompatibleError(
                 f"Expected the source of adapter {shown(item.name)} to be s3:// or gs:// with the adapter's name at "
                 f"its end, which is where Ray Serve looks, got {shown(item.source)}. Give --sources."

@@ -122,7 +122,7 @@ class Server:
         }
 
     def settings(self) -> dict[str, object]:
-        """vLLM's flags without the adapters, by name; a True is a flag without value."""
+        """vLLM's flags without the adapters, by name."""
         engine = self.bin.profile.engine
         flags: dict[str, object] = {
             "max-model-len": engine.max_model_len,
@@ -153,15 +153,18 @@ class Server:
 
     def command(self, port: int) -> list[str]:
         """The whole command line."""
-        words = ["vllm", "serve", self.model, "--port", str(port), *self.flags()]
-        return [*words, "--lora-modules", *self.lora_modules()]
+        start = ["vllm", "serve", self.model, "--port", str(port)]
+        return [*start, *self.flags(), "--lora-modules", *self.lora_modules()]
 
     def flags(self) -> list[str]:
         """`settings` as words of a command line."""
-        pairs = (
-            [f"--{name}", str(value)][: 1 if value is True else 2] for name, value in self.settings().items()
-        )
-        return [word for pair in pairs for word in pair]
+        return words(self.settings())
+
+
+def words(flags: Mapping[str, object]) -> list[str]:
+    """Flags as words of a command line; a True is a flag without value."""
+    pairs = ([f"--{name}", str(value)][: 1 if value is True else 2] for name, value in flags.items())
+    return [word for pair in pairs for word in pair]
 
 
 def servers(plan: Plan, options: Options) -> tuple[Server, ...]:

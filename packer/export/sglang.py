@@ -8,7 +8,7 @@ pool in pages of ranks is proposed (sgl-project/sglang, pull request 31305) and 
 from __future__ import annotations
 
 from packer.export import quoting
-from packer.export.servers import Options, Server
+from packer.export.servers import Options, Server, words
 from packer.export.sources import vllm_path
 from packer.export.vllm import scripts
 
@@ -25,6 +25,9 @@ def command(server: Server, port: int) -> list[str]:
     """
     engine = server.bin.profile.engine
     flags: dict[str, object] = {
+        "enable-metrics": True,
+        "enable-mixed-chunk": True,  # decodes beside prefills in one step, as in the twin
+        "enable-lora": True,
         "model-path": server.model,
         "host": "0.0.0.0",
         "port": port,
@@ -39,21 +42,10 @@ def command(server: Server, port: int) -> list[str]:
         "max-lora-rank": server.bin.max_lora_rank,
         "max-loaded-loras": server.max_cpu_loras,
     }
-    # Mixed chunks put decodes beside prefills in one step, as the twin does.
-    words = [
-        "python3",
-        "-m",
-        "sglang.launch_server",
-        "--enable-metrics",
-        "--enable-mixed-chunk",
-        "--enable-lora",
-    ]
-    for name, value in flags.items():
-        words += [f"--{name}", str(value)]
     modules = [
         quoting.json_text(
             {"lora_name": item.name, "lora_path": vllm_path(item.name, item.source), "pinned": False}
         )
         for item in server.modules
     ]
-    return [*words, "--lora-paths", *modules]
+    return ["python3", "-m", "sglang.launch_server", *words(flags), "--lora-paths", *modules]

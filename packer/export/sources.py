@@ -68,22 +68,18 @@ _ELSEWHERE = {
 """Formats that read what others can't."""
 
 
-def kind_of(source: str) -> str:
-    """What a source is: "path", "huggingface", "s3", "gcs", "tos", "http"; "unknown": no format reads it."""
-    address = _SCHEME.fullmatch(source)
-    if address:
+def parsed(source: str) -> tuple[str, str]:
+    """What a source is, and what follows its `file://`, `hf://`, `s3://`, … if it has one of these.
+
+    "path", "huggingface", "s3", "gcs", "tos", "http"; "unknown": no format reads it.
+    """
+    if address := _SCHEME.fullmatch(source):
         scheme, rest = address[1].lower(), address[2]
         complete = rest.startswith("/") if scheme == "file" else bool(rest)
-        return _KINDS.get(scheme, "unknown") if complete else "unknown"
+        return _KINDS.get(scheme, "unknown") if complete else "unknown", rest
     parts = source.split("/")
     is_repository = len(parts) == 2 and all(parts) and not source.startswith((".", "~", "/"))
-    return "huggingface" if is_repository else "path"
-
-
-def without_scheme(source: str) -> str:
-    """What follows `file://`, `hf://`, `s3://`, …; a source without a scheme as it is."""
-    address = _SCHEME.fullmatch(source)
-    return address[2] if address else source
+    return "huggingface" if is_repository else "path", source
 
 
 def vllm_path(name: str, source: str) -> str:
@@ -95,7 +91,7 @@ def vllm_path(name: str, source: str) -> str:
 
     Raises `IncompatibleError`: it is neither.
     """
-    kind, rest = kind_of(source), without_scheme(source)
+    kind, rest = parsed(source)
     if kind == "path" or (kind == "huggingface" and (rest == source or _REPOSITORY.fullmatch(rest))):
         return rest
     raise refused(name, source, "a path on the server or a Hugging Face repository (vLLM reads nothing else)")
@@ -105,5 +101,5 @@ def refused(name: str, source: str, expected: str) -> IncompatibleError:
     """The error for an adapter whose source a format can't read, with a remedy."""
     return IncompatibleError(
         f"Expected the source of adapter {shown(name)} to be {expected}, got {shown(source)}. Give a path "
-        f"on the servers or the id of a repository{_ELSEWHERE.get(kind_of(source), '')}."
+        f"on the servers or the id of a repository{_ELSEWHERE.get(parsed(source)[0], '')}."
     )

@@ -16,7 +16,7 @@ from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, 
 from packer.export import quoting
 from packer.export.formats import FORMATS, export_plan
 from packer.export.servers import Options
-from packer.export.sources import kind_of, read_sources
+from packer.export.sources import parsed, read_sources
 from packer.plan import Plan, Status
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=40)
@@ -188,4 +188,4 @@ def test_bad_sources_are_refused(tmp_path: Path, file: str, text: str, message: 
 )
 def test_kind_of_source(source: str, kind: str) -> None:
     """A source is recognised by its form."""
-    assert kind_of(source) == kind
+    assert parsed(source)[0] == kind

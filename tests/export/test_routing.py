@@ -23,7 +23,7 @@ import yaml
 from packer.errors import ValidationError
 from packer.export import envoy, quoting
 from packer.export.formats import export_plan
-from packer.export.servers import Options
+from packer.export.servers import Options, servers
 from packer.plan import Plan
 
 
@@ -177,10 +177,11 @@ def test_envoy_routes_every_name(hostile_plan: Plan) -> None:
         assert found[quoting.header_key(name)] == pytest.approx(places, abs=1e-3)
 
 
-def test_weights_are_whole_and_complete() -> None:
+def test_weights_are_whole_and_complete(hostile_plan: Plan) -> None:
     """Rounded weights lose no server and sum to 10,000."""
+    server, *_ = servers(hostile_plan, Options())
     for shares in ([1.0], [0.5, 0.5], [1 / 3] * 3, [0.99999, 0.00001], [1 / 7] * 7):
-        parts = envoy.weights(shares)
+        parts = [weight for _, weight in envoy.weights([(server, share) for share in shares])]
         assert sum(parts) == 10_000
         assert min(parts) >= 1
 
