@@ -62,13 +62,13 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
     from packer.io.plans import plan_to_dict, write_plan
     from packer.io.profiles import write_profile
     from packer.io.workloads import write_workload
-    from packer.operate.project import LOGS, fleet_for
+    from packer.operate.project import fleet_for, is_log
     from packer.operate.recommend import recommend
     from packer.plan import Status
     from packer.report.page import write_report
     from packer.traces.measure import rounded
 
-    if not given.traffic_path.lower().removesuffix(".gz").endswith(LOGS):
+    if not is_log(given.traffic_path):
         refuse_unused("a workload file", ("ranks", "rank", "keys", "skip", "strip_prefix"))
     paths = {name: str(Path(given.folder) / name) for name in FILES}
     make_folder(given.folder)

@@ -60,20 +60,17 @@ def memory(kind: OneProfile, slots: Slots, out: Writing) -> None:
 
         write_figure(memory_figure(found.profile, found.largest), slots.plot, force=out.force)
         out.note(f"wrote {slots.plot}")
-    out.result(found.to_dict, lambda: _tables(found, slots))
+    out.result(found.to_dict, lambda: [capacity(found), _costs(found, slots)])
 
 
-def _tables(found: MemoryTable, slots: Slots) -> list[Table]:
-    ranks = slots.max_lora_rank
-    rows = []
-    for count in slots.max_loras:
+def capacity(found: MemoryTable) -> Table:
+    """KV cache over the number and the rank of slots."""
+    ranks, rows = list(found.largest), []
+    for count in dict.fromkeys(slots for slots, _ in found.tokens):
         cells = (found.tokens[count, rank] for rank in ranks)
         rows.append((count, *("no start" if tokens is None else f"{tokens:,}" for tokens in cells)))
     columns = ("max_loras", *(f"rank {rank}" for rank in ranks))
-    return [
-        Table(f"{found.profile.label}: KV cache left, tokens", columns, rows, left=()),
-        _costs(found, slots),
-    ]
+    return Table(f"{found.profile.label}: KV cache left, tokens", columns, rows, left=())
 
 
 def _costs(found: MemoryTable, slots: Slots) -> Table:

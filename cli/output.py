@@ -118,26 +118,26 @@ def figures(row: object, names: Iterable[str]) -> list[str]:
     return [number(None if row is None else getattr(row, name), FIGURES[name].digits) for name in names]
 
 
-def print_json(data: Any) -> None:
-    """Print data as JSON to standard output."""
+def _json(data: Any, *, ascii_only: bool = False) -> str:
     import json
 
     from packer.io.documents import jsonable
 
+    return json.dumps(jsonable(data), indent=2, ensure_ascii=ascii_only, allow_nan=False)
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON to standard output."""
     utf_8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    click.echo(json.dumps(jsonable(data), indent=2, ensure_ascii=not utf_8, allow_nan=False))
+    click.echo(_json(data, ascii_only=not utf_8))
 
 
 def write_json(data: Any, path: str | None) -> None:
     """Write data as a JSON file, if there is a path."""
-    import json
-
-    from packer.io.documents import jsonable
     from packer.io.files import write_text
 
     if path is not None:
-        text = json.dumps(jsonable(data), indent=2, ensure_ascii=False, allow_nan=False)
-        write_text(path, text + "\n")
+        write_text(path, _json(data) + "\n")
 
 
 def write_frame(frame: pl.DataFrame | None, path: str | None) -> None:

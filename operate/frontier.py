@@ -56,9 +56,7 @@ class FrontierPoint:
 def average(values: Any, weights: Any) -> float:
     """Weighted mean of what is known; NaN where nothing is."""
     weights = np.where(np.isnan(values), 0.0, weights)
-    return (
-        float(np.average(np.nan_to_num(values, nan=0.0), weights=weights)) if weights.sum() > 0 else math.nan
-    )
+    return float(np.average(np.nan_to_num(values), weights=weights)) if weights.sum() > 0 else math.nan
 
 
 def frontier(

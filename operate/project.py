@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from packer.errors import IncompatibleError, UnknownNameError
@@ -57,6 +56,11 @@ def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     return with_engine(estimate_profile(dimensions, gpu, **own), vllm_version=settings.get("vllm_version"))
 
 
+def is_log(path: str | os.PathLike[str]) -> bool:
+    """Whether a path ends as access logs do."""
+    return os.fspath(path).lower().removesuffix(".gz").endswith(LOGS)
+
+
 def fleet_for(
     path: str | os.PathLike[str], ranks: Ranks, *, log_options: Mapping[str, Any] | None = None
 ) -> tuple[Workload, Observed | None]:
@@ -65,9 +69,7 @@ def fleet_for(
     Raises `FileFormatError`: the file is neither, or the log has no request of an adapter; `IncompatibleError`: ranks
     were given with a workload file, which has its own.
     """
-    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
-    suffix = next((each for each in reversed(suffixes) if each != ".gz"), "")
-    if suffix in LOGS:
+    if is_log(path):
         found = observe_log(read_access_log(path, **(log_options or {})), ranks)
         return found.fleet, found
     if ranks.table or ranks.others:

@@ -35,8 +35,6 @@ MOVE_COST_S = 10.0
 LIMITS = {"p99_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
 """Latencies that every server keeps in every period."""
 
-_SMALLEST_RATE = 1e-9
-
 
 def rates_of_trace(
     trace: Trace, workload: Workload, period_s: float, *, start_s: float = 0.0
@@ -228,11 +226,9 @@ def _checked(limits: Mapping[str, float]) -> dict[str, float]:
 
 
 def _by_name(workload: Workload, rates: Mapping[str, FloatArray]) -> dict[str, dict[str, float]]:
-    """Rates by period and adapter; idle adapters keep a rate near 0."""
-    return {
-        period: dict(zip(workload.names, np.maximum(vector, _SMALLEST_RATE).tolist(), strict=True))
-        for period, vector in rates.items()
-    }
+    """Rates by period and adapter."""
+    names = workload.names
+    return {period: dict(zip(names, vector.tolist(), strict=True)) for period, vector in rates.items()}
 
 
 def _parts(

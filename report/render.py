@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -20,6 +21,22 @@ from packer.room import growth as growth_text
 from packer.room import room_rows
 from packer.twin.per_adapter import quiet_adapters
 
+_HELPERS: dict[str, Any] = {
+    each.__name__: each
+    for each in (
+        *(
+            repr,
+            words.visible,
+            words.plural,
+            words.counted,
+            words.number,
+            context.milliseconds,
+            context.slowest,
+        ),
+        *(context.percent, context.ranks, context.by_load, context.memory_bars),
+    )
+}
+"""Functions that the page calls."""
 _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
 
 
@@ -45,21 +62,11 @@ def render_report(
         frontier=_frontier(plan),
         reasons=[words.visible(reason) for reason in (*plan.reasons, *context.queueing(plan))],
         unplaced=[words.visible(plan.workload.names[i]) for i in plan.unplaced],
-        repr=repr,
-        visible=words.visible,
-        plural=words.plural,
-        counted=words.counted,
-        number=words.number,
-        milliseconds=context.milliseconds,
-        slowest=context.slowest,
-        percent=context.percent,
+        **_HELPERS,
         servers=list(zip(plan.bins, plan.evaluations, strict=True)),
         most=max((row.offered_tok_s for row in plan.evaluations), default=0.0) or 1.0,
         headroom=[growth_text(factor) for factor in plan.headroom] or ["–"] * len(plan.bins),
         starts=context.starts(plan),
-        ranks=context.ranks,
-        by_load=context.by_load,
-        memory_bars=context.memory_bars,
         rooms=room_rows(plan.rooms),
         growth=growth,
         limits=str(plan.workload.slo),

@@ -46,9 +46,7 @@ def cluster_figure(run: ClusterSimulation, *, title: str) -> Figure:
     def spread(heading: str, unit: str, column: str, factor: float = 1.0) -> Panel:
         """The least, the median and the most over the servers."""
         group = outstanding.group_by("time_s", maintain_order=True).agg(
-            pl.col(column).max().alias("most"),
-            pl.col(column).median().alias("median"),
-            pl.col(column).min().alias("least"),
+            most=pl.col(column).max(), median=pl.col(column).median(), least=pl.col(column).min()
         )
         lines = [
             Line(minutes, (factor * group[name]).to_list(), name) for name in ("most", "median", "least")

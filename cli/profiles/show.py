@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from packer.cli.declare import argument, bundle, command, flag
 from packer.cli.options import Output
 from packer.cli.output import Table
-
-if TYPE_CHECKING:
-    from packer.profile import Profile
 
 RANKS = (8, 16, 32, 64)
 SLOTS = (8, 16, 32, 64, 128, 256, 384)
@@ -37,7 +32,9 @@ def show(given: Given, out: Output) -> None:
       packer profiles show h100-64gb/qwen-2.5-7b-instruct
       packer profiles show h100-64gb/qwen-2.5-7b-instruct --toml > mine.toml
     """
+    from packer.cli.memory import capacity
     from packer.io.profiles import format_profile, load_profile, profile_to_dict
+    from packer.operate.memory import memory_table
 
     profile = load_profile(given.profile_name)
     if given.as_toml:
@@ -46,17 +43,5 @@ def show(given: Given, out: Output) -> None:
     data = {**profile_to_dict(profile), "label": profile.label, "fingerprint": profile.fingerprint}
     errors = [(f"error, {key}", f"{value:g}") for key, value in profile.errors.items()]
     facts = [*profile.facts(), *errors]
-    out.result(data, lambda: [Table(profile.label, ["", ""], facts, left=(0, 1)), _capacity(profile)])
-
-
-def _capacity(profile: Profile) -> Table:
-    """KV cache tokens over slots and slot rank; "–" where the server does not start."""
-    from packer.operate.memory import memory_table
-
-    tokens = memory_table(profile, SLOTS, RANKS).tokens
-    rows = []
-    for slots in SLOTS:
-        cells = (tokens[slots, rank] for rank in RANKS)
-        rows.append([slots, *("–" if found is None else f"{found:,}" for found in cells)])
-    columns = ["max_loras", *(f"max_lora_rank {rank}" for rank in RANKS)]
-    return Table("KV cache tokens (–: the server does not start)", columns, rows, left=())
+    table = Table(profile.label, ["", ""], facts, left=(0, 1))
+    out.result(data, lambda: [table, capacity(memory_table(profile, SLOTS, RANKS))])
