@@ -9,14 +9,11 @@ import click
 from packer.cli.declare import bundle, command, option, values
 from packer.cli.options import PlanFile, Writing
 from packer.cli.output import note
-from packer.export.formats import FORMATS
+from packer.export.formats import ANY_ENGINE, FORMATS
 from packer.words import counted
 
 if TYPE_CHECKING:
     from packer.export.servers import Options
-
-_STARTS = ("vllm", "sglang", "compose", "k8s", "helm", "aibrix", "llm-d", "kserve", "ray", "dynamo")
-"""Formats that name the base model."""
 
 
 @bundle
@@ -89,7 +86,8 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
     """
     from packer.cli.output import check_distinct, print_json
     from packer.export.formats import export_plan
-    from packer.export.targets import output_paths, write_files
+    from packer.export.targets import output_paths
+    from packer.io.files import make_folder, write_text
 
     plan = file.plan()
     if plan.unplaced or not plan.bins:
@@ -109,7 +107,7 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
             f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers "
             "by load, not by the planned shares: packer evaluate PLAN --router most-idle simulates that"
         )
-    if deployment.model is None and target.format_name in _STARTS:
+    if deployment.model is None and target.format_name not in ANY_ENGINE:
         names = sorted({item.profile.model.repository or item.profile.model.name for item in plan.bins})
         if any("/" not in name for name in names):
             out.note(
@@ -119,8 +117,9 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
         print_json({"format": target.format_name, "files": files})
     elif target.output is None:
         click.echo(next(iter(files.values())), nl=False)
-    write_files(files, paths, force=out.force)
-    for path in paths:
+    for path, name in paths.items():
+        make_folder(path.parent)
+        write_text(path, files[name], force=out.force)
         out.note(f"wrote {path}")
     given = list(paths.values()) or list(files)[:1]
     others = [name for name in files if name not in given]

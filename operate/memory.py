@@ -39,13 +39,8 @@ class MemoryTable:
             }
             for (slots, rank), tokens in self.tokens.items()
         ]
-        profile = self.profile
-        return {
-            "profile": profile.name,
-            "calibrated": profile.calibrated,
-            "rows": rows,
-            "largest_max_loras": self.largest,
-        }
+        about = {"profile": self.profile.name, "calibrated": self.profile.calibrated}
+        return {**about, "rows": rows, "largest_max_loras": self.largest}
 
 
 def memory_table(profile: Profile, max_loras: Sequence[int], max_lora_rank: Sequence[int]) -> MemoryTable:

@@ -137,8 +137,7 @@ class Replicas:
                 names.add(name)
                 adapters.append(replace(adapter, name=name, rate=adapter.rate / parts))
         # Parts are placed for random arrivals: a trace has no requests for them.
-        plain = self.workload if not self.parts else replace(self.workload, adapters=tuple(adapters))
-        self.fleet = plain
+        self.fleet = self.workload if not self.parts else replace(self.workload, adapters=tuple(adapters))
 
     @cached_property
     def calm(self) -> Workload:
@@ -186,10 +185,7 @@ class Replicas:
             shares: dict[int, int] = {}
             for part in item.adapters:
                 shares[self._whole[part]] = shares.get(self._whole[part], 0) + 1
-            exact = tuple(
-                1.0 if count == (self.parts.get(i) or 1) else count / (self.parts.get(i) or 1)
-                for i, count in shares.items()
-            )
+            exact = tuple(count / (self.parts.get(i) or 1) for i, count in shares.items())
             slots = min(item.max_loras, len(shares))
             settings = item.profile.settings(slots, item.max_lora_rank)
             found.append(replace(item, adapters=tuple(shares), shares=exact, settings=settings))

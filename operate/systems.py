@@ -38,8 +38,7 @@ class SystemResult:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        figures = {name: row._asdict() for name, row in self.figures.items()}
-        return {"system": self.system, "router": self.router, "servers": self.servers, "figures": figures}
+        return {**vars(self), "figures": {name: row._asdict() for name, row in self.figures.items()}}
 
 
 def compare_systems(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from packer.io.shipped import table
-from packer.report.figures import Bars, Figure, Line, Panel, Scatter, Series
+from packer.report.figures import Bars, Figure, Line, Panel, Scatter, Series, known
 from packer.report.palette import SERIES
 
 COLUMNS, PANELS = table("packer.report", "comparison.toml").values()
@@ -46,15 +46,10 @@ def labels(rows: Sequence[Row]) -> list[str]:
     return [" · ".join([row["solver"], *(row[key] for key in parts)]) for row in rows]
 
 
-def _value(row: Row, key: str) -> float:
-    value = row[key]
-    return math.nan if value is None else float(value)
-
-
 def _bars(rows: Sequence[Row], key: str, name: str, unit: str, _log: bool) -> Panel:
     failed = [row["outcome"] != "ok" for row in rows]
     names = [f"{label} ✗" if bad else label for label, bad in zip(labels(rows), failed, strict=True)]
-    return Panel([Bars(names, [_value(row, key) for row in rows], failed=failed)], title=name, y_label=unit)
+    return Panel([Bars(names, [known(row[key]) for row in rows], failed=failed)], title=name, y_label=unit)
 
 
 def _curves(rows: Sequence[Row], key: str, name: str, unit: str, log: bool) -> Panel:
@@ -65,14 +60,14 @@ def _curves(rows: Sequence[Row], key: str, name: str, unit: str, log: bool) -> P
     for k, (label, part) in enumerate(by_label.items()):
         part = sorted(part, key=lambda row: row["adapters"])
         x = [row["adapters"] for row in part]
-        y = [_value(row, key) for row in part]
+        y = [known(row[key]) for row in part]
         series.append(Line(x, y, label, color=k % len(SERIES), dashed=k >= len(SERIES), markers=True))
-        bad = [row for row in part if row["outcome"] != "ok" and not math.isnan(_value(row, key))]
+        bad = [row for row in part if row["outcome"] != "ok" and not math.isnan(known(row[key]))]
         if bad:
             series.append(
                 Scatter(
                     [row["adapters"] for row in bad],
-                    [_value(row, key) for row in bad],
+                    [known(row[key]) for row in bad],
                     f"{label}: failing",
                     color=k % len(SERIES),
                     texts=[row["outcome"] for row in bad],

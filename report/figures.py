@@ -42,6 +42,11 @@ def _check_columns(series: Series, names: Sequence[str], *others: Sequence[objec
         )
 
 
+def known(value: float | None) -> float:
+    """A value of a series: NaN, which is not drawn, where there is none."""
+    return math.nan if value is None else float(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """Points joined by a line; NaN leaves a gap. `color`: index into the palette, None takes the next."""

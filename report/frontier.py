@@ -19,24 +19,16 @@ def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limi
     `limits`: of the adapters without a class.
     """
     gpus = [row["n_gpus"] for row in rows]
-    ttft = Panel(
-        [
-            Line(gpus, [row["p95_ttft_ms"] for row in rows], "all requests", markers=True),
-            Line(gpus, [row["worst_adapter_ttft_ms"] for row in rows], "worst adapter", markers=True),
-        ],
-        title=PLAN_FIGURES["p95_ttft_ms"].title,
-        x_label="GPUs",
-        y_label="ms, logarithmic",
-        y_log=True,
-        marks=(Mark(chosen, "this plan"), Mark(limits.p95_ttft_ms, "goal", axis="y")),
-    )
-    itl = Panel(
-        [Line(gpus, [row["mean_itl_ms"] for row in rows], "all requests", markers=True)],
-        title=PLAN_FIGURES["mean_itl_ms"].title,
-        x_label="GPUs",
-        y_label="ms",
-        marks=(Mark(chosen, "this plan"), Mark(limits.mean_itl_ms, "goal", axis="y")),
-    )
+
+    def drawn(unit: str, goal: float, labels: Mapping[str, str]) -> Chart:
+        lines = [Line(gpus, [row[key] for row in rows], text, markers=True) for key, text in labels.items()]
+        marks = (Mark(chosen, "this plan"), Mark(goal, "goal", axis="y"))
+        title, log = PLAN_FIGURES[next(iter(labels))].title, "logarithmic" in unit
+        panel = Panel(lines, title=title, x_label="GPUs", y_label=unit, y_log=log, marks=marks)
+        return chart(panel, x_format=lambda gpus: f"{gpus:g}" if gpus.is_integer() else "")
+
+    ttft = {"p95_ttft_ms": "all requests", "worst_adapter_ttft_ms": "worst adapter"}
     return [
-        chart(panel, x_format=lambda gpus: f"{gpus:g}" if gpus.is_integer() else "") for panel in (ttft, itl)
+        drawn("ms, logarithmic", limits.p95_ttft_ms, ttft),
+        drawn("ms", limits.mean_itl_ms, {"mean_itl_ms": "all requests"}),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from packer.evaluation import FIGURES
-from packer.report.figures import Bars, Figure, Line, Panel
+from packer.report.figures import Bars, Figure, Line, Panel, known
 from packer.twin.live.validate import SMAPE_OF, BinReport, gauges
 
 GAUGES = (("running", "requests running"), ("waiting", "requests waiting"), ("kv_usage", "KV cache used"))
@@ -19,7 +19,7 @@ def validation_figure(reports: Sequence[BinReport], title: str) -> Figure:
     panels.append(
         Panel(
             [
-                Bars(names, [_number(r.errors.get(name)) for r in reports], FIGURES[name].title)
+                Bars(names, [known(r.errors.get(name)) for r in reports], FIGURES[name].title)
                 for name in SMAPE_OF
             ],
             title="Error (SMAPE, 0–200 form)",
@@ -33,7 +33,7 @@ def validation_figure(reports: Sequence[BinReport], title: str) -> Figure:
 
 def _bars(reports: Sequence[BinReport], names: Sequence[str], figure: str) -> Panel:
     series = [
-        Bars(names, [_number(report.mean(side, figure)) for report in reports], side)
+        Bars(names, [known(report.mean(side, figure)) for report in reports], side)
         for side in ("measured", "predicted")
     ]
     return Panel(series, title=FIGURES[figure].title, y_label=FIGURES[figure].unit)
@@ -53,7 +53,3 @@ def _overlays(report: BinReport) -> list[Panel]:
         ]
         panels.append(Panel(series, title=f"GPU {report.index}: {label}", x_label="s"))
     return panels
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from packer.cli.declare import argument, bundle, command, flag, option, values
 from packer.cli.options import Writing, common
 from packer.cli.output import Table
+from packer.words import number
 
 if TYPE_CHECKING:
     from packer.predictors.store import Model
@@ -81,7 +82,10 @@ def _card(model: Model, *, rules: bool) -> list[Table | str]:
     from packer.predictors.rules import rules_of
 
     card = model.header["scores"]
-    rows = [[name, part["rows"], *(_cell(part, key) for _, key in SHOWN)] for name, part in card.items()]
+    rows = [
+        [name, part["rows"], *(number(part[key], 3 if key.endswith("f1") else 1) for _, key in SHOWN)]
+        for name, part in card.items()
+    ]
     lines: list[Table | str] = [
         Table(
             f"{model.kind}: scores on held-out scenarios",
@@ -94,10 +98,3 @@ def _card(model: Model, *, rules: bool) -> list[Table | str]:
         found = rules_of(model, output)
         lines += [f"{output}: {len(found)} rules", *(f"  {rule}" for rule in found)]
     return lines
-
-
-def _cell(part: dict[str, Any], key: str) -> str:
-    value = part[key]
-    if value is None:
-        return "–"
-    return f"{value:.3f}" if key.endswith("f1") else f"{value:.1f}"

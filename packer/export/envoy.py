@@ -19,10 +19,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
         quoting.header_key(name): {server.name: weight for server, weight in weights(places)}
         for name, places in routes(servers).items()
     }
-    clusters = [
-        (server, host, int(port)) for server in servers for host, _, port in [server.address.rpartition(":")]
-    ]
-    return {"envoy.yaml": templates.render("envoy.yaml", routes=found, servers=clusters)}
+    return {"envoy.yaml": templates.render("envoy.yaml", routes=found, servers=servers)}
 
 
 def weights(places: list[tuple[Server, float]]) -> list[tuple[Server, int]]:

@@ -87,7 +87,8 @@ FORMATS = {
     "litellm": Format("packer.export.litellm"),
     "grafana": Format("packer.export.grafana", Versions("Grafana", "10", "12")),
 }
-_ANY_ENGINE = ("routing", "nginx", "envoy", "litellm", "grafana")
+ANY_ENGINE = ("routing", "nginx", "envoy", "litellm", "grafana")
+"""Formats that start no server, and name no base model."""
 
 
 def export_plan(
@@ -115,7 +116,7 @@ def export_plan(
             )
         fits.check(stack_version)
     found = servers(plan, chosen)
-    if format_name not in _ANY_ENGINE:
+    if format_name not in ANY_ENGINE:
         _check_engine(plan, format_name)
     render: Render = import_module(FORMATS[format_name].module).render
     estimates = dict.fromkeys(item.profile.label for item in plan.bins if item.profile.doubts)
@@ -161,7 +162,7 @@ def _check_engine(plan: Plan, format_name: str) -> None:
         engine = item.profile.engine.name.lower()
         if engine != wanted:
             fitting = [
-                name for name, each in FORMATS.items() if each.engine == engine and name not in _ANY_ENGINE
+                name for name, each in FORMATS.items() if each.engine == engine and name not in ANY_ENGINE
             ]
             remedy = f"Use --format {' or '.join(fitting)}" if fitting else "Only routing can be exported"
             raise IncompatibleError(

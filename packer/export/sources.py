@@ -47,17 +47,8 @@ def _source(name: str, source: object, path: str | os.PathLike[str], row: int | 
 
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.ASCII | re.DOTALL)
-_KINDS = {
-    "file": "path",
-    "hf": "huggingface",
-    "huggingface": "huggingface",
-    "s3": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "tos": "tos",
-    "http": "http",
-    "https": "http",
-}
+_KINDS = {kind: kind for kind in ("huggingface", "s3", "gcs", "tos", "http")}
+_KINDS |= {"file": "path", "hf": "huggingface", "gs": "gcs", "https": "http"}
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _ELSEWHERE = {
     "s3": ", or use --format aibrix or --format helm",

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from packer.errors import OutputError
-from packer.io.files import check_writable, make_folder, write_text
+from packer.io.files import check_writable
 
 _SAME = {".yml": ".yaml"}
 _FILE_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{1,5}")
 """Usual endings of files; `.d` or `.2` may well end the name of a folder."""
-
-
-def write_files(files: Mapping[str, str], paths: Mapping[Path, str], *, force: bool = False) -> None:
-    """Write each file (name → text) to its path (path → name), as `output_paths` chose it."""
-    for path, name in paths.items():
-        make_folder(path.parent)
-        write_text(path, files[name], force=force)
 
 
 def output_paths(names: Sequence[str], output: str, *, force: bool) -> dict[Path, str]:
