@@ -195,7 +195,7 @@ class _Search:
 
     def _swaps(self, state: _State, worst: int, target: int) -> list[tuple[int, int, tuple[Bin, Bin]]]:
         source, sink = state.bins[worst], state.bins[target]
-        if len(source.adapters) < 2 or len(sink.adapters) < 2:  # the same bins, in another order
+        if len(source.adapters) == len(sink.adapters) == 1:  # the same bins, in another order
             return []
         options = []
         for p in self.single(source.adapters, source.shares):
