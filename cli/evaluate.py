@@ -15,7 +15,7 @@ from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
 from packer.errors import IncompatibleError, InputError, ValidationError
 from packer.room import growth
-from packer.words import number
+from packer.words import listed, number
 
 if TYPE_CHECKING:
     from packer.operate.drift import Drift
@@ -259,16 +259,14 @@ def _conclusion(found: PlanEvaluation) -> list[str]:
     """Whether the plan holds, which server is the first to break, and for which servers that is."""
     plan, lines = found.plan, []
     if found.over_limits:
-        shown = ", ".join(map(str, found.over_limits[:SHOWN]))
-        lines.append(
-            f"Latency limits ({plan.goal if plan.limits else plan.workload.slo}) break on GPU {shown}."
-        )
+        goal = plan.goal if plan.limits else plan.workload.slo
+        lines.append(f"Latency limits ({goal}) break on GPU {listed(found.over_limits, SHOWN)}.")
     if found.breaks_first is not None:
         factor = plan.headroom[found.gpus.index(found.breaks_first)]
         room = "no headroom" if factor is None else f"the least headroom: {growth(factor)}"
         lines.append(f"GPU {found.breaks_first} {'breaks first' if found.broken else f'has {room}'}.")
     if plan.unplaced:
-        names = ", ".join(plan.workload.names[i] for i in plan.unplaced[:SHOWN])
+        names = listed((plan.workload.names[i] for i in plan.unplaced), SHOWN)
         lines.append(f"No server has slots large enough for: {names}.")
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
     if not found.holds and not found.broken and not plan.unplaced:
@@ -313,7 +311,7 @@ def _drift_lines(plan: Plan, found: Drift, seen_path: str | None) -> list[Table 
         f"{len(found.new_adapters)} new adapters, {len(found.silent_adapters)} silent."
     )
     if found.new_adapters:
-        lines.append(f"Without a server: {', '.join(found.new_adapters[:SHOWN])}.")
+        lines.append(f"Without a server: {listed(found.new_adapters, SHOWN)}.")
     if plan.workload.arrivals.trace is not None:
         lines.append("The plan replays a trace: evaluated with Poisson arrivals at the measured rates.")
     lines += _conclusion(found.evaluation)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from packer.cli.output import Table, console, figures, heads
 from packer.io.frames import pl
 from packer.room import grouped, growth, room_rows
-from packer.words import counted, number
+from packer.words import by_rank, counted, listed, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,8 +101,7 @@ def _changes(old: Plan, plan: Plan) -> list[Table | str]:
         f"servers: {len(kept)} stay, {len(numbers) - len(kept)} start, {old.n_gpus - len(kept)} stop"
     ]
     if moved:
-        more = f" and {len(moved) - 10} more" if len(moved) > 10 else ""
-        lines.append(f"Moving      {', '.join(moved[:10])}{more}")
+        lines.append(f"Moving      {listed(moved, 10)}")
     renumbered = [f"{number} → {k}" for k, number in enumerate(numbers) if number not in (None, k)]
     if renumbered:
         lines.append(f"Renumbered  {', '.join(renumbered)}")
@@ -119,12 +117,13 @@ def _gpus(plan: Plan) -> Table:
     columns += ["problem"] if not plan.evaluations.feasible.all() else []
     rows = []
     for k, item in enumerate(plan.bins):
-        row = plan.evaluations[k]
+        row, split = plan.evaluations[k], sum(share < 1.0 for share in item.shares)
         rows.append(
             [
                 k,
                 *([item.profile.name] if several else []),
-                by_rank(plan, item),
+                by_rank(plan.workload.ranks[list(item.adapters)].tolist())
+                + (f" ({split}×shared)" if split else ""),
                 f"{item.max_loras} × {item.max_lora_rank}",
                 *figures(row, shown),
                 growth(plan.headroom[k] if plan.headroom else None),
@@ -181,14 +180,6 @@ def servers(bins: Iterable[Bin]) -> str:
 def result_of(row: Evaluation) -> str:
     """What is wrong with a server, or "holds"."""
     return "memory error" if row.memory_error else "starved" if row.starved else "holds"
-
-
-def by_rank(plan: Plan, item: Bin) -> str:
-    """Adapters of a GPU counted by rank, the largest rank first: "12×r32, 84×r8"."""
-    counts = Counter(plan.workload.ranks[list(item.adapters)].tolist())
-    split = sum(share < 1.0 for share in item.shares)
-    text = ", ".join(f"{counts[rank]}×r{rank}" for rank in sorted(counts, reverse=True))
-    return f"{text} ({split}×shared)" if split else text
 
 
 def _totals(plan: Plan) -> list[str]:

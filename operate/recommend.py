@@ -31,7 +31,7 @@ from packer.room import LEVELS, Room
 from packer.slo import Slo
 from packer.solvers.band import with_band
 from packer.solvers.candidates import beyond_measured
-from packer.words import counted
+from packer.words import counted, listed
 from packer.workload import Workload
 
 REPLAYED = (
@@ -339,5 +339,4 @@ def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:
     """Which GPUs do something, in one line."""
     if len(gpus) == 1:
         return f"GPU {gpus[0]} {verb}s {rest.replace('do not', 'does not')}"
-    more = f" and {len(gpus) - 8} more" if len(gpus) > 8 else ""
-    return f"GPUs {', '.join(map(str, gpus[:8]))}{more} {verb} {rest}"
+    return f"GPUs {listed(gpus)} {verb} {rest}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -18,6 +20,18 @@ def plural(count: int, name: str) -> str:
 def counted(count: int, name: str) -> str:
     """A number of things: "1 GPU", "2 GPUs"."""
     return f"{count:,} {plural(count, name)}"
+
+
+def listed(items: Iterable[object], most: int = 8) -> str:
+    """Things with commas between them: "0, 1, 2 and 3 more"."""
+    names = [str(item) for item in items]
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+def by_rank(ranks: Iterable[int]) -> str:
+    """How many adapters have each rank, the largest first: "12×r32, 84×r8"."""
+    return ", ".join(f"{count}×r{rank}" for rank, count in sorted(Counter(ranks).items(), reverse=True))
 
 
 def visible(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,12 +54,6 @@ def starts(plan: Plan) -> list[str]:
         return start_commands(plan)
     except InputError:
         return []
-
-
-def ranks(plan: Plan, item: Bin) -> str:
-    """How many adapters of each rank a GPU has, "3 × r32, 1 × r8"."""
-    counts = Counter(plan.workload.adapters[i].rank for i in item.adapters)
-    return ", ".join(f"{count} × r{rank}" for rank, count in sorted(counts.items(), reverse=True))
 
 
 def by_load(plan: Plan, item: Bin) -> list[tuple[int, float]]:

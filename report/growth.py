@@ -14,6 +14,7 @@ from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.plan import Plan
 from packer.report.figures import Line, Mark, Panel, Scatter
 from packer.report.figures_svg import Chart, chart
+from packer.words import listed
 from packer.workload import Workload
 
 FACTORS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
@@ -86,8 +87,7 @@ class Growth:
         rows = []
         for k, factor in enumerate(FACTORS):
             broken = [gpu for gpu, holds in zip(self.gpus, self.holds[k], strict=True) if not holds]
-            listed = ", ".join(map(str, broken[:8])) + (", …" if len(broken) > 8 else "")
-            which = f" ({listed})" if broken and len(broken) < len(self.gpus) else ""
+            which = f" ({listed(broken)})" if broken and len(broken) < len(self.gpus) else ""
             slowest = (
                 f"{each[k][self.holds[k]].max():,.0f} ms" if self.holds[k].any() else "–"
                 for each in (self.mean_ttft_ms, self.mean_itl_ms)

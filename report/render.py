@@ -33,7 +33,7 @@ _HELPERS: dict[str, Any] = {
             context.milliseconds,
             context.slowest,
         ),
-        *(context.percent, context.ranks, context.by_load, context.memory_bars),
+        *(context.percent, words.by_rank, context.by_load, context.memory_bars),
     )
 }
 """Functions that the page calls."""

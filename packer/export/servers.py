@@ -15,6 +15,7 @@ from packer.errors import IncompatibleError, ValidationError, shown
 from packer.export import quoting
 from packer.export.sources import vllm_path
 from packer.plan import Plan
+from packer.words import listed
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 _VERSION = re.compile(r"\d+\.\d+(\.\d+)?", re.ASCII)
@@ -195,9 +196,9 @@ def _sources(plan: Plan, options: Options) -> dict[str, str]:
         return {name: f"{folder}/{quoting.file_name(name)}" for name in used}
     missing = [name for name in used if name not in options.sources]
     if missing:
-        listed = ", ".join(shown(name) for name in missing[:5]) + (", …" if len(missing) > 5 else "")
+        names = listed(map(shown, missing), 5)
         raise ValidationError(
-            f"Expected a source for each of the {len(used)} adapters, got none for {len(missing)}: {listed}."
+            f"Expected a source for each of the {len(used)} adapters, got none for {len(missing)}: {names}."
         )
     return {name: options.sources[name] for name in used}
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from packer.words import counted, number, plural, visible
+from packer.words import by_rank, counted, listed, number, plural, visible
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,15 @@ def test_things_are_counted() -> None:
 def test_marks_that_change_what_follows_are_shown() -> None:
     """Control, direction and separator marks become escapes; letters, dashes and blanks stay."""
     assert visible("a\x1b[2J\u202e\u2028\xa0b – ü") == "a\\x1b[2J\\u202e\\u2028\\xa0b – ü"
+
+
+def test_what_a_short_list_leaves_out_is_counted() -> None:
+    """A list that is cut says how many more there are; a whole one says nothing."""
+    assert listed([], 2) == ""
+    assert listed((1, 2), 2) == "1, 2"
+    assert listed(iter("abcde"), 2) == "a, b and 3 more"
+
+
+def test_adapters_are_counted_by_rank() -> None:
+    """The largest rank comes first."""
+    assert by_rank([8, 32, 8]) == "1×r32, 2×r8"
