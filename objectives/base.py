@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from packer import registry
 from packer.bin import Bin
-from packer.errors import IncompatibleError, ValidationError, shown
+from packer.errors import IncompatibleError
 from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.profile import Profile
 from packer.workload import Workload
@@ -126,12 +126,6 @@ class Objective:
     def attained(self, key: tuple[float, ...], bound: float) -> bool:
         """Whether no key can be smaller if none has a first entry below `bound`."""
         return len(key) == 1 and key[0] <= bound + 1e-9
-
-
-def check_stable(stable: bool) -> None:
-    """Raise unless the parameter `stable` is 0 or 1."""
-    if stable not in (0, 1):
-        raise ValidationError(f"Expected stable to be 0 or 1, got {shown(stable)}.")
 
 
 def load_objective(spec: str) -> Objective:

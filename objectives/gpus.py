@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packer import checks
-from packer.objectives.base import Objective, check_stable
+from packer.objectives.base import Objective
 
 
 @dataclass(frozen=True)
@@ -23,5 +23,5 @@ class Gpus(Objective):
     name = "gpus"
 
     def __post_init__(self) -> None:
-        check_stable(self.stable)
+        checks.choice("stable", self.stable, (0, 1))
         checks.integer("spare", self.spare, low=0, high=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from packer import checks
-from packer.objectives.base import Objective, check_stable
+from packer.objectives.base import Objective
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Slo(LatencyLimits):
     name = "slo"
 
     def __post_init__(self) -> None:
-        check_stable(self.stable)
+        checks.choice("stable", self.stable, (0, 1))
         super().__post_init__()
 
     @property

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
-from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
 from packer.evaluation import Evaluation
 from packer.predictors.api import load_predictor
@@ -71,14 +70,12 @@ def predict(
     `predictor`: a registered name, the path of a trained predictor, or an object.
     `max_loras`, `max_lora_rank`: the server's slots; without a rank, that of the largest adapter.
     `explain`: add which rules fired or which features mattered.
-    Raises `IncompatibleError`: the slots are too small for an adapter, or the predictor has nothing to explain.
+    Raises `ValidationError`: the slots are too small for an adapter; `IncompatibleError`: the predictor has nothing to
+    explain.
     """
-    largest = int(fleet.ranks.max())
-    slot_rank = max_lora_rank if max_lora_rank is not None else slot_rank_for(largest)
-    if largest > slot_rank:
-        raise IncompatibleError(f"--max-lora-rank {slot_rank} is smaller than the largest rank, {largest}.")
+    settings = profile.settings(max_loras, fleet.slot_rank(max_lora_rank))
     model = load_predictor(predictor, profile, seed=seed) if isinstance(predictor, str) else predictor
-    server = Bin(tuple(range(len(fleet))), profile.settings(max_loras, slot_rank), profile)
+    server = Bin(tuple(range(len(fleet))), settings, profile)
     figures = model.evaluate(fleet, [server])[0]
     learned = model.learned if isinstance(model, AutoPredictor) else model
     notes = (model.summary(),) if isinstance(model, AutoPredictor) else ()

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class PackerError(Exception):
@@ -114,3 +115,12 @@ def shown(value: object, limit: int = 80) -> str:
     """`repr` of a value for a message, cut to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+@contextmanager
+def located(path: str | os.PathLike[str], key: str | None = None) -> Iterator[None]:
+    """A rule that is broken in the block is an error of this file."""
+    try:
+        yield
+    except ValidationError as error:
+        raise FileFormatError(str(error), path=path, key=key) from None

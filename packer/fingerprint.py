@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -13,9 +13,6 @@ import numpy as np
 
 SCHEMA = 1
 """Version of the canonical form; raised when a field's default, or the meaning of a field, changes."""
-
-
-_NONE = object()
 
 
 def fingerprint(**parts: object) -> str:
@@ -38,7 +35,9 @@ def canonical(value: Any) -> Any:
         return float(value)
     if is_dataclass(value) and not isinstance(value, type):
         given = ((name, getattr(value, name), default) for name, default in _defaults(type(value)))
-        return {name: canonical(each) for name, each, default in given if default is _NONE or each != default}
+        return {
+            name: canonical(each) for name, each, default in given if default is MISSING or each != default
+        }
     if isinstance(value, Mapping):
         return {str(key): canonical(each) for key, each in value.items()}
     if isinstance(value, np.ndarray):
@@ -50,11 +49,8 @@ def canonical(value: Any) -> Any:
 
 @cache
 def _defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
-    """Fields of a dataclass with their defaults, `_NONE` where there is none."""
-    return tuple((item.name, _default(item)) for item in fields(kind))
-
-
-def _default(item: Field[Any]) -> object:
-    if item.default is not MISSING:
-        return item.default
-    return _NONE if item.default_factory is MISSING else item.default_factory()
+    """Fields of a dataclass with their defaults, `MISSING` where there is none."""
+    return tuple(
+        (item.name, item.default if item.default_factory is MISSING else item.default_factory())
+        for item in fields(kind)
+    )

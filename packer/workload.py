@@ -204,6 +204,17 @@ class Workload:
             for side, default in sides
         )
 
+    def slot_rank(self, given: int | None = None) -> int:
+        """Rank of slots that hold every adapter, one of vLLM's: the smallest, or that which is given.
+
+        Raises `ValidationError`: it is none of vLLM's, or too small.
+        """
+        largest = int(self.ranks.max())
+        rank = checks.slot_rank_for(largest) if given is None else checks.slot_rank("max_lora_rank", given)
+        if rank < largest:
+            raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {rank}.")
+        return rank
+
     def tuned_by(self, policy: str) -> Workload:
         """The same fleet, whose servers train by this policy: its own job, or one of the default kind."""
         return replace(self, fine_tuning=replace(self.fine_tuning or FineTuning(), policy=policy))

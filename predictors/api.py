@@ -7,7 +7,6 @@ from pathlib import Path
 
 from packer import checks, registry
 from packer.bin import Bin
-from packer.errors import IncompatibleError
 from packer.evaluation import Evaluation
 from packer.profile import Profile
 from packer.strategies import Predictor
@@ -75,20 +74,18 @@ def evaluate_server(
 
     Raises
     ------
-    IncompatibleError
-        An adapter's rank exceeds `max_lora_rank`.
-    UnknownNameError, ModelError, ValidationError
-        As from `load_predictor` and `Bin`.
+    ValidationError
+        An adapter's rank exceeds `max_lora_rank`, or another value is out of range.
+    UnknownNameError, ModelError
+        As from `load_predictor`.
     """
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the server", server, Profile, "packer.load_profile(NAME)")
-    largest = int(workload.ranks.max())
-    slot_rank = checks.slot_rank_for(largest) if max_lora_rank is None else max_lora_rank
-    if largest > slot_rank:
-        raise IncompatibleError(f"Expected max_lora_rank >= {largest}, the largest rank, got {slot_rank}.")
     if isinstance(predictor, str | os.PathLike):
         predictor = load_predictor(predictor, server, seed=seed)
-    item = Bin(tuple(range(len(workload))), server.settings(max_loras, slot_rank), server)
+    item = Bin(
+        tuple(range(len(workload))), server.settings(max_loras, workload.slot_rank(max_lora_rank)), server
+    )
     return predictor.evaluate(workload, [item])[0]
 
 

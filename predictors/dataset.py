@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.errors import FileFormatError, ValidationError
+from packer.errors import FileFormatError, ValidationError, located
 from packer.io.documents import parse_json
 from packer.io.files import read_bytes
 from packer.io.frames import pl
@@ -136,7 +136,7 @@ def dataset_of(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str]) ->
             f"expected rows 0 … {spec.rows - 1} once each, got {frame.height}: it was cut short or changed.",
             path=path,
         )
-    try:
+    with located(path):
         return Dataset(
             spec,
             frame.select(pl.col(name).cast(pl.Float64) for name in NAMES).to_numpy(),
@@ -144,8 +144,6 @@ def dataset_of(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str]) ->
             frame["family"].to_numpy().astype(np.str_),
             frame["group"].to_numpy().astype(np.str_),
         )
-    except ValidationError as error:
-        raise FileFormatError(str(error), path=path) from None
 
 
 def dataset_bytes(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str]) -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from packer.errors import OutputError
@@ -30,7 +32,7 @@ def draw_tree(model: Model, output: str, path: str | os.PathLike[str], *, force:
     from matplotlib.figure import Figure
 
     tree = trees_of(model)[output]
-    in_words = words_of(model, output)
+    in_words = partial(words_of, model, output)
     with rc_context({"svg.hashsalt": "packer", "font.size": 7}):
         figure = Figure((max(4.0, _LEAF_WIDTH * tree.leaves), _LEVEL_HEIGHT * (tree.depth + 1)))
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
@@ -43,7 +45,7 @@ def draw_tree(model: Model, output: str, path: str | os.PathLike[str], *, force:
             figure.savefig(temporary, format=suffix[1:], metadata=metadata)
 
 
-def _draw(axes: Any, node: Node, first_leaf: int, level: int, in_words: words_of) -> float:
+def _draw(axes: Any, node: Node, first_leaf: int, level: int, in_words: Callable[[float], str]) -> float:
     """Draw a node and all below it; returns its horizontal place."""
     if node.left is None or node.right is None:
         text = in_words(node.value).replace(" = ", " =\n").replace(" (", "\n(")

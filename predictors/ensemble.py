@@ -81,16 +81,13 @@ class Ensemble(NamedTuple):
         walk_rows(x, self, self.starts[output], self.starts[output + 1], out)
         return out
 
-    def tree(self, number: int) -> Node:
-        """One tree as nodes again; the values of inner nodes are not kept."""
-        return self._node(int(self.roots[number]))
-
-    def _node(self, at: int) -> Node:
+    def node(self, at: int) -> Node:
+        """The tree from one of its nodes on; the values of inner nodes are not kept."""
         if self.left[at] == at:
             return Node(float(self.threshold[at]))
         below = int(self.left[at])
         return Node(
-            0.0, int(self.feature[at]), float(self.threshold[at]), self._node(below), self._node(below + 1)
+            0.0, int(self.feature[at]), float(self.threshold[at]), self.node(below), self.node(below + 1)
         )
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from packer.errors import IncompatibleError
 from packer.predictors.ensemble import Ensemble, Node
 from packer.predictors.families import family_of
-from packer.predictors.features import FEATURES
+from packer.predictors.features import COLUMN, FEATURES
 from packer.predictors.store import Model
 from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS, probability
 
@@ -37,14 +37,13 @@ def trees_of(model: Model) -> dict[str, Node]:
         raise IncompatibleError(
             f"A predictor of the kind {model.kind!r} is not a single tree, so it has no rules; 'tree' has."
         )
-    numbers = {name: int(ensemble.starts[k]) for k, name in enumerate(OUTPUTS)}
-    return {name: ensemble.tree(number) for name, number in numbers.items()}
+    return {name: ensemble.node(int(ensemble.roots[ensemble.starts[k]])) for k, name in enumerate(OUTPUTS)}
 
 
 def rules_of(model: Model, output: str) -> list[Rule]:
     """Every rule of one output (see `OUTPUTS`), from left to right."""
-    in_words = words_of(model, output)
-    return [Rule(_conditions(path), in_words(leaf.value)) for path, leaf in _paths(trees_of(model)[output])]
+    leaves = _paths(trees_of(model)[output])
+    return [Rule(_conditions(path), words_of(model, output, leaf.value)) for path, leaf in leaves]
 
 
 def fired(model: Model, output: str, features: npt.NDArray[np.float64]) -> Rule:
@@ -55,29 +54,20 @@ def fired(model: Model, output: str, features: npt.NDArray[np.float64]) -> Rule:
         up = bool(x[node.feature] > np.float32(node.threshold))
         path.append((node.feature, node.threshold, up))
         node = node.right if up else node.left
-    return Rule(_conditions(path), words_of(model, output)(node.value))
+    return Rule(_conditions(path), words_of(model, output, node.value))
 
 
-class words_of:  # noqa: N801  (a function with a memory)
-    """What the value of a leaf means, in words."""
-
-    def __init__(self, model: Model, output: str) -> None:
-        self.output = output
-        self.slope, self.offset = model.header["calibration"]
-        self.base = {target.name: target.base for target in TARGETS}.get(output)
-
-    def __call__(self, value: float) -> str:
-        """In words, with units."""
-        if self.output == STARVED:
-            chance = probability(np.array([value]), self.slope, self.offset)[0]
-            result = "starves" if chance >= 0.5 else "does not starve"
-            return f"{result} (probability {chance:.0%})"
-        if self.output == STABLE:
-            return "the queue does not grow" if value > 0 else "the queue grows"
-        base = next(feature for feature in FEATURES if feature.name == self.base)
-        factor = math.exp(value)
-        name = self.output.removesuffix("_ms").replace("_", " ")
-        return f"{name} = {factor:.3g} × {base.text}"
+def words_of(model: Model, output: str, value: float) -> str:
+    """What the value of a leaf means, in words, with units."""
+    if output == STARVED:
+        chance = probability(np.array([value]), *model.header["calibration"])[0]
+        result = "starves" if chance >= 0.5 else "does not starve"
+        return f"{result} (probability {chance:.0%})"
+    if output == STABLE:
+        return "the queue does not grow" if value > 0 else "the queue grows"
+    base = next(target.base for target in TARGETS if target.name == output)
+    name = output.removesuffix("_ms").replace("_", " ")
+    return f"{name} = {math.exp(value):.3g} × {FEATURES[COLUMN[base]].text}"
 
 
 def _paths(

@@ -213,7 +213,7 @@ def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
     for k in range(1, HARDENING_STEPS + 1):
         if problem.out_of_time():
             break
-        raised = problem.evaluator.with_margin(margin + k * HARDENING_STEP)
+        raised = problem.evaluator.changed(margin=margin + k * HARDENING_STEP)
         plan = _planned(replace(problem, evaluator=raised), search)
         if plan.status is Status.INFEASIBLE:
             break

@@ -80,12 +80,9 @@ def is_whole(problem: Problem) -> bool:
 def supports(problem: Problem, solver: Solver) -> str | None:
     """Why a solver can't take the problem, in parts and with each kind of server alone; None if it can."""
     for part in parts(problem):
-        reasons = [
-            why
-            for each in _kinds(part.problem, solver)
-            if (why := _searching(problem, each, solver).supports(each)) is not None
-        ]
-        if len(reasons) == len(_kinds(part.problem, solver)):
+        kinds = _kinds(part.problem, solver)
+        reasons = [_searching(problem, each, solver).supports(each) for each in kinds]
+        if None not in reasons:
             return reasons[0]
     return None
 
@@ -128,7 +125,9 @@ def merged(problem: Problem, found: Sequence[Part], solutions: Sequence[Solution
     if problem.old_bins:  # servers keep their numbers, new ones come at the end
         order.sort(key=lambda k: (len(problem.old_bins) if (old := servers[k]) is None else old, k))
     continues = any(one.moves is not None for one in solutions)
-    bound = _bound(problem, solutions)
+    bounds = [one.lower_bound for one in solutions if one.lower_bound is not None]
+    additive = problem.objective.minimises in ("gpus", "price") and len(bounds) == len(solutions)
+    bound = sum(bounds) if additive else None
     return Solution(
         tuple(bins[k] for k in order),
         tuple(sorted(unplaced)),
@@ -139,12 +138,6 @@ def merged(problem: Problem, found: Sequence[Part], solutions: Sequence[Solution
         proven=bound is not None and all(one.proven for one in solutions),
         moves=Moves(tuple(sorted(moved)), tuple(servers[k] for k in order)) if continues else None,
     )
-
-
-def _bound(problem: Problem, solutions: Sequence[Solution]) -> float | None:
-    bounds = [one.lower_bound for one in solutions if one.lower_bound is not None]
-    additive = problem.objective.minimises in ("gpus", "price")
-    return sum(bounds) if additive and len(bounds) == len(solutions) else None
 
 
 def _details(found: Sequence[Part], solutions: Sequence[Solution]) -> dict[str, object]:
@@ -176,16 +169,14 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
         problem = replace(problem, objective=Gpus())
     options = []
     for each in _kinds(problem, solver):
-        if search.supports(each) is None:
-            tensor = 1 if len(each.profiles) > 1 else each.profile.engine.tensor_parallel_size
-            fixed = problem.objective.fixed_gpus and each.max_gpus is not None
-            if fixed and (each.max_gpus or 0) < tensor:
-                continue
-            servers = (each.max_gpus or 0) // tensor if fixed else each.max_gpus
-            one = search.solve(replace(each, max_gpus=servers))
+        tensor = 1 if len(each.profiles) > 1 else each.profile.engine.tensor_parallel_size
+        if problem.objective.fixed_gpus and each.max_gpus is not None:
+            each = replace(each, max_gpus=each.max_gpus // tensor)
+        if search.supports(each) is None and each.max_gpus != 0:
+            one = search.solve(each)
             if one.lower_bound is not None and problem.objective.minimises == "gpus":
                 one = replace(one, lower_bound=one.lower_bound * tensor)
-            options.append(within_limit(replace(each, max_gpus=servers), one))
+            options.append(within_limit(each, one))
     if not options:
         raise IncompatibleError(
             f"The solver {solver.name!r} can't take {problem.max_gpus} GPUs for servers on more of them each."

@@ -215,7 +215,7 @@ def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
         chosen = workload.adapters[int(members[shortest])]
         own: Lengths = getattr(chosen, name) or getattr(workload, name)
         if not optimistic and not np.all(mean_tokens == mean_tokens[0]):
-            own = _scaled(own, float(np.average(mean_tokens, weights=rates)) / float(mean_tokens[0]))
+            own = own.scaled(own.mean * float(np.average(mean_tokens, weights=rates)) / float(mean_tokens[0]))
         lengths.append(own)
     rate = float(rates.min() if optimistic else rates.mean())
     return replace(first, rate=rate, input_tokens=lengths[0], output_tokens=lengths[1])
@@ -228,12 +228,6 @@ def _one_shape(workload: Workload, members: IntArray) -> bool:
         own = (adapter.input_tokens or workload.input_tokens, adapter.output_tokens or workload.output_tokens)
         shapes.add(tuple((each.kind, each.cv, each.low, each.high, each.values) for each in own))
     return len(shapes) == 1
-
-
-def _scaled(lengths: Lengths, factor: float) -> Lengths:
-    """Lengths of the same spread, every one times a factor."""
-    values = tuple(value * factor for value in lengths.values)
-    return replace(lengths, mean=lengths.mean * factor, values=values)
 
 
 def zigzag(n: int) -> IntArray:

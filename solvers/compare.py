@@ -93,19 +93,12 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """A flat row."""
-        row: dict[str, Any] = {
-            "adapters": self.adapters,
-            "objective": self.objective,
-            "solver": self.solver,
-            "predictor": self.predictor,
-            "outcome": self.outcome,
-        }
+        names = ("adapters", "objective", "solver", "predictor", "outcome")
+        row: dict[str, Any] = {name: getattr(self, name) for name in names}
         plan = self.plan
         row["gpus"] = plan.n_gpus if plan else None
         row["status"] = plan.status.value if plan else "failed" if self.failed else "refused"
-        row["lower_bound"] = plan.lower_bound if plan else None
-        row["gap"] = plan.gap if plan else None
-        row["runtime_s"] = plan.runtime_s if plan else None
+        row |= {name: getattr(plan, name, None) for name in ("lower_bound", "gap", "runtime_s")}
         for name, figures in (("predicted", self.predicted), ("reference", self.reference)):
             for key in ("total_token_throughput", "mean_ttft_ms", "mean_itl_ms", "starved", "memory_errors"):
                 row[f"{name}_{key}"] = getattr(figures, key) if figures else None

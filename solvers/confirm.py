@@ -76,7 +76,7 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
             holding += [sure] if admits(problem, sure) else []
         fewest = min((len(each.bins) for each in holding), default=sys.maxsize)
         raised = _raised(raised, lacking(found.bins, evaluations, refused))
-        posed = replace(problem, evaluator=evaluator.hardened(raised))
+        posed = replace(problem, evaluator=evaluator.changed(raised=raised))
         again = None if fewest <= len(found.bins) else repeated(posed, search_raised=max(raised.values()))
         if again is None or len(again.bins) >= fewest:
             break

@@ -49,7 +49,7 @@ class Evaluator:
 
     `evaluate` is for searches. Of the predictor "auto" it uses the trained trees, which may err: `report` evaluates the
     bins that were found with the whole predictor, where the objective has limits with the twin alone; `sure` and
-    `hardened` make a search careful whose bins it refuses.
+    `raised` make a search careful whose bins it refuses.
 
     `predictors`: one for all bins, or one for each profile.
     `objective`: gives the scenarios; None: the fleet as it is.
@@ -124,9 +124,13 @@ class Evaluator:
 
     def of(self, objective: Objective) -> Evaluator:
         """The same evaluator, and what it has stored, at the loads of another objective."""
-        return self._changed(objective=objective, scenarios=Memo(objective.scenarios))
+        return self.changed(objective=objective, scenarios=Memo(objective.scenarios))
 
-    def _changed(self, **changes: object) -> Evaluator:
+    def changed(self, **changes: object) -> Evaluator:
+        """The same evaluator, and what it has stored, with other attributes.
+
+        `confirms` False: the predictor of the search is the whole one, for repairs of its own bins.
+        """
         other = copy(self)
         vars(other).update(changes)
         return other
@@ -140,14 +144,6 @@ class Evaluator:
             for k, each in self._given.items()
         }
 
-    def with_margin(self, margin: float) -> Evaluator:
-        """The same evaluator, and what it has stored, at another margin."""
-        return self._changed(margin=margin)
-
-    def hardened(self, raised: Mapping[Profile, float]) -> Evaluator:
-        """The same evaluator, whose searches raise the rates of servers of these profiles beyond the margin."""
-        return self._changed(raised=raised)
-
     def sure(self) -> Evaluator:
         """The same evaluator, whose searches take no bin that the whole predictor would simulate to be sure."""
         if not self.confirms:
@@ -156,15 +152,11 @@ class Evaluator:
             k: each.for_search(sure=True) if isinstance(each, AutoPredictor) else self.searching[k]
             for k, each in self._given.items()
         }
-        return self._changed(searching=sure)
-
-    def unconfirmed(self) -> Evaluator:
-        """The same evaluator, for which the predictor of the search is the whole one: for repairs of its own bins."""
-        return self._changed(confirms=False)
+        return self.changed(searching=sure)
 
     def whole(self) -> Evaluator:
         """The same evaluator, whose searches use the whole predictor."""
-        return self._changed(searching=self._whole, fast=False, confirms=False)
+        return self.changed(searching=self._whole, fast=False, confirms=False)
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures for a search, at the rates raised by the margin; one row per bin, in order."""
@@ -225,13 +217,12 @@ def _of_profiles(
     if first in predictors and all(item.profile is first for item in bins):
         return predictors[first].evaluate(workload, bins, factors)
     scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
-    rows: list[Evaluation | None] = [None] * len(bins)
+    rows: dict[int, Evaluation] = {}
     for profile in dict.fromkeys(item.profile for item in bins):
         mine = [k for k, item in enumerate(bins) if item.profile == profile]
         found = predictors[profile].evaluate(workload, [bins[k] for k in mine], scale[mine])
-        for k, row in zip(mine, found, strict=True):
-            rows[k] = row
-    return Evaluations.of([row for row in rows if row is not None])
+        rows |= zip(mine, found, strict=True)
+    return Evaluations.of([rows[k] for k in range(len(bins))])
 
 
 def _scaling(predictor: Predictor) -> _Scaling:
@@ -240,13 +231,12 @@ def _scaling(predictor: Predictor) -> _Scaling:
         return predictor
 
     def evaluate(workload: Workload, bins: Sequence[Bin], factors: FloatArray) -> Evaluations:
-        rows: list[Evaluation | None] = [None] * len(bins)
+        rows: dict[int, Evaluation] = {}
         for factor in np.unique(factors).tolist():
             mine = np.flatnonzero(factors == factor).tolist()
             fleet = workload if factor == 1.0 else workload.scaled(factor)
-            for k, row in zip(mine, predictor.evaluate(fleet, [bins[k] for k in mine]), strict=True):
-                rows[k] = row
-        return Evaluations.of([row for row in rows if row is not None])
+            rows |= zip(mine, predictor.evaluate(fleet, [bins[k] for k in mine]), strict=True)
+        return Evaluations.of([rows[k] for k in range(len(bins))])
 
     return ContentCache(evaluate)
 

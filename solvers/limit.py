@@ -54,20 +54,19 @@ def _heaviest(problem: Problem, bins: Sequence[Bin]) -> list[int]:
 
 
 def without(workload: Workload, bins: Sequence[Bin], gone: Container[int]) -> tuple[Bin, ...]:
-    """The bins without these adapters; those that hold no other are left out."""
-    stripped = (_stripped(workload, bin_, gone) for bin_ in bins)
-    return tuple(bin_ for bin_ in stripped if bin_ is not None)
+    """The bins without these adapters; those that hold no other are left out.
 
-
-def _stripped(workload: Workload, bin_: Bin, gone: Container[int]) -> Bin | None:
-    """The bin without these adapters, None if nothing is left; its slots are no more and no larger than needed.
-
-    Slots beyond the adapters stay if there were such before: they were chosen.
+    Their slots are no more and no larger than needed; slots beyond the adapters stay if there were such before: they
+    were chosen.
     """
-    left = bin_.renumbered({i: i for i in bin_.adapters if i not in gone})
-    if left is None or left == bin_:
-        return left
-    spare = bin_.max_loras > len(bin_.adapters)
-    slots = bin_.max_loras if spare else min(bin_.max_loras, len(left.adapters))
-    rank = slot_rank_for(int(workload.ranks[list(left.adapters)].max()))
-    return replace(left, settings=bin_.profile.settings(slots, rank))
+    kept = []
+    for bin_ in bins:
+        left = bin_.renumbered({i: i for i in bin_.adapters if i not in gone})
+        if left is not None and left != bin_:
+            slots = left.max_loras
+            if slots <= len(bin_.adapters):
+                slots = min(slots, len(left.adapters))
+            rank = slot_rank_for(int(workload.ranks[list(left.adapters)].max()))
+            left = replace(left, settings=left.profile.settings(slots, rank))
+        kept += [left] if left is not None else []
+    return tuple(kept)

@@ -6,7 +6,7 @@ It shares nothing with the solvers but the evaluator: it reads the bins and has 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ from packer.twin.memory.policy import memory_error
 from packer.twin.stability import stability
 from packer.workload import Workload
 
-_SHARE_TOLERANCE = 1e-6
 FRESH_SEED = 1_000_003
 """Added to the plan's seed for the twin's confirmation, far from the seeds that any predictor uses."""
 
@@ -85,11 +84,11 @@ def twin_failures(
     if objective is not None:
         if objective.stable:
             for k in sorted({*range(len(bins))} - failed.keys()):
-                growth_req_h = _growth_req_h(workload, bins[k], seed + FRESH_SEED)
-                if growth_req_h is not None:
-                    failed[k] = _breaks(
-                        k, objective, f"its queue grows by {growth_req_h:,.0f} requests an hour"
-                    )
+                server, started = bins[k].workload(workload), asdict(bins[k].settings)
+                queue = stability(server, bins[k].profile, seed=seed + FRESH_SEED, **started)
+                if not queue.stable:
+                    more = f"its queue grows by {3600.0 * max(0.0, queue.growth_req_s):,.0f} requests an hour"
+                    failed[k] = _breaks(k, objective, more)
         for scenario in twin.scenarios(workload):
             rows = twin.scaled(scenario.workload, bins, scenario.factor)
             for k in np.flatnonzero(~rows.feasible).tolist():
@@ -101,13 +100,6 @@ def twin_failures(
                 k, _breaks(k, objective, _exceeded(objective, whole[k]) or "it is not admissible")
             )
     return dict(sorted(failed.items()))
-
-
-def _growth_req_h(workload: Workload, bin_: Bin, seed: int) -> float | None:
-    """Requests per hour by which the queue of a server grows, None if it is stable."""
-    slots = {"max_loras": bin_.max_loras, "max_lora_rank": bin_.max_lora_rank}
-    found = stability(bin_.workload(workload), bin_.profile, seed=seed, **slots)
-    return None if found.stable else 3600.0 * max(0.0, found.growth_req_s)
 
 
 def confirmed(problem: Problem, bins: Sequence[Bin]) -> bool:

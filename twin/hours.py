@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -145,13 +145,7 @@ class Hours:
 
 
 def _run(item: Bin, fleet: Workload, seed: int) -> Simulation:
-    return simulate(
-        item.workload(fleet),
-        item.profile,
-        max_loras=item.max_loras,
-        max_lora_rank=item.max_lora_rank,
-        seed=seed,
-    )
+    return simulate(item.workload(fleet), item.profile, **asdict(item.settings), seed=seed)
 
 
 def of_hours(known: Evaluations, found: Sequence[ServerHour]) -> Evaluations:

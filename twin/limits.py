@@ -141,22 +141,18 @@ def _more_slots(sim: Simulation) -> str:
     slots = min(len(sim.workload), math.ceil(GROWTH * sim.max_loras))
     if slots <= sim.max_loras:
         return "fewer adapters per GPU"
-    settings = sim.profile.settings(slots, sim.max_lora_rank)
-    fits = memory_error(sim.profile, settings) is None
-    parts = [f"max_loras {slots}"] if fits else []
-    moving = _smaller_slots(sim)
-    return " or ".join([*parts, *([moving] if moving else [])]) or "fewer adapters per GPU"
+    fits = memory_error(sim.profile, sim.profile.settings(slots, sim.max_lora_rank)) is None
+    parts = f"max_loras {slots}" if fits else "", _smaller_slots(sim)
+    return " or ".join(filter(None, parts)) or "fewer adapters per GPU"
 
 
 def _more_cache(sim: Simulation) -> str:
     """Slots without use, or adapters of large ranks, that take memory from the KV cache."""
-    peak = min(sim.max_loras, len(sim.workload))
-    parts = []
+    fewer, peak = "", len(sim.workload)
     if peak < sim.max_loras:
         gained = kv_cache_tokens(sim.profile, sim.profile.settings(peak, sim.max_lora_rank))
-        parts.append(f"max_loras {peak} gives {gained:,} tokens")
-    moving = _smaller_slots(sim)
-    return " or ".join([*parts, *([moving] if moving else [])]) or "fewer requests per GPU"
+        fewer = f"max_loras {peak} gives {gained:,} tokens"
+    return " or ".join(filter(None, (fewer, _smaller_slots(sim)))) or "fewer requests per GPU"
 
 
 def _smaller_slots(sim: Simulation) -> str:

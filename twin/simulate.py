@@ -73,11 +73,7 @@ def simulate(
         raise ValidationError(
             f"Expected adapters of one base model for one server, got {', '.join(workload.models)}: take those of one."
         )
-    largest = int(workload.ranks.max())
-    slot_rank = checks.slot_rank_for(largest) if max_lora_rank is None else max_lora_rank
-    settings = profile.settings(max_loras, slot_rank)
-    if largest > slot_rank:
-        raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {slot_rank}.")
+    settings = profile.settings(max_loras, workload.slot_rank(max_lora_rank))
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
     if scrape_interval_s is not None:

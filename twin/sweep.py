@@ -78,11 +78,7 @@ class Sweep:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        largest = int(self.workload.ranks.max())
-        rank = checks.slot_rank_for(largest) if self.max_lora_rank is None else self.max_lora_rank
-        if checks.slot_rank("max_lora_rank", rank) < largest:
-            raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {rank}.")
-        object.__setattr__(self, "max_lora_rank", rank)
+        object.__setattr__(self, "max_lora_rank", self.workload.slot_rank(self.max_lora_rank))
 
     @property
     def fingerprint(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -130,8 +130,7 @@ def evaluate_until_clear(
         return simulate(
             workload,
             profile,
-            max_loras=settings.max_loras,
-            max_lora_rank=settings.max_lora_rank,
+            **asdict(settings),
             duration_s=duration_s,
             seed=run_seed,
             max_outstanding=max_outstanding,

@@ -103,11 +103,6 @@ class Server:
     modules: tuple[Module, ...]
 
     @property
-    def gpus(self) -> int:
-        """GPUs of this server: its tensor-parallel size."""
-        return self.bin.profile.engine.tensor_parallel_size
-
-    @property
     def max_cpu_loras(self) -> int:
         """Adapters that host memory holds; the engine requires at least `max_loras`."""
         limit = self.bin.profile.engine.max_cpu_loras
@@ -243,8 +238,8 @@ def on_one_host(all_servers: tuple[Server, ...], options: Options) -> Iterator[t
     """Each server with its port and its GPUs on a host that all of them share."""
     first = 0
     for server in all_servers:
-        yield server, host_port(server.index, options), [str(first + k) for k in range(server.gpus)]
-        first += server.gpus
+        yield server, host_port(server.index, options), [str(first + k) for k in range(server.bin.gpus)]
+        first += server.bin.gpus
 
 
 def _address(index: int, options: Options) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from packer.bin import Bin
-from packer.errors import FileFormatError, ValidationError
+from packer.errors import FileFormatError, located
 from packer.evaluation import FIGURES, FLAGS, AdapterFigures, Evaluation, Evaluations
 from packer.io.documents import jsonable, parse_json
 from packer.io.files import read_text, write_text
@@ -175,10 +175,8 @@ def plan_from_dict(data: Any, path: str | os.PathLike[str], *, changed: bool = F
     number = {name: i for i, name in enumerate(workload.names)}
     bins = tuple(_bin(k, gpu, number, profiles, path) for k, gpu in enumerate(file.gpus))
     unplaced = _numbers(file.unplaced, number, "unplaced", path)
-    try:
+    with located(path, "gpus"):
         check_placement(workload, bins, unplaced)
-    except ValidationError as error:
-        raise FileFormatError(str(error), path=path, key="gpus") from None
     rooms = [gpu.room or {} for gpu in file.gpus]
     moves = None
     if file.moves is not None:
@@ -224,11 +222,9 @@ def _bin(
         raise FileFormatError(f"there is no profile {gpu.profile!r}.", path=path, key=f"gpus.{k}.profile")
     adapters = _numbers(gpu.adapters, number, f"gpus.{k}.adapters", path)
     profile = profiles[gpu.profile]
-    try:
+    with located(path, f"gpus.{k}"):
         settings = profile.settings(gpu.max_loras, gpu.max_lora_rank)
         return Bin(adapters, settings, profile, tuple(gpu.shares))
-    except ValidationError as error:
-        raise FileFormatError(str(error), path=path, key=f"gpus.{k}") from None
 
 
 def _evaluation(k: int, gpu: GpuTable, path: str | os.PathLike[str], changed: bool) -> Evaluation:

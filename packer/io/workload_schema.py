@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -13,7 +11,7 @@ from pydantic import AliasChoices, Field
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
-from packer.errors import FileFormatError, ValidationError
+from packer.errors import ValidationError, located
 from packer.io.schema import Table, parse
 from packer.job import FineTuning
 from packer.lengths import Lengths
@@ -157,24 +155,24 @@ class WorkloadFile(Table):
 def workload_from_dict(data: Any, path: str | os.PathLike[str], *, name: str = "workload") -> Workload:
     """The workload in nested dicts, or in a bare list of adapters; `path` is named in errors."""
     file = parse(WorkloadFile, {"adapters": data} if isinstance(data, list) else data, path)
-    with _at(path, "input_tokens"):
+    with located(path, "input_tokens"):
         inputs = _lengths(file.input_tokens, SHAREGPT_INPUT) or SHAREGPT_INPUT
-    with _at(path, "output_tokens"):
+    with located(path, "output_tokens"):
         outputs = _lengths(file.output_tokens, SHAREGPT_OUTPUT) or SHAREGPT_OUTPUT
-    with _at(path, "arrivals"):
+    with located(path, "arrivals"):
         arrivals = file.arrivals.arrivals()
     adapters = []
     for k, row in enumerate(file.adapters):
-        with _at(path, f"adapters.{k}"):
+        with located(path, f"adapters.{k}"):
             own_inputs, own_outputs = _lengths(row.input_tokens, inputs), _lengths(row.output_tokens, outputs)
             adapters.append(
                 Adapter(row.name, row.rank, row.rate, own_inputs, own_outputs, row.model, row.slo_class)
             )
-    with _at(path, "slo"):
+    with located(path, "slo"):
         slo = file.slo.slo()
-    with _at(path, "fine_tuning"):
+    with located(path, "fine_tuning"):
         job = None if file.fine_tuning is None else file.fine_tuning.job()
-    with _at(path, None):
+    with located(path):
         correlation, name = file.length_correlation, file.name or name
         return Workload(adapters, inputs, outputs, correlation, arrivals, name, slo, job)
 
@@ -268,11 +266,3 @@ def _int64(values: list[int]) -> np.typing.NDArray[np.int64]:
         return np.array(values, dtype=np.int64)
     except OverflowError:
         raise ValidationError("Expected the whole numbers of a trace to be below 2**63.") from None
-
-
-@contextmanager
-def _at(path: str | os.PathLike[str], key: str | None) -> Iterator[None]:
-    try:
-        yield
-    except ValidationError as error:
-        raise FileFormatError(str(error), path=path, key=key) from None

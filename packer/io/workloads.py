@@ -9,7 +9,7 @@ from typing import Any
 
 from packer.adapter import MAX_RANK, Adapter
 from packer.arrival import Arrivals, Bursts
-from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
+from packer.errors import FileFormatError, IncompatibleError, ValidationError, located, shown
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.frames import pl
@@ -83,11 +83,9 @@ def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: 
     shared = {column: value for column, (value, _) in known.items()}
     correlation = shared.get("length_correlation", SHAREGPT_CORRELATION)
     bursts: dict[str, Any] = {"common": shared.get("bursts"), "own": shared.get("own_bursts")}
-    try:
+    with located(path):
         arrivals = Arrivals("bursty", **bursts) if any(bursts.values()) else Arrivals()
         return Workload(adapters, length_correlation=correlation, arrivals=arrivals, name=name)
-    except ValidationError as error:
-        raise FileFormatError(str(error), path=path) from None
 
 
 def _read_shared(row: Row, known: dict[str, tuple[Any, int]]) -> None:
@@ -269,7 +267,5 @@ def _replayed_trace(content: str | pl.DataFrame, path: str | os.PathLike[str], n
             f"packer workload from-trace {path} --rank 16 -o workload.csv",
             path=path,
         )
-    try:
+    with located(path):
         return measure_workload(trace, replay=True, name=name)
-    except ValidationError as error:
-        raise FileFormatError(str(error), path=path) from None

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import MAX_RANK
-from packer.errors import FileFormatError, ValidationError, shown
+from packer.errors import FileFormatError, located, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.io.frames import pl
@@ -59,10 +59,8 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str]) -> Trace
         kind, columns = _read_jsonl(content, path)
     else:
         kind, columns = _read_csv(content, path)
-    try:
+    with located(path):
         return trace_of_rows(**columns, source=kind.name)
-    except ValidationError as error:
-        raise FileFormatError(str(error), path=path) from None
 
 
 def _read_csv(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, dict[str, Any]]:

@@ -49,7 +49,7 @@ def realise(problem: Problem, classes: Classes, patterns: Sequence[IntArray]) ->
         slots.make(each, min(usual, len(each))) if item is None else item
         for item, each in zip(found, sets, strict=True)
     ]
-    searching = replace(problem, evaluator=problem.evaluator.unconfirmed())
+    searching = replace(problem, evaluator=problem.evaluator.changed(confirms=False))
     return relieved(searching, bins, refused) if refused else tuple(bins)
 
 

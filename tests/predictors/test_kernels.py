@@ -56,7 +56,7 @@ def test_flattening_keeps_the_tree(grown: tuple[list[list[Node]], Ensemble, np.n
     """A flattened tree can be read back node by node."""
     outputs, ensemble, _ = grown
     for number, tree in enumerate([tree for trees in outputs for tree in trees]):
-        assert ensemble.tree(number) == tree
+        assert ensemble.node(int(ensemble.roots[number])) == tree
 
 
 def test_sklearn_trees_keep_their_answers() -> None:

@@ -114,7 +114,7 @@ def test_a_margin_can_be_raised_without_new_predictors() -> None:
     """A raised evaluator shares what was stored, and the first keeps its own margin."""
     twin = TwinPredictor(workers=1)
     first = Evaluator(twin)
-    raised = first.with_margin(0.5)
+    raised = first.changed(margin=0.5)
     bins = [Bin((0, 1), Slots(2, 8), load_profile("h100-64gb/llama-3.1-8b-instruct"))]
     first.evaluate(FLEET, bins)
     raised.evaluate(FLEET, bins)

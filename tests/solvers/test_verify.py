@@ -131,5 +131,5 @@ def test_an_objective_can_demand_queues_that_do_not_grow(toy_profile: Profile) -
 @pytest.mark.parametrize("spec", ["gpus:stable=2", "slo:mean_ttft_ms=500,stable=yes"])
 def test_stable_is_0_or_1(spec: str) -> None:
     """Any other value is refused with the rule."""
-    with pytest.raises(ValidationError, match="0 or 1"):
+    with pytest.raises(ValidationError, match="stable to be one of 0, 1"):
         load_objective(spec)

@@ -10,7 +10,6 @@ from functools import cached_property
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
-from packer import checks
 from packer.cluster import Cluster, ServerKind
 from packer.engines import Engine, Jobs, LightLlm, Vllm, engine_of
 from packer.errors import IncompatibleError
@@ -150,8 +149,7 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
         profile = replace(
             profile, loading=LoadingSpec(spares_batch=profile.loading.spares_batch)
         )  # loads take no time
-    rank = kind.max_lora_rank or checks.slot_rank_for(int(workload.ranks.max()))
-    settings = profile.settings(kind.max_loras, rank)
+    settings = profile.settings(kind.max_loras, kind.max_lora_rank or workload.slot_rank())
     tokens = kv_cache_tokens(profile, settings) - kv_tokens_of(workload.fine_tuning, profile)
     server = Server(workload, profile, settings, tokens, None)
     return Setup(server, engine, policy, loading, np.arange(len(workload)))

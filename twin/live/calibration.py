@@ -175,11 +175,9 @@ def calibrate_url(
             f"{url} serves {len(served)} models: expected the base model and at least one adapter."
         )
     launch = Launch(known.name, "", "{name}", known.engine, known.model, known.gpu, step_log=False)
-    adapters = [Adapter(name, settings.max_lora_rank, 1.0) for name in served[1:]]
-    tasks = (
-        *_bursts(launch, adapters, settings.max_loras, settings.max_lora_rank),
-        *_mixes(launch, adapters, seed),
-    )
+    loras, rank = settings.max_loras, settings.max_lora_rank
+    adapters = [Adapter(name, rank, 1.0) for name in served[1:]]
+    tasks = (*_bursts(launch, adapters, loras, rank), *_mixes(launch, adapters, seed))
     session = Session("url", ServerOptions((), settings), tasks)
     endpoint = Endpoint(url, base=served[0])
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress, endpoint=endpoint)

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -255,8 +255,7 @@ def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Run:
     simulation = simulate(
         outcome.task.replayed(launch.engine.max_model_len),
         bin_.profile,
-        max_loras=bin_.max_loras,
-        max_lora_rank=bin_.max_lora_rank,
+        **asdict(bin_.settings),
         duration_s=duration_s,
         timeline_bin_s=max(1.0, duration_s / 60.0),
     )
