@@ -76,5 +76,5 @@ def engine_of(spec: str) -> Engine:
     Raises `UnknownNameError`: there is no such engine; `ValidationError`: it has no such parameter, or the value
     breaks a rule.
     """
-    engine: Engine = registry.from_table("engine", spec, ENGINES)
+    engine: Engine = registry.make("engine", spec, ENGINES)
     return engine

@@ -73,21 +73,18 @@ def load(kind: str, name: str) -> Any:
         raise PluginError(what) from error
 
 
-def make(kind: str, spec: str) -> Any:
+def make(kind: str, spec: str, classes: Mapping[str, Any] | None = None) -> Any:
     """The strategy that a text names: "gpus", or with parameters "slo:mean_ttft_ms=500,p99_itl_ms=60".
 
-    Parameters are the fields of its dataclass.
+    Parameters are the fields of its dataclass. `classes`: by name, in place of what is registered for the kind.
 
     Raises `UnknownNameError`: nothing of that kind has that name; `ValidationError`: it has no such parameter, or the
     value breaks a rule.
     """
-    name, _, _ = spec.partition(":")
-    return from_spec(kind, spec, load(kind, name))
-
-
-def from_spec(kind: str, spec: str, made: Any) -> Any:
-    """What `make` does, with the class (or factory) `made` for the name; `kind` is for messages."""
     name, colon, text = spec.partition(":")
+    if classes is not None and name not in classes:
+        raise UnknownNameError(kind, name, classes)
+    made = load(kind, name) if classes is None else classes[name]
     known = {item.name for item in fields(made) if item.init} if is_dataclass(made) else set()
     given: dict[str, Any] = {}
     for part in text.split(",") if colon else ():
@@ -99,18 +96,6 @@ def from_spec(kind: str, spec: str, made: Any) -> Any:
             raise ValidationError(f"The {kind} {name!r} has no parameter {shown(key)}; it has: {listed}.")
         given[key] = _value(value)
     return made(**given)
-
-
-def from_table(kind: str, spec: str, known: Mapping[str, Any]) -> Any:
-    """What `from_spec` makes of the class that `known` has for the name in `spec`.
-
-    Raises `UnknownNameError`: `known` has no such name; `ValidationError`: the class has no such parameter, or a
-    value breaks a rule.
-    """
-    name = spec.partition(":")[0]
-    if name not in known:
-        raise UnknownNameError(kind, name, known)
-    return from_spec(kind, spec, known[name])
 
 
 def _value(text: str) -> int | float | str:

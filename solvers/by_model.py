@@ -171,8 +171,10 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
     for each in _kinds(problem, solver):
         tensor = 1 if len(each.profiles) > 1 else each.profile.engine.tensor_parallel_size
         if problem.objective.fixed_gpus and each.max_gpus is not None:
+            if each.max_gpus < tensor:
+                continue
             each = replace(each, max_gpus=each.max_gpus // tensor)
-        if search.supports(each) is None and each.max_gpus != 0:
+        if search.supports(each) is None:
             one = search.solve(each)
             if one.lower_bound is not None and problem.objective.minimises == "gpus":
                 one = replace(one, lower_bound=one.lower_bound * tensor)

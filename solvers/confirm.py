@@ -75,7 +75,8 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
             sure = careful()
             holding += [sure] if admits(problem, sure) else []
         fewest = min((len(each.bins) for each in holding), default=sys.maxsize)
-        raised = _raised(raised, lacking(found.bins, evaluations, refused))
+        less = lacking(found.bins, evaluations, refused)
+        raised = {k: (1.0 + raised.get(k, 0.0)) * (1.0 + less.get(k, 0.0)) - 1.0 for k in {**raised, **less}}
         posed = replace(problem, evaluator=evaluator.changed(raised=raised))
         again = None if fewest <= len(found.bins) else repeated(posed, search_raised=max(raised.values()))
         if again is None or len(again.bins) >= fewest:
@@ -88,10 +89,6 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
     late = problem.out_of_time()  # bins are evaluated all the same, for the plan's figures
     last = careful() if late else solve(replace(problem, evaluator=evaluator.whole()))
     return found if late and not admits(problem, last) else last
-
-
-def _raised(raised: Mapping[Profile, float], shares: Mapping[Profile, float]) -> dict[Profile, float]:
-    return {k: (1.0 + raised.get(k, 0.0)) * (1.0 + shares.get(k, 0.0)) - 1.0 for k in {**raised, **shares}}
 
 
 def _key(problem: Problem, found: Solution) -> tuple[float, ...]:

@@ -187,10 +187,6 @@ def scaled_law(
 
 def _loading(model: ModelDimensions, reference: Profile) -> LoadingSpec:
     """The reference's times, those per rank scaled by the adapter's bytes."""
-    bytes_ratio = model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank
-    return LoadingSpec(
-        host_base_ms=reference.loading.host_base_ms,
-        host_per_rank_ms=reference.loading.host_per_rank_ms * bytes_ratio,
-        disk_base_ms=reference.loading.disk_base_ms,
-        disk_per_rank_ms=reference.loading.disk_per_rank_ms * bytes_ratio,
-    )
+    ratio, known = model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank, reference.loading
+    per_rank_ms = known.host_per_rank_ms * ratio, known.disk_per_rank_ms * ratio
+    return LoadingSpec(known.host_base_ms, per_rank_ms[0], known.disk_base_ms, per_rank_ms[1])

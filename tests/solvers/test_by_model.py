@@ -150,6 +150,14 @@ def test_a_tensor_parallel_group_counts_its_gpus() -> None:
         solver="spread",
     )
     assert (len(spread.bins), spread.n_gpus) == (4, 8)
+    with pytest.raises(IncompatibleError, match="can't take 1 GPUs for servers on more of them"):
+        plan_of(
+            fleet(20, ("llama",)),
+            kind("big", "llama", 3.0, tensor=2),
+            objective="latency",
+            max_gpus=1,
+            solver="spread",
+        )
 
 
 @pytest.mark.parametrize("gpus", [4, 9, 30])

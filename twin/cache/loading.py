@@ -65,5 +65,5 @@ def loading_of(spec: str) -> Loading:
     Raises `UnknownNameError`: there is no such mode; `ValidationError`: it has no such parameter, or the value breaks
     a rule.
     """
-    mode: Loading = registry.from_table("loading mode", spec, MODES)
+    mode: Loading = registry.make("loading mode", spec, MODES)
     return mode

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from packer import checks, registry
-from packer.errors import IncompatibleError, UnknownNameError
+from packer.errors import IncompatibleError
 from packer.profile import Profile
 from packer.terms import LINEAR
 from packer.twin.datasheets import GPUS
@@ -44,9 +44,7 @@ def with_kernel(profile: Profile, spec: str) -> Profile:
     per rank is neither given nor to be had from a data sheet.
     """
     name = spec.partition(":")[0]
-    if name not in TERMS:
-        raise UnknownNameError("LoRA kernel", name, TERMS)
-    kernel: Kernel = registry.from_spec("LoRA kernel", spec, Kernel)
+    kernel: Kernel = registry.make("LoRA kernel", spec, dict.fromkeys(TERMS, Kernel))
     if profile.latency.form != "linear":
         raise IncompatibleError(
             f"A kernel's law replaces terms of a linear step law, not those of {profile.name}."
