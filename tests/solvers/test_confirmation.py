@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from few_adapters import trained_up_to
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
@@ -65,12 +66,23 @@ def test_servers_beyond_the_training_data_only_where_that_takes_fewer(
 ) -> None:
     """Greedy keeps to numbers of adapters that the trees know, and simulates larger servers where load is low."""
     fleet = Workload([Adapter(f"a{i}", 8, 2.5 if i < hot else cold_rate) for i in range(1300)])
-    auto = AutoPredictor.for_profile(profile)
+    auto = trained_up_to(512, profile)
     found = Greedy().solve(Problem(fleet, (profile,), Gpus(), Evaluator(auto, Gpus())))
     most = Evaluator(auto, Gpus()).most_learned
+    assert most == 512
     assert (max(len(item.adapters) for item in found.bins) > most) is beyond
     assert (auto.twin.simulated > 0) is beyond
     assert not beyond or len(found.bins) < len(fleet) / most
+
+
+def test_large_servers_are_left_to_trees_that_know_them(profile: Profile) -> None:
+    """The shipped trees were trained on servers of thousands of adapters: a search for such a fleet simulates none."""
+    fleet = Workload([Adapter(f"a{i}", 8, 0.004) for i in range(1300)])
+    auto = AutoPredictor.for_profile(profile)
+    found = Greedy().solve(Problem(fleet, (profile,), Gpus(), Evaluator(auto, Gpus())))
+    assert auto.twin.simulated == 0
+    assert max(len(item.adapters) for item in found.bins) > 512
+    assert TwinPredictor().evaluate(fleet, found.bins).feasible.all()
 
 
 def test_refused_bins_make_the_search_more_careful(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:

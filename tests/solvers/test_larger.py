@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from few_adapters import trained_up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from monotone import problem
@@ -16,7 +17,6 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
 from packer.objectives.gpus import Gpus
-from packer.predictors.auto import AutoPredictor
 from packer.solvers.base import Problem
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.first_fit import FirstFit
@@ -114,7 +114,7 @@ def test_light_adapters_among_heavier_ones_take_no_simulation() -> None:
         ]
     )
     profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
-    auto = AutoPredictor.for_profile(profile)
+    auto = trained_up_to(512, profile)
     posed = Problem(fleet, (profile,), Gpus(), Evaluator(auto, Gpus()))
     first = packed(posed.learned())
     assert sum(len(item.adapters) == posed.evaluator.most_learned for item in first) > 1
