@@ -11,6 +11,8 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths
+from packer.predictors.api import evaluate_server
+from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 
 rates = st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=12)
@@ -148,3 +150,16 @@ def test_models_are_named_by_all_or_none() -> None:
         Workload([Adapter("a", 8, 1.0, model="llama"), Adapter("b", 8, 1.0)])
     with pytest.raises(ValidationError, match="the model of adapter 'a'"):
         Adapter("a", 8, 1.0, model="")
+
+
+def test_slots_hold_every_adapter() -> None:
+    """The rank of slots is the smallest of vLLM's that holds every adapter, or a given one that does."""
+    two = Workload([Adapter("a", 8, 0.1), Adapter("b", 24, 0.1)])
+    assert two.slot_rank() == 32
+    assert two.slot_rank(64) == 64
+    with pytest.raises(ValidationError, match=r"max_lora_rank >= the largest rank, 24, got 16"):
+        two.slot_rank(16)
+    with pytest.raises(ValidationError, match=r"max_lora_rank to be one of .*, got 48"):
+        two.slot_rank(48)
+    with pytest.raises(ValidationError, match="the largest rank, 24"):
+        evaluate_server(two, small_profile(), max_loras=2, max_lora_rank=16, predictor=AnalyticPredictor())
