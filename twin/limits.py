@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packer.arrays import FloatArray
 from packer.checks import slot_rank_for
 from packer.twin.engine import state as rows
 from packer.twin.law.law import law_of
@@ -77,19 +76,15 @@ def _of_first_uses(sim: Simulation) -> bool:
     use_s, requests = law_of(sim.profile).frontend[rows.PER_FIRST_USE_S], sim.raw.requests
     first_s = np.full(len(sim.workload), np.inf)
     np.minimum.at(first_s, requests.adapter, requests.time_s)
+    first_s.sort()
     before_s = use_s * np.arange(len(first_s))
-    end_s = np.sort(first_s) + use_s - before_s
-    end_s = np.append(-np.inf, np.maximum.accumulate(end_s) + before_s)
-
-    def spent_s(at_s: FloatArray) -> FloatArray:
-        count = np.searchsorted(np.sort(first_s), at_s, side="right")
-        spent: FloatArray = use_s * count - np.maximum(end_s[count] - at_s, 0.0)
-        return spent
-
+    end_s = np.append(-np.inf, np.maximum.accumulate(first_s - before_s) + before_s + use_s)
     limit_ms = sim.workload.slo.columns(sim.workload)[0][sim.owners]
     late = sim.ttft_ms > limit_ms
-    sent_s, waits_ms = requests.time_s[sim.raw.finished][late], sim.ttft_ms[late]
-    within_ms = (spent_s(sent_s + waits_ms / 1e3) - spent_s(sent_s)) * 1e3
+    waits_ms = sim.ttft_ms[late]
+    at_s = requests.time_s[sim.raw.finished][late] + np.array([[0.0], [1e-3]]) * waits_ms  # sent, first token
+    count = np.searchsorted(first_s, at_s, side="right")
+    within_ms = 1e3 * np.diff(use_s * count - np.maximum(end_s[count] - at_s, 0.0), axis=0)[0]
     return bool((waits_ms - within_ms <= limit_ms[late]).mean() >= MOSTLY)
 
 
