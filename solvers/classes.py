@@ -118,9 +118,9 @@ class Classes:
             found[each] = k
         return found
 
-    def every_bin(self) -> IntArray | None:
-        """Every vector of counts but the empty one, int64 (m, K); None if more than `FEW_BINS`, or rounded."""
-        if self.loss > 0.0 or np.log1p(self.demand).sum() > np.log(FEW_BINS):
+    def every_bin(self, most: int = FEW_BINS) -> IntArray | None:
+        """Every vector of counts but the empty one, int64 (m, K); None if more than `most`, or rounded."""
+        if self.loss > 0.0 or np.log1p(self.demand).sum() > np.log(most):
             return None
         return np.array(list(product(*(range(d + 1) for d in self.demand.tolist()))), dtype=np.int64)[1:]
 

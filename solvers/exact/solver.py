@@ -12,7 +12,7 @@ from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.bound import Bound, limited
-from packer.solvers.classes import Classes, aggregate
+from packer.solvers.classes import FEW_BINS, Classes, aggregate
 from packer.solvers.exact.enumeration import packed
 from packer.solvers.exact.master import solve_integer
 from packer.solvers.exact.prices import features
@@ -30,6 +30,9 @@ _PROOF_SHARE, _COLUMNS_SHARE = 0.5, 0.4
 
 _UNMERGED = 160
 """So many kinds of adapters are classes of their own; more are merged into `classes.MAX_CLASSES`."""
+
+FEW_SIMULATED = 100
+"""So many different bins are simulated one by one for a bound alone; the search simulates some hundreds."""
 
 _ROUNDS = 40
 _INTEGER_S = 10.0
@@ -83,8 +86,8 @@ class ExactSearch:
         """
         relaxation = self.relaxation
         try:
-            each = not (bound_alone and self.problem.evaluator.simulates)
-            if self.closed or (each and self._enumerate()):
+            few = FEW_SIMULATED if bound_alone and self.problem.evaluator.simulates else FEW_BINS
+            if self.closed or self._enumerate(few):
                 return
             if not relaxation.start(_counts(self.classes, self.bins)):
                 return
@@ -145,9 +148,9 @@ class ExactSearch:
         self.problem.progress("exact: GPUs", len(bins), self.bound.value)
         return True
 
-    def _enumerate(self) -> bool:
-        """Evaluate every possible bin, if there are few; True if that settled it."""
-        demand, rows = self.classes.demand, self.classes.every_bin()
+    def _enumerate(self, most: int) -> bool:
+        """Evaluate every possible bin, if these are at most `most`; True if that settled it."""
+        demand, rows = self.classes.demand, self.classes.every_bin(most)
         if rows is None:
             return False
         feasibility = self.relaxation.feasibility

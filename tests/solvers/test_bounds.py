@@ -9,6 +9,7 @@ from monotone import MonotonePredictor, problem
 from packer.adapter import Adapter
 from packer.solvers.bound import Bound, limited
 from packer.solvers.bounds import Bounds
+from packer.solvers.evaluator import Evaluator
 from packer.solvers.exact.solver import Exact
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
@@ -57,6 +58,16 @@ def test_a_plan_at_hand_refutes_a_bound() -> None:
     first = Bounds().solve(task)
     found = limited(task, first, Bound(len(first.bins) + 1, "wrong"), {})
     assert (found.lower_bound, found.bound_source, found.proven) == (None, "", False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_of_few_simulated_servers_are_proven(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every server is simulated, some dozens of different ones are evaluated each: no estimate exceeds these."""
+    monkeypatch.setattr(Evaluator, "simulates", True)
+    task = problem(random_fleet(8, seed, rates=(1.5, 4.0), ranks=(8,)), predictor=MonotonePredictor(4500.0))
+    quick, exact = Bounds().solve(task), Exact().solve(task)
+    assert quick.proven
+    assert len(quick.bins) == quick.lower_bound == len(exact.bins) > 1
 
 
 @pytest.mark.parametrize("seed", range(8))
