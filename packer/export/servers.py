@@ -18,7 +18,7 @@ from packer.plan import Plan
 from packer.words import listed
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
-_VERSION = re.compile(r"\d+\.\d+(\.\d+)?", re.ASCII)
+_VERSION = re.compile(r"v?(\d+\.\d+)(\.\d+(\.post\d+)?)?", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:\d{1,5}", re.ASCII)
 _DEFAULT_BLOCK = 16
 _LAST_PORT = 65_535
@@ -209,8 +209,8 @@ def _server(plan: Plan, index: int, options: Options, paths: Mapping[str, str]) 
     modules = sorted(
         (Module(names[i], paths[names[i]], share) for i, share in placed), key=lambda module: module.name
     )
-    version = profile.engine.version.removeprefix("v")
-    tag = f"v{version}" if _VERSION.fullmatch(version) else "latest"
+    release = _VERSION.fullmatch(profile.engine.version)
+    tag = f"v{release[1]}{release[2] or '.0'}" if release else "latest"  # images of 0.11 are tagged v0.11.0
     return Server(
         index,
         f"{options.prefix}-{index}",

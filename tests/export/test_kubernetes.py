@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
@@ -131,6 +132,27 @@ def test_aibrix_pods_carry_the_selected_labels(hostile_plan: Plan) -> None:
         ]
         index = hostile_plan.workload.names.index(each["metadata"]["annotations"]["packer/adapter"])
         assert len(found) == sum(index in item.adapters for item in hostile_plan.bins)
+
+
+@pytest.mark.parametrize(
+    ("version", "tag"),
+    [
+        ("0.11", "v0.11.0"),
+        ("v0.11.0", "v0.11.0"),
+        ("0.8.5.post1", "v0.8.5.post1"),
+        ("0.11.0rc1", "latest"),
+        ("nightly", "latest"),
+    ],
+)
+def test_images_have_the_tags_of_releases(hostile_plan: Plan, version: str, tag: str) -> None:
+    """A version in two numbers, as --vllm-version takes it, is that of the first release."""
+    profile = hostile_plan.bins[0].profile
+    other = replace(profile, engine=replace(profile.engine, version=version))
+    plan = replace(hostile_plan, bins=tuple(replace(item, profile=other) for item in hostile_plan.bins))
+    specs = yaml.safe_load(export_plan(plan, "helm", OPTIONS)["values.yaml"])["servingEngineSpec"][
+        "modelSpec"
+    ]
+    assert {spec["tag"] for spec in specs} == {tag}
 
 
 def test_helm_values_and_adapters(hostile_plan: Plan) -> None:
