@@ -36,7 +36,7 @@ def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int 
         The file is damaged, or belongs to another profile.
     """
     text = os.fspath(name)
-    if is_path(text):
+    if text.endswith(".packer") or "/" in text or os.sep in text:  # a file
         from packer.predictors.learned import LearnedPredictor
 
         return LearnedPredictor.read(Path(text), profile)
@@ -87,8 +87,3 @@ def evaluate_server(
         tuple(range(len(workload))), server.settings(max_loras, workload.slot_rank(max_lora_rank)), server
     )
     return predictor.evaluate(workload, [item])[0]
-
-
-def is_path(name: str) -> bool:
-    """Whether a text names a file rather than a registered predictor."""
-    return name.endswith(".packer") or "/" in name or os.sep in name

@@ -212,7 +212,8 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
                 plans[m, n] = _of_kinds(problem, replace(found[m].problem, max_gpus=n), solver)
         return merged(problem, found, [plans[m, n] for m, n in enumerate(counts)])
 
-    fewest = [_fewest(part.problem) for part in found]
+    free = (replace(part.problem, objective=Gpus(), max_gpus=None, old_bins=()) for part in found)
+    fewest = [max(1, sum(item.gpus for item in Greedy().solve(each).bins)) for each in free]
     if sum(fewest) > total:
         names = [base_model(part.problem.profile.model.name) for part in found]
         needs = ", ".join(f"{n} for {name}" for n, name in zip(fewest, names, strict=True))
@@ -233,12 +234,6 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
         options = [[n + (k == m) for k, n in enumerate(counts)] for m in range(len(found))]
         counts = min(options, key=lambda each: rank(problem, at(each)))
     return at(counts)
-
-
-def _fewest(problem: Problem) -> int:
-    """GPUs on which greedy serves a model."""
-    found = Greedy().solve(replace(problem, objective=Gpus(), max_gpus=None, old_bins=()))
-    return max(1, sum(item.gpus for item in found.bins))
 
 
 def _shares(spare: int, count: int) -> list[list[int]]:

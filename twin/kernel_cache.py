@@ -164,17 +164,12 @@ def _ready(folder: Path) -> bool:
         probe = folder / f".{os.getpid()}"
         probe.touch()
         probe.unlink()
-        _remove_old(folder)
+        for entry in os.scandir(folder):
+            if time.time() - entry.stat().st_mtime > KEPT_S:
+                Path(entry.path).unlink(missing_ok=True)
     except OSError:
         return False
     return True
-
-
-def _remove_old(folder: Path) -> None:
-    now = time.time()
-    for entry in os.scandir(folder):
-        if now - entry.stat().st_mtime > KEPT_S:
-            Path(entry.path).unlink(missing_ok=True)
 
 
 def _data_name(file: IndexDataCacheFile, number: int) -> str:

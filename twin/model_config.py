@@ -130,7 +130,11 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
         raise FileFormatError(f"expected the JSON object of a model's config, got {shown(data)}.", path=path)
     config = data["text_config"] if isinstance(data.get("text_config"), dict) else data
     kind = config.get("model_type")
-    _refuse_unknown(config, kind, path)
+    if kind not in (known := (*DENSE_TYPES, *MOE_TYPES)):
+        listed = ", ".join(known)
+        raise IncompatibleError(
+            f"{os.fspath(path)}: expected model_type to be one of {listed}, got {shown(kind)}."
+        )
     hidden, heads = _size(config, "hidden_size", path), _size(config, "num_attention_heads", path)
     key = next((key for key in _EXPERTS if config.get(key)), None)
     experts = 0 if key is None else _size(config, key, path)
@@ -161,14 +165,6 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
         ),
         weight_bits=_weight_bits(config, path),
     )
-
-
-def _refuse_unknown(config: dict[str, Any], kind: object, path: str | os.PathLike[str]) -> None:
-    known = (*DENSE_TYPES, *MOE_TYPES)
-    if kind not in known:
-        raise IncompatibleError(
-            f"{os.fspath(path)}: expected model_type to be one of {', '.join(known)}, got {shown(kind)}."
-        )
 
 
 def _weight_bits(config: dict[str, Any], path: str | os.PathLike[str]) -> float:

@@ -78,7 +78,8 @@ class Dispatch:
 
     def run(self, servers: Servers, engines: Engines, assigned: IntArray | None) -> Servers:
         """Route all requests and run every server to the end; returns the servers, which may have grown."""
-        ticks = self._ticks()
+        acting: tuple[object, ...] = (self.policy, self.router)
+        ticks = [each for each in acting if isinstance(each, TickingPolicy | TickingRouter)]
         if assigned is not None and not ticks and self.way is None and self.max_outstanding is None:
             events.deal(servers, assigned, 0)
         else:
@@ -89,11 +90,6 @@ class Dispatch:
         for s in range(len(self.cluster)):
             run_until(servers, s, self.duration_s, engines)
         return servers
-
-    def _ticks(self) -> list[Ticking]:
-        """What acts at regular times: cache policies, and the router if it does."""
-        both: tuple[object, ...] = (self.policy, self.router)
-        return [each for each in both if isinstance(each, TickingPolicy | TickingRouter)]
 
     def _routed(
         self, servers: Servers, engines: Engines, assigned: IntArray | None, ticks: list[Ticking]

@@ -46,7 +46,10 @@ class ClusterSimulation(Simulation):
         """From the servers as they were at the end; `failed`: why they do not start, if they don't."""
         raw = Raw.nothing(len(workload))
         if state is not None:
-            raw = _with_way_back(_raw(state, None, duration_s), transit)
+            raw = _raw(state, None, duration_s)
+        if transit is not None and (back_s := float(transit.rates[NETWORK_S])):
+            # Tokens reach the client after they crossed the network.
+            raw = replace(raw, first_s=raw.first_s + back_s, finish_s=raw.finish_s + back_s)
         first, tokens = setups[0], sum(setup.kv_cache_tokens for setup in setups)
         return cls(
             status="memory_error" if state is None else "ok", status_reason=failed, workload=workload,
@@ -205,14 +208,6 @@ _PER_SERVER = (
     "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions", "adapter_loads",
     "busy_share",
 )  # fmt: skip
-
-
-def _with_way_back(raw: Raw, transit: Transit | None) -> Raw:
-    """Tokens reach the client after they crossed the network."""
-    back_s = 0.0 if transit is None else float(transit.rates[NETWORK_S])
-    return (
-        raw if back_s == 0.0 else replace(raw, first_s=raw.first_s + back_s, finish_s=raw.finish_s + back_s)
-    )
 
 
 def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
