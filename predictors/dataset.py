@@ -52,7 +52,7 @@ class Spec:
 class Dataset:
     """A data set in memory: features float64 (n, F), labels by name float64 (n,), family and group per row.
 
-    TTFT labels are NaN where the run was too short to tell them.
+    TTFT labels are NaN where the run was too short for them.
     """
 
     spec: Spec

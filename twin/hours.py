@@ -157,7 +157,7 @@ def of_hours(known: Evaluations, found: Sequence[ServerHour]) -> Evaluations:
 def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:
     """The plan with what each of its adapters gets, from one simulated hour of each server.
 
-    Figures of servers that the plan's predictor does not know (`SIMULATED`) are taken from it, too.
+    Figures of servers that the plan's predictor does not give (`SIMULATED`) are taken from it, too.
     """
     if plan.adapters is not None or not plan.bins:
         return plan

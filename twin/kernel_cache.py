@@ -128,7 +128,7 @@ def _ours(function: types.FunctionType) -> bool:
 
 
 class KernelLocator(_CacheLocator):
-    """Tells Numba where the compiled code of one of our kernels is, and under which name."""
+    """Where Numba finds the compiled code of one of our kernels, and under which name."""
 
     def __init__(self, function: types.FunctionType, folder: Path) -> None:
         self._stamp = stamp(function)

@@ -43,7 +43,7 @@ def due_share(
     needs is taken from the run itself, without the time in the queue.
 
     `requests`, `finished`: n requests, and bool (n,) whether each completed within `duration_s`.
-    `mean_tpot_ms`: NaN where no request of the run tells it.
+    `mean_tpot_ms`: NaN where no request of the run has one.
     """
     tokens = requests.input_tokens + requests.output_tokens
     ms_per_token = mean_tpot_ms if math.isfinite(mean_tpot_ms) else SLOW_TOKEN_MS

@@ -64,7 +64,7 @@ def score(profile: Profile, folder: Path) -> dict[str, Any]:
 
 
 def _workload(run: dict[str, str], rates: list[float]) -> Workload:
-    """What a user would know before the run; of the ranks only the counts are known."""
+    """The fleet as given before the run; of the ranks only the counts are known."""
     ranks = []
     for item in run["size_counts"].split(";"):
         rank, count = item.split(":")

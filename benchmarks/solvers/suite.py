@@ -43,7 +43,7 @@ class Instance:
         """The fleet; the same every time."""
         if self.source is not None:
             file, factor = self.source
-            # Poisson arrivals, as in the drawn fleets: learned predictors know no others.
+            # Poisson arrivals, as in the drawn fleets: learned predictors were trained on no others.
             fleet = packer.read_workload(ROOT / "examples" / "workloads" / f"{file}.csv").with_arrivals(
                 Arrivals()
             )

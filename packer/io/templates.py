@@ -10,7 +10,7 @@ from typing import Any
 class Templates:
     """The templates in the folder of a package.
 
-    `names`: what all of them know.
+    `names`: available in all of them.
     `options`: of `jinja2.Environment`, which is imported for the first one that is rendered.
     """
 

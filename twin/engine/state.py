@@ -116,7 +116,7 @@ N_FLOATS = 20
 # requests; requests refused; whether it was ever used; whether it is in the list by entry.
 (FIRST_KEY, HEAP, PLACE, HEAD, TAIL, REFUSED, KNOWN, ENTERED) = numbers(8, 16)
 # Rings by last use of the adapters outside the batch that are in slots, and in host memory alone; its requests that run
-# and that wait as the front end knows them; ring of those that the next series names, where that is a list.
+# and that wait as the front end counts them; ring of those that the next series names, where that is a list.
 (IDLE_BEFORE, IDLE_AFTER, HOST_BEFORE, HOST_AFTER, KNOWN_RUNNING, KNOWN_WAITING, NAMED_BEFORE,
  NAMED_AFTER) = numbers(16, 24)  # fmt: skip
 N_ADAPTER_COLUMNS = 24

@@ -96,7 +96,7 @@ def simulated_equations(
 
 
 def gain_weights(gains: FloatArray) -> FloatArray:
-    """Weights by gain, 1 at the median and of starved runs (NaN): a TPOT tells the step better where the gain is large.
+    """Weights by gain, 1 at the median and of starved runs (NaN): a TPOT determines steps better at a large gain.
 
     An error of the measured TPOT is 1 / gain of it in the wanted step; the square root leaves room for errors of the
     simulated queue, which grow with the gain.
