@@ -3,14 +3,17 @@ model on which every adapter keeps its limits."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
+from packer import checks
 from packer.arrival import Arrivals
 from packer.evaluation import AdapterFigures, Evaluations
 from packer.gpu import serving
@@ -19,6 +22,7 @@ from packer.operate.recommend import outcome, recommended
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.solvers.api import solve
+from packer.solvers.base import limit_of
 from packer.words import counted
 from packer.workload import Workload
 
@@ -64,36 +68,55 @@ class Option:
 
 
 def recommend_kinds(
-    workload: Workload, profiles: Sequence[Profile], frontier_of: Callable[..., Frontier], *, verify: bool
+    workload: Workload,
+    profiles: Sequence[Profile],
+    frontier_of: Callable[..., Frontier],
+    *,
+    verify: bool,
+    time_limit_s: float | None,
+    stop: Callable[[], bool],
 ) -> Plan:
     """As `packer.recommend`, for each base model with each kind of server alone and with all of them mixed.
 
-    `frontier_of`: the plans of a fleet on a kind of server.
+    `frontier_of`: the plans of a fleet on a kind of server. Of the time that is left each search gets an equal part.
     `details` has the "kinds" (rows of `Option.to_dict`) and the "decision" of each model after the sum of them.
     """
     started = time.monotonic()
+    limit_s = math.inf
+    if time_limit_s is not None:
+        limit_s = checks.real("the time limit (s)", time_limit_s, low=0, open_low=True)
+    end_s = started + limit_s
+    by_model = serving(workload, profiles)
+    left = count(sum(len(offered) + (len(offered) > 1) for offered in by_model.values()), -1)
+
+    def begun(own: Workload, profile: Profile, **given: Any) -> Frontier:
+        part_s = limit_of((end_s - time.monotonic()) / next(left))
+        return frontier_of(own, profile, time_limit_s=part_s, stop=stop, **given)
+
     chosen: list[tuple[tuple[int, ...], Option]] = []
     options: list[Option] = []
-    for model, offered in serving(workload, profiles).items():
+    for model, offered in by_model.items():
         index = tuple(i for i, adapter in enumerate(workload.adapters) if adapter.model == model)
         own = workload if len(index) == len(workload) else workload.subset(index)
         found = []
         for profile in offered:
-            plan, told = recommended(frontier_of(own, profile), verify=verify)
+            plan, told = recommended(begun(own, profile), verify=verify)
             found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE, told))
-        mixed = (
-            _mixed(frontier_of(own, offered[0], max_replicas=1), model, offered) if len(offered) > 1 else None
-        )
+        mixed = _mixed(begun(own, offered[0], max_replicas=1), model, offered) if len(offered) > 1 else None
         found += [mixed] if mixed is not None else []
         options += found
         chosen.append((index, min(found, key=lambda option: option.rank)))
-    return _merged(workload, chosen, options, time.monotonic() - started)
+    plan = _merged(workload, chosen, options, time.monotonic() - started)
+    late = time.monotonic() >= end_s or any(option.plan.time_limit_reached for option in options)
+    return replace(plan, interrupted=stop(), time_limit_reached=late and not stop())
 
 
 def _mixed(job: Frontier, model: str | None, profiles: Sequence[Profile]) -> Option | None:
     """The cheapest mix whose servers keep the limits in a simulated hour and a fresh one; None if there is none."""
     priced = all(profile.gpu.price_per_hour is not None for profile in profiles)
     for tighter in _TIGHTER:
+        if job.over():
+            return None
         plan = solve(
             job.workload.with_arrivals(Arrivals()),
             profiles,
@@ -101,7 +124,8 @@ def _mixed(job: Frontier, model: str | None, profiles: Sequence[Profile]) -> Opt
             solver="mixed",
             margin=(job.margin or 0.0) + tighter,
             seed=job.seed,
-            time_limit_s=_MIXED_S,
+            time_limit_s=limit_of(min(_MIXED_S, job.remaining_s())),
+            stop=job.stop,
             verify=False,
             with_headroom=False,
         )
@@ -188,7 +212,7 @@ def _said(best: Option, options: Sequence[Option]) -> str:
         if each.model == best.model and each is not best
     ]
     counts = Counter(item.profile.name for item in best.plan.bins)
-    servers = " and ".join(f"{count} × {name}" for name, count in sorted(counts.items()))
+    servers = " and ".join(f"{n} × {name}" for name, n in sorted(counts.items()))
     return f"{lead}{servers}, {best.told}" + (f" {'; '.join(others)}." if others else "")
 
 

@@ -100,9 +100,9 @@ def recommend(
     serving(workload, [kind.profile for kind in kinds])
     fleet = workload if slo is None else replace(workload, slo=slo)
     frontier_of = partial(
-        Frontier, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress, stop=stop,
-        time_limit_s=time_limit_s,
-    )  # fmt: skip
+        Frontier, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress
+    )
+    ends: dict[str, Any] = {"time_limit_s": time_limit_s, "stop": stop}
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
     if len(kinds) > 1 or len(workload.models) > 1:
         from packer.operate.kinds import recommend_kinds
@@ -111,8 +111,10 @@ def recommend(
             raise IncompatibleError(
                 "Limits on GPUs go with an objective where there are several kinds of server or models (cost, gpus, …)."
             )
-        return recommend_kinds(fleet, [kind.profile for kind in kinds], frontier_of, verify=verify)
-    plan, told = recommended(frontier_of(fleet, kinds[0].profile), min(at_hand, default=None), verify=verify)
+        profiles = [kind.profile for kind in kinds]
+        return recommend_kinds(fleet, profiles, frontier_of, verify=verify, **ends)
+    job = frontier_of(fleet, kinds[0].profile, **ends)
+    plan, told = recommended(job, min(at_hand, default=None), verify=verify)
     return replace(plan, details={"decision": f"{counted(plan.n_gpus, 'GPU')}: {told}", **plan.details})
 
 

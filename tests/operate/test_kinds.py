@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from packer.adapter import Adapter
-from packer.errors import IncompatibleError
+from packer.errors import IncompatibleError, ValidationError
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
+from packer.operate.explore import Frontier
 from packer.operate.frontier import frontier
 from packer.operate.recommend import recommend
 from packer.plan import Plan, Status
@@ -101,6 +104,29 @@ def test_the_error_of_an_estimate_is_said_beside_other_kinds() -> None:
     plan = recommend(fleet(6, (None,)), [priced(LLAMA, 3.0), cheap])
     assert {item.profile.name for item in plan.bins} == {cheap.name}
     assert plan.details["estimate_band"] == recommend(fleet(6, (None,)), cheap).details["estimate_band"]
+
+
+def test_kinds_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two kinds and their mix gets an equal part of what is left; the plan says what ended it."""
+    two, seen = [LLAMA, replace(LLAMA, name="other")], []
+
+    def begun(*given: object, **options: object) -> Frontier:
+        seen.append(options["time_limit_s"])
+        return Frontier(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("packer.operate.recommend.Frontier", begun)
+    clock = SimpleNamespace(monotonic=partial(next, iter((0.0, 0.0, 30.0, 50.0, 60.0, 60.0))))
+    monkeypatch.setattr("packer.operate.kinds.time", clock)
+    late = recommend(fleet(2, (None,)), two, time_limit_s=60.0, verify=False)
+    assert seen == [20.0, 15.0, 10.0]
+    assert (late.time_limit_reached, late.interrupted) == (True, False)
+    monkeypatch.undo()
+    calls = iter([False] * 20)
+    stopped = recommend(fleet(2, (None,)), two, time_limit_s=60.0, stop=lambda: next(calls, True))
+    assert (stopped.time_limit_reached, stopped.interrupted) == (False, True)
+    assert not stopped.unplaced
+    with pytest.raises(ValidationError, match="time limit"):
+        recommend(fleet(2, (None,)), two, time_limit_s=0.0)
 
 
 def test_limits_on_gpus_need_an_objective() -> None:
