@@ -67,7 +67,7 @@ def test_the_replay_counts_requests_within_the_limits(capsys: pytest.CaptureFixt
         "600",
         "--replay",
         "--predictor",
-        "tree",
+        "twin",
     ]
     shares = []
     for limit in ("mean_itl_ms=15", "mean_itl_ms=200"):
