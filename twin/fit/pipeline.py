@@ -96,15 +96,9 @@ def fit_runs(
 
 
 def calibrate(
-    base: Profile,
-    profiling: Profiling,
-    runs: Sequence[Run] = (),
-    *,
-    max_outstanding: int | None = None,
-    cross_validate: bool = True,
-    threads: int = 2,
-    progress: Progress = lambda _what, _done, _total: None,
-) -> Calibration:
+    base: Profile, profiling: Profiling, runs: Sequence[Run] = (), *, max_outstanding: int | None = None,
+    cross_validate: bool = True, threads: int = 2, progress: Progress = lambda _what, _done, _total: None,
+) -> Calibration:  # fmt: skip
     """Fit a profile.
 
     `base`: gives the identity (model, GPU, engine and its settings) and whatever has no measurements.

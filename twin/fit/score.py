@@ -38,14 +38,9 @@ class ScoredRun:
 
 
 def score_runs(
-    runs: Sequence[Run],
-    profile: Profile,
-    *,
-    max_outstanding: int | None = None,
-    seed: int = 0,
-    threads: int = 2,
+    runs: Sequence[Run], profile: Profile, *, max_outstanding: int | None = None, seed: int = 0, threads: int = 2,
     done: Callable[[], None] = lambda: None,
-) -> list[ScoredRun]:
+) -> list[ScoredRun]:  # fmt: skip
     """Simulate each run from its rates and length statistics."""
 
     def one(run: Run) -> ScoredRun:
