@@ -10,7 +10,7 @@ import click
 from packer.cli.declare import bundle, option, typed
 from packer.cli.options import complete_registered
 from packer.cli.output import Table
-from packer.words import number
+from packer.words import counted, number
 
 if TYPE_CHECKING:
     from packer.cluster import Cluster
@@ -62,10 +62,11 @@ def title_of(first: Simulation) -> str:
     """What was simulated."""
     from packer.twin.cluster.result import ClusterSimulation
 
-    n = len(first.workload)
-    fleet = f"{first.workload.name}: {n} adapters on"
+    fleet = f"{first.workload.name}: {counted(len(first.workload), 'adapter')} on"
     if isinstance(first, ClusterSimulation):
-        return f"{fleet} {len(first.cluster)} servers, system {first.system}, router {first.router}"
+        return (
+            f"{fleet} {counted(len(first.cluster), 'server')}, system {first.system}, router {first.router}"
+        )
     slots = f"max_loras {first.max_loras}, max_lora_rank {first.max_lora_rank}"
     return f"{fleet} one {first.profile.label}, {slots}"
 

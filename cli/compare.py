@@ -12,7 +12,7 @@ from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import ENGINE_SETTINGS, LENGTH, FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.traffic import refuse_unused
-from packer.words import number
+from packer.words import counted, number
 
 if TYPE_CHECKING:
     from packer.solvers.compare import Comparison, Result
@@ -180,7 +180,7 @@ def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Fil
         "router": systems.router,
     }  # fmt: skip
     names = split_names(systems.systems)
-    title = f"{workload.name}: {len(workload)} adapters on {len(cluster)} servers"
+    title = f"{workload.name}: {counted(len(workload), 'adapter')} on {counted(len(cluster), 'server')}"
     with out.progress() as progress:
         if systems.size:
             title = f"{workload.name}: fewest servers with which {systems.share:.0%} of requests keep the SLO"

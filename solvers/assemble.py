@@ -17,6 +17,7 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.by_model import parts
 from packer.solvers.candidates import beyond_measured
 from packer.twin.memory.policy import memory_error
+from packer.words import counted
 
 ONE_GPU = "at least one GPU"
 
@@ -141,8 +142,9 @@ def _inadmissible(
             reasons.append(f"GPU {k} does not start: {why}")
         elif row.starved:
             reasons.append(
-                f"GPU {k} starves: {len(bin_.adapters)} adapters offer {row.offered_tok_s:,.0f} tok/s, "
-                f"{row.total_token_throughput:,.0f} are served. What would help: more GPUs"
+                f"GPU {k} starves: the load of {counted(len(bin_.adapters), 'adapter')} is "
+                f"{row.offered_tok_s:,.0f} tok/s, {row.total_token_throughput:,.0f} are served. "
+                "What would help: more GPUs"
             )
         else:
             limits = problem.objective.limits.items()

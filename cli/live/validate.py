@@ -12,7 +12,7 @@ from packer.cli.live.calibrate import duration
 from packer.cli.options import PlanFile, Writing, common, numbers
 from packer.cli.output import Table, write_json
 from packer.cli.plan_table import servers
-from packer.words import number
+from packer.words import counted, number
 
 if TYPE_CHECKING:
     from packer.plan import Plan
@@ -152,7 +152,6 @@ def _table(report: BinReport) -> Table:
         rows.append((name, words[pair[0]], words[pair[1]], "", ""))
     rows.append(("failed requests", "", str(sum(report.failed_requests.values())), "", ""))
     partial = ", partial" if report.interrupted else ""
-    title = (
-        f"GPU {report.index}: {len(report.bin.adapters)} adapters, max_loras {report.bin.max_loras}{partial}"
-    )
+    held = counted(len(report.bin.adapters), "adapter")
+    title = f"GPU {report.index}: {held}, max_loras {report.bin.max_loras}{partial}"
     return Table(title, ("", "predicted", "measured", "SMAPE %", "repeatability %"), rows)

@@ -15,7 +15,7 @@ from packer.errors import IncompatibleError, ValidationError, shown
 from packer.export import quoting
 from packer.export.sources import vllm_path
 from packer.plan import Plan
-from packer.words import listed
+from packer.words import counted, listed
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 _VERSION = re.compile(r"v?(\d+\.\d+)(\.\d+(\.post\d+)?)?", re.ASCII)
@@ -173,7 +173,7 @@ def servers(plan: Plan, options: Options) -> tuple[Server, ...]:
     if not plan.bins or plan.unplaced:
         why = f" {plan.reasons[0]}" if plan.reasons else ""
         raise IncompatibleError(
-            f"The plan is infeasible ({len(plan.unplaced)} adapters without a server): nothing to run.{why}"
+            f"The plan is infeasible ({counted(len(plan.unplaced), 'adapter')} without a server): nothing to run.{why}"
         )
     models = sorted({item.profile.model.name for item in plan.bins})
     if options.model is not None and len(models) > 1:

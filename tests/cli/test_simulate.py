@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from packer.cli import run
+from packer.cli.options import DEFAULT_PROFILE
 from packer.io.profiles import load_profile
 from packer.io.workloads import read_workload
 from packer.twin.simulate import simulate
@@ -47,6 +48,20 @@ def test_table_shows_metrics_and_verdict(fleet: str, capsys: pytest.CaptureFixtu
         assert words in text
     assert run(["simulate", fleet, *SERVER, "--rate-factor", "40"]) == 0
     assert "The server starves" in capsys.readouterr().out
+
+
+def test_one_adapter_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Titles count adapters and servers in words that fit one of them."""
+    single, cluster = tmp_path / "single.csv", tmp_path / "one.toml"
+    single.write_text("adapter,rank,rate\na,8,0.1\n")
+    kind = f'schema = 1\n[[kinds]]\nname = "one"\nprofile = "{DEFAULT_PROFILE}"\nmax_loras = 8\n'
+    cluster.write_text(f'{kind}[[nodes]]\nservers = ["one"]\n')
+    for given, title in (
+        (SERVER, "1 adapter on one "),
+        (["--cluster", str(cluster)], "1 adapter on 1 server,"),
+    ):
+        assert run(["simulate", str(single), *given]) == 0
+        assert title in capsys.readouterr().out
 
 
 def test_files_are_written(fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
