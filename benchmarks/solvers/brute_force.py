@@ -91,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             plan = packer.solve(
                 fleet,
                 profile,
+                goal,
                 solver=solver,
                 predictor=predictor,
                 margin=0.0,
