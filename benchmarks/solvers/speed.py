@@ -24,6 +24,7 @@ from packer.solvers.api import solve
 from packer.strategies import Predictor
 
 PAPER_RATES, PAPER_RANKS = (0.4, 0.2, 0.1), (8, 16)
+QUIET_RATES = (0.05, 0.025, 0.01, 0.005)
 
 
 def fleet(n: int, rates: Sequence[float] = PAPER_RATES) -> packer.Workload:
@@ -73,6 +74,8 @@ def cases() -> list[dict[str, str]]:
     case("greedy, 4,096 adapters, tree", "0.3 s", 3, greedy(fleet(4096), tree))
     case("greedy, 20,000 adapters, tree", "3 s", 1, greedy(fleet(20_000), tree))
     case("greedy, 100,000 adapters, tree", "6 s", 1, greedy(fleet(100_000), tree))
+    boosting = packer.load_predictor("boosting", profile)
+    case("greedy, 100,000 quiet adapters, boosting", "6 s", 1, greedy(fleet(100_000, QUIET_RATES), boosting))
     case("greedy, 384 adapters, forest", "50 ms", 5, greedy(four, forest))
     case("greedy, 4,096 adapters, forest", "5 s", 1, greedy(fleet(4096), forest))
     case(
