@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,7 +25,7 @@ from packer.twin.fit import score
 from packer.twin.fit.pipeline import Calibration, calibrate, with_provenance
 from packer.twin.fit.score import REGIMES, ScoredRun, regime_errors
 from packer.twin.fit.tables import Run
-from packer.twin.scores import smape
+from packer.twin.scores import macro_f1, smape
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1, 2, 3)
@@ -66,7 +68,7 @@ def _held_out(result: Calibration) -> dict[str, object]:
     return {
         "summary": _means(summaries),
         "by_seed": summaries,
-        "regimes": {regime: _means([table[regime] for table in regimes]) for regime in REGIMES},
+        "regimes": _means_of_tables(regimes),
         "runs": _rows(result.held_out),
     }
 
@@ -76,18 +78,31 @@ def _means(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _floor(profile: Profile, runs: list[Run]) -> dict[str, dict[str, float]]:
-    """SMAPE of the twin with one seed against itself with another, by regime and metric: what chance takes."""
-    one, other = (
-        score.score_runs(runs, profile, max_outstanding=MAX_OUTSTANDING, seed=seed) for seed in (0, 1)
-    )
+    """Errors of the twin with one seed against itself with another, means over pairs of `SEEDS`: what chance takes.
+
+    SMAPE by regime and metric; of all runs also the macro F1 of starvation.
+    """
+    scored = [score.score_runs(runs, profile, max_outstanding=MAX_OUTSTANDING, seed=seed) for seed in SEEDS]
+    return _means_of_tables([_between(one, other) for one, other in combinations(scored, 2)])
+
+
+def _between(one: Sequence[ScoredRun], other: Sequence[ScoredRun]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for regime in REGIMES:
         pairs = [
-            (a.predicted, b.predicted) for a, b in zip(one, other, strict=True)
+            (a, b) for a, b in zip(one, other, strict=True)
             if a.predicted and b.predicted and (regime == "all" or a.run.regime in regime.split("+"))
         ]  # fmt: skip
-        found[regime] = {name: smape((a[name], b[name]) for a, b in pairs) for name in score.METRICS}
+        found[regime] = {
+            name: smape((a.predicted[name], b.predicted[name]) for a, b in pairs) for name in score.METRICS
+        }
+        if regime == "all":
+            found[regime]["starvation_macro_f1"] = macro_f1([(a.starved, b.starved) for a, b in pairs])
     return found
+
+
+def _means_of_tables(tables: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    return {regime: _means([table[regime] for table in tables]) for regime in REGIMES}
 
 
 def main() -> None:

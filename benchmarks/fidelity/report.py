@@ -285,7 +285,8 @@ def main() -> None:
         text += [
             f"## {model}", "",
             f"Families left out of the fit ({int(summary['runs'])} runs; starvation macro F1 "
-            f"{summary['starvation_macro_f1']:.3f}, by seed {by_seed}; memory errors wrong: "
+            f"{summary['starvation_macro_f1']:.3f}, by seed {by_seed}, floor "
+            f"{found[model]['floor']['all']['starvation_macro_f1']:.3f}; memory errors wrong: "
             f"{int(summary['memory_verdicts_wrong'])}); in brackets the floor:", "",
             *regime_table(found[model]["held_out"]["regimes"], found[model]["floor"]), "",
             "Calibrated on micro-benchmarks alone (no run seen; starvation macro F1 "
