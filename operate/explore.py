@@ -335,9 +335,12 @@ class Frontier:
         return held
 
     def rooms(self, point: FrontierPoint) -> tuple[Room, ...]:
-        """How far the rates of each server may grow, and what limits it; nothing for more than `MOST_GPUS`."""
+        """How far the rates of each server may grow, and what limits it; nothing for more than `MOST_GPUS`, or where
+        the search ended before a factor of each server was known to hold.
+        """
         few = point.n_gpus <= MOST_GPUS and not self.over()
-        return self.hours.rooms(point.plan.bins, self.workload) if few else ()
+        found = self.hours.rooms(point.plan.bins, self.workload) if few else ()
+        return () if self.over() and any(room.headroom is None for room in found) else found
 
     def roomy(self, best: FrontierPoint, rooms: tuple[Room, ...]) -> tuple[FrontierPoint, tuple[Room, ...]]:
         """The point and its rooms, where servers with little room have got more slots."""

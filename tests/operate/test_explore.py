@@ -47,6 +47,17 @@ def test_plans_are_the_same_on_a_slow_machine(server: Profile, monkeypatch: pyte
     assert [point.plan.bins for point in slow] == [point.plan.bins for point in quick]
 
 
+def test_room_to_grow_is_not_known_of_a_search_that_ended(server: Profile) -> None:
+    """A server of which no factor was simulated in time has not failed at the rates as given: nothing is said of it."""
+    job = Frontier(Workload([Adapter("a", 8, 0.5)]), server)
+    point = job.at(1)
+    calls = iter([False])
+    job.stop = lambda: next(calls, True)
+    assert job.rooms(point) == ()
+    job.stop = lambda: False
+    assert [room.headroom is not None for room in job.rooms(point)] == [True]
+
+
 def test_an_adapter_too_hot_for_a_gpu_is_split(server: Profile) -> None:
     """An adapter that breaks its limits alone gets as many equal parts as it needs; parts are balanced."""
     hot = Workload([Adapter("hot", 8, 60.0), Adapter("cool", 8, 0.1)])
