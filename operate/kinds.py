@@ -51,10 +51,13 @@ class Option:
         return None if None in prices else sum(price or 0.0 for price in prices)
 
     @property
-    def rank(self) -> tuple[bool, float, int]:
-        """Smaller is better: whether the limits are broken, price, GPUs; without prices GPUs alone."""
-        price = self.price_per_hour
-        return (not self.holds, 0.0 if price is None else price, self.plan.n_gpus)
+    def rank(self) -> tuple[bool, bool, float, int]:
+        """Smaller is better: whether the limits are broken, whether the search ended before fresh hours were simulated,
+        price, GPUs; without prices GPUs alone.
+        """
+        price, plan = self.price_per_hour, self.plan
+        unsure = plan.verified is None and (plan.interrupted or plan.time_limit_reached)
+        return (not self.holds, unsure, 0.0 if price is None else price, plan.n_gpus)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""

@@ -14,6 +14,7 @@ from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
 from packer.operate.explore import Frontier
 from packer.operate.frontier import frontier
+from packer.operate.kinds import Option
 from packer.operate.recommend import recommend
 from packer.plan import Plan, Status
 from packer.profile import Profile
@@ -127,6 +128,15 @@ def test_kinds_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not stopped.unplaced
     with pytest.raises(ValidationError, match="time limit"):
         recommend(fleet(2, (None,)), two, time_limit_s=0.0)
+
+
+def test_a_plan_that_was_confirmed_goes_before_one_that_was_not(two_models: Plan) -> None:
+    """A kind whose search ended early may need fewer GPUs only because fresh hours were not simulated."""
+    whole = Option(None, "a", replace(two_models, verified=True), holds=True, told="")
+    for ended in ("interrupted", "time_limit_reached"):
+        few = {"bins": two_models.bins[:1], "verified": None, ended: True}
+        assert whole.rank < replace(whole, plan=replace(two_models, **few)).rank  # type: ignore[arg-type]
+        assert whole.rank > replace(whole, plan=replace(two_models, **few | {"verified": True})).rank  # type: ignore[arg-type]
 
 
 def test_limits_on_gpus_need_an_objective() -> None:
