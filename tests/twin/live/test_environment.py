@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from packer.cli import run
-from packer.cli.live import live
+from packer.cli import cli, run
 from packer.errors import FileFormatError, LiveError
 from packer.settings import Slots
 from packer.twin.live import environment, setup_cpu
@@ -52,7 +51,7 @@ def test_the_doctor_says_what_mends_it(monkeypatch: pytest.MonkeyPatch, tmp_path
     """Without vLLM the exit code is 2 and the install line is there."""
     monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(live, ["doctor", "--json"], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["live", "doctor", "--json"], standalone_mode=False)
     assert done.return_value == 2
     checks = {c["name"]: c for c in json.loads(done.output)["checks"]}
     assert not checks["vLLM"]["ok"]
@@ -65,10 +64,10 @@ def test_setup_tells_scripts_where_the_launch_file_is(
 ) -> None:
     """--json gives the path, --quiet nothing, neither the command that comes next."""
     monkeypatch.setattr(setup_cpu, "setup_cpu", lambda folder, **_: folder / "launch.toml")
-    command, launch = ["setup-cpu", str(tmp_path)], str(tmp_path / "launch.toml")
+    command, launch = ["live", "setup-cpu", str(tmp_path)], str(tmp_path / "launch.toml")
 
     def printed(*more: str) -> str:
-        return CliRunner().invoke(live, [*command, *more], standalone_mode=False).output
+        return CliRunner().invoke(cli, [*command, *more], standalone_mode=False).output
 
     assert json.loads(printed("--json")) == {"launch": launch}
     assert printed("--quiet") == ""
