@@ -13,7 +13,7 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.solvers.exact.master import solve_integer
-from packer.solvers.exact.proof import MOST_ENTRIES, WIDTH, certify
+from packer.solvers.exact.proof import certify, extended
 from packer.solvers.feasibility import Feasibility
 
 TOLERANCE = 1e-6
@@ -79,14 +79,13 @@ def every_bin_within(
     found = 0
     for k in range(len(useful)):
         fitting = np.minimum(top[k], np.floor((high - value) / worth[k] + 1e-12).astype(np.int64))
-        width = int((fitting + 1).sum())
-        if width > min(WIDTH, MOST_ENTRIES // len(useful)):
+        longer = extended(fitting, len(useful))
+        if longer is None:
             return None
-        owner = np.repeat(np.arange(len(partial)), fitting + 1)
-        count = np.arange(width) - np.repeat(np.cumsum(fitting + 1) - (fitting + 1), fitting + 1)
+        owner, count = longer
         value = value[owner] + count * worth[k]
         # The last class is the lightest: what it does not fit into is whole.
-        open_ = value + worth[-1] <= high if k + 1 < len(useful) else np.zeros(width, dtype=bool)
+        open_ = value + worth[-1] <= high if k + 1 < len(useful) else np.zeros(len(value), dtype=bool)
         alive = open_ & (value + rest[k] >= low)
         whole = ~open_ & (value >= low)
         rows = np.zeros((int(whole.sum()), len(weights)), dtype=np.int64)

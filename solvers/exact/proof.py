@@ -10,10 +10,10 @@ from packer.arrays import FloatArray, IntArray
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.solvers.feasibility import Feasibility
 
-WIDTH = 1_000_000
+_WIDTH = 1_000_000
 """Partial vectors kept at once by the enumeration, …"""
 
-MOST_ENTRIES = 16_000_000
+_ENTRIES = 16_000_000
 """… and entries of those vectors, 64 MB: a few such arrays exist at once."""
 
 _BEST = 4
@@ -118,16 +118,27 @@ def _minimal(
         rows[:, :k], rows[:, k] = partial[crossing], (fitting[crossing] + 1) * steps[k]
         complete.append(_lightest(rows, weights, limit, steps, above, lighter))
         found += len(complete[-1])
-        width = int((fitting + 1).sum())
-        if found > budget or width > min(WIDTH, MOST_ENTRIES // len(weights)):
+        longer = None if found > budget else extended(fitting, len(weights))
+        if longer is None:
             return None
-        owner = np.repeat(np.arange(len(partial)), fitting + 1)
-        count = (np.arange(width) - np.repeat(np.cumsum(fitting + 1) - (fitting + 1), fitting + 1)) * steps[k]
+        owner, count = longer[0], longer[1] * steps[k]
         value, held = value[owner] + count * weights[k], held[owner] + count
         alive = (value + rest[k] > above) & (held < MAX_ADAPTERS_PER_GPU)
         partial = np.column_stack([partial[owner[alive]], count[alive].astype(np.int32)])
         value, held = value[alive], held[alive]
     return np.concatenate(complete)
+
+
+def extended(most: IntArray, n_classes: int) -> tuple[IntArray, IntArray] | None:
+    """Every partial vector (p,) with 0 to `most` (p,) of the next class: which it was, and how many; None if too
+    many.
+    """
+    each = most + 1
+    width = int(each.sum())
+    if width > min(_WIDTH, _ENTRIES // n_classes):
+        return None
+    owner = np.repeat(np.arange(len(most)), each)
+    return owner, np.arange(width) - np.repeat(np.cumsum(each) - each, each)
 
 
 def _lightest(
