@@ -136,10 +136,7 @@ class Planning:
         """What is left of the time limit, which begins with the command."""
         from packer.solvers.base import limit_of
 
-        if self.time_limit_s is None:
-            return None
-        limit_s = checks.real("the time limit (s)", self.time_limit_s, low=0, open_low=True)
-        return limit_of(limit_s - waited_s())
+        return limit_of(checks.time_limit(self.time_limit_s) - waited_s())
 
     @property
     def recommends(self) -> bool:

@@ -87,8 +87,7 @@ class Frontier:
             checks.integer("max_replicas", self.max_replicas, low=1)
         checks.integer("spare", self.spare, low=0, high=1)
         checks.integer("seed", self.seed, low=0)
-        if self.time_limit_s is not None:
-            checks.real("the time limit (s)", self.time_limit_s, low=0, open_low=True)
+        checks.time_limit(self.time_limit_s)
         self.margin = rate_margin_for((self.profile,), margin=self.margin)
         self.replayed = self.workload.arrivals.trace is not None
         self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)

@@ -3,7 +3,6 @@ model on which every adapter keeps its limits."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -85,10 +84,7 @@ def recommend_kinds(
     `details` has the "kinds" (rows of `Option.to_dict`) and the "decision" of each model after the sum of them.
     """
     started = time.monotonic()
-    limit_s = math.inf
-    if time_limit_s is not None:
-        limit_s = checks.real("the time limit (s)", time_limit_s, low=0, open_low=True)
-    end_s = started + limit_s
+    end_s = started + checks.time_limit(time_limit_s)
     by_model = serving(workload, profiles)
     left = count(sum(len(offered) + (len(offered) > 1) for offered in by_model.values()), -1)
 

@@ -55,6 +55,11 @@ def real(name: str, value: object, *, low: float, high: float = math.inf, open_l
     return number
 
 
+def time_limit(value: float | None) -> float:
+    """A time limit (s), above 0; infinite where there is none."""
+    return math.inf if value is None else real("the time limit (s)", value, low=0, open_low=True)
+
+
 def _finite(value: object) -> float:
     """`value` as float if it is a finite number, else NaN."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):

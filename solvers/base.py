@@ -78,8 +78,7 @@ class Problem:
             raise ValidationError(f"The objective {self.objective.name!r} needs the number of GPUs (--gpus).")
         checks.integer("max_replicas", self.max_replicas, low=1)
         checks.integer("seed", self.seed, low=0)
-        if self.time_limit_s is not None:
-            checks.real("the time limit (s)", self.time_limit_s, low=0, open_low=True)
+        checks.time_limit(self.time_limit_s)
 
     @property
     def profile(self) -> Profile:
