@@ -115,9 +115,11 @@ def influences(
         "share_change": found.total_token_throughput[0] - found.total_token_throughput[1:],
     }
     rows: list[dict[str, Any]] = [
-        {"feature": each.name, "text": each.text, "unit": each.unit, "value": float(features[k])}
-        | {"typical": float(typical[k])}
-        | {name: float(change[k]) for name, change in changes.items()}
+        {
+            "feature": each.name, "text": each.text, "unit": each.unit,
+            "value": float(features[k]), "typical": float(typical[k]),
+            **{name: float(change[k]) for name, change in changes.items()},
+        }
         for k, each in enumerate(FEATURES)
-    ]
+    ]  # fmt: skip
     return sorted(rows, key=lambda row: -max(abs(row[name]) for name in changes))

@@ -87,7 +87,7 @@ def measure_plans(
 ) -> dict[str, list[BinReport]]:
     """The reports of each plan's bins (name → plan) on real servers, equal ones once; resumes in the same folder."""
     keys = {name: [_key(fleet, item) for item in plan.bins] for name, plan in plans.items()}
-    bins = {_key(fleet, item): item for plan in plans.values() for item in plan.bins}
+    bins = {key: item for name, own in keys.items() for key, item in zip(own, plans[name].bins, strict=True)}
     job = Validation(launch, fleet, list(bins.values()), folder, spec, progress, list(bins))
     found = dict(zip(bins, job.run() if bins else [], strict=True))
     return {name: [found[key] for key in own] for name, own in keys.items()}

@@ -21,21 +21,9 @@ from packer.room import growth as growth_text
 from packer.room import room_rows
 from packer.twin.per_adapter import quiet_adapters
 
-_HELPERS: dict[str, Any] = {
-    each.__name__: each
-    for each in (
-        *(
-            repr,
-            words.visible,
-            words.plural,
-            words.counted,
-            words.number,
-            context.milliseconds,
-            context.slowest,
-        ),
-        *(context.percent, words.by_rank, context.by_load, context.memory_bars),
-    )
-}
+_WORDS = (words.visible, words.plural, words.counted, words.number, words.by_rank)
+_FIGURES = (context.milliseconds, context.slowest, context.percent, context.by_load, context.memory_bars)
+_HELPERS: dict[str, Any] = {each.__name__: each for each in (repr, *_WORDS, *_FIGURES)}
 """Functions that the page calls."""
 _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
 

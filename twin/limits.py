@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.checks import slot_rank_for
 from packer.twin.engine import state as rows
 from packer.twin.law.law import law_of
@@ -51,7 +52,7 @@ def limit_of(sim: Simulation) -> Limit:
         if starting(sent_s, sim.workload).all():
             usage = f"requests of the first {sent_s.max():.0f} s {waits}"
             return Limit("start", 1.0, usage, BEFORE_TRAFFIC)
-        if _of_first_uses(sim):
+        if _of_first_uses(sim, sent_s, waits_ms):
             return Limit("first use", 1.0, f"first requests of adapters {waits}", BEFORE_TRAFFIC)
     found = max(_limits(sim), key=lambda each: each.pressure)
     if found.pressure >= USED_UP:
@@ -70,9 +71,12 @@ def starting(sent_s: npt.NDArray[np.floating[Any]], fleet: Workload) -> npt.NDAr
     return np.asarray((sent_s < START_S) & steady)
 
 
-def _of_first_uses(sim: Simulation) -> bool:
+def _of_first_uses(sim: Simulation, sent_s: FloatArray, waits_ms: FloatArray) -> bool:
     """Whether requests that exceed their limit of TTFT would keep it, `MOSTLY`, without the time in which first uses of
-    adapters, one after the other, occupied the API server while they waited."""
+    adapters, one after the other, occupied the API server while they waited.
+
+    `sent_s`, `waits_ms`: `Simulation.late`.
+    """
     use_s, requests = law_of(sim.profile).frontend[rows.PER_FIRST_USE_S], sim.raw.requests
     first_s = np.full(len(sim.workload), np.inf)
     np.minimum.at(first_s, requests.adapter, requests.time_s)
@@ -80,12 +84,10 @@ def _of_first_uses(sim: Simulation) -> bool:
     before_s = use_s * np.arange(len(first_s))
     end_s = np.append(-np.inf, np.maximum.accumulate(first_s - before_s) + before_s + use_s)
     limit_ms = sim.workload.slo.columns(sim.workload)[0][sim.owners]
-    late = sim.ttft_ms > limit_ms
-    waits_ms = sim.ttft_ms[late]
-    at_s = requests.time_s[sim.raw.finished][late] + np.array([[0.0], [1e-3]]) * waits_ms  # sent, first token
+    at_s = sent_s + np.array([[0.0], [1e-3]]) * waits_ms  # sent, first token
     count = np.searchsorted(first_s, at_s, side="right")
     within_ms = 1e3 * np.diff(use_s * count - np.maximum(end_s[count] - at_s, 0.0), axis=0)[0]
-    return bool((waits_ms - within_ms <= limit_ms[late]).mean() >= MOSTLY)
+    return bool((waits_ms - within_ms <= limit_ms[sim.ttft_ms > limit_ms]).mean() >= MOSTLY)
 
 
 def _limits(sim: Simulation) -> list[Limit]:
