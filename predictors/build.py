@@ -113,7 +113,7 @@ def _check_note(folder: Path, spec: Spec) -> None:
         write_text(note, spec.text())
     elif read_text(note) != spec.text():
         raise IncompatibleError(
-            f"{folder} holds parts of another data set (profile, rows, seed or features differ): remove "
+            f"{folder} holds parts of another data set (profile, rows, seed, features or format differ): remove "
             "it, or build into another file."
         )
 

@@ -20,7 +20,8 @@ from packer.io.parquet import decoded, parquet_bytes
 from packer.io.schema import parse
 from packer.predictors.features import NAMES
 
-FORMAT = "packer dataset 2"
+FORMAT = "packer dataset 3"
+"""Raised with the scenarios that a seed gives, too: files of other scenarios are not mixed."""
 MAX_ROWS = 4_000_000
 TTFT_LABELS = ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms")
 SHARES = ("served_share", "stable")
@@ -162,7 +163,9 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
         raise FileFormatError("expected a data set written by packer predictor build.", path=path)
     spec = parse(Spec, parse_json(notes["packer"], path), path)
     if spec.format != FORMAT:
-        raise FileFormatError(f"expected the format {FORMAT!r}, got {spec.format[:80]!r}.", path=path)
+        raise FileFormatError(
+            f"expected the format {FORMAT!r}, got {spec.format[:80]!r}: build it again.", path=path
+        )
     if spec.features != NAMES:
         unknown = ", ".join(sorted(set(spec.features) - set(NAMES)))[:200] or "none"
         absent = ", ".join(sorted(set(NAMES) - set(spec.features))) or "none"

@@ -17,7 +17,7 @@ from packer.errors import FileFormatError, IncompatibleError, MissingDependencyE
 from packer.io.files import claimed
 from packer.predictors import build as module
 from packer.predictors.build import PART_ROWS, build_dataset
-from packer.predictors.dataset import Dataset, Spec, read_dataset
+from packer.predictors.dataset import FORMAT, Dataset, Spec, read_dataset
 from packer.predictors.features import COLUMN
 from packer.predictors.scenarios import LARGE, RATES, SHARES, SIZES, scenario
 from packer.profile import Profile
@@ -101,11 +101,15 @@ def test_an_interrupted_build_goes_on(
     assert not path.with_name("d.parquet.parts").exists()
 
 
-def test_parts_of_another_dataset_are_not_mixed(small: Profile, tmp_path: Path) -> None:
-    """Parts that belong to another seed are refused, not overwritten."""
+@pytest.mark.parametrize(("seed", "made_by"), [(0, FORMAT), (1, "packer dataset 2")])
+def test_parts_of_another_dataset_are_not_mixed(
+    small: Profile, tmp_path: Path, seed: int, made_by: str
+) -> None:
+    """Parts of another seed, or of a version that drew other scenarios for it, are refused, not overwritten."""
     path = tmp_path / "d.parquet"
     with claimed(tmp_path / "d.parquet.parts") as folder:
-        (folder / "spec.json").write_text(Spec(small.name, small.fingerprint, 10, 0).text())
+        spec = Spec(small.name, small.fingerprint, 10, seed, format=made_by)
+        (folder / "spec.json").write_text(spec.text())
     with pytest.raises(IncompatibleError, match="another data set"):
         build_dataset(small, path, rows=10, seed=1, jobs=1)
 
@@ -222,7 +226,7 @@ def test_changed_tables_are_refused(built: Path, tmp_path: Path, change: str) ->
         ('"rows": 37', '"rows": 0', "rows"),
         ('"rows": 37', '"rows": "37"', "rows"),
         ('"seed": 4', '"seed": 5', "hash"),
-        ("packer dataset 2", "packer dataset 9", "the format"),
+        (FORMAT, "packer dataset 2", "build it again"),
         ("{", "[", "expected JSON"),
     ],
 )
