@@ -27,7 +27,7 @@ leave unexplained by weights, activations and logits (0.57 and 0.49 GB)."""
 ENGINES = {"vllm": "0.8.5", "sglang": "0.5"}
 """Engines whose memory and slots are modelled, with the version that they are modelled after."""
 
-CAPACITY_BAND = (0.81, 1.24)
+CAPACITY_BAND = (0.82, 1.22)
 """Real capacity / estimated, each of the two calibrated profiles estimated from the other one (same GPU, another
 model): the lower 5th and the higher 95th percentile of the two, over 300 servers each."""
 
