@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def measured(name: str, seeds: int) -> dict[str, Any]:
     print(markdown(section), flush=True)
     return section.to_dict() | {
         "seeds": seeds,
+        "date": date.today().isoformat(),
         "cpu_s": round(time.process_time() - started, 1),
         "text": markdown(section),
     }
@@ -54,14 +56,14 @@ def measured(name: str, seeds: int) -> dict[str, Any]:
 
 def summary(results: dict[str, Any]) -> str:
     """How many rules hold, for each paper."""
-    lines = ["| paper | rules | kept | shown without a claim | CPU s |", "|---|---|---|---|---|"]
+    lines = ["| paper | rules | kept | shown without a claim | CPU s | run on |", "|---" * 6 + "|"]
     for name in PAPERS:
         if name in results:
             rows = results[name]["rows"]
             decided = [row["kept"] for row in rows if row["kept"] is not None]
             lines.append(
                 f"| {results[name]['title']} | {len(decided)} | {sum(decided)} | {len(rows) - len(decided)} | "
-                f"{results[name]['cpu_s']:.0f} |"
+                f"{results[name]['cpu_s']:.0f} | {results[name]['date']} |"
             )
     return "\n".join(lines) + "\n"
 
