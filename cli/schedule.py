@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -68,7 +69,9 @@ class Results:
     static_path: The plan that holds all day.
     servers_path: Every server of the day, for packer export --format k8s.
     keda_path: Cron triggers of KEDA for the Deployments of --servers.
-    prefix: Start of the names of these Deployments.
+    routes_path: Routing tables of each period, in a folder of their own: nginx, Envoy, LiteLLM and JSON.
+    address: Where routers find a server, with {name}, {index} and {port}. [default: {name}:8000]
+    prefix: Start of the servers' names.
     timezone: Time zone of the cron triggers.
     replay: Simulate a day of requests on the schedule and on the static plan.
     """
@@ -77,6 +80,8 @@ class Results:
     static_path: str | None = option("--static", metavar="PLAN")
     servers_path: str | None = option("--servers", metavar="PLAN")
     keda_path: str | None = option("--keda", metavar="FILE")
+    routes_path: str | None = option("--routes", metavar="FOLDER")
+    address: str | None = option(metavar="TEMPLATE")
     prefix: str = option(default="gpu", metavar="NAME")
     timezone: str = option(default="UTC", metavar="NAME")
     replay: bool = flag()
@@ -96,12 +101,20 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
       packer schedule fleet.csv --rates day.csv --replay --servers servers.json --keda keda.yaml -o schedule.json
     """
     from packer.cli.output import write_json
+    from packer.export.formats import export_plan
     from packer.export.keda import scaled_objects
-    from packer.io.files import write_text
+    from packer.export.servers import Options
+    from packer.io.files import make_folder, write_text
     from packer.io.plans import write_plan
     from packer.operate.schedule import schedule as find
 
-    out.check(results.output, results.static_path, results.servers_path, results.keda_path)
+    files = (results.static_path, results.servers_path, results.keda_path, results.output)
+    out.check(*files)
+    if results.routes_path is not None:
+        make_folder(results.routes_path)
+        there = ("0000-routing.json", *os.listdir(results.routes_path))
+        out.check(*(os.path.join(results.routes_path, name) for name in there))
+    where = Options(prefix=results.prefix, address=results.address)
     kinds = servers.kinds()
     out.note_profiles(*(kind.profile for kind in kinds))
     fleet = file.fleet()
@@ -120,9 +133,14 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
         times: dict[str, Any] = {"day_s": found.periods[-1].end_s, "startup_s": found.startup_s}
         text = scaled_objects(names, **times, timezone=results.timezone)
         write_text(results.keda_path, text, force=out.force)
+    if results.routes_path is not None:
+        for each in found.periods:
+            begin = f"{int(each.start_s // 3600):02d}{int(each.start_s // 60) % 60:02d}"
+            for name, text in export_plan(each.plan, "routing", where, numbers=each.servers).items():
+                write_text(os.path.join(results.routes_path, f"{begin}-{name}"), text, force=out.force)
     write_json(data, results.output)
     out.result(data, lambda: _lines(found, data, _slo(hours)))
-    for path in filter(None, (results.static_path, results.servers_path, results.keda_path, results.output)):
+    for path in filter(None, (*files, results.routes_path)):
         out.note(f"wrote {path}")
     return 0
 
@@ -147,25 +165,14 @@ def _slo(hours: Hours) -> dict[str, float]:
 
 
 def _lines(found: Schedule, data: dict[str, Any], slo: dict[str, float]) -> list[Table | str]:
-    rows = [
-        (
-            each.names[0] if len(each.names) == 1 else f"{each.names[0]} … {each.names[-1]}",
-            each.gpus,
-            ", ".join(map(str, each.servers)),
-            len(each.moved),
-        )
-        for each in found.periods
-    ]
-    servers = [
-        (
-            k,
-            item.max_loras,
-            item.max_lora_rank,
-            len(item.adapters),
-            sum(e - s for s, e in found.running(k)) / 3600,
-        )
-        for k, item in enumerate(found.servers)
-    ]
+    rows = []
+    for each in found.periods:
+        names = " … ".join(dict.fromkeys((each.names[0], each.names[-1])))
+        rows.append((names, each.gpus, ", ".join(map(str, each.servers)), len(each.moved)))
+    servers = []
+    for k, item in enumerate(found.servers):
+        hours = sum(end_s - start_s for start_s, end_s in found.running(k)) / 3600
+        servers.append((k, item.max_loras, item.max_lora_rank, len(item.adapters), hours))
     lines: list[Table | str] = [
         Table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
         Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", "hours a day"), servers),

@@ -123,14 +123,8 @@ def schedule(
     goal = AllDay(rates=_by_name(workload, rates), most_ms=most_ms)
     parts = _parts(workload, profiles, evaluator.of(goal).whole(), max_replicas) if max_replicas > 1 else {}
     day = _Day(Replicas(workload, parts), rates, most_ms, period_s, evaluator)
-    common = {
-        "predictor": predictor,
-        "margin": raised,
-        "seed": seed,
-        "verify": False,
-        "with_headroom": False,
-        "stop": stop,
-    }
+    common = {"predictor": predictor, "margin": raised, "seed": seed, "stop": stop}
+    common |= {"verify": False, "with_headroom": False}
     static = day.held(list(rates), profile, solver="greedy", **common)
     if static.status is Status.INFEASIBLE:
         raise ValidationError(f"No plan holds in every period: {' '.join(static.reasons[:3])}")
@@ -291,12 +285,10 @@ def _deployed(periods: Sequence[Period], evaluator: Evaluator) -> Plan:
             first.setdefault(k, item)
             held.setdefault(k, set()).update(item.adapters)
     number = Counter(i for adapters in held.values() for i in adapters)
-    bins = tuple(
-        replace(
-            first[k], adapters=tuple(sorted(held[k])), shares=tuple(1.0 / number[i] for i in sorted(held[k]))
-        )
-        for k in sorted(held)
-    )
+    bins: tuple[Bin, ...] = ()
+    for k, adapters in sorted(held.items()):
+        shares = tuple(1.0 / number[i] for i in sorted(adapters))
+        bins += (replace(first[k], adapters=tuple(sorted(adapters)), shares=shares),)
     quiet = min((each.plan for each in periods), key=lambda plan: plan.workload.offered_tok_s)
     rows = evaluator.report(quiet.workload, bins)
     return quiet.without_bound(

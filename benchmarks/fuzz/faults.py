@@ -46,8 +46,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare f.csv --solvers greedy --predictors tree --launch launch.toml --launch-duration 1 -o c.json": (
         "c.json",
     ),
-    "schedule f.csv --rates day.csv --period 43200 --predictor tree --static p --servers s --keda k -o o.json": (
-        "p", "s", "k", "o.json",
+    "schedule f.csv --rates day.csv --period 43200 --predictor tree --static p --servers s --keda k --routes r -o o": (
+        "p", "s", "k", "r/0000-nginx.conf", "r/1200-envoy.yaml", "o",
     ),
     "memory --max-loras 8 --max-lora-rank 8 --plot m.html": ("m.html",),
     "export plan.json --format vllm -o start.sh": ("start.sh",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -92,11 +92,13 @@ ANY_ENGINE = ("routing", "nginx", "envoy", "litellm", "grafana")
 
 
 def export_plan(
-    plan: Plan, format_name: str, options: Options | None = None, *, stack_version: str | None = None
-) -> dict[str, str]:
+    plan: Plan, format_name: str, options: Options | None = None, *, stack_version: str | None = None,
+    numbers: Sequence[int] | None = None,
+) -> dict[str, str]:  # fmt: skip
     """Files of a format, by name; the first one is the main one. Those made with an estimated profile are marked.
 
     `stack_version`: the version of the stack that they are for; None does not check it.
+    `numbers`: of the servers, in their names and addresses, as `Period.servers` of a schedule; None counts from 0.
 
     Raises `UnknownNameError`: no format has that name; `IncompatibleError`: the plan is infeasible, the format does
     not fit the stack's version, it starts another engine than the plan's, it can't read the source of an adapter, or
@@ -115,7 +117,7 @@ def export_plan(
                 f"The format {format_name} is for no stack with versions: leave out --stack-version."
             )
         fits.check(stack_version)
-    found = servers(plan, chosen)
+    found = servers(plan, chosen, numbers)
     if format_name not in ANY_ENGINE:
         _check_engine(plan, format_name)
     render: Render = import_module(FORMATS[format_name].module).render

@@ -6,7 +6,7 @@ The flags are vLLM's; those of SGLang are in `packer.export.sglang`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from packer import checks
@@ -163,8 +163,8 @@ def words(flags: Mapping[str, object]) -> list[str]:
     return [word for pair in pairs for word in pair]
 
 
-def servers(plan: Plan, options: Options) -> tuple[Server, ...]:
-    """The servers of a plan.
+def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) -> tuple[Server, ...]:
+    """The servers of a plan. `numbers`: those in their names, addresses and ports; None counts from 0.
 
     Raises `IncompatibleError`: the plan is infeasible: it has adapters without a server, or none at all;
     `ValidationError`: an adapter has no source though a table was given, the model can't be named on a command line,
@@ -181,7 +181,8 @@ def servers(plan: Plan, options: Options) -> tuple[Server, ...]:
             f"Expected no --model for a plan of several base models ({', '.join(models)}): their profiles name them."
         )
     paths = _sources(plan, options)
-    return tuple(_server(plan, index, options, paths) for index in range(len(plan.bins)))
+    placed = zip(plan.bins, numbers or range(len(plan.bins)), strict=True)
+    return tuple(_server(plan, item, index, options, paths) for item, index in placed)
 
 
 def _sources(plan: Plan, options: Options) -> dict[str, str]:
@@ -198,8 +199,7 @@ def _sources(plan: Plan, options: Options) -> dict[str, str]:
     return {name: options.sources[name] for name in used}
 
 
-def _server(plan: Plan, index: int, options: Options, paths: Mapping[str, str]) -> Server:
-    item = plan.bins[index]
+def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[str, str]) -> Server:
     profile = item.profile
     model = options.model or profile.model.repository or profile.model.name
     if not model.strip() or model.startswith("-") or not model.isprintable():

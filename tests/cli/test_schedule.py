@@ -54,6 +54,31 @@ def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"the static plan of {found['static_gpus']} GPUs takes" in " ".join(out.split())
 
 
+def test_routes_of_each_period_name_its_servers() -> None:
+    """Every period has tables for gateways: its adapters on its servers, called as all day, by its shares."""
+    words = ["schedule", "fleet.csv", "--rates", "day.csv", "--period", "21600", "--margin", "0"]
+    where = ["--routes", "routes", "--prefix", "llm", "--address", "10.0.0.1:{port}"]
+    assert run([*words, *where, "-o", "schedule.json"]) == 0
+    periods = json.loads(Path("schedule.json").read_text())["periods"]
+    assert len({len(each["servers"]) for each in periods}) > 1
+    written = {path.name for path in Path("routes").iterdir()}
+    for each in periods:
+        begin = f"{int(each['start_s'] / 3600):02d}00"
+        names = {f"{begin}-{name}" for name in ("routing.json", "nginx.conf", "envoy.yaml", "litellm.yaml")}
+        assert names <= written
+        written -= names
+        table = json.loads(Path(f"routes/{begin}-routing.json").read_text())
+        ports = {server["server"]: 8000 + server["server"] for server in each["servers"]}
+        assert table["servers"] == {f"llm-{k}": f"http://10.0.0.1:{port}" for k, port in ports.items()}
+        for server in each["servers"]:
+            for adapter, share in zip(server["adapters"], server["shares"], strict=True):
+                places = {place["server"]: place["share"] for place in table["adapters"][adapter]}
+                assert places[f"llm-{server['server']}"] == pytest.approx(share)
+    assert not written
+    assert run([*words, *where, "-o", "other.json"]) == 2  # the tables are there
+    assert not Path("other.json").exists()
+
+
 def test_the_replay_counts_requests_within_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
     """A limit that is given takes the place of the usual 100 ms."""
     Path("few.csv").write_text("adapter,rank,rate\na0,8,1\n")
