@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSp
 from packer.settings import Slots
 from packer.workload import Workload
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers of pytest-xdist share the cores
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {
     "packer": "packer",
@@ -93,6 +96,27 @@ def folders() -> dict[str, str]:
 def modules() -> list[Module]:
     """Every module of the package, parsed once."""
     return _modules()
+
+
+@contextmanager
+def _short_runs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("DURATION_S", 600.0), ("SCREENING_S", 200.0), ("MIN_REQUESTS", 300)):
+            patch.setattr(f"packer.twin.until_clear.{name}", value)
+        yield
+
+
+@pytest.fixture
+def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees are refined with fewer candidates, forests and folds: the procedure is what is tested."""
+    for name, value in (("TEACHERS", 30), ("MIN_LEAVES", (5,)), ("FOLDS", 2)):
+        monkeypatch.setattr(f"packer.predictors.tree.{name}", value)
+
+
+@pytest.fixture(scope="session")
+def short_runs() -> Callable[[], AbstractContextManager[None]]:
+    """Makes a context in which the scenarios of a dataset are simulated for a sixth of their time."""
+    return _short_runs
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,17 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from packer.cli import run
+from packer.predictors import build
+from packer.predictors.dataset import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
@@ -57,6 +62,21 @@ def type_in(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     return code, out + err
 
 
+@pytest.fixture
+def _small_datasets(
+    monkeypatch: pytest.MonkeyPatch, short_runs: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Datasets are built in this process, of short simulations."""
+    whole = build.build_dataset
+
+    def quick(*arguments: Any, **options: Any) -> Spec:
+        with short_runs():
+            return whole(*arguments, **{**options, "jobs": 1})
+
+    monkeypatch.setattr(build, "build_dataset", quick)
+
+
+@pytest.mark.usefixtures("_small_datasets", "few_candidates")
 @pytest.mark.parametrize("page", PAGES)
 def test_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import pytest
 
 from packer.predictors.build import build_dataset
@@ -21,10 +24,15 @@ def small() -> Profile:
 
 
 @pytest.fixture(scope="session")
-def data(small: Profile, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def data(
+    small: Profile,
+    tmp_path_factory: pytest.TempPathFactory,
+    short_runs: Callable[[], AbstractContextManager[None]],
+) -> Dataset:
     """A small dataset of it."""
     path = tmp_path_factory.mktemp("data") / "small.parquet"
-    build_dataset(small, path, rows=ROWS, seed=3, jobs=1)
+    with short_runs():
+        build_dataset(small, path, rows=ROWS, seed=3, jobs=1)
     return read_dataset(path)
 
 

@@ -143,6 +143,7 @@ def test_search_follows_the_papers_procedure(data: Dataset) -> None:
     assert model.header["params"][STARVED]["n_neighbors"] in (1, 3, 5, 7, 9, 13, 17)
 
 
+@pytest.mark.usefixtures("few_candidates")
 def test_refined_trees_are_small_and_readable(data: Dataset, small: Profile, tmp_path: Path) -> None:
     """Refined trees keep their limits on rules, every question fires one rule, and the drawing is an SVG."""
     model = train("tree", data, seed=1, refine=True)
