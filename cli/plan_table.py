@@ -97,7 +97,7 @@ def _changes(old: Plan, plan: Plan) -> list[Table | str]:
     numbers = plan.moves.servers if plan.moves else ()
     kept = [number for number in numbers if number is not None]
     lines: list[Table | str] = [
-        f"Changes     {len(moved)} adapters move, {len(now - before)} are new, {len(before - now)} are gone; "
+        f"Changes     {len(moved)} adapters moved, {len(now - before)} new, {len(before - now)} gone; "
         f"servers: {len(kept)} stay, {len(numbers) - len(kept)} start, {old.n_gpus - len(kept)} stop"
     ]
     if moved:

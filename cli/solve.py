@@ -87,11 +87,13 @@ class Servers:
 class Planning:
     """What a plan is made for and how it is searched.
 
-    old_path: Follow a running plan: on its servers, fewest GPUs, then fewest adapters moved.
+    old_path: Follow a running plan: on its servers, within its latency limits, fewest GPUs, then fewest adapters
+        moved.
     objective: What a good plan is: gpus, latency, slo:…, cost, … [default: the fewest GPUs on which every adapter
-        keeps --slo, and what fewer or more would give]
+        keeps --slo, and what fewer or more would give; with --solver or --predictor gpus]
     slo: Latency limits of every adapter, or of those of an slo_class; adapter_share=0.95: 95 % of the adapters
-        must keep theirs; repeatable. [default: the workload's, else p95_ttft_ms=2000,mean_itl_ms=100]
+        must keep theirs; repeatable. [default: the workload's, else the running plan's, else
+        p95_ttft_ms=2000,mean_itl_ms=100]
     solver: How the plan is searched. [default: greedy; on a given number of GPUs spread-refined]
     load: Plan for this load of a trace of requests: its mean, its busiest hour, every adapter's own busiest hour,
         the hour at a percentile; or for the column of that name of --loads. [default: a trace is replayed]
@@ -152,6 +154,7 @@ class Planning:
         from packer.operate.recommend import recommend
         from packer.solvers.api import solve as run
         from packer.solvers.evaluator import rate_margin_for
+        from packer.solvers.replan import objective_of
 
         given |= {"max_gpus": self.gpus, "seed": self.seed, "verify": self.verify}
         given["time_limit_s"] = self.remaining_s()
@@ -163,7 +166,7 @@ class Planning:
         return run(
             fleet,
             kinds,
-            self.objective or ("gpus" if old is None else "moves"),
+            self.objective or ("gpus" if old is None else objective_of(old)),
             solver=self.solver or (None if old is None else "replan"),
             predictor=self.predictor,
             max_replicas=self.max_replicas or 1,
@@ -221,6 +224,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     from packer.gpu import kinds_of
     from packer.io.plans import load_plan, plan_to_dict, write_plan
     from packer.plan import Status
+    from packer.slo import Slo
     from packer.twin.hours import with_adapters
 
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT
@@ -243,7 +247,8 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     profiles = [kind.profile for kind in kinds]
     out.note_profiles(*profiles)
     fleet = file.fleet()
-    fleet = planning.at_load(replace(fleet, slo=fleet.slo.parsed(planning.slo)))
+    slo = fleet.slo if old is None or fleet.slo != Slo() else old.workload.slo
+    fleet = planning.at_load(replace(fleet, slo=slo.parsed(planning.slo)))
     with interruptible() as stop, out.progress() as progress:
         plan = planning.planned(fleet, kinds, old, progress=progress, stop=stop)
     plan = replace(plan, runtime_s=waited_s())

@@ -70,7 +70,7 @@ class Objective:
 
     @property
     def figures(self) -> Collection[str]:
-        """The figures of `Evaluations` that are looked at, beyond whether a bin starves or does not start."""
+        """The figures of `Evaluations` that `limits` and `key` need, beyond whether a bin starves or does not start."""
         return self.limits
 
     @property
@@ -107,16 +107,16 @@ class Objective:
         """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable
         if that is demanded.
 
-        Raises `IncompatibleError`: the predictor gives no figure for one of the limits.
+        Raises `IncompatibleError`: the predictor does not give one of the `figures`.
         """
         ok = feasible = evaluations.feasible
         if self.stable:
             ok = ok & evaluations.stable
-        for key, limit in self.limits.items():
+        for key in self.figures:
             figures = getattr(evaluations, key)
             if feasible.any() and np.isnan(figures[feasible]).all():
                 raise IncompatibleError(f"The predictor gives no {key}; take one that does (twin).")
-            ok = ok & (np.nan_to_num(figures, nan=np.inf) <= limit)
+            ok = ok & (np.nan_to_num(figures, nan=np.inf) <= self.limits.get(key, np.inf))
         return ok
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -42,6 +42,12 @@ class Latency(Objective):
         ):
             if value not in known:
                 raise ValidationError(f"Expected {what} to be one of {', '.join(known)}, got {shown(value)}.")
+
+    @property
+    def figures(self) -> Collection[str]:
+        """TTFT, ITL or both."""
+        needed = ("mean_ttft_ms", "mean_itl_ms")
+        return needed if self.metric == "request" else (f"mean_{self.metric}_ms",)
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(chosen statistic, the other one) of the chosen latency, ms; infinite where nothing starts."""

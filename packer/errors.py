@@ -118,6 +118,17 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 @contextmanager
+def plugged(who: str) -> Iterator[None]:
+    """What a strategy of another package raises in the block is a `PluginError`, unless it is an error of packer's."""
+    try:
+        yield
+    except PackerError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{who} raised {type(error).__name__}: {error}.") from error
+
+
+@contextmanager
 def located(path: str | os.PathLike[str], key: str | None = None) -> Iterator[None]:
     """A rule that is broken in the block is an error of this file."""
     try:

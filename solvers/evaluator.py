@@ -13,7 +13,7 @@ import numpy as np
 from packer import checks
 from packer.arrays import BoolArray, FloatArray
 from packer.bin import Bin
-from packer.errors import ValidationError
+from packer.errors import PluginError, ValidationError, plugged
 from packer.evaluation import SIMULATED, Evaluation, Evaluations
 from packer.memo import Memo
 from packer.objectives.base import Objective
@@ -235,7 +235,14 @@ def _scaling(predictor: Predictor) -> _Scaling:
         for factor in np.unique(factors).tolist():
             mine = np.flatnonzero(factors == factor).tolist()
             fleet = workload if factor == 1.0 else workload.scaled(factor)
-            rows |= zip(mine, predictor.evaluate(fleet, [bins[k] for k in mine]), strict=True)
+            with plugged(f"The predictor {predictor.name!r}"):
+                found = predictor.evaluate(fleet, [bins[k] for k in mine])
+                got = len(found)
+            if got != len(mine):
+                raise PluginError(
+                    f"Expected {len(mine)} rows from the predictor {predictor.name!r}, got {got}."
+                )
+            rows |= zip(mine, found, strict=True)
         return Evaluations.of([rows[k] for k in range(len(bins))])
 
     return ContentCache(evaluate)

@@ -21,7 +21,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
 from packer.engines import LightLlm
-from packer.evaluation import Evaluations
+from packer.evaluation import SIMULATED, Evaluations
 from packer.objectives.base import Objective
 from packer.objectives.gpus import Gpus
 from packer.objectives.latency import Latency
@@ -47,12 +47,13 @@ class ObjectiveContract:
     def evaluated(self) -> tuple[Workload, list[Bin], Evaluations]:
         """Four small bins of which the last two starve or fail."""
         fleet = random_fleet(24, seed=1, rates=(0.2, 0.1))
-        profile = small_profile()
+        profile = small_profile(price_per_hour=3.5)
         parts = [tuple(range(k, 24, 4)) for k in range(4)]
         bins = [Bin(part, profile.settings(len(part), 32), profile) for part in parts]
         found = AnalyticPredictor().evaluate(fleet, bins)
         starved, failed = np.array([0, 0, 1, 1], dtype=bool), np.array([0, 0, 0, 1], dtype=bool)
-        return fleet, bins, replace(found, starved=starved, memory_error=failed)
+        known = dict.fromkeys(SIMULATED, np.array([0.5, 0.9, np.nan, np.nan]))
+        return fleet, bins, replace(found, starved=starved, memory_error=failed, **known)
 
     def test_is_an_objective(self, objective: Objective) -> None:
         """It inherits from `Objective`, has a name and says what it minimises."""
@@ -78,6 +79,15 @@ class ObjectiveContract:
         assert one == other
         assert one
         assert all(isinstance(value, float) for value in one)
+
+    def test_weights_add_up_to_the_key(
+        self, objective: Objective, evaluated: tuple[Workload, list[Bin], Evaluations]
+    ) -> None:
+        """Where the first entry of the key counts GPUs or adds prices, bounds rely on `weight` for each server."""
+        fleet, bins, found = evaluated
+        if objective.minimises in ("gpus", "price"):
+            total = sum(objective.weight(bin_.profile) for bin_ in bins)
+            assert objective.key(fleet, bins, found)[0] == pytest.approx(total)
 
 
 class PredictorContract:

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from packer.plan import Plan, Status
 from packer.predictors.api import load_predictor
 from packer.profile import Profile
 from packer.solvers.compare import PlanFigures
+from packer.solvers.replan import objective_of
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
@@ -264,10 +266,22 @@ def test_from_follows_the_new_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     Path("new.csv").write_text("\n".join([*text[:-5], "extra,8,0.1"]) + "\n")
     assert packer("solve", "new.csv", "--from", "plan.json", "-o", "next.json") == 0
     out = capsys.readouterr().out
-    assert "0 adapters move, 1 are new, 5 are gone" in out
+    assert "0 adapters moved, 1 new, 5 gone" in out
     new = load_plan("next.json")
     assert new.objective == "moves"
     assert new.objective_value[1] == 0.0
+
+
+def test_from_keeps_the_limits_of_the_running_plan() -> None:
+    """A fleet that changes is still held to its latency limits, which its new workload file does not carry."""
+    limited = ["--objective", "slo:mean_itl_ms=12.5", "--slo", "p95_ttft_ms=700"]
+    assert packer("solve", fleet(), *limited) == 0
+    assert packer("solve", fleet(), "--from", "plan.json", "-o", "next.json") == 0
+    assert packer("solve", fleet(), "--from", "plan.json", "--objective", "gpus", "-o", "fewest.json") == 0
+    old, new, fewest = (load_plan(f"{name}.json") for name in ("plan", "next", "fewest"))
+    assert (new.limits, new.workload.slo) == ({"mean_itl_ms": 12.5}, old.workload.slo)
+    assert new.evaluations.mean_itl_ms.max() <= 12.5 < fewest.evaluations.mean_itl_ms.max()
+    assert objective_of(replace(old, objective="recommend", details={})) == "slo"
 
 
 def test_compare_shows_every_outcome(

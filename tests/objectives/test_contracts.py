@@ -13,6 +13,7 @@ SPECS = [
     "latency:metric=itl,statistic=worst",
     "slo:mean_ttft_ms=1000",
     "headroom:factor=1.5",
+    "goodput",
     "cost",
     "moves",
     "tuning:p99_ttft_ms=1000",

@@ -202,3 +202,21 @@ def test_goodput_is_what_counts_most(evaluations: Evaluations) -> None:
     keys = [load_objective("goodput").key(FLEET, BINS, each) for each in (better, equal, worse)]
     assert keys == sorted(keys)
     assert keys[0] == (-15.0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("spec", "absent"),
+    [
+        ("latency", "mean_itl_ms"),
+        ("latency:metric=ttft", "mean_ttft_ms"),
+        ("latency:metric=itl", "mean_itl_ms"),
+        ("goodput", "goodput_tok_s"),
+    ],
+)
+def test_a_figure_that_the_predictor_does_not_give_is_named(
+    evaluations: Evaluations, spec: str, absent: str
+) -> None:
+    """What an objective minimises has to be predicted, as its limits have to be: else every plan is as good."""
+    unknown = replace(evaluations, **{absent: np.full(3, np.nan)})
+    with pytest.raises(IncompatibleError, match=f"gives no {absent}"):
+        load_objective(spec).admissible(unknown)

@@ -10,6 +10,8 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.errors import PluginError
+from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
 from packer.objectives.base import Objective, Scenario
 from packer.objectives.slo import Slo
@@ -120,3 +122,27 @@ def test_a_margin_can_be_raised_without_new_predictors() -> None:
     raised.evaluate(FLEET, bins)
     raised.report(FLEET, bins)
     assert (first.margin, raised.margin, twin.simulated) == (0.0, 0.5, 2)
+
+
+@dataclass(frozen=True)
+class Faulty(AnalyticPredictor):
+    """A predictor of another package with a defect."""
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """A row too many for two bins, an error for more."""
+        if len(bins) > 2:
+            raise KeyError("boom")
+        return super().evaluate(workload, [*bins, bins[0]])
+
+
+@pytest.mark.parametrize(
+    ("bins", "message"),
+    [
+        (BINS, "Expected 2 rows from the predictor 'analytic', got 3"),
+        ([*BINS, Bin((0,), Slots(1, 8), PROFILE)], "The predictor 'analytic' raised KeyError: 'boom'"),
+    ],
+)
+def test_a_defect_of_a_predictor_names_it(bins: list[Bin], message: str) -> None:
+    """What a predictor of another package does wrong is said as such, not as a defect of packer."""
+    with pytest.raises(PluginError, match=message):
+        Evaluator(Faulty()).evaluate(FLEET, bins)

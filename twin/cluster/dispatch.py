@@ -9,7 +9,7 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster
-from packer.errors import PluginError
+from packer.errors import PluginError, plugged
 from packer.twin.cache.base import CachePolicy, Move, TickingPolicy
 from packer.twin.cluster import events
 from packer.twin.cluster.candidates import Candidates
@@ -45,12 +45,8 @@ class Dispatch:
         """The server of each request if the router is static, int64 (n,); else None."""
         if not isinstance(self.router, StaticRouter):
             return None
-        try:
+        with plugged(f"Router {self.router.name!r}"):
             assigned = np.asarray(self.router.assign(adapter, self.workload, self.candidates, self.seed))
-        except Exception as error:
-            raise PluginError(
-                f"Router {self.router.name!r} raised {type(error).__name__}: {error}."
-            ) from error
         if assigned.shape != adapter.shape:
             raise PluginError(
                 f"Expected router {self.router.name!r} to assign {len(adapter)} requests, got {assigned.shape}."
@@ -192,12 +188,8 @@ class _Clock:
         for k, each in enumerate(self.ticks):
             if self._due_s[k] <= now_s:
                 self._due_s[k] += each.period_s
-                try:
+                with plugged(f"{each.name!r}, at {now_s:.6g} s,"):
                     moves = list(each.tick(now_s, self.view) or ())
-                except Exception as error:
-                    raise PluginError(
-                        f"{each.name!r} raised {type(error).__name__} at {now_s:.6g} s: {error}."
-                    ) from error
                 for move in moves:
                     self._apply(each.name, move, now_s)
         return self.servers
