@@ -1,8 +1,9 @@
 """Searches with a trained predictor: what makes their bins hold in the whole predictor.
 
-Trained trees are wrong about a few bins, and searches find those. A GPU that the whole predictor refuses gives a few
-adapters to the others, or to a further one; else the search is repeated with bins of which the trees are sure, with
-rates raised by what the refused GPUs failed to serve, and at last with the whole predictor.
+Trained trees are wrong about a few bins, and searches find those. A GPU that the whole predictor refuses is tried with
+a few slots more and less, then gives a few adapters to the others, or to a further one; else the search is repeated
+with bins of which the trees are sure, with rates raised by what the refused GPUs failed to serve, and at last with the
+whole predictor.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -17,10 +19,11 @@ from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
+from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.top_up import top_up
 from packer.solvers.order import by_falling_load
-from packer.solvers.slots import SlotSearch
+from packer.solvers.slots import SlotSearch, scores
 
 HARDENING_STEP = 0.03
 """By how much rates are raised at least."""
@@ -30,6 +33,12 @@ STEPS = 4
 
 _SEARCH_SHARE, _RELIEF_SHARE, _REPEATED_SHARE = 0.75, 0.5, 0.5
 """Of the time that is left, for the search, for repairs, and for each repetition."""
+
+_SAMPLE = 3
+"""Where so many refused GPUs do not hold with other slots either, the rest is not tried."""
+
+_HOSTS = 3
+"""How many GPUs are simulated with more adapters before a further one is opened."""
 
 _SHED = (0.03, 0.06, 0.12, 0.25)
 """Shares of its load that a refused GPU gives away."""
@@ -60,9 +69,10 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
 
     holding: list[Solution] = []
     raised: dict[Profile, float] = {}
-    for step in range(STEPS):
+    for step in range(STEPS + 1):
         if found.unplaced or not found.bins or problem.out_of_time():
             break
+        found = replace(found, bins=found.bins if found.moves else with_other_slots(problem, found.bins))
         evaluations = evaluator.confirmed(problem.workload, found.bins)
         refused = np.flatnonzero(~problem.objective.admissible(evaluations)).tolist()
         if not refused:
@@ -71,24 +81,53 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
         bins = None if found.moves else relieved(problem.with_share(_RELIEF_SHARE), found.bins, refused)
         if bins is not None:
             holding.append(replace(found, bins=bins, details={**found.details, "relieved": len(refused)}))
-        if step == 0 and (bins is None or len(bins) > len(found.bins)):
+        unsure = step == 0 and bool(evaluations.starved[refused].any())
+        if unsure and (bins is None or len(bins) > len(found.bins)):
             sure = careful()
             holding += [sure] if admits(problem, sure) else []
         fewest = min((len(each.bins) for each in holding), default=sys.maxsize)
         less = lacking(found.bins, evaluations, refused)
         raised = {k: (1.0 + raised.get(k, 0.0)) * (1.0 + less.get(k, 0.0)) - 1.0 for k in {**raised, **less}}
         posed = replace(problem, evaluator=evaluator.changed(raised=raised))
-        again = None if fewest <= len(found.bins) else repeated(posed, search_raised=max(raised.values()))
+        ends = step == STEPS or fewest <= len(found.bins)
+        again = None if ends else repeated(posed, search_raised=max(raised.values()))
         if again is None or len(again.bins) >= fewest:
             break
         found = again
     if holding:
-        return min(holding, key=lambda each: _key(problem, each))
+        return min(holding, key=lambda each: (_key(problem, each), "relieved" in each.details))
     if admits(problem, found):
         return found
     late = problem.out_of_time()  # bins are evaluated all the same, for the plan's figures
     last = careful() if late else solve(replace(problem, evaluator=evaluator.whole()))
     return found if late and not admits(problem, last) else last
+
+
+def with_other_slots(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
+    """The bins, refused ones with the next smaller or larger number of slots where the whole predictor admits it."""
+    made = list(bins)
+    refused = [k for k, holds in enumerate(_admitted(problem, bins)) if not holds]
+    for some in (refused[:_SAMPLE], refused[_SAMPLE:]):
+        tried = [(k, item) for k in some for item in _neighbours(bins[k])]
+        if not tried or problem.out_of_time():
+            break
+        found = problem.evaluator.confirmed(problem.workload, [item for _, item in tried])
+        rated = zip(scores(found), problem.objective.admissible(found).tolist(), tried, strict=True)
+        for _, holds, (k, item) in sorted(rated, key=itemgetter(0)):
+            made[k] = item if holds else made[k]
+        if made == list(bins):
+            break
+    return tuple(made)
+
+
+def _neighbours(item: Bin) -> list[Bin]:
+    """The bin with the next smaller and the next larger number of slots."""
+    candidates = max_loras_candidates(len(item.adapters))
+    near = [
+        *[most for most in candidates if most < item.max_loras][-1:],
+        *[most for most in candidates if most > item.max_loras][:1],
+    ]
+    return [item.with_slots(most) for most in near]
 
 
 def _key(problem: Problem, found: Solution) -> tuple[float, ...]:
@@ -126,7 +165,8 @@ def relieved(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> t
     """The bins with some adapters of the refused ones on others, all admitted by the whole predictor; None if not.
 
     A refused bin gives away the fewest adapters that make up a share of its load. Others take them as far as the search
-    is sure of it, further GPUs of the same kind the rest. At most half of the bins may be refused.
+    is sure of it, then the few with the most room as far as the whole predictor admits it, further GPUs of the same
+    kind the rest. At most half of the bins may be refused.
     """
     if 2 * len(refused) > len(bins) or any(item.is_split for item in bins):
         return None
@@ -140,11 +180,17 @@ def relieved(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> t
         else:
             made[k] = kept
     sure = replace(problem, evaluator=problem.evaluator.sure())
-    fuller = _fuller(sure, {k: item for k, item in made.items() if k not in set(refused)}, left)
+    hosts = [k for k in made if k not in set(refused)]
+    hosts.sort(key=lambda k: (made[k].offered_tok_s(problem.workload), k))
+    fuller = _fuller(sure, {k: made[k] for k in hosts}, left)
     for (k, item), holds in zip(fuller.items(), _admitted(problem, list(fuller.values())), strict=True):
         made[k] = item if holds else made[k]
-    placed = {i for item in made.values() for i in item.adapters}
-    more = _opened(sure, len(made), [i for i in left if i not in placed])
+    if rest := _waiting(made, left):
+        room = scores(problem.evaluator.confirmed(problem.workload, [made[k] for k in hosts]))
+        hosts = [k for _, k in sorted(zip(room, hosts, strict=True), reverse=True)[:_HOSTS]]
+        whole = replace(problem, evaluator=problem.evaluator.whole())
+        made |= _fuller(whole, {k: made[k] for k in hosts}, rest)
+    more = _opened(sure, len(made), _waiting(made, left))
     return None if more is None or not all(_admitted(problem, more)) else (*made.values(), *more)
 
 
@@ -179,17 +225,23 @@ def _without(problem: Problem, full: Bin, share: float) -> list[int]:
     return [i for i in full.adapters if i not in set(gone)]
 
 
+def _waiting(bins: Mapping[int, Bin], adapters: Sequence[int]) -> list[int]:
+    """Those of the adapters that are in none of the bins."""
+    placed = {i for item in bins.values() for i in item.adapters}
+    return [i for i in adapters if i not in placed]
+
+
 def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:
-    """Those of the hosts that take some of the adapters, the least loaded first, with what they take."""
+    """Those of the hosts that take some of the adapters, each in turn as many as it can, with what they take."""
     fleet, slots, found = problem.workload, SlotSearch(problem), dict[int, Bin]()
     waiting = by_falling_load(fleet, np.array(left, dtype=np.int64)).tolist()
-    for k in sorted(hosts, key=lambda k: (hosts[k].offered_tok_s(fleet), k)):
+    for k, host in hosts.items():
         if problem.out_of_time():
             break
-        model = fleet.adapters[hosts[k].adapters[0]].model
+        model = fleet.adapters[host.adapters[0]].model
         mine = np.array([i for i in waiting if fleet.adapters[i].model == model], dtype=np.int64)
-        grown = top_up(slots, hosts[k], mine) if mine.size else hosts[k]
-        if len(grown.adapters) > len(hosts[k].adapters):
+        grown = top_up(slots, host, mine) if mine.size else host
+        if len(grown.adapters) > len(host.adapters):
             found[k] = grown
             waiting = [i for i in waiting if i not in set(grown.adapters)]
     return found

@@ -15,7 +15,7 @@ from packer.solvers import auto
 from packer.solvers.auto import Auto
 from packer.solvers.base import Problem, Solution
 from packer.solvers.bound import Bound
-from packer.solvers.confirm import admits, confirmed_solution, relieved
+from packer.solvers.confirm import STEPS, admits, confirmed_solution, relieved, with_other_slots
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
@@ -68,6 +68,70 @@ def test_a_refused_bin_gives_adapters_to_those_with_room() -> None:
     assert len(more) == 3  # no other takes what it gives away
     assert admits(task, Solution(more))
     assert relieved(replace(task, max_gpus=2), [bins[0], full], [0]) is None
+
+
+def in_bins(*sizes: int, slots: int = 0) -> tuple[Bin, ...]:
+    """Consecutive adapters on GPUs, so many on each, with so many slots or one for each."""
+    profile, ends = small_profile(), np.cumsum(sizes).tolist()
+    ranges = zip((0, *ends[:-1]), ends, strict=True)
+    return tuple(Bin(tuple(range(a, b)), profile.settings(slots or b - a, 8), profile) for a, b in ranges)
+
+
+def most_on_one(task: Problem) -> int:
+    """How many adapters of a fleet of equal ones a GPU bears."""
+    return next(n for n in range(60, 1, -1) if real_bins(task, [tuple(range(n))])[0] is not None)
+
+
+def equal_adapters(n: int) -> Workload:
+    """A fleet of which small servers bear `most_on_one` each."""
+    return Workload([Adapter(f"a{i}", 8, 0.4) for i in range(n)])
+
+
+def test_a_refused_bin_keeps_its_adapters_where_it_holds_with_other_slots() -> None:
+    """A GPU with too few slots gets the next larger number; one that holds, or does with no number, stays as it is."""
+    task = posed(equal_adapters(220))
+    few, fine, full = in_bins(40, 16, 60, slots=8)
+    assert [admits(task, Solution((item,))) for item in (few, fine, full)] == [False, True, False]
+    assert with_other_slots(task, (few, fine, full)) == (few.with_slots(16), fine, full)
+    hopeless = in_bins(60, 60, 60, 40, slots=8)  # where three hold with none, others are not tried
+    assert with_other_slots(task, hopeless) == hopeless
+
+
+def test_adapters_of_a_refused_bin_go_where_the_whole_predictor_sees_room() -> None:
+    """A search that puts all that is given away on one GPU, which bears a part of it, opens no further GPU."""
+    most = most_on_one(posed(equal_adapters(60)))
+    bins = in_bins(most + 2, most - 1, most - 1)
+    task = posed(equal_adapters(3 * most), optimism=2.0)
+    found = relieved(task, bins, [0])
+    assert found is not None
+    assert len(found) == 3
+    assert admits(task, Solution(found))
+
+
+def test_the_last_repetition_is_relieved_too() -> None:
+    """The whole predictor takes part in a search only where every repetition was refused beyond repair."""
+    most = most_on_one(posed(equal_adapters(60)))
+    task, calls = posed(equal_adapters(3 * most)), list[bool]()
+
+    def search(problem: Problem) -> Solution:
+        calls.append(problem.evaluator.confirms)
+        last = len(calls) == STEPS + 2  # the first one, a careful one, and the repetitions
+        return Solution(in_bins(*((most + 1, most - 1, most - 1, 1) if last else (most + 30, 2 * most - 30))))
+
+    found = confirmed_solution(task, search)
+    assert admits(task, found)
+    assert found.details["relieved"] == 1
+    assert all(calls)
+
+
+def test_of_equal_plans_the_one_without_full_servers_is_taken() -> None:
+    """A GPU opened for what refused ones give away leaves the others full: a careful search spreads better."""
+    most = most_on_one(posed(equal_adapters(60)))
+    task = posed(equal_adapters(2 * most + 1))
+    even = in_bins(*(len(each) for each in np.array_split(np.arange(2 * most + 1), 3)))
+    plans = [in_bins(most + 1, most)]
+    found = confirmed_solution(task, lambda _problem: Solution(plans.pop() if plans else even))
+    assert found.bins == even
 
 
 def test_out_of_time_a_refused_plan_gives_way_to_a_careful_one(monkeypatch: pytest.MonkeyPatch) -> None:
