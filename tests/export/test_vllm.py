@@ -108,7 +108,7 @@ def test_script_starts_all(hostile_plan: Plan, tmp_path: Path) -> None:
     )
     recorder.chmod(0o755)
     script = tmp_path / "start.sh"
-    script.write_text(export_plan(hostile_plan, "vllm")["start.sh"])
+    script.write_text(export_plan(hostile_plan, "vllm")["start.sh"].replace("sleep 1", "sleep 0.3"))
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "7"}
     subprocess.run(["sh", script, "all"], env=environment, timeout=20, check=True, start_new_session=True)
     started = {path.read_text().strip() for path in tmp_path.glob("started.*")}

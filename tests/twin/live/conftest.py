@@ -12,6 +12,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.lengths import Lengths
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.twin.live import load as load_module
 from packer.twin.live import server as server_module
 from packer.twin.live.launch import Launch
 from packer.workload import Workload
@@ -20,12 +21,14 @@ FAKE = Path(__file__).with_name("fake_server.py")
 
 
 @pytest.fixture(autouse=True)
-def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers get 2 s to stop before they are killed, so that the fault tests are fast."""
-    monkeypatch.setattr(server_module, "STOP_GRACE_S", 2.0)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers and clients are looked at often, and servers are killed soon after they were told to stop."""
+    monkeypatch.setattr(server_module, "STOP_GRACE_S", 0.5)
+    monkeypatch.setattr(server_module, "POLL_S", 0.02)
+    monkeypatch.setattr(load_module, "POLL_S", 0.02)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def launch() -> Launch:
     """The fake server, with the smallest settings."""
     return Launch(

@@ -143,7 +143,7 @@ def main() -> None:
     app.router.add_get("/metrics", fake._metrics)
     app.router.add_post("/v1/completions", fake._completions)
     web.run_app(
-        app, host="127.0.0.1", port=arguments.port, print=None, handle_signals=True, shutdown_timeout=1.0
+        app, host="127.0.0.1", port=arguments.port, print=None, handle_signals=True, shutdown_timeout=0.05
     )
 
 

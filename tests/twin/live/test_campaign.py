@@ -26,7 +26,7 @@ from packer.workload import Workload
 def session(fleet: Workload) -> Session:
     """Two short loads on one server."""
     slots = ServerOptions(tuple((name, "x") for name in fleet.names), Slots(4, 8))
-    return Session("s", slots, (Task("one", fleet, 1.0, seed=1), Task("two", fleet, 1.0, seed=2)))
+    return Session("s", slots, (Task("one", fleet, 0.5, seed=1), Task("two", fleet, 0.5, seed=2)))
 
 
 def run(launch: Launch, session: Session, folder: Path) -> list[Outcome]:
@@ -75,7 +75,7 @@ def test_a_hang_ends_within_its_limit(
     with_fault: Callable[..., Launch], session: Session, tmp_path: Path
 ) -> None:
     """The load is cut short by the stall limit and says so; the server is stopped all the same."""
-    launch = replace(with_fault("hang:3"), stall_timeout_s=1.0)
+    launch = replace(with_fault("hang:3"), stall_timeout_s=0.3)
     long = replace(session, tasks=(replace(session.tasks[0], duration_s=30.0),))
     (outcome,) = run(launch, long, tmp_path)
     assert outcome.load is not None
@@ -197,8 +197,8 @@ def test_a_running_server_is_calibrated_from_outside(
         return result
 
     assert isinstance(profile, Profile)
-    monkeypatch.setattr(calibration, "BURST_BATCHES", (1, 4, 16))
-    monkeypatch.setattr(calibration, "MIXED_S", 0.5)
+    monkeypatch.setattr(calibration, "BURST_BATCHES", (1, 8))
+    monkeypatch.setattr(calibration, "MIXED_S", 0.3)
     monkeypatch.setattr(calibration, "PREFILL_PAUSE_S", 0.05)
     monkeypatch.setattr(campaign, "run_job", in_this_process)
     slots = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))

@@ -60,7 +60,7 @@ def test_each_bin_is_measured_and_predicted(
     launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path
 ) -> None:
     """Two servers at once: the fake server agrees with its profile, and the figures are complete."""
-    spec = ValidationSpec(duration_s=3.0, repeats=1, parallel=2)
+    spec = ValidationSpec(duration_s=1.5, repeats=1, parallel=2)
     reports = Validation(launch, fleet, bins, tmp_path, spec).run()
     assert [r.index for r in reports] == [0, 1]
     for report in reports:
@@ -80,7 +80,7 @@ def test_each_bin_is_measured_and_predicted(
 
 def test_repeats_show_repeatability(launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path) -> None:
     """Two repeats with other seeds: both are kept and their difference is reported."""
-    reports = Validation(launch, fleet, bins[:1], tmp_path, ValidationSpec(duration_s=1.0, repeats=2)).run()
+    reports = Validation(launch, fleet, bins[:1], tmp_path, ValidationSpec(duration_s=0.5, repeats=2)).run()
     seeds = [run.outcome.task.seed for run in reports[0].runs]
     assert seeds == [0, 1]
     assert reports[0].repeatability["total_token_throughput"] is not None
@@ -90,7 +90,7 @@ def test_a_server_without_memory_is_a_result(
     with_fault: Callable[..., Launch], fleet: Workload, bins: list[Bin], tmp_path: Path
 ) -> None:
     """The result is a memory error with the server's words; figures are absent, nothing raises."""
-    spec = ValidationSpec(duration_s=1.0)
+    spec = ValidationSpec(duration_s=0.5)
     (report,) = Validation(with_fault("memory"), fleet, bins[:1], tmp_path, spec).run()
     assert report.memory_error == (False, True)
     assert report.starved[1] is True
@@ -105,7 +105,7 @@ def test_an_interrupt_while_the_server_starts_is_partial(
 ) -> None:
     """A server that was stopped before it was healthy has not failed: the report is marked as partial."""
     job = Validation(
-        with_fault("slow-start"), fleet, bins[:1], tmp_path, ValidationSpec(duration_s=1.0),
+        with_fault("slow-start"), fleet, bins[:1], tmp_path, ValidationSpec(duration_s=0.5),
         lambda what, _done, _total: job._stop.set() if "starting" in what else None,
     )  # fmt: skip
     (report,) = job.run()
@@ -118,7 +118,7 @@ def test_a_dead_server_leaves_a_partial_report(
     with_fault: Callable[..., Launch], fleet: Workload, bins: list[Bin], tmp_path: Path
 ) -> None:
     """What completed before the death is in the report, marked, with nothing said on starvation."""
-    spec = ValidationSpec(duration_s=2.0)
+    spec = ValidationSpec(duration_s=1.0)
     (report,) = Validation(with_fault("die:5"), fleet, bins[:1], tmp_path, spec).run()
     assert report.interrupted or report.failure
     assert report.starved[1] is None
@@ -137,7 +137,7 @@ def test_a_server_that_serves_nothing_has_failed(
     tmp_path: Path,
 ) -> None:
     """A server without an answer is a failure in words, not a starved server, and it is measured again next time."""
-    validation = Validation(with_fault(fault), fleet, bins[:1], tmp_path, ValidationSpec(duration_s=1.5))
+    validation = Validation(with_fault(fault), fleet, bins[:1], tmp_path, ValidationSpec(duration_s=0.75))
     (report,) = validation.run()
     assert report.failure is not None
     assert words in report.failure
@@ -149,7 +149,7 @@ def test_one_failing_bin_stops_no_other(
     with_fault: Callable[..., Launch], fleet: Workload, bins: list[Bin], tmp_path: Path
 ) -> None:
     """The refused adapter's requests fail on its own server only."""
-    spec = ValidationSpec(duration_s=1.0)
+    spec = ValidationSpec(duration_s=0.5)
     reports = Validation(with_fault("refuse:a2"), fleet, bins, tmp_path, spec).run()
     loads = [report.runs[0].outcome.load for report in reports]
     assert [bool(load.errors) for load in loads if load is not None] == [False, True]
@@ -161,7 +161,7 @@ def test_equal_bins_of_several_plans_are_measured_once(
     """Two plans share a bin; three are measured, and each plan gets the sum of its own."""
     whole = Bin((0, 1, 2, 3), Slots(8, 8), bins[0].profile)
     plans = {"two": make_plan(bins), "half": make_plan(bins[:1]), "one": make_plan([whole])}
-    measured = measure_plans(plans, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
+    measured = measure_plans(plans, fleet, launch, tmp_path, ValidationSpec(duration_s=0.5))
     assert {name: [report.index for report in reports] for name, reports in measured.items()} == {
         "two": [0, 1],
         "half": [0],
@@ -172,7 +172,7 @@ def test_equal_bins_of_several_plans_are_measured_once(
     assert not two[0].memory_errors
     assert two[0].total_token_throughput > half[0].total_token_throughput
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 3
-    again = measure_plans({"half": plans["half"]}, fleet, launch, tmp_path, ValidationSpec(duration_s=1.0))
+    again = measure_plans({"half": plans["half"]}, fleet, launch, tmp_path, ValidationSpec(duration_s=0.5))
     assert figures_of(again["half"]) == half
 
 
@@ -207,7 +207,7 @@ def test_the_command_writes_report_and_page(
     """`packer live validate` on a plan file: JSON, HTML and a table, exit code 0; with --quiet nothing is printed."""
     make_plan(bins).save(tmp_path / "plan.json")
     done = packer(
-        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
+        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
         "--folder", tmp_path / "work", "-o", tmp_path / "out.json", "--html", tmp_path / "out.html",
     )  # fmt: skip
     text, errors = done.communicate(timeout=60)
@@ -220,7 +220,7 @@ def test_the_command_writes_report_and_page(
     assert "<html" in (tmp_path / "out.html").read_text()[:2000].lower()
     assert data["calibrated"] is True
     again = packer(
-        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
+        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
         "--folder", tmp_path / "work", "--quiet",
     )  # fmt: skip
     assert again.communicate(timeout=60) == ("", "")
@@ -235,7 +235,7 @@ def test_failed_requests_are_shown_in_the_table(
     with launch_file.open("a") as file:
         file.write('[environment]\nFAKE_FAULT = "refuse:a1"\n')
     text, errors = packer(
-        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "1s", "--bins", "0",
+        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
         "--folder", tmp_path / "work",
     ).communicate(timeout=60)  # fmt: skip
     named = re.search(r"GPU 0: (\d+) requests failed: HTTP 404: .*no model a1", text)
@@ -281,7 +281,7 @@ def test_a_replaced_profile_predicts(
     launch: Launch, fleet: Workload, bins: list[Bin], profile: Profile, tmp_path: Path
 ) -> None:
     """The prediction follows the bin's profile: ten times slower steps, longer predicted gaps."""
-    spec = ValidationSpec(duration_s=1.0)
+    spec = ValidationSpec(duration_s=0.5)
     (fast,) = Validation(launch, fleet, bins[:1], tmp_path, spec).run()
     slow_bin = replace(bins[0], profile=profile.with_coefficients(base_ms=23.0))
     (slow,) = Validation(launch, fleet, [slow_bin], tmp_path, spec).run()
@@ -295,5 +295,5 @@ def test_a_replaced_profile_predicts(
 def test_one_folder_has_one_writer(launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path) -> None:
     """A second command with the same folder is refused before it starts a server: results would be mixed."""
     with claimed(tmp_path), pytest.raises(OutputError, match="another process writes"):
-        Validation(launch, fleet, bins[:1], tmp_path, ValidationSpec(duration_s=1.0)).run()
+        Validation(launch, fleet, bins[:1], tmp_path, ValidationSpec(duration_s=0.5)).run()
     assert os.listdir(tmp_path) == [".lock"]
