@@ -51,13 +51,11 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
         return failed(error, 130, message="interrupted")
     except click.exceptions.Exit as error:
         return error.exit_code
-    except click.ClickException as error:
-        return failed(error, 2)
     except PackerError as error:
         return failed(error, error.exit_code)
     except BrokenPipeError:
         return 0
-    except OSError as error:  # a full disk or stream, a missing permission
+    except (click.ClickException, OSError) as error:  # OSError: a full disk or stream, a missing permission
         return failed(error, 2)
     except MemoryError as error:
         return failed(error, 2, message="not enough memory")

@@ -157,7 +157,12 @@ def compare(
     )
     results, whole = _run(job, out)
     if start is not None:
-        results = _measured(job, results, start, real, out)
+        from packer.operate.real import measured
+        from packer.twin.live.validate import ValidationSpec
+
+        spec = ValidationSpec(real.launch_duration, seed=job.seed)
+        with out.progress() as progress:
+            results = measured(results, list(job.fleets()), start, Path(real.folder), spec, progress)
     rows = [result.to_dict() for result in results]
     title = f"{job.workload.name} on {profile.label}"
     _write(rows, files, title, out)
@@ -209,17 +214,6 @@ def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:
         out.note(f"interrupted: {len(results)} of {len(job)} combinations are done")
         return results, False
     return results, True
-
-
-def _measured(
-    job: Comparison, results: list[Result], start: Launch, real: RealServers, out: Writing
-) -> list[Result]:
-    from packer.operate.real import measured
-    from packer.twin.live.validate import ValidationSpec
-
-    spec = ValidationSpec(real.launch_duration, seed=job.seed)
-    with out.progress() as progress:
-        return measured(results, list(job.fleets()), start, Path(real.folder), spec, progress)
 
 
 def _write(rows: list[dict[str, Any]], files: Files, title: str, out: Writing) -> None:

@@ -68,18 +68,14 @@ class Servers:
         from packer.twin.override import variants
 
         names = self.profile_names or (DEFAULT_PROFILE,)
+        settings = {name: getattr(self, name) or () for name in ENGINE_SETTINGS}
+        settings["vllm_version"] = (self.vllm_version,)
         prices = _by_profile("--price", "PRICE", self.prices, names)
         counts = _by_profile("--available", "N", self.available, names)
         return [
             GpuKind(profile, prices.get(name), None if (n := counts.get(name)) is None else int(n))
             for name in names
-            for profile in variants(
-                load_profile(name),
-                max_num_seqs=self.max_num_seqs or (),
-                max_model_len=self.max_model_len or (),
-                gpu_memory_utilization=self.gpu_memory_utilization or (),
-                vllm_version=self.vllm_version,
-            )
+            for profile in variants(load_profile(name), **settings)
         ]
 
 

@@ -19,22 +19,13 @@ _STUB = Path(__file__).with_suffix(".pyi").read_text("utf-8")
 _HOME = {name: module for module, name in re.findall(r"^from (\S+) import (\w+)", _STUB, re.MULTILINE)}
 """Module of each public name, as type checkers read it, too."""
 
-__all__ = sorted([*_HOME, "__version__"])
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            value: Any = version("adapter-packer")
-        except PackageNotFoundError:
-            value = "0+unknown"
-    elif name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
-    else:
+    if name not in _HOME:
         raise AttributeError(f"module 'packer' has no attribute {name!r}")
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
     return value
 
 

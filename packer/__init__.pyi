@@ -32,6 +32,5 @@ from packer.solvers.api import solve as solve
 from packer.twin.cluster.simulate import simulate_cluster as simulate_cluster
 from packer.twin.result import Simulation as Simulation
 from packer.twin.simulate import simulate as simulate
+from packer.version import __version__ as __version__
 from packer.workload import Workload as Workload
-
-__version__: str

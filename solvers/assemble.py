@@ -6,7 +6,6 @@ import math
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from packer.bin import Bin
 from packer.evaluation import Evaluations
@@ -17,6 +16,7 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.by_model import parts
 from packer.solvers.candidates import beyond_measured
 from packer.twin.memory.policy import memory_error
+from packer.version import __version__
 from packer.words import counted
 
 ONE_GPU = "at least one GPU"
@@ -161,14 +161,4 @@ def _inadmissible(
 def versions(profiles: Sequence[Profile]) -> dict[str, str]:
     """What decides a result: packer, Python, and each profile's fingerprint."""
     prints = {f"profile {profile.name}": profile.fingerprint for profile in profiles}
-    return {"packer": _own_version(), "python": platform.python_version(), **prints}
-
-
-@lru_cache(maxsize=1)
-def _own_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("adapter-packer")
-    except PackageNotFoundError:
-        return "0+unknown"
+    return {"packer": __version__, "python": platform.python_version(), **prints}

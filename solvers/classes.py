@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 from packer.adapter import Adapter
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import IntArray
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.solvers.boxes import boxes
@@ -65,20 +65,12 @@ class Classes:
         adapters = tuple(replace(kind, name=str(k)) for k, kind in enumerate(self.kinds))
         return replace(self.workload, adapters=adapters)
 
-    @cached_property
-    def tokens_in(self) -> FloatArray:
-        """Mean input tokens of a request of each class, float64 (K,)."""
-        return self._as_fleet.mean_input_tokens
-
-    @cached_property
-    def tokens_out(self) -> FloatArray:
-        """Mean output tokens of a request of each class, float64 (K,)."""
-        return self._as_fleet.mean_output_tokens
-
-    @cached_property
-    def loads(self) -> FloatArray:
-        """Offered load of one adapter of each class, float64 (K,), tok/s."""
-        return self.rates * (self.tokens_in + self.tokens_out)
+    tokens_in = cached_property(lambda self: np.asarray(self._as_fleet.mean_input_tokens))
+    """Mean input tokens of a request of each class, float64 (K,)."""
+    tokens_out = cached_property(lambda self: np.asarray(self._as_fleet.mean_output_tokens))
+    """Mean output tokens of a request of each class, float64 (K,)."""
+    loads = cached_property(lambda self: np.asarray(self._as_fleet.offered_tok_s_by_adapter))
+    """Offered load of one adapter of each class, float64 (K,), tok/s."""
 
     @cached_property
     def chains(self) -> IntArray:

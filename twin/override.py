@@ -66,28 +66,10 @@ def with_engine(
     )
 
 
-def variants(
-    profile: Profile,
-    *,
-    max_num_seqs: Sequence[int] = (),
-    max_model_len: Sequence[int] = (),
-    gpu_memory_utilization: Sequence[float] = (),
-    vllm_version: str | None = None,
-) -> list[Profile]:
-    """The profile with every combination of these settings, each once, and this version; empty keeps a setting."""
-    combinations = product(
-        max_num_seqs or (None,), max_model_len or (None,), gpu_memory_utilization or (None,)
-    )
-    found = (
-        with_engine(
-            profile,
-            max_num_seqs=seqs,
-            max_model_len=length,
-            gpu_memory_utilization=share,
-            vllm_version=vllm_version,
-        )
-        for seqs, length, share in combinations
-    )
+def variants(profile: Profile, **settings: Sequence[Any]) -> list[Profile]:
+    """The profile with every combination of values of `with_engine`'s settings, each once; empty keeps a setting."""
+    combinations = product(*(values or (None,) for values in settings.values()))
+    found = (with_engine(profile, **dict(zip(settings, each, strict=True))) for each in combinations)
     return list(dict.fromkeys(found))
 
 

@@ -41,7 +41,7 @@ def quiet_adapters(fleet: Workload) -> str:
 
 def mean_ttft_ms(sim: Simulation) -> FloatArray:
     """Mean TTFT of each adapter's completed requests, float64 (m,); NaN where nothing completed."""
-    return ratio(_sums(sim, sim.ttft_ms), sim.completed_of)
+    return ratio(sums(sim, sim.ttft_ms), sim.completed_of)
 
 
 def quantile_ttft_ms(sim: Simulation, q: float) -> FloatArray:
@@ -70,7 +70,7 @@ def mean_itl_ms(sim: Simulation) -> FloatArray:
     """
     done = sim.raw.finished
     span_ms = (sim.raw.finish_s[done] - sim.raw.first_s[done]) * 1e3
-    return ratio(_sums(sim, span_ms), _sums(sim, sim.raw.requests.output_tokens[done] - 1.0))
+    return ratio(sums(sim, span_ms), sums(sim, sim.raw.requests.output_tokens[done] - 1.0))
 
 
 def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
@@ -190,7 +190,7 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
     m, raw = len(sim.workload), sim.raw
     sent = np.bincount(raw.requests.adapter, minlength=m) + raw.refused
     tokens = {
-        side: _sums(sim, getattr(raw.requests, side)[raw.finished])
+        side: sums(sim, getattr(raw.requests, side)[raw.finished])
         for side in ("input_tokens", "output_tokens")
     }
     many = raw.requests.adapter[raw.finished & (raw.requests.output_tokens > 1)]
@@ -212,13 +212,8 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
     return pl.DataFrame(columns).with_columns(pl.col("^.*_ms$|^slo_attainment$").fill_nan(None))
 
 
-def completed(sim: Simulation) -> FloatArray:
-    """Number of each adapter's completed requests, float64 (m,)."""
-    return np.bincount(sim.owners, minlength=len(sim.workload)).astype(np.float64)
-
-
-def _sums(sim: Simulation, weights: npt.ArrayLike) -> FloatArray:
-    """Sums over each adapter's completed requests, (m,)."""
+def sums(sim: Simulation, weights: npt.ArrayLike | None = None) -> FloatArray:
+    """Sums over each adapter's completed requests, float64 (m,); without weights how many they are."""
     return np.bincount(sim.owners, weights, minlength=len(sim.workload)).astype(np.float64)
 
 

@@ -66,21 +66,16 @@ class Simulation:
     sent = _register(rows.SENT)
     """Requests sent, those refused by the client's ceiling included."""
 
-    @property
-    def sent_tokens(self) -> float:
-        """Input + output tokens of all requests sent; refused ones at the mean if none were drawn."""
-        return self.raw.sent_tokens
+    sent_tokens = cached_property(lambda self: float(self.raw.sent_tokens))
+    """Input + output tokens of all requests sent; refused ones at the mean if none were drawn."""
 
     @property
     def refused(self) -> int:
         """Requests that the client could not send because too many were outstanding."""
         return self.sent - self._count(rows.TAKEN)
 
-    @property
-    def completed(self) -> int:
-        """Requests that got all their tokens."""
-        return len(self._completed)
-
+    completed = cached_property(lambda self: len(self._completed))
+    """Requests that got all their tokens."""
     request_throughput = cached_property(lambda self: float(self.completed / self.duration_s))
     """Completed requests / duration, req/s."""
     input_throughput = cached_property(lambda self: _tokens(self, "input_tokens") / self.duration_s)
@@ -128,15 +123,10 @@ class Simulation:
         tokens = self.raw.requests.output_tokens[self._completed]
         return _mean((_engine_ms(self, 1, 2) / np.maximum(tokens - 1, 1))[tokens > 1])
 
-    @property
-    def engine_steps(self) -> int:
-        """Engine steps."""
-        return self._count(rows.STEP) + self._count(rows.IN_FLIGHT)
-
-    @property
-    def busy_share(self) -> float:
-        """Part of the time in which the engine had something to do."""
-        return min(1.0, float(self.raw.floats[rows.BUSY_S]) / self.duration_s)
+    engine_steps = cached_property(lambda self: int(self.raw.ints[[rows.STEP, rows.IN_FLIGHT]].sum()))
+    """Engine steps."""
+    busy_share = cached_property(lambda self: float(min(1.0, self.raw.floats[rows.BUSY_S] / self.duration_s)))
+    """Part of the time in which the engine had something to do."""
 
     @cached_property
     def tuning(self) -> Trained | None:
@@ -146,10 +136,8 @@ class Simulation:
             return None
         return Trained(job.policy, self.raw.tuning, self.duration_s, self.engine_steps)
 
-    @property
-    def tuning_tok_s(self) -> float:
-        """Tokens of samples on which training was complete, per second; 0 if the server does not train."""
-        return 0.0 if self.tuning is None else self.tuning.tok_s
+    tuning_tok_s = cached_property(lambda self: float(self.tuning.tok_s if self.tuning else 0.0))
+    """Tokens of samples on which training was complete, per second; 0 if the server does not train."""
 
     def _count(self, register: int) -> int:
         return int(self.raw.ints[register])
@@ -248,7 +236,7 @@ class Simulation:
 
     owners = cached_property(lambda self: np.asarray(self.raw.requests.adapter[self.raw.finished]))
     """Adapter of each completed request, int64 (completed,)."""
-    completed_of = cached_property(figures.completed)
+    completed_of = cached_property(figures.sums)
     """Completed requests of each adapter, float64 (adapters,)."""
 
     # ---- service level
@@ -274,10 +262,8 @@ class Simulation:
             return max(float(used.max()), figures.few_used(self))
         return float(np.sort(used)[math.ceil(self.workload.slo.adapter_share * len(used) - 1e-9) - 1])
 
-    @property
-    def worst_adapter_ttft_ms(self) -> float:
-        """The highest of `adapter_pooled_p95_ttft_ms`."""
-        return float(self.adapter_pooled_p95_ttft_ms.max())
+    worst_adapter_ttft_ms = cached_property(lambda self: float(self.adapter_pooled_p95_ttft_ms.max()))
+    """The highest of `adapter_pooled_p95_ttft_ms`."""
 
     @property
     def slo_attainment(self) -> float:

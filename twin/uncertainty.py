@@ -45,8 +45,8 @@ class Interval(NamedTuple):
     runs: int
 
 
-def interval(values: npt.NDArray[np.float64], confidence: float = 0.95) -> Interval:
-    """The interval of the mean of these values, those that are not finite left out."""
+def interval(values: npt.NDArray[np.float64]) -> Interval:
+    """The interval of the mean of these values, with 95 % confidence; those that are not finite are left out."""
     from scipy.special import stdtrit
 
     values = values[np.isfinite(values)]
@@ -54,24 +54,21 @@ def interval(values: npt.NDArray[np.float64], confidence: float = 0.95) -> Inter
     if n < 2:
         return Interval(float(values[0]) if n else None, None, None, None, n)
     mean, sd = float(values.mean()), float(values.std(ddof=1))
-    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * sd / math.sqrt(n)
+    half = float(stdtrit(n - 1, 0.975)) * sd / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, sd, n)
 
 
-def intervals(
-    simulations: Sequence[Simulation], confidence: float = 0.95, metrics: Sequence[str] = tuple(SUMMARY)
-) -> pl.DataFrame:
+def intervals(simulations: Sequence[Simulation], metrics: Sequence[str] = SUMMARY) -> pl.DataFrame:
     """Mean of each metric over simulations that differ by their seeds, and the interval that it lies in.
 
     Columns: metric; mean; low and high, Student's t interval of the mean; sd, the standard deviation between
     runs, which says how far a single hour may lie from the mean; runs, how many had the metric. A row whose
     metric no run has (nothing completed) holds nulls, and so do intervals of a single run.
     """
-    checks.real("confidence", confidence, low=0.0, high=1.0, open_low=True)
     rows = []
     for metric in metrics:
         values = np.array([float(getattr(simulation, metric)) for simulation in simulations])
-        rows.append((metric, *interval(values, confidence)))
+        rows.append((metric, *interval(values)))
     kinds = {
         "metric": pl.String,
         **dict.fromkeys(("mean", "low", "high", "sd"), pl.Float64),

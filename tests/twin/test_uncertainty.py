@@ -37,8 +37,8 @@ def test_interval_is_students(make_profile: Callable[..., Profile]) -> None:
     """Mean, interval and spread are those of Student's t over the runs."""
     runs = simulate_seeds(FLEET, make_profile(), max_loras=4, seeds=6, duration_s=60.0)
     values = [run.mean_ttft_ms for run in runs]
-    row = {row["metric"]: row for row in intervals(runs, 0.9).to_dicts()}["mean_ttft_ms"]
-    expected = stats.t.interval(0.9, 5, stats.tmean(values), stats.sem(values))
+    row = {row["metric"]: row for row in intervals(runs).to_dicts()}["mean_ttft_ms"]
+    expected = stats.t.interval(0.95, 5, stats.tmean(values), stats.sem(values))
     assert (row["low"], row["high"]) == pytest.approx(expected)
     assert row["mean"] == pytest.approx(stats.tmean(values))
     assert row["sd"] == pytest.approx(stats.tstd(values))

@@ -181,10 +181,6 @@ class Validation:
 
         Raises `OutputError`: another process measures into the same folder.
         """
-        with claimed(self.folder):
-            return self._run()
-
-    def _run(self) -> list[BinReport]:
         places = split_cores(self.launch.server_cores, self.spec.parallel)
         free: SimpleQueue[int] = SimpleQueue()
         for place in range(self.spec.parallel):
@@ -203,16 +199,17 @@ class Validation:
             finally:
                 free.put(place)
 
-        pool = ThreadPoolExecutor(self.spec.parallel)
-        futures = [pool.submit(one, index) for index in range(len(self.bins))]
-        try:
-            for future in as_completed(futures):
-                future.result()  # raises the first error of a thread
-        except BaseException:
-            self._stop.set()
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        with claimed(self.folder):
+            pool = ThreadPoolExecutor(self.spec.parallel)
+            futures = [pool.submit(one, index) for index in range(len(self.bins))]
+            try:
+                for future in as_completed(futures):
+                    future.result()  # raises the first error of a thread
+            except BaseException:
+                self._stop.set()
+                raise
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
         return self.reports
 
     @property
