@@ -128,11 +128,16 @@ class Objective:
         return len(key) == 1 and key[0] <= bound + 1e-9
 
 
-def load_objective(spec: str) -> Objective:
+def load_objective(spec: str | Objective) -> Objective:
     """The objective that a text names: "gpus", or with parameters "slo:mean_ttft_ms=500,p99_itl_ms=60".
 
     Raises `UnknownNameError`: no objective has that name; `ValidationError`: it has no such parameter, or the value
-    breaks a rule.
+    breaks a rule; `IncompatibleError`: an object that is no objective.
     """
-    objective: Objective = registry.make("objective", spec)
-    return objective
+    objective = registry.make("objective", spec) if isinstance(spec, str) else spec
+    if isinstance(objective, Objective):
+        return objective
+    kind = type(objective).__name__
+    raise IncompatibleError(
+        f"Expected an objective to inherit from packer.objectives.base.Objective, got {kind}."
+    )

@@ -113,16 +113,13 @@ def latest_of_metrics(metrics: Metrics, where: str) -> Workload:
     return _of_metrics(metrics, rates, (1,) * len(rates))
 
 
-def at_load(
-    fleet: Workload, load: str, rates_path: str | os.PathLike[str] | None = None, *, window_s: float = 3600.0
-) -> Workload:
+def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | None = None) -> Workload:
     """The fleet at one of its loads; adapters without a request then keep a rate near 0.
 
     `fleet`: a fleet that replays a trace, unless there is a file of rates.
-    `load`: "mean", "peak" (the window with the highest offered load), "each-peak" (each adapter's own busiest window)
-    or "pNN" (the window at that percentile of the load); of a file the name of one of its columns.
+    `load`: "mean", "peak" (the hour with the highest offered load), "each-peak" (each adapter's own busiest hour) or
+    "pNN" (the hour at that percentile of the load); of a file the name of one of its columns.
     `rates_path`: a file `adapter,<load>,<load>,…`, as `--loads` of the commands that measure workloads writes it.
-    `window_s`: length of the windows of a trace, s.
     Raises `IncompatibleError`: there is neither a trace nor a file; `ValidationError`: there is no such load.
     """
     if rates_path is not None:
@@ -144,7 +141,7 @@ def at_load(
         replayed.time_s, replayed.input_tokens, replayed.output_tokens, np.searchsorted(seen, replayed.adapter),
         names, ranks, source=fleet.name,
     )  # fmt: skip
-    _, loads = View(load, ()).loads(rates_of(trace, window_s))
+    _, loads = View(load, ()).loads(rates_of(trace, 3600.0))
     measured = measure_workload(trace)
     classes = {adapter.name: adapter.slo_class for adapter in fleet.adapters}
     adapters = tuple(replace(a, slo_class=classes[a.name]) for a in measured.adapters)

@@ -111,10 +111,10 @@ class VerificationError(PackerError):
     """A solver returned a plan that breaks its own rules."""
 
 
-def shown(value: object, limit: int = 80) -> str:
-    """`repr` of a value for a message, cut to `limit` characters."""
+def shown(value: object) -> str:
+    """`repr` of a value for a message, cut to 80 characters."""
     text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+    return text if len(text) <= 80 else f"{text[:80]}… ({len(text)} characters)"
 
 
 @contextmanager

@@ -7,16 +7,17 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
+KEPT = 16
 
 
 class Memo(Generic[K, V]):
-    """`make(key)`, kept for the last `size` keys, which are compared by identity.
+    """`make(key)`, kept for the last `KEPT` keys, which are compared by identity.
 
     For large immutable objects, whose hash would take longer than the value.
     """
 
-    def __init__(self, make: Callable[[K], V], size: int = 16) -> None:
-        self._make, self._size = make, size
+    def __init__(self, make: Callable[[K], V]) -> None:
+        self._make = make
         self._kept: list[tuple[K, V]] = []
 
     def __call__(self, key: K) -> V:
@@ -25,5 +26,5 @@ class Memo(Generic[K, V]):
             if known is key:
                 return value
         value = self._make(key)
-        self._kept = [*self._kept[-self._size + 1 :], (key, value)]
+        self._kept = [*self._kept[1 - KEPT :], (key, value)]
         return value

@@ -113,7 +113,7 @@ def solve(
     served = serving(workload, tuple(kind.profile for kind in kinds)).values()
     profiles = tuple(kind.profile for kind in kinds if any(kind.profile in each for each in served))
     old_bins = () if old_plan is None else _same_fleet_bins(old_plan, workload)
-    goal = _objective(objective).anchored(old_bins)
+    goal = load_objective(objective).anchored(old_bins)
     workload = goal.fleet(workload)
     solver = solver or _usual(goal, workload, len(profiles), max_replicas)
     search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
@@ -185,16 +185,6 @@ def _usual(goal: Objective, workload: Workload, kinds: int, max_replicas: int) -
         return "spread-refined"
     several = kinds > max(1, len(workload.models)) and max_replicas == 1
     return "mixed" if goal.minimises == "price" and several and workload.arrivals.trace is None else "greedy"
-
-
-def _objective(objective: str | Objective) -> Objective:
-    if isinstance(objective, str):
-        return load_objective(objective)
-    if not isinstance(objective, Objective):
-        raise IncompatibleError(
-            f"Expected an objective to inherit from packer.objectives.base.Objective, got {type(objective).__name__}."
-        )
-    return objective
 
 
 def _planned(problem: Problem, search: Solver) -> Plan:
@@ -272,13 +262,12 @@ def _check_fit(problem: Problem, solver: Solver) -> None:
         )
 
 
-def verified(plan: Plan, objective: Objective | None = None, seed: int | None = None) -> Plan:
+def verified(plan: Plan, objective: Objective | None = None) -> Plan:
     """The plan with the twin's result for a fresh seed: at the rates as given, and at the loads of the objective.
 
     A plan in a file has the name of its objective only: without the objective, starvation and memory are checked.
     """
-    chosen = plan.seed if seed is None else seed
-    failures = twin_failures(plan.workload, plan.bins, seed=chosen, objective=objective)
+    failures = twin_failures(plan.workload, plan.bins, seed=plan.seed, objective=objective)
     return replace(plan, verified=not failures, reasons=(*plan.reasons, *failures.values()))
 
 

@@ -31,6 +31,7 @@ STEP = 1.01
 LOWEST, HIGHEST = 0.1, 4.0
 """No load factor outside is tried."""
 PROBABILITY = 0.05
+"""Of a failure, at the load factor that is looked for."""
 SEEDS = 6
 _CONFIDENCE = 0.95
 _ROUNDING_VARIANCE = math.log(STEP) ** 2 / 12.0
@@ -87,30 +88,21 @@ def cliff(
     profile: Profile,
     *,
     max_loras: int,
-    probability: float = PROBABILITY,
     seeds: int = SEEDS,
     seed: int = 0,
-    near: float = 1.0,
     jobs: int = 1,
-    stop: Callable[[], bool] = lambda: False,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     **settings: Any,
 ) -> Cliff | None:
-    """The load factor at which a run of this server fails with a probability of 5 %.
+    """The load factor at which a run of this server fails with the probability `PROBABILITY`.
 
     `workload`, `profile`, `max_loras`, `settings`: as `packer.twin.simulate.simulate` takes them; every rate is
     multiplied by the load factor.
-    `probability`: of failure, in (0, 0.5].
     `seeds`: thresholds on which the answer stands, at least 2; each takes three to five simulations, the first ten.
-    `near`: where the search begins.
     `jobs`: threads, -1 for one per core; the answer does not depend on it.
-    `stop`: whether to stop early.
-    Returns None for a replayed trace, for a server that fails at any load (a memory error), and where the search was
-    stopped.
+    Returns None for a replayed trace, and for a server that fails at any load (a memory error).
     """
-    checks.real("probability", probability, low=0.0, high=0.5, open_low=True)
     checks.integer("seeds", seeds, low=2, high=10_000)
-    checks.real("near", near, low=LOWEST, high=HIGHEST)
     if workload.arrivals.trace is not None:
         return None
 
@@ -118,29 +110,23 @@ def cliff(
         fleet = workload if factor == 1.0 else workload.scaled(factor)
         return fails(simulate(fleet, profile, max_loras=max_loras, seed=run_seed, **settings))
 
-    return cliff_of(
-        failed, probability=probability, seeds=range(seed, seed + seeds), near=near, jobs=jobs, stop=stop,
-        progress=progress,
-    )  # fmt: skip
+    return cliff_of(failed, range(seed, seed + seeds), jobs=jobs, progress=progress)
 
 
 def cliff_of(
     failed: Callable[[float, int], bool],
-    *,
-    probability: float,
     seeds: Sequence[int],
-    near: float,
+    *,
     jobs: int = 1,
-    stop: Callable[[], bool] = lambda: False,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> Cliff | None:
     """`cliff` of anything that fails at a load factor, with a seed, or does not: `failed(factor, seed)`."""
     lowest, highest = _level(LOWEST), _level(HIGHEST)
 
     def threshold(run_seed: int, start: int) -> tuple[int, int]:
-        return _first_bad(lambda level: failed(STEP**level, run_seed), start, lowest, highest, stop)
+        return _first_bad(lambda level: failed(STEP**level, run_seed), start, lowest, highest)
 
-    level, runs = threshold(seeds[0], _level(near))
+    level, runs = threshold(seeds[0], 0)
     levels = [level]
     progress("load factors", 1, len(seeds))
     if level == lowest:
@@ -149,27 +135,23 @@ def cliff_of(
         levels.append(found)
         runs += took
         progress("load factors", len(levels), len(seeds))
-    if stop():
-        return None
     if min(levels) > highest:
-        return Cliff(probability, HIGHEST, HIGHEST, HIGHEST, len(seeds), runs, at_least=True)
-    factor, low, high = _quantile(math.log(STEP) * (np.array(levels) - 0.5), probability)
-    return Cliff(probability, factor, low, min(high, HIGHEST), len(seeds), runs)
+        return Cliff(PROBABILITY, HIGHEST, HIGHEST, HIGHEST, len(seeds), runs, at_least=True)
+    factor, low, high = _quantile(math.log(STEP) * (np.array(levels) - 0.5))
+    return Cliff(PROBABILITY, factor, low, min(high, HIGHEST), len(seeds), runs)
 
 
 def _level(factor: float) -> int:
     return round(math.log(factor) / math.log(STEP))
 
 
-def _first_bad(
-    bad: Callable[[int], bool], start: int, lowest: int, highest: int, stop: Callable[[], bool]
-) -> tuple[int, int]:
+def _first_bad(bad: Callable[[int], bool], start: int, lowest: int, highest: int) -> tuple[int, int]:
     """The lowest bad level, and the calls that it took: outwards from `start` in growing steps, then halving.
 
     `lowest` if that one is bad, `highest` + 1 if none is; levels beyond the lowest bad one are taken to be bad.
     """
     good, ill, level, step, calls = lowest - 1, highest + 1, start, 2, 0
-    while ill - good > 1 and not stop():
+    while ill - good > 1:
         calls += 1
         if bad(level):
             ill = level
@@ -184,8 +166,8 @@ def _first_bad(
     return ill, calls
 
 
-def _quantile(thresholds: npt.NDArray[np.float64], probability: float) -> tuple[float, float, float]:
-    """The factor below which a further threshold lies with this probability, and the 95 % interval of the quantile.
+def _quantile(thresholds: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+    """The factor below which a further threshold lies with `PROBABILITY`, and the 95 % interval of the quantile.
 
     `thresholds` (n,): logarithms, n >= 2. By Student's predictive distribution; the interval by the noncentral t
     distribution (G. J. Hahn and W. Q. Meeker, Statistical Intervals, 1991, section 4.4).
@@ -195,7 +177,7 @@ def _quantile(thresholds: npt.NDArray[np.float64], probability: float) -> tuple[
     n = len(thresholds)
     mean = float(thresholds.mean())
     sd = math.sqrt(float(thresholds.var(ddof=1)) + _ROUNDING_VARIANCE)
-    predicted = float(stdtrit(n - 1, probability)) * math.sqrt(1.0 + 1.0 / n)
-    tail, shift = (1.0 - _CONFIDENCE) / 2.0, -float(ndtri(probability)) * math.sqrt(n)
+    predicted = float(stdtrit(n - 1, PROBABILITY)) * math.sqrt(1.0 + 1.0 / n)
+    tail, shift = (1.0 - _CONFIDENCE) / 2.0, -float(ndtri(PROBABILITY)) * math.sqrt(n)
     far, close = (float(nctdtrit(n - 1, shift, p)) / math.sqrt(n) for p in (1.0 - tail, tail))
     return math.exp(mean + predicted * sd), math.exp(mean - far * sd), math.exp(mean - close * sd)

@@ -7,8 +7,6 @@ adapters by their bytes over the bandwidth; host work stays as it is.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from packer import checks
 from packer.errors import IncompatibleError, UnknownNameError
 from packer.io.profiles import load_profile
@@ -110,7 +108,7 @@ def estimate_profile(
             engine.max_model_len,
         ),
         latency=_latency(model, sheet, known, n),
-        loading=replace(_loading(model, known), spares_batch=sglang),
+        loading=_loading(model, known, spares_batch=sglang),
         calibrated=False,
         errors=dict(zip(BAND_KEYS, CAPACITY_BAND, strict=True)),
         provenance={
@@ -185,8 +183,8 @@ def scaled_law(
     return scaled
 
 
-def _loading(model: ModelDimensions, reference: Profile) -> LoadingSpec:
+def _loading(model: ModelDimensions, reference: Profile, *, spares_batch: bool) -> LoadingSpec:
     """The reference's times, those per rank scaled by the adapter's bytes."""
     ratio, known = model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank, reference.loading
-    per_rank_ms = known.host_per_rank_ms * ratio, known.disk_per_rank_ms * ratio
-    return LoadingSpec(known.host_base_ms, per_rank_ms[0], known.disk_base_ms, per_rank_ms[1])
+    host_ms, disk_ms = known.host_per_rank_ms * ratio, known.disk_per_rank_ms * ratio
+    return LoadingSpec(known.host_base_ms, host_ms, known.disk_base_ms, disk_ms, spares_batch=spares_batch)

@@ -119,7 +119,7 @@ class ModelDimensions:
         return float(2 * BYTES * EXTRA_VOCABULARY * self.hidden)
 
 
-def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) -> ModelDimensions:
+def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
     """The dimensions in a `config.json`.
 
     Raises `FileFormatError`: it can't be read, or a value is missing or makes no sense; names the key;
@@ -139,8 +139,12 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
     key = next((key for key in _EXPERTS if config.get(key)), None)
     experts = 0 if key is None else _size(config, key, path)
     said = data.get("_name_or_path")
+    tied = config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)
+    if not isinstance(tied, bool):
+        rule = f"expected true or false, got {shown(tied)}."
+        raise FileFormatError(rule, path=path, key="tie_word_embeddings")
     return ModelDimensions(
-        name=name or _name(data, path),
+        name=_name(data, path),
         kind=str(kind),
         layers=_size(config, "num_hidden_layers", path),
         hidden=hidden,
@@ -153,7 +157,7 @@ def read_model_config(path: str | os.PathLike[str], *, name: str | None = None) 
         kv_heads=_size(config, "num_key_value_heads", path, default=heads),
         head_dim=_size(config, "head_dim", path, default=max(1, hidden // heads)),
         vocabulary=_size(config, "vocab_size", path),
-        tied=_flag(config, "tie_word_embeddings", path, default=kind in TIED_BY_DEFAULT),
+        tied=tied,
         max_model_len=_size(config, "max_position_embeddings", path),
         repository=said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None,
         experts=experts,
@@ -209,13 +213,6 @@ def _size(
         return checks.integer(key, value, low=1, high=10**8)
     except ValidationError as error:
         raise FileFormatError(str(error), path=path) from None
-
-
-def _flag(config: dict[str, Any], key: str, path: str | os.PathLike[str], *, default: bool) -> bool:
-    value = config.get(key, default)
-    if not isinstance(value, bool):
-        raise FileFormatError(f"expected true or false, got {shown(value)}.", path=path, key=key)
-    return value
 
 
 def _name(config: dict[str, Any], path: str | os.PathLike[str]) -> str:

@@ -227,7 +227,7 @@ class Simulation:
     """
     adapter_mean_ttft_ms = cached_property(figures.mean_ttft_ms)
     """Mean TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
-    adapter_p95_ttft_ms = cached_property(lambda self: figures.quantile_ttft_ms(self, 0.95))
+    adapter_p95_ttft_ms = cached_property(figures.p95_ttft_ms)
     """95th percentile of TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
     adapter_pooled_p95_ttft_ms = cached_property(figures.pooled_p95_ttft_ms)
     """The same, of all requests for adapters with few; see `packer.twin.per_adapter.pooled_p95_ttft_ms`."""

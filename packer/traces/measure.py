@@ -55,23 +55,21 @@ def measure_workload(
     )
 
 
-def rounded(workload: Workload, digits: int = 6) -> Workload:
-    """The workload with rates and mean lengths cut to some significant digits, for files."""
+def rounded(workload: Workload) -> Workload:
+    """The workload with rates and mean lengths cut to six significant digits, for files."""
 
-    def short(value: float) -> float:
-        return float(f"{value:.{digits}g}")
+    def cut(own: Lengths | None) -> Lengths | None:
+        return own and own.scaled(float(f"{own.mean:.6g}"))
 
-    adapters = [
+    adapters = (
         replace(
             adapter,
-            rate=short(adapter.rate),
-            input_tokens=adapter.input_tokens
-            and adapter.input_tokens.scaled(short(adapter.input_tokens.mean)),
-            output_tokens=adapter.output_tokens
-            and adapter.output_tokens.scaled(short(adapter.output_tokens.mean)),
+            rate=float(f"{adapter.rate:.6g}"),
+            input_tokens=cut(adapter.input_tokens),
+            output_tokens=cut(adapter.output_tokens),
         )
         for adapter in workload.adapters
-    ]
+    )
     return replace(workload, adapters=tuple(adapters))
 
 

@@ -29,6 +29,7 @@ from packer.traces.pattern import RateTable
 from packer.traces.vllm_metrics import Series, mean_load_ms, ranks_of, shares_in_flight, shares_resident
 
 MAX_ANSWER_BYTES = 500_000_000
+TIMEOUT_S = 60.0
 MAX_POINTS = 11_000
 """Prometheus refuses a range of more points."""
 
@@ -100,9 +101,7 @@ def queries(source: Source, window_s: float) -> dict[str, str]:
     return found
 
 
-def fetch(
-    url: str, source: Source, *, end_s: float, span_s: float, window_s: float, timeout_s: float = 60.0
-) -> dict[str, Any]:
+def fetch(url: str, source: Source, *, end_s: float, span_s: float, window_s: float) -> dict[str, Any]:
     """Answers of a Prometheus server to `queries`, by name, with the window: what `parse` reads.
 
     Raises `ValidationError`: the URL is not an HTTP address, or the span has too many windows; `SourceError`: the
@@ -118,7 +117,7 @@ def fetch(
         # A counter's increase is that of the window before the time of the query; a gauge is sampled finely.
         step = max(15.0, span_s / (MAX_POINTS - 1)) if name in _GAUGES else window_s
         parameters = {"query": query, "start": end_s - span_s + window_s, "end": end_s, "step": step}
-        answers[name] = _get(f"{url.rstrip('/')}/api/v1/query_range", parameters, timeout_s)
+        answers[name] = _get(f"{url.rstrip('/')}/api/v1/query_range", parameters)
     return answers
 
 
@@ -133,11 +132,11 @@ def check_url(url: str) -> None:
         raise ValidationError(f"Expected an address like http://prometheus:9090, got {shown(url)}.")
 
 
-def _get(url: str, parameters: Mapping[str, object], timeout_s: float) -> Any:
+def _get(url: str, parameters: Mapping[str, object]) -> Any:
     """The JSON of an answer to a query."""
     body = urllib.parse.urlencode({key: str(value) for key, value in parameters.items()}).encode()
     try:
-        status, data = _post(url, body, timeout_s)
+        status, data = _post(url, body)
     except http.client.InvalidURL as error:
         raise ValidationError(f"Expected an address like http://prometheus:9090: {error}.") from None
     except (OSError, ValueError) as error:
@@ -157,10 +156,10 @@ def _get(url: str, parameters: Mapping[str, object], timeout_s: float) -> Any:
         raise SourceError(f"Prometheus at {url} answered with something that is not JSON.") from None
 
 
-def _post(url: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+def _post(url: str, body: bytes) -> tuple[int, bytes]:
     """HTTP status and content of an answer, cut after `MAX_ANSWER_BYTES` + 1."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=timeout_s) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=TIMEOUT_S) as answer:
             return answer.status, answer.read(MAX_ANSWER_BYTES + 1)
     except urllib.error.HTTPError as error:
         with error:

@@ -19,8 +19,8 @@ _NEW_COLUMNS = 12
 _WARM_ROUNDS, _FEW_STARTS, _STARTS = 60, 6, 24
 _SMOOTHING = 0.6
 _EPSILON = 1e-6
-_TIES = 1e-4
-"""Noise that breaks ties alone."""
+_SPREAD, _TIES = 0.1, 1e-4
+"""Noise of prices for other bins, and noise that breaks ties alone."""
 _EACH = 3
 MISSED = 0.1
 """By how much the first rounds of a search may miss the heaviest bin: 5 % where it was run to its end."""
@@ -218,18 +218,18 @@ class Relaxation:
                 return True
         return True
 
-    def diversify(self, spread: float, target: int) -> int:
+    def diversify(self, target: int) -> int:
         """Add bins that a plan of `target` bins may consist of; returns how many were new.
 
-        At the mean of the duals and the best weights, shaken by noise of this spread, and with one adapter of each
-        class in turn. If no bin is worth more than 1, none in such a plan is worth less by more than the bins that it
-        has beyond the worth of all adapters: others are left out.
+        At the mean of the duals and the best weights, shaken by noise, and with one adapter of each class in turn. If
+        no bin is worth more than 1, none in such a plan is worth less by more than the bins that it has beyond the
+        worth of all adapters: others are left out.
         """
         if self.master is None or self.weights is None:
             return 0
         at, demand = (self.master.duals + self.weights) / 2.0, self.demand
         bases = self.pool[self.master.use > _EPSILON]
-        weights = at * np.exp(self.rng.normal(0.0, spread, len(at)))
+        weights = at * np.exp(self.rng.normal(0.0, _SPREAD, len(at)))
         rows = price(self.knapsacks, weights, demand, self._sizes(), self.rng, bases)
         if not self.feasibility.problem.evaluator.simulates:
             held = np.repeat(np.flatnonzero(at > _EPSILON), _EACH).tolist()

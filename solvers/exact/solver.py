@@ -266,7 +266,7 @@ class ExactSearch:
                 chosen = np.repeat(pool, use, axis=0)
                 improved |= self._accept(realise(self.problem, self.classes, list(chosen)))
         if not improved and not self.closed:
-            relaxation.diversify(0.1, len(self.bins) - 1)
+            relaxation.diversify(len(self.bins) - 1)
         return improved or len(relaxation.patterns) > before
 
     def _dive(self, shake: float) -> bool:

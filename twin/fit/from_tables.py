@@ -12,11 +12,6 @@ from packer.twin.fit.tables import Profiling, Run, number
 from packer.twin.law.linear import linear_features
 
 
-def _expected_distinct(adapters: float, batch: float) -> float:
-    """Distinct adapters among `batch` requests that choose uniformly."""
-    return adapters * (1.0 - (1.0 - 1.0 / adapters) ** batch) if adapters > 0 else 0.0
-
-
 def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: int) -> Equations:
     """Equations from decode, prefill and adapter micro-benchmarks (closed loop at a fixed batch)."""
     states, times = [], []
@@ -41,7 +36,8 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
             continue
         output, rank = number(row, "set_output_length"), number(row, "rank")
         distinct = number(row, "mean_loras_by_batch")
-        distinct = _expected_distinct(n, batch) if np.isnan(distinct) else distinct
+        if np.isnan(distinct):  # expected where requests choose uniformly
+            distinct = n * (1.0 - (1.0 - 1.0 / n) ** batch) if n > 0 else 0.0
         slots = number(row, "max_loras") if n > 0 else 0.0
         context = batch * (prompt + output / 2)
         states.append(

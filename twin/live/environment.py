@@ -15,6 +15,7 @@ from packer.errors import LiveError
 from packer.twin.live.metrics import parse_metrics
 from packer.twin.live.server import get
 
+PROBE_LIMIT_S = 120.0
 PYTHON_VARIABLE = "PACKER_VLLM_PYTHON"
 DEFAULT_ENVIRONMENTS = (".venv-vllm", "vllm-cpu/.venv-vllm")
 INSTALL_CLIENT = "pip install 'adapter-packer[live]'"
@@ -55,16 +56,16 @@ class VllmEnvironment:
     back_end: str
 
 
-def probe(python: str, timeout_s: float = 120.0) -> VllmEnvironment | str:
+def probe(python: str) -> VllmEnvironment | str:
     """What an interpreter has, or the reason why it is not usable."""
     try:
         done = subprocess.run(
-            [python, "-c", PROBE], capture_output=True, text=True, timeout=timeout_s, check=False
+            [python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S, check=False
         )
     except OSError as error:
         return f"{python} can't be run: {error.strerror}"
     except subprocess.TimeoutExpired:
-        return f"{python} did not answer within {timeout_s:g} s"
+        return f"{python} did not answer within {PROBE_LIMIT_S:g} s"
     if done.returncode != 0:
         return f"{python} fails: {done.stderr.strip().splitlines()[-1:] or done.returncode}"
     found = json.loads(done.stdout.strip().splitlines()[-1])

@@ -65,7 +65,7 @@ def test_patterns_found_after_the_last_optimum_leave_it_as_it_is(seed: int) -> N
     rows = dive(relaxation, 60, 0.0)
     assert rows is not None
     assert np.array_equal(np.sum(rows, axis=0), relaxation.demand)
-    assert relaxation.diversify(0.1, len(rows) - 1) >= 0
+    assert relaxation.diversify(len(rows) - 1) >= 0
 
 
 def test_a_cover_whose_bins_are_refused_is_repaired() -> None:
