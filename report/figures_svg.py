@@ -152,27 +152,23 @@ def _rows(bars: Sequence[tuple[Bars, str]], width: int) -> dict[str, Any]:
     return {"x": scale, "rows": rows, "step": step, "height": len(names) * step}
 
 
-def _finite(values: Values, *, positive: bool) -> list[float]:
-    return [v for v in values if math.isfinite(v) and (v > 0 or not positive)]
-
-
 def _scales(panel: Panel, width: int, height: int, *, from_zero: bool) -> tuple[Scale, Scale]:
     xs: list[float] = []
     ys: list[float] = []
     for series in panel.series:
         if isinstance(series, Bars):
             continue
-        xs += _finite(series.x, positive=panel.x_log)
-        ys += _finite(series.y, positive=panel.y_log)
+        xs += filter(math.isfinite, series.x)
+        ys += [y for y in series.y if math.isfinite(y) and (y > 0 or not panel.y_log)]
     for mark in panel.marks:
         (xs if mark.axis == "x" else ys).append(mark.at)
     return (
-        Scale(*_range(xs, panel.x_log), _LEFT, width - _RIGHT, panel.x_log),
+        Scale(*_range(xs), _LEFT, width - _RIGHT),
         Scale(*_range(ys, panel.y_log, from_zero=from_zero), height - _BOTTOM, _TOP, panel.y_log),
     )
 
 
-def _range(values: Sequence[float], log: bool, *, from_zero: bool = False) -> tuple[float, float]:
+def _range(values: Sequence[float], log: bool = False, *, from_zero: bool = False) -> tuple[float, float]:
     if not values:
         return (1.0, 10.0) if log else (0.0, 1.0)
     low, high = min(values), max(values)

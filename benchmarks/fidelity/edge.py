@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from h100 import MAX_OUTSTANDING, MODELS, tables
+from h100 import MODELS, tables
 from trials import measured_profile
 
 from packer.io.files import write_text
@@ -74,7 +74,7 @@ def of_model(model: str) -> dict[str, dict[str, float]]:
 
 
 def _simulated(run: Run, profile: Profile, seed: int) -> Simulation:
-    return simulate_run(run, profile, seed=seed, max_outstanding=MAX_OUTSTANDING)
+    return simulate_run(run, profile, seed=seed)
 
 
 def sent_against_nominal() -> dict[str, float]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from h100 import DATA, MAX_OUTSTANDING, MODELS, PROFILES, base_profile, tables
+from h100 import DATA, MODELS, PROFILES, base_profile, tables
 
 from packer.io.files import write_text
 from packer.io.profiles import write_profile
@@ -57,7 +57,7 @@ def _again(result: Calibration, seed: int) -> tuple[ScoredRun, ...]:
     found: list[ScoredRun] = []
     for family, profile in result.others.items():
         chosen = [j.run for j in result.held_out if j.run.family == family]
-        found += score.score_runs(chosen, profile, max_outstanding=MAX_OUTSTANDING, seed=seed)
+        found += score.score_runs(chosen, profile, seed=seed)
     return tuple(found)
 
 
@@ -82,7 +82,7 @@ def _floor(profile: Profile, runs: list[Run]) -> dict[str, dict[str, float]]:
 
     SMAPE by regime and metric; of all runs also the macro F1 of starvation.
     """
-    scored = [score.score_runs(runs, profile, max_outstanding=MAX_OUTSTANDING, seed=seed) for seed in SEEDS]
+    scored = [score.score_runs(runs, profile, seed=seed) for seed in SEEDS]
     return _means_of_tables([_between(one, other) for one, other in combinations(scored, 2)])
 
 
@@ -113,7 +113,7 @@ def main() -> None:
     found = {}
     for model in MODELS:
         profiling, runs = tables(model, data)
-        result = calibrate(base_profile(model), profiling, runs, max_outstanding=MAX_OUTSTANDING)
+        result = calibrate(base_profile(model), profiling, runs)
         # Nobody else polls every two seconds: the costs stay in the profile, the interval doesn't.
         frontend = replace(result.profile.frontend, scrape_interval_s=None)
         write_profile(

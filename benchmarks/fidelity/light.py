@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from h100 import MAX_OUTSTANDING, MODELS, tables
+from h100 import MODELS, tables
 from trials import measured_profile
 
 from packer.io.files import write_text
@@ -41,7 +41,7 @@ def of_model(model: str) -> dict[str, object]:
             server = replace(profile, frontend=spec)
 
             def simulated(k: int, server=server) -> tuple[float, float]:
-                sim = simulate_run(runs[k], server, seed=k, max_outstanding=MAX_OUTSTANDING)
+                sim = simulate_run(runs[k], server, seed=k)
                 return sim.mean_ttft_ms, sim.median_ttft_ms
 
             predicted[output_ms, first_use_ms] = np.array(list(in_threads(simulated, range(len(runs)), 2)))

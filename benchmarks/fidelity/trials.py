@@ -71,7 +71,7 @@ def left_out_error(model: str, terms_of: Callable[[], tuple[str, ...]], cache: d
         profiling, runs = tables(model)
         started = [run for run in runs if run.ok]
         profile = measured_profile(model)
-        equations, kept = simulated_equations(profile, started, seed=SEED, max_outstanding=MAX_OUTSTANDING)
+        equations, kept = simulated_equations(profile, started, seed=SEED)
         micro = from_tables.micro_equations(profiling, profile.engine, profile.latency.graph_max_tokens)
         cache[model] = (equations, micro, np.array([run.family for run in kept]))
     equations, micro, families = cache[model]

@@ -80,18 +80,16 @@ def fit(given: Measurements, out: Writing) -> None:
         base = replace(base, loading=replace(base.loading, cold_start=given.cold_start))
     model, path = given.model or base.model.name, given.runs_path
     profiling = read_profiling(given.profiling_dir, model) if given.profiling_dir else Profiling()
-    runs = read_runs(path, model, generated_share=given.generated_share) if path else []
+    client: dict[str, Any] = {
+        "generated_share": given.generated_share,
+        "max_outstanding": given.max_outstanding,
+    }
+    runs = read_runs(path, model, **client) if path else []
     if runs and not any(run.ok for run in runs):
         raise IncompatibleError(f"{path}: none of the {len(runs)} runs of {model} started.")
     with out.progress() as progress:
-        result = calibrate(
-            base,
-            profiling,
-            runs,
-            max_outstanding=given.max_outstanding,
-            cross_validate=not given.no_cross_validation,
-            progress=progress,
-        )
+        whole = not given.no_cross_validation
+        result = calibrate(base, profiling, runs, cross_validate=whole, progress=progress)
     profile = with_provenance(
         replace(result.profile, name=given.name or base.name, provenance={}),
         method=f"packer profiles fit on micro-benchmarks {'and runs' if runs else 'only'}",

@@ -32,9 +32,7 @@ TRIED = (
 """Values tried, in turn and the first again: the effects of what follows each other are far from linear."""
 
 
-def fit_frontend(
-    profile: Profile, runs: Sequence[Run], *, max_outstanding: int | None, threads: int
-) -> FrontEndSpec:
+def fit_frontend(profile: Profile, runs: Sequence[Run]) -> FrontEndSpec:
     """The front end of a profile whose `scrape_interval_s` is that of the runs.
 
     Uses runs that are not starved: for scrapes those with the metric `scrape_s`, the mean duration of a scrape in the
@@ -50,11 +48,7 @@ def fit_frontend(
 
     def simulated(some: Sequence[Run], frontend: FrontEndSpec) -> list[Simulation]:
         server = replace(profile, frontend=frontend)
-
-        def one(k: int) -> Simulation:
-            return simulate_run(some[k], server, seed=SEED + k, max_outstanding=max_outstanding)
-
-        return list(in_threads(one, range(len(some)), threads))
+        return list(in_threads(lambda k: simulate_run(some[k], server, seed=SEED + k), range(len(some))))
 
     spec = FrontEndSpec(scrape_interval_s=profile.frontend.scrape_interval_s)
     early = [replace(run, duration_s=LATE * run.duration_s) for run in chosen]

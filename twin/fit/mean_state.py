@@ -33,6 +33,8 @@ SATURATED_BY_THROUGHPUT = 0.5
 SLOWER = 1.03
 """Factor on all coefficients, at which a second simulation gives a run's gain."""
 LARGEST_GAIN = 5.0
+MICRO_SHARE = 0.25
+"""Total weight of the micro-benchmarks' equations, relative to that of the runs."""
 CLIENT_LAGS_REQ_S = 100.0
 """Offered load beyond which a client of one process falls behind: such runs weigh half."""
 
@@ -62,9 +64,8 @@ def wanted_step_ms(run: Run, sim: Simulation, step_ms: float, gain: float) -> fl
 
 
 def simulated_equations(
-    profile: Profile, runs: Sequence[Run], *, seed: int = 0, max_outstanding: int | None = None, threads: int = 2,
-    done: Callable[[], None] = lambda: None,
-) -> tuple[Equations, list[Run]]:  # fmt: skip
+    profile: Profile, runs: Sequence[Run], *, seed: int = 0, done: Callable[[], None] = lambda: None
+) -> tuple[Equations, list[Run]]:
     """One equation per run: simulated mean state, wanted mean step time (less loading); and the runs that give one.
 
     A run without a measured TPOT gives none. The k-th run is simulated with `seed` + k.
@@ -74,7 +75,7 @@ def simulated_equations(
 
     def one(k: int) -> tuple[FloatArray, float, float, Run] | None:
         run = runs[k]
-        sim = simulate_run(run, profile, seed=seed + k, max_outstanding=max_outstanding, mean_state=True)
+        sim = simulate_run(run, profile, seed=seed + k, mean_state=True)
         done()
         measured = run.metrics.get("tpot_mean_ms") and np.isfinite(sim.mean_tpot_ms)
         if sim.status != "ok" or sim.raw.means[-1] <= 0 or not measured:
@@ -83,12 +84,12 @@ def simulated_equations(
         step_ms = float(sim.raw.means[-2] / sim.raw.means[-1])
         gain = np.nan
         if not run.starved:
-            gain = gain_of(sim, simulate_run(run, slower, seed=seed + k, max_outstanding=max_outstanding))
+            gain = gain_of(sim, simulate_run(run, slower, seed=seed + k))
         wanted = wanted_step_ms(run, sim, step_ms, gain)
         loading_ms = step_ms - float(means @ law)
         return means, max(wanted - loading_ms, 0.1 * wanted), gain, run
 
-    rows = [row for row in in_threads(one, range(len(runs)), threads) if row is not None]
+    rows = [row for row in in_threads(one, range(len(runs))) if row is not None]
     features = np.array([row[0] for row in rows]).reshape(-1, len(LINEAR_TERMS))
     kept = [row[3] for row in rows]
     weights = family_weights(kept) * gain_weights(np.array([row[2] for row in rows]))
@@ -130,21 +131,22 @@ def solve_robustly(equations: Equations, terms: Sequence[str]) -> dict[str, floa
 
 
 def fit_mean_state(
-    profile: Profile, runs: Sequence[Run], micro: Equations, terms: Sequence[str], *, seed: int = 0,
-    micro_share: float = 0.25, max_outstanding: int | None = None, threads: int = 2,
+    profile: Profile,
+    runs: Sequence[Run],
+    micro: Equations,
+    terms: Sequence[str],
+    *,
+    seed: int,
     done: Callable[[], None] = lambda: None,
-) -> Profile:  # fmt: skip
+) -> Profile:
     """The profile with the coefficients of `terms` fitted to the runs, `ROUNDS` times over.
 
-    `micro_share`: total weight of the micro-benchmarks' equations, relative to that of the runs. `done` is called
-    after each simulation.
+    `done` is called after each simulation.
     """
     for k in range(ROUNDS):
-        together, kept = simulated_equations(
-            profile, runs, seed=seed, max_outstanding=max_outstanding, threads=threads, done=done
-        )
+        together, kept = simulated_equations(profile, runs, seed=seed, done=done)
         if len(micro.step_ms):
-            weight = np.sqrt(micro_share * len(kept) / len(micro.step_ms))
+            weight = np.sqrt(MICRO_SHARE * len(kept) / len(micro.step_ms))
             together += replace(micro, weights=micro.weights * weight)
         found = solve_robustly(together, terms)
         share = 1.0 if k == 0 else 0.6  # later rounds are damped: a queue's length reacts to its step time

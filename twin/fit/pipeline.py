@@ -79,32 +79,26 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
 
 
 def fit_runs(
-    start: Profile, profiling: Profiling, runs: Sequence[Run], *, max_outstanding: int | None, threads: int,
-    done: Callable[[], None] = lambda: None,
-) -> Profile:  # fmt: skip
+    start: Profile, profiling: Profiling, runs: Sequence[Run], *, done: Callable[[], None] = lambda: None
+) -> Profile:
     """The step law fitted to micro-benchmarks and runs."""
     graph = start.latency.graph_max_tokens
     micro = from_tables.micro_equations(profiling, start.engine, graph)
     first = step_law.solve(micro + from_tables.run_equations(runs, graph), TERMS)
     first = {term: value for term, value in first.items() if value > 0}
     begun = replace(with_provenance(start, prior=""), latency=LatencySpec("linear", first, graph))
-    return _rounded(
-        fit_mean_state(
-            begun, runs, micro, TERMS, seed=SEED, max_outstanding=max_outstanding, threads=threads, done=done
-        )
-    )
+    return _rounded(fit_mean_state(begun, runs, micro, TERMS, seed=SEED, done=done))
 
 
 def calibrate(
-    base: Profile, profiling: Profiling, runs: Sequence[Run] = (), *, max_outstanding: int | None = None,
-    cross_validate: bool = True, threads: int = 2, progress: Progress = lambda _what, _done, _total: None,
+    base: Profile, profiling: Profiling, runs: Sequence[Run] = (), *, cross_validate: bool = True,
+    progress: Progress = lambda _what, _done, _total: None,
 ) -> Calibration:  # fmt: skip
     """Fit a profile.
 
     `base`: gives the identity (model, GPU, engine and its settings) and whatever has no measurements.
     `profiling`: micro-benchmarks; its tables may be empty if there are runs.
     `runs`: whole runs; () fits micro-benchmarks only.
-    `max_outstanding`: the ceiling of the client that made the runs.
     `cross_validate`: also measure the error on families left out, and write it into the profile.
     `progress`: called with (stage, simulations done, simulations to do).
     Raises `ModelError`: fewer than 8 runs started, or there is nothing to fit.
@@ -122,9 +116,7 @@ def calibrate(
         note = f"{correlation}, from running requests and KV usage of the runs"
         alone = with_provenance(alone, length_correlation=note)
     if alone.frontend.scrape_interval_s is not None and any("scrape_s" in run.metrics for run in started):
-        first = fit_runs(alone, profiling, started, max_outstanding=max_outstanding, threads=threads)
-        found = fit_frontend(first, started, max_outstanding=max_outstanding, threads=threads)
-        alone = replace(alone, frontend=found)
+        alone = replace(alone, frontend=fit_frontend(fit_runs(alone, profiling, started), started))
     families = sorted({run.family for run in runs})
     folds = [families[k::FOLDS] for k in range(min(FOLDS, len(families)))]
     if not cross_validate or len(folds) < 2:
@@ -142,9 +134,7 @@ def calibrate(
         return done
 
     def fitted(chosen: Sequence[Run], stage: str) -> Profile:
-        return fit_runs(
-            alone, profiling, chosen, max_outstanding=max_outstanding, threads=threads, done=step(stage)
-        )
+        return fit_runs(alone, profiling, chosen, done=step(stage))
 
     profile = fitted(started, "fitting")
     if not folds:
@@ -155,12 +145,8 @@ def calibrate(
         unseen = fitted([run for run in started if run.family not in fold], "cross-validating")
         others |= dict.fromkeys(fold, unseen)
         left = [run for run in runs if run.family in fold]
-        held_out += score.score_runs(
-            left, unseen, max_outstanding=max_outstanding, threads=threads, done=step("scoring")
-        )
-    micro = score.score_runs(
-        runs, alone, max_outstanding=max_outstanding, threads=threads, done=step("scoring")
-    )
+        held_out += score.score_runs(left, unseen, done=step("scoring"))
+    micro = score.score_runs(runs, alone, done=step("scoring"))
     return Calibration(
         replace(profile, errors=score.summary(held_out)),
         replace(alone, errors=score.summary(micro)),

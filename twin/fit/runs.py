@@ -29,13 +29,11 @@ def fleet_of(run: Run) -> Workload:
     )
 
 
-def simulate_run(
-    run: Run, profile: Profile, *, seed: int = 0, max_outstanding: int | None = None, mean_state: bool = False
-) -> Simulation:
-    """The twin of a run; `max_outstanding`: the ceiling of the client that made it."""
+def simulate_run(run: Run, profile: Profile, *, seed: int = 0, mean_state: bool = False) -> Simulation:
+    """The twin of a run."""
     return simulate(
         fleet_of(run), profile, max_loras=run.max_loras, max_lora_rank=run.max_lora_rank, duration_s=run.duration_s,
-        seed=seed, max_outstanding=max_outstanding, mean_state=mean_state,
+        seed=seed, max_outstanding=run.max_outstanding, mean_state=mean_state,
     )  # fmt: skip
 
 

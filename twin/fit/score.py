@@ -38,9 +38,8 @@ class ScoredRun:
 
 
 def score_runs(
-    runs: Sequence[Run], profile: Profile, *, max_outstanding: int | None = None, seed: int = 0, threads: int = 2,
-    done: Callable[[], None] = lambda: None,
-) -> list[ScoredRun]:  # fmt: skip
+    runs: Sequence[Run], profile: Profile, *, seed: int = 0, done: Callable[[], None] = lambda: None
+) -> list[ScoredRun]:
     """Simulate each run from its rates and length statistics."""
 
     def one(run: Run) -> ScoredRun:
@@ -48,12 +47,12 @@ def score_runs(
         if refused or not run.ok:
             done()
             return ScoredRun(run, refused, False, {})
-        sim = simulate_run(run, profile, seed=seed, max_outstanding=max_outstanding)
+        sim = simulate_run(run, profile, seed=seed)
         done()
         predicted = {name: float(getattr(sim, attribute)) for name, (_, attribute) in METRICS.items()}
         return ScoredRun(run, False, sim.starved, predicted)
 
-    return list(in_threads(one, runs, threads))
+    return list(in_threads(one, runs))
 
 
 def regime_errors(scored: Sequence[ScoredRun], regime: str) -> dict[str, float]:

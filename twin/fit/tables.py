@@ -100,7 +100,10 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run of a real server: what went in, what came out. NaN where a metric was not measured."""
+    """One run of a real server: what went in, what came out. NaN where a metric was not measured.
+
+    `max_outstanding`: the ceiling of the client that made it, if it had one.
+    """
 
     run_id: str
     family: str
@@ -114,6 +117,7 @@ class Run:
     status: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     length_correlation: float = SHAREGPT_CORRELATION
+    max_outstanding: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -143,10 +147,17 @@ METRICS = ("total_tok_s", "ttft_mean_ms", "ttft_median_ms", "tpot_mean_ms", "itl
 REQUIRED = ("model", "max_loras", "n_adapters", "max_lora_rank", "rate_counts", "size_counts", "total_tok_s")
 
 
-def read_runs(path: str | os.PathLike[str], model: str, *, generated_share: float = 1.0) -> list[Run]:
+def read_runs(
+    path: str | os.PathLike[str],
+    model: str,
+    *,
+    generated_share: float = 1.0,
+    max_outstanding: int | None = None,
+) -> list[Run]:
     """Runs of a model from runs.csv; beside it adapters.csv(.gz), if there, has the rate of every adapter.
 
-    `generated_share`: generated / requested output tokens. Ranks are known by their counts only, and shuffled.
+    `generated_share`: generated / requested output tokens. `max_outstanding`: the client's ceiling. Ranks are known by
+    their counts only, and shuffled.
     """
     folder = Path(path).parent
     measured = _rates_by_run(folder)
@@ -180,6 +191,7 @@ def read_runs(path: str | os.PathLike[str], model: str, *, generated_share: floa
                 number(row, "pool_mean_output_tokens", path, default=196.0) * generated_share,
                 status,
                 {name: value for name, value in metrics.items() if not math.isnan(value)},
+                max_outstanding=max_outstanding,
             )
         )
     if not runs:
