@@ -7,7 +7,7 @@ keeps slots as later versions do, but runs prefills in steps of their own: the a
 before those that run (`packer.twin.engine_rules`), which doubles the loads.
 
 Loads at start-up, one per slot, belong to the engine and are not counted. Slots are saturated where the distinct
-adapters in the batch are at least 0.9 of them.
+adapters in the batch are at least 0.8 of them.
 """
 
 from __future__ import annotations
