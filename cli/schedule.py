@@ -158,10 +158,8 @@ def _replayed(found: Schedule, rates: Any, hours: Hours) -> dict[str, Any]:
 
 def _slo(hours: Hours) -> dict[str, float]:
     """Limits of a request, ms."""
-    return {
-        "ttft_ms": hours.limits.get("p99_ttft_ms", 2000.0),
-        "itl_ms": hours.limits.get("mean_itl_ms", 100.0),
-    }
+    given = hours.limits.get
+    return {"ttft_ms": given("p99_ttft_ms", 2000.0), "itl_ms": given("mean_itl_ms", 100.0)}
 
 
 def _lines(found: Schedule, data: dict[str, Any], slo: dict[str, float]) -> list[Table | str]:
@@ -176,12 +174,10 @@ def _lines(found: Schedule, data: dict[str, Any], slo: dict[str, float]) -> list
     lines: list[Table | str] = [
         Table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
         Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", "hours a day"), servers),
-    ]
-    lines.append(
         f"{number(found.gpu_hours, 1)} GPU-hours a day with {len(found.starts())} starts and {found.moves} moves, at "
         f"most {found.most_gpus} GPUs at once; the static plan of {found.static.n_gpus} GPUs takes "
-        f"{number(found.static_gpu_hours, 1)}, {found.regret:.0%} more."
-    )
+        f"{number(found.static_gpu_hours, 1)}, {found.regret:.0%} more.",
+    ]
     for name, row in data.get("replay", {}).items():
         p95 = "not all served" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"
         lines.append(

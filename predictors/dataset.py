@@ -163,9 +163,8 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
         raise FileFormatError("expected a data set written by packer predictor build.", path=path)
     spec = parse(Spec, parse_json(notes["packer"], path), path)
     if spec.format != FORMAT:
-        raise FileFormatError(
-            f"expected the format {FORMAT!r}, got {spec.format[:80]!r}: build it again.", path=path
-        )
+        rule = f"expected the format {FORMAT!r}, got {spec.format[:80]!r}: build it again."
+        raise FileFormatError(rule, path=path)
     if spec.features != NAMES:
         unknown = ", ".join(sorted(set(spec.features) - set(NAMES)))[:200] or "none"
         absent = ", ".join(sorted(set(NAMES) - set(spec.features))) or "none"
