@@ -52,7 +52,8 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
     evaluator = problem.evaluator
     if not evaluator.confirms:
         return solve(problem)
-    first = found = solve(problem.with_share(_SEARCH_SHARE))
+    first = solve(problem.with_share(_SEARCH_SHARE))
+    found = with_other_slots(problem, first)
 
     def repeated(posed: Problem, **details: object) -> Solution:
         again = solve(posed.with_share(_REPEATED_SHARE))
@@ -72,7 +73,6 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
     for step in range(STEPS + 1):
         if found.unplaced or not found.bins or problem.out_of_time():
             break
-        found = replace(found, bins=found.bins if found.moves else with_other_slots(problem, found.bins))
         evaluations = evaluator.confirmed(problem.workload, found.bins)
         refused = np.flatnonzero(~problem.objective.admissible(evaluations)).tolist()
         if not refused:
@@ -89,7 +89,7 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
         less = lacking(found.bins, evaluations, refused)
         raised = {k: (1.0 + raised.get(k, 0.0)) * (1.0 + less.get(k, 0.0)) - 1.0 for k in {**raised, **less}}
         posed = replace(problem, evaluator=evaluator.changed(raised=raised))
-        ends = step == STEPS or fewest <= len(found.bins)
+        ends = step >= STEPS - bool(holding) or fewest <= len(found.bins)
         again = None if ends else repeated(posed, search_raised=max(raised.values()))
         if again is None or len(again.bins) >= fewest:
             break
@@ -103,21 +103,26 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
     return found if late and not admits(problem, last) else last
 
 
-def with_other_slots(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
-    """The bins, refused ones with the next smaller or larger number of slots where the whole predictor admits it."""
-    made = list(bins)
-    refused = [k for k, holds in enumerate(_admitted(problem, bins)) if not holds]
+def with_other_slots(problem: Problem, found: Solution) -> Solution:
+    """The solution, its refused bins with the next smaller or larger number of slots if the whole predictor admits it.
+
+    One without a place for every adapter, or that stays close to a running plan, is left as it is.
+    """
+    made = list(found.bins)
+    if found.unplaced or found.moves or not made or problem.out_of_time():
+        return found
+    refused = [k for k, holds in enumerate(_admitted(problem, made)) if not holds]
     for some in (refused[:_SAMPLE], refused[_SAMPLE:]):
-        tried = [(k, item) for k in some for item in _neighbours(bins[k])]
+        tried = [(k, item) for k in some for item in _neighbours(found.bins[k])]
         if not tried or problem.out_of_time():
             break
-        found = problem.evaluator.confirmed(problem.workload, [item for _, item in tried])
-        rated = zip(scores(found), problem.objective.admissible(found).tolist(), tried, strict=True)
+        rows = problem.evaluator.confirmed(problem.workload, [item for _, item in tried])
+        rated = zip(scores(rows), problem.objective.admissible(rows).tolist(), tried, strict=True)
         for _, holds, (k, item) in sorted(rated, key=itemgetter(0)):
             made[k] = item if holds else made[k]
-        if made == list(bins):
+        if made == list(found.bins):
             break
-    return tuple(made)
+    return replace(found, bins=tuple(made))
 
 
 def _neighbours(item: Bin) -> list[Bin]:
@@ -186,10 +191,7 @@ def relieved(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> t
     for (k, item), holds in zip(fuller.items(), _admitted(problem, list(fuller.values())), strict=True):
         made[k] = item if holds else made[k]
     if rest := _waiting(made, left):
-        room = scores(problem.evaluator.confirmed(problem.workload, [made[k] for k in hosts]))
-        hosts = [k for _, k in sorted(zip(room, hosts, strict=True), reverse=True)[:_HOSTS]]
-        whole = replace(problem, evaluator=problem.evaluator.whole())
-        made |= _fuller(whole, {k: made[k] for k in hosts}, rest)
+        made |= _simulated(problem, {k: made[k] for k in hosts}, rest)
     more = _opened(sure, len(made), _waiting(made, left))
     return None if more is None or not all(_admitted(problem, more)) else (*made.values(), *more)
 
@@ -229,6 +231,32 @@ def _waiting(bins: Mapping[int, Bin], adapters: Sequence[int]) -> list[int]:
     """Those of the adapters that are in none of the bins."""
     placed = {i for item in bins.values() for i in item.adapters}
     return [i for i in adapters if i not in placed]
+
+
+def _simulated(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:
+    """Those of the hosts with the most room that take some of the adapters, as far as the whole predictor admits it.
+
+    The room of a host is what it serves beyond the least share of its load; all or half of it is filled. None do where
+    their room is not enough for all the adapters, so that a further GPU is needed anyway.
+    """
+    fleet, slots, found = problem.workload, SlotSearch(problem), dict[int, Bin]()
+    loads = fleet.offered_tok_s_by_adapter
+    rows = problem.evaluator.confirmed(fleet, list(hosts.values()))
+    more = rows.total_token_throughput / (STARVATION_THRESHOLD * rows.offered_tok_s) - 1.0
+    room = {k: share * hosts[k].offered_tok_s(fleet) for k, share in zip(hosts, more.tolist(), strict=True)}
+    largest = sorted(room, key=lambda k: -room[k])[:_HOSTS]
+    if sum(room[k] for k in largest) < loads[left].sum():
+        return found
+    for k in largest:
+        host, model = hosts[k], fleet.adapters[hosts[k].adapters[0]].model
+        mine = [i for i in left if fleet.adapters[i].model == model]
+        most = int(np.searchsorted(np.cumsum(loads[mine]), room[k], side="right"))
+        sizes = [n for n in (most // 2, most) if n > 0 and not problem.out_of_time()]
+        tried = [slots.make((*host.adapters, *mine[:n]), host.max_loras, host.profile) for n in sizes]
+        for item, holds in zip(tried, _admitted(problem, tried), strict=True):
+            found |= {k: item} if holds else {}
+        left = _waiting(found, left)
+    return found
 
 
 def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:

@@ -92,9 +92,10 @@ def test_a_refused_bin_keeps_its_adapters_where_it_holds_with_other_slots() -> N
     task = posed(equal_adapters(220))
     few, fine, full = in_bins(40, 16, 60, slots=8)
     assert [admits(task, Solution((item,))) for item in (few, fine, full)] == [False, True, False]
-    assert with_other_slots(task, (few, fine, full)) == (few.with_slots(16), fine, full)
-    hopeless = in_bins(60, 60, 60, 40, slots=8)  # where three hold with none, others are not tried
-    assert with_other_slots(task, hopeless) == hopeless
+    found = with_other_slots(task, Solution((few, fine, full)))
+    assert found.bins == (few.with_slots(16), fine, full)
+    hopeless = Solution(in_bins(60, 60, 60, 40, slots=8))  # where three hold with none, others are not tried
+    assert with_other_slots(task, hopeless).bins == hopeless.bins
 
 
 def test_adapters_of_a_refused_bin_go_where_the_whole_predictor_sees_room() -> None:
