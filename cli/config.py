@@ -27,7 +27,7 @@ from typing import Any
 import click
 
 from packer.cli.declare import LazyGroup
-from packer.errors import FileFormatError
+from packer.errors import FileFormatError, reading
 
 VARIABLE = "PACKER_CONFIG"
 
@@ -56,12 +56,12 @@ def _read(path: Path) -> Mapping[str, Any]:
     from packer.io.files import read_text
 
     empty = path.is_file() and path.stat().st_size == 0
-    data: Any = {} if empty else parse_toml(read_text(path), path)
+    data: Any = {} if empty else parse_toml(read_text(path))
     if path.name == "pyproject.toml":
         tool = data.get("tool", {})
         data = tool.get("packer", {}) if isinstance(tool, dict) else tool
         if not isinstance(data, dict):
-            raise FileFormatError("expected tool.packer to be a table.", path=path)
+            raise FileFormatError("expected tool.packer to be a table.")
     return dict(data)
 
 
@@ -81,38 +81,39 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
     known = option_names(command)
     params = {each.name: each for each in command.params if isinstance(each, click.Option)}
     found = {}
-    for place, value in sorted(_leaves(path, cli, _read(path)), key=lambda leaf: len(leaf[0])):
-        *table, key = place
-        if tuple(table) == words and key not in known:
-            raise _wrong(path, place, f"packer {' '.join(words)} has no option --{key[:80]}.", known)
-        if not table and key not in known and key not in _all_options():
-            raise _wrong(path, place, f"no command has an option --{key[:80]}.", _all_options())
-        if key in known and tuple(table) in ((), words):  # the command's own table comes last
-            found[known[key]] = _default(params[known[key]], value, path, place)
+    with reading(path):
+        for place, value in sorted(_leaves(cli, _read(path)), key=lambda leaf: len(leaf[0])):
+            *table, key = place
+            if tuple(table) == words and key not in known:
+                raise _wrong(place, f"packer {' '.join(words)} has no option --{key[:80]}.", known)
+            if not table and key not in known and key not in _all_options():
+                raise _wrong(place, f"no command has an option --{key[:80]}.", _all_options())
+            if key in known and tuple(table) in ((), words):  # the command's own table comes last
+                found[known[key]] = _default(params[known[key]], value, place)
     return found
 
 
 def _leaves(
-    path: Path, group: LazyGroup, data: Mapping[str, Any], words: tuple[str, ...] = ()
+    group: LazyGroup, data: Mapping[str, Any], words: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Each key with its place; raises `FileFormatError` where a table is not named after a command of the group."""
     for key, value in data.items():
         place = (*words, key)
         child = group.load(key) if key in group.lazy else None
         if isinstance(value, Mapping) and isinstance(child, LazyGroup):
-            yield from _leaves(path, child, value, place)
+            yield from _leaves(child, value, place)
         elif isinstance(value, Mapping) and child is not None:
             yield from (((*place, name), each) for name, each in value.items())
         elif child is not None:
-            raise _wrong(path, place, "expected a table: it is named after a command.")
+            raise _wrong(place, "expected a table: it is named after a command.")
         elif words or isinstance(value, Mapping):
             name = " ".join(("packer", *words))
-            raise _wrong(path, place, f"{name} has no command {key[:80]!r}.", group.lazy)
+            raise _wrong(place, f"{name} has no command {key[:80]!r}.", group.lazy)
         else:
             yield place, value
 
 
-def _default(option: click.Option, value: Any, path: Path, place: tuple[str, ...]) -> Any:
+def _default(option: click.Option, value: Any, place: tuple[str, ...]) -> Any:
     """A value of the file as it would be typed, so that the option's own type checks it."""
     several = value if isinstance(value, list) else [value]
     if option.is_flag and isinstance(value, bool):
@@ -121,7 +122,7 @@ def _default(option: click.Option, value: Any, path: Path, place: tuple[str, ...
         isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in several
     ):
         expected = "true or false" if option.is_flag else "text, a number or a list of them"
-        raise _wrong(path, place, f"expected {expected}, got {str(value)[:80]!r}.")
+        raise _wrong(place, f"expected {expected}, got {str(value)[:80]!r}.")
     texts = [str(each) for each in several]
     return texts if option.multiple else ",".join(texts)
 
@@ -134,11 +135,11 @@ def _all_options() -> Mapping[str, str]:
     return option_names(cli)
 
 
-def _wrong(path: Path, words: Sequence[str], rule: str, known: Collection[str] = ()) -> FileFormatError:
+def _wrong(words: Sequence[str], rule: str, known: Collection[str] = ()) -> FileFormatError:
     """The error of a key, with the nearest of the known names if one is near."""
     near = difflib.get_close_matches(words[-1], known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return FileFormatError(f"{rule}{hint}", path=path, key=".".join(words)[:120])
+    return FileFormatError(f"{rule}{hint}", key=".".join(words)[:120])
 
 
 def option_names(command: click.Command) -> dict[str, str]:

@@ -12,7 +12,7 @@ from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, note, write_frame
 from packer.cli.traffic import refuse_unused
-from packer.errors import FileFormatError, IncompatibleError
+from packer.errors import FileFormatError, IncompatibleError, reader
 from packer.io.frames import pl
 from packer.words import number
 
@@ -158,7 +158,7 @@ def _simulate(plan: Sweep, files: Files, jobs: int, out: Writing) -> pl.DataFram
 
     output = files.output
     old = files.resume and output is not None and Path(output).exists()
-    rows = _old_rows(plan, output or "") if old else []
+    rows = _old_rows(output or "", plan) if old else []
     done = {(row["adapters"], row["rate_factor"], row["max_loras"]) for row in rows}
     try:
         with out.progress() as progress:
@@ -174,7 +174,8 @@ def _simulate(plan: Sweep, files: Files, jobs: int, out: Writing) -> pl.DataFram
     return frame
 
 
-def _old_rows(plan: Sweep, path: str) -> list[dict[str, Any]]:
+@reader
+def _old_rows(path: str, plan: Sweep) -> list[dict[str, Any]]:
     """Rows of an earlier run of the same sweep."""
     from packer.io.files import read_bytes
     from packer.io.parquet import read_parquet
@@ -184,12 +185,12 @@ def _old_rows(plan: Sweep, path: str) -> list[dict[str, Any]]:
     data = read_bytes(path)
     try:
         csv = Path(path).suffix.lower() == ".csv"
-        frame = pl.read_csv(data, schema=schema) if csv else read_parquet(data, path)
+        frame = pl.read_csv(data, schema=schema) if csv else read_parquet(data)
     except pl.exceptions.PolarsError as error:
         reason = str(error).partition("\n")[0]
-        raise FileFormatError(f"expected the rows of a sweep: {reason}", path=path) from None
+        raise FileFormatError(f"expected the rows of a sweep: {reason}") from None
     if frame.schema != schema:
-        raise FileFormatError(f"expected the columns {', '.join(schema)} of a sweep.", path=path)
+        raise FileFormatError(f"expected the columns {', '.join(schema)} of a sweep.")
     if frame["sweep"].ne_missing(plan.fingerprint).any():
         raise IncompatibleError(
             f"{path} holds rows of another sweep: workload, profile, slot rank, duration or seed differ. "

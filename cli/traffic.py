@@ -9,7 +9,7 @@ import click
 
 from packer.cli.declare import bundle, option, typed
 from packer.cli.options import numbers
-from packer.errors import IncompatibleError, ValidationError
+from packer.errors import IncompatibleError, ValidationError, reading
 
 if TYPE_CHECKING:
     from packer.operate.observe import View
@@ -177,7 +177,8 @@ class PrometheusOptions:
             )
         if save_path is not None:
             write_text(save_path, json.dumps(answers) + "\n")
-        return parse(answers, source, path=self.export_path or self.url or "", skip=skip)
+        with reading(self.export_path or self.url or ""):
+            return parse(answers, source, skip=skip)
 
 
 def refuse_unused(given: str, unused: Collection[str]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.errors import FileFormatError, shown
+from packer.errors import FileFormatError, reader, shown
 from packer.io.files import read_text
 from packer.io.tables import by_adapter, csv_rows
 from packer.objectives.base import Objective, Scenario
@@ -66,18 +66,19 @@ def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
     return replace(workload, adapters=tuple(adapters))
 
 
+@reader
 def read_rates(path: str, workload: Workload) -> dict[str, npt.NDArray[np.float64]]:
     """Rates of the fleet by load, from a CSV file with one row per adapter and one column per load.
 
     Raises `FileFormatError`: a cell is not a rate, or an adapter of the fleet has no row or several.
     """
-    names, rows = csv_rows(read_text(path), path)
+    names, rows = csv_rows(read_text(path))
     if len(names) < 2 or names[0] != "adapter":
-        raise FileFormatError("expected columns adapter,<load>,<load>,…", path=path, row=1)
+        raise FileFormatError("expected columns adapter,<load>,<load>,…", row=1)
     loads = names[1:]
     found = {name: [row.real(load, low=0.0, high=1e6) for load in loads] for name, row in by_adapter(rows)}
     missing = [name for name in workload.names if name not in found]
     if missing:
-        raise FileFormatError(f"there are no rates for adapter {shown(missing[0])}.", path=path)
+        raise FileFormatError(f"there are no rates for adapter {shown(missing[0])}.")
     columns = np.array([found[name] for name in workload.names]).T
     return dict(zip(loads, columns, strict=True))

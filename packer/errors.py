@@ -19,8 +19,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+A = TypeVar("A", bound="str | os.PathLike[str]")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class PackerError(Exception):
@@ -43,7 +49,7 @@ class FileFormatError(InputError):
     """A file can't be read as what it should be.
 
     `message`: the rule that is broken, and the value received.
-    `path`: the file.
+    `path`: the file; where the place of the error does not know it, `reading` adds it.
     `row`: line number of a text file, counted from 1 with the header as row 1.
     `column`: column of a table.
     `key`: key of a structured file, as in `engine.max_num_seqs`.
@@ -53,17 +59,19 @@ class FileFormatError(InputError):
         self,
         message: str,
         *,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None = None,
         row: int | None = None,
         column: str | None = None,
         key: str | None = None,
     ) -> None:
-        self.path, self.row, self.column, self.key = os.fspath(path), row, column, key
-        where = self.path
-        where += f", row {row}" if row is not None else ""
-        where += f", column {column!r}" if column is not None else ""
-        where += f", key {key!r}" if key is not None else ""
-        super().__init__(f"{where}: {message}")
+        super().__init__(message)
+        self.path, self.row, self.column, self.key = path and os.fspath(path), row, column, key
+
+    def __str__(self) -> str:
+        places = {"row": self.row, "column": self.column, "key": self.key}
+        known = [f"{name} {place!r}" for name, place in places.items() if place is not None]
+        where = ", ".join([self.path, *known] if self.path else known)
+        return f"{where}: {self.args[0]}" if where else str(self.args[0])
 
 
 class SourceError(InputError):
@@ -129,9 +137,30 @@ def plugged(who: str) -> Iterator[None]:
 
 
 @contextmanager
-def located(path: str | os.PathLike[str], key: str | None = None) -> Iterator[None]:
-    """A rule that is broken in the block is an error of this file."""
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of the block that name no file are errors of this one."""
+    try:
+        yield
+    except FileFormatError as error:
+        error.path = error.path or os.fspath(path)
+        raise
+
+
+def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], T]:
+    """A function whose first parameter is the path of the file that its errors are about."""
+
+    @wraps(read)
+    def named(path: A, *args: P.args, **kwargs: P.kwargs) -> T:
+        with reading(path):
+            return read(path, *args, **kwargs)
+
+    return named  # type: ignore[return-value]  # the path may be given by its name, too
+
+
+@contextmanager
+def located(key: str | None = None) -> Iterator[None]:
+    """A rule that is broken in the block is an error of the file that is read, at this key."""
     try:
         yield
     except ValidationError as error:
-        raise FileFormatError(str(error), path=path, key=key) from None
+        raise FileFormatError(str(error), key=key) from None

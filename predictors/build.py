@@ -93,8 +93,8 @@ def build_dataset(
             done += len(found)
             progress("scenarios", done, rows)
         try:
-            frame, _ = decoded([read_bytes(part) for part in parts], folder)
-            content = dataset_bytes(frame, spec, folder)
+            frame, _ = decoded([read_bytes(part) for part in parts])
+            content = dataset_bytes(frame, spec)
         except FileFormatError as error:
             raise FileFormatError(f"{error} Remove the folder and build again.", path=folder) from None
         write_bytes(target, content, force=force)

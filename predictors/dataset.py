@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.errors import FileFormatError, ValidationError, located
+from packer.errors import FileFormatError, ValidationError, located, reader
 from packer.io.documents import parse_json
 from packer.io.files import read_bytes
 from packer.io.frames import pl
@@ -117,8 +117,8 @@ class Dataset:
         }
 
 
-def dataset_of(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str]) -> Dataset:
-    """The data set in a table; `path` is named in errors.
+def dataset_of(frame: pl.DataFrame, spec: Spec) -> Dataset:
+    """The data set in a table.
 
     Raises `FileFormatError`: a column is missing, of another type, or has a value that no simulation gives; rows are
     missing.
@@ -126,18 +126,17 @@ def dataset_of(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str]) ->
     texts = ("family", "group")
     for column in (*NAMES, *LABELS, *texts, "index"):
         if column not in frame.columns:
-            raise FileFormatError("this column is missing.", path=path, column=column)
+            raise FileFormatError("this column is missing.", column=column)
         kind = frame.schema[column]
         wanted = kind == pl.String if column in texts else kind.is_numeric()
         if not wanted or frame[column].null_count():
             what = "text" if column in texts else "numbers"
-            raise FileFormatError(f"expected {what} in every row, got {kind}.", path=path, column=column)
+            raise FileFormatError(f"expected {what} in every row, got {kind}.", column=column)
     if frame.height != spec.rows or not (frame["index"] == pl.int_range(spec.rows, eager=True)).all():
         raise FileFormatError(
-            f"expected rows 0 … {spec.rows - 1} once each, got {frame.height}: it was cut short or changed.",
-            path=path,
+            f"expected rows 0 … {spec.rows - 1} once each, got {frame.height}: it was cut short or changed."
         )
-    with located(path):
+    with located():
         return Dataset(
             spec,
             frame.select(pl.col(name).cast(pl.Float64) for name in NAMES).to_numpy(),
@@ -147,32 +146,31 @@ def dataset_of(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str]) ->
         )
 
 
-def dataset_bytes(frame: pl.DataFrame, spec: Spec, path: str | os.PathLike[str]) -> bytes:
+def dataset_bytes(frame: pl.DataFrame, spec: Spec) -> bytes:
     """The file of a data set, with its specification and a hash; raises what `dataset_of` raises."""
-    digest = dataset_of(frame, spec, path).digest
+    digest = dataset_of(frame, spec).digest
     return parquet_bytes(frame, {"packer": spec.text(), "digest": digest})
 
 
+@reader
 def read_dataset(path: str | os.PathLike[str]) -> Dataset:
     """Read what `packer.predictors.build.build_dataset` wrote.
 
     Raises `FileFormatError`: it is not a data set, was cut short or changed, or has the features of another version.
     """
-    frame, notes = decoded([read_bytes(path)], path)
+    frame, notes = decoded([read_bytes(path)])
     if "packer" not in notes or "digest" not in notes:
-        raise FileFormatError("expected a data set written by packer predictor build.", path=path)
-    spec = parse(Spec, parse_json(notes["packer"], path), path)
+        raise FileFormatError("expected a data set written by packer predictor build.")
+    spec = parse(Spec, parse_json(notes["packer"]))
     if spec.format != FORMAT:
-        rule = f"expected the format {FORMAT!r}, got {spec.format[:80]!r}: build it again."
-        raise FileFormatError(rule, path=path)
+        raise FileFormatError(f"expected the format {FORMAT!r}, got {spec.format[:80]!r}: build it again.")
     if spec.features != NAMES:
         unknown = ", ".join(sorted(set(spec.features) - set(NAMES)))[:200] or "none"
         absent = ", ".join(sorted(set(NAMES) - set(spec.features))) or "none"
         raise FileFormatError(
-            f"its features are not this version's: unknown {unknown}; missing {absent}: build it again.",
-            path=path,
+            f"its features are not this version's: unknown {unknown}; missing {absent}: build it again."
         )
-    data = dataset_of(frame, spec, path)
+    data = dataset_of(frame, spec)
     if data.digest != notes["digest"]:
-        raise FileFormatError("the content does not match its hash: it was changed.", path=path)
+        raise FileFormatError("the content does not match its hash: it was changed.")
     return data

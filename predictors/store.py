@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from packer.errors import FileFormatError, ModelError
+from packer.errors import FileFormatError, ModelError, reading
 from packer.io.documents import parse_json
 from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.schema import Table, parse
@@ -129,7 +129,8 @@ def from_bytes(data: bytes, where: str) -> Model:
         raise ModelError(f"{where}: the content does not match its hash: it was changed or cut short.")
     text, _, packed = body.partition(b"\n")
     try:
-        header = parse(_Header, parse_json(decode(text, where), where), where)
+        with reading(where):
+            header = parse(_Header, parse_json(decode(text)))
     except FileFormatError as error:
         raise ModelError(f"{error} The header of the predictor is damaged: train it again.") from None
     _check_features(header, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from packer.errors import FileFormatError, shown
+from packer.errors import FileFormatError, reader, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.plan import Plan
@@ -50,22 +50,22 @@ def write_report(
     return growth
 
 
+@reader
 def read_comparison(path: str | os.PathLike[str]) -> Sequence[Mapping[str, object]]:
     """Rows of a comparison: a JSON list of flat objects with the same keys, or such a list under `rows`."""
-    data = parse_json(read_text(path), path)
+    data = parse_json(read_text(path))
     rows = data.get("rows") if isinstance(data, dict) else data
     if (
         not isinstance(rows, list)
         or not all(isinstance(row, dict) for row in rows)
         or any(row.keys() != rows[0].keys() for row in rows)
     ):
-        raise FileFormatError(f"expected a list of rows with the same keys, got {shown(data)}.", path=path)
+        raise FileFormatError(f"expected a list of rows with the same keys, got {shown(data)}.")
     for number, row in enumerate(rows, start=1):
         for key, value in row.items():
             if not isinstance(value, str | int | float | None):
                 raise FileFormatError(
                     f"expected text, a number, true, false or null in each cell, got {shown(value)} as "
-                    f"{shown(key)} of entry {number}.",
-                    path=path,
+                    f"{shown(key)} of entry {number}."
                 )
     return rows

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from packer import checks
-from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
+from packer.errors import FileFormatError, IncompatibleError, ValidationError, reader, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text
 
@@ -119,15 +119,16 @@ class ModelDimensions:
         return float(2 * BYTES * EXTRA_VOCABULARY * self.hidden)
 
 
+@reader
 def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
     """The dimensions in a `config.json`.
 
     Raises `FileFormatError`: it can't be read, or a value is missing or makes no sense; names the key;
     `IncompatibleError`: the estimate doesn't support this kind of model or quantisation.
     """
-    data = parse_json(read_text(path), path)
+    data = parse_json(read_text(path))
     if not isinstance(data, dict):
-        raise FileFormatError(f"expected the JSON object of a model's config, got {shown(data)}.", path=path)
+        raise FileFormatError(f"expected the JSON object of a model's config, got {shown(data)}.")
     config = data["text_config"] if isinstance(data.get("text_config"), dict) else data
     kind = config.get("model_type")
     if kind not in (known := (*DENSE_TYPES, *MOE_TYPES)):
@@ -135,35 +136,34 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
         raise IncompatibleError(
             f"{os.fspath(path)}: expected model_type to be one of {listed}, got {shown(kind)}."
         )
-    hidden, heads = _size(config, "hidden_size", path), _size(config, "num_attention_heads", path)
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     key = next((key for key in _EXPERTS if config.get(key)), None)
-    experts = 0 if key is None else _size(config, key, path)
+    experts = 0 if key is None else _size(config, key)
     said = data.get("_name_or_path")
     tied = config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)
     if not isinstance(tied, bool):
         rule = f"expected true or false, got {shown(tied)}."
-        raise FileFormatError(rule, path=path, key="tie_word_embeddings")
+        raise FileFormatError(rule, key="tie_word_embeddings")
     return ModelDimensions(
         name=_name(data, path),
         kind=str(kind),
-        layers=_size(config, "num_hidden_layers", path),
+        layers=_size(config, "num_hidden_layers"),
         hidden=hidden,
         intermediate=_size(
             config,
             "moe_intermediate_size" if experts and "moe_intermediate_size" in config else "intermediate_size",
-            path,
         ),
         heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", path, default=heads),
-        head_dim=_size(config, "head_dim", path, default=max(1, hidden // heads)),
-        vocabulary=_size(config, "vocab_size", path),
+        kv_heads=_size(config, "num_key_value_heads", default=heads),
+        head_dim=_size(config, "head_dim", default=max(1, hidden // heads)),
+        vocabulary=_size(config, "vocab_size"),
         tied=tied,
-        max_model_len=_size(config, "max_position_embeddings", path),
+        max_model_len=_size(config, "max_position_embeddings"),
         repository=said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None,
         experts=experts,
-        experts_per_token=_size(config, "num_experts_per_tok", path) if experts else 0,
+        experts_per_token=_size(config, "num_experts_per_tok") if experts else 0,
         shared_intermediate=(
-            _size(config, "shared_expert_intermediate_size", path)
+            _size(config, "shared_expert_intermediate_size")
             if experts and config.get("shared_expert_intermediate_size")
             else 0
         ),
@@ -201,18 +201,16 @@ def _weight_bits(config: dict[str, Any], path: str | os.PathLike[str]) -> float:
     return float(bits) + (16.0 / grouped if bits == 4 else 0.0)
 
 
-def _size(
-    config: dict[str, Any], key: str, path: str | os.PathLike[str], *, default: int | None = None
-) -> int:
+def _size(config: dict[str, Any], key: str, *, default: int | None = None) -> int:
     value = config.get(key)
     if value is None:
         value = default
     if value is None:
-        raise FileFormatError("this key is missing.", path=path, key=key)
+        raise FileFormatError("this key is missing.", key=key)
     try:
         return checks.integer(key, value, low=1, high=10**8)
     except ValidationError as error:
-        raise FileFormatError(str(error), path=path) from None
+        raise FileFormatError(str(error)) from None
 
 
 def _name(config: dict[str, Any], path: str | os.PathLike[str]) -> str:

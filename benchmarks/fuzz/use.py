@@ -19,7 +19,7 @@ def workload(fleet: Any) -> None:
     from packer.io.workload_schema import workload_from_dict, workload_to_dict
     from packer.twin.simulate import simulate
 
-    again = workload_from_dict(json.loads(json.dumps(workload_to_dict(fleet))), "again")
+    again = workload_from_dict(json.loads(json.dumps(workload_to_dict(fleet))))
     assert again.names == fleet.names
     assert np.array_equal(again.rates, fleet.rates)
     assert 0.0 < fleet.offered_tok_s < np.inf
@@ -34,7 +34,7 @@ def classes(fleet: Any) -> None:
     from packer.io.workload_schema import workload_from_dict, workload_to_dict
     from packer.twin.simulate import simulate
 
-    again = workload_from_dict(json.loads(json.dumps(workload_to_dict(fleet))), "again")
+    again = workload_from_dict(json.loads(json.dumps(workload_to_dict(fleet))))
     assert (again.names, again.models, again.slo) == (fleet.names, fleet.models, fleet.slo)
     assert all(np.isfinite(column).all() for column in fleet.slo.columns(fleet))
     if fleet.rate < 1e4:

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from packer.errors import FileFormatError, IncompatibleError, shown
+from packer.errors import FileFormatError, IncompatibleError, reader, shown
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import read_text
 from packer.io.tables import by_adapter, check_columns, csv_rows
@@ -14,6 +14,7 @@ from packer.io.tables import by_adapter, check_columns, csv_rows
 _COLUMNS = ("adapter", "source")
 
 
+@reader
 def read_sources(path: str | os.PathLike[str]) -> dict[str, str]:
     """The table of a file: a CSV with the columns `adapter,source`, or a JSON or YAML mapping.
 
@@ -23,24 +24,21 @@ def read_sources(path: str | os.PathLike[str]) -> dict[str, str]:
     suffix = Path(path).suffix.lower()
     text = read_text(path)
     if suffix == ".csv":
-        names, rows = csv_rows(text, path)
-        check_columns(names, _COLUMNS, (), path)
-        return {name: _source(name, row.cells["source"], path, row.number) for name, row in by_adapter(rows)}
+        names, rows = csv_rows(text)
+        check_columns(names, _COLUMNS, ())
+        return {name: _source(name, row.cells["source"], row.number) for name, row in by_adapter(rows)}
     if suffix in (".json", ".yaml", ".yml"):
-        table = (parse_json if suffix == ".json" else parse_yaml)(text, path)
+        table = (parse_json if suffix == ".json" else parse_yaml)(text)
         if not isinstance(table, dict) or not all(isinstance(name, str) for name in table):
-            raise FileFormatError(
-                "expected a mapping from adapter names to paths or repositories.", path=path
-            )
-        return {name: _source(name, source, path, None) for name, source in table.items()}
-    raise FileFormatError("expected adapter sources in a .csv, .json, .yaml or .yml file.", path=path)
+            raise FileFormatError("expected a mapping from adapter names to paths or repositories.")
+        return {name: _source(name, source, None) for name, source in table.items()}
+    raise FileFormatError("expected adapter sources in a .csv, .json, .yaml or .yml file.")
 
 
-def _source(name: str, source: object, path: str | os.PathLike[str], row: int | None) -> str:
+def _source(name: str, source: object, row: int | None) -> str:
     if not isinstance(source, str) or not source.strip() or not source.isprintable():
         raise FileFormatError(
             f"expected the source of adapter {shown(name)} to be a path or repository, got {shown(source)}.",
-            path=path,
             row=row,
         )
     return source.strip()

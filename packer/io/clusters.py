@@ -34,7 +34,7 @@ from pydantic import Field
 
 from packer.cluster import MOST_SERVERS, Cluster, Node, ServerKind, Store
 from packer.engines import engine_of
-from packer.errors import FileFormatError, InputError
+from packer.errors import FileFormatError, InputError, reader
 from packer.io.documents import parse_toml
 from packer.io.files import read_text
 from packer.io.profiles import load_profile
@@ -80,6 +80,7 @@ class ClusterFile(Table):
     fine_tuning: FineTuningTable | None = None
 
 
+@reader
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """The cluster in a TOML file.
 
@@ -88,12 +89,12 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     FileFormatError
         The file can't be read, or a value in it breaks a rule; names the key.
     """
-    file = parse(ClusterFile, parse_toml(read_text(path), path), path)
+    file = parse(ClusterFile, parse_toml(read_text(path)))
     kinds = tuple(_kind(k, table, path) for k, table in enumerate(file.kinds))
     count = sum(node.count * len(node.servers) for node in file.nodes)
     if count > MOST_SERVERS:
         rule = f"expected at most {MOST_SERVERS:,} servers, got {count:,}."
-        raise FileFormatError(rule, path=path, key="nodes")
+        raise FileFormatError(rule, key="nodes")
     servers = tuple(name for node in file.nodes for _ in range(node.count) for name in node.servers)
     try:
         nodes = tuple(
@@ -115,7 +116,7 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
             fine_tuning=job,
         )
     except InputError as error:
-        raise FileFormatError(str(error), path=path) from None
+        raise FileFormatError(str(error)) from None
 
 
 def _kind(k: int, table: KindTable, path: str | os.PathLike[str]) -> ServerKind:
@@ -129,4 +130,4 @@ def _kind(k: int, table: KindTable, path: str | os.PathLike[str]) -> ServerKind:
     except FileFormatError:
         raise
     except InputError as error:
-        raise FileFormatError(str(error), path=path, key=f"kinds.{k}") from None
+        raise FileFormatError(str(error), key=f"kinds.{k}") from None

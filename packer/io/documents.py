@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -17,7 +16,7 @@ MAX_DEPTH = 64
 """Levels of lists and objects inside one another; packer's own files have fewer than ten."""
 
 
-def parse_json(text: str, path: str | os.PathLike[str], *, row: int | None = None) -> Any:
+def parse_json(text: str, *, row: int | None = None) -> Any:
     """The data in a JSON text; `row`: its line in the file, for a file with a JSON text per line.
 
     Raises `FileFormatError`: it is not JSON, has a key twice in an object, a number that is not finite, or is nested
@@ -27,12 +26,12 @@ def parse_json(text: str, path: str | os.PathLike[str], *, row: int | None = Non
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         where = f"{error.msg} (character {error.colno} of the row)"
-        raise FileFormatError(f"expected JSON: {where}.", path=path, row=row or error.lineno) from None
+        raise FileFormatError(f"expected JSON: {where}.", row=row or error.lineno) from None
     except RecursionError:
-        raise FileFormatError(_too_deep("JSON"), path=path, row=row) from None
+        raise FileFormatError(_too_deep("JSON"), row=row) from None
     except ValueError as error:
-        raise FileFormatError(f"expected JSON: {first_line(error)}.", path=path, row=row) from None
-    return _bounded(data, "JSON", path, row)
+        raise FileFormatError(f"expected JSON: {first_line(error)}.", row=row) from None
+    return _bounded(data, "JSON", row)
 
 
 def jsonable(value: Any) -> Any:
@@ -50,16 +49,14 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def json_lines(text: str, path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Row number and object of each line of a text in JSON lines; raises what `parse_json` raises."""
     for row, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        data = parse_json(line, path, row=row)
+        data = parse_json(line, row=row)
         if not isinstance(data, dict):
-            raise FileFormatError(
-                f"expected a JSON object in each line, got {shown(data)}.", path=path, row=row
-            )
+            raise FileFormatError(f"expected a JSON object in each line, got {shown(data)}.", row=row)
         yield row, data
 
 
@@ -83,7 +80,7 @@ def _too_deep(language: str) -> str:
     return f"expected {language}: at most {MAX_DEPTH} lists and objects inside one another, got more."
 
 
-def _bounded(data: Any, language: str, path: str | os.PathLike[str], row: int | None = None) -> Any:
+def _bounded(data: Any, language: str, row: int | None = None) -> Any:
     """`data` itself, unless it is nested deeper than `MAX_DEPTH`."""
     level: list[Any] = [[data]]
     for _ in range(MAX_DEPTH + 1):
@@ -95,10 +92,10 @@ def _bounded(data: Any, language: str, path: str | os.PathLike[str], row: int | 
         ]
         if not level:
             return data
-    raise FileFormatError(_too_deep(language), path=path, row=row)
+    raise FileFormatError(_too_deep(language), row=row)
 
 
-def parse_toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """The data in a TOML text.
 
     Raises `FileFormatError`: it is not TOML, or is nested too deeply.
@@ -108,10 +105,10 @@ def parse_toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         data = tomllib.loads(text)
     except RecursionError:
-        raise FileFormatError(_too_deep("TOML"), path=path) from None
+        raise FileFormatError(_too_deep("TOML")) from None
     except ValueError as error:
-        raise FileFormatError(f"expected TOML: {first_line(error)}.", path=path) from None
-    checked: dict[str, Any] = _bounded(data, "TOML", path)
+        raise FileFormatError(f"expected TOML: {first_line(error)}.") from None
+    checked: dict[str, Any] = _bounded(data, "TOML")
     return checked
 
 
@@ -126,7 +123,7 @@ def _listed(value: Any) -> Any:
     return [_listed(each) for each in value] if isinstance(value, tuple) else value
 
 
-def parse_yaml(text: str, path: str | os.PathLike[str]) -> Any:
+def parse_yaml(text: str) -> Any:
     """The data in a YAML text, read by the core schema of YAML 1.2 without octal and hexadecimal numbers.
 
     What YAML 1.1 and 1.2 read differently (`on`, `010`, `1:30`, `2024-05-01`) stays text. Aliases are refused,
@@ -144,23 +141,23 @@ def parse_yaml(text: str, path: str | os.PathLike[str]) -> Any:
             row = _row(event.start_mark)
             if isinstance(event, yaml.AliasEvent):
                 message = f"YAML aliases (*{str(event.anchor)[:80]}) are not read: write the value out."
-                raise FileFormatError(message, path=path, row=row)
+                raise FileFormatError(message, row=row)
             tag = getattr(event, "tag", None)
             if tag is not None:
-                raise FileFormatError(f"expected YAML without tags, got {tag[:80]!r}.", path=path, row=row)
+                raise FileFormatError(f"expected YAML without tags, got {tag[:80]!r}.", row=row)
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
-                raise FileFormatError(_too_deep("YAML"), path=path, row=row)
+                raise FileFormatError(_too_deep("YAML"), row=row)
         return yaml.load(text, Loader=loader)
     except FileFormatError:
         raise
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or first_line(error)
         where = _row(getattr(error, "problem_mark", None))
-        raise FileFormatError(f"expected YAML: {str(problem)[:200]}.", path=path, row=where) from None
+        raise FileFormatError(f"expected YAML: {str(problem)[:200]}.", row=where) from None
     except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"expected YAML: {first_line(error)}.", path=path) from None
+        raise FileFormatError(f"expected YAML: {first_line(error)}.") from None
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from packer.errors import FileFormatError, OutputError, ValidationError, shown
+from packer.errors import FileFormatError, OutputError, ValidationError, reader, shown
 
 MAX_BYTES = 2**31
 """Largest file that is read, and largest content of a compressed one."""
@@ -20,6 +20,7 @@ _FREE_BYTES = 2**26
 _CHUNK_BYTES = 2**24
 
 
+@reader
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """Content of a regular file, unpacked if it is gzip.
 
@@ -30,26 +31,26 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise FileFormatError("expected a regular file, got a pipe or a device.", path=path)
+                raise FileFormatError("expected a regular file, got a pipe or a device.")
             data = file.read(MAX_BYTES + 1)
     except FileFormatError:
         raise
     except FileNotFoundError:
-        raise FileFormatError("there is no such file.", path=path) from None
+        raise FileFormatError("there is no such file.") from None
     except IsADirectoryError:
-        raise FileFormatError("expected a file, got a directory.", path=path) from None
+        raise FileFormatError("expected a file, got a directory.") from None
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"the file can't be read: {error}.", path=path) from None
+        raise FileFormatError(f"the file can't be read: {error}.") from None
     if len(data) > MAX_BYTES:
-        raise FileFormatError(f"expected at most {MAX_BYTES:,} bytes, got more.", path=path)
+        raise FileFormatError(f"expected at most {MAX_BYTES:,} bytes, got more.")
     if data[:2] == b"\x1f\x8b":
-        data = _gunzip(data, path)
+        data = _gunzip(data)
     if not data or data.isspace():
-        raise FileFormatError("the file is empty.", path=path)
+        raise FileFormatError("the file is empty.")
     return data
 
 
-def _gunzip(data: bytes, path: str | os.PathLike[str]) -> bytes:
+def _gunzip(data: bytes) -> bytes:
     import gzip
     import zlib
 
@@ -60,28 +61,27 @@ def _gunzip(data: bytes, path: str | os.PathLike[str]) -> bytes:
             while len(content) <= most and (part := file.read(_CHUNK_BYTES)):
                 content += part
     except (EOFError, OSError, zlib.error) as error:
-        raise FileFormatError(f"the gzip file is damaged or cut short: {error}.", path=path) from None
+        raise FileFormatError(f"the gzip file is damaged or cut short: {error}.") from None
     if len(content) > most:
         rule = f"expected a gzip file that unpacks to at most {most:,} bytes, got more."
-        raise FileFormatError(rule, path=path)
+        raise FileFormatError(rule)
     return bytes(content)
 
 
+@reader
 def read_text(path: str | os.PathLike[str]) -> str:
     """Content of a UTF-8 text file, unpacked if it is gzip; the error of a bad byte names its row."""
-    return decode(read_bytes(path), path)
+    return decode(read_bytes(path))
 
 
-def decode(data: bytes, path: str | os.PathLike[str]) -> str:
+def decode(data: bytes) -> str:
     """UTF-8 bytes of a file as text; the error of a bad byte names its row."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         row = data.count(b"\n", 0, error.start) + 1
         raise FileFormatError(
-            f"expected UTF-8 text, got the byte 0x{data[error.start]:02x} at offset {error.start}.",
-            path=path,
-            row=row,
+            f"expected UTF-8 text, got the byte 0x{data[error.start]:02x} at offset {error.start}.", row=row
         ) from None
 
 

@@ -50,19 +50,19 @@ except Exception as error:
 """
 
 
-def read_parquet(data: bytes, path: str | os.PathLike[str]) -> pl.DataFrame:
+def read_parquet(data: bytes) -> pl.DataFrame:
     """The table in the content of a Parquet file; raises what `decoded` raises."""
-    return decoded([data], path)[0]
+    return decoded([data])[0]
 
 
-def decoded(files: Sequence[bytes], path: str | os.PathLike[str]) -> tuple[pl.DataFrame, Mapping[str, str]]:
+def decoded(files: Sequence[bytes]) -> tuple[pl.DataFrame, Mapping[str, str]]:
     """The rows of Parquet files with the same columns, one below the other, and the metadata of the last.
 
     Raises `FileFormatError`: one is damaged, cut short, too large or not Parquet, or their columns differ.
     """
     for data in files:
         if len(data) < 12 or data[:4] != b"PAR1" or data[-4:] != b"PAR1":
-            raise FileFormatError("the Parquet file is damaged or cut short.", path=path)
+            raise FileFormatError("the Parquet file is damaged or cut short.")
     limits = f"MAX_CELLS, MAX_TABLE_BYTES = {MAX_CELLS}, {MAX_TABLE_BYTES}\n"
     try:
         child = subprocess.run(
@@ -73,22 +73,22 @@ def decoded(files: Sequence[bytes], path: str | os.PathLike[str]) -> tuple[pl.Da
             env={**os.environ, "RUST_BACKTRACE": "0"},
         )
     except subprocess.TimeoutExpired:
-        raise FileFormatError("the Parquet file can't be read in reasonable time.", path=path) from None
+        raise FileFormatError("the Parquet file can't be read in reasonable time.") from None
     if child.returncode == 1 and b"panicked" not in child.stderr:
         reason = child.stderr.decode(errors="replace").strip().rstrip(".")
-        raise FileFormatError(f"the Parquet file can't be read: {reason[:200]}.", path=path)
+        raise FileFormatError(f"the Parquet file can't be read: {reason[:200]}.")
     if child.returncode != 0:
-        raise FileFormatError("the Parquet file is damaged.", path=path)
+        raise FileFormatError("the Parquet file is damaged.")
     notes, _, table = child.stdout.partition(b"\n")
     return pl.read_ipc(io.BytesIO(table)), json.loads(notes)
 
 
-def check_plain(frame: pl.DataFrame, path: str | os.PathLike[str]) -> None:
+def check_plain(frame: pl.DataFrame) -> None:
     """Raise `FileFormatError` unless every column holds text, numbers, truth values or times."""
     for name, kind in frame.schema.items():
         if kind.is_nested() or kind in (pl.Binary, pl.Object):
             raise FileFormatError(
-                f"expected text, numbers or times, got a column of {kind}.", path=path, column=name[:80]
+                f"expected text, numbers or times, got a column of {kind}.", column=name[:80]
             )
 
 

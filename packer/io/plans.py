@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from packer.bin import Bin
-from packer.errors import FileFormatError, located
+from packer.errors import FileFormatError, located, reader
 from packer.evaluation import FIGURES, FLAGS, AdapterFigures, Evaluation, Evaluations
 from packer.io.documents import jsonable, parse_json
 from packer.io.files import read_text, write_text
@@ -145,6 +145,7 @@ def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False)
     write_text(path, text + "\n", force=force)
 
 
+@reader
 def load_plan(path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
     """The plan in a file that `write_plan` wrote.
 
@@ -161,26 +162,26 @@ def load_plan(path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
     FileFormatError
         The file can't be read, is damaged, is not a plan or contradicts itself; names the key.
     """
-    data = parse_json(read_text(path), path)
+    data = parse_json(read_text(path))
     if not isinstance(data, dict) or "gpus" not in data:
-        raise FileFormatError("expected a plan (an object with a list 'gpus').", path=path)
-    return plan_from_dict(data, path, changed=changed)
+        raise FileFormatError("expected a plan (an object with a list 'gpus').")
+    return plan_from_dict(data, changed=changed)
 
 
-def plan_from_dict(data: Any, path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
-    """The plan in nested dicts; `path` is named in errors. `changed`: see `load_plan`."""
-    file = parse(PlanFile, check_version(data, SCHEMA, path), path)
-    workload = workload_from_dict(file.workload, path)
-    profiles = {label: profile_from_dict(each, path) for label, each in file.profiles.items()}
+def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
+    """The plan in nested dicts. `changed`: see `load_plan`."""
+    file = parse(PlanFile, check_version(data, SCHEMA))
+    workload = workload_from_dict(file.workload)
+    profiles = {label: profile_from_dict(each) for label, each in file.profiles.items()}
     number = {name: i for i, name in enumerate(workload.names)}
-    bins = tuple(_bin(k, gpu, number, profiles, path) for k, gpu in enumerate(file.gpus))
-    unplaced = _numbers(file.unplaced, number, "unplaced", path)
-    with located(path, "gpus"):
+    bins = tuple(_bin(k, gpu, number, profiles) for k, gpu in enumerate(file.gpus))
+    unplaced = _numbers(file.unplaced, number, "unplaced")
+    with located("gpus"):
         check_placement(workload, bins, unplaced)
     rooms = [gpu.room or {} for gpu in file.gpus]
     moves = None
     if file.moves is not None:
-        moved = _numbers(file.moves.adapters, number, "moves.adapters", path)
+        moved = _numbers(file.moves.adapters, number, "moves.adapters")
         moves = Moves(moved, tuple(file.moves.servers))
     plain: dict[str, Any] = {
         name: tuple(value) if isinstance(value := getattr(file, name), list) else value for name in PLAIN
@@ -189,16 +190,16 @@ def plan_from_dict(data: Any, path: str | os.PathLike[str], *, changed: bool = F
     plan = Plan(
         workload=workload,
         bins=bins,
-        evaluations=Evaluations.of([_evaluation(k, gpu, path, changed) for k, gpu in enumerate(file.gpus)]),
+        evaluations=Evaluations.of([_evaluation(k, gpu, changed) for k, gpu in enumerate(file.gpus)]),
         status=Status(file.status),
-        rooms=tuple(parse(Room, each, path, f"gpus.{k}.room") for k, each in enumerate(rooms) if any(rooms)),
-        adapters=_adapters(file, len(workload), path),
+        rooms=tuple(parse(Room, each, f"gpus.{k}.room") for k, each in enumerate(rooms) if any(rooms)),
+        adapters=_adapters(file, len(workload)),
         moves=moves,
         unplaced=unplaced,
         **plain,
     )
     for key, fault in () if changed else chain(disagreements(plan), _derived(plan, file)):
-        raise FileFormatError(f"{fault}; {AGAIN}", path=path, key=key)
+        raise FileFormatError(f"{fault}; {AGAIN}", key=key)
     return plan
 
 
@@ -215,30 +216,28 @@ def _derived(plan: Plan, file: PlanFile) -> Iterator[tuple[str, str]]:
         yield "gap", f"expected {plan.gap}, got {file.gap}"
 
 
-def _bin(
-    k: int, gpu: GpuTable, number: dict[str, int], profiles: dict[str, Profile], path: str | os.PathLike[str]
-) -> Bin:
+def _bin(k: int, gpu: GpuTable, number: dict[str, int], profiles: dict[str, Profile]) -> Bin:
     if gpu.profile not in profiles:
-        raise FileFormatError(f"there is no profile {gpu.profile!r}.", path=path, key=f"gpus.{k}.profile")
-    adapters = _numbers(gpu.adapters, number, f"gpus.{k}.adapters", path)
+        raise FileFormatError(f"there is no profile {gpu.profile!r}.", key=f"gpus.{k}.profile")
+    adapters = _numbers(gpu.adapters, number, f"gpus.{k}.adapters")
     profile = profiles[gpu.profile]
-    with located(path, f"gpus.{k}"):
+    with located(f"gpus.{k}"):
         settings = profile.settings(gpu.max_loras, gpu.max_lora_rank)
         return Bin(adapters, settings, profile, tuple(gpu.shares))
 
 
-def _evaluation(k: int, gpu: GpuTable, path: str | os.PathLike[str], changed: bool) -> Evaluation:
+def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:
     """What the predictor says of a GPU; null where there is no figure. A GPU added by hand has no figures."""
     if gpu.evaluation is None:
         if not changed:
-            raise FileFormatError("this key is missing.", path=path, key=f"gpus.{k}.evaluation")
+            raise FileFormatError("this key is missing.", key=f"gpus.{k}.evaluation")
         figures: dict[str, Any] = dict.fromkeys(FIGURES, math.nan) | dict.fromkeys(FLAGS, False)
         return Evaluation(**figures)
     figures = {name: math.nan if value is None else value for name, value in gpu.evaluation.items()}
-    return parse(Evaluation, figures, path, f"gpus.{k}.evaluation")
+    return parse(Evaluation, figures, f"gpus.{k}.evaluation")
 
 
-def _adapters(file: PlanFile, n: int, path: str | os.PathLike[str]) -> AdapterFigures | None:
+def _adapters(file: PlanFile, n: int) -> AdapterFigures | None:
     if file.adapters is None:
         return None
     columns = {
@@ -249,14 +248,12 @@ def _adapters(file: PlanFile, n: int, path: str | os.PathLike[str]) -> AdapterFi
         rule = (
             f"expected the columns {', '.join(AdapterFigures._fields)} with an entry for each of {n} adapters"
         )
-        raise FileFormatError(f"{rule}.", path=path, key="adapters")
+        raise FileFormatError(f"{rule}.", key="adapters")
     return AdapterFigures(**columns)
 
 
-def _numbers(
-    names: Sequence[str], number: dict[str, int], key: str, path: str | os.PathLike[str]
-) -> tuple[int, ...]:
+def _numbers(names: Sequence[str], number: dict[str, int], key: str) -> tuple[int, ...]:
     for name in names:
         if name not in number:
-            raise FileFormatError(f"the workload has no adapter {name[:80]!r}.", path=path, key=key)
+            raise FileFormatError(f"the workload has no adapter {name[:80]!r}.", key=key)
     return tuple(number[name] for name in names)

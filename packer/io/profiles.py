@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
+from packer.errors import reading
 from packer.io.documents import parse_toml, toml_table
 from packer.io.files import read_text, write_text
 from packer.io.schema import check_version, parse
@@ -34,22 +35,26 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
         The file can't be read, or a value in it breaks a rule; names the key.
     """
     text = os.fspath(name_or_path)
-    return parse_profile(read_text(text), text) if text.endswith(".toml") else _load_shipped(text)
+    if not text.endswith(".toml"):
+        return _load_shipped(text)
+    with reading(text):
+        return parse_profile(read_text(text))
 
 
 @cache
 def _load_shipped(name: str) -> Profile:
-    return parse_profile(read_named("profile", name, FOLDER)[1], f"{name}.toml")
+    with reading(f"{name}.toml"):
+        return parse_profile(read_named("profile", name, FOLDER)[1])
 
 
-def parse_profile(text: str, path: str | os.PathLike[str]) -> Profile:
-    """The profile in a TOML text; `path` is named in errors."""
-    return profile_from_dict(parse_toml(text, path), path)
+def parse_profile(text: str) -> Profile:
+    """The profile in a TOML text."""
+    return profile_from_dict(parse_toml(text))
 
 
-def profile_from_dict(data: Any, path: str | os.PathLike[str]) -> Profile:
-    """The profile in nested dicts, as a plan file embeds it; `path` is named in errors."""
-    return parse(Profile, check_version(data, SCHEMA, path), path)
+def profile_from_dict(data: Any) -> Profile:
+    """The profile in nested dicts, as a plan file embeds it."""
+    return parse(Profile, check_version(data, SCHEMA))
 
 
 def profile_to_dict(profile: Profile) -> dict[str, Any]:

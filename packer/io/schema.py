@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Hashable, Iterable
 from dataclasses import is_dataclass
@@ -31,7 +30,7 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(kind)
 
 
-def parse(kind: type[T], data: Any, path: str | os.PathLike[str], key: str = "") -> T:
+def parse(kind: type[T], data: Any, key: str = "") -> T:
     """`data` as a `Table` or as one of our dataclasses, whose rules are then checked; `key`: its place in the file.
 
     Raises `FileFormatError`: a key is missing, unknown or has a wrong value; names the key, as in
@@ -53,26 +52,26 @@ def parse(kind: type[T], data: Any, path: str | os.PathLike[str], key: str = "")
     parts = [part if len(part) <= 80 else f"{part[:80]}…" for part in parts]
     where = ".".join([*([key] if key else []), *parts]) or None
     if first["type"] in _UNKNOWN_KEY:
-        raise FileFormatError(f"unknown key{_known_keys(kind, first['loc'])}", path=path, key=where)
+        raise FileFormatError(f"unknown key{_known_keys(kind, first['loc'])}", key=where)
     if first["type"] == "missing":
-        raise FileFormatError("this key is missing.", path=path, key=where)
+        raise FileFormatError("this key is missing.", key=where)
     if first["type"] == "value_error":  # of our own constructors: the message has the value received
-        raise FileFormatError(first["msg"].removeprefix("Value error, "), path=path, key=where)
+        raise FileFormatError(first["msg"].removeprefix("Value error, "), key=where)
     rule = first["msg"].replace("Input should be", "expected")
     rule = re.sub(r"a valid dictionary or (instance|object).*|an object$", "a table", rule)
-    raise FileFormatError(f"{rule}, got {shown(first['input'])}.", path=path, key=where)
+    raise FileFormatError(f"{rule}, got {shown(first['input'])}.", key=where)
 
 
-def check_version(data: Any, version: int, path: str | os.PathLike[str]) -> dict[str, Any]:
+def check_version(data: Any, version: int) -> dict[str, Any]:
     """The table without its key `schema`, if that is the version of the format which this packer reads."""
     if not isinstance(data, dict):
-        raise FileFormatError(f"expected a table, got {shown(data)}.", path=path)
+        raise FileFormatError(f"expected a table, got {shown(data)}.")
     if "schema" not in data:
-        raise FileFormatError("this key is missing.", path=path, key="schema")
+        raise FileFormatError("this key is missing.", key="schema")
     given = data["schema"]
     if given != version or isinstance(given, bool):
         rule = f"expected {version}, got {shown(given)}: the file is of another version of packer; make it again."
-        raise FileFormatError(rule, path=path, key="schema")
+        raise FileFormatError(rule, key="schema")
     return {key: value for key, value in data.items() if key != "schema"}
 
 

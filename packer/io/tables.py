@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import difflib
 import io
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -21,13 +20,12 @@ COMMENT = "#"
 class Row:
     """One row: its number in the file (the header of a CSV file without comments is row 1) and its cells."""
 
-    path: str
     number: int
     cells: Mapping[str, Any]
 
     def fail(self, column: str, message: str) -> NoReturn:
         """Raise an error that names this place."""
-        raise FileFormatError(message, path=self.path, row=self.number, column=column)
+        raise FileFormatError(message, row=self.number, column=column)
 
     def is_blank(self, column: str) -> bool:
         """Whether the column is absent or the cell empty."""
@@ -81,7 +79,7 @@ class Row:
             self.fail(column, f"expected a number, got {shown(cell)}.")
 
 
-def csv_lines(text: str, path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
+def csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
     """Row number and cells of each line of a CSV text, without blank lines and lines that start with #."""
     at = 0
     inside = False  # a cell in quotes goes on over several lines
@@ -101,23 +99,23 @@ def csv_lines(text: str, path: str | os.PathLike[str]) -> Iterator[tuple[int, li
             if any(cell.strip() for cell in cells):
                 yield at, cells
     except csv.Error as error:
-        raise FileFormatError(f"expected CSV: {error}.", path=path, row=at) from None
+        raise FileFormatError(f"expected CSV: {error}.", row=at) from None
 
 
-def header_of(cells: Sequence[str], path: str | os.PathLike[str], row: int) -> list[str]:
+def header_of(cells: Sequence[str], row: int) -> list[str]:
     """Column names of a header: lower case, without surrounding blanks, each once."""
     names = [cell.strip().lower() for cell in cells]
     for k, name in enumerate(names):
         if name and name in names[:k]:
-            raise FileFormatError("this column appears twice.", path=path, row=row, column=cells[k][:80])
+            raise FileFormatError("this column appears twice.", row=row, column=cells[k][:80])
     return names
 
 
-def csv_rows(text: str, path: str | os.PathLike[str]) -> tuple[list[str], Iterator[Row]]:
+def csv_rows(text: str) -> tuple[list[str], Iterator[Row]]:
     """Column names of a CSV text and its rows; empty columns at the end, as spreadsheets leave them, are none."""
-    lines = csv_lines(text, path)
+    lines = csv_lines(text)
     number, cells = next(lines, (1, []))
-    names = header_of(cells, path, number)
+    names = header_of(cells, number)
     while names and not names[-1]:
         names.pop()
 
@@ -125,9 +123,9 @@ def csv_rows(text: str, path: str | os.PathLike[str]) -> tuple[list[str], Iterat
         for number, cells in lines:
             if len(cells) < len(names) or any(map(str.strip, cells[len(names) :])):
                 raise FileFormatError(
-                    f"expected {len(names)} cells as in the header, got {len(cells)}.", path=path, row=number
+                    f"expected {len(names)} cells as in the header, got {len(cells)}.", row=number
                 )
-            yield Row(os.fspath(path), number, dict(zip(names, cells, strict=False)))
+            yield Row(number, dict(zip(names, cells, strict=False)))
 
     return names, rows()
 
@@ -151,11 +149,11 @@ def by_adapter(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
         yield name, row
 
 
-def frame_rows(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[list[str], Iterator[Row]]:
+def frame_rows(frame: pl.DataFrame) -> tuple[list[str], Iterator[Row]]:
     """Column names of a frame and its rows, counted from 1."""
-    names = header_of(frame.columns, path, 0)
+    names = header_of(frame.columns, 0)
     return names, (
-        Row(os.fspath(path), number, dict(zip(names, cells, strict=True)))
+        Row(number, dict(zip(names, cells, strict=True)))
         for number, cells in enumerate(frame.iter_rows(), start=1)
     )
 
@@ -166,14 +164,12 @@ def first_line(error: BaseException) -> str:
     return lines[0][:200].rstrip(".")
 
 
-def check_columns(
-    names: Sequence[str], required: Sequence[str], optional: Sequence[str], path: str | os.PathLike[str]
-) -> None:
+def check_columns(names: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> None:
     """Raise if a required column is missing or an unknown one is present; the error lists those found and expected."""
     separators = [sign for sign in (";", "\t", "|") if len(names) == 1 and sign in names[0]]
     if separators:
         rule = f"expected commas between the cells, got {separators[0]!r}: write the table with commas."
-        raise FileFormatError(rule, path=path, row=1)
+        raise FileFormatError(rule, row=1)
     expected = ", ".join(required) + (f" and perhaps {', '.join(optional)}" if optional else "")
     found = ", ".join(name[:40] or "(no name)" for name in names[:30]) or "none"
     tail = f"Expected the columns {expected}; found: {found}."
@@ -183,10 +179,10 @@ def check_columns(
             near = difflib.get_close_matches(name[:80], known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             hint = " (is the header missing?)" if _looks_like_data(names) else hint
-            raise FileFormatError(f"unknown column{hint}. {tail}", path=path, column=name[:80])
+            raise FileFormatError(f"unknown column{hint}. {tail}", column=name[:80])
     for name in required:
         if name not in names:
-            raise FileFormatError(f"this column is missing. {tail}", path=path, column=name)
+            raise FileFormatError(f"this column is missing. {tail}", column=name)
 
 
 def _looks_like_data(names: Sequence[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -152,27 +151,27 @@ class WorkloadFile(Table):
     adapters: list[AdapterTable]
 
 
-def workload_from_dict(data: Any, path: str | os.PathLike[str], *, name: str = "workload") -> Workload:
-    """The workload in nested dicts, or in a bare list of adapters; `path` is named in errors."""
-    file = parse(WorkloadFile, {"adapters": data} if isinstance(data, list) else data, path)
-    with located(path, "input_tokens"):
+def workload_from_dict(data: Any, *, name: str = "workload") -> Workload:
+    """The workload in nested dicts, or in a bare list of adapters."""
+    file = parse(WorkloadFile, {"adapters": data} if isinstance(data, list) else data)
+    with located("input_tokens"):
         inputs = _lengths(file.input_tokens, SHAREGPT_INPUT) or SHAREGPT_INPUT
-    with located(path, "output_tokens"):
+    with located("output_tokens"):
         outputs = _lengths(file.output_tokens, SHAREGPT_OUTPUT) or SHAREGPT_OUTPUT
-    with located(path, "arrivals"):
+    with located("arrivals"):
         arrivals = file.arrivals.arrivals()
     adapters = []
     for k, row in enumerate(file.adapters):
-        with located(path, f"adapters.{k}"):
+        with located(f"adapters.{k}"):
             own_inputs, own_outputs = _lengths(row.input_tokens, inputs), _lengths(row.output_tokens, outputs)
             adapters.append(
                 Adapter(row.name, row.rank, row.rate, own_inputs, own_outputs, row.model, row.slo_class)
             )
-    with located(path, "slo"):
+    with located("slo"):
         slo = file.slo.slo()
-    with located(path, "fine_tuning"):
+    with located("fine_tuning"):
         job = None if file.fine_tuning is None else file.fine_tuning.job()
-    with located(path):
+    with located():
         correlation, name = file.length_correlation, file.name or name
         return Workload(adapters, inputs, outputs, correlation, arrivals, name, slo, job)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from packer.adapter import MAX_RANK, Adapter
 from packer.arrival import Arrivals, Bursts
-from packer.errors import FileFormatError, IncompatibleError, ValidationError, located, shown
+from packer.errors import FileFormatError, IncompatibleError, ValidationError, located, reader, shown
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.frames import pl
@@ -35,6 +35,7 @@ OPTIONAL = (
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 
 
+@reader
 def read_workload(path: str | os.PathLike[str]) -> Workload:
     """A workload from a file.
 
@@ -52,38 +53,38 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
     data = read_bytes(path)
     if suffix not in (*FORMATS, ".jsonl"):
         raise FileFormatError(
-            f"expected a name that ends in {', '.join(FORMATS)} (or that and .gz), got {suffix!r}.", path=path
+            f"expected a name that ends in {', '.join(FORMATS)} (or that and .gz), got {suffix!r}."
         )
-    content = read_parquet(data, path) if suffix == ".parquet" else decode(data, path)
+    content = read_parquet(data) if suffix == ".parquet" else decode(data)
     if suffix in (".json", ".yaml", ".yml"):
         from packer.io.workload_schema import workload_from_dict
 
         parse = parse_json if suffix == ".json" else parse_yaml
-        return workload_from_dict(parse(str(content), path), path, name=name)
+        return workload_from_dict(parse(str(content)), name=name)
     if suffix == ".jsonl":
         return _replayed_trace(content, path, name)
-    names, rows = csv_rows(content, path) if isinstance(content, str) else frame_rows(content, path)
+    names, rows = csv_rows(content) if isinstance(content, str) else frame_rows(content)
     if looks_like_trace(names):
         return _replayed_trace(content, path, name)
     if not isinstance(content, str):
-        check_plain(content, path)
-    check_columns(names, REQUIRED, OPTIONAL, path)
-    return workload_from_rows(rows, path, name)
+        check_plain(content)
+    check_columns(names, REQUIRED, OPTIONAL)
+    return workload_from_rows(rows, name)
 
 
-def workload_from_rows(rows: Iterable[Row], path: str | os.PathLike[str], name: str) -> Workload:
-    """The workload in the rows of a table; `path` is named in errors."""
+def workload_from_rows(rows: Iterable[Row], name: str) -> Workload:
+    """The workload in the rows of a table."""
     adapters: list[Adapter] = []
     known: dict[str, tuple[Any, int]] = {}
     for adapter, row in by_adapter(rows):
         adapters.append(_adapter(adapter, row))
         _read_shared(row, known)
     if not adapters:
-        raise FileFormatError("expected at least one adapter, got 0 rows.", path=path)
+        raise FileFormatError("expected at least one adapter, got 0 rows.")
     shared = {column: value for column, (value, _) in known.items()}
     correlation = shared.get("length_correlation", SHAREGPT_CORRELATION)
     bursts: dict[str, Any] = {"common": shared.get("bursts"), "own": shared.get("own_bursts")}
-    with located(path):
+    with located():
         arrivals = Arrivals("bursty", **bursts) if any(bursts.values()) else Arrivals()
         return Workload(adapters, length_correlation=correlation, arrivals=arrivals, name=name)
 
@@ -264,8 +265,7 @@ def _replayed_trace(content: str | pl.DataFrame, path: str | os.PathLike[str], n
         lacks = "no adapters" if trace.adapter is None else "no ranks"
         raise FileFormatError(
             f"this is a trace of requests with {lacks}, not a workload; make one with: "
-            f"packer workload from-trace {path} --rank 16 -o workload.csv",
-            path=path,
+            f"packer workload from-trace {path} --rank 16 -o workload.csv"
         )
-    with located(path):
+    with located():
         return measure_workload(trace, replay=True, name=name)

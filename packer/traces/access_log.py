@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from packer import checks
-from packer.errors import FileFormatError, ValidationError, shown
+from packer.errors import FileFormatError, ValidationError, reader, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.io.shipped import table
@@ -44,6 +44,7 @@ class AccessLog:
     other: int
 
 
+@reader
 def read_access_log(
     path: str | os.PathLike[str],
     *,
@@ -69,9 +70,9 @@ def read_access_log(
     left_out: Counter[str] = Counter()
     seen: set[str] = set()
     data = read_bytes(path)
-    text = decode(_without_half_line(data) if growing else data, path)
-    for number, entry in json_lines(text, path):
-        row = Row(os.fspath(path), number, _flat(entry))
+    text = decode(_without_half_line(data) if growing else data)
+    for number, entry in json_lines(text):
+        row = Row(number, _flat(entry))
         seen.update([key[:40] for key in row.cells][:50] if len(seen) < 200 else ())
         found = _request(row, wanted, skip, strip_prefix)
         if isinstance(found, str):
@@ -81,12 +82,11 @@ def read_access_log(
     if not requests and left_out["skipped"]:
         listed = ", ".join(sorted(skip))
         rule = f"expected requests to adapters, got {left_out['skipped']:,} to {listed} alone."
-        raise FileFormatError(rule, path=path)
+        raise FileFormatError(rule)
     if not requests:
         raise FileFormatError(
             "no line has a time, a model and token counts. Found the keys "
-            f"{', '.join(sorted(seen)[:30]) or 'none'}; name the right ones with --key.",
-            path=path,
+            f"{', '.join(sorted(seen)[:30]) or 'none'}; name the right ones with --key."
         )
     times, models, inputs, outputs = zip(*requests, strict=True)
     tokens = (np.array(column, dtype=np.int64) for column in (inputs, outputs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +39,7 @@ FORMATS = tuple(
 )
 
 
-def recognise(names: Sequence[str], path: str | os.PathLike[str]) -> TraceFormat:
+def recognise(names: Sequence[str]) -> TraceFormat:
     """The kind of trace with these columns (lower case).
 
     Raises `FileFormatError`: no known kind has them; the message names the columns found and expected.
@@ -53,12 +52,11 @@ def recognise(names: Sequence[str], path: str | os.PathLike[str]) -> TraceFormat
                 raise FileFormatError(
                     f"unknown column in a trace like {kind.name}'s. Expected {', '.join(kind.known)}; "
                     f"found: {found}.",
-                    path=path,
                     column=unknown[0][:80],
                 )
             return kind
     expected = "; ".join(f"{', '.join(kind.required)} ({kind.name})" for kind in FORMATS)
-    raise FileFormatError(f"expected the columns of a trace: {expected}. Found: {found}.", path=path)
+    raise FileFormatError(f"expected the columns of a trace: {expected}. Found: {found}.")
 
 
 def looks_like_trace(names: Collection[str]) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from packer import checks
 from packer.arrays import FloatArray
-from packer.errors import FileFormatError, SourceError, ValidationError, shown
+from packer.errors import FileFormatError, SourceError, ValidationError, reader, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text
 from packer.io.shipped import table
@@ -151,7 +151,7 @@ def _get(url: str, parameters: Mapping[str, object]) -> Any:
             f"Prometheus answered with more than {MAX_ANSWER_BYTES:,} bytes: take a longer window."
         )
     try:
-        return parse_json(data.decode(), url)
+        return parse_json(data.decode())
     except ValueError:
         raise SourceError(f"Prometheus at {url} answered with something that is not JSON.") from None
 
@@ -166,33 +166,32 @@ def _post(url: str, body: bytes) -> tuple[int, bytes]:
             return error.code, error.read(400)
 
 
+@reader
 def read_export(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A file that `--save` wrote: the answers of a server, for `parse`."""
-    data = parse_json(read_text(path), path)
+    data = parse_json(read_text(path))
     if not isinstance(data, dict) or "requests" not in data:
-        raise FileFormatError("expected what --save writes: an object with the key 'requests'.", path=path)
+        raise FileFormatError("expected what --save writes: an object with the key 'requests'.")
     return data
 
 
-def parse(
-    answers: Mapping[str, Any], source: Source, *, path: str = "Prometheus", skip: Collection[str] = ()
-) -> Metrics:
+def parse(answers: Mapping[str, Any], source: Source, *, skip: Collection[str] = ()) -> Metrics:
     """Rates and mean lengths per adapter from the answers, without the models in `skip`.
 
     Raises `FileFormatError`: an answer isn't what Prometheus sends, or there was no request at all.
     """
     window_s = answers.get("window_s")
     if isinstance(window_s, bool) or not isinstance(window_s, (int, float)) or not 1 <= window_s < 1e9:
-        raise FileFormatError(f"expected window_s to be a length in s, got {shown(window_s)}.", path=path)
-    found = {name: _series(answers.get(name), source.label, path, name) for name in _COUNTED}
+        raise FileFormatError(f"expected window_s to be a length in s, got {shown(window_s)}.")
+    found = {name: _series(answers.get(name), source.label, name) for name in _COUNTED}
     times = sorted({time for series in found["requests"].values() for time in series})
     if not times:
-        raise FileFormatError("no request was counted in this time.", path=path, column="requests")
-    loaded = _optional(answers, "loaded", path)
+        raise FileFormatError("no request was counted in this time.", column="requests")
+    loaded = _optional(answers, "loaded")
     shares = None
     if source.running:  # from the slots where vLLM does not export the requests in flight any more
-        running = _optional(answers, "running", path)
-        shares = shares_resident(loaded, path) if loaded and not running else shares_in_flight(running, path)
+        running = _optional(answers, "running")
+        shares = shares_resident(loaded) if loaded and not running else shares_in_flight(running)
     names = sorted(set(found["requests"]) - set(skip))
     counts = np.array([[found["requests"][name].get(t, 0.0) for name in names] for t in times])
     sums = {
@@ -203,16 +202,14 @@ def parse(
         weights = np.array([shares[name] for name in names])
         counts = counts.sum(axis=1, keepdims=True) * weights
         sums = {kind: total.sum() * weights for kind, total in sums.items()}
-    metrics = _metrics(
-        names, counts, sums, np.array(times), float(window_s), estimated=shares is not None, path=path
-    )
-    load_ms = mean_load_ms(_optional(answers, "load_sum", path), _optional(answers, "load_count", path))
+    metrics = _metrics(names, counts, sums, np.array(times), float(window_s), estimated=shares is not None)
+    load_ms = mean_load_ms(_optional(answers, "load_sum"), _optional(answers, "load_count"))
     return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms)
 
 
-def _optional(answers: Mapping[str, Any], name: str, path: str) -> Series:
+def _optional(answers: Mapping[str, Any], name: str) -> Series:
     """The series of an answer that older servers and saved files do not have."""
-    return _result(answers[name], path, name) if answers.get(name) is not None else []
+    return _result(answers[name], name) if answers.get(name) is not None else []
 
 
 def _metrics(
@@ -223,17 +220,16 @@ def _metrics(
     window_s: float,
     *,
     estimated: bool,
-    path: str,
 ) -> Metrics:
     total = counts.sum(axis=0)
     kept = [k for k in range(len(names)) if total[k] > 0 and names[k]]
     if not kept:
-        raise FileFormatError("no request of a named adapter was counted.", path=path, column="requests")
+        raise FileFormatError("no request of a named adapter was counted.", column="requests")
     means = []
     for kind in _COUNTED[1:]:
         known = sums[kind][kept].sum()
         if known <= 0:
-            raise FileFormatError(f"no {kind.replace('_', ' ')} were counted.", path=path, column=kind)
+            raise FileFormatError(f"no {kind.replace('_', ' ')} were counted.", column=kind)
         fleet = known / total[kept].sum()
         own = sums[kind][kept] / total[kept]
         means.append(np.where(own >= 1.0, own, max(1.0, fleet)))
@@ -247,10 +243,10 @@ def _metrics(
     return Metrics(table, means[0], means[1], estimated)
 
 
-def _series(answer: Any, label: str, path: str, name: str) -> dict[str, dict[float, float]]:
+def _series(answer: Any, label: str, name: str) -> dict[str, dict[float, float]]:
     """Adapter → time → value from one answer of query_range."""
     table: dict[str, dict[float, float]] = {}
-    for labels, points in _result(answer, path, name):
+    for labels, points in _result(answer, name):
         series = table.setdefault(str(labels.get(label, "")) if label else "all", {})
         for time, value in points:
             if math.isfinite(value) and value >= 0:
@@ -258,9 +254,9 @@ def _series(answer: Any, label: str, path: str, name: str) -> dict[str, dict[flo
     return table
 
 
-def _result(answer: Any, path: str, name: str) -> list[tuple[Mapping[str, Any], list[tuple[float, float]]]]:
+def _result(answer: Any, name: str) -> list[tuple[Mapping[str, Any], list[tuple[float, float]]]]:
     if isinstance(answer, dict) and answer.get("status") == "error":
-        raise FileFormatError(f"Prometheus says: {str(answer.get('error'))[:200]}.", path=path, column=name)
+        raise FileFormatError(f"Prometheus says: {str(answer.get('error'))[:200]}.", column=name)
     try:
         if answer["data"]["resultType"] != "matrix":
             raise TypeError
@@ -273,7 +269,5 @@ def _result(answer: Any, path: str, name: str) -> list[tuple[Mapping[str, Any], 
         return series
     except (KeyError, TypeError, ValueError, OverflowError):
         raise FileFormatError(
-            f"expected an answer of Prometheus's query_range (a matrix), got {shown(answer)}.",
-            path=path,
-            column=name,
+            f"expected an answer of Prometheus's query_range (a matrix), got {shown(answer)}.", column=name
         ) from None

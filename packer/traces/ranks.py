@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from packer.adapter import MAX_RANK
-from packer.errors import ValidationError, shown
+from packer.errors import ValidationError, reader, shown
 from packer.traces.assign import draw_ranks
 
 
@@ -41,11 +41,12 @@ class Ranks:
         return tuple(table[name] for name in names)
 
 
+@reader
 def read_ranks(path: str | os.PathLike[str]) -> dict[str, int]:
     """Adapter → rank from a CSV file with the columns adapter,rank."""
     from packer.io.files import read_text
     from packer.io.tables import by_adapter, check_columns, csv_rows
 
-    names, rows = csv_rows(read_text(path), path)
-    check_columns(names, ("adapter", "rank"), (), path)
+    names, rows = csv_rows(read_text(path))
+    check_columns(names, ("adapter", "rank"), ())
     return {name: row.integer("rank", low=1, high=MAX_RANK) for name, row in by_adapter(rows)}

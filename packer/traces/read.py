@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import MAX_RANK
-from packer.errors import FileFormatError, located, shown
+from packer.errors import FileFormatError, located, reader, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.io.frames import pl
@@ -29,6 +29,7 @@ MAX_TIME = 1e15
 ENDINGS = (".csv", ".jsonl", ".parquet")
 
 
+@reader
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """A trace from a .csv, .jsonl or .parquet file (also .gz).
 
@@ -39,12 +40,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     """
     data = read_bytes(path)
     if not _stem(path).endswith(ENDINGS):
-        raise FileFormatError(
-            f"expected a trace's name to end in {', '.join(ENDINGS)} (or that and .gz).", path=path
-        )
-    return trace_of(
-        read_parquet(data, path) if _stem(path).endswith(".parquet") else decode(data, path), path
-    )
+        raise FileFormatError(f"expected a trace's name to end in {', '.join(ENDINGS)} (or that and .gz).")
+    return trace_of(read_parquet(data) if _stem(path).endswith(".parquet") else decode(data), path)
 
 
 def _stem(path: str | os.PathLike[str]) -> str:
@@ -54,47 +51,47 @@ def _stem(path: str | os.PathLike[str]) -> str:
 def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str]) -> Trace:
     """The trace in a table or in the text of a .csv or .jsonl file; raises what `read_trace` raises."""
     if not isinstance(content, str):
-        kind, columns = _read_frame(content, path)
+        kind, columns = _read_frame(content)
     elif _stem(path).endswith(".jsonl"):
-        kind, columns = _read_jsonl(content, path)
+        kind, columns = _read_jsonl(content)
     else:
-        kind, columns = _read_csv(content, path)
-    with located(path):
+        kind, columns = _read_csv(content)
+    with located():
         return trace_of_rows(**columns, source=kind.name)
 
 
-def _read_csv(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, dict[str, Any]]:
-    number, cells = next(csv_lines(text, path), (1, []))
-    names = header_of(cells, path, number)
-    kind = recognise(names, path)
+def _read_csv(text: str) -> tuple[TraceFormat, dict[str, Any]]:
+    number, cells = next(csv_lines(text), (1, []))
+    names = header_of(cells, number)
+    kind = recognise(names)
     columns = None
     with suppress(pl.exceptions.PolarsError):
         given: dict[str, Any] = {"infer_schema": False, "comment_prefix": COMMENT, "raise_if_empty": False}
         columns = _fast(pl.read_csv(io.StringIO(text), new_columns=names, **given), kind)
-    return kind, columns or _slow(csv_rows(text, path)[1], kind)
+    return kind, columns or _slow(csv_rows(text)[1], kind)
 
 
-def _read_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> tuple[TraceFormat, dict[str, Any]]:
-    frame = frame.rename(dict(zip(frame.columns, header_of(frame.columns, path, 0), strict=True)))
-    kind = recognise(frame.columns, path)
+def _read_frame(frame: pl.DataFrame) -> tuple[TraceFormat, dict[str, Any]]:
+    frame = frame.rename(dict(zip(frame.columns, header_of(frame.columns, 0), strict=True)))
+    kind = recognise(frame.columns)
     wanted = [name for name in (*kind.required, kind.adapter, kind.rank) if name in frame.columns]
     frame = frame.select(wanted)
-    check_plain(frame, path)
+    check_plain(frame)
     columns = None
     with suppress(pl.exceptions.PolarsError):
         columns = _fast(frame.cast(pl.String), kind)
-    return kind, columns or _slow(frame_rows(frame, path)[1], kind)
+    return kind, columns or _slow(frame_rows(frame)[1], kind)
 
 
-def _read_jsonl(text: str, path: str | os.PathLike[str]) -> tuple[TraceFormat, dict[str, Any]]:
+def _read_jsonl(text: str) -> tuple[TraceFormat, dict[str, Any]]:
     rows = (
-        Row(os.fspath(path), number, {key.strip().lower(): value for key, value in entry.items()})
-        for number, entry in json_lines(text, path)
+        Row(number, {key.strip().lower(): value for key, value in entry.items()})
+        for number, entry in json_lines(text)
     )
     first = next(rows, None)
     if first is None:
-        raise FileFormatError("expected at least one line.", path=path)
-    kind = recognise(list(first.cells), path)
+        raise FileFormatError("expected at least one line.")
+    kind = recognise(list(first.cells))
 
     def checked() -> Iterator[Row]:
         yield first

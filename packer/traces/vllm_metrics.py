@@ -32,7 +32,7 @@ _LISTS = ("running_lora_adapters", "waiting_lora_adapters", "max_lora", "__name_
 _ADAPTER = ("adapter_name", "level", "pinned", "rank", "__name__")
 
 
-def shares_in_flight(info: Series, path: str) -> dict[str, float]:
+def shares_in_flight(info: Series) -> dict[str, float]:
     """Share of each adapter from `vllm:lora_requests_info`; they sum to 1.
 
     Raises `FileFormatError`: no adapter was seen.
@@ -48,10 +48,10 @@ def shares_in_flight(info: Series, path: str) -> dict[str, float]:
     for latest in current.values():
         lists = [{part.strip() for part in running.split(",")} - {""} for _, running in latest.values()]
         _add(weights, lists)
-    return _normed(weights, "no adapter was seen running in this time.", path, "running")
+    return _normed(weights, "no adapter was seen running in this time.", "running")
 
 
-def shares_resident(loaded: Series, path: str) -> dict[str, float]:
+def shares_resident(loaded: Series) -> dict[str, float]:
     """Share of each adapter from `vllm:lora_adapter_loaded`; they sum to 1.
 
     Raises `FileFormatError`: no adapter was in a slot, or all were at all times and have no shares.
@@ -73,10 +73,9 @@ def shares_resident(loaded: Series, path: str) -> dict[str, float]:
         raise FileFormatError(
             "every adapter was in a slot at all times, so their shares can't be distinguished: read a gateway's "
             "metrics or an access log.",
-            path=path,
             column="loaded",
         )
-    return _normed(weights, "no adapter was in a slot in this time.", path, "loaded")
+    return _normed(weights, "no adapter was in a slot in this time.", "loaded")
 
 
 def ranks_of(loaded: Series) -> dict[str, int]:
@@ -115,8 +114,8 @@ def _add(weights: dict[str, float], samples: Sequence[set[str]]) -> None:
         weights[name] = weights.get(name, 0.0) - math.log1p(-part)
 
 
-def _normed(weights: Mapping[str, float], rule: str, path: str, column: str) -> dict[str, float]:
+def _normed(weights: Mapping[str, float], rule: str, column: str) -> dict[str, float]:
     if not weights:
-        raise FileFormatError(rule, path=path, column=column)
+        raise FileFormatError(rule, column=column)
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}

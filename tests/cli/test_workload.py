@@ -110,7 +110,7 @@ def test_profiles_list_and_show(capsys: Capture, monkeypatch: pytest.MonkeyPatch
     assert run(["profiles", "show", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fingerprint"] == load_profile(name).fingerprint
     assert run(["profiles", "show", name, "--toml"]) == 0
-    assert parse_profile(capsys.readouterr().out, "stdout") == load_profile(name)
+    assert parse_profile(capsys.readouterr().out) == load_profile(name)
 
 
 def test_an_estimate_is_marked_everywhere(root: Path, tmp_path: Path, capsys: Capture) -> None:

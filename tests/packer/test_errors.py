@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from packer import errors
@@ -49,6 +51,17 @@ def test_a_file_error_says_where() -> None:
     error = errors.FileFormatError("no.", path="f.csv", row=3, column="rate")
     assert str(error) == "f.csv, row 3, column 'rate': no."
     assert str(errors.FileFormatError("no.", path="p.toml", key="gpu.name")) == "p.toml, key 'gpu.name': no."
+
+
+def test_a_file_error_gets_the_file_that_is_read() -> None:
+    """What reads a file names it once; an error of another file in it keeps that one's name, also between processes."""
+    with pytest.raises(errors.FileFormatError) as found, errors.reading("cluster.toml"):
+        raise errors.FileFormatError("no.", key="nodes")
+    assert str(found.value) == "cluster.toml, key 'nodes': no."
+    again = pickle.loads(pickle.dumps(found.value))
+    assert (str(again), again.path, again.key) == (str(found.value), "cluster.toml", "nodes")
+    with pytest.raises(errors.FileFormatError, match=r"^profile\.toml: no"), errors.reading("cluster.toml"):
+        raise errors.FileFormatError("no.", path="profile.toml")
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:

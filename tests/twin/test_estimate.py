@@ -88,7 +88,7 @@ def test_every_gpu_gives_a_sound_profile(root: Path, gpu: str) -> None:
     assert not profile.calibrated
     assert profile.label.endswith("(estimated, not calibrated)")
     assert profile.name == f"{gpu}/llama-3.1-8b-instruct"
-    assert parse_profile(format_profile(profile), "p.toml") == profile
+    assert parse_profile(format_profile(profile)) == profile
     assert memory_error(profile, profile.settings(1, 8)) is None
     assert (
         profile.latency.coefficients["base_ms"]

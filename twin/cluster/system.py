@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from packer.errors import FileFormatError
+from packer.errors import FileFormatError, reader
 from packer.io.documents import parse_toml
 from packer.io.schema import parse
 from packer.io.shipped import read_named, shipped
@@ -44,6 +44,7 @@ def system_names() -> tuple[str, ...]:
     return tuple(shipped(FOLDER))
 
 
+@reader
 def load_system(name_or_path: str | os.PathLike[str]) -> System:
     """A shipped system by its name, or the one in a `.toml` file.
 
@@ -51,9 +52,7 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
     in it breaks a rule; names the key.
     """
     name, content = read_named("system", name_or_path, FOLDER)
-    data = parse_toml(content, name_or_path)
+    data = parse_toml(content)
     if "name" in data:
-        raise FileFormatError(
-            "unknown key: the file's own name is the system's.", path=name_or_path, key="name"
-        )
-    return parse(System, {"name": name, **data}, name_or_path)
+        raise FileFormatError("unknown key: the file's own name is the system's.", key="name")
+    return parse(System, {"name": name, **data})

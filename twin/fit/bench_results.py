@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from packer.errors import FileFormatError, IncompatibleError, ModelError, shown
+from packer.errors import FileFormatError, IncompatibleError, ModelError, reading, shown
 from packer.io.files import read_text
 from packer.profile import Profile
 from packer.twin.estimate import BAND_KEYS
@@ -86,7 +86,11 @@ def read_bench_results(paths: Sequence[Path]) -> tuple[Row, ...]:
     Raises `FileFormatError`: a file can't be read, is of neither tool, or has a run that completed nothing or lacks a
     figure.
     """
-    return tuple(_row(values, path, k) for path in paths for k, values in enumerate(_runs(path), 1))
+    found: list[Row] = []
+    for path in paths:
+        with reading(path):
+            found += [_row(values, k) for k, values in enumerate(_runs(path), 1)]
+    return tuple(found)
 
 
 def _runs(path: Path) -> Iterator[dict[str, float]]:
@@ -104,9 +108,7 @@ def _runs(path: Path) -> Iterator[dict[str, float]]:
         elif isinstance(document, dict) and "request_throughput" in document:
             for key, what in _UNSTEADY.items():
                 if document.get(key) is not None:
-                    raise FileFormatError(
-                        f"expected a steady run of the base model, got {what} ({key}).", path=path
-                    )
+                    raise FileFormatError(f"expected a steady run of the base model, got {what} ({key}).")
             completed = _number(document.get("completed"))
             yield {
                 "rate": _number(document["request_throughput"]),
@@ -117,7 +119,7 @@ def _runs(path: Path) -> Iterator[dict[str, float]]:
             }
         else:
             rule = "expected a result of vllm bench serve (request_throughput) or GuideLLM (benchmarks)"
-            raise FileFormatError(f"{rule}, got {shown(document)}.", path=path)
+            raise FileFormatError(f"{rule}, got {shown(document)}.")
 
 
 def _documents(path: Path) -> list[Any]:
@@ -133,7 +135,7 @@ def _documents(path: Path) -> list[Any]:
         try:
             found += [json.loads(line)] if line.strip() else []
         except (ValueError, RecursionError) as error:
-            raise FileFormatError(f"expected JSON: {error}.", path=path, row=k) from None
+            raise FileFormatError(f"expected JSON: {error}.", row=k) from None
     return found
 
 
@@ -149,11 +151,11 @@ def _number(value: Any) -> float:
     return float(value) if known and abs(value) < 1e300 else math.nan
 
 
-def _row(values: dict[str, float], path: Path, run: int) -> Row:
+def _row(values: dict[str, float], run: int) -> Row:
     lacking = [name for name, value in values.items() if not (math.isfinite(value) and value > 0.0)]
     if lacking or values["output"] < _FEWEST_OUTPUT_TOKENS:
         what = ", ".join(_NAMES[name] for name in lacking) or "answers of two tokens or more"
-        raise FileFormatError(f"run {run}: expected positive figures, got none for {what}.", path=path)
+        raise FileFormatError(f"run {run}: expected positive figures, got none for {what}.")
     batch = values["rate"] * (values["output"] - 1.0) * values["itl_ms"] * 1e-3
     columns = {
         "set_batch_size": batch,

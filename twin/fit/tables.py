@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from packer.errors import FileFormatError, shown
+from packer.errors import FileFormatError, reader, reading, shown
 from packer.io.files import read_text
 from packer.io.tables import csv_rows
 from packer.workload import SHAREGPT_CORRELATION
@@ -22,27 +22,25 @@ MOST_ADAPTERS = 1_000_000
 """Of a run."""
 
 
+@reader
 def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dict[str, str]]:
     """Rows of a CSV file (also gzip) as text by column.
 
     Raises `FileFormatError`: the file can't be read, lacks a column, or has a row with more or fewer cells than
     columns.
     """
-    found, rows = csv_rows(read_text(path), path)
+    found, rows = csv_rows(read_text(path))
     missing = [name for name in required if name not in found]
     if missing:
         raise FileFormatError(
             f"expected the columns {', '.join(required)}; missing: {', '.join(missing)}; found: "
             f"{', '.join(found)[:200]}.",
-            path=path,
             row=1,
         )
     return [dict(row.cells) for row in rows]
 
 
-def number(
-    row: Row, column: str, path: str | os.PathLike[str] = "table", *, default: float | None = None
-) -> float:
+def number(row: Row, column: str, *, default: float | None = None) -> float:
     """A finite number of a row; a blank gives the default, or NaN without one."""
     text = (row.get(column) or "").strip()
     if not text:
@@ -52,16 +50,16 @@ def number(
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise FileFormatError(f"expected a finite number, got {shown(text)}.", path=path, column=column)
+        raise FileFormatError(f"expected a finite number, got {shown(text)}.", column=column)
     return value
 
 
-def whole(row: Row, column: str, path: str | os.PathLike[str] = "table") -> int:
+def whole(row: Row, column: str) -> int:
     """A whole number of a row, from 0 to 1e15."""
-    value = number(row, column, path)
+    value = number(row, column)
     if not (0 <= value <= 1e15 and value == int(value)):
         rule = f"expected a whole number, got {shown(row.get(column))}."
-        raise FileFormatError(rule, path=path, column=column)
+        raise FileFormatError(rule, column=column)
     return int(value)
 
 
@@ -147,6 +145,7 @@ METRICS = ("total_tok_s", "ttft_mean_ms", "ttft_median_ms", "tpot_mean_ms", "itl
 REQUIRED = ("model", "max_loras", "n_adapters", "max_lora_rank", "rate_counts", "size_counts", "total_tok_s")
 
 
+@reader
 def read_runs(
     path: str | os.PathLike[str],
     model: str,
@@ -168,38 +167,38 @@ def read_runs(
         run_id = row.get("run_id") or str(len(runs))
         rates = measured.get(run_id)
         if rates is None:
-            rates = _expand(row["rate_counts"], path, "rate_counts")
+            rates = _expand(row["rate_counts"], "rate_counts")
             np.random.default_rng(1).shuffle(rates)
-        ranks = _expand(row["size_counts"], path, "size_counts").astype(np.int64)
+        ranks = _expand(row["size_counts"], "size_counts").astype(np.int64)
         ranks = np.resize(ranks, len(rates))
         np.random.default_rng(0).shuffle(ranks)
         status = (row.get("status") or "ok").strip()
-        metrics = {name: number(row, name, path) for name in METRICS}
+        metrics = {name: number(row, name) for name in METRICS}
         if status == "ok" and math.isnan(metrics["total_tok_s"]):
             rule = "expected the throughput of a run that is ok, got none."
-            raise FileFormatError(rule, path=path, column="total_tok_s")
+            raise FileFormatError(rule, column="total_tok_s")
         runs.append(
             Run(
                 run_id,
                 row.get("family") or "all",
                 rates,
                 ranks,
-                whole(row, "max_loras", path),
-                whole(row, "max_lora_rank", path),
-                number(row, "total_time_s", path, default=3600.0),
-                number(row, "pool_mean_input_tokens", path, default=223.0),
-                number(row, "pool_mean_output_tokens", path, default=196.0) * generated_share,
+                whole(row, "max_loras"),
+                whole(row, "max_lora_rank"),
+                number(row, "total_time_s", default=3600.0),
+                number(row, "pool_mean_input_tokens", default=223.0),
+                number(row, "pool_mean_output_tokens", default=196.0) * generated_share,
                 status,
                 {name: value for name, value in metrics.items() if not math.isnan(value)},
                 max_outstanding=max_outstanding,
             )
         )
     if not runs:
-        raise FileFormatError(f"expected runs of model {model!r}, found none.", path=path)
+        raise FileFormatError(f"expected runs of model {model!r}, found none.")
     return runs
 
 
-def _expand(text: str, path: str | os.PathLike[str], column: str) -> npt.NDArray[np.float64]:
+def _expand(text: str, column: str) -> npt.NDArray[np.float64]:
     """ "0.1:43;0.05:42" → 43 times 0.1, then 42 times 0.05."""
     values: list[float] = []
     try:
@@ -211,7 +210,6 @@ def _expand(text: str, path: str | os.PathLike[str], column: str) -> npt.NDArray
     except ValueError:
         raise FileFormatError(
             f"expected value:count;value:count… of at most {MOST_ADAPTERS:,} adapters, got {shown(text)}.",
-            path=path,
             column=column,
         ) from None
     return np.array(values)
@@ -222,7 +220,8 @@ def _rates_by_run(folder: Path) -> dict[str, npt.NDArray[np.float64]]:
         path = folder / name
         if path.exists():
             rates: dict[str, list[float]] = {}
-            for row in read_rows(path, ("run_id", "rate")):
-                rates.setdefault(row["run_id"], []).append(number(row, "rate", path))
+            with reading(path):
+                for row in read_rows(path, ("run_id", "rate")):
+                    rates.setdefault(row["run_id"], []).append(number(row, "rate"))
             return {run_id: np.array(values) for run_id, values in rates.items()}
     return {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from packer.arrival import Arrivals, RequestTrace
-from packer.errors import FileFormatError, ValidationError
+from packer.errors import FileFormatError, ValidationError, reading
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.io.schema import parse
@@ -259,7 +259,8 @@ class Campaign:
         place = self._place(session, task)
         failure = place / "failure.json"
         if failure.exists():
-            return Outcome(session, task, parse(Failure, parse_json(read_text(failure), failure), failure))
+            with reading(failure):
+                return Outcome(session, task, parse(Failure, parse_json(read_text(failure))))
         if not (place / "done.json").exists():
             return None
         outcome = self._read(session, task)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from packer import checks
-from packer.errors import FileFormatError, ValidationError
+from packer.errors import FileFormatError, ValidationError, reader
 from packer.io.documents import parse_toml, toml_table
 from packer.io.files import read_text
 from packer.io.schema import parse
@@ -98,23 +98,24 @@ class Launch:
         return self.adapter_path.format(name=name, rank=rank)
 
 
+@reader
 def read_launch(path: str | os.PathLike[str]) -> Launch:
     """Read a launch file.
 
     Raises `FileFormatError`: not TOML, a key is unknown, missing or out of range.
     """
-    data = parse_toml(read_text(path), path)
+    data = parse_toml(read_text(path))
     model, engine = (data[key] if isinstance(data.get(key), dict) else {} for key in ("model", "engine"))
     if "model_spec" in data:
-        raise FileFormatError("unknown key.", path=path, key="model_spec")
-    spec = parse(ModelSpec, {key: value for key, value in model.items() if key != "path"}, path, "model")
+        raise FileFormatError("unknown key.", key="model_spec")
+    spec = parse(ModelSpec, {key: value for key, value in model.items() if key != "path"}, "model")
     data = {
         **data,
-        "model": parse(str, model.get("path"), path, "model.path"),
+        "model": parse(str, model.get("path"), "model.path"),
         "model_spec": asdict(spec),
         "engine": {"name": "vllm", "version": "unknown", **engine},
     }
-    launch = parse(Launch, data, path)
+    launch = parse(Launch, data)
     base = Path(path).resolve().parent
     return replace(
         launch,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import RequestTrace
-from packer.errors import FileFormatError
+from packer.errors import FileFormatError, reader
 from packer.io.files import MAX_BYTES, atomic_path, read_bytes
 from packer.io.tables import first_line
 from packer.twin.served import due_share
@@ -202,6 +202,7 @@ def write_result(result: LoadResult, path: str | os.PathLike[str]) -> None:
         np.savez_compressed(file, info=np.array(json.dumps(info)), **arrays)
 
 
+@reader
 def read_result(path: str | os.PathLike[str]) -> LoadResult:
     """Read what `write_result` wrote; a damaged file is a FileFormatError."""
     import io
@@ -217,6 +218,4 @@ def read_result(path: str | os.PathLike[str]) -> LoadResult:
             info["metrics"] = tuple((float(t), str(text)) for t, text in info["metrics"])
             return LoadResult(**{name: archive[name] for name in _ARRAYS}, **info)
     except Exception as error:  # zipfile and NumPy raise almost anything on damaged archives
-        raise FileFormatError(
-            f"expected a result of the load generator: {first_line(error)}.", path=path
-        ) from None
+        raise FileFormatError(f"expected a result of the load generator: {first_line(error)}.") from None

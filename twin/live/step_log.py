@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from packer.arrays import BoolArray, FloatArray
-from packer.errors import FileFormatError
+from packer.errors import FileFormatError, reader
 from packer.io.files import read_text
 
 MAX_PERIOD_MS = 2_000.0
@@ -59,6 +59,7 @@ class Steps:
         return periods
 
 
+@reader
 def read_steps(path: str | os.PathLike[str]) -> Steps:
     """Read a log; a last line cut short (the server was killed) is dropped.
 
@@ -67,12 +68,12 @@ def read_steps(path: str | os.PathLike[str]) -> Steps:
     lines = read_text(path).splitlines()
     names = [f.name for f in fields(Steps)]
     if lines[0].split(",") != names:
-        raise FileFormatError(f"expected the columns {','.join(names)}, got {lines[0][:200]}.", path=path)
+        raise FileFormatError(f"expected the columns {','.join(names)}, got {lines[0][:200]}.")
     rows = [line.split(",") for line in lines[1:]]
     if rows and len(rows[-1]) != len(names):
         rows.pop()
     try:
         table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
     except ValueError as error:
-        raise FileFormatError(f"expected rows of {len(names)} numbers: {error}.", path=path) from None
+        raise FileFormatError(f"expected rows of {len(names)} numbers: {error}.") from None
     return Steps(*table.T)

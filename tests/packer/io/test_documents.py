@@ -13,25 +13,25 @@ from packer.io.documents import parse_json, parse_toml, parse_yaml
 def test_a_key_given_twice_is_an_error() -> None:
     """JSON's last-one-wins hides mistakes."""
     with pytest.raises(FileFormatError, match="'rate' appears twice"):
-        parse_json('{"rate": 1, "rate": 2}', "f.json")
+        parse_json('{"rate": 1, "rate": 2}')
 
 
 def test_json_errors_have_a_row() -> None:
     """A cut or broken text says where it breaks."""
-    with pytest.raises(FileFormatError, match=r"f\.json, row 2: expected JSON"):
-        parse_json('{"a":\n[1, }', "f.json")
+    with pytest.raises(FileFormatError, match=r"^row 2: expected JSON"):
+        parse_json('{"a":\n[1, }')
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "1" * 5000, "[" * 1000 + "]" * 999])
 def test_monsters_are_refused(text: str) -> None:
     """Deep nesting and endless numbers end in our error."""
     with pytest.raises(FileFormatError):
-        parse_json(text, "f.json")
+        parse_json(text)
 
 
 def test_yaml_numbers_are_numbers() -> None:
     """1e-3 is a number, as in YAML 1.2 and JSON."""
-    values = parse_yaml("[1e-3, 2, 3.5, .5, -1.0e+2, abc, 1e3x]", "f.yaml")
+    values = parse_yaml("[1e-3, 2, 3.5, .5, -1.0e+2, abc, 1e3x]")
     assert values == [0.001, 2, 3.5, 0.5, -100.0, "abc", "1e3x"]
     assert type(values[1]) is int
 
@@ -39,33 +39,33 @@ def test_yaml_numbers_are_numbers() -> None:
 def test_yaml_aliases_are_refused() -> None:
     """A billion laughs never starts."""
     text = "a: &a [x, x]\nb: &b [*a, *a]\n"
-    with pytest.raises(FileFormatError, match=r"f\.yaml, row 2: YAML aliases"):
-        parse_yaml(text, "f.yaml")
+    with pytest.raises(FileFormatError, match=r"^row 2: YAML aliases"):
+        parse_yaml(text)
 
 
 @pytest.mark.parametrize("text", ["a: [", "\t- x", "? [x]: y", "!!python/object:os.system x", "a: b: c"])
 def test_bad_yaml_is_refused(text: str) -> None:
     """Whatever the library raises becomes our error; no tag makes an object."""
     with pytest.raises(FileFormatError, match="expected YAML"):
-        parse_yaml(text, "f.yaml")
+        parse_yaml(text)
 
 
 @pytest.mark.parametrize("text", ["1:30", "010", "0x10", "1_000", "on", "no", "2024-05-01", "<<", "="])
 def test_what_yaml_versions_read_differently_stays_text(text: str) -> None:
     """A rate of 1:30 must not become 90, a rank of 010 not 8, and an adapter called `no` not false."""
-    assert parse_yaml(f"a: {text}", "f.yaml") == {"a": text}
+    assert parse_yaml(f"a: {text}") == {"a": text}
 
 
 def test_yaml_keeps_null_and_truth_values() -> None:
     """The words of the core schema mean what they say."""
-    assert parse_yaml("[null, ~, true, False, ]", "f.yaml") == [None, None, True, False]
+    assert parse_yaml("[null, ~, true, False, ]") == [None, None, True, False]
 
 
 @pytest.mark.parametrize("text", ["rate: 1\nrate: 2", "{a: 1, a: 2}", "- {x: {y: 1, 'y': 2}}"])
 def test_a_yaml_key_given_twice_is_an_error(text: str) -> None:
     """YAML's last-one-wins hides mistakes, too."""
     with pytest.raises(FileFormatError, match="appears twice"):
-        parse_yaml(text, "f.yaml")
+        parse_yaml(text)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_a_yaml_key_given_twice_is_an_error(text: str) -> None:
         (parse_toml, "[" + ".".join("a" * 65) + "]"),
     ],
 )
-def test_nesting_is_bounded(parse: Callable[[str, str], object], text: str) -> None:
+def test_nesting_is_bounded(parse: Callable[[str], object], text: str) -> None:
     """What comes after the parser may recurse: 64 levels are more than any of packer's files has."""
-    with pytest.raises(FileFormatError, match=r"f(, row 1)?: expected"):
-        parse(text, "f")
+    with pytest.raises(FileFormatError, match=r"^(row 1: )?expected"):
+        parse(text)
 
 
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", '{"a": -Infinity}'])
 def test_json_numbers_are_finite(text: str) -> None:
     """JSON has no NaN; Python's reader takes it."""
     with pytest.raises(FileFormatError, match="expected a finite number"):
-        parse_json(text, "f.json")
+        parse_json(text)

@@ -19,7 +19,7 @@ def content() -> bytes:
 
 def test_a_good_file_comes_back() -> None:
     """The table arrives whole, with types and nulls."""
-    frame = parquet.read_parquet(content(), "f.parquet")
+    frame = parquet.read_parquet(content())
     assert frame.to_dict(as_series=False) == {"adapter": ["a", "b"], "rate": [0.5, None], "rank": [8, 16]}
 
 
@@ -39,7 +39,7 @@ def test_a_decoder_that_dies_is_an_input_error(
     monkeypatch.setattr(parquet, "_DECODE", code)
     monkeypatch.setattr(parquet, "TIME_LIMIT_S", 2.0)
     with pytest.raises(FileFormatError, match=message):
-        parquet.read_parquet(content(), "f.parquet")
+        parquet.read_parquet(content())
 
 
 def test_damage_in_the_footer_is_contained() -> None:
@@ -47,7 +47,7 @@ def test_damage_in_the_footer_is_contained() -> None:
     data = bytearray(content())
     data[-40:-8] = b"\xff" * 32
     with pytest.raises(FileFormatError, match="Parquet file"):
-        parquet.read_parquet(bytes(data), "f.parquet")
+        parquet.read_parquet(bytes(data))
 
 
 @pytest.mark.parametrize("cell", [["a", "b"], b"a", {"x": 1}])
@@ -55,15 +55,15 @@ def test_a_name_is_text(cell: object) -> None:
     """A list or bytes must not become an adapter called after their notation."""
     frame = pl.DataFrame({"adapter": [cell], "rank": [8]})
     with pytest.raises(FileFormatError, match="column 'adapter': expected text"):
-        parquet.check_plain(frame, "f.parquet")
+        parquet.check_plain(frame)
 
 
 def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a few bytes may describe a table that fills the memory."""
     monkeypatch.setattr(parquet, "MAX_CELLS", 5)
     with pytest.raises(FileFormatError, match="more than 5 cells"):
-        parquet.read_parquet(content(), "f.parquet")
+        parquet.read_parquet(content())
     monkeypatch.setattr(parquet, "MAX_CELLS", 6)
     monkeypatch.setattr(parquet, "MAX_TABLE_BYTES", 10)
     with pytest.raises(FileFormatError, match="more than 10 bytes"):
-        parquet.read_parquet(content(), "f.parquet")
+        parquet.read_parquet(content())

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
-from packer.errors import FileFormatError, IncompatibleError, OutputError
+from packer.errors import FileFormatError, IncompatibleError, OutputError, reading
 from packer.io.tables import csv_rows
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
 from packer.io.workloads import OPTIONAL, REQUIRED, read_workload, workload_from_rows, write_workload
@@ -94,7 +94,7 @@ def same(a: Workload, b: Workload) -> bool:
 def test_documents_hold_everything(fleet: Workload) -> None:
     """A workload in the shape of JSON comes back exactly: lengths, correlation, arrivals, traces."""
     text = json.dumps(workload_to_dict(fleet))
-    again = workload_from_dict(json.loads(text), "f.json")
+    again = workload_from_dict(json.loads(text))
     assert same(again, fleet)
     assert again.adapters == fleet.adapters
     assert again.fingerprint == fleet.fingerprint
@@ -159,9 +159,10 @@ def test_wrong_bursts_are_named(cell: str) -> None:
 
 
 def read_csv(text: str) -> Workload:
-    names, rows = csv_rows(text, "f.csv")
-    assert set(names) <= {*REQUIRED, *OPTIONAL}
-    return workload_from_rows(rows, "f.csv", "f")
+    with reading("f.csv"):
+        names, rows = csv_rows(text)
+        assert set(names) <= {*REQUIRED, *OPTIONAL}
+        return workload_from_rows(rows, "f")
 
 
 def test_plain_columns_take_sharegpt_shapes() -> None:
@@ -292,8 +293,8 @@ def test_a_complete_trace_is_replayed(tmp_path: Path) -> None:
 )
 def test_bad_documents_name_the_key(data: object, message: str) -> None:
     """Every bad value of a document is named by its key."""
-    with pytest.raises(FileFormatError, match=f"^f.json.*{message}"):
-        workload_from_dict(data, "f.json")
+    with pytest.raises(FileFormatError, match=f"^f.json.*{message}"), reading("f.json"):
+        workload_from_dict(data)
 
 
 def test_tables_refuse_what_they_cannot_hold(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_the_fast_reader_agrees_with_the_careful_one(rows: list[tuple[str, str, 
     text = "timestamp,input_tokens,output_tokens\n" + "".join(",".join(row) + "\n" for row in rows)
     kind = FORMATS[0]
     try:
-        slow = read._slow(csv_rows(text, "f.csv")[1], kind)
+        slow = read._slow(csv_rows(text)[1], kind)
     except FileFormatError:
         slow = None
     fast = read._fast(
@@ -187,7 +187,7 @@ def test_bad_traces_are_located(tmp_path: Path, name: str, text: str, message: s
 def test_kinds_are_told_apart() -> None:
     """Each known set of columns is recognised as itself, and a workload is no trace."""
     for kind in FORMATS:
-        assert recognise([*kind.required, kind.adapter], "f.csv") is kind
+        assert recognise([*kind.required, kind.adapter]) is kind
         assert looks_like_trace(kind.required)
     assert not looks_like_trace(["adapter", "rank", "rate", "input_tokens", "output_tokens"])
 

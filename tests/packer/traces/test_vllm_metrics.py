@@ -37,7 +37,7 @@ def loaded(
 
 def test_identical_lists_count_once() -> None:
     """Where running and waiting adapters are the same list, an adapter in flight is seen once a sample."""
-    shares = shares_in_flight([info("a,b", [1, 2]), info("a", [3]), info("", [4])], "x")
+    shares = shares_in_flight([info("a,b", [1, 2]), info("a", [3]), info("", [4])])
     a, b = np.log(1 - 3 / 4), np.log(1 - 2 / 4)
     assert shares == pytest.approx({"a": a / (a + b), "b": b / (a + b)})
 
@@ -50,7 +50,7 @@ def test_each_server_has_its_own_list() -> None:
         info("a,b", [1.5, 2.5], "two"),
         info("b", [3.5, 4.5], "two"),
     ]
-    shares = shares_in_flight(series, "x")
+    shares = shares_in_flight(series)
     a = -2 * np.log(1 / 2)
     b = -np.log(1 - 3.5 / 4)
     assert shares == pytest.approx({"a": a / (a + b), "b": b / (a + b)})
@@ -74,7 +74,7 @@ def test_residency_gives_the_shares_of_an_lru_cache() -> None:
         slots.move_to_end(k)
         if len(slots) > 12:
             slots.popitem(last=False)
-    shares = shares_resident([loaded(f"a{k}", times) for k, times in seen.items()], "x")
+    shares = shares_resident([loaded(f"a{k}", times) for k, times in seen.items()])
     for k in range(2, 40):  # the two hottest are there nearly always
         assert shares[f"a{k}"] / shares["a5"] == pytest.approx(rates[k] / rates[5], rel=0.2)
 
@@ -83,9 +83,9 @@ def test_adapters_that_never_leave_their_slots_are_not_told_apart() -> None:
     """Where slots are enough for all, residency says nothing of rates: that is an error with a way out."""
     series = [loaded("a", [1, 2]), loaded("b", [1, 2])]
     with pytest.raises(FileFormatError, match="gateway's metrics or an access log"):
-        shares_resident(series, "x")
+        shares_resident(series)
     with pytest.raises(FileFormatError, match="no adapter was in a slot"):
-        shares_resident([loaded("a", [1, 2], level="cpu")], "x")
+        shares_resident([loaded("a", [1, 2], level="cpu")])
 
 
 def test_host_memory_is_no_slot() -> None:
@@ -96,7 +96,7 @@ def test_host_memory_is_no_slot() -> None:
         loaded("b", [2, 3], level="cpu"),
         loaded("c", [1, 2, 3], level="cpu"),
     ]
-    shares = shares_resident(series, "x")
+    shares = shares_resident(series)
     assert set(shares) == {"a", "b"}
     assert shares["a"] > shares["b"]
 
