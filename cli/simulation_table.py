@@ -77,7 +77,7 @@ def _risk_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _thrashing(sim: Simulation) -> list[str]:
-    from packer.twin.thrash import relief, thrashes
+    from packer.twin.limits import relief, thrashes
 
     if not thrashes(sim):
         return []

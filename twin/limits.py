@@ -1,4 +1,4 @@
-"""What limits a server in a simulation, and what would help."""
+"""What limits a server in a simulation, and what would help; whether its slots thrash, and how many end that."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from packer.twin.engine import state as rows
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 USED_UP = 0.5
 """A resource of which less than this part is in use limits nothing on average."""
 GROWTH = 1.5
-"""Advice names half as many slots more."""
+"""Advice names half as many slots more, and so do steps of a search."""
 START_S = 300.0
 """Time in which adapters are used for the first time."""
 MOSTLY = 0.95
 """Part of the requests that wait too long, which is enough to keep a 95th percentile within the limit."""
 BEFORE_TRAFFIC = "a request to each adapter before a server takes traffic avoids that"
+MOST_LOADS = 1.0
+"""Loads per request that a cold cache explains; vLLM needs more where it evicts adapters of the batch."""
 
 
 class Limit(NamedTuple):
@@ -164,3 +167,25 @@ def _smaller_slots(sim: Simulation) -> str:
     gained = kv_cache_tokens(sim.profile, smaller) - max(sim.kv_cache_tokens, 0)
     which = "adapter" if few == 1 else f"{few} adapters"
     return f"moving the {which} of rank {largest} away (+{gained:,} KV tokens)" if gained > 0 else ""
+
+
+def thrashes(sim: Simulation) -> bool:
+    """Whether an average request makes the server load more than one adapter."""
+    return sim.status == "ok" and sim.loads_per_request > MOST_LOADS
+
+
+def relief(sim: Simulation) -> Simulation | None:
+    """The same run with the fewest slots, in steps of half as many more, that do not thrash; None without any."""
+    slots, n = sim.max_loras, len(sim.workload)
+    while slots < n:
+        slots = min(math.ceil(GROWTH * slots), n)
+        settings = sim.profile.settings(slots, sim.max_lora_rank)
+        if memory_error(sim.profile, settings) is not None:
+            return None
+        again = simulate(
+            sim.workload, sim.profile, max_loras=slots, max_lora_rank=sim.max_lora_rank,
+            duration_s=sim.duration_s, seed=sim.seed,
+        )  # fmt: skip
+        if again.status == "ok" and not thrashes(again):
+            return again
+    return None

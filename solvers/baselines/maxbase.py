@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from packer.bin import Bin
 from packer.solvers.backbone import backbone_tok_s
 from packer.solvers.base import Problem, Solution
 from packer.solvers.order import paper_order
@@ -35,13 +34,11 @@ class MaxBase:
             room -= float(loads[i])
         limit = problem.max_gpus if problem.max_gpus is not None else len(parts)
         slots = SlotSearch(problem)
-        bins = tuple(self._bin(slots, part) for part in parts[:limit])
+        share = self.slots_per_adapter
+        bins = tuple(slots.make(part, max(1, round(len(part) * share))) for part in parts[:limit])
         left = tuple(i for part in parts[limit:] for i in part)
         reasons = out_of_gpus(problem, left, len(parts)) if left else ()
         return Solution(bins, left, reasons, details={"backbone_tok_s": capacity})
-
-    def _bin(self, slots: SlotSearch, part: list[int]) -> Bin:
-        return slots.make(part, max(1, round(len(part) * self.slots_per_adapter)))
 
 
 class MaxBaseHalf(MaxBase):

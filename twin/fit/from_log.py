@@ -27,6 +27,8 @@ SLOT_RANK_TERMS = ("per_slot_rank_ms", "per_slot_rank_token_ms")
 WAITING_TERMS = ("per_waiting_ms",)
 GRAPH_TERMS = ("beyond_graph_step_ms", "per_token_beyond_graph_ms")
 MIN_EQUATIONS = 12
+GRAPH_MAX_TOKENS = 512
+"""Largest batch with a CUDA graph, vLLM's default."""
 OUTLIER = 6.0
 """A step longer than this many medians of its kind counts as that many: the machine was interrupted."""
 
@@ -48,7 +50,7 @@ class Observations:
     count: FloatArray
     waiting: FloatArray
 
-    def equations(self, graph_max_tokens: int) -> Equations:
+    def equations(self) -> Equations:
         """One equation a row, weighted by the root of its steps."""
         features = linear_features(
             decodes=self.decodes,
@@ -59,7 +61,7 @@ class Observations:
             slot_rank=float(self.settings.max_lora_rank),
             kv_tokens=self.kv_tokens,
             waiting=self.waiting,
-            graph_max_tokens=graph_max_tokens,
+            graph_max_tokens=GRAPH_MAX_TOKENS,
         )
         return Equations(features, self.step_ms, np.sqrt(self.count))
 
@@ -119,14 +121,12 @@ def _level(values: FloatArray) -> IntArray:
     return np.where(values <= 4, values.astype(np.int64), fine)
 
 
-def fit_step_law(
-    observations: Sequence[Observations], graph_max_tokens: int
-) -> tuple[LatencySpec, dict[str, float]]:
+def fit_step_law(observations: Sequence[Observations]) -> tuple[LatencySpec, dict[str, float]]:
     """Non-negative least squares of the linear law, and its cross-validated errors.
 
     Raises `LiveError`: too few measurements for any law.
     """
-    parts = [o.equations(graph_max_tokens) for o in observations if len(o.count)]
+    parts = [o.equations() for o in observations if len(o.count)]
     total = sum(len(part.step_ms) for part in parts)
     if total < MIN_EQUATIONS:
         raise LiveError(
@@ -135,16 +135,16 @@ def fit_step_law(
     equations = parts[0]
     for part in parts[1:]:
         equations = equations + part
-    terms = _terms(observations, graph_max_tokens)
+    terms = _terms(observations)
     coefficients = {k: v for k, v in solve_unbiased(equations, terms).items() if v > 0.0}
     errors = {"step_time_cross_validated_percent": cross_validated(equations, terms)}
     weights = equations.weights**2
     own = np.abs(residuals(equations, coefficients))
     errors["step_time_fit_percent"] = float(100 * np.average(own, weights=weights))
-    return LatencySpec("linear", coefficients, graph_max_tokens), errors
+    return LatencySpec("linear", coefficients, GRAPH_MAX_TOKENS), errors
 
 
-def _terms(observations: Sequence[Observations], graph_max_tokens: int) -> tuple[str, ...]:
+def _terms(observations: Sequence[Observations]) -> tuple[str, ...]:
     """Terms that the measurements can distinguish."""
     terms: tuple[str, ...] = TERMS
     if len({o.settings.max_loras for o in observations}) > 1:
@@ -154,7 +154,7 @@ def _terms(observations: Sequence[Observations], graph_max_tokens: int) -> tuple
     if any(o.waiting.any() for o in observations):
         terms += WAITING_TERMS
     tokens = max((float((o.decodes + o.prefill_tokens).max(initial=0.0)) for o in observations), default=0.0)
-    return terms + GRAPH_TERMS if tokens > graph_max_tokens else terms
+    return terms + GRAPH_TERMS if tokens > GRAPH_MAX_TOKENS else terms
 
 
 def fit_loading(logs: Sequence[Steps]) -> LoadingSpec:
@@ -210,7 +210,7 @@ def assemble(
     memory: MemorySpec | None = None,
 ) -> Profile:
     """The profile of a calibration, with errors and provenance; `memory`: where no capacity was read."""
-    latency, errors = fit_step_law(observations, graph_max_tokens=512)
+    latency, errors = fit_step_law(observations)
     steps = int(sum(o.count.sum() for o in observations))
     provenance = {
         "source": "packer live calibrate",

@@ -12,8 +12,8 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import Profile
+from packer.twin.limits import relief, thrashes
 from packer.twin.simulate import simulate
-from packer.twin.thrash import relief, thrashes
 from packer.workload import Workload
 
 

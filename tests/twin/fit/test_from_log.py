@@ -85,7 +85,7 @@ def test_the_law_comes_back() -> None:
     """Predictions of the fitted law agree with the true one at states of light and full batches."""
     logs = {rank: make_steps(rank, seed=rank) for rank in (8, 32)}
     latency, errors = from_log.fit_step_law(
-        [from_log.from_steps(s, Slots(8, rank)) for rank, s in logs.items()], 512
+        [from_log.from_steps(s, Slots(8, rank)) for rank, s in logs.items()]
     )
     coefficients = dict(latency.coefficients)
     for decodes, prefill, rank in ((1, 0, 8), (32, 0, 8), (64, 0, 32), (16, 200, 32)):
@@ -98,7 +98,7 @@ def test_the_law_comes_back() -> None:
 def test_noise_does_not_make_the_law_faster() -> None:
     """With single steps 30 % off either way, the law's mean time is that of the steps, within 1.5 %."""
     steps = make_steps(8, n=6000, noise=0.3)
-    latency, _ = from_log.fit_step_law([from_log.from_steps(steps, Slots(8, 8))], 512)
+    latency, _ = from_log.fit_step_law([from_log.from_steps(steps, Slots(8, 8))])
     periods = steps.periods_ms()[:-1] - steps.host_ms[:-1]
     features = linear_features(
         decodes=steps.decodes[:-1],
@@ -117,7 +117,7 @@ def test_noise_does_not_make_the_law_faster() -> None:
 
 def test_slot_terms_need_servers_that_differ() -> None:
     """One server can't tell what its slots cost, so those terms stay out."""
-    latency, _ = from_log.fit_step_law([from_log.from_steps(make_steps(8), Slots(8, 8))], 512)
+    latency, _ = from_log.fit_step_law([from_log.from_steps(make_steps(8), Slots(8, 8))])
     assert not set(latency.coefficients) & {*from_log.SLOT_TERMS, *from_log.SLOT_RANK_TERMS}
 
 
@@ -128,7 +128,7 @@ def test_waiting_requests_cost_time() -> None:
     slow = np.cumsum(np.concatenate([[0.0], (0.002 * waiting)[:-1]])) / 1e3
     late = replace(steps, start_s=steps.start_s + slow)
     seen = from_log.from_steps(late, Slots(8, 8), waiting=waiting)
-    latency, _ = from_log.fit_step_law([seen], 512)
+    latency, _ = from_log.fit_step_law([seen])
     assert latency.coefficients["per_waiting_ms"] == pytest.approx(0.002, rel=0.2)
 
 
@@ -164,7 +164,7 @@ def test_too_few_states_are_refused() -> None:
     """A handful of equal steps fits no law; the message says how many there were."""
     steps = make_steps(8, n=6)
     with pytest.raises(LiveError, match="at least 12"):
-        from_log.fit_step_law([from_log.from_steps(steps, Slots(8, 8))], 512)
+        from_log.fit_step_law([from_log.from_steps(steps, Slots(8, 8))])
 
 
 def test_an_outlier_counts_as_a_few_steps() -> None:

@@ -75,8 +75,10 @@ class DLora:
         best = min((self._cost(rows[s], a), len(self._given[s]), s, -1) for s in holders)
         if self.relocates:
             moved_s = float(view.adapter_bytes[a]) / LINK_BYTES_S
-            for s in allowed:
-                spare = self._spare(s, rows[s]) if s not in holders else None
+            for s in (each for each in allowed if each not in holders):
+                # One without requests that another server holds too.
+                idle = (x for x in sorted(self._holds[s]) if not rows[s][x])
+                spare = next((x for x in idle if sum(x in held for held in self._holds) > 1), None)
                 if spare is not None:
                     best = min(best, (self._cost(rows[s], a) + moved_s, len(self._given[s]), s, spare))
         _, _, server, spare = best
@@ -96,10 +98,3 @@ class DLora:
         counts = requests + Counter({a: 1})
         merged = sum(n // self.batch for n in counts.values())
         return MERGED_ROUND * merged + math.floor(sum(n % self.batch for n in counts.values()) / self.batch)
-
-    def _spare(self, s: int, requests: Counter[int]) -> int | None:
-        """An adapter of the server without requests that another server holds too."""
-        for a in sorted(self._holds[s]):
-            if requests[a] == 0 and sum(a in held for held in self._holds) > 1:
-                return a
-        return None
