@@ -72,11 +72,11 @@ def busy(make_profile: MakeProfile) -> Simulation:
 
 
 @pytest.fixture
-def compiled_anew(tmp_path: Path) -> Callable[[str], list[str]]:
-    """Runs a program in a process for which nothing is compiled yet; gives the lines that it prints."""
+def compiled_anew(tmp_path: Path) -> Callable[..., list[str]]:
+    """Runs a program in a process that keeps kernels in a folder of the test; gives the lines that it prints."""
 
-    def run(program: str) -> list[str]:
-        environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
+    def run(program: str, folder: Path = tmp_path) -> list[str]:
+        environment = dict(os.environ, NUMBA_CACHE_DIR=str(folder))
         done = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
         )
