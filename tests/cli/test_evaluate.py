@@ -29,7 +29,7 @@ def test_evaluate_holds_and_breaks(plan_path: str, capsys: Capture) -> None:
     """A light plan holds at its rates and breaks at absurd ones, with exit code 3 and the GPU's number."""
     assert run(["evaluate", plan_path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["holds"] is True
-    assert run(["evaluate", plan_path, "--rate-factor", "2000", "--json"]) == 3
+    assert run(["evaluate", plan_path, "--rate-factor", "1000", "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert found["holds"] is False
     assert found["breaks_first"] in (0, 1)

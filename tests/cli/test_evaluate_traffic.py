@@ -49,7 +49,7 @@ def traffic(seconds: float, factor: float = 1.0) -> str:
 
 @pytest.mark.parametrize(
     ("factor", "extra", "advice", "code"),
-    [(1, (), "keep", 0), (1, ("new",), "watch", 0), (2000, (), "replan", 3)],
+    [(1, (), "keep", 0), (1, ("new",), "watch", 0), (1000, (), "replan", 3)],
 )
 def test_traffic_advises(
     plan_path: str,
@@ -107,7 +107,7 @@ def test_a_replayed_trace_does_not_hide_the_measured_rates(
     fleet = plan.workload.with_arrivals(Arrivals("trace", trace=requests))
     path, log = tmp_path / "traced.json", tmp_path / "log.jsonl"
     replace(plan, workload=fleet).save(path)
-    log.write_text(traffic(30, 2000))
+    log.write_text(traffic(30, 1000))
     words = ["evaluate", str(path), "--log", str(log), "--window", "10"]
     assert run(words) == 3
     assert "evaluated with Poisson arrivals" in capsys.readouterr().out
