@@ -115,6 +115,7 @@ class Panel:
     title: str = ""
     x_label: str = ""
     y_label: str = ""
+    x_log: bool = False
     y_log: bool = False
     marks: Sequence[Mark] = ()
 

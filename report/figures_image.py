@@ -114,6 +114,8 @@ def _style(axes: Axes, panel: Panel) -> None:
     axes.set_title(_text(panel.title), color=LIGHT.ink, fontsize=10)
     axes.set_xlabel(_text(panel.x_label), color=LIGHT.ink)
     axes.set_ylabel(_text(panel.y_label), color=LIGHT.ink)
+    if panel.x_log:
+        axes.set_xscale("log")
     if panel.y_log:
         axes.set_yscale("log")
     elif panel.series and axes.get_ylim()[0] > 0:

@@ -158,17 +158,17 @@ def _scales(panel: Panel, width: int, height: int, *, from_zero: bool) -> tuple[
     for series in panel.series:
         if isinstance(series, Bars):
             continue
-        xs += filter(math.isfinite, series.x)
+        xs += [x for x in series.x if math.isfinite(x) and (x > 0 or not panel.x_log)]
         ys += [y for y in series.y if math.isfinite(y) and (y > 0 or not panel.y_log)]
     for mark in panel.marks:
         (xs if mark.axis == "x" else ys).append(mark.at)
     return (
-        Scale(*_range(xs), _LEFT, width - _RIGHT),
+        Scale(*_range(xs, panel.x_log), _LEFT, width - _RIGHT, panel.x_log),
         Scale(*_range(ys, panel.y_log, from_zero=from_zero), height - _BOTTOM, _TOP, panel.y_log),
     )
 
 
-def _range(values: Sequence[float], log: bool = False, *, from_zero: bool = False) -> tuple[float, float]:
+def _range(values: Sequence[float], log: bool, *, from_zero: bool = False) -> tuple[float, float]:
     if not values:
         return (1.0, 10.0) if log else (0.0, 1.0)
     low, high = min(values), max(values)

@@ -42,6 +42,7 @@ def every_kind(label: str = "series") -> Figure:
         title=label,
         x_label=label,
         y_label="tok/s",
+        x_log=True,
         y_log=True,
         marks=(Mark(10, label), Mark(5, "limit", axis="y")),
     )
