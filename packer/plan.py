@@ -50,8 +50,8 @@ class Plan:
     bins
         One per server; empty when infeasible and nothing was placed.
     evaluations
-        One row per bin: what a simulated hour shows where the twin confirms plans of up to 32 GPUs, else what the
-        predictor says.
+        One row per bin: what a simulated hour shows where the twin confirms plans of up to 32 GPUs, what the
+        verification shows of larger ones for fewest GPUs, else what the predictor says.
     status
         "optimal" (proven, relative to the predictor), "feasible" or "infeasible".
     objective, solver, predictor

@@ -13,8 +13,9 @@ from packer.errors import IncompatibleError
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
+from packer.predictors.twin import TwinPredictor
 from packer.solvers import by_model
-from packer.solvers.assemble import assemble, bounded
+from packer.solvers.assemble import assemble, bounded, simulated_once
 from packer.solvers.band import with_band
 from packer.solvers.base import Problem, Solver, limit_of
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
@@ -23,7 +24,7 @@ from packer.solvers.exact.estimate import with_estimate
 from packer.solvers.headroom import MOST_GPUS, with_room, with_slots
 from packer.solvers.spare import with_spare
 from packer.solvers.support import counts_gpus
-from packer.solvers.verify import check, twin_failures
+from packer.solvers.verify import FRESH_SEED, check, twin_failures
 from packer.strategies import Predictor
 from packer.twin.hours import Hours
 from packer.workload import Workload
@@ -133,14 +134,14 @@ def solve(
         stop=stop,
     )
     _check_fit(problem, search)
-    plan = _planned(problem, search)
+    plan = _planned(problem, search, verify=verify)
     if goal.spare and plan.status is not Status.INFEASIBLE:
         plan = with_spare(problem, plan)
     counts = with_headroom and goal.minimises in ("gpus", "price") and not old_bins
     if counts and not goal.spare:  # slots that survive the loss of a server are not changed again
         plan = _with_slots(problem, plan)
     if verify and plan.status is not Status.INFEASIBLE:
-        plan = verified(plan, goal)
+        plan = verified(plan, goal, figures=simulated_once(problem, plan.bins))
         if not plan.verified and confidence is None and margin is None:
             plan = _hardened(problem, search, plan)
         if not plan.verified and goal.limits:  # a plan that breaks its limits is none
@@ -187,11 +188,11 @@ def _usual(goal: Objective, workload: Workload, kinds: int, max_replicas: int) -
     return "mixed" if goal.minimises == "price" and several and workload.arrivals.trace is None else "greedy"
 
 
-def _planned(problem: Problem, search: Solver) -> Plan:
+def _planned(problem: Problem, search: Solver, *, verify: bool) -> Plan:
     """One search whose bins the whole predictor admits, checked and evaluated."""
     solution = confirmed_solution(problem, lambda posed: by_model.solved(posed, search))
     check(problem, solution)
-    return assemble(problem, solution, search.name, problem.elapsed_s())
+    return assemble(problem, solution, search.name, problem.elapsed_s(), verify=verify)
 
 
 def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
@@ -204,10 +205,10 @@ def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
         if problem.out_of_time():
             break
         raised = problem.evaluator.changed(margin=margin + k * HARDENING_STEP)
-        plan = _planned(replace(problem, evaluator=raised), search)
+        plan = _planned(replace(problem, evaluator=raised), search, verify=True)
         if plan.status is Status.INFEASIBLE:
             break
-        plan = verified(plan, problem.objective)
+        plan = verified(plan, problem.objective, figures=simulated_once(problem, plan.bins))
         if plan.verified:
             proven, bound = first.bound_proven, first.lower_bound
             optimal = proven and bound is not None and problem.objective.attained(plan.objective_value, bound)
@@ -262,12 +263,17 @@ def _check_fit(problem: Problem, solver: Solver) -> None:
         )
 
 
-def verified(plan: Plan, objective: Objective | None = None) -> Plan:
+def verified(plan: Plan, objective: Objective | None = None, *, figures: bool = False) -> Plan:
     """The plan with the twin's result for a fresh seed: at the rates as given, and at the loads of the objective.
 
     A plan in a file has the name of its objective only: without the objective, starvation and memory are checked.
+    `figures`: the plan takes those at the rates as given; which servers starve stays as it is.
     """
-    failures = twin_failures(plan.workload, plan.bins, seed=plan.seed, objective=objective)
+    twin = TwinPredictor(seed=plan.seed + FRESH_SEED)
+    failures = twin_failures(plan.workload, plan.bins, twin=twin, objective=objective)
+    if figures:
+        known = {name: getattr(plan.evaluations, name) for name in ("starved", "memory_error", "stable")}
+        plan = replace(plan, evaluations=replace(twin.evaluate(plan.workload, plan.bins), **known))
     return replace(plan, verified=not failures, reasons=(*plan.reasons, *failures.values()))
 
 

@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from packer.bin import Bin
 from packer.evaluation import Evaluations
+from packer.objectives.base import Objective
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.solvers.backbone import load_bound, mixed_bound
 from packer.solvers.base import Problem, Solution
 from packer.solvers.by_model import parts
 from packer.solvers.candidates import beyond_measured
+from packer.solvers.headroom import MOST_GPUS
 from packer.twin.memory.policy import memory_error
 from packer.version import __version__
 from packer.words import counted
@@ -22,10 +24,18 @@ from packer.words import counted
 ONE_GPU = "at least one GPU"
 
 
-def assemble(problem: Problem, solution: Solution, solver: str, runtime_s: float) -> Plan:
-    """The plan of a checked solution, evaluated anew at the rates as given."""
+def assemble(
+    problem: Problem, solution: Solution, solver: str, runtime_s: float, *, verify: bool = False
+) -> Plan:
+    """The plan of a checked solution, evaluated anew at the rates as given.
+
+    `verify`: it will be verified, which gives the figures of `simulated_once`: they are those with the margin so far.
+    """
     evaluator = problem.evaluator
-    evaluations = evaluator.report(problem.workload, solution.bins)
+    once = verify and not solution.unplaced and simulated_once(problem, solution.bins)
+    evaluations = (evaluator.confirmed if once else evaluator.report)(problem.workload, solution.bins)
+    if once and not problem.objective.admissible(evaluations).all():
+        evaluations = evaluator.report(problem.workload, solution.bins)
     admissible = problem.objective.admissible(evaluations).tolist()
     limits = dict(problem.objective.limits)
     key = problem.objective.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
@@ -61,6 +71,16 @@ def assemble(problem: Problem, solution: Solution, solver: str, runtime_s: float
             details={**solution.details, **({"limits": limits} if limits else {})},
         ),
     )
+
+
+def simulated_once(problem: Problem, bins: Sequence[Bin]) -> bool:
+    """Whether a plan is so large that its servers are simulated at the rates as given by its verification alone.
+
+    That is so where the twin admits them with the margin, and the objective needs no figures of them.
+    """
+    goal = problem.objective
+    plain = type(goal).key is Objective.key and not (goal.figures or goal.fixed_gpus or goal.spare)
+    return plain and problem.evaluator.confirms and len(bins) > MOST_GPUS
 
 
 def _closed(problem: Problem, plan: Plan) -> Plan:

@@ -192,7 +192,7 @@ class Comparison:
         twin = TwinPredictor(seed=self.seed + FRESH_SEED)
         reference = PlanFigures.of("twin", fleet, plan.bins, twin.evaluate(fleet, plan.bins))
         predicted = PlanFigures.of(predictor, fleet, plan.bins, plan.evaluations)
-        failing = twin_failures(fleet, plan.bins, seed=self.seed, objective=goal)
+        failing = twin_failures(fleet, plan.bins, twin=twin, objective=goal)
         return replace(
             result,
             plan=replace(plan, verified=not failing),

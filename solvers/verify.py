@@ -69,32 +69,32 @@ def check(problem: Problem, solution: Solution) -> None:
 
 
 def twin_failures(
-    workload: Workload, bins: Sequence[Bin], *, seed: int, objective: Objective | None = None
+    workload: Workload, bins: Sequence[Bin], *, twin: TwinPredictor, objective: Objective | None = None
 ) -> dict[int, str]:
-    """Why which bins fail, by the twin and with a seed that no search has used: bin → one sentence.
+    """Why which bins fail, by the twin with a seed that no search has used (`FRESH_SEED`): bin → one sentence.
 
     Every scenario of the objective is simulated, the rates as given first, without a margin; limits may be exceeded
     by `LATENCY_SLACK`. Where the objective demands stable servers, the queue of each is followed until it is clear.
     A plan that was read from a file has the name of its objective alone: without an objective starvation and memory
     are checked at the rates as given.
     """
-    twin = Evaluator(TwinPredictor(seed=seed + FRESH_SEED), objective)
-    found = twin.scaled(workload, bins)
+    evaluator = Evaluator(twin, objective)
+    found = evaluator.scaled(workload, bins)
     failed = {k: _broken(k, bins[k], row) for k, row in enumerate(found) if not row.feasible}
     if objective is not None:
         if objective.stable:
             for k in sorted({*range(len(bins))} - failed.keys()):
                 server, started = bins[k].workload(workload), asdict(bins[k].settings)
-                queue = stability(server, bins[k].profile, seed=seed + FRESH_SEED, **started)
+                queue = stability(server, bins[k].profile, seed=twin.seed, **started)
                 if not queue.stable:
                     more = f"its queue grows by {3600.0 * max(0.0, queue.growth_req_s):,.0f} requests an hour"
                     failed[k] = _breaks(k, objective, more)
-        for scenario in twin.scenarios(workload):
-            rows = twin.scaled(scenario.workload, bins, scenario.factor)
+        for scenario in evaluator.scenarios(workload):
+            rows = evaluator.scaled(scenario.workload, bins, scenario.factor)
             for k in np.flatnonzero(~rows.feasible).tolist():
                 share = f"{scenario.name}, {rows[k].served_share:.0%} of the load is served"
                 failed.setdefault(k, _breaks(k, objective, share))
-        whole = twin.evaluate(workload, bins)
+        whole = evaluator.evaluate(workload, bins)
         for k in np.flatnonzero(~keeps_limits(objective, whole)).tolist():
             failed.setdefault(
                 k, _breaks(k, objective, _exceeded(objective, whole[k]) or "it is not admissible")

@@ -176,7 +176,7 @@ def test_a_plan_that_the_twin_refutes_is_planned_again(
     """With the margin left to packer, it is raised until the twin confirms; a margin given is kept."""
     results: list[int] = []
 
-    def twin(workload: Workload, bins: Any, *, seed: int, objective: Objective) -> dict[int, str]:
+    def twin(workload: Workload, bins: Any, *, twin: object, objective: Objective) -> dict[int, str]:
         results.append(len(bins))
         return {} if len(results) > 2 else {0: "GPU 0 starves"}
 

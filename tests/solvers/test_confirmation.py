@@ -28,6 +28,7 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.confirm import admits
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
+from packer.solvers.verify import FRESH_SEED
 from packer.testing.analytic import random_fleet
 from packer.workload import Workload
 
@@ -114,6 +115,24 @@ def test_bursty_fleets_are_guessed_by_the_trees_and_simulated_at_the_end(profile
     assert guess == plain
     reported = evaluator.report(bursty, bins)[0]
     assert reported.mean_ttft_ms == TwinPredictor().evaluate(bursty, bins)[0].mean_ttft_ms
+
+
+def test_servers_of_large_plans_are_simulated_at_one_load_before_the_verification(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures at the rates as given are those of the verification; without it the plan's own predictor gives them."""
+    monkeypatch.setattr("packer.solvers.assemble.MOST_GPUS", 1)
+    auto = AutoPredictor.for_profile(profile)
+    auto.low, auto.high = -1.0, 2.0  # certain of no server
+    plan = solve(FLEET, profile, predictor=auto, with_headroom=False)
+    assert plan.n_gpus > 1
+    fresh = TwinPredictor(seed=plan.seed + FRESH_SEED)
+    assert list(plan.evaluations) == list(fresh.evaluate(FLEET, plan.bins))
+    simulated = auto.twin.simulated
+    own = solve(FLEET, profile, predictor=auto, with_headroom=False, verify=False)
+    assert own.bins == plan.bins
+    assert auto.twin.simulated > simulated
+    assert list(own.evaluations) == list(auto.evaluate(FLEET, own.bins))
 
 
 def test_the_default_is_auto(profile: Profile) -> None:

@@ -74,7 +74,7 @@ def test_the_twin_names_what_fails() -> None:
         Bin((1,), Slots(1, 8), PROFILE),
         Bin((2,), Slots(2000, 512), PROFILE),
     ]
-    failures = twin_failures(heavy, bins, seed=0)
+    failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=FRESH_SEED))
     assert sorted(failures) == [1, 2]
     assert "GPU 1 starves" in failures[1]
     assert "GPU 2 does not start" in failures[2]
@@ -88,19 +88,24 @@ def test_latency_limits_are_checked_by_the_twin_with_a_little_slack() -> None:
     figures = TwinPredictor(seed=FRESH_SEED).evaluate(FLEET, LIGHT).mean_itl_ms
     slowest = int(np.argmax(figures))
     near, far = Slo(mean_itl_ms=figures.max() / 1.015), Slo(mean_itl_ms=figures.max() / 1.03)
-    assert twin_failures(FLEET, LIGHT, seed=0, objective=near) == {}
-    assert "mean_itl_ms is" in twin_failures(FLEET, LIGHT, seed=0, objective=far)[slowest]
+    assert twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=FRESH_SEED), objective=near) == {}
+    assert (
+        "mean_itl_ms is"
+        in twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=FRESH_SEED), objective=far)[slowest]
+    )
 
 
 def test_loads_of_the_objective_are_checked_by_the_twin(tmp_path: Path) -> None:
     """A server that starves at one of the loads is named with that load; at the nominal rates none does."""
     path = tmp_path / "hours.csv"
     path.write_text("adapter,night,noon\na,0.1,0.1\nb,0.1,400\nc,0.1,0.1")
-    failures = twin_failures(FLEET, LIGHT, seed=0, objective=Headroom(1.0, str(path)))
+    failures = twin_failures(
+        FLEET, LIGHT, twin=TwinPredictor(seed=FRESH_SEED), objective=Headroom(1.0, str(path))
+    )
     assert sorted(failures) == [1]
     assert "'headroom'" in failures[1]
     assert "at 'noon'" in failures[1]
-    assert twin_failures(FLEET, LIGHT, seed=0) == {}
+    assert twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=FRESH_SEED)) == {}
 
 
 def test_plain_reasons_come_first() -> None:
@@ -108,7 +113,7 @@ def test_plain_reasons_come_first() -> None:
     heavy = Workload([Adapter("a", 8, 0.05), Adapter("b", 8, 400.0)])
     bins = [Bin((0,), Slots(1, 8), PROFILE), Bin((1,), Slots(1, 8), PROFILE)]
     for objective in (None, Gpus(), Headroom(1.1), Slo(mean_ttft_ms=1e9)):
-        failures = twin_failures(heavy, bins, seed=0, objective=objective)
+        failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=FRESH_SEED), objective=objective)
         assert sorted(failures) == [1]
         assert "GPU 1 starves" in failures[1]
 
@@ -121,7 +126,12 @@ def test_an_objective_can_demand_queues_that_do_not_grow(toy_profile: Profile) -
     fleet = Workload([Adapter(f"a{i}", 8, 0.86, *lengths) for i in range(8)])
     grown = solve(fleet, profile, Gpus(), predictor="twin", margin=0.0)
     assert (grown.n_gpus, grown.verified) == (1, True)
-    assert "queue grows by" in twin_failures(fleet, grown.bins, seed=0, objective=Gpus(stable=True))[0]
+    assert (
+        "queue grows by"
+        in twin_failures(fleet, grown.bins, twin=TwinPredictor(seed=FRESH_SEED), objective=Gpus(stable=True))[
+            0
+        ]
+    )
     whole = solve(fleet, profile, "gpus:stable=1", predictor="twin", margin=0.0)
     assert (whole.n_gpus, whole.verified) == (2, True)
     for item in whole.bins:
