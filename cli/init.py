@@ -93,7 +93,7 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
             write_report(plan, paths["report.html"], curves=3, force=out.force, progress=progress)
     out.result(lambda: plan_to_dict(plan), lambda: plan_lines(plan))
     if plan.status is Status.INFEASIBLE:
-        return 3
+        return 130 if plan.interrupted else 3
     for path in paths.values():
         out.note(f"wrote {path}")
     out.note(f"next, in {given.folder}: packer export plan.json --format vllm, or another of its formats")

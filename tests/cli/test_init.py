@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import tomllib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,8 @@ from packer.cli import run
 from packer.io.plans import load_plan
 from packer.io.profiles import load_profile
 from packer.io.workloads import read_workload
+from packer.operate.recommend import recommend
+from packer.plan import Plan, Status
 
 Capture = pytest.CaptureFixture[str]
 SERVER = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-64gb")
@@ -107,6 +111,19 @@ def test_a_log_without_adapters_is_refused(tmp_path: Path, capsys: Capture, line
     path.write_text(f"{line}\n")
     assert run(["init", str(path), "--rank", "8", *SERVER, "-o", str(tmp_path / "p")]) == 2
     assert "other.log" in capsys.readouterr().err
+
+
+def test_an_interrupted_search_without_a_plan_says_so(
+    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C before there is a plan is an interruption, not a fleet that no plan can serve."""
+
+    def without_a_plan(*given: Any, **named: Any) -> Plan:
+        return replace(recommend(*given, **named), status=Status.INFEASIBLE, interrupted=True)
+
+    monkeypatch.setattr("packer.operate.recommend.recommend", without_a_plan)
+    assert run(["init", log, "--rank", "16", *SERVER, "-o", str(tmp_path / "project")]) == 130
+    assert not (tmp_path / "project" / "plan.json").exists()
 
 
 def test_requests_to_the_base_model_are_no_adapters(tmp_path: Path, capsys: Capture) -> None:
