@@ -20,6 +20,8 @@ METRICS = table("packer.cli", "metrics.toml")
 
 def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[Table | str]:
     """The metrics for people."""
+    from packer.twin.arrivals import cut_words
+
     first, n = simulations[0], len(simulations)
     if first.status != "ok":
         return [title_of(first), f"memory error: the server does not start: {first.status_reason}."]
@@ -45,6 +47,7 @@ def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[
         *_risk_lines(result),
         *([_trained(result["tuning"])] if "tuning" in result else []),
         *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),
+        *([] if cluster else [f"{words}." for words in cut_words(first.workload, [first.profile])]),
         *([] if cluster else _thrashing(first)),
     ]
 

@@ -247,7 +247,7 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
         objective="recommend",
         reasons=(
             *plan.reasons,
-            *beyond_measured(plan.bins)[:8],
+            *beyond_measured(plan.workload, plan.bins)[:8],
             *broken,
             *(start_words(job.kept, point.plan.bins, job.number) if holds else ()),
             *((REPLAYED,) if job.replayed else ()),

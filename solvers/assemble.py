@@ -61,7 +61,7 @@ def assemble(
             time_limit_reached=problem.remaining_s() <= 0,
             reasons=(
                 *solution.reasons,
-                *beyond_measured(solution.bins)[:8],
+                *beyond_measured(problem.workload, solution.bins)[:8],
                 *_inadmissible(problem, solution.bins, evaluations, admissible),
             ),
             unplaced=solution.unplaced,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from packer.bin import Bin
 from packer.solvers.base import MAX_LORAS_CANDIDATES
+from packer.twin.arrivals import cut_words
+from packer.workload import Workload
 
 
 def max_loras_candidates(n_adapters: int) -> tuple[int, ...]:
@@ -18,11 +20,16 @@ def max_loras_candidates(n_adapters: int) -> tuple[int, ...]:
     return (*fitting, n_adapters)
 
 
-def beyond_measured(bins: Sequence[Bin]) -> tuple[str, ...]:
-    """A sentence on each GPU with more adapters than its profile was measured with."""
-    return tuple(
-        f"GPU {k} holds {len(item.adapters):,} adapters, beyond the {item.profile.measured_adapters:,} up to which "
-        f"the profile was measured (measured_adapters in {item.profile.name})"
-        for k, item in enumerate(bins)
-        if len(item.adapters) > item.profile.measured_adapters
+def beyond_measured(workload: Workload, bins: Sequence[Bin]) -> tuple[str, ...]:
+    """A sentence on each kind of server with requests that are too long for it, and on each GPU with more adapters
+    than its profile was measured with.
+    """
+    return (
+        *cut_words(workload, dict.fromkeys(item.profile for item in bins)),
+        *(
+            f"GPU {k} holds {len(item.adapters):,} adapters, beyond the {item.profile.measured_adapters:,} up to "
+            f"which the profile was measured (measured_adapters in {item.profile.name})"
+            for k, item in enumerate(bins)
+            if len(item.adapters) > item.profile.measured_adapters
+        ),
     )

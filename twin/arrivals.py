@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths, each_at_normal
+from packer.profile import Profile
 from packer.twin.bursts import in_bursts, integrated, own_streams
 from packer.workload import Workload
 
@@ -87,6 +89,22 @@ def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) 
         if n <= MOST_KEPT:
             kept[:] = marks, own
     return Marks(marks.adapter[:n], marks.input_tokens[:n], marks.output_tokens[:n])
+
+
+def cut_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...]:
+    """A sentence on each `max_model_len` that one request in a thousand exceeds: servers cut such requests to it."""
+    means = workload.mean_input_tokens + workload.mean_output_tokens
+    longest = {profile.engine.max_model_len: profile.name for profile in profiles}
+    if workload.arrivals.trace is None and 20.0 * means.max() <= min(longest, default=0):
+        return ()  # tails are not drawn so far
+    marks = draw_marks(workload, None, 10_000, 0)
+    shares = {most: np.mean(marks.input_tokens + marks.output_tokens > most) for most in longest}
+    return tuple(
+        f"{share:.1%} of the requests have more than {most:,} tokens, the max_model_len of {longest[most]}: they count "
+        "as cut to it, where vLLM refuses them or ends their output"
+        for most, share in shares.items()
+        if share >= 0.001
+    )
 
 
 def _marks(workload: Workload, own: list[list[Lengths]], owner: IntArray, seed: int) -> Marks:

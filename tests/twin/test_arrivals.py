@@ -13,8 +13,9 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths
+from packer.testing.analytic import small_profile
 from packer.twin import arrivals as drawing
-from packer.twin.arrivals import draw_marks, draw_requests, draw_times
+from packer.twin.arrivals import cut_words, draw_marks, draw_requests, draw_times
 from packer.workload import Workload
 
 KINDS = {
@@ -224,3 +225,18 @@ def test_unpredictable_mean_rate_follows_its_law() -> None:
     expected = 7200.0 * np.mean(means)
     assert abs(np.mean(sent) - expected) < 4 * np.std(sent) / np.sqrt(60)
     assert np.mean(means) > 1.2  # doubling adds more than halving takes away
+
+
+def test_requests_that_are_cut_are_counted() -> None:
+    """A server that takes no longer requests has less to do: whoever reads its figures learns how many were cut."""
+    profile = small_profile()  # max_model_len 2048
+    long = Adapter("long", 8, 1.0, Lengths.constant(2000), Lengths.constant(49))
+    fleet = Workload([long, Adapter("short", 8, 3.0, Lengths.constant(1999), Lengths.constant(49))])
+    (words,) = cut_words(fleet, [profile, profile])
+    share = float(words.partition("%")[0])
+    assert share == pytest.approx(25.0, abs=2.0)
+    assert f"more than 2,048 tokens, the max_model_len of {profile.name}" in words
+    columns = [np.array(column) for column in ([0.0, 1.0, 2.0], [0, 0, 1], [2040, 9, 9], [9, 9, 9])]
+    replayed = fleet.with_arrivals(Arrivals("trace", trace=RequestTrace(*columns)))
+    assert cut_words(replayed, [profile])[0].startswith("33.3% of the requests")
+    assert not cut_words(Workload([Adapter("a", 8, 1.0)], *[Lengths.gamma(90.0, 1.0)] * 2), [profile])
