@@ -28,6 +28,8 @@ A = TypeVar("A", bound="str | os.PathLike[str]")
 P = ParamSpec("P")
 T = TypeVar("T")
 
+from packer.words import listed
+
 
 class PackerError(Exception):
     """Root of every error that packer raises on purpose."""
@@ -85,8 +87,7 @@ class UnknownNameError(InputError, LookupError):
         self.kind, self.name, self.known = kind, name, tuple(sorted(known))
         near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        listed = ", ".join(self.known) or "none"
-        super().__init__(f"Unknown {kind} {shown(name)}.{hint} Known: {listed}.")
+        super().__init__(f"Unknown {kind} {shown(name)}.{hint} Known: {listed(self.known, 40) or 'none'}.")
 
 
 class IncompatibleError(InputError):

@@ -72,6 +72,15 @@ def test_an_unknown_name_gets_the_nearest() -> None:
     assert str(errors.UnknownNameError("solver", "x", [])).endswith("Known: none.")
 
 
+def test_a_list_of_known_names_stays_short() -> None:
+    """Of thousands of names, such as those of a fleet's adapters, the nearest and the first ones are said."""
+    error = errors.UnknownNameError("adapter", "bot-70O", [f"bot-{k}" for k in range(9000)])
+    assert "Did you mean 'bot-70" in str(error)
+    assert str(error).endswith("and 8,960 more.")
+    assert len(error.known) == 9000
+    assert str(errors.UnknownNameError("adapter", "a", [])).endswith("Known: none.")
+
+
 @pytest.mark.parametrize("value", ["x" * 10**6, ["y" * 10**6], 10**300])
 def test_shown_values_stay_short(value: object) -> None:
     """However large a value is, the message stays readable."""
