@@ -41,7 +41,7 @@ def report(file: PlanFile, page: Page, out: Writing) -> None:
     """
     from packer.report.page import read_comparison, write_report
 
-    out.check(page.output)
+    out.check(page.output, what="page", endings=(".html", ".htm"))
     plan = file.plan()
     comparison = read_comparison(page.comparison_path) if page.comparison_path else ()
     out.note_profiles(*(item.profile for item in plan.bins))

@@ -24,11 +24,11 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
+from packer.words import listed
+
 A = TypeVar("A", bound="str | os.PathLike[str]")
 P = ParamSpec("P")
 T = TypeVar("T")
-
-from packer.words import listed
 
 
 class PackerError(Exception):

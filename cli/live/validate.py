@@ -68,7 +68,8 @@ def validate(file: PlanFile, runs: Runs, out: Writing) -> None:
     from packer.twin.live.launch import read_launch
     from packer.twin.live.validate import Validation, ValidationSpec
 
-    out.check(runs.output, runs.html)
+    out.check(runs.output)
+    out.check(runs.html, what="page", endings=(".html", ".htm"))
     plan, launch = file.plan(), read_launch(runs.launch_path)
     gpus = runs.gpus or ()
     for name, given, below in (("--bins", runs.bins, len(plan.bins)), ("--gpus", gpus, 1 << 16)):

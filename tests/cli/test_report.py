@@ -69,3 +69,11 @@ def test_odd_columns_are_text(report: Callable[[object], int], tmp_path: Path) -
     """A column may be called anything that JSON can say, half of a character included."""
     assert report([{"x\ud800": 1}]) == 0
     assert r"x\ud800" in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_a_page_is_html(toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture) -> None:
+    """Another ending is refused before the work: a PDF of that name could not be opened."""
+    toy_plan(["a", "b"]).save(tmp_path / "plan.json")
+    assert run(["report", str(tmp_path / "plan.json"), "-o", str(tmp_path / "r.pdf")]) == 2
+    assert "Expected a page's file to end in .html, .htm, got" in capsys.readouterr().err
+    assert not (tmp_path / "r.pdf").exists()
