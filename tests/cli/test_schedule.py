@@ -116,7 +116,7 @@ def test_a_day_of_metrics_becomes_a_schedule(
     day_s, window_s, queried = 86_400.0, 21_600.0, {}
     per_second = {"a0": (0.02, 3.0, 2.0, 0.0), "a1": (0.5, 0.5, 0.5, 0.5)}
 
-    def answer(_url: str, parameters: dict[str, Any], _timeout_s: float) -> Any:
+    def answer(_url: str, parameters: dict[str, Any]) -> Any:
         queried.update(parameters)
         tokens = 100.0 if "tokens" in parameters["query"] else 1.0
         times = np.arange(parameters["start"], parameters["end"] + 1.0, parameters["step"])
