@@ -8,7 +8,7 @@ import numpy as np
 
 from packer.profile import EngineSpec
 from packer.twin.fit.step_law import Equations
-from packer.twin.fit.tables import Profiling, Run, number
+from packer.twin.fit.tables import Profiling, Run, number, positive
 from packer.twin.law.linear import linear_features
 
 
@@ -18,15 +18,15 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
     for row in profiling.backbone:
         if row.get("status", "ok") != "ok":
             continue
-        prompt = number(row, "actual_prompt_len")
+        prompt = positive(row, "actual_prompt_len")
         if row["phase"] == "decode":
-            batch, output = number(row, "set_batch_size"), number(row, "set_output_length")
+            batch, output = positive(row, "set_batch_size"), positive(row, "set_output_length")
             states.append(
                 (batch, prompt * batch / output, 0.0, 0.0, 0.0, 0.0, batch * (prompt + output / 2), 0.0, 0.0)
             )
-            times.append(number(row, "itl_mean_ms"))
+            times.append(positive(row, "itl_mean_ms"))
         else:
-            seconds = number(row, "duration_s") / (number(row, "completed") * prompt)
+            seconds = positive(row, "duration_s") / (positive(row, "completed") * prompt)
             states.append((0.0, engine.max_num_batched_tokens, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
             times.append(seconds * engine.max_num_batched_tokens * 1e3)
     prompt = 5.0  # the adapters' table has one-word prompts
@@ -34,7 +34,7 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         batch, n = number(row, "batch"), number(row, "n_adapters")
         if row.get("status", "ok") != "ok" or np.isnan(batch + n + number(row, "itl_mean_ms")):
             continue
-        output, rank = number(row, "set_output_length"), number(row, "rank")
+        output, rank = positive(row, "set_output_length"), number(row, "rank")
         distinct = number(row, "mean_loras_by_batch")
         if np.isnan(distinct):  # expected where requests choose uniformly
             distinct = n * (1.0 - (1.0 - 1.0 / n) ** batch) if n > 0 else 0.0
@@ -43,7 +43,7 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         states.append(
             (batch, prompt * batch / output, distinct, distinct * rank, slots, rank, context, 0.0, n)
         )
-        times.append(number(row, "itl_mean_ms"))
+        times.append(positive(row, "itl_mean_ms"))
     return _equations(states, times, graph_max_tokens)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from packer.errors import ModelError
 from packer.profile import EngineSpec, LoadingSpec, MemorySpec, ModelSpec
-from packer.twin.fit.tables import Row, number, whole
+from packer.twin.fit.tables import Row, positive, whole
 
 
 def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> MemorySpec:
@@ -44,10 +44,10 @@ def fit_loading(rows: Sequence[Row]) -> LoadingSpec:
     ok = [row for row in rows if row.get("status", "ok") == "ok"]
     if not ok:
         return LoadingSpec()
-    rank = np.array([number(row, "adapter_rank") for row in ok])
+    rank = np.array([positive(row, "adapter_rank") for row in ok])
     lines = []
     for column in ("gpu_load_mean_ms", "disk_load_mean_ms"):
-        ms = np.array([number(row, column) for row in ok])
+        ms = np.array([positive(row, column) for row in ok])
         slope, base = np.polyfit(rank, ms, 1) if len(set(rank.tolist())) > 1 else (0.0, ms.mean())
         if slope < 0 or base < 0:
             slope, base = 0.0, ms.mean()

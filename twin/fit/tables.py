@@ -7,11 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from packer.errors import FileFormatError, reader, reading, shown
+from packer.errors import FileFormatError, reader, shown
 from packer.io.files import read_text
 from packer.io.tables import csv_rows
 from packer.workload import SHAREGPT_CORRELATION
@@ -22,8 +23,15 @@ MOST_ADAPTERS = 1_000_000
 """Of a run."""
 
 
+class _Cells(dict[str, str]):
+    """Cells of a row of a file by column."""
+
+    path = ""
+    number: int | None = None
+
+
 @reader
-def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dict[str, str]]:
+def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[Row]:
     """Rows of a CSV file (also gzip) as text by column.
 
     Raises `FileFormatError`: the file can't be read, lacks a column, or has a row with more or fewer cells than
@@ -37,7 +45,17 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[dic
             f"{', '.join(found)[:200]}.",
             row=1,
         )
-    return [dict(row.cells) for row in rows]
+    found_rows: list[Row] = []
+    for row in rows:
+        cells = _Cells(row.cells)
+        cells.path, cells.number = os.fspath(path), row.number
+        found_rows.append(cells)
+    return found_rows
+
+
+def _fail(row: Row, column: str, rule: str) -> NoReturn:
+    path, number = (row.path, row.number) if isinstance(row, _Cells) else ("", None)
+    raise FileFormatError(f"{rule}, got {shown(row.get(column, ''))}.", path=path, row=number, column=column)
 
 
 def number(row: Row, column: str, *, default: float | None = None) -> float:
@@ -50,7 +68,15 @@ def number(row: Row, column: str, *, default: float | None = None) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise FileFormatError(f"expected a finite number, got {shown(text)}.", column=column)
+        _fail(row, column, "expected a finite number")
+    return value
+
+
+def positive(row: Row, column: str) -> float:
+    """A number > 0 of a row."""
+    value = number(row, column)
+    if not value > 0.0:
+        _fail(row, column, "expected a number > 0")
     return value
 
 
@@ -58,8 +84,7 @@ def whole(row: Row, column: str) -> int:
     """A whole number of a row, from 0 to 1e15."""
     value = number(row, column)
     if not (0 <= value <= 1e15 and value == int(value)):
-        rule = f"expected a whole number, got {shown(row.get(column))}."
-        raise FileFormatError(rule, column=column)
+        _fail(row, column, "expected a whole number")
     return int(value)
 
 
@@ -167,16 +192,15 @@ def read_runs(
         run_id = row.get("run_id") or str(len(runs))
         rates = measured.get(run_id)
         if rates is None:
-            rates = _expand(row["rate_counts"], "rate_counts")
+            rates = _expand(row, "rate_counts")
             np.random.default_rng(1).shuffle(rates)
-        ranks = _expand(row["size_counts"], "size_counts").astype(np.int64)
+        ranks = _expand(row, "size_counts").astype(np.int64)
         ranks = np.resize(ranks, len(rates))
         np.random.default_rng(0).shuffle(ranks)
         status = (row.get("status") or "ok").strip()
         metrics = {name: number(row, name) for name in METRICS}
         if status == "ok" and math.isnan(metrics["total_tok_s"]):
-            rule = "expected the throughput of a run that is ok, got none."
-            raise FileFormatError(rule, column="total_tok_s")
+            _fail(row, "total_tok_s", "expected the throughput of a run that is ok")
         runs.append(
             Run(
                 run_id,
@@ -198,20 +222,17 @@ def read_runs(
     return runs
 
 
-def _expand(text: str, column: str) -> npt.NDArray[np.float64]:
+def _expand(row: Row, column: str) -> npt.NDArray[np.float64]:
     """ "0.1:43;0.05:42" → 43 times 0.1, then 42 times 0.05."""
     values: list[float] = []
     try:
-        for item in text.split(";"):
+        for item in row[column].split(";"):
             value, count = item.split(":")
-            if not 0 <= int(count) <= MOST_ADAPTERS - len(values):
+            if not (0 <= int(count) <= MOST_ADAPTERS - len(values) and 0.0 <= float(value) < math.inf):
                 raise ValueError
             values += [float(value)] * int(count)
     except ValueError:
-        raise FileFormatError(
-            f"expected value:count;value:count… of at most {MOST_ADAPTERS:,} adapters, got {shown(text)}.",
-            column=column,
-        ) from None
+        _fail(row, column, f"expected value:count;value:count… of at most {MOST_ADAPTERS:,} adapters")
     return np.array(values)
 
 
@@ -220,8 +241,7 @@ def _rates_by_run(folder: Path) -> dict[str, npt.NDArray[np.float64]]:
         path = folder / name
         if path.exists():
             rates: dict[str, list[float]] = {}
-            with reading(path):
-                for row in read_rows(path, ("run_id", "rate")):
-                    rates.setdefault(row["run_id"], []).append(number(row, "rate"))
+            for row in read_rows(path, ("run_id", "rate")):
+                rates.setdefault(row["run_id"], []).append(number(row, "rate"))
             return {run_id: np.array(values) for run_id, values in rates.items()}
     return {}

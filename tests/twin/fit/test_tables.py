@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,43 @@ def test_bad_runs_are_named(tmp_path: Path, bad: str, message: str) -> None:
     with pytest.raises(FileFormatError, match=message) as error:
         read_runs(path, "m")
     assert "runs.csv" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        (
+            "kv_capacity",
+            "max_loras,max_lora_rank,status,kv_cache_tokens\n1,8,ok,9\n1,8,ok,x",
+            "row 3, column 'kv_c",
+        ),
+        (
+            "loading",
+            "adapter_rank,gpu_load_mean_ms,disk_load_mean_ms\n8,3,",
+            "row 2, column 'disk_load_mean_ms'",
+        ),
+        (
+            "latency_backbone",
+            "decode,1,5,100,-3",
+            "row 2, column 'itl_mean_ms': expected a number > 0, got '-3'",
+        ),
+        ("latency_backbone", "decode,1,5,0,3", "row 2, column 'set_output_length': expected a number > 0"),
+        ("latency_backbone", "prefill,1,5,1,0", "row 2, column 'duration_s': expected a number > 0, got ''"),
+    ],
+)
+def test_bad_micro_benchmarks_are_named(tmp_path: Path, name: str, rows: str, message: str) -> None:
+    """A cell that no measurement gives is refused with its file, row and column; a fit on it would be wrong."""
+    head = "phase,set_batch_size,actual_prompt_len,set_output_length,itl_mean_ms\n"
+    path = tmp_path / f"{name}.csv"
+    path.write_text((head if name == "latency_backbone" else "") + rows + "\n")
+    tables = read_profiling(tmp_path, "m")
+    fits: dict[str, Callable[[], object]] = {
+        "kv_capacity": lambda: fit_memory(tables.kv_capacity, MODEL, ENGINE),
+        "loading": lambda: fit_loading(tables.loading),
+        "latency_backbone": lambda: micro_equations(tables, ENGINE, 512),
+    }
+    with pytest.raises(FileFormatError, match=re.escape(f"{path}, {message}")):
+        fits[name]()
 
 
 def test_an_empty_folder_is_no_profiling(tmp_path: Path) -> None:
