@@ -25,11 +25,11 @@ def with_estimate(problem: Problem, plan: Plan) -> Plan:
     """The plan with an estimate of the GPUs needed where that is above its bound and no more than it has.
 
     Nothing is proven: a search found no bins that refute it. It uses the limits of the problem's objective, and ends
-    where its bound can't exceed the plan's.
+    where its bound can't exceed the plan's. None is made where the search simulates what trees were not trained on.
     """
     size = problem.profile.engine.tensor_parallel_size
     known = plan.lower_bound or 0.0
-    if known >= plan.n_gpus or problem.out_of_time():
+    if known >= plan.n_gpus or problem.out_of_time() or problem.evaluator.simulates:
         return plan
     limit_s = problem.elapsed_s() + min(SECONDS, problem.remaining_s())
     unlimited = replace(problem, max_gpus=None, time_limit_s=limit_s).learned()

@@ -9,6 +9,7 @@ from monotone import problem
 
 from packer.plan import Plan
 from packer.solvers.api import solve
+from packer.solvers.evaluator import Evaluator
 from packer.solvers.exact import estimate
 from packer.solvers.exact.estimate import with_estimate
 from packer.solvers.feasibility import Feasibility
@@ -45,3 +46,10 @@ def test_it_ends_after_so_many_servers(plan: Plan, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(estimate, "MOST_EVALUATED", 20_000)
     assert len({with_estimate(problem(FLEET), plan).lower_bound for _ in range(2)}) == 1
     assert made[1].evaluated == made[2].evaluated > made[0].evaluated
+
+
+def test_none_is_made_where_the_search_simulates(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that trees were not trained on would be simulated by the hundred, and the trees say nothing of them."""
+    monkeypatch.setattr(Evaluator, "simulates", True)
+    monkeypatch.setattr(estimate, "Feasibility", None)
+    assert with_estimate(problem(FLEET), plan) is plan
