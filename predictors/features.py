@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
-from packer.bin import Bin, indices
 from packer.checks import SLOT_RANKS
-from packer.errors import IncompatibleError
 from packer.io.shipped import table
 from packer.lengths import Lengths, length_moments, normal_grid
+from packer.predictors.bin_table import BinTable
 from packer.predictors.features_kernel import MAX_GROUPS, MIDDLE_GROUP, ROOM, FleetArrays, fill_all
 from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
@@ -42,46 +39,6 @@ NAMES = tuple(feature.name for feature in FEATURES)
 COLUMN = {name: i for i, name in enumerate(NAMES)}
 TABULATED_SLOTS = 513
 _SLOT_RANK_NUMBER = np.searchsorted(SLOT_RANKS, np.arange(SLOT_RANKS[-1] + 1))
-
-
-@dataclass(frozen=True, eq=False)
-class BinTable:
-    """Bins of one fleet and profile as arrays, for callers that evaluate thousands of times.
-
-    `indptr`: int64 (n + 1,): bin b holds the entries indptr[b] … indptr[b + 1].
-    `index`: int64 (nnz,): adapters, as indices into the workload.
-    `share`: float64 (nnz,): the part of the adapter's rate that comes to this bin.
-    `max_loras`, `max_lora_rank`: float64 (n,).
-    """
-
-    indptr: IntArray
-    index: IntArray
-    share: FloatArray
-    max_loras: FloatArray
-    max_lora_rank: FloatArray
-
-    def __len__(self) -> int:
-        return len(self.max_loras)
-
-    @classmethod
-    def of(cls, bins: Sequence[Bin], factors: FloatArray | float = 1.0) -> BinTable:
-        """From bins of one profile, with every rate of bin k times `factors[k]`."""
-        first = bins[0].profile
-        if any(item.profile is not first and item.profile != first for item in bins):
-            raise IncompatibleError("Expected the bins of one table to have the same profile.")
-        index = [indices(item.adapters) for item in bins]
-        sizes = [len(each) for each in index]
-        share = np.empty(sum(sizes))
-        share[:] = np.repeat(factors, sizes) if isinstance(factors, np.ndarray) else factors
-        if any(item.is_split for item in bins):
-            share *= np.concatenate([item.shares for item in bins], dtype=np.float64)
-        return cls(
-            np.array([0, *accumulate(sizes)], dtype=np.int64),
-            index[0] if len(index) == 1 else np.concatenate(index),
-            share,
-            np.array([item.settings.max_loras for item in bins], dtype=np.float64),
-            np.array([item.settings.max_lora_rank for item in bins], dtype=np.float64),
-        )
 
 
 @lru_cache(maxsize=64)
@@ -164,12 +121,11 @@ class FeatureExtractor:
         except IndexError:  # more slots than are tabulated
             return kv_cache_tokens_many(self.profile, table.max_loras, table.max_lora_rank)
 
-    def matrix(self, table: BinTable, kv_tokens: FloatArray | None = None) -> FloatArray:
-        """Features, float64 (n, len(FEATURES))."""
-        kv = self.kv_cache_tokens(table) if kv_tokens is None else kv_tokens
+    def matrix(self, table: BinTable, factors: FloatArray | float = 1.0) -> FloatArray:
+        """Features, with every rate of bin b times factors[b], float64 (n, len(FEATURES))."""
         out = np.empty((len(table), len(FEATURES)))
         fill_all(
-            table.indptr, table.index, table.share, table.max_loras, table.max_lora_rank, kv, self.arrays,
-            np.zeros(ROOM), out,
+            table.start, table.end, table.adapters, table.share, np.full(len(table), factors), table.max_loras,
+            table.max_lora_rank, self.kv_cache_tokens(table), self.arrays, np.empty(ROOM), out,
         )  # fmt: skip
         return out

@@ -16,10 +16,14 @@ MIDDLE_GROUP = 32
 TINY = 1e-12
 HORIZON_S = 3600.0
 CLIENT_CEILING = 26_800.0  # requests outstanding in the runs that predictors learn from
-N_SUMS = 11  # over the adapters of a bin
-(RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT) = range(N_SUMS)
+N_SUMS = 12  # over the adapters of a bin
+(RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT, LOAD) = range(
+    N_SUMS
+)
 ROOM = (13, MAX_GROUPS)
-"""Shape of the working memory that callers pass, zeros: allocation in a kernel takes 0.4 s to compile."""
+"""Shape of the working memory that callers pass: allocation in a kernel takes 0.4 s to compile."""
+SUMS = 9
+"""Its row with the sums of the latest bin."""
 
 
 class FleetArrays(NamedTuple):
@@ -46,72 +50,86 @@ def group_of(demand: float) -> int:
 
 
 @njit(**INLINED)
-def group(
-    share: FloatArray, start: int, end: int, index: IntArray, fleet: FloatArray, slots: float,
-    by_load: FloatArray, groups: FloatArray, sums: FloatArray,
-) -> tuple[int, float]:  # fmt: skip
-    """Sums over one bin's adapters, and its groups by output demand (factors of two), heaviest first.
-
-    Writes `groups` (see `Traffic`) and `sums`; returns the number of groups and the part of the requests that
-    the `slots` heaviest adapters get. `by_load` (4, MAX_GROUPS) is room to work in: zeros before and after.
-    """
-    for q in range(N_SUMS):
-        sums[q] = 0.0
-    lowest, highest = MAX_GROUPS, -1
-    for j in range(start, end):
-        i = index[j]
-        rank = fleet[i, 0]
-        rate = fleet[i, 1] * share[j]
-        demand = rate * fleet[i, 3]
+def gather(
+    first: int, last: int, index: IntArray, share: FloatArray, factor: float, fleet: FleetArrays,
+    by_load: FloatArray, sums: FloatArray,
+) -> None:  # fmt: skip
+    """Add the entries first … last − 1 to the sums of a bin, and to its groups by output demand (factors of two)."""
+    table = fleet.table
+    for j in range(first, last):
+        i, part = index[j], share[j] * factor
+        rank = table[i, 0]
+        rate = table[i, 1] * part
+        demand = rate * table[i, 3]
         sums[RATE] += rate
         sums[RATE_2] += rate * rate
         sums[RATE_MAX] = max(sums[RATE_MAX], rate)
         sums[RANK_MAX] = max(sums[RANK_MAX], rank)
         sums[RANK] += rank
         sums[RANK_2] += rank * rank
-        sums[INPUT] += rate * fleet[i, 2]
+        sums[INPUT] += rate * table[i, 2]
         sums[OUTPUT] += demand
-        sums[INPUT_2] += rate * fleet[i, 4]
-        sums[OUTPUT_2] += rate * fleet[i, 5]
-        sums[PRODUCT] += rate * fleet[i, 6]
-        e = int(fleet[i, 7]) if share[j] == 1.0 else group_of(demand)
-        lowest, highest = min(lowest, e), max(highest, e)
+        sums[INPUT_2] += rate * table[i, 4]
+        sums[OUTPUT_2] += rate * table[i, 5]
+        sums[PRODUCT] += rate * table[i, 6]
+        sums[LOAD] += fleet.load[i] * part
+        e = int(table[i, 7]) if part == 1.0 else group_of(demand)
         by_load[0, e] += 1.0
         by_load[1, e] += rate
         by_load[2, e] += demand
         by_load[3, e] += rank
+
+
+@njit(**INLINED)
+def group(slots: float, by_load: FloatArray, groups: FloatArray) -> tuple[int, float]:
+    """Write the means of the groups, heaviest first, into `groups` (see `Traffic`).
+
+    Returns their number and the req/s that the `slots` heaviest adapters get.
+    """
     k = 0
     left, held = slots, 0.0
-    for e in range(highest, lowest - 1, -1):
+    for e in range(MAX_GROUPS - 1, -1, -1):
         n = by_load[0, e]
         if n > 0.0:
             held += by_load[1, e] * min(1.0, left / n)
             left = max(0.0, left - n)
             for q in range(4):
                 groups[q, k] = by_load[q, e] / n
-                by_load[q, e] = 0.0
             groups[0, k] = n
             k += 1
-    return k, held / sums[RATE]
+    return k, held
 
 
 @njit(**CALLED)
 def fill(
-    b: int, indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
-    kv_tokens: FloatArray, fleet: FleetArrays, room: FloatArray, out: FloatArray,
+    b: int, start: IntArray, end: IntArray, index: IntArray, share: FloatArray, factor: FloatArray,
+    slots: FloatArray, slot_rank: FloatArray, kv_tokens: FloatArray, fleet: FleetArrays, room: FloatArray,
+    out: FloatArray,
 ) -> None:  # fmt: skip
     """Write the features (`packer.predictors.features.FEATURES`) of bin b of n into `out` float64 (≥ F,).
 
-    Arrays: indptr int64 (n + 1,), index int64 and share float64 (nnz,): the adapters of each bin and the
-    part of their rate that comes there; slots, slot_rank, kv_tokens float64 (n,); room: zeros float64 `ROOM`, of
-    which the last two rows are left to the caller.
+    Called for one bin after the other: what b has in common with the bin before, where it holds the same adapters
+    or more, is not summed again.
+
+    Arrays: start, end int64 (n,): entries of each bin in index int64 and share float64 (nnz,): its adapters and the
+    part of their rate that comes there, times factor float64 (n,); slots, slot_rank, kv_tokens float64 (n,); room:
+    float64 `ROOM`, of which the last two rows are left to the caller.
     """
-    table, law, paper, engine, _load = fleet
-    by_load, groups, sums, vector = room[:4], room[4:9], room[9], room[10]
-    start, end = indptr[b], indptr[b + 1]
-    n = float(end - start)
-    k, top_share = group(share, start, end, index, table, slots[b], by_load, groups, sums)
+    _table, law, paper, engine, _load = fleet
+    by_load, groups, sums, vector = room[:4], room[4:SUMS], room[SUMS], room[10]
+    n = float(end[b] - start[b])
+    first = start[b]
+    if b > 0 and start[b - 1] == first and end[b - 1] <= end[b] and factor[b - 1] == factor[b]:
+        first = end[b - 1]
+    else:
+        for e in range(MAX_GROUPS):
+            sums[e] = 0.0
+            for q in range(4):
+                by_load[q, e] = 0.0
+    gather(first, end[b], index, share, factor[b], fleet, by_load, sums)
+    k, held_rate = group(slots[b], by_load, groups)
     rate, demand = sums[RATE], sums[OUTPUT]
+    top_share = held_rate / rate
     prompt, output = sums[INPUT] / rate, demand / rate
     input_var = max(0.0, sums[INPUT_2] / rate - prompt * prompt)
     output_var = max(0.0, sums[OUTPUT_2] / rate - output * output)
@@ -166,9 +184,9 @@ def fill(
 
 @njit(**ENGINE_FLAGS)
 def fill_all(
-    indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
-    kv_tokens: FloatArray, fleet: FleetArrays, room: FloatArray, out: FloatArray,
+    start: IntArray, end: IntArray, index: IntArray, share: FloatArray, factor: FloatArray, slots: FloatArray,
+    slot_rank: FloatArray, kv_tokens: FloatArray, fleet: FleetArrays, room: FloatArray, out: FloatArray,
 ) -> None:  # fmt: skip
     """`fill` of each bin, into `out` float64 (n, F)."""
     for b in range(slots.size):
-        fill(b, indptr, index, share, slots, slot_rank, kv_tokens, fleet, room, out[b])
+        fill(b, start, end, index, share, factor, slots, slot_rank, kv_tokens, fleet, room, out[b])

@@ -15,10 +15,11 @@ from packer.errors import IncompatibleError, ModelError
 from packer.evaluation import Evaluations, unsimulated
 from packer.io.profiles import load_profile, profile_names
 from packer.memo import Memo
+from packer.predictors.bin_table import BinTable
 from packer.predictors.content import Factors
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
-from packer.predictors.features import COLUMN, BinTable, FeatureExtractor
+from packer.predictors.features import COLUMN, FeatureExtractor
 from packer.predictors.features_kernel import ROOM
 from packer.predictors.shipped import shipped_model
 from packer.predictors.store import Model, read_model
@@ -136,28 +137,29 @@ class LearnedPredictor:
             raise IncompatibleError(
                 "Trained predictors don't support servers that train beside their requests: take the twin."
             )
-        for profile in (item.profile for item in bins if item.profile is not self.profile):
-            if profile.fingerprint != self.profile.fingerprint:
+        for profile in (bins.profile,) if isinstance(bins, BinTable) else (item.profile for item in bins):
+            if profile is not self.profile and profile.fingerprint != self.profile.fingerprint:
                 raise ModelError(
                     f"A bin is of the profile {profile.name}, but the predictor was trained for {self.profile.name}."
                 )
-        return self.evaluate_table(workload, BinTable.of(bins, factors))
+        return self.evaluate_table(workload, BinTable.of(bins), factors)
 
-    def evaluate_table(self, workload: Workload, table: BinTable) -> tuple[Evaluations, BoolArray]:
+    def evaluate_table(
+        self, workload: Workload, table: BinTable, factors: Factors = 1.0
+    ) -> tuple[Evaluations, BoolArray]:
         """As `evaluate_checked`, for bins of its own profile that are given as arrays."""
-        extractor = self.extractor(workload)
+        extractor, n = self.extractor(workload), len(table)
         kv_tokens = extractor.kv_cache_tokens(table)
         if self._trees is None:
-            features = extractor.matrix(table, kv_tokens)
-            offered = np.add.reduceat(extractor.arrays.load[table.index] * table.share, table.indptr[:-1])
-            found = self.evaluate_features(features, kv_tokens, offered)
+            features = extractor.matrix(table, factors)
+            found = self.evaluate_features(features, kv_tokens, features[:, COLUMN["offered"]])
             return found, np.any(self.outside(features), axis=1)
         begin()  # what trees plan is simulated
-        n = len(table)
-        figures, flags = np.empty((N_FIGURES, n)), np.empty((4, n), dtype=bool)
+        figures, flags, rises = np.empty((N_FIGURES, n)), np.empty((4, n), dtype=bool), np.empty(n)
+        rises[:] = factors
         evaluate_bins(
-            table.indptr, table.index, table.share, table.max_loras, table.max_lora_rank, kv_tokens,
-            *extractor.arrays, *self._trees, figures, flags, np.zeros(ROOM),
+            table.start, table.end, table.adapters, table.share, rises, table.max_loras,
+            table.max_lora_rank, kv_tokens, *extractor.arrays, *self._trees, figures, flags, np.empty(ROOM),
             np.empty(len(self._ranges[0]) + 1, dtype=np.float32), short=n <= SHORT,
         )  # fmt: skip
         columns: list[Any] = [*figures[:2], *flags[:2], *figures[2:], *unsimulated(n), flags[3]]

@@ -6,7 +6,7 @@ built anywhere, in any order, again and again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,8 @@ from packer import checks
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.lengths import Lengths
-from packer.predictors.features import COLUMN, BinTable, FeatureExtractor
+from packer.predictors.bin_table import BinTable
+from packer.predictors.features import COLUMN, FeatureExtractor
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin.memory.policy import kv_cache_tokens_many, memory_error
@@ -192,8 +193,7 @@ class _Scaled:
         self.extractor = FeatureExtractor(one.workload, profile)
 
     def feature(self, factor: float, name: str) -> float:
-        table = replace(self.table, share=np.full(len(self.table.index), factor))
-        return float(self.extractor.matrix(table)[0, COLUMN[name]])
+        return float(self.extractor.matrix(self.table, factor)[0, COLUMN[name]])
 
     def rate_with_slot_wait(self, full: float, wait_s: float) -> float:
         """The rate at which adapters wait about so long for a slot, at most 1.5 times the capacity."""

@@ -13,7 +13,7 @@ from numba import njit
 
 from packer.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from packer.predictors.ensemble import Ensemble, UintArray
-from packer.predictors.features_kernel import FleetArrays, fill
+from packer.predictors.features_kernel import LOAD, SUMS, FleetArrays, fill
 from packer.predictors.kernels import walk_one
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.tiered import Tiered
@@ -28,12 +28,12 @@ SMALLEST = 1e-3
 
 @njit(**ENGINE_FLAGS)
 def evaluate(
-    indptr: IntArray, index: IntArray, share: FloatArray, slots: FloatArray, slot_rank: FloatArray,
-    kv_tokens: FloatArray, table: FloatArray, law: FloatArray, paper: bool, engine: FloatArray, load: FloatArray,
-    feature: UintArray, threshold: Float32Array, left: UintArray, roots: UintArray, depths: UintArray,
-    starts: UintArray, bias: FloatArray, bases: IntArray, slope: float, offset: float, largest: float,
-    low: FloatArray, high: FloatArray, min_kv: float, figures: FloatArray, flags: BoolArray, room: FloatArray,
-    x: Float32Array,
+    start: IntArray, end: IntArray, index: IntArray, share: FloatArray, factor: FloatArray, slots: FloatArray,
+    slot_rank: FloatArray, kv_tokens: FloatArray, table: FloatArray, law: FloatArray, paper: bool,
+    engine: FloatArray, load: FloatArray, feature: UintArray, threshold: Float32Array, left: UintArray,
+    roots: UintArray, depths: UintArray, starts: UintArray, bias: FloatArray, bases: IntArray, slope: float,
+    offset: float, largest: float, low: FloatArray, high: FloatArray, min_kv: float, figures: FloatArray,
+    flags: BoolArray, room: FloatArray, x: Float32Array,
 ) -> None:  # fmt: skip
     """Write figures float64 (N_FIGURES, n) and flags bool (4, n) of n bins; latencies are NaN where one fails.
 
@@ -48,14 +48,12 @@ def evaluate(
     width, outputs, row = low.size, room[11], room[12]  # `packer.predictors.targets.OUTPUTS`
     x[width] = -np.inf
     for b in range(slots.size):
-        fill(b, indptr, index, share, slots, slot_rank, kv_tokens, fleet, room, row)
+        fill(b, start, end, index, share, factor, slots, slot_rank, kv_tokens, fleet, room, row)
         outside = False
         for f in range(width):
             x[f] = row[f]
             outside = outside or row[f] < low[f] or row[f] > high[f]
-        offered = 0.0
-        for j in range(indptr[b], indptr[b + 1]):
-            offered += load[index[j]] * share[j]
+        offered = room[SUMS, LOAD]
         failed = kv_tokens[b] < min_kv
         figures[OFFERED, b], figures[KV, b] = offered, kv_tokens[b]
         flags[FAILED, b], flags[OUTSIDE, b] = failed, outside

@@ -87,7 +87,8 @@ class Problem:
 
     def learned(self) -> Problem:
         """The problem without servers of so many adapters that searches would simulate each."""
-        return replace(self, most_adapters=min(self.most_adapters, self.evaluator.most_learned))
+        most = self.evaluator.most_learned
+        return self if self.most_adapters <= most else replace(self, most_adapters=most)
 
     def elapsed_s(self) -> float:
         """Seconds since the start."""

@@ -111,7 +111,7 @@ class _Repair:
         if self.problem.out_of_time():
             slots = min(old.max_loras, len(old.adapters))
             as_it_is = self.slots.make(old.adapters, slots, old.profile)
-            if self.slots.admits(as_it_is):
+            if self.slots.admits([as_it_is])[0]:
                 return as_it_is
         falling = sorted(old.adapters, key=lambda i: (-self.loads[i], i))
         low, high, best = 0, len(falling), None

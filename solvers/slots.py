@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf, isnan
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.bin import Bin, indices, whole
 from packer.checks import slot_rank_for
 from packer.evaluation import Evaluations
+from packer.predictors.bin_table import SLOT_RANK_FOR, BinTable, ones
 from packer.profile import Profile
-from packer.solvers.base import Problem
+from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem
 from packer.solvers.candidates import max_loras_candidates
 
 _WIDE = 3
 """Neighbours of a climb where a call costs more than the evaluation of a bin."""
+_BATCH = 15
+"""Sizes of a bin that a search evaluates at once where none is simulated."""
 
 
 class SlotSearch:
@@ -24,8 +27,11 @@ class SlotSearch:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.width = _WIDE if problem.evaluator.fast else 1
+        evaluator = problem.evaluator
+        self.width = _WIDE if evaluator.fast else 1
         """How many neighbours on either side a climb evaluates at once."""
+        self.batch = _BATCH if evaluator.fast and not evaluator.confirms else 1
+        """How many sizes of a bin a search evaluates at once."""
 
     def make(
         self,
@@ -40,14 +46,30 @@ class SlotSearch:
         settings = profile.settings(max_loras, slot_rank_for(rank))
         return Bin.unchecked(held, settings, profile, tuple(shares) or whole(len(held)))
 
-    def evaluate(self, bins: Sequence[Bin]) -> tuple[Evaluations, npt.NDArray[np.bool_]]:
+    def first(
+        self,
+        adapters: IntArray,
+        sizes: Sequence[int],
+        max_loras: Sequence[int],
+        profile: Profile | None = None,
+        shares: FloatArray | None = None,
+    ) -> BinTable:
+        """As `make`, bins of the first so many adapters of a list."""
+        end, last = np.array(sizes), max(sizes)
+        held, share = adapters[:last], ones(last) if shares is None else shares[:last]
+        ranks = SLOT_RANK_FOR[np.maximum.accumulate(self.problem.workload.ranks[held])[end - 1]]
+        slots = np.array(max_loras, dtype=np.float64)
+        return BinTable(profile or self.problem.profile, np.zeros_like(end), end, held, share, slots, ranks)
+
+    def evaluate(self, bins: Sequence[Bin]) -> tuple[Evaluations, BoolArray]:
         """Evaluations, and which of the bins are admissible, bool (n,)."""
         found = self.problem.evaluator.evaluate(self.problem.workload, bins)
         return found, self.problem.objective.admissible(found)
 
-    def admits(self, item: Bin) -> bool:
-        """Whether a bin is admissible."""
-        return bool(self.evaluate([item])[1][0])
+    def admits(self, bins: Sequence[Bin]) -> list[bool]:
+        """Which of the bins are admissible."""
+        admitted: list[bool] = self.evaluate(bins)[1].tolist()
+        return admitted
 
     def feasible(
         self,
@@ -65,63 +87,68 @@ class SlotSearch:
         below, every candidate is evaluated.
         """
         candidates = max_loras_candidates(len(adapters))
-        climb = _Climb(self, candidates, self.make(adapters, candidates[0], profile, shares))
+        nearest = min(candidates, key=lambda slots: abs(slots - (hint or 0)))
+        climb = _Climb(self.make(adapters, nearest, profile, shares), self.width, until_admissible=True)
         if hint is not None:
-            nearest = min(range(len(climb.candidates)), key=lambda k: abs(climb.candidates[k] - hint))
-            found = climb.run(nearest, until_admissible=True)
-            if found is not None or not thorough:
-                return found
-        return climb.all()
+            self._run([climb])
+        if hint is None or (thorough and climb.best is None):
+            climb.width, climb.until_admissible = len(candidates), False
+            self._run([climb])
+        return climb.best
 
     def best(self, bin_: Bin) -> Bin:
         """The same adapters with the number of slots that serves them best, near the one they have."""
-        candidates = sorted({*max_loras_candidates(len(bin_.adapters)), bin_.max_loras})
-        climb = _Climb(self, candidates, bin_)
-        return climb.run(candidates.index(bin_.max_loras), until_admissible=False) or bin_
+        return self.climbed([bin_])[0] or bin_
+
+    def climbed(self, bins: Sequence[Bin]) -> list[Bin | None]:
+        """Of the adapters of each bin the best admissible one, near the slots that it has; None if there is none."""
+        climbs = [_Climb(item, self.width) for item in bins]
+        self._run(climbs)
+        return [climb.best for climb in climbs]
+
+    def _run(self, climbs: Sequence[_Climb]) -> None:
+        """Climb to the end, a step of each at a time."""
+        while asked := [(climb, k) for climb in climbs for k in climb.wanted()]:
+            found, admissible = self.evaluate([climb.bin(k) for climb, k in asked])
+            for (climb, k), ok, score in zip(asked, admissible.tolist(), scores(found), strict=True):
+                climb.score[k] = (float(ok), *score)
 
 
 class _Climb:
-    """Hill climbing over the slots of otherwise equal bins, evaluating neighbours on both sides at once."""
+    """Hill climbing over the slots of otherwise equal bins, `width` neighbours on both sides at once.
 
-    def __init__(self, slots: SlotSearch, candidates: Sequence[int], like: Bin) -> None:
-        self.slots, self.candidates, self.like = slots, candidates, like
-        self.bins: dict[int, Bin] = {}
-        self.admitted: list[int] = []
+    `until_admissible`: up to the first admissible bin, which may be the one that is given.
+    """
+
+    def __init__(self, like: Bin, width: int, *, until_admissible: bool = False) -> None:
+        self.like, self.width, self.until_admissible = like, width, until_admissible
+        self.candidates = sorted({*max_loras_candidates(len(like.adapters)), like.max_loras})
+        self.start = self.at = self.candidates.index(like.max_loras)
         self.score: dict[int, tuple[float, ...]] = {}
 
-    def run(self, start: int, *, until_admissible: bool) -> Bin | None:
-        """The best admissible bin on the way up, the first one if that is enough; None if there is none."""
-        at, width = start, self.slots.width
-        if until_admissible:
-            self._evaluate([at])
-        while not (until_admissible and self.admitted):
-            self._evaluate(range(max(0, at - width), min(len(self.candidates), at + width + 1)))
-            top = max(self.score, key=lambda k: (self.score[k], -abs(k - start)))
-            if top == at:
-                break
-            at = top
-        return self._best()
+    def bin(self, k: int) -> Bin:
+        """The bin with the slots of a candidate."""
+        return self.like.with_slots(self.candidates[k])
 
-    def all(self) -> Bin | None:
-        """The best admissible bin of all."""
-        self._evaluate(range(len(self.candidates)))
-        return self._best()
+    def wanted(self) -> list[int]:
+        """Candidates to evaluate next; none at the end."""
+        if self.score:
+            self.at = max(self.score, key=lambda k: (self.score[k], -abs(k - self.start)))
+        if self.until_admissible and (not self.score or self.score[self.at][0]):
+            return [] if self.score else [self.at]
+        near = range(max(0, self.at - self.width), min(len(self.candidates), self.at + self.width + 1))
+        return [k for k in near if k not in self.score]
 
-    def _evaluate(self, chosen: Iterable[int]) -> None:
-        new = [k for k in chosen if k not in self.score]
-        if not new:
-            return
-        for k in new:
-            self.bins[k] = self.like.with_slots(self.candidates[k])
-        found, admissible = self.slots.evaluate([self.bins[k] for k in new])
-        for k, ok, score in zip(new, admissible.tolist(), scores(found), strict=True):
-            self.score[k] = (float(ok), *score)
-            if ok:
-                self.admitted.append(k)
+    @property
+    def best(self) -> Bin | None:
+        """The best admissible bin so far."""
+        top = max(self.score, key=lambda k: (self.score[k], -k))
+        return self.bin(top) if self.score[top][0] else None
 
-    def _best(self) -> Bin | None:
-        top = max(self.admitted, key=lambda k: (self.score[k], -k), default=None)
-        return None if top is None else self.bins[top]
+
+def most_slots(like: Bin) -> int:
+    """At most so many slots has a bin like another, with other adapters: one for each if that one has."""
+    return MAX_ADAPTERS_PER_GPU if like.max_loras == len(like.adapters) else like.max_loras
 
 
 def scores(found: Evaluations) -> list[tuple[float, ...]]:

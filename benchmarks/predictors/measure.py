@@ -27,10 +27,11 @@ from packer.evaluation import STARVATION_THRESHOLD
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.predictors.auto import AutoPredictor
+from packer.predictors.bin_table import BinTable
 from packer.predictors.build import MAX_OUTSTANDING
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
-from packer.predictors.features import BinTable, FeatureExtractor
+from packer.predictors.features import FeatureExtractor
 from packer.predictors.kernels import walk_one
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.scenarios import scenario
@@ -94,11 +95,10 @@ def speed(profile: Profile) -> dict[str, Any]:
     """µs a question, of each kind that is made of trees."""
     fleet, table = questions(profile, 1)
     extractor = FeatureExtractor(fleet, profile)
-    kv = extractor.kv_cache_tokens(table)
-    features = extractor.matrix(table, kv)
+    features = extractor.matrix(table)
     found: dict[str, Any] = {
-        "adapters_per_bin": float(np.mean(np.diff(table.indptr))),
-        "features_us": median_us(lambda: extractor.matrix(table, kv), QUESTIONS),
+        "adapters_per_bin": float(np.mean(table.end - table.start)),
+        "features_us": median_us(lambda: extractor.matrix(table), QUESTIONS),
         "kv_capacity_us": median_us(lambda: extractor.kv_cache_tokens(table), QUESTIONS),
     }
     x = np.ascontiguousarray(features, dtype=np.float32)

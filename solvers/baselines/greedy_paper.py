@@ -17,10 +17,10 @@ adapters. `packer.solvers.greedy` does better.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 
 import numpy as np
 
+from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import MAX_LORAS_CANDIDATES, Problem, Solution
 from packer.solvers.order import paper_order
@@ -45,7 +45,7 @@ class GreedyPaper:
 
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order in which they were filled; a test that ends the search leaves the rest unplaced."""
-        queue = paper_order(problem.workload).tolist()
+        queue = paper_order(problem.workload)
         slots = SlotSearch(problem)
         bins: list[Bin] = []
         start, failed = 0, ""
@@ -57,11 +57,11 @@ class GreedyPaper:
             if filled is not None:
                 bins.append(filled)
                 start += len(filled.adapters)
-        left = tuple(queue[start:])
+        left = tuple(queue[start:].tolist())
         return Solution(tuple(bins), left, _reasons(problem, bins, left, failed))
 
 
-def fill(slots: SlotSearch, queue: Sequence[int]) -> tuple[Bin | None, str]:
+def fill(slots: SlotSearch, queue: IntArray) -> tuple[Bin | None, str]:
     """The bin that Algorithm 1 leaves on one GPU, a prefix of the queue, and which test ended the search.
 
     The bin is None if nothing was committed; the text is empty if the next GPU goes on.
@@ -70,42 +70,40 @@ def fill(slots: SlotSearch, queue: Sequence[int]) -> tuple[Bin | None, str]:
     likely = [each for each in _LIKELY if quick and each[0] <= len(queue)]
     known = _evaluated(slots, queue, likely) if likely else {}
 
-    def test(n: int, committed: Bin | None) -> Bin | None:
-        """Algorithm 2: the current and the next `max_loras`, whichever has the higher predicted throughput."""
-        current = committed.max_loras if committed is not None else 0
+    def test(n: int, current: int) -> int:
+        """Algorithm 2: the current and the next `max_loras`, whichever has the higher predicted throughput; or 0."""
         following = next((p for p in MAX_LORAS_CANDIDATES if p > current), current)
-        options = [(n, p) for p in ([current, following] if committed is not None else [following])]
+        options = [(n, p) for p in (current, following) if p]
         if not known.keys() >= set(options):
             known.update(_evaluated(slots, queue, options))
-        bin_, _, admissible = max((known[each] for each in options), key=itemgetter(1))
-        return bin_ if admissible else None
+        best = max(options, key=lambda each: known[each][0])
+        return best[1] if known[best][1] else 0
 
-    committed: Bin | None = None
-    for point in TESTING_POINTS:
-        if point > len(queue):
-            break
-        tested = test(point, committed)
-        if tested is None:
-            return committed, f"the test of {point} adapters on an empty GPU" if committed is None else ""
-        committed = tested
-    held = 0 if committed is None else len(committed.adapters)
+    def made() -> Bin | None:
+        return slots.make(queue[:held].tolist(), most) if held else None
+
+    held = most = 0
+    for point in (p for p in TESTING_POINTS if p <= len(queue)):
+        chosen = test(point, most)
+        if not chosen:
+            return made(), "" if held else f"the test of {point} adapters on an empty GPU"
+        held, most = point, chosen
     if held in (len(queue), TESTING_POINTS[-1]):
-        return committed, ""
-    tested = test(len(queue), committed)
-    if tested is None:
-        return committed, f"the last test, of {len(queue)} adapters on one GPU,"
-    return tested, ""
+        return made(), ""
+    chosen = test(len(queue), most)
+    if not chosen:
+        return made(), f"the last test, of {len(queue)} adapters on one GPU,"
+    held, most = len(queue), chosen
+    return made(), ""
 
 
 def _evaluated(
-    slots: SlotSearch, queue: Sequence[int], tests: Sequence[tuple[int, int]]
-) -> dict[tuple[int, int], tuple[Bin, float, bool]]:
-    """Of each test its bin, the throughput, -1 for a memory error, and whether it is admissible."""
-    prefixes = {n: slots.make(queue[:n], n) for n in {n for n, _ in tests}}
-    bins = [prefixes[n].with_slots(p) for n, p in tests]
-    found, admissible = slots.evaluate(bins)
+    slots: SlotSearch, queue: IntArray, tests: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], tuple[float, bool]]:
+    """Of each test (adapters, `max_loras`) the throughput, -1 for a memory error, and whether it is admissible."""
+    found, admissible = slots.evaluate(slots.first(queue, [n for n, _ in tests], [p for _, p in tests]))
     served = np.where(found.memory_error, -1.0, found.total_token_throughput)
-    return dict(zip(tests, zip(bins, served.tolist(), admissible.tolist(), strict=True), strict=True))
+    return dict(zip(tests, zip(served.tolist(), admissible.tolist(), strict=True), strict=True))
 
 
 def _reasons(problem: Problem, bins: Sequence[Bin], left: Sequence[int], failed: str) -> tuple[str, ...]:

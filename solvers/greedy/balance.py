@@ -9,7 +9,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.order import paper_order
-from packer.solvers.slots import SlotSearch, qualities
+from packer.solvers.slots import SlotSearch, most_slots, qualities
 
 _Grade = tuple[float, float, float]
 _RELIEFS = 2
@@ -25,21 +25,18 @@ def balanced(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
     plain = len(problem.profiles) == 1 and not problem.old_bins and not any(b.is_split for b in bins)
     if len(bins) < 2 or not plain or problem.out_of_time():
         return tuple(bins)
-    return tuple(_relieve(problem, *_better(problem, _even(problem, len(bins)), list(bins))))
+    return tuple(_relieve(problem, *_better(problem, _even(problem, len(bins), bins[0]), list(bins))))
 
 
-def _even(problem: Problem, n: int) -> list[Bin] | None:
-    """The fleet in `n` bins of equal load, or None if one is not admissible."""
+def _even(problem: Problem, n: int, like: Bin) -> list[Bin] | None:
+    """The fleet in `n` bins of equal load, with about as many slots as another, or None if one is not admissible."""
+    parts = even_parts(problem, n)
+    if not all(0 < len(part) <= problem.most_adapters for part in parts):
+        return None
     slots = SlotSearch(problem)
-    even: list[Bin] = []
-    for part in even_parts(problem, n):
-        hint = even[-1].max_loras if even else None
-        fits = 0 < len(part) <= problem.most_adapters
-        found = slots.feasible(part, hint=hint) if fits else None
-        if found is None:
-            return None
-        even.append(found)
-    return [slots.best(bin_) for bin_ in even]
+    found = slots.climbed([slots.make(part, min(most_slots(like), len(part))) for part in parts])
+    even = [bin_ for bin_ in found if bin_ is not None]
+    return even if len(even) == n else None
 
 
 def _relieve(problem: Problem, bins: list[Bin], grades: list[_Grade]) -> list[Bin]:
@@ -89,13 +86,13 @@ def _level(slots: SlotSearch, source: Bin, sink: Bin, amount_tok_s: float) -> li
         staying = [i for i in source.adapters if i not in gone]
         if not moving or not staying:
             continue
-        pair = [
-            slots.feasible(staying, source.profile, hint=source.max_loras),
-            slots.feasible([*sink.adapters, *moving], sink.profile, hint=sink.max_loras),
-        ]
-        found = [slots.best(bin_) for bin_ in pair if bin_ is not None]
-        if len(found) == len(pair):
-            return found
+        pair = (staying, source), ([*sink.adapters, *moving], sink)
+        found = slots.climbed(
+            [slots.make(held, min(most_slots(old), len(held)), old.profile) for held, old in pair]
+        )
+        made = [bin_ for bin_ in found if bin_ is not None]
+        if len(made) == len(pair):
+            return made
     return []
 
 

@@ -9,14 +9,14 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from packer.bin import Bin
+from packer.bin import Bin, indices
 from packer.profile import Profile
 from packer.solvers.base import Problem, used_gpus
 from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.top_up import top_up
 from packer.solvers.order import by_falling_load
 from packer.solvers.reasons import largest_share, merged, out_of_gpus, too_hot
-from packer.solvers.slots import SlotSearch
+from packer.solvers.slots import SlotSearch, most_slots
 
 _FIRST_GUESS = 32
 _GUESS_SLACK = 1.0 + 1e-9  # equal loads stay equal, in whatever order they are summed
@@ -48,6 +48,13 @@ class FirstFit:
 
     def run(self) -> None:
         """Pack until the queue is empty; out of time, the rest is packed without searching."""
+        self._pack()
+        if not self.problem.out_of_time():
+            self.bins = [
+                best or item for best, item in zip(self.slots.climbed(self.bins), self.bins, strict=True)
+            ]
+
+    def _pack(self) -> None:
         total = len(self.queue)
         while self.queue.size:
             self.problem.progress("packing", total - len(self.queue), total)
@@ -64,14 +71,12 @@ class FirstFit:
             self.close(opened)
 
     def close(self, opened: Bin) -> None:
-        """Add what still fits, choose the slots, and take the adapters out of the queue."""
+        """Add what still fits, and take the adapters out of the queue."""
         self._take(opened.adapters)
         lighter = self.queue.size > 0 and self.loads[self._falling[-1]] < self.loads[self.queue[0]]
         if lighter and not self.problem.out_of_time():
             opened = top_up(self.slots, opened, self._falling)
             self._take(opened.adapters)
-        if not self.problem.out_of_time():
-            opened = self.slots.best(opened)
         last = self._last[opened.profile] = opened.offered_tok_s(self.problem.workload), opened
         self._fullest[opened.profile] = max(self._fullest.get(opened.profile, last), last, key=itemgetter(0))
         self.bins.append(opened)
@@ -105,23 +110,37 @@ class FirstFit:
         load = bin_.offered_tok_s(self.problem.workload)
         return (price / load if self.problem.objective.minimises == "price" else -load / bin_.gpus, price)
 
-    def fill(self, profile: Profile, seed: Sequence[tuple[int, float]] = ()) -> Bin | None:
-        """The largest admissible bin of `seed` (adapter, share) and a prefix of the queue, or None."""
-        last = (self._fullest if self.problem.out_of_time() else self._last).get(profile)
-        hint = None if last is None else last[1].max_loras
-        limit = min(len(self.queue), self.problem.most_adapters - len(seed))
+    def fill(self, profile: Profile, alone: Bin | None = None) -> Bin | None:
+        """The largest admissible bin of what `alone` holds and a prefix of the queue, or None."""
+        slots, over = self.slots, self.problem.out_of_time
+        given = 0 if alone is None else len(alone.adapters)
+        limit = min(len(self.queue), self.problem.most_adapters - given)
+        adapters, shares = self.queue, None
+        if alone is not None:
+            adapters = np.concatenate((indices(alone.adapters), self.queue[:limit]))
+            shares = np.array((*alone.shares, *(1.0,) * limit))
 
-        def feasible(n: int, thorough: bool) -> Bin | None:
-            nonlocal hint
-            adapters = [*(i for i, _ in seed), *self.queue[:n].tolist()]
-            shares = [*(share for _, share in seed), *[1.0] * n] if seed else ()
-            found = self.slots.feasible(adapters, profile, shares, hint, thorough=thorough)
-            hint = found.max_loras if found is not None else hint
-            return found
+        def first(n: int) -> tuple[list[int], Sequence[float]]:
+            return adapters[: given + n].tolist(), () if shares is None else shares[: given + n].tolist()
 
-        alone = feasible(0, True) if seed else None
-        guess, step = self._guess(last, limit)
-        return largest(feasible, guess, limit, self.problem.out_of_time, step) or alone
+        def admits(sizes: Sequence[int]) -> list[bool]:
+            held = [given + n for n in sizes]
+            return slots.admits(slots.first(adapters, held, [min(most, n) for n in held], profile, shares))
+
+        last = (self._fullest if over() else self._last).get(profile)
+        most = _FIRST_GUESS if last is None else most_slots(last[1])
+        (guess, step), n = self._guess(last, limit), 0
+        while n < limit:
+            n = largest(admits, guess, limit, over, step, low=n, batch=slots.batch)
+            if n == limit or (over() and (n or alone)):
+                break
+            held, parts = first(n + 1)
+            more = slots.feasible(held, profile, parts)
+            if more is None:
+                break
+            n, most, guess, step = n + 1, most_slots(more), n + 2, 1
+        held, parts = first(n)
+        return slots.make(held, min(most, len(held)), profile, parts) if n else alone
 
     def _guess(self, last: tuple[float, Bin] | None, limit: int) -> tuple[int, int]:
         """How many adapters carry the load of the latest GPU of that type, and how far to step from there."""
@@ -141,8 +160,7 @@ class FirstFit:
             replicas = self._replicas(adapter, profiles[k], shares[k])
             if replicas:
                 for alone in replicas:
-                    seed = [(adapter, 1.0 / len(replicas))]
-                    self.close(self.fill(profiles[k], seed) or alone)
+                    self.close(self.fill(profiles[k], alone) or alone)
                 return
         self.left.append(adapter)
         self._hot_ones.append((adapter, self._why(adapter, max(shares))))

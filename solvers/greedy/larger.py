@@ -103,18 +103,23 @@ class _Packing:
         near = self._end(start, load_tok_s) - start
         unit = -(-near // _UNITS)
 
-        def feasible(n: int, _thorough: bool) -> Bin | None:
+        found: dict[int, Bin] = {}
+
+        def admits(sizes: Sequence[int]) -> list[bool]:
             nonlocal hint
-            found = self.slots.feasible(self.order[start:][: n * unit].tolist(), hint=hint)
-            hint = found.max_loras if found is not None else hint
-            return found
+            for n in sizes:
+                server = self.slots.feasible(self.order[start:][: n * unit].tolist(), hint=hint)
+                if server is not None:
+                    found[n], hint = server, server.max_loras
+            return [n in found for n in sizes]
 
         over = self.problem.out_of_time
         most = -(-min(len(self.order) - start, self.problem.most_adapters) // unit)
-        found = largest(feasible, near // unit, most, over, _UNITS // 16)
-        if found is None or (hint := self.slots.best(found).max_loras) == found.max_loras:
-            return found
-        return largest(feasible, max(1, len(found.adapters) // unit), most, over)
+        n = largest(admits, near // unit, most, over, _UNITS // 16)
+        if not n or (hint := self.slots.best(found[n]).max_loras) == found[n].max_loras:
+            return found.get(n)
+        found.clear()
+        return found.get(largest(admits, n, most, over))
 
     def made(self, parts: Sequence[IntArray], like: dict[int, Bin]) -> list[Bin] | None:
         """Servers with as many slots as that of their rank in `like`; None once one is not admissible."""

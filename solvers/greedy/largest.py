@@ -1,42 +1,46 @@
-"""Finding the largest bin with few questions."""
+"""Finding the largest number that is admissible with few questions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from packer.bin import Bin
+_DOUBLINGS = 4
 
 
 def largest(
-    feasible: Callable[[int, bool], Bin | None],
+    admits: Callable[[Sequence[int]], Sequence[bool]],
     guess: int,
     limit: int,
     out_of_time: Callable[[], bool],
     step: int = 1,
-) -> Bin | None:
-    """Bin of the largest feasible n in [1, limit], None if there is none.
+    *,
+    low: int = 0,
+    batch: int = 1,
+) -> int:
+    """The largest n in ]low, limit] that is admitted; `low`, which is known to be or stands for none, if there is none.
 
-    Doubles its steps away from the guess, then bisects: what is too large is taken to be too large with more
-    as well. `feasible` is called with (n, thorough); before the search ends, the next larger n is evaluated
-    thoroughly. out of time it settles for the first feasible n, lowering the guess by an eighth at a time.
+    Doubles its steps away from the guess, then divides the interval: what is too large is taken to be too large with
+    more as well. `admits` is called with rising numbers, up to `batch` of them. Out of time it settles for the first
+    n that is admitted, lowering the guess by an eighth at a time.
     """
-    low, best, high = 0, None, limit + 1
-    n, bracketed = min(guess, limit), False
-    while low < high - 1:
-        if out_of_time() and best is not None:
-            break
-        found = feasible(n, high - low == 2)
-        if found is not None:
-            bracketed = bracketed or high <= limit
-            low, best = n, found
+    high, n = limit + 1, min(guess, limit)
+    doublings = _DOUBLINGS if batch > 1 else 1
+    while low < high - 1 and not (low and out_of_time()):
+        late, gap = out_of_time(), high - low - 1
+        if late:
+            tried = [n]
+        elif gap <= batch:
+            tried = list(range(low + 1, high))
+        elif low and high <= limit:
+            tried = [low + (gap + 1) * k // (batch + 1) for k in range(1, batch + 1)]
         else:
-            bracketed = bracketed or low > 0
-            high = n
-        if out_of_time() and found is None:
-            n -= max(1, n // 8)
-        elif bracketed:
-            n = (low + high) // 2
-        else:
-            n = min(low + step, high - 1) if found is not None else max(high - step, low + 1)
+            steps = [step * (2**k - 1) for k in range(doublings)]
+            tried = sorted({min(max(n + d, low + 1), high - 1) for each in steps for d in (-each, each)})
+        admitted = [size for size, ok in zip(tried, admits(tried), strict=True) if ok]
+        low = max(admitted, default=low)
+        high = min((size for size in tried if size > low), default=high)
+        step *= 2 ** (doublings - 1)
+        n = n - max(1, n // 8) if late else low + step if low else high - step
+        n = min(max(n, low + 1), high - 1)
         step *= 2
-    return best
+    return low

@@ -43,9 +43,9 @@ class Greedy:
 
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order in which they were filled."""
-        whole = replace(problem, max_gpus=None)
+        whole = problem if problem.max_gpus is None else replace(problem, max_gpus=None)
         free = whole.learned()
-        packing = free.with_share(_PACKING_SHARE)
+        packing, larger_servers = free.with_share(_PACKING_SHARE), False
         found = _packed(packing)
         least = 1 if len(found.bins) <= FEW_BINS else 2
         if _full(packing, found) >= least:  # light adapters among heavier ones may take fewer
@@ -53,10 +53,11 @@ class Greedy:
             found = min(found, mixed, key=_size)
             if _full(packing, found) >= least:
                 grown = _grown(whole.with_share(_PACKING_SHARE), mixed, len(found.bins))
-                free, found = (whole, grown) if _size(grown) < _size(found) else (free, found)
+                if _size(grown) < _size(found):
+                    free, found, larger_servers = whole, grown, True
         cut = ["filling the GPUs"] if packing.out_of_time() else []
         if not found.unplaced:
-            even = free is whole and len(found.bins) > FEW_BINS  # and each server would be simulated
+            even = larger_servers and len(found.bins) > FEW_BINS  # and each server would be simulated
             found = replace(found, bins=even_shares(free, found.bins if even else balanced(free, found.bins)))
             cut += ["evening out the load"] if free.out_of_time() else []
         if cut:

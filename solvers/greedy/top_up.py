@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
 
 from packer.arrays import IntArray
-from packer.bin import Bin
+from packer.bin import Bin, indices
+from packer.predictors.bin_table import SLOT_RANK_FOR, BinTable, ones
 from packer.solvers.greedy.largest import largest
-from packer.solvers.slots import SlotSearch
+from packer.solvers.slots import SlotSearch, most_slots
 
 _ROUNDS = 4
 
@@ -18,29 +18,22 @@ _ROUNDS = 4
 def top_up(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
     """The bin with adapters of `rest` (by falling load) added: the heaviest that fits, again and again.
 
-    What fits is found by bisection: if an adapter fits, a lighter one does.
+    It gets more slots only if each adapter had its own. What fits is found by bisection: if an adapter fits, a lighter
+    one does.
     """
     for _ in range(_ROUNDS):
-        first = _first_fitting(slots, bin_, rest)
+        room = slots.problem.most_adapters - len(bin_.adapters)
+        first = _first_fitting(slots, bin_, rest) if room > 0 else None
         if first is None:
             return bin_
-        rest = rest[first:]
-        grown = _grow(slots, bin_, rest)
-        bin_, rest = grown, rest[len(grown.adapters) - len(bin_.adapters) :]
+        more = _fitting(slots, bin_, rest[first:], room)
+        held = [*bin_.adapters, *rest[first : first + more].tolist()]
+        shares = (*bin_.shares, *(1.0,) * more) if bin_.is_split else ()
+        bin_ = slots.make(held, min(most_slots(bin_), len(held)), bin_.profile, shares)
+        rest = rest[first + more :]
         if not rest.size or slots.problem.out_of_time():
             return bin_
     return bin_
-
-
-def _with(slots: SlotSearch, bin_: Bin, more: Sequence[int]) -> Bin | None:
-    """The bin with more adapters, and more slots only if each had its own; None if that is too much."""
-    adapters = [*bin_.adapters, *more]
-    if len(adapters) > slots.problem.most_adapters:
-        return None
-    shares = (*bin_.shares, *[1.0] * len(more)) if bin_.is_split else ()
-    most = len(adapters) if bin_.max_loras == len(bin_.adapters) else bin_.max_loras
-    candidate = slots.make(adapters, most, bin_.profile, shares)
-    return candidate if slots.admits(candidate) else None
 
 
 def _first_fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int | None:
@@ -48,21 +41,34 @@ def _first_fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int | None:
 
     Adapters of one kind fit or don't fit together: the first of each is evaluated.
     """
-    fleet = slots.problem.workload
+    fleet, over = slots.problem.workload, slots.problem.out_of_time
     new = np.diff(fleet.offered_tok_s_by_adapter[rest], prepend=np.nan) != 0.0
-    starts = np.flatnonzero(new | (np.diff(fleet.ranks[rest], prepend=0) != 0)).tolist()
+    starts = np.flatnonzero(new | (np.diff(fleet.ranks[rest], prepend=0) != 0))[::-1]
+    size = len(bin_.adapters) + 1
 
-    def fits(start: int) -> bool:
-        return _with(slots, bin_, [int(rest[start])]) is not None
+    def admits(lightest: Sequence[int]) -> list[bool]:
+        held = np.empty((len(lightest), size), dtype=np.int64)
+        held[:, :-1] = indices(bin_.adapters)
+        held[:, -1] = rest[starts[np.array(lightest) - 1]]
+        end = np.arange(size, held.size + 1, size)
+        shares = np.tile((*bin_.shares, 1.0), len(lightest)) if bin_.is_split else ones(held.size)
+        max_loras = np.full(len(end), min(most_slots(bin_), size), dtype=np.float64)
+        ranks = SLOT_RANK_FOR[fleet.ranks[held].max(axis=1)]
+        return slots.admits(BinTable(bin_.profile, end - size, end, held.ravel(), shares, max_loras, ranks))
 
-    return starts[bisect_left(starts, True, hi=len(starts) - 1, key=fits)] if fits(starts[-1]) else None
+    n = largest(admits, 1, len(starts), over, max(1, len(starts) // 2), batch=slots.batch)
+    return int(starts[n - 1]) if n else None
 
 
-def _grow(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
-    """The bin with as many of the first adapters of the list as fit."""
-    room = min(len(rest), slots.problem.most_adapters - len(bin_.adapters))
+def _fitting(slots: SlotSearch, bin_: Bin, rest: IntArray, room: int) -> int:
+    """How many of the first adapters of the list fit, of which the first does."""
+    held = indices(bin_.adapters)
 
-    def feasible(n: int, _thorough: bool) -> Bin | None:
-        return _with(slots, bin_, rest[:n].tolist())
+    def admits(more: Sequence[int]) -> list[bool]:
+        last, sizes = more[-1], [len(held) + n for n in more]
+        max_loras = [min(most_slots(bin_), n) for n in sizes]
+        shares = np.array((*bin_.shares, *(1.0,) * last)) if bin_.is_split else None
+        adapters = np.concatenate((held, rest[:last]))
+        return slots.admits(slots.first(adapters, sizes, max_loras, bin_.profile, shares))
 
-    return largest(feasible, 1, room, slots.problem.out_of_time) or bin_
+    return largest(admits, 2, min(len(rest), room), slots.problem.out_of_time, low=1, batch=slots.batch)

@@ -12,7 +12,8 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.lengths import Lengths
-from packer.predictors.features import COLUMN, FEATURES, BinTable, FeatureExtractor
+from packer.predictors.bin_table import BinTable
+from packer.predictors.features import COLUMN, FEATURES, FeatureExtractor
 from packer.profile import Profile
 from packer.settings import Slots
 from packer.workload import Workload

@@ -12,7 +12,7 @@ from packer.bin import Bin
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.predictors.api import load_predictor
-from packer.predictors.features import BinTable
+from packer.predictors.bin_table import BinTable
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.trees_kernel import evaluate_bins
 from packer.profile import Profile
@@ -75,10 +75,10 @@ def test_the_kernel_agrees_with_features_and_walks(kind: str, profile: Profile) 
     workload = fleet()
     bins = bins_of(profile)
     factors = np.linspace(0.5, 2.5, len(bins))
-    table = BinTable.of(bins, factors)
+    table = BinTable.of(bins)
     extractor = predictor.extractor(workload)
     kv_tokens = extractor.kv_cache_tokens(table)
-    features = extractor.matrix(table, kv_tokens)
+    features = extractor.matrix(table, factors)
     offered = np.array([b.offered_tok_s(workload) for b in bins]) * factors
     expected = predictor.evaluate_features(features, kv_tokens, offered)
     found, outside = predictor.evaluate_checked(workload, bins, factors)

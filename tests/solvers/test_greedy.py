@@ -203,19 +203,36 @@ def test_thousands_of_adapters_take_few_evaluations() -> None:
     assert len(evaluated) < 2000
 
 
-@given(st.integers(0, 200), st.integers(1, 200), st.integers(1, 200), st.integers(1, 20))
-@settings(max_examples=200, deadline=None)
-def test_search_finds_the_largest(true_size: int, guess: int, limit: int, step: int) -> None:
-    """Whatever the guess, the search ends at the largest feasible size, having evaluated the next one."""
-    queried: list[tuple[int, bool]] = []
+@given(*(st.integers(low, 200) for low in (0, 0, 1, 1)), st.integers(1, 20), st.sampled_from([1, 4, 15]))
+@settings(max_examples=300, deadline=None)
+def test_search_finds_the_largest(
+    true_size: int, low: int, guess: int, limit: int, step: int, batch: int
+) -> None:
+    """Whatever the guess, the search ends at the largest feasible size, having evaluated the next one, in few calls."""
+    low = min(low, true_size, limit)
+    calls: list[list[int]] = []
 
-    def feasible(n: int, thorough: bool) -> Bin | None:
-        queried.append((n, thorough))
-        return Bin(tuple(range(n)), Slots(1, 8), PROFILE) if n <= true_size else None
+    def admits(sizes: Sequence[int]) -> list[bool]:
+        assert list(sizes) == sorted({*sizes})
+        assert all(low < n <= limit for n in sizes)
+        calls.append(list(sizes))
+        return [n <= true_size for n in sizes]
 
-    best = largest(feasible, guess, limit, lambda: False, step)
-    expected = min(true_size, limit)
-    assert (0 if best is None else len(best.adapters)) == expected
-    assert len(queried) <= 24
-    if expected < limit:
-        assert (expected + 1) in [n for n, _ in queried]
+    found = largest(admits, guess, limit, lambda: False, step, low=low, batch=batch)
+    assert found == min(true_size, limit)
+    assert len(calls) <= (24 if batch == 1 else 12)
+    assert all(len(sizes) <= max(batch, 7) for sizes in calls)
+    if found < limit:
+        assert found + 1 in [n for sizes in calls for n in sizes]
+
+
+def test_out_of_time_the_search_settles_for_the_first_size_that_holds() -> None:
+    """The guess falls by an eighth at a time, and nothing larger is tried."""
+    calls: list[int] = []
+
+    def admits(sizes: Sequence[int]) -> list[bool]:
+        calls.extend(sizes)
+        return [n <= 50 for n in sizes]
+
+    assert largest(admits, 64, 200, lambda: True, 4, batch=15) == 49
+    assert calls == [64, 56, 49]
