@@ -21,7 +21,6 @@ from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.greedy.first_fit import FirstFit
-from packer.solvers.greedy.top_up import top_up
 from packer.solvers.order import by_falling_load
 from packer.solvers.slots import SlotSearch, scores
 
@@ -37,7 +36,7 @@ _SEARCH_SHARE, _RELIEF_SHARE, _REPEATED_SHARE = 0.75, 0.5, 0.5
 _SAMPLE = 3
 """Where so many refused GPUs do not hold with other slots either, the rest is not tried."""
 
-_HOSTS = 3
+_HOSTS = 12
 """How many GPUs are simulated with more adapters before a further one is opened."""
 
 _SHED = (0.03, 0.06, 0.12, 0.25)
@@ -169,9 +168,8 @@ def lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int
 def relieved(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:
     """The bins with some adapters of the refused ones on others, all admitted by the whole predictor; None if not.
 
-    A refused bin gives away the fewest adapters that make up a share of its load. Others take them as far as the search
-    is sure of it, then the few with the most room as far as the whole predictor admits it, further GPUs of the same
-    kind the rest. At most half of the bins may be refused.
+    A refused bin gives away the fewest adapters that make up a share of its load. Those with
+    the most room take them, further GPUs of the same kind the rest. At most half of the bins may be refused.
     """
     if 2 * len(refused) > len(bins) or any(item.is_split for item in bins):
         return None
@@ -184,15 +182,10 @@ def relieved(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> t
             del made[k]
         else:
             made[k] = kept
+    made |= _fuller(problem, {k: item for k, item in made.items() if k not in set(refused)}, left)
+    placed = {i for item in made.values() for i in item.adapters}
     sure = replace(problem, evaluator=problem.evaluator.sure())
-    hosts = [k for k in made if k not in set(refused)]
-    hosts.sort(key=lambda k: (made[k].offered_tok_s(problem.workload), k))
-    fuller = _fuller(sure, {k: made[k] for k in hosts}, left)
-    for (k, item), holds in zip(fuller.items(), _admitted(problem, list(fuller.values())), strict=True):
-        made[k] = item if holds else made[k]
-    if rest := _waiting(made, left):
-        made |= _simulated(problem, {k: made[k] for k in hosts}, rest)
-    more = _opened(sure, len(made), _waiting(made, left))
+    more = _opened(sure, len(made), [i for i in left if i not in placed])
     return None if more is None or not all(_admitted(problem, more)) else (*made.values(), *more)
 
 
@@ -227,51 +220,29 @@ def _without(problem: Problem, full: Bin, share: float) -> list[int]:
     return [i for i in full.adapters if i not in set(gone)]
 
 
-def _waiting(bins: Mapping[int, Bin], adapters: Sequence[int]) -> list[int]:
-    """Those of the adapters that are in none of the bins."""
-    placed = {i for item in bins.values() for i in item.adapters}
-    return [i for i in adapters if i not in placed]
+def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:
+    """Those of the hosts that take some of the adapters, as far as the whole predictor admits it, most room first.
 
-
-def _simulated(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:
-    """Those of the hosts with the most room that take some of the adapters, as far as the whole predictor admits it.
-
-    The room of a host is what it serves beyond the least share of its load; all or half of it is filled. None do where
-    their room is not enough for all the adapters, so that a further GPU is needed anyway.
+    The room of a host is what it serves beyond the least share of its load; all, half or a quarter of it is filled.
+    None take any where their room is not enough for all the adapters, so that a further GPU is needed anyway.
     """
     fleet, slots, found = problem.workload, SlotSearch(problem), dict[int, Bin]()
-    loads = fleet.offered_tok_s_by_adapter
-    rows = problem.evaluator.confirmed(fleet, list(hosts.values()))
+    loads, rows = fleet.offered_tok_s_by_adapter, problem.evaluator.confirmed(fleet, list(hosts.values()))
     more = rows.total_token_throughput / (STARVATION_THRESHOLD * rows.offered_tok_s) - 1.0
     room = {k: share * hosts[k].offered_tok_s(fleet) for k, share in zip(hosts, more.tolist(), strict=True)}
-    largest = sorted(room, key=lambda k: -room[k])[:_HOSTS]
-    if sum(room[k] for k in largest) < loads[left].sum():
-        return found
-    for k in largest:
+    waiting = list(left) if sum(room.values()) >= loads[left].sum() else []
+    for k in sorted(hosts, key=lambda k: -room[k])[:_HOSTS]:
         host, model = hosts[k], fleet.adapters[hosts[k].adapters[0]].model
-        mine = [i for i in left if fleet.adapters[i].model == model]
+        mine = [i for i in waiting if fleet.adapters[i].model == model]
         most = int(np.searchsorted(np.cumsum(loads[mine]), room[k], side="right"))
-        sizes = [n for n in (most // 2, most) if n > 0 and not problem.out_of_time()]
-        tried = [slots.make((*host.adapters, *mine[:n]), host.max_loras, host.profile) for n in sizes]
+        sizes = [n for n in (most // 4, most // 2, most) if n > 0 and not problem.out_of_time()]
+        own = host.max_loras == len(host.adapters)
+        tried = [
+            slots.make((*host.adapters, *mine[:n]), host.max_loras + n * own, host.profile) for n in sizes
+        ]
         for item, holds in zip(tried, _admitted(problem, tried), strict=True):
             found |= {k: item} if holds else {}
-        left = _waiting(found, left)
-    return found
-
-
-def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:
-    """Those of the hosts that take some of the adapters, each in turn as many as it can, with what they take."""
-    fleet, slots, found = problem.workload, SlotSearch(problem), dict[int, Bin]()
-    waiting = by_falling_load(fleet, np.array(left, dtype=np.int64)).tolist()
-    for k, host in hosts.items():
-        if problem.out_of_time():
-            break
-        model = fleet.adapters[host.adapters[0]].model
-        mine = np.array([i for i in waiting if fleet.adapters[i].model == model], dtype=np.int64)
-        grown = top_up(slots, host, mine) if mine.size else host
-        if len(grown.adapters) > len(host.adapters):
-            found[k] = grown
-            waiting = [i for i in waiting if i not in set(grown.adapters)]
+        waiting = [i for i in waiting if k not in found or i not in set(found[k].adapters)]
     return found
 
 
