@@ -67,8 +67,12 @@ def with_engine(
 
 
 def variants(profile: Profile, **settings: Sequence[Any]) -> list[Profile]:
-    """The profile with every combination of values of `with_engine`'s settings, each once; empty keeps a setting."""
-    combinations = product(*(values or (None,) for values in settings.values()))
+    """The profile with every combination of values of `with_engine`'s settings, each once; empty keeps a setting.
+
+    A string is one value.
+    """
+    values = ((each,) if isinstance(each, str) else each or (None,) for each in settings.values())
+    combinations = product(*values)
     found = (with_engine(profile, **dict(zip(settings, each, strict=True))) for each in combinations)
     return list(dict.fromkeys(found))
 

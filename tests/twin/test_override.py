@@ -75,6 +75,7 @@ def test_another_version_of_vllm_changes_the_rules_alone() -> None:
     shown = dict(later.facts())["first use of an adapter"]
     assert shown == dict(LLAMA.facts())["first use of an adapter"] + ", not in this version of vLLM"
     assert variants(LLAMA, vllm_version=["0.11.0"]) == [later]
+    assert variants(LLAMA, vllm_version="0.11.0") == [later]
 
 
 @pytest.mark.parametrize(
