@@ -12,7 +12,7 @@ from packer.checks import SLOT_RANKS
 from packer.io.shipped import table
 from packer.lengths import Lengths, length_moments, normal_grid
 from packer.predictors.bin_table import BinTable
-from packer.predictors.features_kernel import MAX_GROUPS, MIDDLE_GROUP, ROOM, FleetArrays, fill_all
+from packer.predictors.features_kernel import ROOM, FleetArrays, fill_all
 from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
 from packer.twin.memory.policy import kv_cache_tokens_many
@@ -66,17 +66,15 @@ def length_pairs(workload: Workload) -> tuple[list[tuple[Lengths, Lengths]], Int
 
 
 def fleet_table(workload: Workload) -> FloatArray:
-    """Columns of the fleet as the kernel takes them, float64 (m, 8): see `FleetArrays`."""
+    """Columns of the fleet as the kernel takes them, float64 (m, 7): see `FleetArrays`."""
     pairs, kind = length_pairs(workload)
     moments = []
     for first, second in pairs:
         (i1, i2), (o1, o2) = length_moments(first), length_moments(second)
         moments.append((i1, o1, i2, o2, _product(first, second, workload.length_correlation)))
-    table = np.empty((len(workload), 8))
+    table = np.empty((len(workload), 7))
     table[:, 0], table[:, 1] = workload.ranks, workload.rates
     table[:, 2:7] = np.array(moments)[kind]
-    exponent = np.frexp(table[:, 1] * table[:, 3])[1]
-    table[:, 7] = np.clip(exponent + MIDDLE_GROUP, 0, MAX_GROUPS - 1)
     return table
 
 

@@ -29,7 +29,7 @@ SUMS = 9
 class FleetArrays(NamedTuple):
     """A fleet on a profile.
 
-    table float64 (m, 8): rank, rate, E[I], E[O], E[I²], E[O²], E[I·O] of the lengths, and group; law: coefficients of
+    table float64 (m, 7): rank, rate, E[I], E[O], E[I²], E[O²], E[I·O] of the lengths; law: coefficients of
     the step law, the `paper`'s or the linear one; engine float64 (9,): graph_max_tokens, max_num_batched_tokens,
     max_num_seqs, block_size, max_cpu_loras, ms to load an adapter from host, and per rank, from disk, and per rank;
     load float64 (m,): tok/s.
@@ -40,13 +40,6 @@ class FleetArrays(NamedTuple):
     paper: bool
     engine: FloatArray
     load: FloatArray
-
-
-@njit(**INLINED)
-def group_of(demand: float) -> int:
-    """Group of an adapter with this demand, output tok/s."""
-    e: int = min(max(math.frexp(demand)[1] + MIDDLE_GROUP, 0), MAX_GROUPS - 1)
-    return e
 
 
 @njit(**INLINED)
@@ -73,7 +66,7 @@ def gather(
         sums[OUTPUT_2] += rate * table[i, 5]
         sums[PRODUCT] += rate * table[i, 6]
         sums[LOAD] += fleet.load[i] * part
-        e = int(table[i, 7]) if part == 1.0 else group_of(demand)
+        e = min(max(math.frexp(demand)[1] + MIDDLE_GROUP, 0), MAX_GROUPS - 1)
         by_load[0, e] += 1.0
         by_load[1, e] += rate
         by_load[2, e] += demand

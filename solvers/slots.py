@@ -18,6 +18,8 @@ from packer.solvers.candidates import max_loras_candidates
 
 _WIDE = 3
 """Neighbours of a climb where a call costs more than the evaluation of a bin."""
+Quality = tuple[float, float, float]
+"""See `qualities`."""
 _BATCH = 15
 """Sizes of a bin that a search evaluates at once where none is simulated."""
 
@@ -45,6 +47,10 @@ class SlotSearch:
         rank = int(np.maximum.reduce(self.problem.workload.ranks[indices(held)]))
         settings = profile.settings(max_loras, slot_rank_for(rank))
         return Bin.unchecked(held, settings, profile, tuple(shares) or whole(len(held)))
+
+    def like(self, adapters: Sequence[int], other: Bin) -> Bin:
+        """A bin of whole adapters, with at most as many slots as another unless each has its own there."""
+        return self.make(adapters, min(most_slots(other), len(adapters)), other.profile)
 
     def first(
         self,
@@ -98,13 +104,18 @@ class SlotSearch:
 
     def best(self, bin_: Bin) -> Bin:
         """The same adapters with the number of slots that serves them best, near the one they have."""
-        return self.climbed([bin_])[0] or bin_
+        return (self.climbed([bin_])[0] or [bin_])[0]
 
-    def climbed(self, bins: Sequence[Bin]) -> list[Bin | None]:
-        """Of the adapters of each bin the best admissible one, near the slots that it has; None if there is none."""
+    def climbed(self, bins: Sequence[Bin]) -> tuple[list[Bin], list[Quality]]:
+        """The adapters of each bin with the slots that serve them best, near those it has, and their `qualities`.
+
+        Nothing if one of them is not admissible.
+        """
         climbs = [_Climb(item, self.width) for item in bins]
         self._run(climbs)
-        return [climb.best for climb in climbs]
+        found = [climb.best for climb in climbs]
+        made = [item for item in found if item is not None]
+        return (made, [climb.quality for climb in climbs]) if len(made) == len(bins) else ([], [])
 
     def _run(self, climbs: Sequence[_Climb]) -> None:
         """Climb to the end, a step of each at a time."""
@@ -145,6 +156,12 @@ class _Climb:
         top = max(self.score, key=lambda k: (self.score[k], -k))
         return self.bin(top) if self.score[top][0] else None
 
+    @property
+    def quality(self) -> Quality:
+        """That of the best bin, which is admissible."""
+        _, _, risk, request, ttft = max(self.score.values())
+        return -risk, -request, -ttft
+
 
 def most_slots(like: Bin) -> int:
     """At most so many slots has a bin like another, with other adapters: one for each if that one has."""
@@ -161,12 +178,12 @@ def scores(found: Evaluations) -> list[tuple[float, ...]]:
     ]
 
 
-def qualities(found: Evaluations) -> list[tuple[float, float, float]]:
+def qualities(found: Evaluations) -> list[Quality]:
     """How well each server does, smaller is better: risk of starving in steps of 5 %, time per request, TTFT."""
     columns = found.starvation_probability, found.mean_ttft_ms, found.mean_itl_ms
     return [_quality(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def _quality(chance: float, ttft: float, itl: float) -> tuple[float, float, float]:
+def _quality(chance: float, ttft: float, itl: float) -> Quality:
     risk, request = chance if isnan(chance) else round(chance * 20) / 20, ttft + 100.0 * itl
     return risk, inf if isnan(request) else request, inf if isnan(ttft) else ttft

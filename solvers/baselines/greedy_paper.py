@@ -79,22 +79,18 @@ def fill(slots: SlotSearch, queue: IntArray) -> tuple[Bin | None, str]:
         best = max(options, key=lambda each: known[each][0])
         return best[1] if known[best][1] else 0
 
-    def made() -> Bin | None:
-        return slots.make(queue[:held].tolist(), most) if held else None
-
-    held = most = 0
-    for point in (p for p in TESTING_POINTS if p <= len(queue)):
+    held, most, failed = 0, 0, ""
+    points = [point for point in TESTING_POINTS if point < len(queue)]
+    for point in [*points, len(queue)][: len(TESTING_POINTS)]:
         chosen = test(point, most)
+        if not chosen and point not in TESTING_POINTS:
+            failed = f"the last test, of {point} adapters on one GPU,"
+        elif not chosen and not held:
+            failed = f"the test of {point} adapters on an empty GPU"
         if not chosen:
-            return made(), "" if held else f"the test of {point} adapters on an empty GPU"
+            break
         held, most = point, chosen
-    if held in (len(queue), TESTING_POINTS[-1]):
-        return made(), ""
-    chosen = test(len(queue), most)
-    if not chosen:
-        return made(), f"the last test, of {len(queue)} adapters on one GPU,"
-    held, most = len(queue), chosen
-    return made(), ""
+    return slots.make(queue[:held].tolist(), most) if held else None, failed
 
 
 def _evaluated(

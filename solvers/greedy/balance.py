@@ -9,9 +9,8 @@ import numpy as np
 from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.order import paper_order
-from packer.solvers.slots import SlotSearch, most_slots, qualities
+from packer.solvers.slots import Quality, SlotSearch, qualities
 
-_Grade = tuple[float, float, float]
 _RELIEFS = 2
 
 
@@ -25,23 +24,21 @@ def balanced(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
     plain = len(problem.profiles) == 1 and not problem.old_bins and not any(b.is_split for b in bins)
     if len(bins) < 2 or not plain or problem.out_of_time():
         return tuple(bins)
-    return tuple(_relieve(problem, *_better(problem, _even(problem, len(bins), bins[0]), list(bins))))
-
-
-def _even(problem: Problem, n: int, like: Bin) -> list[Bin] | None:
-    """The fleet in `n` bins of equal load, with about as many slots as another, or None if one is not admissible."""
-    parts = even_parts(problem, n)
-    if not all(0 < len(part) <= problem.most_adapters for part in parts):
-        return None
     slots = SlotSearch(problem)
-    found = slots.climbed([slots.make(part, min(most_slots(like), len(part))) for part in parts])
-    even = [bin_ for bin_ in found if bin_ is not None]
-    return even if len(even) == n else None
+    return tuple(_relieve(slots, *_better(problem, _even(slots, len(bins), bins[0]), list(bins))))
 
 
-def _relieve(problem: Problem, bins: list[Bin], grades: list[_Grade]) -> list[Bin]:
+def _even(slots: SlotSearch, n: int, like: Bin) -> list[Bin]:
+    """The fleet in `n` bins of equal load, with about as many slots as another; [] if one is not admissible."""
+    parts = even_parts(slots.problem, n)
+    if not all(0 < len(part) <= slots.problem.most_adapters for part in parts):
+        return []
+    return slots.climbed([slots.like(part, like) for part in parts])[0]
+
+
+def _relieve(slots: SlotSearch, bins: list[Bin], grades: list[Quality]) -> list[Bin]:
     """Move adapters from the worst-off GPU, by `grades`, to less loaded ones while that makes the worse better."""
-    slots = SlotSearch(problem)
+    problem = slots.problem
     loads = np.array([bin_.offered_tok_s(problem.workload) for bin_ in bins])
     changes = [0] * len(bins)
     tried: set[tuple[int, int, int, int]] = set()  # pairs of GPUs, each with the number of its changes
@@ -55,8 +52,7 @@ def _relieve(problem: Problem, bins: list[Bin], grades: list[_Grade]) -> list[Bi
             break
         if problem.out_of_time():
             break
-        made = _level(slots, bins[worst], bins[target], (loads[worst] - loads[target]) / 2)
-        new = qualities(problem.evaluator.evaluate(problem.workload, made)) if made else []
+        made, new = _level(slots, bins[worst], bins[target], (loads[worst] - loads[target]) / 2)
         if not new or max(new) >= grades[worst]:
             tried.add(pair)
             continue
@@ -67,13 +63,15 @@ def _relieve(problem: Problem, bins: list[Bin], grades: list[_Grade]) -> list[Bi
     return bins
 
 
-def _level(slots: SlotSearch, source: Bin, sink: Bin, amount_tok_s: float) -> list[Bin]:
-    """Two bins with up to so much load moved from one to the other, halved until admissible; [] if never.
+def _level(slots: SlotSearch, source: Bin, sink: Bin, amount_tok_s: float) -> tuple[list[Bin], list[Quality]]:
+    """Two bins with up to so much load moved from one to the other, halved until admissible; nothing if never.
 
     The smallest ranks move first, so that the slots of the sink need not grow.
     """
     workload, index = slots.problem.workload, np.array(source.adapters)
     loads = workload.offered_tok_s_by_adapter[index]
+    if loads.min() > amount_tok_s:
+        return [], []
     order = np.lexsort((index, -loads, workload.ranks[index]))
     for part in (1.0, 0.5, 0.25):
         moving: list[int] = []
@@ -86,14 +84,10 @@ def _level(slots: SlotSearch, source: Bin, sink: Bin, amount_tok_s: float) -> li
         staying = [i for i in source.adapters if i not in gone]
         if not moving or not staying:
             continue
-        pair = (staying, source), ([*sink.adapters, *moving], sink)
-        found = slots.climbed(
-            [slots.make(held, min(most_slots(old), len(held)), old.profile) for held, old in pair]
-        )
-        made = [bin_ for bin_ in found if bin_ is not None]
-        if len(made) == len(pair):
-            return made
-    return []
+        found = slots.climbed([slots.like(staying, source), slots.like([*sink.adapters, *moving], sink)])
+        if found[0]:
+            return found
+    return [], []
 
 
 def even_parts(problem: Problem, n: int) -> list[list[int]]:
@@ -105,17 +99,10 @@ def even_parts(problem: Problem, n: int) -> list[list[int]]:
     return [order[part == k].tolist() for k in range(n)]
 
 
-def _better(problem: Problem, new: list[Bin] | None, old: list[Bin]) -> tuple[list[Bin], list[_Grade]]:
+def _better(problem: Problem, new: list[Bin], old: list[Bin]) -> tuple[list[Bin], list[Quality]]:
     """The new bins where they are better than the old ones, else these, with their `qualities`."""
-    found_old = problem.evaluator.evaluate(problem.workload, old)
-    grades_old = qualities(found_old)
-    if new is None:
-        return old, grades_old
-    found_new = problem.evaluator.evaluate(problem.workload, new)
-    grades_new, key = qualities(found_new), problem.objective.key
-    better = (
-        problem.objective.admissible(found_new).all()
-        and key(problem.workload, new, found_new) <= key(problem.workload, old, found_old)
-        and max(grades_new) < max(grades_old)
-    )
-    return (new, grades_new) if better else (old, grades_old)
+    found = [problem.evaluator.evaluate(problem.workload, bins) for bins in (old, new) if bins]
+    keys = [problem.objective.key(problem.workload, *each) for each in zip((old, new), found, strict=False)]
+    grades = [qualities(each) for each in found]
+    better = new and keys[1] <= keys[0] and max(grades[1]) < max(grades[0])
+    return (new, grades[1]) if better else (old, grades[0])

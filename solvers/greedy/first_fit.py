@@ -50,9 +50,7 @@ class FirstFit:
         """Pack until the queue is empty; out of time, the rest is packed without searching."""
         self._pack()
         if not self.problem.out_of_time():
-            self.bins = [
-                best or item for best, item in zip(self.slots.climbed(self.bins), self.bins, strict=True)
-            ]
+            self.bins = self.slots.climbed(self.bins)[0] or self.bins
 
     def _pack(self) -> None:
         total = len(self.queue)
@@ -173,7 +171,7 @@ class FirstFit:
         if share <= 0.0:
             return []
         for n in range(math.ceil(1.0 / share), self.problem.max_replicas + 1):
-            alone = self.slots.feasible([adapter], profile, [1.0 / n], thorough=True)
+            alone = self.slots.feasible([adapter], profile, [1.0 / n])
             if alone is not None:
                 return [alone] * n
         return []

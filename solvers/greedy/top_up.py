@@ -19,56 +19,59 @@ def top_up(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
     """The bin with adapters of `rest` (by falling load) added: the heaviest that fits, again and again.
 
     It gets more slots only if each adapter had its own. What fits is found by bisection: if an adapter fits, a lighter
-    one does.
+    one does, and adapters of one kind fit or don't fit together.
     """
+    fleet, tried = slots.problem.workload, 0
     for _ in range(_ROUNDS):
-        room = slots.problem.most_adapters - len(bin_.adapters)
-        first = _first_fitting(slots, bin_, rest) if room > 0 else None
+        loads, ranks = fleet.offered_tok_s_by_adapter[rest], fleet.ranks[rest]
+        other = (loads[1:] != loads[:-1]) | (ranks[1:] != ranks[:-1])
+        kinds = np.concatenate(((0,), np.flatnonzero(other) + 1))[tried:] if rest.size else rest
+        first = _first_fitting(slots, bin_, rest[kinds])
         if first is None:
             return bin_
-        more = _fitting(slots, bin_, rest[first:], room)
-        held = [*bin_.adapters, *rest[first : first + more].tolist()]
-        shares = (*bin_.shares, *(1.0,) * more) if bin_.is_split else ()
-        bin_ = slots.make(held, min(most_slots(bin_), len(held)), bin_.profile, shares)
-        rest = rest[first + more :]
-        if not rest.size or slots.problem.out_of_time():
+        rest = rest[kinds[first] :]
+        more = _fitting(slots, bin_, rest)
+        held, shares = [*bin_.adapters, *rest[:more].tolist()], (*bin_.shares, *(1.0,) * more)
+        bin_ = slots.make(
+            held, min(most_slots(bin_), len(held)), bin_.profile, shares if bin_.is_split else ()
+        )
+        rest, tried = rest[more:], 1  # the first of what is left does not fit
+        if slots.problem.out_of_time():
             return bin_
     return bin_
 
 
-def _first_fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int | None:
-    """Position of the heaviest single adapter that fits, in a list sorted by falling load.
-
-    Adapters of one kind fit or don't fit together: the first of each is evaluated.
-    """
-    fleet, over = slots.problem.workload, slots.problem.out_of_time
-    new = np.diff(fleet.offered_tok_s_by_adapter[rest], prepend=np.nan) != 0.0
-    starts = np.flatnonzero(new | (np.diff(fleet.ranks[rest], prepend=0) != 0))[::-1]
+def _first_fitting(slots: SlotSearch, bin_: Bin, kinds: IntArray) -> int | None:
+    """Position of the heaviest adapter that fits, in a list sorted by falling load."""
     size = len(bin_.adapters) + 1
+    if size > slots.problem.most_adapters:
+        return None
 
     def admits(lightest: Sequence[int]) -> list[bool]:
         held = np.empty((len(lightest), size), dtype=np.int64)
         held[:, :-1] = indices(bin_.adapters)
-        held[:, -1] = rest[starts[np.array(lightest) - 1]]
+        held[:, -1] = kinds[-np.array(lightest)]
         end = np.arange(size, held.size + 1, size)
         shares = np.tile((*bin_.shares, 1.0), len(lightest)) if bin_.is_split else ones(held.size)
         max_loras = np.full(len(end), min(most_slots(bin_), size), dtype=np.float64)
-        ranks = SLOT_RANK_FOR[fleet.ranks[held].max(axis=1)]
+        ranks = SLOT_RANK_FOR[slots.problem.workload.ranks[held].max(axis=1)]
         return slots.admits(BinTable(bin_.profile, end - size, end, held.ravel(), shares, max_loras, ranks))
 
-    n = largest(admits, 1, len(starts), over, max(1, len(starts) // 2), batch=slots.batch)
-    return int(starts[n - 1]) if n else None
+    step = max(1, len(kinds) // 2)
+    n = largest(admits, 1, len(kinds), slots.problem.out_of_time, step, batch=slots.batch)
+    return len(kinds) - n if n else None
 
 
-def _fitting(slots: SlotSearch, bin_: Bin, rest: IntArray, room: int) -> int:
+def _fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int:
     """How many of the first adapters of the list fit, of which the first does."""
     held = indices(bin_.adapters)
 
     def admits(more: Sequence[int]) -> list[bool]:
-        last, sizes = more[-1], [len(held) + n for n in more]
+        sizes = [len(held) + n for n in more]
         max_loras = [min(most_slots(bin_), n) for n in sizes]
-        shares = np.array((*bin_.shares, *(1.0,) * last)) if bin_.is_split else None
-        adapters = np.concatenate((held, rest[:last]))
+        shares = np.array((*bin_.shares, *(1.0,) * more[-1])) if bin_.is_split else None
+        adapters = np.concatenate((held, rest[: more[-1]]))
         return slots.admits(slots.first(adapters, sizes, max_loras, bin_.profile, shares))
 
-    return largest(admits, 2, min(len(rest), room), slots.problem.out_of_time, low=1, batch=slots.batch)
+    limit = min(len(rest), slots.problem.most_adapters - len(held))
+    return largest(admits, 2, limit, slots.problem.out_of_time, low=1, batch=slots.batch)

@@ -1,0 +1,108 @@
+"""Slots are chosen for many bins at once as they are for each alone, and arrays of bins are those made one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from monotone import problem
+
+from packer.bin import Bin
+from packer.evaluation import Evaluations
+from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem
+from packer.solvers.candidates import max_loras_candidates
+from packer.solvers.slots import SlotSearch, most_slots, qualities
+from packer.testing.analytic import AnalyticPredictor, random_fleet
+from packer.workload import Workload
+
+SIZES = (3, 20, 45, 70)
+
+
+class Counting(AnalyticPredictor):
+    """The analytic predictor; `calls` has the number of bins of each call."""
+
+    def __init__(self, peak: float) -> None:
+        super().__init__(peak)
+        self.calls: list[int] = []
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Figures of each bin; one row per bin, in order."""
+        self.calls.append(len(bins))
+        return super().evaluate(workload, bins)
+
+
+def posed(peak: float = 3000.0) -> tuple[Problem, Counting]:
+    """Adapters of three ranks, of which a server bears about 70, and the predictor that counts."""
+    predictor = Counting(peak)
+    fleet = random_fleet(200, seed=4, rates=(0.1, 0.05), ranks=(8, 16, 32))
+    return problem(fleet, predictor=predictor), predictor
+
+
+def sets(slots: SlotSearch) -> list[Bin]:
+    """Bins of several sizes, with few slots."""
+    return [slots.make(range(n, 2 * n), min(n, 8)) for n in SIZES]
+
+
+def test_bins_climb_together_as_each_alone() -> None:
+    """The same slots, in as many calls as the longest climb takes."""
+    known, counting = posed()
+    slots = SlotSearch(known)
+    alone, longest = [], 0
+    for item in sets(slots):
+        counting.calls.clear()
+        alone.append(slots.best(item))
+        longest = max(longest, len(counting.calls))
+    counting.calls.clear()
+    together, grades = slots.climbed(sets(slots))
+    assert len(counting.calls) <= longest
+    assert together == alone
+    assert any(item.max_loras > 8 for item in together)
+    assert grades == qualities(known.evaluator.evaluate(known.workload, together))
+
+
+def test_one_bin_that_is_never_admissible_ends_the_climb_of_all() -> None:
+    """Nothing comes back, and the bin by itself stays as it was."""
+    slots = SlotSearch(posed()[0])
+    heavy = slots.make(range(200), 8)
+    assert slots.climbed([*sets(slots), heavy]) == ([], [])
+    assert slots.best(heavy) == heavy
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_without_a_hint_every_candidate_is_evaluated_in_one_call(n: int) -> None:
+    """And the best of those that are admissible is taken."""
+    known, counting = posed()
+    slots = SlotSearch(known)
+    found = slots.feasible(range(n))
+    assert found is not None
+    assert sum(counting.calls) == len(max_loras_candidates(n))
+    every = [slots.make(range(n), p) for p in max_loras_candidates(n)]
+    rows = known.evaluator.evaluate(known.workload, every)
+    marks = [mark for mark, ok in zip(qualities(rows), rows.feasible.tolist(), strict=True) if ok]
+    assert qualities(known.evaluator.evaluate(known.workload, [found])) == [min(marks)]
+
+
+def test_bins_of_the_first_adapters_are_those_made_one_by_one() -> None:
+    """With slots of the rank of what each holds, whole or in parts, and in any order of sizes."""
+    slots = SlotSearch(posed()[0])
+    order = np.random.default_rng(0).permutation(200)
+    sizes, slots_of = [1, 40, 7], [1, 16, 7]
+    shares: Any = np.linspace(0.1, 1.0, 200)
+    expected = [slots.make(order[:n].tolist(), p) for n, p in zip(sizes, slots_of, strict=True)]
+    assert list(slots.first(order, sizes, slots_of)) == expected
+    parts = [
+        slots.make(order[:n].tolist(), p, None, shares[:n].tolist())
+        for n, p in zip(sizes, slots_of, strict=True)
+    ]
+    assert list(slots.first(order, sizes, slots_of, None, shares)) == parts
+
+
+def test_a_bin_like_another_has_as_many_slots_or_one_for_each_adapter() -> None:
+    """One for each only where the other has that, and never more slots than adapters."""
+    slots = SlotSearch(posed()[0])
+    few, each = slots.make(range(20), 8), slots.make(range(20), 20)
+    assert (most_slots(few), most_slots(each)) == (8, MAX_ADAPTERS_PER_GPU)
+    found = [slots.like(range(n), other).max_loras for other in (few, each) for n in (5, 30)]
+    assert found == [5, 8, 5, 30]
