@@ -9,6 +9,7 @@ whole predictor.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -111,8 +112,14 @@ def with_other_slots(problem: Problem, found: Solution) -> Solution:
     if found.unplaced or found.moves or not made or problem.out_of_time():
         return found
     refused = [k for k, holds in enumerate(_admitted(problem, made)) if not holds]
+
+    def near(item: Bin) -> list[Bin]:
+        candidates = max_loras_candidates(len(item.adapters))
+        at = bisect_left(candidates, item.max_loras)
+        return [item.with_slots(n) for n in candidates[max(0, at - 1) : at + 2] if n != item.max_loras]
+
     for some in (refused[:_SAMPLE], refused[_SAMPLE:]):
-        tried = [(k, item) for k in some for item in _neighbours(found.bins[k])]
+        tried = [(k, item) for k in some for item in near(found.bins[k])]
         if not tried or problem.out_of_time():
             break
         rows = problem.evaluator.confirmed(problem.workload, [item for _, item in tried])
@@ -122,16 +129,6 @@ def with_other_slots(problem: Problem, found: Solution) -> Solution:
         if made == list(found.bins):
             break
     return replace(found, bins=tuple(made))
-
-
-def _neighbours(item: Bin) -> list[Bin]:
-    """The bin with the next smaller and the next larger number of slots."""
-    candidates = max_loras_candidates(len(item.adapters))
-    near = [
-        *[most for most in candidates if most < item.max_loras][-1:],
-        *[most for most in candidates if most > item.max_loras][:1],
-    ]
-    return [item.with_slots(most) for most in near]
 
 
 def _key(problem: Problem, found: Solution) -> tuple[float, ...]:
@@ -168,25 +165,21 @@ def lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int
 def relieved(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:
     """The bins with some adapters of the refused ones on others, all admitted by the whole predictor; None if not.
 
-    A refused bin gives away the fewest adapters that make up a share of its load. Those with
-    the most room take them, further GPUs of the same kind the rest. At most half of the bins may be refused.
+    A refused bin gives away the fewest adapters that make up a share of its load. Those with the most room take them,
+    further GPUs of the same kind the rest. At most half of the bins may be refused.
     """
     if 2 * len(refused) > len(bins) or any(item.is_split for item in bins):
         return None
-    made, left = dict(enumerate(bins)), list[int]()
-    lighter = _lightened(problem, {k: made[k] for k in refused})
-    for k in refused:
-        kept = lighter.get(k)
-        left += sorted({*made[k].adapters} - {*(kept.adapters if kept else ())})
-        if kept is None:
-            del made[k]
-        else:
-            made[k] = kept
-    made |= _fuller(problem, {k: item for k, item in made.items() if k not in set(refused)}, left)
+    lighter = _lightened(problem, {k: bins[k] for k in refused})
+    hosts = {k: item for k, item in enumerate(bins) if k not in set(refused)}
+    given = [{*bins[k].adapters} - {*(lighter[k].adapters if k in lighter else ())} for k in refused]
+    left = [i for each in given for i in sorted(each)]
+    made = hosts | _fuller(problem, hosts, left) | lighter
     placed = {i for item in made.values() for i in item.adapters}
     sure = replace(problem, evaluator=problem.evaluator.sure())
     more = _opened(sure, len(made), [i for i in left if i not in placed])
-    return None if more is None or not all(_admitted(problem, more)) else (*made.values(), *more)
+    kept = [made[k] for k in sorted(made)]
+    return None if more is None or not all(_admitted(problem, more)) else (*kept, *more)
 
 
 def _lightened(problem: Problem, refused: Mapping[int, Bin]) -> dict[int, Bin]:
