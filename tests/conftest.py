@@ -101,7 +101,7 @@ def modules() -> list[Module]:
 @contextmanager
 def _short_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("DURATION_S", 600.0), ("SCREENING_S", 200.0), ("MIN_REQUESTS", 300)):
+        for name, value in (("DURATION_S", 300.0), ("SCREENING_S", 100.0), ("MIN_REQUESTS", 150)):
             patch.setattr(f"packer.twin.until_clear.{name}", value)
         yield
 
@@ -115,7 +115,7 @@ def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def short_runs() -> Callable[[], AbstractContextManager[None]]:
-    """Makes a context in which the scenarios of a dataset are simulated for a sixth of their time."""
+    """Makes a context in which the scenarios of a dataset are simulated for a twelfth of their time."""
     return _short_runs
 
 

@@ -36,7 +36,7 @@ def url(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         yield server.url
 
 
-def job(url: str, fleet: Workload, duration_s: float = 1.0) -> LoadJob:
+def job(url: str, fleet: Workload, duration_s: float = 0.7) -> LoadJob:
     requests = draw_requests(fleet, duration_s, 0)
     return LoadJob(url, fleet.names, requests, duration_s, token_ids=(4, 100), metrics_interval_s=0.5)
 
@@ -60,7 +60,7 @@ def test_the_load_is_open_loop(with_fault: Callable[..., Launch], fleet: Workloa
     """A server that never answers doesn't delay a single request; all count as unfinished."""
     with Server(with_fault("hang:0"), SLOTS, tmp_path) as server:
         assert server.start() is None
-        result = asyncio.run(run_load(replace(job(server.url, fleet, 0.5), duration_s=2.0)))
+        result = asyncio.run(run_load(replace(job(server.url, fleet, 0.5), duration_s=1.2)))
     assert np.all(result.state == results.UNFINISHED)
     assert np.all(np.isfinite(result.sent_s))
     assert not len(result.done)
@@ -129,8 +129,8 @@ def test_a_server_that_stops_answering_hangs_however_short_the_run(
     """A run shorter than the stall limit that ends in silence is not complete: the server hangs."""
     with Server(with_fault("hang:5"), SLOTS, tmp_path) as server:
         assert server.start() is None
-        result = asyncio.run(run_load(job(server.url, fleet, 1.5)))
-    assert result.duration_s == 1.5
+        result = asyncio.run(run_load(job(server.url, fleet, 1.0)))
+    assert result.duration_s == 1.0
     assert "hangs" in result.ended
     assert result.fault == result.ended
 
@@ -142,7 +142,7 @@ def test_the_clients_limit_refuses(
     with Server(with_fault("hang:0"), SLOTS, tmp_path) as server:
         assert server.start() is None
         result = asyncio.run(
-            run_load(replace(job(server.url, fleet, 0.5), duration_s=2.0, max_outstanding=5))
+            run_load(replace(job(server.url, fleet, 0.5), duration_s=1.2, max_outstanding=5))
         )
     assert int((result.state == results.UNFINISHED).sum()) == 5
     assert int((result.state == results.REFUSED).sum()) == len(result.state) - 5

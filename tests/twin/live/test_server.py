@@ -75,12 +75,12 @@ def test_a_server_that_never_gets_healthy_times_out(
     with_fault: Callable[..., Launch], tmp_path: Path
 ) -> None:
     """The limit holds, and the failure names it."""
-    launch = replace(with_fault("slow-start"), startup_timeout_s=1.5)
+    launch = replace(with_fault("slow-start"), startup_timeout_s=0.5)
     with Server(launch, OPTIONS, tmp_path) as server:
         failure = server.start()
         assert failure is not None
         assert failure.kind == "timeout"
-        assert "1.5 s" in failure.message
+        assert "0.5 s" in failure.message
         assert not server.alive
 
 
