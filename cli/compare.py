@@ -46,6 +46,11 @@ def adapters_of_sweep(text: str) -> tuple[float, ...]:
 class Compared:
     """What is compared.
 
+    solvers: How plans are searched: names with commas between them.
+    objectives: What good plans are, with parameters as in slo:mean_ttft_ms=500.
+    predictors: What evaluates servers in the search.
+    max_replicas: Split an adapter that is too hot for one GPU over up to so many.
+    margin: Raise the rates that servers must serve: 0.05 is 5 %. [default: from the profile's error]
     sizes: Compare at several numbers of adapters, as 32,64,128 or START:STOP:STEP; beyond the workload's own, its
         mix is drawn again.
     """

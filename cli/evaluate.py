@@ -32,9 +32,9 @@ _OF_METRICS = ("gateway", "requests_metric", "input_tokens_metric", "output_toke
 class Changes:
     """The conditions of the evaluation.
 
-    add_path: A workload file of adapters that come.
-    remove: An adapter that goes; repeatable.
-    lose: A GPU that is lost: its adapters go to the others; repeatable.
+    add_path: A workload file of adapters to add.
+    remove: An adapter to take away; repeatable.
+    lose: A GPU to take away: its adapters go to the others; repeatable.
     duration_s: Simulated time of each server (twin only). [default: an hour, and until starvation is clear]
     router: Simulate the plan's servers behind a live router instead of the plan's own routing.
     rewrite: PLAN was changed by hand: evaluate it and write it over the file (or to -o).

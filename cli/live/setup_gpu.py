@@ -20,6 +20,9 @@ class Given:
     python: Interpreter of vLLM's environment.
     ranks: Ranks of the adapters.
     real_weights: Load the model's weights instead of making them up.
+    max_model_len: As given to vLLM.
+    max_num_seqs: As given to vLLM.
+    max_num_batched_tokens: As given to vLLM.
     """
 
     folder: str = argument("FOLDER", type=FOLDER)

@@ -25,7 +25,8 @@ class Runs:
     """How the servers run.
 
     launch_path: How to start the servers.
-    repeats: With other seeds.
+    duration_s: Time of each run.
+    repeats: Runs of each server, with other seeds.
     parallel: Servers at once.
     gpus: CUDA devices to share out among the servers.
     bins: Only these GPUs of the plan.

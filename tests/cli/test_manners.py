@@ -43,9 +43,12 @@ def test_results_reach_scripts(words: str) -> None:
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_options_are_explained(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The help page of every command prints, and says of which file or number an option takes."""
+    """The help page of every command prints, and says in words what each option is for."""
     assert run([*words.split(), "--help"]) == 0
     assert "Usage: packer" in capsys.readouterr().out
+    options = [param for param in COMMANDS[words].params if isinstance(param, click.Option)]
+    bare = [param.name for param in options if not (param.help or "").partition("[default")[0].strip()]
+    assert bare == []
 
 
 @pytest.mark.parametrize(
