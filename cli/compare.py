@@ -239,11 +239,8 @@ def _write(rows: list[dict[str, Any]], files: Files, title: str, out: Writing) -
 
 
 def _table(results: list[Result], title: str) -> Table:
-    several = [
-        name
-        for name in ("adapters", "objective", "predictor")
-        if len({getattr(r, name) for r in results}) > 1
-    ]
+    names = ("adapters", "objective", "predictor")
+    several = [name for name in names if len({getattr(r, name) for r in results}) > 1]
     measured = ("total_token_throughput", "mean_ttft_ms", "mean_itl_ms")
     columns = ["solver", *several, "GPUs", "bound", "gap", *heads(measured), "time s", "outcome"]
     rows = []

@@ -208,6 +208,9 @@ def _draw(plan: Sweep, frame: pl.DataFrame, packs: pl.DataFrame, path: str) -> N
     write_figure(sweep_figure(frame, packs, x_axis(frame), title=title), path)
 
 
+_SHOWN = {"offered_tok_s": 0, "total_token_throughput": 0, "mean_ttft_ms": 1, "mean_itl_ms": 1}
+
+
 def _table(frame: pl.DataFrame, packs: pl.DataFrame, title: str) -> Table:
     from packer.twin.sweep import AXES, x_axis
 
@@ -223,15 +226,7 @@ def _table(frame: pl.DataFrame, packs: pl.DataFrame, title: str) -> Table:
             cells.append([*names, why, "", "", "", ""])
             continue
         last = row[axis] == part[axis].max()
-        cells.append(
-            [
-                *names,
-                f"{row[axis]:g}" + (" (end of the grid)" if last else ""),
-                number(row["offered_tok_s"], 0),
-                number(row["total_token_throughput"], 0),
-                number(row["mean_ttft_ms"], 1),
-                number(row["mean_itl_ms"], 1),
-            ]
-        )
+        shown = [number(row[name], digits) for name, digits in _SHOWN.items()]
+        cells.append([*names, f"{row[axis]:g}" + (" (end of the grid)" if last else ""), *shown])
     columns = [*others, f"Max_pack ({axis})", "offered tok/s", "tok/s", "TTFT ms", "ITL ms"]
     return Table(title, columns, cells, left=())
