@@ -15,7 +15,7 @@ from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
 from packer.errors import IncompatibleError, InputError, ValidationError
 from packer.room import growth
-from packer.words import listed, number
+from packer.words import listed, number, plural
 
 if TYPE_CHECKING:
     from packer.operate.drift import Drift
@@ -260,7 +260,8 @@ def _conclusion(found: PlanEvaluation) -> list[str]:
     plan, lines = found.plan, []
     if found.over_limits:
         goal = plan.goal if plan.limits else plan.workload.slo
-        lines.append(f"Latency limits ({goal}) break on GPU {listed(found.over_limits, SHOWN)}.")
+        gpus = f"{plural(len(found.over_limits), 'GPU')} {listed(found.over_limits, SHOWN)}"
+        lines.append(f"Latency limits ({goal}) break on {gpus}.")
     if found.breaks_first is not None:
         factor = plan.headroom[found.gpus.index(found.breaks_first)]
         room = "no headroom" if factor is None else f"the least headroom: {growth(factor)}"

@@ -45,7 +45,7 @@ class Replan:
         if any(bin_.profile not in problem.profiles for bin_ in problem.old_bins):
             return "the running plan has GPUs of another type"
         split = any(bin_.is_split for bin_ in problem.old_bins)
-        return "it does not support adapters that are split over several GPUs" if split else None
+        return "the running plan splits adapters over several GPUs: plan without it" if split else None
 
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order of the running servers that they continue; new ones at the end."""

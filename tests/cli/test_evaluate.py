@@ -117,7 +117,7 @@ def test_a_plan_for_limits_breaks_with_them(
         made = replace(toy_plan(["a", "b"]), objective="slo", details={"limits": {"mean_ttft_ms": most}})
         made.save(path)
         assert run(["evaluate", str(path)]) == code
-        said = f"Latency limits (slo: mean_ttft_ms <= {most:g}) break on GPU"
+        said = f"Latency limits (slo: mean_ttft_ms <= {most:g}) break on GPUs 0, 1."
         assert (said in capsys.readouterr().out) is (code == 3)
         path.unlink()
 
