@@ -94,12 +94,19 @@ class SlotSearch:
         """
         candidates = max_loras_candidates(len(adapters))
         nearest = min(candidates, key=lambda slots: abs(slots - (hint or 0)))
-        climb = _Climb(self.make(adapters, nearest, profile, shares), self.width, until_admissible=True)
-        if hint is not None:
-            self._run([climb])
-        if hint is None or (thorough and climb.best is None):
-            climb.width, climb.until_admissible = len(candidates), False
-            self._run([climb])
+        like = self.make(adapters, nearest, profile, shares)
+        if hint is None:
+            return self.any_slots(like)
+        climb = _Climb(like, self.width, until_admissible=True)
+        self._run([climb])
+        if thorough and climb.best is None:
+            return self.any_slots(like)
+        return climb.best
+
+    def any_slots(self, bin_: Bin) -> Bin | None:
+        """The same adapters with whichever number of slots serves them best, or None if none is admissible."""
+        climb = _Climb(bin_, len(bin_.adapters))
+        self._run([climb])
         return climb.best
 
     def best(self, bin_: Bin) -> Bin:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from packer.bin import Bin, indices
 from packer.profile import Profile
-from packer.solvers.base import Problem, used_gpus
+from packer.solvers.base import MAX_LORAS_CANDIDATES, Problem, used_gpus
 from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.top_up import top_up
 from packer.solvers.order import by_falling_load
@@ -118,8 +118,12 @@ class FirstFit:
             adapters = np.concatenate((indices(alone.adapters), self.queue[:limit]))
             shares = np.array((*alone.shares, *(1.0,) * limit))
 
-        def first(n: int) -> tuple[list[int], Sequence[float]]:
-            return adapters[: given + n].tolist(), () if shares is None else shares[: given + n].tolist()
+        def made(n: int, most: int) -> Bin:
+            held, parts = (
+                adapters[: given + n].tolist(),
+                [] if shares is None else shares[: given + n].tolist(),
+            )
+            return slots.make(held, min(most, given + n), profile, parts)
 
         def admits(sizes: Sequence[int]) -> list[bool]:
             held = [given + n for n in sizes]
@@ -127,18 +131,19 @@ class FirstFit:
 
         last = (self._fullest if over() else self._last).get(profile)
         most = _FIRST_GUESS if last is None else most_slots(last[1])
+        most = (
+            most if alone is None else MAX_LORAS_CANDIDATES[0]
+        )  # a replica has few adapters beside a hot one
         (guess, step), n = self._guess(last, limit), 0
-        while n < limit:
+        while True:
             n = largest(admits, guess, limit, over, step, low=n, batch=slots.batch)
             if n == limit or (over() and (n or alone)):
                 break
-            held, parts = first(n + 1)
-            more = slots.feasible(held, profile, parts)
+            more = slots.any_slots(made(n + 1, given + n + 1))
             if more is None:
                 break
             n, most, guess, step = n + 1, most_slots(more), n + 2, 1
-        held, parts = first(n)
-        return slots.make(held, min(most, len(held)), profile, parts) if n else alone
+        return made(n, most) if n else alone
 
     def _guess(self, last: tuple[float, Bin] | None, limit: int) -> tuple[int, int]:
         """How many adapters carry the load of the latest GPU of that type, and how far to step from there."""

@@ -1,4 +1,4 @@
-"""Finding the largest number that is admissible with few questions."""
+"""Finding the largest number that is admissible in few calls."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ def largest(
 ) -> int:
     """The largest n in ]low, limit] that is admitted; `low`, which is known to be or stands for none, if there is none.
 
-    Doubles its steps away from the guess, then divides the interval: what is too large is taken to be too large with
-    more as well. `admits` is called with rising numbers, up to `batch` of them. Out of time it settles for the first
-    n that is admitted, lowering the guess by an eighth at a time.
+    Doubles its steps away from the guess, up to the first that is too large or down to the first that is not, then
+    divides the interval: what is too large is taken to be too large with more as well. `admits` is called with rising
+    numbers, one or about as many as `batch`. Out of time it settles for the first n that is admitted, lowering the
+    guess by an eighth at a time.
     """
     high, n = limit + 1, min(guess, limit)
     doublings = _DOUBLINGS if batch > 1 else 1
     while low < high - 1 and not (low and out_of_time()):
-        late, gap = out_of_time(), high - low - 1
+        late, gap, bracketed = out_of_time(), high - low - 1, low > 0 and high <= limit
         if late:
             tried = [n]
         elif gap <= batch:
             tried = list(range(low + 1, high))
-        elif low and high <= limit:
+        elif bracketed:
             tried = [low + (gap + 1) * k // (batch + 1) for k in range(1, batch + 1)]
         else:
             steps = [step * (2**k - 1) for k in range(doublings)]
             tried = sorted({min(max(n + d, low + 1), high - 1) for each in steps for d in (-each, each)})
-        admitted = [size for size, ok in zip(tried, admits(tried), strict=True) if ok]
-        low = max(admitted, default=low)
-        high = min((size for size in tried if size > low), default=high)
+        found = dict(zip(tried, admits(tried), strict=True))
+        start = tried[0] if bracketed else n
+        low = max((size for size in tried if size <= start and found[size]), default=low)
+        high = min((size for size in tried if size > low and not found[size]), default=high)
+        low = max((size for size in tried if size < high and found[size]), default=low)
         step *= 2 ** (doublings - 1)
         n = n - max(1, n // 8) if late else low + step if low else high - step
         n = min(max(n, low + 1), high - 1)

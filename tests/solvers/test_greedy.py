@@ -226,6 +226,19 @@ def test_search_finds_the_largest(
         assert found + 1 in [n for sizes in calls for n in sizes]
 
 
+@pytest.mark.parametrize(
+    ("failing", "expected"),
+    [({20, 40}, 39), ({30, 40}, 39), ({32, 40, 41}, 31), (set(range(33, 90)) - {56, 88}, 32)],
+)
+def test_the_search_goes_from_the_guess_to_the_first_that_fails(failing: set[int], expected: int) -> None:
+    """Predictors are not monotone: sizes that hold beyond one that fails are not taken, one below does not count."""
+
+    def admits(sizes: Sequence[int]) -> list[bool]:
+        return [n not in failing and n < 90 for n in sizes]
+
+    assert largest(admits, 32, 100, lambda: False, 8, batch=15) == expected
+
+
 def test_out_of_time_the_search_settles_for_the_first_size_that_holds() -> None:
     """The guess falls by an eighth at a time, and nothing larger is tried."""
     calls: list[int] = []
