@@ -24,6 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     os.symlink("f.csv", "link.csv")
     os.link("ranks.csv", "hard.csv")
     assert run(["solve", "f.csv", "--predictor", "tree", "-o", "plan.json", "-q"]) == 0
+    os.link("plan.json", "page.html")
     return tmp_path
 
 
@@ -38,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "workload from-access-log log.jsonl --ranks ranks.csv -o ranks.csv --force",
         "workload from-access-log log.jsonl --ranks ranks.csv -o hard.csv --force",
         "workload from-access-log log.jsonl -o w.csv --loads w.csv",
-        "report plan.json -o plan.json --force",
+        "report plan.json -o page.html --force",
         "export plan.json --format k8s -o s.yaml --sources s.yaml --adapters-claim adapters --token-secret hf --force",
     ],
 )
