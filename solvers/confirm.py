@@ -165,8 +165,8 @@ def lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int
 def relieved(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:
     """The bins with some adapters of the refused ones on others, all admitted by the whole predictor; None if not.
 
-    A refused bin gives away the fewest adapters that make up a share of its load. Those with the most room take them,
-    further GPUs of the same kind the rest. At most half of the bins may be refused.
+    A refused bin gives away the fewest adapters that make up a share of its load. Those with room take them, further
+    GPUs of the same kind the rest. At most half of the bins may be refused.
     """
     if 2 * len(refused) > len(bins) or any(item.is_split for item in bins):
         return None
@@ -214,7 +214,7 @@ def _without(problem: Problem, full: Bin, share: float) -> list[int]:
 
 
 def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:
-    """Those of the hosts that take some of the adapters, as far as the whole predictor admits it, most room first.
+    """Those of the hosts that take some of the adapters, as far as the whole predictor admits it, the fastest first.
 
     The room of a host is what it serves beyond the least share of its load; all, half or a quarter of it is filled.
     None take any where their room is not enough for all the adapters, so that a further GPU is needed anyway.
@@ -224,7 +224,8 @@ def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> 
     more = rows.total_token_throughput / (STARVATION_THRESHOLD * rows.offered_tok_s) - 1.0
     room = {k: share * hosts[k].offered_tok_s(fleet) for k, share in zip(hosts, more.tolist(), strict=True)}
     waiting = list(left) if sum(room.values()) >= loads[left].sum() else []
-    for k in sorted(hosts, key=lambda k: -room[k])[:_HOSTS]:
+    best = sorted(zip(scores(rows), hosts, strict=True), key=itemgetter(0), reverse=True)
+    for _, k in best[:_HOSTS]:
         host, model = hosts[k], fleet.adapters[hosts[k].adapters[0]].model
         mine = [i for i in waiting if fleet.adapters[i].model == model]
         most = int(np.searchsorted(np.cumsum(loads[mine]), room[k], side="right"))
