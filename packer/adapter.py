@@ -10,6 +10,8 @@ from packer.lengths import Lengths
 MAX_RANK = checks.SLOT_RANKS[-1]
 MIN_RATE = 1e-15
 """Smallest request rate, req/s: below it, times between requests overflow."""
+A_LENGTH = "packer.Lengths.gamma(mean=300, cv=1.1)"
+"""How lengths are made, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,9 @@ class Adapter:
         object.__setattr__(self, "rank", checks.integer(f"the rank {who}", self.rank, low=1, high=MAX_RANK))
         rate = checks.real(f"the rate {who}", self.rate, low=MIN_RATE, high=1e6)
         object.__setattr__(self, "rate", rate)
-        if self.model is not None:
-            checks.name(f"the model {who}", self.model)
-        if self.slo_class is not None:
-            checks.name(f"the slo_class {who}", self.slo_class)
+        for own in ("model", "slo_class"):
+            if getattr(self, own) is not None:
+                checks.name(f"the {own} {who}", getattr(self, own))
+        for side in ("input_tokens", "output_tokens"):
+            if getattr(self, side) is not None:
+                checks.instance(f"{side} {who}", getattr(self, side), Lengths, A_LENGTH)

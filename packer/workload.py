@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.adapter import Adapter
+from packer.adapter import A_LENGTH, Adapter
 from packer.arrival import Arrivals
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
@@ -25,6 +25,14 @@ _T = TypeVar("_T", bound=np.generic)
 SHAREGPT_INPUT = Lengths.gamma(mean=223.0, cv=1.1)
 SHAREGPT_OUTPUT = Lengths.gamma(mean=195.0, cv=1.04)
 SHAREGPT_CORRELATION = -0.39
+
+_KINDS = (
+    ("input_tokens", Lengths, A_LENGTH),
+    ("output_tokens", Lengths, A_LENGTH),
+    ("arrivals", Arrivals, "packer.Arrivals('lognormal', cv=2)"),
+    ("slo", Slo, "packer.Slo.of(p95_ttft_ms=500)"),
+    ("fine_tuning", FineTuning, "packer.FineTuning(samples=1000)"),
+)
 
 
 @dataclass(frozen=True)
@@ -69,22 +77,26 @@ class Workload:
         slo: Slo | None = None,
         fine_tuning: FineTuning | None = None,
     ) -> None:
-        setter = object.__setattr__
-        setter(self, "adapters", tuple(adapters))
-        setter(self, "input_tokens", input_tokens)
-        setter(self, "output_tokens", output_tokens)
-        correlation = checks.real("length_correlation", length_correlation, low=-1.0, high=1.0)
-        setter(self, "length_correlation", correlation)
-        setter(self, "arrivals", arrivals if arrivals is not None else Arrivals())
-        setter(self, "name", name)
-        setter(self, "slo", slo if slo is not None else Slo())
-        setter(self, "fine_tuning", fine_tuning)
+        given = {
+            "adapters": tuple(adapters),
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "length_correlation": checks.real("length_correlation", length_correlation, low=-1.0, high=1.0),
+            "arrivals": arrivals if arrivals is not None else Arrivals(),
+            "name": name,
+            "slo": slo if slo is not None else Slo(),
+            "fine_tuning": fine_tuning,
+        }
+        for key, value in given.items():
+            object.__setattr__(self, key, value)
         self._check()
 
     def _check(self) -> None:
         if not self.adapters:
             raise ValidationError("Expected a workload to have at least one adapter, got 0.")
-        checks.instance("slo", self.slo, Slo, "packer.Slo.of(p95_ttft_ms=500)")
+        for key, kind, made_by in _KINDS:
+            if getattr(self, key) is not None:
+                checks.instance(key, getattr(self, key), kind, made_by)
         seen: set[str] = set()
         for adapter in self.adapters:
             checks.instance("an adapter", adapter, Adapter, "packer.Adapter(name, rank, rate)")

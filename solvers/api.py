@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from packer import registry
+from packer import checks, registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.gpu import Kinds, kinds_of, serving, stock_of
@@ -279,6 +279,7 @@ def verified(plan: Plan, objective: Objective | None = None, *, figures: bool = 
 
 def _same_fleet_bins(old: Plan, workload: Workload) -> tuple[Bin, ...]:
     """The old plan's bins in indices of the new workload; adapters that are gone are left out."""
+    checks.instance("old_plan", old, Plan, "packer.load_plan(FILE)")
     if not old.bins:
         raise IncompatibleError(
             "The running plan has no GPUs, so that there is nothing to keep: plan without it."

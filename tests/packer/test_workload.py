@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -77,6 +79,17 @@ def test_nonsense_is_refused() -> None:
         Workload([Adapter("a", 8, 0.1)], length_correlation=1.5)
     with pytest.raises(ValidationError, match="rate_factor"):
         fleet([1.0]).scaled(0.0)
+
+
+@pytest.mark.parametrize("part", ["input_tokens", "output_tokens", "arrivals", "slo", "fine_tuning"])
+def test_parts_of_another_kind_are_refused(part: str) -> None:
+    """A number in place of a distribution or a process is refused where it is given, with what to write."""
+    own: dict[str, Any] = {part: 300.0}
+    with pytest.raises(ValidationError, match=f"Expected {part} to be a .*, as packer.* gives, got 300.0"):
+        Workload([Adapter("a", 8, 0.1)], **own)
+    if part.endswith("tokens"):
+        with pytest.raises(ValidationError, match=f"Expected {part} of adapter 'a' to be a Lengths"):
+            Adapter("a", 8, 0.1, **own)
 
 
 def replayed(n: int = 100) -> Workload:
