@@ -236,7 +236,8 @@ def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> 
         ]
         for item, holds in zip(tried, _admitted(problem, tried), strict=True):
             found |= {k: item} if holds else {}
-        waiting = [i for i in waiting if k not in found or i not in set(found[k].adapters)]
+        taken = set(found.get(k, host).adapters)
+        waiting = [i for i in waiting if i not in taken]
     return found
 
 
