@@ -132,6 +132,6 @@ def _exceeded(objective: Objective, row: Evaluation) -> str:
 
 def keeps_limits(objective: Objective, found: Evaluations) -> npt.NDArray[np.bool_]:
     """Which bins the objective admits when latencies may exceed its limits by the slack, bool (n,)."""
-    latencies = [item.name for item in fields(found) if item.name.endswith("_ms")]
+    latencies = [item.name for item in fields(found) if item.name.endswith("_ms") or item.name == "slo_used"]
     eased = {name: getattr(found, name) / LATENCY_SLACK for name in latencies}
     return objective.admissible(replace(found, **eased))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +13,22 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import ValidationError, VerificationError
+from packer.evaluation import Evaluations
 from packer.lengths import Lengths
 from packer.objectives.base import load_objective
 from packer.objectives.gpus import Gpus
 from packer.objectives.headroom import Headroom
 from packer.objectives.slo import Slo
+from packer.plan import Status
+from packer.predictors.content import Factors
 from packer.predictors.twin import TwinPredictor
 from packer.profile import LatencySpec, Profile
 from packer.settings import Slots
 from packer.solvers.api import solve
+from packer.solvers.assemble import assemble
 from packer.solvers.base import Solution
-from packer.solvers.verify import FRESH_SEED, check, twin_failures
+from packer.solvers.evaluator import Evaluator
+from packer.solvers.verify import FRESH_SEED, check, keeps_limits, twin_failures
 from packer.testing.analytic import small_profile
 from packer.twin.stability import stability
 from packer.workload import Workload
@@ -93,6 +99,27 @@ def test_latency_limits_are_checked_by_the_twin_with_a_little_slack() -> None:
         "mean_itl_ms is"
         in twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=FRESH_SEED), objective=far)[slowest]
     )
+    used = replace(TwinPredictor().evaluate(FLEET, LIGHT), slo_used=np.array([1.015, 1.03]))
+    assert keeps_limits(Slo(), used).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("over", "holds"), [(1.015, True), (1.03, False)])
+def test_a_server_that_holds_with_the_margin_may_be_a_little_slower_without(over: float, holds: bool) -> None:
+    """Hours differ by a percent or so: within the slack of the verification such a plan is feasible."""
+
+    class Slower(TwinPredictor):
+        def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
+            found = super().evaluate(workload, bins, factors)
+            return replace(found, slo_used=np.full(len(bins), over if np.all(factors == 1.0) else 0.99))
+
+    task = replace(POSED, objective=Slo(), evaluator=Evaluator(Slower(), Slo(), 0.05))
+    plan = assemble(task, Solution(tuple(LIGHT)), "mine", 0.0)
+    assert (plan.status is Status.FEASIBLE) is holds
+    assert holds or "slo_used 1.03 > 1" in plan.reasons[0]
+    exact = assemble(
+        replace(task, evaluator=Evaluator(Slower(), Slo(), 0.0)), Solution(tuple(LIGHT)), "mine", 0.0
+    )
+    assert exact.status is Status.INFEASIBLE  # the limit itself where there is no margin
 
 
 def test_loads_of_the_objective_are_checked_by_the_twin(tmp_path: Path) -> None:
