@@ -48,11 +48,6 @@ class FirstFit:
 
     def run(self) -> None:
         """Pack until the queue is empty; out of time, the rest is packed without searching."""
-        self._pack()
-        if not self.problem.out_of_time():
-            self.bins = self.slots.climbed(self.bins)[0] or self.bins
-
-    def _pack(self) -> None:
         total = len(self.queue)
         while self.queue.size:
             self.problem.progress("packing", total - len(self.queue), total)
@@ -69,12 +64,14 @@ class FirstFit:
             self.close(opened)
 
     def close(self, opened: Bin) -> None:
-        """Add what still fits, and take the adapters out of the queue."""
+        """Add what still fits, choose the slots, and take the adapters out of the queue."""
         self._take(opened.adapters)
         lighter = self.queue.size > 0 and self.loads[self._falling[-1]] < self.loads[self.queue[0]]
         if lighter and not self.problem.out_of_time():
             opened = top_up(self.slots, opened, self._falling)
             self._take(opened.adapters)
+        if not self.problem.out_of_time():
+            opened = self.slots.best(opened)
         last = self._last[opened.profile] = opened.offered_tok_s(self.problem.workload), opened
         self._fullest[opened.profile] = max(self._fullest.get(opened.profile, last), last, key=itemgetter(0))
         self.bins.append(opened)
@@ -119,11 +116,9 @@ class FirstFit:
             shares = np.array((*alone.shares, *(1.0,) * limit))
 
         def made(n: int, most: int) -> Bin:
-            held, parts = (
-                adapters[: given + n].tolist(),
-                [] if shares is None else shares[: given + n].tolist(),
-            )
-            return slots.make(held, min(most, given + n), profile, parts)
+            end = given + n
+            parts = [] if shares is None else shares[:end].tolist()
+            return slots.make(adapters[:end].tolist(), min(most, end), profile, parts)
 
         def admits(sizes: Sequence[int]) -> list[bool]:
             held = [given + n for n in sizes]
@@ -131,9 +126,8 @@ class FirstFit:
 
         last = (self._fullest if over() else self._last).get(profile)
         most = _FIRST_GUESS if last is None else most_slots(last[1])
-        most = (
-            most if alone is None else MAX_LORAS_CANDIDATES[0]
-        )  # a replica has few adapters beside a hot one
+        if alone is not None:  # few adapters fit beside a hot one
+            most = MAX_LORAS_CANDIDATES[0]
         (guess, step), n = self._guess(last, limit), 0
         while True:
             n = largest(admits, guess, limit, over, step, low=n, batch=slots.batch)
@@ -143,7 +137,10 @@ class FirstFit:
             if more is None:
                 break
             n, most, guess, step = n + 1, most_slots(more), n + 2, 1
-        return made(n, most) if n else alone
+        found = made(n, most) if n else alone
+        if found is None or last is not None or over():
+            return found
+        return slots.best(found)  # more fits with the slots that serve a GPU best
 
     def _guess(self, last: tuple[float, Bin] | None, limit: int) -> tuple[int, int]:
         """How many adapters carry the load of the latest GPU of that type, and how far to step from there."""
