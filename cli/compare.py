@@ -145,20 +145,12 @@ def compare(
     out.check_picture(files.plot)
     start = real.start()
     profile = kind.profile(out)
+    named = (compared.solvers, compared.objectives, compared.predictors)
+    solvers, objectives, predictors = map(split_names, named)
+    options = {name: getattr(compared, name) for name in ("time_limit_s", "max_replicas", "margin")}
+    fleet, sizes = file.fleet(), compared.sizes or ()
     job = Comparison(
-        file.fleet(),
-        profile,
-        split_names(compared.solvers),
-        split_names(compared.objectives),
-        split_names(compared.predictors),
-        compared.sizes or (),
-        compared.gpus,
-        compared.seed,
-        {
-            "time_limit_s": compared.time_limit_s,
-            "max_replicas": compared.max_replicas,
-            "margin": compared.margin,
-        },
+        fleet, profile, solvers, objectives, predictors, sizes, compared.gpus, compared.seed, options
     )
     results, whole = _run(job, out)
     if start is not None:

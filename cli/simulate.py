@@ -281,17 +281,13 @@ def _predicted(found: Prediction) -> list[Table | str]:
         result = f"{'starves' if row.starved else 'does not starve'} (probability {row.starvation_probability:.1%})"
     rows = [["result", result, ""], ["served share", number(100 * row.served_share, 1), "%"]]
     rows += [[FIGURES[name].text, *figures(row, [name]), FIGURES[name].unit] for name in PREDICTED]
-    outside = (
-        [f"Outside what {found.predictor!r} was trained on: {', '.join(found.outside)}"]
-        if found.outside
-        else []
-    )
+    outside = f"Outside what {found.predictor!r} was trained on: {', '.join(found.outside)}"
     title = f"One server by the predictor {found.predictor!r}"
     return [
         Table(title, ["", "", "unit"], rows, left=(0, 2)),
         f"Server: {found.server.profile.label}",
         *_why(found.explanation or {}),
-        *outside,
+        *([outside] if found.outside else []),
         *found.notes,
     ]
 
@@ -317,10 +313,7 @@ def _draw(first: Simulation, path: str, out: Writing) -> None:
     if first.status != "ok":
         out.note(f"nothing to draw: the server does not start; {Path(path)} was not written.")
         return
-    title = title_of(first)
-    figure = (
-        cluster_figure(first, title=title)
-        if isinstance(first, ClusterSimulation)
-        else simulation_figure(first, title=title)
-    )
-    write_figure(figure, path)
+    if isinstance(first, ClusterSimulation):
+        write_figure(cluster_figure(first, title=title_of(first)), path)
+    else:
+        write_figure(simulation_figure(first, title=title_of(first)), path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -77,18 +77,11 @@ class Workload:
         slo: Slo | None = None,
         fine_tuning: FineTuning | None = None,
     ) -> None:
-        given = {
-            "adapters": tuple(adapters),
-            "input_tokens": input_tokens,
-            "output_tokens": output_tokens,
-            "length_correlation": checks.real("length_correlation", length_correlation, low=-1.0, high=1.0),
-            "arrivals": arrivals if arrivals is not None else Arrivals(),
-            "name": name,
-            "slo": slo if slo is not None else Slo(),
-            "fine_tuning": fine_tuning,
-        }
-        for key, value in given.items():
-            object.__setattr__(self, key, value)
+        correlation = checks.real("length_correlation", length_correlation, low=-1.0, high=1.0)
+        arrivals, slo = arrivals if arrivals is not None else Arrivals(), slo if slo is not None else Slo()
+        given = (tuple(adapters), input_tokens, output_tokens, correlation, arrivals, name, slo, fine_tuning)
+        for each, value in zip(fields(self), given, strict=True):
+            object.__setattr__(self, each.name, value)
         self._check()
 
     def _check(self) -> None:

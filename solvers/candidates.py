@@ -21,15 +21,11 @@ def max_loras_candidates(n_adapters: int) -> tuple[int, ...]:
 
 
 def beyond_measured(workload: Workload, bins: Sequence[Bin]) -> tuple[str, ...]:
-    """A sentence on each kind of server with requests that are too long for it, and on each GPU with more adapters
-    than its profile was measured with.
-    """
-    return (
-        *cut_words(workload, dict.fromkeys(item.profile for item in bins)),
-        *(
-            f"GPU {k} holds {len(item.adapters):,} adapters, beyond the {item.profile.measured_adapters:,} up to "
-            f"which the profile was measured (measured_adapters in {item.profile.name})"
-            for k, item in enumerate(bins)
-            if len(item.adapters) > item.profile.measured_adapters
-        ),
+    """A sentence on each kind of server that cuts requests, and on each GPU with more adapters than were measured."""
+    many = (
+        f"GPU {k} holds {len(item.adapters):,} adapters, beyond the {item.profile.measured_adapters:,} up to which "
+        f"the profile was measured (measured_adapters in {item.profile.name})"
+        for k, item in enumerate(bins)
+        if len(item.adapters) > item.profile.measured_adapters
     )
+    return (*cut_words(workload, dict.fromkeys(item.profile for item in bins)), *many)
