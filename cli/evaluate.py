@@ -230,12 +230,9 @@ def _write_seen(plan: Plan, seen: Workload, ranks: RankOptions, path: str) -> No
 
 
 _BESIDE = {
-    "offered_tok_s": 5,
-    "total_token_throughput": 4,
-    "mean_ttft_ms": 1,
-    "worst_adapter_ttft_ms": 2,
+    "offered_tok_s": 5, "total_token_throughput": 4, "mean_ttft_ms": 1, "worst_adapter_ttft_ms": 2,
     "mean_itl_ms": 3,
-}
+}  # fmt: skip
 """Figures beside those of the plan; on a narrow terminal those that come first."""
 
 

@@ -275,16 +275,9 @@ class Profile:
     @cached_property
     def _content(self) -> tuple[object, ...]:
         return (
-            self.name,
-            self.fingerprint,
-            self.model.repository,
-            self.gpu,
-            self.calibrated,
-            dict(self.provenance),
-            dict(self.errors),
-            self.startup_s,
-            self.measured_adapters,
-        )
+            self.name, self.fingerprint, self.model.repository, self.gpu, self.calibrated,
+            dict(self.provenance), dict(self.errors), self.startup_s, self.measured_adapters,
+        )  # fmt: skip
 
     @property
     def label(self) -> str:

@@ -199,20 +199,11 @@ class Server:
             sent_tokens += n_refused * workload.offered_tok_s / workload.rate
         times = state.times[taken]
         return Raw(
-            RequestTrace(times[:, rows.SENT_AT].copy(), marks.adapter[taken], prompt, output),
-            refused,
-            sent_tokens,
-            times[:, rows.FIRST_SEEN].copy(),
-            times[:, rows.FINISH_SEEN].copy(),
-            state.status[taken] == rows.FINISHED,
-            state.ints,
-            state.floats,
-            state.histogram,
-            state.timeline,
-            state.means,
-            times,
-            None if tuning is None else tuning.registers,
-        )
+            RequestTrace(times[:, rows.SENT_AT].copy(), marks.adapter[taken], prompt, output), refused,
+            sent_tokens, times[:, rows.FIRST_SEEN].copy(), times[:, rows.FINISH_SEEN].copy(),
+            state.status[taken] == rows.FINISHED, state.ints, state.floats, state.histogram, state.timeline,
+            state.means, times, None if tuning is None else tuning.registers,
+        )  # fmt: skip
 
 
 def fill_inbox(state: rows.ServerState, time_s: FloatArray) -> None:

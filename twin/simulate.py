@@ -92,14 +92,6 @@ def simulate(
         else:
             reason = f"the KV cache of {kv_tokens} tokens can't hold the largest adapter and a request"
     return Simulation(
-        "ok" if reason is None else "memory_error",
-        reason or "",
-        workload,
-        profile,
-        settings,
-        float(duration_s),
-        seed,
-        kv_tokens,
-        raw,
-        timeline_bin_s,
-    )
+        "ok" if reason is None else "memory_error", reason or "", workload, profile, settings,
+        float(duration_s), seed, kv_tokens, raw, timeline_bin_s,
+    )  # fmt: skip

@@ -212,15 +212,9 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
     release = _VERSION.fullmatch(profile.engine.version)
     tag = f"v{release[1]}{release[2] or '.0'}" if release else "latest"  # images of 0.11 are tagged v0.11.0
     return Server(
-        index,
-        f"{options.prefix}-{index}",
-        options.port,
-        _address(index, options),
-        model,
-        options.image or f"vllm/vllm-openai:{tag}",
-        item,
-        tuple(modules),
-    )
+        index, f"{options.prefix}-{index}", options.port, _address(index, options), model,
+        options.image or f"vllm/vllm-openai:{tag}", item, tuple(modules),
+    )  # fmt: skip
 
 
 def host_port(index: int, options: Options) -> int:

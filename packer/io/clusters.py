@@ -107,14 +107,9 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
             store = Store(file.store.bandwidth_gb_s * 1e9, file.store.latency_ms, file.store.concurrent)
         job = None if file.fine_tuning is None else file.fine_tuning.job()
         return Cluster(
-            kinds,
-            servers,
-            slo=file.slo,
-            nodes=nodes,
-            store=store,
-            network_ms=file.network_ms,
+            kinds, servers, slo=file.slo, nodes=nodes, store=store, network_ms=file.network_ms,
             fine_tuning=job,
-        )
+        )  # fmt: skip
     except InputError as error:
         raise FileFormatError(str(error)) from None
 

@@ -22,16 +22,9 @@ from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPU
 
 REQUIRED = ("adapter", "rank", "rate")
 OPTIONAL = (
-    "model",
-    "input_tokens",
-    "output_tokens",
-    "input_cv",
-    "output_cv",
-    "length_correlation",
-    "bursts",
-    "own_bursts",
-    "slo_class",
-)
+    "model", "input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation", "bursts",
+    "own_bursts", "slo_class",
+)  # fmt: skip
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 
 

@@ -134,17 +134,9 @@ class ClusterSimulation(Simulation):
                 refused = np.zeros(len(workload), dtype=np.int64)
                 raw = replace(raw, requests=workload.arrivals.trace, refused=refused)
         return Simulation(
-            self.status,
-            self.status_reason,
-            workload,
-            setup.profile,
-            setup.settings,
-            self.duration_s,
-            self.seed,
-            setup.kv_cache_tokens,
-            raw,
-            self.timeline_bin_s,
-        )
+            self.status, self.status_reason, workload, setup.profile, setup.settings, self.duration_s,
+            self.seed, setup.kv_cache_tokens, raw, self.timeline_bin_s,
+        )  # fmt: skip
 
     @cached_property
     def server_timeline(self) -> pl.DataFrame:

@@ -103,16 +103,9 @@ def from_steps(steps: Steps, settings: Settings, waiting: FloatArray | None = No
         return np.bincount(group, weights=values, minlength=n) / count
 
     return Observations(
-        settings,
-        mean(steps.decodes),
-        mean(steps.prefill_tokens),
-        mean(steps.adapters),
-        mean(steps.sum_ranks),
-        mean(steps.kv_tokens),
-        mean(clipped),
-        count,
-        mean(waiting),
-    )
+        settings, mean(steps.decodes), mean(steps.prefill_tokens), mean(steps.adapters),
+        mean(steps.sum_ranks), mean(steps.kv_tokens), mean(clipped), count, mean(waiting),
+    )  # fmt: skip
 
 
 def _level(values: FloatArray) -> IntArray:

@@ -102,24 +102,11 @@ class _Run:
     def result(self, duration_s: float) -> LoadResult:
         trace = self.job.requests
         return LoadResult(
-            trace.time_s,
-            trace.adapter,
-            trace.input_tokens,
-            trace.output_tokens,
-            self.sent,
-            self.first,
-            self.finish,
-            self.received,
-            self.state,
-            np.array(self.gaps, dtype=np.float64),
-            np.array(self.owners, dtype=np.int64),
-            duration_s,
-            self.start,
-            self.start_unix,
-            dict(self.errors.most_common(20)),
-            self.ended or "complete",
-            tuple(self.metrics),
-        )
+            trace.time_s, trace.adapter, trace.input_tokens, trace.output_tokens, self.sent, self.first,
+            self.finish, self.received, self.state, np.array(self.gaps, dtype=np.float64),
+            np.array(self.owners, dtype=np.int64), duration_s, self.start, self.start_unix,
+            dict(self.errors.most_common(20)), self.ended or "complete", tuple(self.metrics),
+        )  # fmt: skip
 
 
 def _bodies(job: LoadJob) -> list[bytes]:
