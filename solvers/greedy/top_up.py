@@ -57,8 +57,9 @@ def _first_fitting(slots: SlotSearch, bin_: Bin, kinds: IntArray) -> int | None:
         ranks = SLOT_RANK_FOR[slots.problem.workload.ranks[held].max(axis=1)]
         return slots.admits(BinTable(bin_.profile, end - size, end, held.ravel(), shares, max_loras, ranks))
 
-    step = max(1, len(kinds) // 2)
-    n = largest(admits, 1, len(kinds), slots.problem.out_of_time, step, batch=slots.batch)
+    # The heaviest that fits, or, where an evaluation takes long, first the lightest: most often nothing fits.
+    guess, step = (len(kinds), len(kinds) // 8) if slots.batch > 1 else (1, len(kinds) // 2)
+    n = largest(admits, guess, len(kinds), slots.problem.out_of_time, max(1, step), batch=slots.batch)
     return len(kinds) - n if n else None
 
 
