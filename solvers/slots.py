@@ -125,11 +125,15 @@ class SlotSearch:
         return (made, [climb.quality for climb in climbs]) if len(made) == len(bins) else ([], [])
 
     def _run(self, climbs: Sequence[_Climb]) -> None:
-        """Climb to the end, a step of each at a time."""
-        while asked := [(climb, k) for climb in climbs for k in climb.wanted()]:
-            found, admissible = self.evaluate([climb.bin(k) for climb, k in asked])
-            for (climb, k), ok, score in zip(asked, admissible.tolist(), scores(found), strict=True):
+        """Climb a step of each at a time, to the end, or to the first admissible bin; for better ones while there is
+        time.
+        """
+        while wanted := [(climb, k) for climb in climbs for k in climb.wanted()]:
+            found, admissible = self.evaluate([climb.bin(k) for climb, k in wanted])
+            for (climb, k), ok, score in zip(wanted, admissible.tolist(), scores(found), strict=True):
                 climb.score[k] = (float(ok), *score)
+            if not climbs[0].until_admissible and self.problem.out_of_time():
+                break
 
 
 class _Climb:
