@@ -120,7 +120,7 @@ class Server:
                 rows.register(state, in_slots=not state.sizes[:, rows.BLOCKS].any())
             if adapter is None:
                 state.ints[rows.STREAM], state.floats[rows.NEXT_S] = 1, time_s[0] if len(time_s) else np.inf
-                state = state._replace(stream_s=np.ascontiguousarray(time_s))
+                state = state._replace(stream_s=np.require(time_s, np.float64, ["C", "W"]))
             else:
                 fill_inbox(state, time_s)
             tuning = self.tuning(seed)

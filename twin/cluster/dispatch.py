@@ -169,7 +169,7 @@ class _Clock:
         for each in ticks:
             if isinstance(each, TickingPolicy):
                 each.start(self.view, work.seed)
-        self._due_s = [each.period_s for each in ticks]
+        self._due_s = [float(each.period_s) for each in ticks]
 
     @property
     def next_s(self) -> float:

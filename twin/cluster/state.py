@@ -227,7 +227,7 @@ def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
             tuning = Tuning(c.tuning.registers[s], c.tuning.lengths)
             advance(state_of(c, s), law_of_server(c, s), until_s, tuning)
     else:
-        advance(state_of(c, s), law_of_server(c, s), until_s)
+        advance(state_of(c, s), law_of_server(c, s), until_s, None)
     if c.ints[s, IN_FLIGHT] == 1:
         c.wake_s[s] = c.floats[s, END_S]
     elif c.ints[s, RUNNING] + c.ints[s, WAITING] > 0:
