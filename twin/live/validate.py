@@ -6,7 +6,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -35,6 +35,7 @@ COMPARED = (
 )  # fmt: skip
 """Figures that are set side by side."""
 SMAPE_OF = COMPARED[:5]
+LOOK_S = 0.5
 
 
 def difference(predicted: float | None, measured: float | None) -> float | None:
@@ -201,10 +202,12 @@ class Validation:
 
         with claimed(self.folder):
             pool = ThreadPoolExecutor(self.spec.parallel)
-            futures = [pool.submit(one, index) for index in range(len(self.bins))]
+            left = {pool.submit(one, index) for index in range(len(self.bins))}
             try:
-                for future in as_completed(futures):
-                    future.result()  # raises the first error of a thread
+                while left:  # an interrupt that comes just before the wait is seen after it
+                    done, left = wait(left, LOOK_S, FIRST_COMPLETED)
+                    for future in done:
+                        future.result()  # raises the first error of a thread
             except BaseException:
                 self._stop.set()
                 raise
