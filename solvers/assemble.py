@@ -32,20 +32,17 @@ def assemble(
 
     `verify`: it will be verified, which gives the figures of `simulated_once`: they are those with the margin so far.
     """
-    evaluator = problem.evaluator
+    evaluator, goal = problem.evaluator, problem.objective
     once = verify and not solution.unplaced and simulated_once(problem, solution.bins)
     evaluations = (evaluator.confirmed if once else evaluator.report)(problem.workload, solution.bins)
-    if once and not problem.objective.admissible(evaluations).all():
+    if once and not goal.admissible(evaluations).all():
         evaluations = evaluator.report(problem.workload, solution.bins)
-    goal = problem.objective
     admissible = goal.admissible(evaluations)
-    if (
-        not admissible.all()
-    ):  # in an hour without the margin, a bin that holds with it may be a percent slower
+    if not admissible.all():  # without the margin, a bin that holds with it may be a percent slower
         held = goal.admissible(evaluator.confirmed(problem.workload, solution.bins))
         admissible |= held & keeps_limits(goal, evaluations)
-    limits = dict(problem.objective.limits)
-    key = problem.objective.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
+    limits = dict(goal.limits)
+    key = goal.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
     bound = None if solution.lower_bound is None else _rounded(problem, solution.lower_bound)
     status = Status.FEASIBLE if all(admissible) and not solution.unplaced else Status.INFEASIBLE
     return _closed(
@@ -55,7 +52,7 @@ def assemble(
             bins=solution.bins,
             evaluations=evaluations,
             status=status,
-            objective=problem.objective.name,
+            objective=goal.name,
             solver=solver,
             predictor=evaluator.name,
             objective_value=key,

@@ -230,10 +230,7 @@ def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> 
         mine = [i for i in waiting if fleet.adapters[i].model == model]
         most = int(np.searchsorted(np.cumsum(loads[mine]), room[k], side="right"))
         sizes = [n for n in (most // 4, most // 2, most) if n > 0 and not problem.out_of_time()]
-        own = host.max_loras == len(host.adapters)
-        tried = [
-            slots.make((*host.adapters, *mine[:n]), host.max_loras + n * own, host.profile) for n in sizes
-        ]
+        tried = [slots.like((*host.adapters, *mine[:n]), host) for n in sizes]
         for item, holds in zip(tried, _admitted(problem, tried), strict=True):
             found |= {k: item} if holds else {}
         taken = set(found.get(k, host).adapters)

@@ -24,10 +24,11 @@ MOST_ADAPTERS = 1_000_000
 
 
 class _Cells(dict[str, str]):
-    """Cells of a row of a file by column."""
+    """Cells of a row of a file by column, and where they are."""
 
-    path = ""
-    number: int | None = None
+    def __init__(self, cells: Row, path: str | os.PathLike[str], row: int) -> None:
+        super().__init__(cells)
+        self.path, self.row = path, row
 
 
 @reader
@@ -45,17 +46,12 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[Row
             f"{', '.join(found)[:200]}.",
             row=1,
         )
-    found_rows: list[Row] = []
-    for row in rows:
-        cells = _Cells(row.cells)
-        cells.path, cells.number = os.fspath(path), row.number
-        found_rows.append(cells)
-    return found_rows
+    return [_Cells(row.cells, path, row.number) for row in rows]
 
 
 def _fail(row: Row, column: str, rule: str) -> NoReturn:
-    path, number = (row.path, row.number) if isinstance(row, _Cells) else ("", None)
-    raise FileFormatError(f"{rule}, got {shown(row.get(column, ''))}.", path=path, row=number, column=column)
+    path, line = (row.path, row.row) if isinstance(row, _Cells) else (None, None)
+    raise FileFormatError(f"{rule}, got {shown(row.get(column, ''))}.", path=path, row=line, column=column)
 
 
 def number(row: Row, column: str, *, default: float | None = None) -> float:

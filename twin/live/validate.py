@@ -36,6 +36,7 @@ COMPARED = (
 """Figures that are set side by side."""
 SMAPE_OF = COMPARED[:5]
 LOOK_S = 0.5
+"""How often the main thread looks whether it was interrupted."""
 
 
 def difference(predicted: float | None, measured: float | None) -> float | None:
