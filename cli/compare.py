@@ -15,8 +15,8 @@ from packer.cli.traffic import refuse_unused
 from packer.words import counted, number
 
 if TYPE_CHECKING:
+    from packer.live.launch import Launch
     from packer.solvers.compare import Comparison, Result
-    from packer.twin.live.launch import Launch
     from packer.workload import Workload
 
 
@@ -82,7 +82,7 @@ class RealServers:
 
     def start(self) -> Launch | None:
         """How servers are started; None where the twin measures."""
-        from packer.twin.live.launch import read_launch
+        from packer.live.launch import read_launch
 
         return None if self.launch is None else read_launch(self.launch)
 
@@ -154,8 +154,8 @@ def compare(
     )
     results, whole = _run(job, out)
     if start is not None:
+        from packer.live.validate import ValidationSpec
         from packer.operate.real import measured
-        from packer.twin.live.validate import ValidationSpec
 
         spec = ValidationSpec(real.launch_duration, seed=job.seed)
         with out.progress() as progress:

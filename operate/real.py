@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from packer.bin import Bin
+from packer.live.launch import Launch
+from packer.live.validate import BinReport, Validation, ValidationSpec
 from packer.plan import Plan
 from packer.solvers.compare import PlanFigures, Result
-from packer.twin.live.launch import Launch
-from packer.twin.live.validate import BinReport, Validation, ValidationSpec
 from packer.workload import Workload
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from packer.evaluation import FIGURES
+from packer.live.validate import SMAPE_OF, BinReport, gauges
 from packer.report.figures import Bars, Figure, Line, Panel, known
-from packer.twin.live.validate import SMAPE_OF, BinReport, gauges
 
 GAUGES = (("running", "requests running"), ("waiting", "requests waiting"), ("kv_usage", "KV cache used"))
 LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms")

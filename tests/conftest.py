@@ -26,8 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {
     "packer": "packer",
     "packer.cli": "cli",
+    "packer.fit": "fit",
+    "packer.live": "live",
     "packer.objectives": "objectives",
     "packer.operate": "operate",
+    "packer.papers": "papers",
+    "packer.planning": "planning",
     "packer.predictors": "predictors",
     "packer.report": "report",
     "packer.solvers": "solvers",

@@ -10,7 +10,7 @@ import pytest
 
 import packer
 
-ELSEWHERE = "packer.twin.live.inside."
+ELSEWHERE = "packer.live.inside."
 """Modules that run in the environment of the server, with its packages."""
 
 PUBLIC = [

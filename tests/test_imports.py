@@ -1,4 +1,4 @@
-"""Imports point one way: cli → (report, operate) → solvers → (objectives, predictors) → twin → core."""
+"""Imports point one way: cli → (report, operate) → planning → solvers → (objectives, predictors) → twin → core."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ LEVEL = {
     "edge": 1,
     "twin": 2,
     "objectives": 3,
+    "fit": 3,
     "predictors": 3,
+    "live": 4,
     "solvers": 4,
-    "testing": 5,
-    "operate": 5,
-    "report": 5,
-    "cli": 6,
+    "planning": 5,
+    "papers": 5,
+    "testing": 6,
+    "operate": 6,
+    "report": 6,
+    "cli": 7,
 }
 MEMORY = "packer.twin.memory"
 """Arithmetic on profiles, which imports the core only: readers of plans use it as well."""

@@ -21,10 +21,10 @@ import numpy as np
 from h100 import MODELS, tables
 from trials import measured_profile
 
+from packer.fit.runs import simulate_run
+from packer.fit.tables import Run
 from packer.io.files import write_text
 from packer.profile import Profile
-from packer.twin.fit.runs import simulate_run
-from packer.twin.fit.tables import Run
 from packer.twin.result import Simulation
 from packer.twin.scores import smape
 

@@ -18,13 +18,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from h100 import DATA, MODELS, PROFILES, base_profile, tables
 
+from packer.fit import score
+from packer.fit.pipeline import Calibration, calibrate, with_provenance
+from packer.fit.score import REGIMES, ScoredRun, regime_errors
+from packer.fit.tables import Run
 from packer.io.files import write_text
 from packer.io.profiles import write_profile
 from packer.profile import Profile
-from packer.twin.fit import score
-from packer.twin.fit.pipeline import Calibration, calibrate, with_provenance
-from packer.twin.fit.score import REGIMES, ScoredRun, regime_errors
-from packer.twin.fit.tables import Run
 from packer.twin.scores import macro_f1, smape
 
 HERE = Path(__file__).parent

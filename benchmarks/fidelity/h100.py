@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from packer.fit.tables import Profiling, Run, read_profiling, read_rows, read_runs
 from packer.profile import (
     EngineSpec,
     FrontEndSpec,
@@ -15,7 +16,6 @@ from packer.profile import (
     ModelSpec,
     Profile,
 )
-from packer.twin.fit.tables import Profiling, Run, read_profiling, read_rows, read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data" / "h100"

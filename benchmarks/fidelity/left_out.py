@@ -21,11 +21,9 @@ import numpy as np
 from h100 import DATA, MAX_OUTSTANDING, MODELS, tables
 from trials import clipped, measured_profile
 
-from packer.io.files import write_text
-from packer.profile import Profile
-from packer.twin.fit import from_tables, score, step_law
-from packer.twin.fit.lengths_fit import fit_correlation
-from packer.twin.fit.mean_state import (
+from packer.fit import from_tables, score, step_law
+from packer.fit.lengths_fit import fit_correlation
+from packer.fit.mean_state import (
     CLIENT_LAGS_REQ_S,
     SLOWER,
     family_weights,
@@ -34,9 +32,11 @@ from packer.twin.fit.mean_state import (
     solve_robustly,
     wanted_step_ms,
 )
-from packer.twin.fit.pipeline import SEED, TERMS
-from packer.twin.fit.runs import fleet_of
-from packer.twin.fit.tables import Run, read_rows
+from packer.fit.pipeline import SEED, TERMS
+from packer.fit.runs import fleet_of
+from packer.fit.tables import Run, read_rows
+from packer.io.files import write_text
+from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
 from packer.twin.result import Simulation
 from packer.twin.scores import macro_f1, smape
@@ -81,7 +81,7 @@ def simulated(run: Run, profile: Profile, variant: Variant, seed: int, *, states
 def equations(
     profile: Profile, runs: Sequence[Run], variant: Variant
 ) -> tuple[step_law.Equations, list[Run]]:
-    """As `packer.twin.fit.mean_state.simulated_equations`, of a variant."""
+    """As `packer.fit.mean_state.simulated_equations`, of a variant."""
     law = coefficient_vector(profile.latency)
     slower = profile.with_coefficients(
         **{name: value * SLOWER for name, value in profile.latency.coefficients.items()}

@@ -1,7 +1,7 @@
 """TTFT of light runs with the front end of other families: `uv run python benchmarks/fidelity/light.py` (3 minutes).
 
 What a streamed token, the first use of an adapter and a request cost is chosen on all families but one, as
-`packer.twin.fit.frontend_fit` does, and predicts the runs of that one; the same with tokens that cost nothing. Scrapes
+`packer.fit.frontend_fit` does, and predicts the runs of that one; the same with tokens that cost nothing. Scrapes
 and the step law are those of the shipped profile. Writes benchmarks/fidelity/light.json.
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 from h100 import MODELS, tables
 from trials import measured_profile
 
+from packer.fit.runs import simulate_run
 from packer.io.files import write_text
-from packer.twin.fit.runs import simulate_run
 from packer.twin.scores import smape
 from packer.twin.threads import in_threads
 

@@ -19,12 +19,12 @@ import numpy as np
 from h100 import DATA, MAX_OUTSTANDING, MODELS, ROOT, tables
 
 from packer.arrival import Arrivals
+from packer.fit.runs import fleet_of
+from packer.fit.tables import Run
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.report.figures import Figure, Line, Panel, Scatter, write_figure
 from packer.twin.arrivals import draw_requests
-from packer.twin.fit.runs import fleet_of
-from packer.twin.fit.tables import Run
 from packer.twin.result import Simulation
 from packer.twin.scores import macro_f1, smape
 from packer.twin.simulate import simulate

@@ -22,16 +22,16 @@ from scipy.optimize import brentq, fsolve
 from scipy.special import gammainc, gammaincc
 
 from packer.adapter import Adapter
+from packer.fit import from_tables, score, step_law
+from packer.fit.lengths_fit import held_tokens
+from packer.fit.mean_state import simulated_equations, solve_robustly
+from packer.fit.pipeline import SEED, TERMS
+from packer.fit.runs import fleet_of, stratified
+from packer.fit.tables import Run
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import Profile
-from packer.twin.fit import from_tables, score, step_law
-from packer.twin.fit.lengths_fit import held_tokens
-from packer.twin.fit.mean_state import simulated_equations, solve_robustly
-from packer.twin.fit.pipeline import SEED, TERMS
-from packer.twin.fit.runs import fleet_of, stratified
-from packer.twin.fit.tables import Run
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate
 from packer.workload import SHAREGPT_CORRELATION, Workload

@@ -84,7 +84,7 @@ ONE_WRITER = ("predictor build", "live validate", "live calibrate", "--launch")
 """Commands that hold a folder of intermediate results: a second one is refused with exit code 2."""
 
 
-FAKE_SERVER = ROOT / "tests" / "twin" / "live" / "fake_server.py"
+FAKE_SERVER = ROOT / "tests" / "live" / "fake_server.py"
 LAUNCH = """
 name = "fake"
 python = "{python}"

@@ -39,7 +39,7 @@ class Target:
 
 
 def _bench(path: str) -> Any:
-    from packer.twin.fit.bench_results import read_bench_results
+    from packer.fit.bench_results import read_bench_results
 
     return read_bench_results([path])
 
@@ -154,11 +154,11 @@ def _documents() -> list[Target]:
     from packer.io.clusters import read_cluster
     from packer.io.plans import load_plan, plan_to_dict
     from packer.io.profiles import load_profile
+    from packer.live.launch import launch_text, read_launch
+    from packer.live.tiny_model import tiny_launch
     from packer.report.page import read_comparison
     from packer.solvers.api import solve
     from packer.twin.cluster.system import load_system
-    from packer.twin.live.launch import launch_text, read_launch
-    from packer.twin.live.tiny_model import tiny_launch
     from packer.twin.model_config import read_model_config
 
     cluster = (
@@ -195,10 +195,10 @@ def _documents() -> list[Target]:
 
 def _tables() -> list[Target]:
     from packer.export.sources import read_sources
+    from packer.fit.tables import read_rows, read_runs
+    from packer.live.results import read_result
+    from packer.live.step_log import Steps, read_steps
     from packer.traces.ranks import read_ranks
-    from packer.twin.fit.tables import read_rows, read_runs
-    from packer.twin.live.results import read_result
-    from packer.twin.live.step_log import Steps, read_steps
 
     bench: dict[str, Any] = {"request_throughput": 4.0, "completed": 100, "mean_tpot_ms": 12.5}
     bench |= {"total_input_tokens": 50_000, "total_output_tokens": 20_000}
@@ -231,7 +231,7 @@ def _tables() -> list[Target]:
 
 
 def _live_result() -> bytes:
-    from packer.twin.live import results
+    from packer.live import results
 
     times = {"duration_s": 5.0, "started_monotonic_s": 1.0, "started_unix_s": 2.0}
     info = {**times, "errors": {}, "ended": "done", "metrics": []}

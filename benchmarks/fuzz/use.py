@@ -65,7 +65,7 @@ def system(system: Any) -> None:
 
 def runs(runs: Any) -> None:
     """The fleet of each run."""
-    from packer.twin.fit.runs import fleet_of
+    from packer.fit.runs import fleet_of
 
     for run in runs:
         assert fleet_of(run).offered_tok_s > 0
@@ -73,9 +73,9 @@ def runs(runs: Any) -> None:
 
 def bench(rows: Any) -> None:
     """An estimate improved by these runs."""
+    from packer.fit.bench_results import improved
     from packer.io.profiles import load_profile
     from packer.twin.estimate import BAND_KEYS
-    from packer.twin.fit.bench_results import improved
 
     estimate = replace(load_profile(PROFILE), calibrated=False, errors=dict.fromkeys(BAND_KEYS, 1.0))
     found = improved(estimate, rows)

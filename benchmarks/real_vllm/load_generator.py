@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from packer import Adapter, Lengths, Workload
+from packer.live.client import LoadJob
+from packer.live.launch import Launch
+from packer.live.load import run_job
+from packer.live.server import Server, ServerOptions
 from packer.profile import EngineSpec, GpuSpec, ModelSpec
 from packer.settings import Slots
 from packer.twin.arrivals import draw_requests
-from packer.twin.live.client import LoadJob
-from packer.twin.live.launch import Launch
-from packer.twin.live.load import run_job
-from packer.twin.live.server import Server, ServerOptions
 
 RATE = 200.0
 SECONDS = 30.0
-FAKE = Path(__file__).parents[2] / "tests" / "twin" / "live" / "fake_server.py"
+FAKE = Path(__file__).parents[2] / "tests" / "live" / "fake_server.py"
 
 
 def measure_schedule(folder: Path) -> dict[str, Any]:

@@ -23,12 +23,12 @@ import packer
 from packer.bin import Bin
 from packer.io.documents import jsonable
 from packer.io.profiles import format_profile, load_profile
+from packer.live.calibration import calibrate, options_for, profile_of
+from packer.live.campaign import Campaign, Outcome, Session, Task
+from packer.live.launch import Launch, read_launch
+from packer.live.validate import COMPARED, BinReport, ValidationSpec, report_of
 from packer.operate.real import figures_of, measure_plans
 from packer.settings import Slots
-from packer.twin.live.calibration import calibrate, options_for, profile_of
-from packer.twin.live.campaign import Campaign, Outcome, Session, Task
-from packer.twin.live.launch import Launch, read_launch
-from packer.twin.live.validate import COMPARED, BinReport, ValidationSpec, report_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from load_generator import measure_schedule

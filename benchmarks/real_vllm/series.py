@@ -24,12 +24,12 @@ import numpy as np
 from scipy.optimize import nnls
 
 from packer import Adapter, Lengths, Workload
+from packer.live.client import LoadJob
+from packer.live.launch import Launch, read_launch
+from packer.live.load import run_job
+from packer.live.server import Server, ServerOptions, get
 from packer.settings import Slots
 from packer.twin.arrivals import draw_requests
-from packer.twin.live.client import LoadJob
-from packer.twin.live.launch import Launch, read_launch
-from packer.twin.live.load import run_job
-from packer.twin.live.server import Server, ServerOptions, get
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import machine

@@ -22,14 +22,14 @@ from scipy.optimize import nnls
 
 from packer import Adapter, Lengths, Workload, settings
 from packer.arrival import RequestTrace
+from packer.live import inside
+from packer.live.client import LoadJob
+from packer.live.launch import Launch, read_launch
+from packer.live.load import run_job
+from packer.live.results import LoadResult, read_result
+from packer.live.server import Server, ServerOptions
+from packer.live.step_log import Steps, read_steps
 from packer.twin.arrivals import draw_requests
-from packer.twin.live import inside
-from packer.twin.live.client import LoadJob
-from packer.twin.live.launch import Launch, read_launch
-from packer.twin.live.load import run_job
-from packer.twin.live.results import LoadResult, read_result
-from packer.twin.live.server import Server, ServerOptions
-from packer.twin.live.step_log import Steps, read_steps
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import machine

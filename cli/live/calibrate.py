@@ -79,8 +79,8 @@ def calibrate(given: Measured, out: Writing) -> None:
     from pathlib import Path
 
     from packer.io.profiles import load_profile, profile_to_dict, write_profile
-    from packer.twin.live import calibration
-    from packer.twin.live.launch import read_launch
+    from packer.live import calibration
+    from packer.live.launch import read_launch
 
     if (given.launch_path is None) == (given.url is None):
         raise click.UsageError("Give either --launch or --url.")

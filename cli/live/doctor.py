@@ -30,7 +30,7 @@ def doctor(given: Given, out: Output) -> int:
     """
     from dataclasses import asdict
 
-    from packer.twin.live.environment import diagnose, diagnose_url
+    from packer.live.environment import diagnose, diagnose_url
 
     checks = diagnose(given.python) if given.url is None else diagnose_url(given.url.rstrip("/"))
     ok = all(check.ok for check in checks)

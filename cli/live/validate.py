@@ -15,8 +15,8 @@ from packer.cli.plan_table import servers
 from packer.words import counted, number
 
 if TYPE_CHECKING:
+    from packer.live.validate import BinReport, Validation
     from packer.plan import Plan
-    from packer.twin.live.validate import BinReport, Validation
     from packer.workload import Workload
 
 
@@ -66,8 +66,8 @@ def validate(file: PlanFile, runs: Runs, out: Writing) -> None:
     from dataclasses import replace
 
     from packer.io.profiles import load_profile
-    from packer.twin.live.launch import read_launch
-    from packer.twin.live.validate import Validation, ValidationSpec
+    from packer.live.launch import read_launch
+    from packer.live.validate import Validation, ValidationSpec
 
     out.check(runs.output)
     out.check(runs.html, what="page", endings=(".html", ".htm"))
@@ -137,7 +137,7 @@ def _lines(job: Validation) -> list[Table | str]:
 
 
 def _table(report: BinReport) -> Table:
-    from packer.twin.live.validate import COMPARED
+    from packer.live.validate import COMPARED
 
     rows = [
         (

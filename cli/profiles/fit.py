@@ -13,8 +13,8 @@ from packer.cli.options import DEFAULT_PROFILE, Writing, common
 from packer.cli.output import Table
 
 if TYPE_CHECKING:
+    from packer.fit.pipeline import Calibration
     from packer.profile import Profile
-    from packer.twin.fit.pipeline import Calibration
 
 
 @bundle
@@ -64,9 +64,9 @@ def fit(given: Measurements, out: Writing) -> None:
       packer profiles fit --base l40s.toml --bench rate-2.json --bench rate-8.json -o improved.toml
     """
     from packer.errors import IncompatibleError
+    from packer.fit.pipeline import calibrate, with_provenance
+    from packer.fit.tables import Profiling, read_profiling, read_runs
     from packer.io.profiles import load_profile
-    from packer.twin.fit.pipeline import calibrate, with_provenance
-    from packer.twin.fit.tables import Profiling, read_profiling, read_runs
 
     tables = given.profiling_dir is not None or given.runs_path is not None
     if tables == bool(given.bench_paths):
@@ -105,8 +105,8 @@ def fit(given: Measurements, out: Writing) -> None:
 
 def _improve(base: Profile, given: Measurements, out: Writing) -> None:
     """Write the estimate that results of load generators improve."""
-    from packer.twin.fit.bench_results import improved, read_bench_results
-    from packer.twin.fit.pipeline import with_provenance
+    from packer.fit.bench_results import improved, read_bench_results
+    from packer.fit.pipeline import with_provenance
 
     profile = replace(improved(base, read_bench_results(given.bench_paths)), name=given.name or base.name)
     profile = with_provenance(profile, measured_by=given.note_text)

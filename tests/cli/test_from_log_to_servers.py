@@ -28,8 +28,8 @@ import pytest
 
 from packer.cli import run
 from packer.io.plans import load_plan
-from packer.twin.live.environment import probe
-from packer.twin.live.launch import Launch, read_launch
+from packer.live.environment import probe
+from packer.live.launch import Launch, read_launch
 
 VARIABLE = "PACKER_VLLM_LAUNCH"
 NAMES = ("support", "sql", "tone", "legal")

@@ -320,7 +320,7 @@ def test_compare_sweeps_over_sizes(
 def test_compare_by_real_servers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With --launch the figures and outcomes are the real servers'."""
     monkeypatch.setattr("packer.solvers.compare.TwinPredictor", lambda seed: AnalyticPredictor())
-    monkeypatch.setattr("packer.twin.live.launch.read_launch", lambda path: path)
+    monkeypatch.setattr("packer.live.launch.read_launch", lambda path: path)
 
     def measure(plans: dict[str, Plan], *_: object) -> dict[str, str]:
         return {name: plan.solver for name, plan in plans.items()}

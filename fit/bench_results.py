@@ -1,0 +1,179 @@
+"""An estimate improved by result files of load generators: `vllm bench serve --save-result` and GuideLLM.
+
+A run of the base model at a steady load says how long its steps take: by Little's law its mean batch is the request
+throughput times the time that a request decodes. All terms of the estimated law are multiplied with one factor, which
+a handful of runs suffices for. Sources: vllm/benchmarks/serve.py, vllm/benchmarks/sweep/serve.py; GuideLLM's
+GenerativeMetrics (src/guidellm/benchmark/schemas/metrics.py), whose keys are the same from 0.2 to 0.7.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from packer.errors import FileFormatError, IncompatibleError, ModelError, reading, shown
+from packer.fit.from_tables import micro_equations
+from packer.fit.step_law import residuals
+from packer.fit.tables import Profiling, Row, number
+from packer.io.files import read_text
+from packer.profile import Profile
+from packer.twin.estimate import BAND_KEYS
+
+Path = str | os.PathLike[str]
+
+BENCH_BAND = (0.91, 1.17)
+"""Real capacity / that of an improved estimate: the lowest 5th and the highest 95th percentile over 300 servers, of the
+two calibrated profiles each estimated from the other one. 0.94 to 1.17 with runs of 1, 10 and 20 req/s that the twin
+made, 0.91 to 1.11 with three measured decode batches of 100, 200 and 400 requests."""
+
+_FEWEST_OUTPUT_TOKENS = 2.0
+_MOST_OF_BUDGET = 0.5
+"""Share of `max_num_batched_tokens` up to which the mean of a run's steps says what one takes: near the budget, steps
+with and without prefills differ too much."""
+
+
+def improved(estimate: Profile, rows: Sequence[Row]) -> Profile:
+    """The estimate with its step law times the factor by which the steps of these runs take longer (geometric mean).
+
+    `estimate`: an uncalibrated profile.
+    `rows`: of `read_bench_results`; runs near the token budget of a step are left out.
+    Raises `IncompatibleError`: the profile is calibrated, or its law is not the linear one; `ModelError`: all runs
+    are near the token budget.
+    """
+    if estimate.calibrated or estimate.latency.form != "linear":
+        raise IncompatibleError(
+            f"Expected an estimate of `packer profiles estimate` to improve, got {estimate.label!r}."
+        )
+    budget = _MOST_OF_BUDGET * estimate.engine.max_num_batched_tokens
+    light = tuple(row for row in rows if _tokens_per_step(row) <= budget)
+    if not light:
+        raise ModelError(
+            f"Expected a run with at most {budget:,.0f} tokens in a mean step (half of max_num_batched_tokens), got "
+            f"{len(rows)} with {min(map(_tokens_per_step, rows)):,.0f} and more: measure at lower rates."
+        )
+    law = estimate.latency
+    equations = micro_equations(Profiling(backbone=light), estimate.engine, law.graph_max_tokens)
+    slower = 1.0 + residuals(equations, dict(law.coefficients))
+    factor = float(np.exp(-np.mean(np.log(slower))))
+    coefficients = {term: float(f"{value * factor:.6g}") for term, value in law.coefficients.items()}
+    return replace(
+        estimate,
+        latency=replace(law, coefficients=coefficients),
+        errors={**estimate.errors, **dict(zip(BAND_KEYS, BENCH_BAND, strict=True))},
+        provenance={
+            **estimate.provenance,
+            "improved": f"step law times {factor:.4g}, from {len(light)} of {len(rows)} runs of the base model",
+        },
+    )
+
+
+def _tokens_per_step(row: Row) -> float:
+    batch, prompt, output = (
+        number(row, name) for name in ("set_batch_size", "actual_prompt_len", "set_output_length")
+    )
+    return batch * (1.0 + prompt / output)
+
+
+def read_bench_results(paths: Sequence[Path]) -> tuple[Row, ...]:
+    """Rows of `latency_backbone.csv` for the runs in these files; several runs in a file are one row each.
+
+    Raises `FileFormatError`: a file can't be read, is of neither tool, or has a run that completed nothing or lacks a
+    figure.
+    """
+    found: list[Row] = []
+    for path in paths:
+        with reading(path):
+            found += [_row(values, k) for k, values in enumerate(_runs(path), 1)]
+    return tuple(found)
+
+
+def _runs(path: Path) -> Iterator[dict[str, float]]:
+    """Of each run: requests per second, mean tokens of a request, and the mean time between its tokens in ms."""
+    for document in _documents(path):
+        if isinstance(document, dict) and isinstance(runs := document.get("benchmarks"), list) and runs:
+            for each in runs:
+                metrics = each.get("metrics") if isinstance(each, dict) else None
+                yield {
+                    "rate": _mean(metrics, "requests_per_second"),
+                    "prompt": _mean(metrics, "prompt_token_count"),
+                    "output": _mean(metrics, "output_token_count"),
+                    "itl_ms": _mean(metrics, "inter_token_latency_ms"),
+                }
+        elif isinstance(document, dict) and "request_throughput" in document:
+            for key, what in _UNSTEADY.items():
+                if document.get(key) is not None:
+                    raise FileFormatError(f"expected a steady run of the base model, got {what} ({key}).")
+            completed = _number(document.get("completed"))
+            yield {
+                "rate": _number(document["request_throughput"]),
+                "prompt": _number(document.get("total_input_tokens")) / completed if completed else math.nan,
+                "output": _number(document.get("total_output_tokens")) / completed if completed else math.nan,
+                # figures that --percentile-metrics does not name are not written
+                "itl_ms": _number(document.get("mean_tpot_ms", document.get("mean_itl_ms"))),
+            }
+        else:
+            rule = "expected a result of vllm bench serve (request_throughput) or GuideLLM (benchmarks)"
+            raise FileFormatError(f"{rule}, got {shown(document)}.")
+
+
+def _documents(path: Path) -> list[Any]:
+    """The JSON document of a file, those of its list (`vllm bench sweep serve`) or one a line (`--append-result`)."""
+    text = read_text(path)
+    try:
+        found = json.loads(text)
+        return found if isinstance(found, list) and found else [found]
+    except (ValueError, RecursionError):
+        pass
+    found = []
+    for k, line in enumerate(text.splitlines(), 1):
+        try:
+            found += [json.loads(line)] if line.strip() else []
+        except (ValueError, RecursionError) as error:
+            raise FileFormatError(f"expected JSON: {error}.", row=k) from None
+    return found
+
+
+def _mean(metrics: Any, name: str) -> float:
+    """Mean over successful requests of one of GuideLLM's metrics; NaN if absent."""
+    for key in (name, "successful", "mean"):
+        metrics = metrics.get(key) if isinstance(metrics, dict) else None
+    return _number(metrics)
+
+
+def _number(value: Any) -> float:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if known and abs(value) < 1e300 else math.nan
+
+
+def _row(values: dict[str, float], run: int) -> Row:
+    lacking = [name for name, value in values.items() if not (math.isfinite(value) and value > 0.0)]
+    if lacking or values["output"] < _FEWEST_OUTPUT_TOKENS:
+        what = ", ".join(_NAMES[name] for name in lacking) or "answers of two tokens or more"
+        raise FileFormatError(f"run {run}: expected positive figures, got none for {what}.")
+    batch = values["rate"] * (values["output"] - 1.0) * values["itl_ms"] * 1e-3
+    columns = {
+        "set_batch_size": batch,
+        "actual_prompt_len": values["prompt"],
+        "set_output_length": values["output"],
+        "itl_mean_ms": values["itl_ms"],
+    }
+    return {"phase": "decode", **{name: repr(value) for name, value in columns.items()}}
+
+
+_NAMES = {
+    "rate": "the request throughput",
+    "prompt": "the mean input tokens",
+    "output": "the mean output tokens",
+    "itl_ms": "the mean time between tokens (tpot or itl in --percentile-metrics)",
+}
+_UNSTEADY = {
+    "ramp_up_strategy": "one whose rate rises",
+    "spec_decode_acceptance_length": "speculative decoding, of which a step gives several tokens",
+}
+"""Keys of `vllm bench serve` that only such runs have."""

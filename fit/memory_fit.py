@@ -1,0 +1,56 @@
+"""Fit the memory and loading models to measured tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from packer.errors import ModelError
+from packer.fit.tables import Row, positive, whole
+from packer.profile import EngineSpec, LoadingSpec, MemorySpec, ModelSpec
+
+
+def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> MemorySpec:
+    """Least squares of KV bytes on slots and slots × rank; the measured points stay exact.
+
+    Raises `ModelError`: fewer than three measured capacities.
+    """
+    points = [
+        (whole(row, "max_loras"), whole(row, "max_lora_rank"), whole(row, "kv_cache_tokens"))
+        for row in rows
+        if row["status"] == "ok"
+    ]
+    if len(points) < 3:
+        raise ModelError(f"Expected at least 3 measured KV capacities, got {len(points)}.")
+    slots, ranks, tokens = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+    design = np.column_stack([np.ones_like(slots), -slots, -slots * ranks])
+    budget, per_slot, per_rank = np.linalg.lstsq(design, tokens * model.kv_bytes_per_token, rcond=None)[0]
+    if per_slot < 0:  # slots can't give memory back: the rank alone explains what they cost
+        design = design[:, [0, 2]]
+        budget, per_rank = np.linalg.lstsq(design, tokens * model.kv_bytes_per_token, rcond=None)[0]
+        per_slot = 0.0
+    return MemorySpec(
+        kv_budget_bytes=float(np.round(budget)),
+        slot_bytes=float(np.round(per_slot)),
+        slot_bytes_per_rank=float(np.round(per_rank)),
+        min_kv_tokens=engine.max_model_len,
+        measured=tuple(sorted(points)),
+    )
+
+
+def fit_loading(rows: Sequence[Row]) -> LoadingSpec:
+    """Lines a + b × rank through the measured load times, never falling with the rank."""
+    ok = [row for row in rows if row.get("status", "ok") == "ok"]
+    if not ok:
+        return LoadingSpec()
+    rank = np.array([positive(row, "adapter_rank") for row in ok])
+    lines = []
+    for column in ("gpu_load_mean_ms", "disk_load_mean_ms"):
+        ms = np.array([positive(row, column) for row in ok])
+        slope, base = np.polyfit(rank, ms, 1) if len(set(rank.tolist())) > 1 else (0.0, ms.mean())
+        if slope < 0 or base < 0:
+            slope, base = 0.0, ms.mean()
+        lines += [round(float(base), 4), round(float(slope), 6)]
+    host_base, host_slope, disk_base, disk_slope = lines
+    return LoadingSpec(host_base, host_slope, disk_base, disk_slope)

@@ -1,0 +1,162 @@
+"""From measurements to a profile: the whole calibration.
+
+1. Memory and loading from their tables; the step law by non-negative least squares on the micro-benchmarks.
+2. With runs: the law again on micro-benchmarks and runs, first with Little's law, then on the twin's mean states.
+3. The error on runs that the fit has not seen: groups of families of runs are left out in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from packer.errors import ModelError
+from packer.fit import from_tables, score, step_law
+from packer.fit.frontend_fit import fit_frontend
+from packer.fit.lengths_fit import fit_correlation
+from packer.fit.mean_state import ROUNDS, fit_mean_state
+from packer.fit.memory_fit import fit_loading, fit_memory
+from packer.fit.prior import prior_of
+from packer.fit.score import ScoredRun
+from packer.fit.tables import Profiling, Run
+from packer.profile import LatencySpec, Profile
+
+TERMS = (
+    "base_ms", "per_decode_ms", "per_prefill_token_ms", "first_adapter_ms", "per_adapter_ms", "per_slot_ms",
+    "per_slot_rank_ms", "per_lora_token_ms", "per_adapter_token_ms", "per_adapter_registered_ms", "per_slot_token_ms",
+    "per_kv_token_ms", "per_token_beyond_graph_ms", "per_waiting_ms",
+    "per_slot_block_ms", "per_adapter_block_ms",
+)  # fmt: skip
+"""Terms of the step law that lowered the error on families left out (docs/fidelity.md)."""
+DIGITS = 6
+SEED = 1000
+FOLDS = 8
+"""Most groups of families that are left out of the fit in turn; up to so many families each are one."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The profile, with held-out errors inside, and the scored runs behind these errors.
+
+    `micro`: by the profile that micro-benchmarks alone give; `held_out`: by profiles that have not seen the run's
+    family; both empty without runs. `others`: by family, the profile that has not seen it.
+    """
+
+    profile: Profile
+    micro_profile: Profile
+    micro: tuple[ScoredRun, ...] = ()
+    held_out: tuple[ScoredRun, ...] = ()
+    others: Mapping[str, Profile] = field(default_factory=dict)
+
+
+def _rounded(profile: Profile) -> Profile:
+    kept = {term: float(f"{v:.{DIGITS}g}") for term, v in profile.latency.coefficients.items() if v > 0}
+    return replace(profile, latency=replace(profile.latency, coefficients=kept))
+
+
+def micro_profile(base: Profile, profiling: Profiling) -> Profile:
+    """The profile that micro-benchmarks alone give; parts without a table stay as in `base`.
+
+    Terms that they leave open are held near those of another model's profile (`packer.fit.prior`).
+    """
+    memory = (
+        fit_memory(profiling.kv_capacity, base.model, base.engine) if profiling.kv_capacity else base.memory
+    )
+    loading = base.loading
+    if profiling.loading:
+        loading = replace(fit_loading(profiling.loading), cold_start=base.loading.cold_start)
+    equations = from_tables.micro_equations(profiling, base.engine, base.latency.graph_max_tokens)
+    latency, note = base.latency, ""
+    if len(equations.step_ms):
+        prior = prior_of(base)
+        law = step_law.solve(equations, TERMS, prior)
+        latency = LatencySpec("linear", law, base.latency.graph_max_tokens)
+        note = "" if prior is None else f"{prior.source}, scaled, for what micro-benchmarks leave open"
+    profile = replace(base, memory=memory, loading=loading, latency=latency, calibrated=True, errors={})
+    return with_provenance(_rounded(profile), prior=note)
+
+
+def fit_runs(
+    start: Profile, profiling: Profiling, runs: Sequence[Run], *, done: Callable[[], None] = lambda: None
+) -> Profile:
+    """The step law fitted to micro-benchmarks and runs."""
+    graph = start.latency.graph_max_tokens
+    micro = from_tables.micro_equations(profiling, start.engine, graph)
+    first = step_law.solve(micro + from_tables.run_equations(runs, graph), TERMS)
+    first = {term: value for term, value in first.items() if value > 0}
+    begun = replace(with_provenance(start, prior=""), latency=LatencySpec("linear", first, graph))
+    return _rounded(fit_mean_state(begun, runs, micro, TERMS, seed=SEED, done=done))
+
+
+def calibrate(
+    base: Profile, profiling: Profiling, runs: Sequence[Run] = (), *, cross_validate: bool = True,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> Calibration:  # fmt: skip
+    """Fit a profile.
+
+    `base`: gives the identity (model, GPU, engine and its settings) and whatever has no measurements.
+    `profiling`: micro-benchmarks; its tables may be empty if there are runs.
+    `runs`: whole runs; () fits micro-benchmarks only.
+    `cross_validate`: also measure the error on families left out, and write it into the profile.
+    `progress`: called with (stage, simulations done, simulations to do).
+    Raises `ModelError`: fewer than 8 runs started, or there is nothing to fit.
+    """
+    alone = micro_profile(base, profiling)
+    started = [run for run in runs if run.ok]
+    if not runs:
+        return Calibration(alone, alone)
+    if len(started) < 8:
+        raise ModelError(f"Expected at least 8 runs that started, got {len(started)}.")
+    correlation = fit_correlation(runs, alone)
+    if correlation is not None:
+        runs = [replace(run, length_correlation=correlation) for run in runs]
+        started = [run for run in runs if run.ok]
+        note = f"{correlation}, from running requests and KV usage of the runs"
+        alone = with_provenance(alone, length_correlation=note)
+    if alone.frontend.scrape_interval_s is not None and any("scrape_s" in run.metrics for run in started):
+        alone = replace(alone, frontend=fit_frontend(fit_runs(alone, profiling, started), started))
+    families = sorted({run.family for run in runs})
+    folds = [families[k::FOLDS] for k in range(min(FOLDS, len(families)))]
+    if not cross_validate or len(folds) < 2:
+        folds = []
+    total = ROUNDS * len(started)
+    if folds:
+        total += 2 * len(runs) + ROUNDS * sum(run.family not in fold for run in started for fold in folds)
+    count = [0]
+
+    def step(stage: str) -> Callable[[], None]:
+        def done() -> None:
+            count[0] += 1
+            progress(stage, count[0], total)
+
+        return done
+
+    def fitted(chosen: Sequence[Run], stage: str) -> Profile:
+        return fit_runs(alone, profiling, chosen, done=step(stage))
+
+    profile = fitted(started, "fitting")
+    if not folds:
+        return Calibration(profile, alone)
+    held_out: list[ScoredRun] = []
+    others: dict[str, Profile] = {}
+    for fold in folds:
+        unseen = fitted([run for run in started if run.family not in fold], "cross-validating")
+        others |= dict.fromkeys(fold, unseen)
+        left = [run for run in runs if run.family in fold]
+        held_out += score.score_runs(left, unseen, done=step("scoring"))
+    micro = score.score_runs(runs, alone, done=step("scoring"))
+    return Calibration(
+        replace(profile, errors=score.summary(held_out)),
+        replace(alone, errors=score.summary(micro)),
+        tuple(micro),
+        tuple(held_out),
+        others,
+    )
+
+
+def with_provenance(profile: Profile, **notes: str) -> Profile:
+    """The profile with notes on who measured what, how and when; empty ones are left out."""
+    kept = {key: note for key, note in {**profile.provenance, **notes}.items() if note}
+    return replace(profile, provenance=kept)

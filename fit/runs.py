@@ -1,0 +1,57 @@
+"""Measured runs as workloads, which calibrations simulate again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from packer.adapter import Adapter
+from packer.fit.tables import Run
+from packer.lengths import Lengths
+from packer.profile import Profile
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
+from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
+
+
+def fleet_of(run: Run) -> Workload:
+    """The workload of a run from rates, ranks and mean lengths, which operators have; shapes are ShareGPT's."""
+    adapters = [
+        Adapter(f"a{i}", rank=int(rank), rate=float(rate))
+        for i, (rank, rate) in enumerate(zip(run.ranks, run.rates, strict=True))
+    ]
+    return Workload(
+        adapters,
+        input_tokens=Lengths.gamma(run.mean_input_tokens, SHAREGPT_INPUT.cv),
+        output_tokens=Lengths.gamma(run.mean_output_tokens, SHAREGPT_OUTPUT.cv),
+        length_correlation=run.length_correlation,
+    )
+
+
+def simulate_run(run: Run, profile: Profile, *, seed: int = 0, mean_state: bool = False) -> Simulation:
+    """The twin of a run."""
+    return simulate(
+        fleet_of(run), profile, max_loras=run.max_loras, max_lora_rank=run.max_lora_rank, duration_s=run.duration_s,
+        seed=seed, max_outstanding=run.max_outstanding, mean_state=mean_state,
+    )  # fmt: skip
+
+
+def stratified(runs: Sequence[Run], limit: int, seed: int) -> list[Run]:
+    """At most `limit` of the runs that started, spread evenly over families and regimes."""
+    rng = np.random.default_rng(seed)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run.ok:
+            groups.setdefault((run.family, run.regime), []).append(run)
+    queues = []
+    for key in sorted(groups):
+        members = groups[key]
+        queues.append([members[i] for i in rng.permutation(len(members))])
+    chosen: list[Run] = []
+    while queues and len(chosen) < limit:
+        for queue in queues:
+            if len(chosen) < limit:
+                chosen.append(queue.pop())
+        queues = [queue for queue in queues if queue]
+    return chosen

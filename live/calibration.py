@@ -1,0 +1,237 @@
+"""The measurements of `packer live calibrate`: what is run, and how outcomes become observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
+from packer.errors import LiveError
+from packer.io.files import claimed
+from packer.lengths import Lengths
+from packer.live import from_log
+from packer.live.campaign import BASE, Campaign, Endpoint, Outcome, Progress, Session, Task
+from packer.live.environment import served_models
+from packer.live.launch import Launch
+from packer.live.server import ServerOptions
+from packer.profile import MemorySpec, Profile
+from packer.settings import Settings, Slots
+from packer.workload import Workload
+
+DRAIN_S = 120.0
+MIXED_S = 20.0
+BURST_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+FIRST_TOK_S_PER_SEQ = 8.0
+"""First estimate of a loaded server's output per place in the batch; sets how hard the mixed loads push."""
+BURST_PAUSE_S = 1.0
+PREFILL_PAUSE_S = 0.4
+SERVERS: tuple[Settings, ...] = (Slots(8, 16), Slots(32, 8), Slots(8, 64), Slots(16, 32))
+"""Servers that a calibration starts unless others are given, most important first."""
+
+
+def options_for(launch: Launch, adapters: Sequence[Adapter], settings: Settings) -> ServerOptions:
+    """A server of one launch file, with emulated slot memory where the file says so."""
+    kv_bytes = launch.emulation.kv_bytes(settings) if launch.emulation else None
+    folders = ((a.name, launch.adapter_folder(a.name, a.rank)) for a in adapters if a.name != BASE)
+    return ServerOptions(tuple(folders), settings, kv_bytes)
+
+
+def _replay(key: str, adapters: Sequence[Adapter], trace: RequestTrace, duration_s: float) -> Task:
+    workload = Workload(adapters, arrivals=Arrivals("trace", trace=trace))
+    return Task(key, workload, duration_s, drain_s=DRAIN_S)
+
+
+def burst(launch: Launch, key: str, adapters: Sequence[Adapter], batch: int) -> Task:
+    """`batch` requests at once with short prompts and long outputs: decode steps of a fixed batch."""
+    room = launch.engine.max_model_len
+    prompt, output = max(1, min(16, room // 4)), max(2, min(64, room // 2))
+    adapter = np.arange(batch) % len(adapters)
+    trace = RequestTrace(np.zeros(batch), adapter, np.full(batch, prompt), np.full(batch, output))
+    return _replay(key, adapters, trace, 0.5)
+
+
+def prefills(launch: Launch, key: str, adapter: Adapter, together: int) -> Task:
+    """Prompts of all lengths, `together` at a time, one output token each: prefill steps."""
+    room = min(launch.engine.max_model_len - 2, launch.engine.max_num_batched_tokens)
+    lengths = np.unique(np.geomspace(8, room, 8).astype(np.int64))
+    prompt = np.repeat(lengths, together)
+    time_s = np.repeat(PREFILL_PAUSE_S * np.arange(len(lengths)), together)
+    n = len(prompt)
+    trace = RequestTrace(time_s, np.zeros(n, dtype=np.int64), prompt, np.full(n, 2))
+    return _replay(key, [adapter], trace, PREFILL_PAUSE_S * len(lengths) + 0.1)
+
+
+def sessions(launch: Launch, servers: Sequence[Settings] = SERVERS, *, seed: int = 0) -> list[Session]:
+    """The planned measurements: for each server bursts, prefills and three mixed loads."""
+    planned = []
+    for k, settings in enumerate(servers):
+        loras, rank = settings.max_loras, settings.max_lora_rank
+        ranks = [r for r in checks.SLOT_RANKS if 8 <= r <= rank] or [rank]
+        adapters = [Adapter(f"c{i}", ranks[-1 - i % len(ranks)], 1.0) for i in range(2 * loras)]
+        probes = _bursts(launch, adapters, loras, rank)
+        if launch.step_log:  # every step logs its own batch: bursts need not be kept apart
+            probes = [in_a_row("probes", probes, BURST_PAUSE_S)]
+        tasks = [*probes, *_mixes(launch, adapters, seed + 10 * k)]
+        planned.append(
+            Session(f"slots-{loras}-rank-{rank}", options_for(launch, adapters, settings), tuple(tasks))
+        )
+    return planned
+
+
+def in_a_row(key: str, tasks: Sequence[Task], pause_s: float) -> Task:
+    """Tasks with traces as one task, each `pause_s` after the last request of the one before."""
+    adapters: dict[str, Adapter] = {}
+    columns: list[list[npt.NDArray[Any]]] = [[], [], [], []]
+    start = 0.0
+    for task in tasks:
+        trace = task.workload.arrivals.trace
+        assert trace is not None
+        for adapter in task.workload.adapters:
+            adapters.setdefault(adapter.name, adapter)
+        places = np.array([list(adapters).index(a.name) for a in task.workload.adapters], dtype=np.int64)
+        parts = (start + trace.time_s, places[trace.adapter], trace.input_tokens, trace.output_tokens)
+        for column, part in zip(columns, parts, strict=True):
+            column.append(part)
+        start += float(trace.time_s[-1]) + pause_s
+    whole = RequestTrace(*(np.concatenate(column) for column in columns))
+    return _replay(key, list(adapters.values()), whole, start)
+
+
+def _bursts(launch: Launch, adapters: Sequence[Adapter], loras: int, rank: int) -> list[Task]:
+    base = Adapter(BASE, rank, 1.0)
+    tasks = []
+    for batch in (b for b in BURST_BATCHES if b <= launch.engine.max_num_seqs):
+        tasks.append(burst(launch, f"decode-{batch}-base", [base], batch))
+        sizes = sorted({1, min(4, batch, loras), min(batch, loras)})
+        tasks += [burst(launch, f"decode-{batch}-adapters-{n}", adapters[:n], batch) for n in sizes]
+    for together in (1, 3):
+        tasks.append(prefills(launch, f"prefill-{together}-base", base, together))
+        tasks.append(prefills(launch, f"prefill-{together}-adapter", adapters[0], together))
+    return tasks
+
+
+def _mixes(launch: Launch, adapters: Sequence[Adapter], seed: int) -> list[Task]:
+    """Poisson loads over all adapters: the states that real traffic visits."""
+    room = launch.engine.max_model_len
+    mean_in, mean_out = min(200.0, room / 5), min(150.0, room / 7)
+    inputs = Lengths.gamma(mean_in, 0.8, high=room * 3 // 5)
+    outputs = Lengths.gamma(mean_out, 0.8, high=room * 2 // 5)
+    full = FIRST_TOK_S_PER_SEQ * launch.engine.max_num_seqs / mean_out
+    tasks = []
+    for i, (name, share) in enumerate((("light", 0.5), ("busy", 1.5), ("starved", 5.0))):
+        fleet = [Adapter(a.name, a.rank, share * full / len(adapters)) for a in adapters]
+        workload = Workload(fleet, inputs, outputs, length_correlation=0.0)
+        tasks.append(Task(f"mixed-{name}", workload, MIXED_S, seed + i))
+    return tasks
+
+
+def calibrate(
+    launch: Launch,
+    folder: Path,
+    *,
+    servers: Sequence[Settings] = SERVERS,
+    budget_s: float | None = None,
+    seed: int = 0,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> tuple[Profile, list[Outcome], bool]:
+    """Measure servers of a launch file and fit its profile.
+
+    Returns (profile, outcomes, whether the budget cut it short).
+
+    Raises `LiveError`: nothing usable was measured; says why the servers did not start.
+    """
+    campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress)
+    with claimed(folder):
+        outcomes = campaign.run(sessions(launch, servers, seed=seed))
+    return profile_of(launch, outcomes), outcomes, campaign.out_of_time
+
+
+def calibrate_url(
+    url: str,
+    known: Profile,
+    folder: Path,
+    *,
+    settings: Settings,
+    budget_s: float | None = None,
+    seed: int = 0,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> tuple[Profile, list[Outcome], bool]:
+    """Measure a server that runs already, from the outside; returns as `calibrate` does.
+
+    `url`: of the server.
+    `known`: a profile with its model, GPU and engine settings, which a server does not report; an estimate will do.
+    `settings`: its slots; its adapters are taken to be of their rank.
+    Raises `LiveError`: it does not answer, or serves no adapters.
+    """
+    served = served_models(url)
+    if len(served) < 2:
+        raise LiveError(
+            f"{url} serves {len(served)} models: expected the base model and at least one adapter."
+        )
+    launch = Launch(known.name, "", "{name}", known.engine, known.model, known.gpu, step_log=False)
+    loras, rank = settings.max_loras, settings.max_lora_rank
+    adapters = [Adapter(name, rank, 1.0) for name in served[1:]]
+    tasks = (*_bursts(launch, adapters, loras, rank), *_mixes(launch, adapters, seed))
+    session = Session("url", ServerOptions((), settings), tasks)
+    endpoint = Endpoint(url, base=served[0])
+    campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress, endpoint=endpoint)
+    with claimed(folder):
+        outcomes = campaign.run([session])
+    return profile_of(launch, outcomes, known.memory), outcomes, campaign.out_of_time
+
+
+def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec | None = None) -> Profile:
+    """Fit a profile to outcomes; `memory` stands where no KV capacity was read."""
+    observations, logs, capacity = [], [], {}
+    for outcome in outcomes:
+        settings = outcome.session.options.settings
+        if outcome.kv_cache_tokens is not None:
+            capacity[settings] = outcome.kv_cache_tokens
+        if outcome.load is None:
+            continue
+        if outcome.steps is not None:
+            observations.append(
+                from_log.from_steps(outcome.steps, settings, from_log.waiting_at(outcome.steps, outcome.load))
+            )
+            logs.append(outcome.steps)
+        else:
+            observations.append(from_client(outcome))
+    if not observations:
+        failures = {o.failure.message for o in outcomes if o.failure is not None}
+        raise LiveError(
+            f"No server could be measured: {'; '.join(sorted(failures)) or 'the budget is too short'}."
+        )
+    how = "per-step log" if logs else "gaps between tokens as the client saw them"
+    return from_log.assemble(launch, observations, logs, capacity, how, memory)
+
+
+def from_client(outcome: Outcome) -> from_log.Observations:
+    """Step times without a step log: of bursts, whose batch is known from the outside.
+
+    Decodes: the mean gap between tokens while the whole burst runs. Prefills: the time to the first token.
+    """
+    load, task = outcome.load, outcome.task
+    empty = np.zeros(0)
+    rows: list[tuple[float, ...]] = []
+    if load is not None and task.key.startswith("decode-") and len(load.itl_ms):
+        n, used = len(load.done), np.unique(load.adapter[load.done])
+        names = [task.workload.adapters[i] for i in used]
+        real = [a for a in names if a.name != BASE]
+        context = float((load.input_tokens[load.done] + load.output_tokens[load.done] / 2).sum())
+        ranks = float(sum(a.rank for a in real))
+        gap_ms, steps = float(np.median(load.itl_ms)), len(load.itl_ms) / n
+        rows.append((n, 0.0, len(real), ranks, context, gap_ms, steps, 0.0))
+    elif load is not None and task.key.startswith("prefill-1-"):
+        real = [a for a in task.workload.adapters if a.name != BASE]
+        ranks = float(sum(a.rank for a in real))
+        for i in load.done:
+            ttft = float((load.first_s[i] - load.sent_s[i]) * 1e3)
+            rows.append((0.0, float(load.input_tokens[i]), len(real), ranks, 0.0, ttft, 1.0, 0.0))
+    columns = np.array(rows, dtype=np.float64).T if rows else [empty] * 8
+    return from_log.Observations(outcome.session.options.settings, *columns)

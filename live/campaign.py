@@ -1,0 +1,301 @@
+"""A planned set of measurements on real servers: resumable, within a time budget, servers always stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from packer.arrival import Arrivals, RequestTrace
+from packer.errors import FileFormatError, ValidationError, reading
+from packer.io.documents import parse_json
+from packer.io.files import read_text, write_text
+from packer.io.schema import parse
+from packer.live.client import LoadJob
+from packer.live.launch import Launch
+from packer.live.load import run_job
+from packer.live.metrics import MetricsSummary, summarise
+from packer.live.results import LoadResult, read_result
+from packer.live.server import Failure, Server, ServerOptions
+from packer.live.step_log import Steps, read_steps
+from packer.twin.arrivals import draw_requests
+from packer.workload import Workload
+
+BASE = "base"
+"""Name of the base model on servers started here; an adapter of this name in a workload means no adapter."""
+STEP_LOG_FLUSH_S = 0.7
+METRICS_SAMPLES = 60
+"""Scrapes of /metrics in a run of a minute or more: each stops the server's output while the page is rendered."""
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One load on a running server. `key` names its folder; `drain_s` waits for the last answers."""
+
+    key: str
+    workload: Workload
+    duration_s: float
+    seed: int = 0
+    drain_s: float = 0.0
+
+    def requests(self, max_model_len: int) -> RequestTrace:
+        """What is sent: prompts of at most max_model_len − 1 tokens, outputs of what is left."""
+        drawn = draw_requests(self.workload, self.duration_s, self.seed)
+        prompt = np.minimum(drawn.input_tokens, max_model_len - 1)
+        output = np.minimum(drawn.output_tokens, max_model_len - prompt)
+        return RequestTrace(drawn.time_s, drawn.adapter, prompt, output)
+
+    def replayed(self, max_model_len: int) -> Workload:
+        """The workload with exactly the requests that were sent, for the twin."""
+        return self.workload.with_arrivals(Arrivals("trace", trace=self.requests(max_model_len)))
+
+
+@dataclass(frozen=True)
+class Session:
+    """One server and its loads, in order. `key` names its folder."""
+
+    key: str
+    options: ServerOptions
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a task gave: a failure to start, or a load (perhaps cut short), metrics and steps."""
+
+    session: Session
+    task: Task
+    failure: Failure | None = None
+    load: LoadResult | None = None
+    metrics: MetricsSummary | None = None
+    steps: Steps | None = None
+    kv_cache_tokens: int | None = None
+
+    @property
+    def memory_error(self) -> bool:
+        """Whether the server did not start for lack of memory."""
+        return self.failure is not None and self.failure.kind == "memory_error"
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped while the server started, or was cut short."""
+        starting = self.failure is not None and self.failure.kind == "interrupted"
+        return starting or (self.load is not None and not self.load.complete)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the load ran to its end on a server that served it."""
+        return self.load is not None and self.load.fault is None and self.failure is None
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where requests go: a server started here, or one that was running already (`server` None)."""
+
+    url: str
+    base: str = BASE
+    server: Server | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs; of one that packer did not start only the answers are known."""
+        return self.server is None or self.server.alive
+
+    @property
+    def step_log(self) -> Path | None:
+        """The log of its steps, if it writes one."""
+        return self.server.step_log if self.server is not None else None
+
+    def failure(self) -> Failure | None:
+        """Why it died, if it did."""
+        return None if self.server is None or self.server.alive else self.server.failure()
+
+
+class Campaign:
+    """Runs sessions one after another and keeps every result on disk.
+
+    `launch`: how servers start.
+    `folder`: where results go; a campaign with the same folder goes on where the last one stopped.
+    `budget_s`: no new task begins after this many seconds; None means no limit.
+    `cores`: cores of the servers, instead of the launch file's.
+    `progress`: called with (what, tasks done, tasks in all).
+    `stop`: called several times a second: True ends the load and the campaign, from another thread.
+    `endpoint`: a running server to measure instead of starting any.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        folder: Path,
+        *,
+        budget_s: float | None = None,
+        cores: Sequence[int] = (),
+        progress: Progress = lambda _what, _done, _total: None,
+        stop: Callable[[], bool] = lambda: False,
+        endpoint: Endpoint | None = None,
+    ) -> None:
+        self.stop, self.endpoint = stop, endpoint
+        self.launch, self.folder, self.cores = launch, folder, tuple(cores)
+        self.progress = progress
+        self.deadline = time.monotonic() + budget_s if budget_s is not None else float("inf")
+        self.out_of_time = False
+
+    def run(self, sessions: Sequence[Session]) -> list[Outcome]:
+        """Outcomes in order; those beyond the budget are absent and `out_of_time` is True."""
+        outcomes: list[Outcome] = []
+        total = sum(len(session.tasks) for session in sessions)
+        for session in sessions:
+            for outcome in self._session(session):
+                outcomes.append(outcome)
+                self.progress(f"{session.key} {outcome.task.key}", len(outcomes), total)
+        return outcomes
+
+    def _session(self, session: Session) -> Iterable[Outcome]:
+        """One session: what is on disk, then what is missing."""
+        missing: list[Task] = []
+        for task in session.tasks:
+            known = self.load(session, task)
+            if known is not None:
+                yield known
+            else:
+                missing.append(task)
+        while missing and not self._late():
+            done = 0
+            for outcome in self._serve(session, missing):
+                done += 1
+                yield outcome
+            if not done:
+                return
+            missing = missing[done:]
+
+    def _late(self) -> bool:
+        self.out_of_time = self.out_of_time or time.monotonic() > self.deadline
+        return self.out_of_time or self.stop()
+
+    def _serve(self, session: Session, tasks: Sequence[Task]) -> Iterable[Outcome]:
+        """Start a server and run tasks until one kills it; a dead server is started again for the rest."""
+        if self.endpoint is not None:
+            yield from self._measure_all(self.endpoint, session, tasks)
+            return
+        place = self.folder / session.key
+        budget = session.options.kv_cache_bytes
+        if budget is not None and budget <= 0:
+            message = f"emulated slot memory leaves {budget} bytes for the KV cache"
+            yield from self._failed(session, tasks, Failure("memory_error", message))
+            return
+        check_adapters(session.options)
+        with Server(self.launch, session.options, place, cores=self.cores) as server:
+            self.progress(f"{session.key}: starting the server", 0, 0)
+            failure = server.start(self.stop)
+            if failure is not None:
+                yield from self._failed(session, tasks, failure)
+                return
+            yield from self._measure_all(Endpoint(server.url, server=server), session, tasks)
+
+    def _measure_all(self, endpoint: Endpoint, session: Session, tasks: Sequence[Task]) -> Iterable[Outcome]:
+        for task in tasks:
+            if self._late():
+                return
+            yield self._measure(endpoint, session, task)
+            if not endpoint.alive:
+                return
+
+    def _failed(self, session: Session, tasks: Sequence[Task], failure: Failure) -> Iterable[Outcome]:
+        for task in tasks:
+            if failure.kind == "memory_error":  # a result; other failures are tried again on resuming
+                place = self._place(session, task)
+                place.mkdir(parents=True, exist_ok=True)
+                write_text(place / "failure.json", json.dumps(asdict(failure), indent=2))
+            yield Outcome(session, task, failure)
+
+    def _place(self, session: Session, task: Task) -> Path:
+        """Folder of a task's results."""
+        return self.folder / session.key / task.key
+
+    def job(self, endpoint: Endpoint, task: Task) -> LoadJob:
+        """What the load generator does for a task."""
+        launch = self.launch
+        return LoadJob(
+            url=endpoint.url,
+            models=tuple(endpoint.base if n == BASE else n for n in task.workload.names),
+            requests=task.requests(launch.engine.max_model_len),
+            duration_s=task.duration_s,
+            drain_s=task.drain_s,
+            token_ids=launch.token_ids,
+            seed=task.seed,
+            stall_s=launch.stall_timeout_s,
+            metrics_interval_s=max(1.0, task.duration_s / METRICS_SAMPLES),
+            cores=launch.client_cores,
+        )
+
+    def _measure(self, endpoint: Endpoint, session: Session, task: Task) -> Outcome:
+        place = self._place(session, task)
+        place.mkdir(parents=True, exist_ok=True)
+        result = run_job(
+            self.job(endpoint, task),
+            place,
+            alive=lambda: endpoint.alive,
+            stop=self.stop,
+            progress=lambda s: self.progress(f"{session.key} {task.key} {s:.0f} s", 0, 0),
+        )
+        log = endpoint.step_log
+        if log is not None and log.exists():
+            time.sleep(STEP_LOG_FLUSH_S)
+            start = result.started_monotonic_s
+            _copy_rows(log, place / "steps.csv", start, start + result.duration_s)
+        failure = endpoint.failure()
+        if failure is None and result.fault is None:
+            write_text(place / "done.json", json.dumps(result.summary(), indent=2))
+        outcome = self._read(session, task)
+        return replace(outcome, failure=failure, load=result)
+
+    def load(self, session: Session, task: Task) -> Outcome | None:
+        """A result of an earlier run, if it is complete and was a run of the same requests."""
+        place = self._place(session, task)
+        failure = place / "failure.json"
+        if failure.exists():
+            with reading(failure):
+                return Outcome(session, task, parse(Failure, parse_json(read_text(failure))))
+        if not (place / "done.json").exists():
+            return None
+        outcome = self._read(session, task)
+        wanted = task.requests(self.launch.engine.max_model_len)
+        same = outcome.load is not None and np.array_equal(outcome.load.scheduled_s, wanted.time_s)
+        return outcome if same else None
+
+    def _read(self, session: Session, task: Task) -> Outcome:
+        place = self._place(session, task)
+        load = read_result(place / "load.npz")
+        metrics = summarise(load.metrics)
+        try:
+            steps = read_steps(place / "steps.csv") if (place / "steps.csv").exists() else None
+        except FileFormatError:
+            steps = None  # a version of vLLM whose steps the worker cannot record: the rest stands
+        tokens = metrics.kv_cache_tokens
+        if tokens is not None:
+            tokens -= self.launch.engine.block_size  # vLLM's null block (vllm/v1/core/block_pool.py)
+        return Outcome(session, task, None, load, metrics, steps, tokens)
+
+
+def check_adapters(options: ServerOptions) -> None:
+    """Raise ValidationError where an adapter's folder is not there: vLLM would say so only after a minute."""
+    absent = [(name, path) for name, path in options.adapters if "/" in path and not Path(path).exists()]
+    if absent:
+        name, path = absent[0]
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise ValidationError(
+            f"Expected adapter {name!r} at {path}{more}, got nothing there; see adapter_path in the launch file."
+        )
+
+
+def _copy_rows(source: Path, target: Path, start_s: float, end_s: float) -> None:
+    """The rows of a step log that began in a span of time."""
+    head, *lines = source.read_text().splitlines()
+    starts = [float(line.partition(",")[0] or "nan") for line in lines]
+    kept = [line for line, start in zip(lines, starts, strict=True) if start_s <= start < end_s]
+    write_text(target, "\n".join([head, *kept]) + "\n")

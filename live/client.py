@@ -1,0 +1,371 @@
+"""An open-loop load generator for vLLM: requests leave on schedule, however slow the answers.
+
+Runs in a process of its own, pinned to its own cores, so that neither packer nor the server slows it down:
+
+    python -m packer.live.client JOB.json RESULT.npz
+
+SIGTERM or SIGINT end the run early; what was seen until then is written and marked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import math
+import os
+import signal
+import sys
+import time
+from array import array
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packer.arrival import RequestTrace
+from packer.errors import MissingDependencyError
+from packer.live import results
+from packer.live.results import LoadResult
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+"""Signals that end a run early."""
+ERROR_TEXT = 160
+"""Characters of a server's error message that are kept."""
+SILENT_SHARE = 0.5
+"""A run that ends after so much of it without a token, with requests outstanding, means that the server hangs."""
+
+
+@dataclass(frozen=True)
+class LoadJob:
+    """What to send.
+
+    `url`: of the server, without a path.
+    `models`: model name in the request, for each adapter index of the trace.
+    `requests`: when, which adapter, how long.
+    `duration_s`: the run ends then, and unfinished requests are dropped.
+    `drain_s`: seconds to wait after `duration_s` for unfinished requests; the run's duration grows accordingly.
+    `token_ids`: prompts are random token ids in [low, high[.
+    `max_outstanding`: requests beyond it are refused by the client.
+    `stall_s`: nothing came for so long while requests were outstanding: the server hangs, the run ends.
+    `failures_to_stop`: so many failed requests in a row, none completed in between: the run ends.
+    `metrics_interval_s`: time between looks at /metrics; 0 looks at the start and the end only.
+    `cores`: CPU cores to run on; empty means any.
+    """
+
+    url: str
+    models: tuple[str, ...]
+    requests: RequestTrace
+    duration_s: float
+    drain_s: float = 0.0
+    token_ids: tuple[int, int] = (1000, 9000)
+    seed: int = 0
+    max_outstanding: int = 1_000_000
+    stall_s: float = 60.0
+    failures_to_stop: int = 50
+    metrics_interval_s: float = 1.0
+    cores: tuple[int, ...] = ()
+
+
+class _Run:
+    """The state of one run: what happened to each request."""
+
+    def __init__(self, job: LoadJob) -> None:
+        n = len(job.requests)
+        self.job = job
+        self.sent = np.full(n, math.nan)
+        self.first = np.full(n, math.nan)
+        self.finish = np.full(n, math.nan)
+        self.received = np.zeros(n, dtype=np.int64)
+        self.state = np.full(n, results.NOT_SENT, dtype=np.int64)
+        self.gaps = array("d")  # not lists: the garbage collector would scan them
+        self.owners = array("q")
+        self.errors: Counter[str] = Counter()
+        self.metrics: list[tuple[float, str]] = []
+        self.outstanding = 0
+        self.failures_in_row = 0
+        self.heard = 0.0
+        self.ended = ""
+        self.start = 0.0
+        self.start_unix = 0.0
+        self.bodies = _bodies(job)
+
+    def now(self) -> float:
+        return time.monotonic() - self.start
+
+    def end(self, why: str) -> None:
+        self.ended = self.ended or why
+
+    def result(self, duration_s: float) -> LoadResult:
+        trace = self.job.requests
+        return LoadResult(
+            trace.time_s, trace.adapter, trace.input_tokens, trace.output_tokens, self.sent, self.first,
+            self.finish, self.received, self.state, np.array(self.gaps, dtype=np.float64),
+            np.array(self.owners, dtype=np.int64), duration_s, self.start, self.start_unix,
+            dict(self.errors.most_common(20)), self.ended or "complete", tuple(self.metrics),
+        )  # fmt: skip
+
+
+def _bodies(job: LoadJob) -> list[bytes]:
+    """The JSON of every request, made before the run so that sending costs little."""
+    rng = np.random.default_rng(job.seed)
+    low, high = job.token_ids
+    trace = job.requests
+    bodies = []
+    for adapter, n_in, n_out in zip(
+        trace.adapter.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True
+    ):
+        body = {
+            "model": job.models[adapter],
+            "prompt": rng.integers(low, high, n_in).tolist(),
+            "max_tokens": n_out,
+            "ignore_eos": True,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        bodies.append(json.dumps(body, separators=(",", ":")).encode())
+    return bodies
+
+
+def import_aiohttp() -> Any:
+    """The HTTP client, or an error with the install line."""
+    try:
+        import aiohttp
+    except ImportError:
+        raise MissingDependencyError(
+            "Real servers need aiohttp and prometheus-client: pip install 'adapter-packer[live]'."
+        ) from None
+    return aiohttp
+
+
+async def run_load(job: LoadJob) -> LoadResult:
+    """Send everything on schedule and return what was seen; never raises for a server's fault."""
+    aiohttp = import_aiohttp()
+    run = _Run(job)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def interrupt() -> None:
+        run.end("interrupted")
+        stop.set()
+
+    for number in STOPPING:
+        loop.add_signal_handler(number, interrupt)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # blocked by run_job
+    gc.collect()
+    gc.freeze()  # what exists now, thousands of request bodies, is not scanned in the run
+    try:
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            await _look(run, session)
+            run.start, run.start_unix = time.monotonic(), time.time()
+            run.metrics = [(0.0, text) for _t, text in run.metrics]
+            duration = await _drive(run, session, stop)
+            await _look(run, session)
+            return run.result(duration)
+    finally:
+        gc.unfreeze()
+        for number in STOPPING:
+            loop.remove_signal_handler(number)
+
+
+async def _drive(run: _Run, session: Any, stop: asyncio.Event) -> float:
+    """Send, watch and drain; returns the run's duration."""
+    job = run.job
+    tasks: set[asyncio.Task[None]] = set()
+    watchers = [asyncio.create_task(_watch(run, stop))]
+    if job.metrics_interval_s > 0:
+        watchers.append(asyncio.create_task(_scrape(run, session)))
+    try:
+        await _send_all(run, session, stop, tasks)
+        await _sleep_until(run, job.duration_s, stop)
+        duration = run.now() if run.ended else job.duration_s
+        if job.drain_s > 0 and not run.ended and tasks:
+            await asyncio.wait(tasks, timeout=job.drain_s)
+            finished = run.finish[np.isfinite(run.finish)]
+            duration = max(duration, float(finished.max(initial=0.0))) if not tasks else run.now()
+        silence_s = run.now() - run.heard
+        if run.outstanding and silence_s > SILENT_SHARE * duration:
+            run.end(
+                f"the server hangs: {run.outstanding} requests outstanding, no token for {silence_s:.3g} s"
+            )
+        return duration
+    finally:
+        for task in (*tasks, *watchers):
+            task.cancel()
+        await asyncio.gather(*tasks, *watchers, return_exceptions=True)
+
+
+async def _send_all(run: _Run, session: Any, stop: asyncio.Event, tasks: set[asyncio.Task[None]]) -> None:
+    for i, due in enumerate(run.job.requests.time_s.tolist()):
+        if due >= run.job.duration_s or run.ended:
+            return
+        if due > run.now():
+            await _sleep_until(run, due, stop)
+            if run.ended:
+                return
+        if run.outstanding >= run.job.max_outstanding:
+            run.state[i] = results.REFUSED
+            continue
+        run.outstanding += 1
+        task = asyncio.create_task(_request(run, session, i))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        if i % 8 == 7:
+            await asyncio.sleep(0)  # behind schedule: the answers get their turn all the same
+
+
+async def _sleep_until(run: _Run, due: float, stop: asyncio.Event) -> None:
+    """Sleep to a time of the schedule, or until the run is ended."""
+    wait = due - run.now()
+    if wait <= 0 or run.ended:
+        return
+    if wait < 0.05:
+        await asyncio.sleep(wait)
+        return
+    try:
+        await asyncio.wait_for(stop.wait(), wait)
+    except TimeoutError:
+        return
+
+
+async def _request(run: _Run, session: Any, i: int) -> None:
+    run.sent[i] = run.now()
+    run.state[i] = results.UNFINISHED
+    if run.outstanding == 1:
+        run.heard = run.sent[i]
+    headers = {"Content-Type": "application/json"}
+    url = f"{run.job.url}/v1/completions"
+    try:
+        async with session.post(url, data=run.bodies[i], headers=headers) as response:
+            if response.status != 200:
+                text = (await response.text())[:ERROR_TEXT]
+                _failed(run, i, f"HTTP {response.status}: {text}")
+                return
+            await _stream(run, response, i)
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        _failed(run, i, f"{type(error).__name__}: {str(error)[:ERROR_TEXT]}")
+    finally:
+        run.outstanding -= 1
+
+
+async def _stream(run: _Run, response: Any, i: int) -> None:
+    """Read one answer: server-sent events, one a token (more where the server lags behind)."""
+    last, chunks = math.nan, 0
+    usage: dict[str, Any] = {}
+    async for line in response.content:
+        if not line.startswith(b"data:"):
+            continue
+        now = run.now()
+        if line.startswith(b"data: [DONE]"):
+            break
+        if b'"choices":[]' in line:  # the last event
+            usage = json.loads(line[5:]).get("usage") or {}
+            continue
+        if line.startswith(b'data: {"error"'):
+            _failed(run, i, line[6 : 6 + ERROR_TEXT].decode(errors="replace").strip())
+            return
+        run.heard = now
+        chunks += 1
+        if math.isnan(last):
+            run.first[i] = now
+        else:
+            run.gaps.append(now - last)
+            run.owners.append(i)
+        last = now
+    run.received[i] = usage.get("completion_tokens", chunks)
+    fault = _count_fault(run, i, chunks, usage)
+    if fault:
+        _failed(run, i, fault)
+        return
+    run.finish[i] = last
+    run.state[i] = results.COMPLETED
+    run.failures_in_row = 0
+
+
+def _count_fault(run: _Run, i: int, chunks: int, usage: dict[str, Any]) -> str:
+    """What is wrong with the token counts of an answer that has ended; "" if they are those that were requested."""
+    prompt, output = int(run.job.requests.input_tokens[i]), int(run.job.requests.output_tokens[i])
+    if chunks == 0 or run.received[i] < output:
+        return "the answer ended before its last token"
+    if run.received[i] > output:
+        return f"the answer has more tokens than max_tokens: {run.received[i]} instead of {output}"
+    if chunks > run.received[i]:
+        return f"usage counts {run.received[i]} completion tokens, {chunks} were streamed"
+    if usage.get("prompt_tokens", prompt) != prompt:
+        return f"usage counts {usage['prompt_tokens']} prompt tokens, {prompt} were sent"
+    return ""
+
+
+def _failed(run: _Run, i: int, message: str) -> None:
+    run.state[i] = results.FAILED
+    run.heard = run.now()
+    run.errors[message] += 1
+    run.failures_in_row += 1
+
+
+async def _watch(run: _Run, stop: asyncio.Event) -> None:
+    """End the run when the server hangs or fails every request."""
+    while not run.ended:
+        await asyncio.sleep(0.25)
+        if run.outstanding and run.now() - run.heard > run.job.stall_s:
+            held = f"{run.outstanding} requests outstanding"
+            run.end(f"the server hangs: {held}, no token for {run.job.stall_s:g} s")
+        if run.failures_in_row >= run.job.failures_to_stop:
+            worst = run.errors.most_common(1)[0][0]
+            run.end(f"the server fails: {run.failures_in_row} requests in a row, mostly {worst}")
+    stop.set()
+
+
+async def _scrape(run: _Run, session: Any) -> None:
+    while True:
+        await asyncio.sleep(run.job.metrics_interval_s)
+        await _look(run, session)
+
+
+async def _look(run: _Run, session: Any) -> None:
+    """Keep the text of /metrics; it is parsed after the run. A missing page is kept as an empty text."""
+    aiohttp = import_aiohttp()
+    lines: list[str] = []
+    timeout = aiohttp.ClientTimeout(total=5.0)
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+        async with session.get(f"{run.job.url}/metrics", timeout=timeout) as response:
+            if response.status == 200:
+                lines = (await response.text()).splitlines()
+    # vLLM's own metrics, histograms without their many buckets.
+    text = "\n".join(line for line in lines if "vllm" in line and "_bucket{" not in line)
+    run.metrics.append((run.now() if run.start else 0.0, text))
+
+
+def write_job(job: LoadJob, path: Path) -> None:
+    """Write a job for the client process."""
+    path.write_text(json.dumps(asdict(job), default=np.ndarray.tolist))
+
+
+def read_job(path: Path) -> LoadJob:
+    """Read what `write_job` wrote."""
+    data = json.loads(path.read_text())
+    times, *counts, end_s = data.pop("requests").values()
+    trace = RequestTrace(np.array(times), *(np.array(n, dtype=np.int64) for n in counts), end_s=end_s)
+    for key in ("models", "token_ids", "cores"):
+        data[key] = tuple(data[key])
+    return LoadJob(requests=trace, **data)
+
+
+def main(arguments: list[str]) -> None:
+    """Run a job file and write the result file."""
+    job = read_job(Path(arguments[0]))
+    if job.cores:
+        os.sched_setaffinity(0, job.cores)
+    results.write_result(asyncio.run(run_load(job)), arguments[1])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

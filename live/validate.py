@@ -1,0 +1,301 @@
+"""Predicted against measured: one real server per bin, its traffic, and the twin on the same requests."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.evaluation import STARVATION_THRESHOLD
+from packer.io.files import claimed
+from packer.live.calibration import options_for
+from packer.live.campaign import Campaign, Outcome, Progress, Session, Task
+from packer.live.launch import Launch
+from packer.live.metrics import parse_metrics
+from packer.live.server import split_cores
+from packer.twin.result import Simulation
+from packer.twin.scores import smape
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+Figures = dict[str, float | None]
+
+COMPARED = (
+    "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_itl_ms",
+    "mean_running", "mean_waiting", "mean_kv_usage", "preemptions",
+)  # fmt: skip
+"""Figures that are set side by side."""
+SMAPE_OF = COMPARED[:5]
+LOOK_S = 0.5
+"""How often the main thread looks whether it was interrupted."""
+
+
+def difference(predicted: float | None, measured: float | None) -> float | None:
+    """SMAPE of one figure, percent; None where it is missing."""
+    if predicted is None or measured is None or math.isnan(predicted) or math.isnan(measured):
+        return None
+    return smape([(predicted, measured)])
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One repeat: what the server did and what the twin predicts for the same requests."""
+
+    outcome: Outcome
+    simulation: Simulation
+    measured: Figures
+    predicted: Figures
+
+    @property
+    def starved(self) -> bool | None:
+        """Whether the server starved; None where no run came to its end."""
+        if self.outcome.memory_error:
+            return True
+        load = self.outcome.load
+        if load is None or not self.outcome.complete:
+            return None
+        return load.served_share < STARVATION_THRESHOLD
+
+
+@dataclass(frozen=True, eq=False)
+class BinReport:
+    """Predicted against measured for one bin; `repeatability`: SMAPE between measured repeats."""
+
+    index: int
+    bin: Bin
+    runs: tuple[Run, ...]
+    errors: Mapping[str, float | None] = field(default_factory=dict)
+    repeatability: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> str | None:
+        """Why no repeat, or not every one, ran to its end."""
+        for run in self.runs:
+            if run.outcome.failure is not None:
+                return run.outcome.failure.message
+            if run.outcome.load is not None and run.outcome.load.fault is not None:
+                return run.outcome.load.fault
+        return None
+
+    @property
+    def failed_requests(self) -> dict[str, int]:
+        """Failed requests of all repeats by message, the most frequent first."""
+        loads = [run.outcome.load for run in self.runs if run.outcome.load is not None]
+        return dict(sum((Counter(load.errors) for load in loads), Counter()).most_common())
+
+    @property
+    def memory_error(self) -> tuple[bool, bool]:
+        """(predicted, measured)."""
+        predicted = any(run.simulation.status == "memory_error" for run in self.runs)
+        return predicted, any(run.outcome.memory_error for run in self.runs)
+
+    @property
+    def starved(self) -> tuple[bool, bool | None]:
+        """(predicted, measured), by the means over the repeats; measured is None where nothing ran."""
+        known = [run.starved for run in self.runs if run.starved is not None]
+        predicted = float(np.mean([run.simulation.starved for run in self.runs])) > 0.5
+        return predicted, (float(np.mean(known)) > 0.5 if known else None)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether some repeat is partial."""
+        return any(run.outcome.interrupted for run in self.runs)
+
+    def mean(self, side: str, name: str) -> float | None:
+        """Mean of a figure over the repeats; `side` is "measured" or "predicted"."""
+        values = [getattr(run, side).get(name) for run in self.runs]
+        known = [v for v in values if v is not None and math.isfinite(v)]
+        return float(np.mean(known)) if known else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        starved, memory = self.starved, self.memory_error
+        return {
+            "gpu": self.index,
+            "adapters": len(self.bin.adapters),
+            "max_loras": self.bin.max_loras,
+            "max_lora_rank": self.bin.max_lora_rank,
+            "failure": self.failure,
+            "partial": self.interrupted,
+            "memory_error": {"predicted": memory[0], "measured": memory[1]},
+            "starved": {"predicted": starved[0], "measured": starved[1]},
+            "figures": {
+                name: {
+                    "predicted": self.mean("predicted", name),
+                    "measured": self.mean("measured", name),
+                    "smape_percent": self.errors.get(name),
+                    "repeatability_percent": self.repeatability.get(name),
+                }
+                for name in COMPARED
+            },
+            "runs": [
+                run.outcome.load.to_bench(seed=run.outcome.task.seed) if run.outcome.load else None
+                for run in self.runs
+            ],
+            "log_tail": next((r.outcome.failure.tail for r in self.runs if r.outcome.failure), ""),
+        }
+
+
+@dataclass(frozen=True)
+class ValidationSpec:
+    """How to measure. `parallel` servers run at once; `gpus` are shared out among them."""
+
+    duration_s: float = 120.0
+    repeats: int = 1
+    parallel: int = 1
+    seed: int = 0
+    gpus: tuple[int, ...] = ()
+
+
+class Validation:
+    """Measures bins on real servers; partial results survive an interrupt in `reports`.
+
+    `keys` name the bins' folders below `folder`, "gpu-0" … by default.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        fleet: Workload,
+        bins: Sequence[Bin],
+        folder: Path,
+        spec: ValidationSpec,
+        progress: Progress = lambda _what, _done, _total: None,
+        keys: Sequence[str] = (),
+    ) -> None:
+        self.keys = tuple(keys) or tuple(f"gpu-{i}" for i in range(len(bins)))
+        self.launch, self.fleet, self.bins = launch, fleet, tuple(bins)
+        self.folder, self.spec, self.progress = folder, spec, progress
+        self.reports: list[BinReport] = []
+        self._stop = threading.Event()
+
+    def run(self) -> list[BinReport]:
+        """Reports in order of the bins; an interrupt stops the servers first.
+
+        Raises `OutputError`: another process measures into the same folder.
+        """
+        places = split_cores(self.launch.server_cores, self.spec.parallel)
+        free: SimpleQueue[int] = SimpleQueue()
+        for place in range(self.spec.parallel):
+            free.put(place)
+        lock = threading.Lock()
+
+        def one(index: int) -> None:
+            place = free.get()
+            try:
+                outcomes = self._campaign(place, places[place]).run([self.session(index)])
+                report = report_of(index, self.bins[index], outcomes, self.launch)
+                with lock:
+                    self.reports.append(report)
+                    self.reports.sort(key=lambda r: r.index)
+                    self.progress(f"GPU {index}", len(self.reports), len(self.bins))
+            finally:
+                free.put(place)
+
+        with claimed(self.folder):
+            pool = ThreadPoolExecutor(self.spec.parallel)
+            left = {pool.submit(one, index) for index in range(len(self.bins))}
+            try:
+                while left:  # an interrupt that comes just before the wait is seen after it
+                    done, left = wait(left, LOOK_S, FIRST_COMPLETED)
+                    for future in done:
+                        future.result()  # raises the first error of a thread
+            except BaseException:
+                self._stop.set()
+                raise
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+        return self.reports
+
+    @property
+    def complete(self) -> bool:
+        """Whether every repeat of every bin ran to its end or to a failure of its own."""
+        whole = [r for r in self.reports if len(r.runs) == self.spec.repeats and not r.interrupted]
+        return len(whole) == len(self.bins)
+
+    def _campaign(self, place: int, cores: tuple[int, ...]) -> Campaign:
+        launch, each = self.launch, self.launch.engine.tensor_parallel_size
+        if self.spec.gpus:
+            mine = self.spec.gpus[place * each : (place + 1) * each]
+            visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
+            launch = replace(launch, environment={**launch.environment, **visible})
+        say = self.progress if self.spec.parallel == 1 else lambda _what, _done, _total: None
+        return Campaign(launch, self.folder, cores=cores, progress=say, stop=self._stop.is_set)
+
+    def session(self, index: int) -> Session:
+        """The server of a bin and its repeats."""
+        bin_ = self.bins[index]
+        traffic = bin_.workload(self.fleet)
+        options = options_for(self.launch, traffic.adapters, bin_.settings)
+        spec = self.spec
+        tasks = [Task(f"repeat-{k}", traffic, spec.duration_s, spec.seed + k) for k in range(spec.repeats)]
+        return Session(self.keys[index], options, tuple(tasks))
+
+
+def report_of(index: int, bin_: Bin, outcomes: Sequence[Outcome], launch: Launch) -> BinReport:
+    """Predict each outcome's requests with the bin's profile and compare."""
+    runs = tuple(_run(bin_, outcome, launch) for outcome in outcomes)
+    report = BinReport(index, bin_, runs)
+    errors = {
+        name: difference(report.mean("predicted", name), report.mean("measured", name)) for name in SMAPE_OF
+    }
+    return BinReport(index, bin_, runs, errors, {name: _repeatability(runs, name) for name in SMAPE_OF})
+
+
+def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Run:
+    duration_s = (outcome.load or outcome.task).duration_s
+    simulation = simulate(
+        outcome.task.replayed(launch.engine.max_model_len),
+        bin_.profile,
+        **asdict(bin_.settings),
+        duration_s=duration_s,
+        timeline_bin_s=max(1.0, duration_s / 60.0),
+    )
+    predicted: Figures = {name: _known(getattr(simulation, name)) for name in COMPARED}
+    return Run(outcome, simulation, measured_figures(outcome), predicted)
+
+
+def measured_figures(outcome: Outcome) -> Figures:
+    """The compared figures of one run; None where the server or its /metrics has none."""
+    load, metrics = outcome.load, outcome.metrics
+    if load is None:
+        return dict.fromkeys(COMPARED)
+    summary = load.summary()
+    figures: Figures = {name: summary.get(name) for name in SMAPE_OF}
+    # The twin's gap is per token; a late server sends several in one chunk, which the client sees as one gap.
+    figures["mean_itl_ms"] = _known(load.mean_gap_ms)
+    for name in ("mean_running", "mean_waiting", "mean_kv_usage", "preemptions"):
+        figures[name] = getattr(metrics, name) if metrics is not None else None
+    return figures
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _repeatability(runs: Sequence[Run], name: str) -> float | None:
+    """Mean SMAPE between the repeats of one figure, each against each; None with fewer than two."""
+    values = [run.measured.get(name) for run in runs]
+    pairs = [difference(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
+    known = [p for p in pairs if p is not None]
+    return float(np.mean(known)) if known else None
+
+
+def gauges(outcome: Outcome) -> dict[str, list[float]]:
+    """time_s, running, waiting, kv_usage of the /metrics samples of a run; NaN where one is missing."""
+    pages = outcome.load.metrics if outcome.load is not None else ()
+    samples = [parse_metrics(text, time_s) for time_s, text in pages if text]
+    columns: dict[str, list[float]] = {"time_s": [s.time_s for s in samples]}
+    for name in ("running", "waiting", "kv_usage"):
+        values = [getattr(s, name) for s in samples]
+        columns[name] = [math.nan if v is None else v for v in values]
+    return columns

@@ -1,0 +1,210 @@
+"""Results of load generators: read as measurements, and an estimate comes nearer to the server that gave them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packer
+from packer.errors import FileFormatError, IncompatibleError, ModelError
+from packer.fit.bench_results import improved, read_bench_results
+from packer.io.profiles import load_profile
+from packer.predictors.features import COLUMN
+from packer.predictors.scenarios import scenario
+from packer.profile import Profile
+from packer.solvers.backbone import without_adapters
+from packer.twin.estimate import BAND_KEYS, estimate_profile
+from packer.twin.model_config import read_model_config
+
+LLAMA, QWEN = "h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct"
+
+
+def vllm_result(rate: float, output: int, tpot_ms: float, prompt: int = 500, n: int = 100) -> dict[str, Any]:
+    """What `vllm bench serve --save-result` writes, without options for its figures (vllm/benchmarks/serve.py)."""
+    figures = {"ttft": 80.0, "tpot": tpot_ms, "itl": 2 * tpot_ms}
+    return {
+        "date": "20250101-120000",
+        "endpoint_type": "vllm",
+        "backend": "vllm",
+        "label": None,
+        "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+        "tokenizer_id": "meta-llama/Llama-3.1-8B-Instruct",
+        "num_prompts": n + 2,
+        "request_rate": "inf",
+        "burstiness": 1.0,
+        "max_concurrency": 8,
+        "duration": n / rate,
+        "completed": n,
+        "failed": 2,
+        "total_input_tokens": n * prompt,
+        "total_output_tokens": n * output,
+        "request_throughput": rate,
+        "request_goodput": None,
+        "output_throughput": rate * output,
+        "total_token_throughput": rate * (output + prompt),
+        "max_output_tokens_per_s": 1e4,
+        "max_concurrent_requests": 9,
+        "rtfx": 0.0,
+        **{
+            f"{name}_{key}_ms": ms for key, ms in figures.items() for name in ("mean", "median", "std", "p99")
+        },
+    }
+
+
+def without(result: dict[str, Any], *metrics: str) -> dict[str, Any]:
+    """With the figures of `--percentile-metrics` that leave these out."""
+    return {k: value for k, value in result.items() if not k.endswith(tuple(f"_{m}_ms" for m in metrics))}
+
+
+def detailed(result: dict[str, Any]) -> dict[str, Any]:
+    """With the lists that `--save-detailed` keeps."""
+    lists = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors")
+    return {**result, **{key: [] for key in lists}}
+
+
+def guidellm_result(*runs: tuple[float, int, float]) -> dict[str, Any]:
+    """A report of GuideLLM with these rates, output tokens and times between tokens.
+
+    The keys of versions 0.2 to 0.7 (schemas/metrics.py, schemas/statistics.py).
+    """
+
+    def summary(value: float) -> dict[str, Any]:
+        other = {"mean": 1e9, "median": 1e9, "mode": 1e9, "count": 3, "total_sum": 3e9}
+        return {
+            "successful": {**other, "mean": value, "percentiles": {"p50": 0.0}, "pdf": None},
+            "incomplete": other,
+            "errored": other,
+            "total": other,
+        }
+
+    return {
+        "metadata": {"version": 2, "guidellm_version": "0.7.3"},
+        "config": {},
+        "benchmarks": [
+            {
+                "type_": "generative_benchmark",
+                "metrics": {
+                    "request_totals": {"successful": 90, "incomplete": 8, "errored": 2, "total": 100},
+                    "request_latency": summary(1e6),
+                    "requests_per_second": summary(rate),
+                    "prompt_token_count": summary(500.0),
+                    "output_token_count": summary(float(output)),
+                    "inter_token_latency_ms": summary(itl_ms),
+                    "time_per_output_token_ms": summary(1e6),
+                },
+            }
+            for rate, output, itl_ms in runs
+        ],
+    }
+
+
+def written(path: Path, *documents: Any) -> Path:
+    path.write_text("\n".join(json.dumps(each) for each in documents))
+    return path
+
+
+def test_both_tools_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
+    """The mean batch is the throughput times the time that a request decodes; a file may hold several runs."""
+    runs = [(2.0, 101, 10.0), (8.0, 51, 20.0)]
+    of_vllm = written(tmp_path / "vllm.json", *(vllm_result(*run) for run in runs))
+    of_guidellm = written(tmp_path / "guidellm.json", guidellm_result(*runs))
+    rows = read_bench_results([of_vllm])
+    assert rows == read_bench_results([of_guidellm])
+    assert [float(row["set_batch_size"]) for row in rows] == pytest.approx([2.0, 8.0])
+    assert [float(row["itl_mean_ms"]) for row in rows] == [10.0, 20.0]
+    assert [float(row["actual_prompt_len"]) for row in rows] == [500.0, 500.0]
+
+
+def test_options_of_the_tool_change_no_figure(tmp_path: Path) -> None:
+    """`--save-detailed`, other percentiles, no tpot among the metrics and the list of a sweep give the same rows."""
+    plain = vllm_result(2.0, 101, 10.0)
+    (expected,) = read_bench_results([written(tmp_path / "plain.json", plain)])
+    (tmp_path / "sweep.json").write_text(json.dumps([plain | {"run_number": 0}, plain], indent=4))
+    assert read_bench_results([tmp_path / "sweep.json"]) == (expected, expected)
+    variants = (
+        detailed(plain),
+        {**plain, "p50_tpot_ms": 9.0, "p99.9_tpot_ms": 30.0},
+        without(plain, "ttft", "itl"),
+        without(plain | {"mean_itl_ms": 10.0}, "tpot"),
+    )
+    for k, each in enumerate(variants):
+        assert read_bench_results([written(tmp_path / f"{k}.json", each)]) == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("{}", "vllm bench serve"),
+        ("[1]", "vllm bench serve"),
+        ("{", "JSON"),
+        ("[" * 100_000, "JSON"),
+        ('{"benchmarks": []}', "GuideLLM"),
+        ('{"request_throughput": 1' + "0" * 400 + "}", "run 1: .* request throughput"),
+        (json.dumps(vllm_result(2.0, 100, 0.0)), "run 1: .* time between tokens"),
+        (json.dumps(vllm_result(2.0, 1, 5.0)), "two tokens"),
+        (json.dumps(without(vllm_result(2.0, 100, 5.0), "tpot", "itl")), "--percentile-metrics"),
+        (json.dumps(vllm_result(2.0, 100, 5.0) | {"ramp_up_strategy": "linear"}), "rate rises"),
+        (json.dumps(vllm_result(2.0, 100, 5.0) | {"spec_decode_acceptance_length": 2.1}), "speculative"),
+        (json.dumps(vllm_result(2.0, 100, 5.0) | {"completed": 0}), "mean input tokens"),
+        (json.dumps(guidellm_result((2.0, 100, 5.0)) | {"benchmarks": [{}]}), "request throughput"),
+    ],
+)
+def test_what_is_no_result_is_refused(tmp_path: Path, text: str, rule: str) -> None:
+    """Other files, and runs that completed nothing or whose answers have one token, name the file and the run."""
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=rule):
+        read_bench_results([path])
+
+
+def estimated(root: Path, model: str, known: Profile, reference: str) -> Profile:
+    """The server of a calibrated profile, estimated from the other one."""
+    return estimate_profile(
+        read_model_config(root / "tests" / "data" / "models" / f"{model}.json"),
+        "h100-64gb",
+        max_model_len=known.engine.max_model_len,
+        max_num_seqs=known.engine.max_num_seqs,
+        max_num_batched_tokens=known.engine.max_num_batched_tokens,
+        reference=reference,
+    )
+
+
+def test_runs_bring_an_estimate_near_the_server(root: Path, tmp_path: Path) -> None:
+    """Three runs of each calibrated server improve its estimate: its capacity is in the narrower band on 9 of 10."""
+    inside, n = 0, 20
+    for model, name, reference in (("llama-3.1-8b", LLAMA, QWEN), ("qwen-2.5-7b", QWEN, LLAMA)):
+        known = load_profile(name)
+        runs = []
+        for rate in (1.0, 10.0, 20.0):
+            alone = packer.Workload([packer.Adapter("base", 8, rate)], packer.Lengths.gamma(512.0, 0.6))
+            alone = replace(alone, output_tokens=packer.Lengths.gamma(128.0, 0.6))
+            found = packer.simulate(alone, without_adapters(known), max_loras=1, duration_s=60.0)
+            runs.append(vllm_result(found.request_throughput, 128, found.mean_tpot_ms, 512))
+        better = improved(
+            estimated(root, model, known, reference),
+            read_bench_results([written(tmp_path / "r.json", *runs)]),
+        )
+        assert not better.calibrated
+        low, high = (better.errors[key] for key in BAND_KEYS)
+        assert 0.9 < low < 1.0 < high < 1.2
+        for i in range(n):
+            chosen = scenario(i, known, 3)
+            real, said = (chosen.features(each)[COLUMN["capacity"]] for each in (known, better))
+            inside += bool(low <= real / said <= high)
+    assert inside >= 0.9 * 2 * n
+
+
+def test_runs_near_the_token_budget_are_left_out(root: Path, tmp_path: Path) -> None:
+    """Of a light and a saturated run the light one counts; a saturated one alone is refused, as a calibrated base."""
+    estimate = estimated(root, "llama-3.1-8b", load_profile(LLAMA), QWEN)
+    light = read_bench_results([written(tmp_path / "light.json", vllm_result(2.0, 101, 15.0))])
+    full = read_bench_results([written(tmp_path / "full.json", vllm_result(40.0, 101, 100.0))])
+    assert improved(estimate, (*light, *full)).latency == improved(estimate, light).latency
+    with pytest.raises(ModelError, match="lower rates"):
+        improved(estimate, full)
+    with pytest.raises(IncompatibleError, match="estimate"):
+        improved(load_profile(LLAMA), light)

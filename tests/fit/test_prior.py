@@ -1,0 +1,95 @@
+"""Micro-benchmarks leave terms open: the fit takes these from a profile of another model, and only these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.fit.pipeline import TERMS, micro_profile
+from packer.fit.prior import Prior, prior_of
+from packer.fit.step_law import Equations, residuals, solve
+from packer.fit.tables import Profiling
+from packer.io.profiles import load_profile
+from packer.profile import GpuSpec, Profile
+from packer.twin.law.linear import linear_features
+
+LLAMA, QWEN = "h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct"
+
+
+SEEN = ((50, 0), (200, 0), (400, 0), (200, 1), (200, 50), (200, 100), (200, 150))
+OTHER = ((50, 5), (50, 30), (120, 20), (120, 32), (300, 32))
+"""Batches and distinct adapters in them."""
+
+
+def _states(batches: tuple[tuple[int, int], ...], slots: float, rank: float) -> np.ndarray:
+    """The mean states of steps with these batches."""
+    batch, adapters = np.array(batches, dtype=np.float64).T
+    return linear_features(
+        decodes=batch, prefill_tokens=batch / 40, adapters=adapters, sum_ranks=adapters * rank,
+        slots=np.where(adapters > 0, slots, 0.0), slot_rank=np.where(adapters > 0, rank, 0.0),
+        kv_tokens=100 * batch, waiting=0.0, graph_max_tokens=512,
+    )  # fmt: skip
+
+
+def _law(profile: Profile) -> np.ndarray:
+    from packer.twin.law.law import coefficient_vector
+
+    return coefficient_vector(profile.latency)
+
+
+def test_other_slots_than_measured_are_predicted() -> None:
+    """Measured with 300 slots of rank 8 only, the law holds for other slots and ranks; without a prior it does not."""
+    true = _law(load_profile(LLAMA))
+    measured = _states(SEEN, 300, 8)
+    seen = Equations(measured, measured @ true, np.ones(len(SEEN)))
+    prior = prior_of(load_profile(LLAMA))
+    assert prior is not None
+    assert prior.source == QWEN
+    laws = [solve(seen, TERMS, each) for each in (prior, None)]
+    assert np.abs(residuals(seen, laws[0])).mean() < 0.04
+    errors = []
+    for slots, rank in ((32, 16), (16, 32), (96, 32), (64, 64), (384, 8)):
+        unseen = _states(OTHER, slots, rank)
+        other = Equations(unseen, unseen @ true, np.ones(len(OTHER)))
+        errors.append([np.abs(residuals(other, law)).mean() for law in laws])
+    with_prior, without = np.array(errors).T
+    assert (with_prior < 0.08).all()
+    assert (with_prior < 0.7 * without).all()
+    assert without.max() > 0.15
+
+
+def test_measurements_win_where_they_say_something() -> None:
+    """Terms that exact equations determine do not follow a wrong prior; those that they leave open are the prior's."""
+    true = {"base_ms": 10.0, "per_decode_ms": 0.05}
+    features = _states(SEEN, 300, 8)[:3]
+    vector = np.zeros(features.shape[1])
+    vector[:2] = 10.0, 0.05
+    seen = Equations(np.tile(features, (40, 1)), np.tile(features @ vector, 40), np.ones(120))
+    wrong = Prior({"base_ms": 15.0, "per_decode_ms": 0.03, "per_waiting_ms": 0.0003}, "wrong")
+    found = solve(seen, ("base_ms", "per_decode_ms", "per_waiting_ms", "per_slot_ms"), wrong)
+    assert found["base_ms"] == pytest.approx(true["base_ms"], rel=1e-3)
+    assert found["per_decode_ms"] == pytest.approx(true["per_decode_ms"], rel=1e-3)
+    assert found["per_waiting_ms"] == pytest.approx(0.0003)
+    assert found["per_slot_ms"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_unknown_hardware_has_no_prior() -> None:
+    """A GPU without a data sheet is not compared with an H100."""
+    known = load_profile(QWEN)
+    assert prior_of(replace(known, gpu=GpuSpec("CPU", 1e9))) is None
+
+
+def test_the_profile_says_where_open_terms_come_from() -> None:
+    """A fit to micro-benchmarks alone names the profile behind its prior."""
+    rows = tuple(
+        {
+            "phase": "decode", "set_batch_size": str(batch), "set_output_length": "100", "actual_prompt_len": "5",
+            "itl_mean_ms": str(12.0 + 0.02 * batch),
+        }
+        for batch in (50, 100, 200, 400)
+    )  # fmt: skip
+    found = micro_profile(load_profile(LLAMA), Profiling(backbone=rows))
+    assert found.provenance["prior"].startswith(QWEN)
+    assert found.latency.coefficients["per_slot_ms"] > 0

@@ -1,0 +1,318 @@
+"""The load generator: open loop, correct counts, files that other tools read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packer.arrival import RequestTrace
+from packer.errors import FileFormatError
+from packer.live import results
+from packer.live.client import STOPPING, LoadJob, read_job, run_load, write_job
+from packer.live.launch import Launch
+from packer.live.load import run_job
+from packer.live.results import LoadResult, read_result, write_result
+from packer.live.server import Server, ServerOptions, get
+from packer.settings import Slots
+from packer.twin.arrivals import draw_requests
+from packer.workload import Workload
+
+SLOTS = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
+
+
+@pytest.fixture(scope="module")
+def url(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A fake server without faults, for all tests."""
+    with Server(launch, SLOTS, tmp_path_factory.mktemp("server")) as server:
+        assert server.start() is None
+        yield server.url
+
+
+def job(url: str, fleet: Workload, duration_s: float = 0.7) -> LoadJob:
+    requests = draw_requests(fleet, duration_s, 0)
+    return LoadJob(url, fleet.names, requests, duration_s, token_ids=(4, 100), metrics_interval_s=0.5)
+
+
+def test_every_request_is_served_and_counted(url: str, fleet: Workload) -> None:
+    """With time to drain, all that was sent completes with all its tokens, and the figures add up."""
+    result = asyncio.run(run_load(replace(job(url, fleet), drain_s=10.0)))
+    assert result.complete
+    assert len(result.done) == len(result.state) > 20
+    assert np.array_equal(result.received_tokens, result.output_tokens)
+    assert len(result.gaps_s) == int((result.output_tokens - 1).sum())
+    assert np.all(result.sent_s >= result.scheduled_s)
+    assert result.total_token_throughput == pytest.approx(
+        (result.input_tokens.sum() + result.output_tokens.sum()) / result.duration_s
+    )
+    assert result.mean_gap_ms >= 2.0
+    assert any("vllm:num_requests_running" in text for _t, text in result.metrics)
+
+
+def test_the_load_is_open_loop(with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path) -> None:
+    """A server that never answers doesn't delay a single request; all count as unfinished."""
+    with Server(with_fault("hang:0"), SLOTS, tmp_path) as server:
+        assert server.start() is None
+        result = asyncio.run(run_load(replace(job(server.url, fleet, 0.5), duration_s=1.2)))
+    assert np.all(result.state == results.UNFINISHED)
+    assert np.all(np.isfinite(result.sent_s))
+    assert not len(result.done)
+    assert result.summary()["mean_ttft_ms"] is None
+
+
+def test_a_hanging_server_ends_the_run(
+    with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
+) -> None:
+    """No token for the stall limit: the run ends early, says why and keeps what was measured before."""
+    with Server(with_fault("hang:5"), SLOTS, tmp_path) as server:
+        assert server.start() is None
+        result = asyncio.run(run_load(replace(job(server.url, fleet, 60.0), stall_s=0.3)))
+    assert "hangs" in result.ended
+    assert result.duration_s < 30.0
+    assert len(result.done) >= 5
+
+
+def test_errors_are_counted_by_message(
+    with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
+) -> None:
+    """Failed requests carry the server's words; a server that fails them all ends the run."""
+    with Server(with_fault("http500"), SLOTS, tmp_path) as server:
+        assert server.start() is None
+        result = asyncio.run(run_load(replace(job(server.url, fleet, 60.0), failures_to_stop=10)))
+    assert "fails" in result.ended
+    assert sum(result.errors.values()) == int((result.state == results.FAILED).sum()) >= 10
+    assert next(iter(result.errors)).startswith("HTTP 500")
+
+
+def test_one_refused_adapter_fails_alone(
+    with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
+) -> None:
+    """Requests of an adapter that the server refuses fail; the others are served."""
+    with Server(with_fault("refuse:a1"), SLOTS, tmp_path) as server:
+        assert server.start() is None
+        result = asyncio.run(run_load(replace(job(server.url, fleet), drain_s=10.0)))
+    failed = result.state == results.FAILED
+    assert np.array_equal(failed, result.adapter == 1)
+    assert failed.any()
+
+
+@pytest.mark.parametrize("key", ["prompt_tokens", "completion_tokens"])
+def test_wrong_usage_counts_fail_the_request(
+    key: str, with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
+) -> None:
+    """An answer whose usage differs from what was sent or requested isn't completed, and the message says both."""
+    with Server(with_fault(f"usage:{key}"), SLOTS, tmp_path) as server:
+        assert server.start() is None
+        n = np.ones(3, dtype=np.int64)
+        trace = RequestTrace(0.01 * np.arange(3), 0 * n, 5 * n, 2 * n)
+        job = LoadJob(server.url, ("a0",), trace, 1.0, drain_s=5.0, token_ids=(4, 100))
+        result = asyncio.run(run_load(job))
+    assert np.all(result.state == results.FAILED)
+    expected = {
+        "prompt_tokens": "usage counts 6 prompt tokens, 5 were sent",
+        "completion_tokens": "the answer has more tokens than max_tokens: 3 instead of 2",
+    }
+    assert result.errors == {expected[key]: 3}
+    assert result.fault == f"3 of 3 requests failed, mostly: {expected[key]}"
+
+
+def test_a_server_that_stops_answering_hangs_however_short_the_run(
+    with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
+) -> None:
+    """A run shorter than the stall limit that ends in silence is not complete: the server hangs."""
+    with Server(with_fault("hang:5"), SLOTS, tmp_path) as server:
+        assert server.start() is None
+        result = asyncio.run(run_load(job(server.url, fleet, 1.0)))
+    assert result.duration_s == 1.0
+    assert "hangs" in result.ended
+    assert result.fault == result.ended
+
+
+def test_the_clients_limit_refuses(
+    with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
+) -> None:
+    """Beyond max_outstanding requests are refused, not queued."""
+    with Server(with_fault("hang:0"), SLOTS, tmp_path) as server:
+        assert server.start() is None
+        result = asyncio.run(
+            run_load(replace(job(server.url, fleet, 0.5), duration_s=1.2, max_outstanding=5))
+        )
+    assert int((result.state == results.UNFINISHED).sum()) == 5
+    assert int((result.state == results.REFUSED).sum()) == len(result.state) - 5
+
+
+def test_a_process_of_its_own_gives_the_same_kind_of_result(
+    url: str, fleet: Workload, tmp_path: Path
+) -> None:
+    """The client process reads its job, runs it and leaves a result that can be read again."""
+    result = run_job(replace(job(url, fleet), drain_s=10.0), tmp_path / "run")
+    assert result.complete
+    assert len(result.done) == len(result.state)
+    assert read_result(tmp_path / "run" / "load.npz").summary() == result.summary()
+
+
+def test_stopping_keeps_a_partial_result(url: str, fleet: Workload, tmp_path: Path) -> None:
+    """An interrupted run is on disk, marked, with what completed until then."""
+
+    def answered() -> int:
+        found = re.search(r"generation_tokens_total\S* (\d+)", get(url, "/metrics")[1])
+        assert found is not None
+        return int(found[1])
+
+    enough = answered() + 200
+    result = run_job(job(url, fleet, 60.0), tmp_path, stop=lambda: answered() > enough)
+    assert result.ended == "interrupted"
+    assert len(result.done) > 0
+    assert result.duration_s < 60.0
+
+
+def test_stopping_before_the_client_is_ready_gives_a_result(
+    url: str, fleet: Workload, tmp_path: Path
+) -> None:
+    """A client that is interrupted while it still imports leaves an empty result, marked."""
+    result = run_job(job(url, fleet, 60.0), tmp_path, stop=lambda: True)
+    assert result.ended == "interrupted"
+    assert len(result.done) == 0
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOPPING)
+
+
+def test_a_job_file_round_trips(fleet: Workload, tmp_path: Path) -> None:
+    """What the client process reads is what was written."""
+    asked = replace(job("http://x", fleet), cores=(1,), drain_s=3.0)
+    write_job(asked, tmp_path / "job.json")
+    read = read_job(tmp_path / "job.json")
+    assert replace(read, requests=asked.requests) == asked
+    assert np.array_equal(read.requests.time_s, asked.requests.time_s)
+    assert np.array_equal(read.requests.output_tokens, asked.requests.output_tokens)
+
+
+@pytest.fixture
+def result() -> LoadResult:
+    """Three requests: two complete, one unfinished."""
+    return LoadResult(
+        np.array([0.0, 1.0, 2.0]),
+        np.array([0, 1, 0]),
+        np.array([10, 20, 30]),
+        np.array([2, 3, 4]),
+        np.array([0.0, 1.001, 2.0]),
+        np.array([0.5, 1.501, 2.5]),
+        np.array([0.6, 1.801, np.nan]),
+        np.array([2, 3, 1]),
+        np.array([results.COMPLETED, results.COMPLETED, results.UNFINISHED]),
+        np.array([0.1, 0.2, 0.1, 0.4]),
+        np.array([0, 1, 1, 2]),
+        duration_s=10.0,
+    )
+
+
+def test_figures_are_those_of_vllm_bench(result: LoadResult) -> None:
+    """Worked by hand: completed requests only, TTFT from sending, gaps per chunk, TPOT per request."""
+    summary = result.summary()
+    assert summary["completed"] == 2
+    assert summary["unfinished"] == 1
+    assert summary["total_token_throughput"] == pytest.approx(3.5)
+    assert summary["output_throughput"] == pytest.approx(0.5)
+    assert summary["mean_ttft_ms"] == pytest.approx(500.0)
+    assert summary["mean_tpot_ms"] == pytest.approx((100.0 + 150.0) / 2)
+    assert summary["mean_itl_ms"] == pytest.approx(400.0 / 3)
+    assert result.mean_gap_ms == pytest.approx(400.0 / 3)
+    assert summary["offered_tok_s"] == pytest.approx(6.9)
+    assert summary["send_lateness_max_ms"] == pytest.approx(1.0)
+
+
+def test_the_bench_file_has_details(result: LoadResult) -> None:
+    """`--save-detailed` lists lengths, TTFTs, gaps and errors per request, as JSON can hold them."""
+    data = json.loads(json.dumps(result.to_bench(detailed=True, model_id="base")))
+    assert data["model_id"] == "base"
+    assert data["num_prompts"] == 3
+    assert data["itls"] == [[0.1], [0.2, 0.1], [0.4]]
+    assert data["input_lens"] == [10, 20, 30]
+    assert data["errors"] == ["", "", "unfinished"]
+    assert data["ttfts"][0] == pytest.approx(0.5)
+
+
+def test_a_result_file_round_trips(result: LoadResult, tmp_path: Path) -> None:
+    """Everything comes back, gaps of unfinished requests and the pages of /metrics included."""
+    full = replace(result, metrics=((0.0, "a"), (1.0, "")), errors={"x": 2}, ended="interrupted")
+    write_result(full, tmp_path / "r.npz")
+    read = read_result(tmp_path / "r.npz")
+    assert read.metrics == full.metrics
+    assert read.errors == {"x": 2}
+    assert not read.complete
+    assert np.array_equal(read.gap_owner, full.gap_owner)
+    assert np.array_equal(read.finish_s, full.finish_s, equal_nan=True)
+
+
+def test_a_damaged_result_file_is_named(tmp_path: Path) -> None:
+    """Half a file is an error with its name, not a traceback."""
+    (tmp_path / "r.npz").write_bytes(b"PK\x03\x04 half")
+    with pytest.raises(FileFormatError, match=r"r\.npz"):
+        read_result(tmp_path / "r.npz")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flipped_bytes_in_a_result_file(result: LoadResult, tmp_path: Path, seed: int) -> None:
+    """A damaged archive raises almost anything in its readers: here one short error, or it is read."""
+    path = tmp_path / "r.npz"
+    write_result(result, path)
+    data = bytearray(path.read_bytes())
+    for at in np.random.default_rng(seed).integers(0, len(data), 12):
+        data[at] ^= 0x5A
+    path.write_bytes(bytes(data))
+    try:
+        read_result(path)
+    except FileFormatError as error:
+        assert len(str(error)) < 500 + len(str(path))  # noqa: PT017
+
+
+def test_a_result_file_that_unpacks_to_gigabytes(
+    result: LoadResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes in the archive are checked before anything is unpacked."""
+    write_result(result, tmp_path / "r.npz")
+    monkeypatch.setattr("packer.live.results.MAX_BYTES", 100)
+    with pytest.raises(FileFormatError, match="more than 100 bytes"):
+        read_result(tmp_path / "r.npz")
+
+
+def test_few_failures_do_not_hide_what_was_served(result: LoadResult) -> None:
+    """Up to 5 % of failed requests leave a run that counts; they are left out of the share that was served."""
+    n = 40
+    many = replace(
+        result,
+        **{
+            name: np.resize(getattr(result, name)[:1], n)
+            for name in ("scheduled_s", "adapter", "input_tokens", "output_tokens", "sent_s", "first_s",
+                         "finish_s", "received_tokens", "state")
+        },
+    )  # fmt: skip
+    failed = np.arange(n) < 2
+    few = replace(many, state=np.where(failed, results.FAILED, results.COMPLETED), errors={"x": 2})
+    assert few.fault is None
+    assert few.served_share == 1.0
+    more = replace(many, state=np.where(np.arange(n) < 3, results.FAILED, results.COMPLETED), errors={"x": 3})
+    assert more.fault == "3 of 40 requests failed, mostly: x"
+
+
+def test_an_empty_run_has_a_summary() -> None:
+    """No requests: zero throughput and no latencies, no division by zero."""
+    none, ints = np.zeros(0), np.zeros(0, dtype=np.int64)
+    empty = LoadResult(none, ints, ints, ints, none, none, none, ints, ints, none, ints, duration_s=1.0)
+    assert empty.summary()["total_token_throughput"] == 0.0
+    assert np.isnan(empty.mean_gap_ms)
+
+
+def test_the_schedule_of_the_trace_is_kept(url: str) -> None:
+    """Requests leave in the trace's order and none before its time."""
+    n = np.ones(20, dtype=np.int64)
+    trace = RequestTrace(np.linspace(0.0, 0.5, 20), 0 * n, 5 * n, 2 * n)
+    result = asyncio.run(run_load(LoadJob(url, ("a0",), trace, 0.6, drain_s=5.0, token_ids=(4, 100))))
+    assert np.all(np.diff(result.sent_s) > 0)
+    assert np.all(result.lateness_ms >= 0.0)

@@ -1,0 +1,67 @@
+"""Reading /metrics of whatever release."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer.live.metrics import parse_metrics, summarise
+
+PAGE = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="base"} 20.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="base"} 42.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="base"} 0.48
+# TYPE vllm:num_preemptions counter
+vllm:num_preemptions_total{engine="0",model_name="base"} 3.0
+# TYPE vllm:lora_requests_info gauge
+vllm:lora_requests_info{max_lora="8",running_lora_adapters="a0",waiting_lora_adapters=""} 1.79
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="32",num_gpu_blocks="128",engine="0"} 1.0
+"""
+
+
+def test_the_figures_of_a_page_of_0_32() -> None:
+    """Gauges, counters and what hides in labels."""
+    sample = parse_metrics(PAGE, 1.5)
+    assert (sample.time_s, sample.running, sample.waiting, sample.kv_usage) == (1.5, 20.0, 42.0, 0.48)
+    assert sample.preemptions == 3.0
+    assert sample.kv_cache_tokens == 128 * 32
+
+
+def test_older_names_are_known() -> None:
+    """The KV gauge of releases before 0.10 is read as the same figure."""
+    old = PAGE.replace("kv_cache_usage_perc", "gpu_cache_usage_perc")
+    assert parse_metrics(old).kv_usage == 0.48
+
+
+def test_engines_are_added() -> None:
+    """Data-parallel engines report apart; the server's figure is their sum."""
+    more = PAGE + 'vllm:num_requests_running{engine="1",model_name="base"} 5.0\n'
+    assert parse_metrics(more.replace("# TYPE vllm:num_requests_running gauge\n", "")).running == 25.0
+
+
+@pytest.mark.parametrize("text", ["", "no metrics here", PAGE.replace("vllm:", "new:"), "vllm:x{ 1\n\x00"])
+def test_a_page_without_our_figures_is_no_error(text: str) -> None:
+    """Renamed, empty or damaged: every figure is missing, nothing raises."""
+    sample = parse_metrics(text)
+    assert sample.running is None
+    assert sample.kv_cache_tokens is None
+
+
+def test_a_run_is_means_of_gauges_and_growth_of_counters() -> None:
+    """The look before the run starts the counters and is no part of the means; lost pages are passed over."""
+    before = PAGE.replace("} 20.0", "} 0.0").replace("} 3.0", "} 1.0")
+    summary = summarise([(0.0, before), (1.0, PAGE), (2.0, ""), (3.0, PAGE.replace("} 20.0", "} 10.0"))])
+    assert summary.mean_running == 15.0
+    assert summary.preemptions == 2.0
+    assert summary.samples == 3
+
+
+def test_no_page_at_all() -> None:
+    """A server without /metrics gives a summary in which all is missing."""
+    summary = summarise([(0.0, ""), (1.0, "")])
+    assert summary.samples == 0
+    assert summary.mean_running is None
