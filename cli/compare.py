@@ -16,7 +16,7 @@ from packer.words import counted, number
 
 if TYPE_CHECKING:
     from packer.live.launch import Launch
-    from packer.solvers.compare import Comparison, Result
+    from packer.planning.compare import Comparison, Result
     from packer.workload import Workload
 
 
@@ -135,7 +135,7 @@ def compare(
       packer compare fleet.csv --sweep adapters=32:384:32 --predictors twin,forest -o rows.csv
       packer compare fleet.csv --cluster cluster.toml --systems vllm,packer --slo ttft_ms=2000,tpot_ms=100
     """
-    from packer.solvers.compare import Comparison
+    from packer.planning.compare import Comparison
 
     if systems.cluster is not None:
         _compare_systems(file.fleet(), compared.seed, systems, files, out)

@@ -63,8 +63,8 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
     from packer.io.profiles import write_profile
     from packer.io.workloads import write_workload
     from packer.operate.project import fleet_for, is_log
-    from packer.operate.recommend import recommend
     from packer.plan import Status
+    from packer.planning.recommend import recommend
     from packer.report.page import write_report
     from packer.traces.measure import rounded
 

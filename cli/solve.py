@@ -147,8 +147,8 @@ class Planning:
         from packer.twin.engine.compile import begin
 
         begin()  # while the rest is imported
-        from packer.operate.recommend import recommend
-        from packer.solvers.api import solve as run
+        from packer.planning.recommend import recommend
+        from packer.planning.solve import solve as run
         from packer.solvers.evaluator import rate_margin_for
         from packer.solvers.replan import objective_of
 

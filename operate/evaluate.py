@@ -13,9 +13,9 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.evaluation import SIMULATED, Evaluations
 from packer.operate.changes import Changed, changed_plan
-from packer.operate.kept import KeptHours
 from packer.plan import Plan, Status
-from packer.solvers.assemble import versions
+from packer.planning.assemble import versions
+from packer.planning.kept import KeptHours
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import with_room
 from packer.solvers.verify import FRESH_SEED

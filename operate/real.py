@@ -14,7 +14,7 @@ from packer.bin import Bin
 from packer.live.launch import Launch
 from packer.live.validate import BinReport, Validation, ValidationSpec
 from packer.plan import Plan
-from packer.solvers.compare import PlanFigures, Result
+from packer.planning.compare import PlanFigures, Result
 from packer.workload import Workload
 
 
@@ -28,7 +28,7 @@ def measured(
 ) -> list[Result]:
     """The results with the figures of real servers; equal servers of different plans are measured once.
 
-    `results`: of `packer.solvers.compare.Comparison.run`.
+    `results`: of `packer.planning.compare.Comparison.run`.
     `fleets`: the fleets that were planned, one for each number of adapters.
     `launch`, `folder`, `spec`: how servers start, where measurements are kept (the same folder resumes), and how long
     each run is.

@@ -18,11 +18,11 @@ from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Period, Schedule
-from packer.operate.replicas import Replicas, fewest_parts, part
 from packer.operate.steady import with_steady_settings
 from packer.plan import Plan, Status
+from packer.planning.replicas import Replicas, fewest_parts, part
+from packer.planning.solve import solve
 from packer.profile import Profile
-from packer.solvers.api import solve
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.strategies import Predictor
 from packer.traces.pattern import clock, rates_of

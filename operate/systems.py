@@ -12,9 +12,9 @@ import numpy as np
 from packer import checks
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
+from packer.planning.solve import solve
 from packer.predictors.build import register_ray
 from packer.search import fewest
-from packer.solvers.api import solve
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System, load_system
 from packer.twin.uncertainty import MAX_SEEDS, Interval, interval

@@ -168,7 +168,7 @@ PLAN_FIGURES: Mapping[str, Label] = {
     **{name: FIGURES[name] for name in ("mean_itl_ms", "slo_attainment", "goodput_tok_s")},
     "price_per_hour": Label("price per hour", digits=2, column="price/h"),
 }
-"""Every figure of a plan over all its requests, as `packer.operate.frontier.FrontierPoint` has them."""
+"""Every figure of a plan over all its requests, as `packer.planning.frontier.FrontierPoint` has them."""
 
 SIMULATED = ("worst_adapter_ttft_ms", "slo_used", "slo_attainment", "goodput_tok_s")
 """Figures that only a simulation of requests gives."""

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 def comparison_figure(rows: Sequence[Row], *, title: str) -> Figure:
     """Curves over the number of adapters where there are several, else bars.
 
-    `rows`: as `packer.solvers.compare.Result.to_dict` gives them.
+    `rows`: as `packer.planning.compare.Result.to_dict` gives them.
     `title`: what was compared.
     """
     sizes = sorted({row["adapters"] for row in rows})

@@ -14,7 +14,7 @@ from packer.slo import Limits
 def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limits) -> list[Chart]:
     """TTFT and ITL over GPUs, with the goal and the plan's number of GPUs marked.
 
-    `rows`: as `packer.operate.frontier.FrontierPoint.to_dict` gives them.
+    `rows`: as `packer.planning.frontier.FrontierPoint.to_dict` gives them.
     `chosen`: GPUs of the plan.
     `limits`: of the adapters without a class.
     """

@@ -120,7 +120,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver found; `packer.solvers.api` verifies it and makes the `Plan`.
+    """What a solver found; `packer.planning.solve` verifies it and makes the `Plan`.
 
     `proven`: the lower bound is certain relative to the predictor, not what a search failed to refute. Only
     then can a plan that meets it be called optimal.

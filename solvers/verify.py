@@ -1,4 +1,4 @@
-"""The independent checker: every plan that `packer.solvers.api` returns is checked, whichever solver made it.
+"""The independent checker: every plan that `packer.planning.solve` returns is checked, whichever solver made it.
 
 It shares nothing with the solvers but the evaluator: it reads the bins and has the twin simulate them.
 """

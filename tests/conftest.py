@@ -7,7 +7,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
+from packer.io.profiles import load_profile
 from packer.plan import Plan, Status
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.settings import Slots
@@ -102,6 +103,19 @@ def folders() -> dict[str, str]:
 def modules() -> list[Module]:
     """Every module of the package, parsed once."""
     return _modules()
+
+
+@pytest.fixture(scope="session")
+def server() -> Profile:
+    """A shipped server with a price."""
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    return replace(profile, gpu=replace(profile.gpu, price_per_hour=2.5))
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Workload:
+    """Forty adapters that fill two servers."""
+    return Workload([Adapter(f"a{k}", 16 if k % 4 else 32, 0.9) for k in range(40)])
 
 
 @contextmanager

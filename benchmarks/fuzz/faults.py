@@ -320,7 +320,7 @@ FAULTS = ("none", "full disk", "SIGTERM", "SIGKILL", "two writers")
 def run(rounds: int, seed: int, faults: tuple[str, ...], commands: tuple[str, ...]) -> tuple[int, list[str]]:
     """Cases and findings of all commands with all faults."""
     import packer.cli
-    import packer.solvers.api
+    import packer.planning.solve
     import packer.twin.simulate  # noqa: F401  (imported before the processes are forked)
 
     rng = random.Random(seed)

@@ -156,8 +156,8 @@ def _documents() -> list[Target]:
     from packer.io.profiles import load_profile
     from packer.live.launch import launch_text, read_launch
     from packer.live.tiny_model import tiny_launch
+    from packer.planning.solve import solve
     from packer.report.page import read_comparison
-    from packer.solvers.api import solve
     from packer.twin.cluster.system import load_system
     from packer.twin.model_config import read_model_config
 

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 import packer
-from packer.solvers import api, base
+from packer.planning import solve as api
+from packer.solvers import base
 
 HERE = Path(__file__).resolve().parent
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")

@@ -27,7 +27,7 @@ from suite import Instance, suite
 import packer
 from packer.errors import PackerError
 from packer.evaluation import Evaluations
-from packer.solvers.api import solve
+from packer.planning.solve import solve
 from packer.solvers.verify import FRESH_SEED
 from packer.strategies import Predictor
 

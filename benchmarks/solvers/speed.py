@@ -20,7 +20,7 @@ from suite import LLAMA
 
 import packer
 from packer.io.files import write_text
-from packer.solvers.api import solve
+from packer.planning.solve import solve
 from packer.strategies import Predictor
 
 PAPER_RATES, PAPER_RANKS = (0.4, 0.2, 0.1), (8, 16)

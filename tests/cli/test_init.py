@@ -15,8 +15,8 @@ from packer.cli import run
 from packer.io.plans import load_plan
 from packer.io.profiles import load_profile
 from packer.io.workloads import read_workload
-from packer.operate.recommend import recommend
 from packer.plan import Plan, Status
+from packer.planning.recommend import recommend
 
 Capture = pytest.CaptureFixture[str]
 SERVER = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-64gb")
@@ -121,7 +121,7 @@ def test_an_interrupted_search_without_a_plan_says_so(
     def without_a_plan(*given: Any, **named: Any) -> Plan:
         return replace(recommend(*given, **named), status=Status.INFEASIBLE, interrupted=True)
 
-    monkeypatch.setattr("packer.operate.recommend.recommend", without_a_plan)
+    monkeypatch.setattr("packer.planning.recommend.recommend", without_a_plan)
     assert run(["init", log, "--rank", "16", *SERVER, "-o", str(tmp_path / "project")]) == 130
     assert not (tmp_path / "project" / "plan.json").exists()
 

@@ -23,9 +23,9 @@ from packer.evaluation import Evaluations
 from packer.io.plans import load_plan
 from packer.io.profiles import write_profile
 from packer.plan import Plan, Status
+from packer.planning.compare import PlanFigures
 from packer.predictors.api import load_predictor
 from packer.profile import Profile
-from packer.solvers.compare import PlanFigures
 from packer.solvers.replan import objective_of
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -288,7 +288,7 @@ def test_compare_shows_every_outcome(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every combination has its row, failing ones with what is wrong; rows and plot are written."""
-    monkeypatch.setattr("packer.solvers.compare.TwinPredictor", lambda seed: AnalyticPredictor())
+    monkeypatch.setattr("packer.planning.compare.TwinPredictor", lambda seed: AnalyticPredictor())
     names = ["--solvers", "greedy,maxbase,spread", "--objectives", "gpus,latency"]
     assert packer("compare", fleet(), *names, "-o", "rows.csv", "--plot", "plot.svg") == 0
     out = capsys.readouterr().out
@@ -307,7 +307,7 @@ def test_compare_sweeps_over_sizes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --sweep adapters=… there is a row for each size, and the plot has curves."""
-    monkeypatch.setattr("packer.solvers.compare.TwinPredictor", lambda seed: AnalyticPredictor())
+    monkeypatch.setattr("packer.planning.compare.TwinPredictor", lambda seed: AnalyticPredictor())
     sweep = ["--sweep", "adapters=20:80:20", "--solvers", "greedy,greedy-paper"]
     assert packer("compare", fleet(), *sweep, "--json", "--plot", "plot.html") == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
@@ -319,7 +319,7 @@ def test_compare_sweeps_over_sizes(
 
 def test_compare_by_real_servers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With --launch the figures and outcomes are the real servers'."""
-    monkeypatch.setattr("packer.solvers.compare.TwinPredictor", lambda seed: AnalyticPredictor())
+    monkeypatch.setattr("packer.planning.compare.TwinPredictor", lambda seed: AnalyticPredictor())
     monkeypatch.setattr("packer.live.launch.read_launch", lambda path: path)
 
     def measure(plans: dict[str, Plan], *_: object) -> dict[str, str]:

@@ -10,8 +10,8 @@ from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
 from packer.job import FineTuning
 from packer.objectives.tuning import Tuning
+from packer.planning.solve import solve
 from packer.predictors.api import evaluate_server, load_predictor
-from packer.solvers.api import solve
 from packer.workload import Workload
 
 PROFILE = load_profile("h100-64gb/llama-3.1-8b-instruct")

@@ -22,7 +22,7 @@ from packer.operate.day import Period, Schedule
 from packer.operate.replay import Window, replay, requests_of_day, windows_of
 from packer.operate.schedule import rates_of_trace, schedule
 from packer.plan import Plan, Status
-from packer.solvers.api import solve
+from packer.planning.solve import solve
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.traces.trace import Trace
 from packer.workload import Workload

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from packer.evaluation import FIGURES, FLAGS, PLAN_FIGURES, Evaluation, Evaluations
-from packer.operate.frontier import FrontierPoint
+from packer.planning.frontier import FrontierPoint
 
 
 def row(**changes: object) -> Evaluation:

@@ -42,7 +42,7 @@ def test_a_shape_is_the_same_bytes_in_any_company() -> None:
         assert unit_gamma(np.array([shape]), Z)[0].tobytes() == together[k].tobytes()
 
 
-@pytest.mark.parametrize("wanted", ["packer.operate.recommend", "packer.twin.hours"])
+@pytest.mark.parametrize("wanted", ["packer.planning.recommend", "packer.twin.hours"])
 def test_no_request_needs_scipy(wanted: str) -> None:
     """Its import takes a quarter of a second of each command: lengths are drawn without it."""
     program = (

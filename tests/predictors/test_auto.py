@@ -9,11 +9,11 @@ import pytest
 
 from packer.bin import Bin
 from packer.io.profiles import load_profile
+from packer.planning.solve import solve
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.scenarios import scenario
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
-from packer.solvers.api import solve
 from packer.testing.analytic import random_fleet
 
 

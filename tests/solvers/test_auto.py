@@ -16,8 +16,8 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.objectives.latency import Latency
 from packer.plan import Status
+from packer.planning.solve import solve
 from packer.solvers import auto
-from packer.solvers.api import solve
 from packer.solvers.auto import Auto
 from packer.solvers.base import Solution
 from packer.solvers.exact.solver import ExactSearch

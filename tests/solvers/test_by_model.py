@@ -15,8 +15,8 @@ from packer.errors import IncompatibleError, VerificationError
 from packer.gpu import GpuKind, base_model
 from packer.objectives.gpus import Gpus
 from packer.plan import Plan, Status
+from packer.planning.solve import solve
 from packer.profile import Profile
-from packer.solvers.api import solve
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import _shares
 from packer.solvers.evaluator import Evaluator

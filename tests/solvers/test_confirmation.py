@@ -18,12 +18,12 @@ from packer.io.profiles import load_profile
 from packer.io.workloads import read_workload
 from packer.objectives.gpus import Gpus
 from packer.plan import Status
+from packer.planning.solve import solve
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.report.context import queueing
-from packer.solvers.api import solve
 from packer.solvers.base import Problem, Solution
 from packer.solvers.confirm import admits
 from packer.solvers.evaluator import Evaluator
@@ -121,7 +121,7 @@ def test_servers_of_large_plans_are_simulated_at_one_load_before_the_verificatio
     profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Figures at the rates as given are those of the verification; without it the plan's own predictor gives them."""
-    monkeypatch.setattr("packer.solvers.assemble.MOST_GPUS", 1)
+    monkeypatch.setattr("packer.planning.assemble.MOST_GPUS", 1)
     auto = AutoPredictor.for_profile(profile)
     auto.low, auto.high = -1.0, 2.0  # certain of no server
     plan = solve(FLEET, profile, predictor=auto, with_headroom=False)

@@ -7,7 +7,7 @@ import pytest
 from packer import registry
 from packer.adapter import Adapter
 from packer.plan import Plan
-from packer.solvers.api import solve
+from packer.planning.solve import solve
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 

@@ -10,8 +10,8 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.plan import Status
+from packer.planning.solve import solve
 from packer.settings import Slots
-from packer.solvers.api import solve
 from packer.solvers.base import Problem, Solution
 from packer.solvers.limit import within_limit, without
 from packer.solvers.verify import check

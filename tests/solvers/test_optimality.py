@@ -14,8 +14,8 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.lengths import Lengths
 from packer.plan import Status
+from packer.planning.solve import solve
 from packer.profile import Profile
-from packer.solvers.api import solve
 from packer.solvers.backbone import load_bound
 from packer.solvers.bound import Bound
 from packer.solvers.bounds import Bounds

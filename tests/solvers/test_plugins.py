@@ -17,9 +17,9 @@ from packer.errors import IncompatibleError
 from packer.io.workloads import read_workload
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Status
+from packer.planning.solve import solve
 from packer.predictors.api import load_predictor
 from packer.profile import Profile
-from packer.solvers.api import solve
 from packer.solvers.base import Solver
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, small_profile

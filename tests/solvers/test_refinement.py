@@ -21,13 +21,13 @@ from packer.io.profiles import load_profile
 from packer.objectives.latency import Latency
 from packer.objectives.moves import Moves, moved
 from packer.plan import Plan
+from packer.planning.solve import solve
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.room import LEVELS
 from packer.settings import Slots
 from packer.solvers import spread_refined
-from packer.solvers.api import solve
 from packer.solvers.base import Problem, Solver
 from packer.solvers.baselines.dlora import DLora
 from packer.solvers.baselines.spread import Spread

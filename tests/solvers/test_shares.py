@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.solvers.api import solve
+from packer.planning.solve import solve
 from packer.solvers.greedy.shares import filled
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload

@@ -20,12 +20,12 @@ from packer.objectives.gpus import Gpus
 from packer.objectives.headroom import Headroom
 from packer.objectives.slo import Slo
 from packer.plan import Status
+from packer.planning.assemble import assemble
+from packer.planning.solve import solve
 from packer.predictors.content import Factors
 from packer.predictors.twin import TwinPredictor
 from packer.profile import LatencySpec, Profile
 from packer.settings import Slots
-from packer.solvers.api import solve
-from packer.solvers.assemble import assemble
 from packer.solvers.base import Solution
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.verify import FRESH_SEED, check, keeps_limits, twin_failures

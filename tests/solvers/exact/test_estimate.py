@@ -8,7 +8,7 @@ import pytest
 from monotone import problem
 
 from packer.plan import Plan
-from packer.solvers.api import solve
+from packer.planning.solve import solve
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.exact import estimate
 from packer.solvers.exact.estimate import with_estimate

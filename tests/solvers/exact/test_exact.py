@@ -20,7 +20,7 @@ from packer.objectives.gpus import Gpus
 from packer.objectives.headroom import Headroom
 from packer.objectives.slo import Slo
 from packer.plan import Status
-from packer.solvers.api import solve
+from packer.planning.solve import solve
 from packer.solvers.base import Problem
 from packer.solvers.bound import Bound
 from packer.solvers.bounds import Bounds

@@ -12,8 +12,8 @@ from packer.adapter import Adapter
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
 from packer.objectives.cost import Cost
+from packer.planning.solve import solve
 from packer.profile import Profile
-from packer.solvers.api import solve
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import solved
 from packer.solvers.evaluator import Evaluator

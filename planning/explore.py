@@ -16,16 +16,16 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
 from packer.evaluation import Evaluations
 from packer.failover import without_server
-from packer.operate.frontier import FrontierPoint, Progress, average
-from packer.operate.kept import STARVING, Hour, KeptHours
-from packer.operate.replicas import MOST_REPLICAS, Replicas, everywhere, needed
 from packer.plan import Plan, Status
+from packer.planning.assemble import versions
+from packer.planning.frontier import FrontierPoint, Progress, average
+from packer.planning.kept import STARVING, Hour, KeptHours
+from packer.planning.replicas import MOST_REPLICAS, Replicas, everywhere, needed
+from packer.planning.solve import solve
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.room import Room
 from packer.search import fewest
-from packer.solvers.api import solve
-from packer.solvers.assemble import versions
 from packer.solvers.base import limit_of
 from packer.solvers.evaluator import rate_margin_for
 from packer.solvers.headroom import MORE_SLOTS, MOST_GPUS, with_slots

@@ -11,9 +11,9 @@ import pytest
 import packer
 from packer import Adapter, Bin, Workload
 from packer.arrival import Arrivals, Bursts
-from packer.operate.kept import KeptHours
-from packer.operate.shortfall import _when, start_words, version_words, weaker_words
 from packer.plan import Plan
+from packer.planning.kept import KeptHours
+from packer.planning.shortfall import _when, start_words, version_words, weaker_words
 from packer.profile import Profile
 from packer.twin.hours import Hours
 from packer.twin.limits import limit_of

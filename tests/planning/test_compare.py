@@ -9,10 +9,10 @@ import pytest
 from packer.adapter import Adapter
 from packer.errors import ModelError, PackerError, VerificationError
 from packer.plan import Plan
+from packer.planning import compare
+from packer.planning.compare import Comparison
+from packer.planning.solve import solve
 from packer.profile import Profile
-from packer.solvers import compare
-from packer.solvers.api import solve
-from packer.solvers.compare import Comparison
 from packer.testing.analytic import AnalyticPredictor
 from packer.workload import Workload
 

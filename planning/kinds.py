@@ -16,11 +16,11 @@ from packer import checks
 from packer.arrival import Arrivals
 from packer.evaluation import AdapterFigures, Evaluations
 from packer.gpu import serving
-from packer.operate.explore import Frontier
-from packer.operate.recommend import outcome, recommended
 from packer.plan import Plan, Status
+from packer.planning.explore import Frontier
+from packer.planning.recommend import outcome, recommended
+from packer.planning.solve import solve
 from packer.profile import Profile
-from packer.solvers.api import solve
 from packer.solvers.base import limit_of
 from packer.words import counted
 from packer.workload import Workload

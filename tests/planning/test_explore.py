@@ -17,8 +17,8 @@ import packer
 from packer import Adapter, Bin, Lengths, Workload
 from packer.arrival import Arrivals, Bursts
 from packer.io.plans import plan_to_dict
-from packer.operate.explore import Frontier
 from packer.plan import Status
+from packer.planning.explore import Frontier
 from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
 from packer.solvers.headroom import LITTLE

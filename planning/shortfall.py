@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin
-from packer.operate.explore import Frontier
-from packer.operate.frontier import FrontierPoint
-from packer.operate.kept import Hour, KeptHours
+from packer.planning.explore import Frontier
+from packer.planning.frontier import FrontierPoint
+from packer.planning.kept import Hour, KeptHours
 from packer.profile import ONE_TOKENIZER, Profile
 from packer.twin.engine_rules import rules_of
 from packer.twin.limits import BEFORE_TRAFFIC, starting

@@ -16,9 +16,9 @@ from packer.errors import InputError, ModelError, VerificationError
 from packer.evaluation import Evaluations
 from packer.objectives.base import load_objective
 from packer.plan import Plan, Status
+from packer.planning.solve import solve
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
-from packer.solvers.api import solve
 from packer.solvers.base import Spreading
 from packer.solvers.verify import FRESH_SEED, twin_failures
 from packer.twin.sweep import fleet_of
@@ -114,7 +114,7 @@ class Comparison:
     `solvers`, `objectives`, `predictors`: names; every combination is run.
     `sizes`: numbers of adapters; the mix is drawn again beyond the fleet's own. Empty: the fleet as it is.
     `max_gpus`: as for `solve`. Without it, solvers that spread over given GPUs get as many as `greedy` needs.
-    `options`: more keyword arguments of `packer.solvers.api.solve`.
+    `options`: more keyword arguments of `packer.planning.solve.solve`.
     """
 
     workload: Workload

@@ -8,8 +8,8 @@ import pytest
 
 import packer
 from packer import Adapter, Slo, Workload
-from packer.operate.recommend import recommend
 from packer.plan import Plan, Status
+from packer.planning.recommend import recommend
 from packer.profile import Profile
 
 

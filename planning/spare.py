@@ -10,7 +10,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.failover import without_server
 from packer.plan import Plan, Status
-from packer.solvers.assemble import assemble
+from packer.planning.assemble import assemble
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.spread_refined import SpreadRefined

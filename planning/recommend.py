@@ -14,11 +14,13 @@ import numpy as np
 
 from packer.errors import IncompatibleError
 from packer.gpu import Kinds, kinds_of, serving
-from packer.operate.bound import bounded
-from packer.operate.explore import Frontier
-from packer.operate.frontier import FrontierPoint, Progress
-from packer.operate.replicas import MOST_REPLICAS, part
-from packer.operate.shortfall import (
+from packer.plan import Plan, Status
+from packer.planning.band import with_band
+from packer.planning.bound import bounded
+from packer.planning.explore import Frontier
+from packer.planning.frontier import FrontierPoint, Progress
+from packer.planning.replicas import MOST_REPLICAS, part
+from packer.planning.shortfall import (
     late_words,
     latency,
     start_words,
@@ -26,10 +28,8 @@ from packer.operate.shortfall import (
     weaker_goals,
     weaker_words,
 )
-from packer.plan import Plan, Status
 from packer.room import LEVELS, Room
 from packer.slo import Slo
-from packer.solvers.band import with_band
 from packer.solvers.candidates import beyond_measured
 from packer.words import counted, listed
 from packer.workload import Workload
@@ -62,7 +62,7 @@ def recommend(
 
     The plan's servers are simulated again on a fresh hour; its `rooms` say how far rates may grow and what limits
     each server, its `adapters` what every adapter gets.
-    `lower_bound` is how many GPUs any plan needs (`packer.operate.bound`).
+    `lower_bound` is how many GPUs any plan needs (`packer.planning.bound`).
     `details` has the "decision" in a few sentences, the "frontier" (rows of `FrontierPoint.to_dict`), the
     "weaker_goals" that fewer GPUs keep, by how many, and for estimated profiles what their error does to the answer
     ("estimate_band").
@@ -71,7 +71,7 @@ def recommend(
     ----------
     workload, profile
         The fleet and the server. With several base models or kinds of server, the cheapest kind or mix of kinds of
-        each model (`packer.operate.kinds`).
+        each model (`packer.planning.kinds`).
     slo
         Latency limits of the adapters; None: the workload's, which is p95 TTFT <= 2 s and mean ITL <= 100 ms for
         every adapter unless it says otherwise.
@@ -105,7 +105,7 @@ def recommend(
     ends: dict[str, Any] = {"time_limit_s": time_limit_s, "stop": stop}
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
     if len(kinds) > 1 or len(workload.models) > 1:
-        from packer.operate.kinds import recommend_kinds
+        from packer.planning.kinds import recommend_kinds
 
         if at_hand:
             raise IncompatibleError(

@@ -11,9 +11,9 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError
 from packer.failover import without_server
 from packer.plan import Status
+from packer.planning import solve as api
+from packer.planning.solve import solve
 from packer.predictors.twin import TwinPredictor
-from packer.solvers import api
-from packer.solvers.api import solve
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.twin.hours import Hours
 from packer.workload import Workload

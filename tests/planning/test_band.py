@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from packer.io.profiles import load_profile
-from packer.solvers.api import solve
-from packer.solvers.band import capacity_band
+from packer.planning.band import capacity_band
+from packer.planning.solve import solve
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.estimate import BAND_KEYS
 

@@ -13,16 +13,16 @@ from packer.errors import IncompatibleError
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
+from packer.planning.assemble import assemble, bounded, simulated_once
+from packer.planning.band import with_band
+from packer.planning.spare import with_spare
 from packer.predictors.twin import TwinPredictor
 from packer.solvers import by_model
-from packer.solvers.assemble import assemble, bounded, simulated_once
-from packer.solvers.band import with_band
 from packer.solvers.base import Problem, Solver, limit_of
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.solvers.exact.estimate import with_estimate
 from packer.solvers.headroom import MOST_GPUS, with_room, with_slots
-from packer.solvers.spare import with_spare
 from packer.solvers.support import counts_gpus
 from packer.solvers.verify import FRESH_SEED, check, twin_failures
 from packer.strategies import Predictor

@@ -77,7 +77,7 @@ def frontier(
     points, in their order. `FrontierPoint.holds` refers to `slo`, `margin` and `spare`.
     Raises `IncompatibleError`: the fleet is of several base models.
     """
-    from packer.operate.explore import Frontier
+    from packer.planning.explore import Frontier
 
     fleet = workload if slo is None else replace(workload, slo=slo)
     served = serving(fleet, [kind.profile for kind in kinds_of(profile)])

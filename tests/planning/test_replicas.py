@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from packer.adapter import Adapter
-from packer.operate.replicas import Replicas
+from packer.planning.replicas import Replicas
 from packer.workload import Workload
 
 

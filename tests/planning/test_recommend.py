@@ -13,9 +13,9 @@ import packer
 from packer import Adapter, Lengths, Limits, Slo, Workload
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError
-from packer.operate import explore
-from packer.operate.recommend import outcome
 from packer.plan import Plan, Status
+from packer.planning import explore
+from packer.planning.recommend import outcome
 from packer.profile import Profile
 from packer.room import Room
 from packer.twin import hours

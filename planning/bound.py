@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from packer.objectives.slo import Slo
-from packer.operate.explore import Frontier
 from packer.plan import Plan
-from packer.solvers.assemble import ONE_GPU
+from packer.planning.assemble import ONE_GPU
+from packer.planning.explore import Frontier
 from packer.solvers.backbone import load_bound
 from packer.solvers.base import Problem, limit_of
 from packer.solvers.evaluator import Evaluator

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.checks import slot_rank_for
-from packer.operate.kept import KeptHours
+from packer.planning.kept import KeptHours
 from packer.profile import Profile
 from packer.search import fewest
 from packer.workload import Workload

@@ -14,8 +14,8 @@ from packer.errors import IncompatibleError, UnknownNameError, ValidationError, 
 from packer.evaluation import Evaluations
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
+from packer.planning.solve import solve, verified
 from packer.profile import Profile
-from packer.solvers.api import solve, verified
 from packer.solvers.base import Problem, Solution
 from packer.solvers.evaluator import DEFAULT_CONFIDENCE, UNCALIBRATED_MARGIN, rate_margin_for
 from packer.solvers.greedy.solver import Greedy
@@ -180,7 +180,7 @@ def test_a_plan_that_the_twin_refutes_is_planned_again(
         results.append(len(bins))
         return {} if len(results) > 2 else {0: "GPU 0 starves"}
 
-    monkeypatch.setattr("packer.solvers.api.twin_failures", twin)
+    monkeypatch.setattr("packer.planning.solve.twin_failures", twin)
     plan = solve(FLEET, PROFILE, predictor=AnalyticPredictor())
     assert plan.verified is True
     assert plan.details["margin_at_first"] == UNCALIBRATED_MARGIN

@@ -12,11 +12,11 @@ from packer.adapter import Adapter
 from packer.errors import IncompatibleError, ValidationError
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
-from packer.operate.explore import Frontier
-from packer.operate.frontier import frontier
-from packer.operate.kinds import Option
-from packer.operate.recommend import recommend
 from packer.plan import Plan, Status
+from packer.planning.explore import Frontier
+from packer.planning.frontier import frontier
+from packer.planning.kinds import Option
+from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.twin.estimate import estimate_profile
 from packer.twin.models import model_named
@@ -115,9 +115,9 @@ def test_kinds_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(options["time_limit_s"])
         return Frontier(*given, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("packer.operate.recommend.Frontier", begun)
+    monkeypatch.setattr("packer.planning.recommend.Frontier", begun)
     clock = SimpleNamespace(monotonic=partial(next, iter((0.0, 0.0, 30.0, 50.0, 60.0, 60.0))))
-    monkeypatch.setattr("packer.operate.kinds.time", clock)
+    monkeypatch.setattr("packer.planning.kinds.time", clock)
     late = recommend(fleet(2, (None,)), two, time_limit_s=60.0, verify=False)
     assert seen == [20.0, 15.0, 10.0]
     assert (late.time_limit_reached, late.interrupted) == (True, False)
