@@ -109,7 +109,7 @@ def evaluate(
     Servers keep their settings; an adapter that comes, or whose GPU is lost, goes to the least loaded server with
     large enough slots. Rates are taken without the margin that the plan was made with. Exit code 3 means that a
     server starves or does not start, that an adapter has no server, or that a plan which was made to keep latency
-    limits breaks them: packer solve --from makes the next plan.
+    limits breaks them, also behind --router: packer solve --from makes the next plan.
 
     With --log, --url or --input the rates are those measured, and the advice is "keep" (the plan holds),
     "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server or a limit breaks, exit code 3).
@@ -149,8 +149,9 @@ def evaluate(
 
 
 def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
-    """The plan's servers behind a live router; 3 if they starve."""
+    """The plan's servers behind a live router; 3 if they starve, or break the limits that the plan was made for."""
     from packer.cli.simulation_table import lines_of
+    from packer.operate.evaluate import routed_within
     from packer.twin.cluster.simulate import simulate_cluster
 
     refuse_unused("--router", (*_CHANGED, "predictor", "rewrite", "output", "log_path", "url", "export_path"))
@@ -158,9 +159,11 @@ def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
     run = simulate_cluster(
         fleet, plan.cluster(), router=changes.router, seed=changes.seed or 0, duration_s=changes.duration_s
     )
-    result = run.to_dict()
-    out.result(result, lambda: lines_of([run], result))
-    return 3 if run.starved else 0
+    kept = routed_within(plan, run)
+    result = {**run.to_dict(), "holds": kept and not run.starved}
+    broken = [] if kept else [f"The plan breaks its latency limits behind this router: {plan.goal}."]
+    out.result(result, lambda: [*lines_of([run], result), *broken])
+    return 0 if result["holds"] else 3
 
 
 def _follow(

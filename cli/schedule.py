@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from packer.operate.day import Schedule
+    from packer.slo import Slo
     from packer.workload import Workload
 
 
@@ -32,7 +33,8 @@ class Hours:
     startup_s: From the start of a server until it serves. [default: the profile's]
     margin: Share by which rates are raised. [default: the profile's, for 95 %]
     max_replicas: Split an adapter that is too hot for one GPU in a period over up to so many.
-    limits: Latencies that every server keeps in every period; an empty text for none.
+    limits: Latencies that every server keeps in every period; an empty text for none. [default: the limits of the
+        fleet]
     """
 
     rates_path: str | None = option("--rates", metavar="FILE.csv")
@@ -42,9 +44,7 @@ class Hours:
     predictor: str = common("predictor", default="auto")
     margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
     max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
-    limits: dict[str, float] = option(
-        type=limits, default="p99_ttft_ms=2000,mean_itl_ms=100", metavar="KEY=MS,…"
-    )
+    limits: dict[str, float] | None = option(type=limits, metavar="KEY=MS,…")
     seed: int = common("seed")
 
     def rates(self, fleet: Workload) -> dict[str, npt.NDArray[np.float64]]:
@@ -139,7 +139,7 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
             for name, text in export_plan(each.plan, "routing", where, numbers=each.servers).items():
                 write_text(os.path.join(results.routes_path, f"{begin}-{name}"), text, force=out.force)
     write_json(data, results.output)
-    out.result(data, lambda: _lines(found, data, _slo(hours)))
+    out.result(data, lambda: _lines(found, data, _slo(fleet, hours)))
     for path in filter(None, (*files, results.routes_path)):
         out.note(f"wrote {path}")
     return 0
@@ -150,19 +150,23 @@ def _replayed(found: Schedule, rates: Any, hours: Hours) -> dict[str, Any]:
 
     fleet = found.static.workload
     trace = requests_of_day(fleet, rates, hours.period_s, seed=hours.seed)
-    given: dict[str, Any] = {"seed": hours.seed, **_slo(hours)}
+    given: dict[str, Any] = {"seed": hours.seed, "slo": _slo(fleet, hours)}
     static = [Window(0.0, found.periods[-1].end_s, found.static.cluster())]
     served = replay(fleet, trace, windows_of(found), startup_s=found.startup_s, moves=found.moves, **given)
     return {"schedule": served.to_dict(), "static": replay(fleet, trace, static, **given).to_dict()}
 
 
-def _slo(hours: Hours) -> dict[str, float]:
-    """Limits of a request, ms."""
-    given = hours.limits.get
-    return {"ttft_ms": given("p99_ttft_ms", 2000.0), "itl_ms": given("mean_itl_ms", 100.0)}
+def _slo(fleet: Workload, hours: Hours) -> Slo:
+    """The limits of each request: the fleet's, or those that were given."""
+    if not hours.limits:
+        return fleet.slo
+    from packer.slo import Slo
+
+    usual, given = fleet.slo.limits, hours.limits.get
+    return Slo.of(given("p99_ttft_ms", usual.p95_ttft_ms), given("mean_itl_ms", usual.mean_itl_ms))
 
 
-def _lines(found: Schedule, data: dict[str, Any], slo: dict[str, float]) -> list[Table | str]:
+def _lines(found: Schedule, data: dict[str, Any], slo: Slo) -> list[Table | str]:
     rows = []
     for each in found.periods:
         names = " … ".join(dict.fromkeys((each.names[0], each.names[-1])))
@@ -181,7 +185,7 @@ def _lines(found: Schedule, data: dict[str, Any], slo: dict[str, float]) -> list
     for name, row in data.get("replay", {}).items():
         p95 = "not all served" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"
         lines.append(
-            f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95}, {row['within_slo']:.1%} within a TTFT of "
-            f"{slo['ttft_ms'] / 1000:g} s and {slo['itl_ms']:g} ms between tokens."
+            f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95}, {row['within_slo']:.1%} within "
+            f"their limits ({slo})."
         )
     return lines

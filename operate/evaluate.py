@@ -20,6 +20,7 @@ from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import with_room
 from packer.solvers.verify import FRESH_SEED
 from packer.strategies import Predictor
+from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.hours import Hours, of_hours
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import evaluation_of
@@ -184,6 +185,19 @@ def evaluate_plan(
         evaluated = with_room(evaluated, evaluator, hours=hours)
     before = Evaluations.of([plan.evaluations[gpu] for gpu in changed.gpus])
     return PlanEvaluation(evaluated, before, changed.gpus)
+
+
+def routed_within(plan: Plan, run: ClusterSimulation) -> bool:
+    """Whether the plan's servers keep, in a run behind a live router, the limits that the plan was made for.
+
+    Limits of adapters are held against all requests of the cluster, those of servers against each server's.
+    """
+    return all(
+        run.slo_used <= most
+        if name == "slo_used"
+        else all(getattr(server, name) <= most for server in run.servers if server.completed)
+        for name, most in plan.limits.items()
+    )
 
 
 def _limits_kept(

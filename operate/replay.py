@@ -16,6 +16,7 @@ from packer.cluster import Cluster
 from packer.errors import ValidationError
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Schedule
+from packer.slo import Slo
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.workload import Workload
@@ -114,8 +115,7 @@ def replay(
     *,
     startup_s: float = 0.0,
     moves: int = 0,
-    ttft_ms: float = 2000.0,
-    itl_ms: float = 100.0,
+    slo: Slo | None = None,
     seed: int = 0,
 ) -> Day:
     """Serve a day's requests by the servers of each window in turn.
@@ -128,7 +128,7 @@ def replay(
     `windows`: in order, without gaps.
     `startup_s`: servers that the window before did not have were started so much earlier.
     `moves`: adapters moved, for the report.
-    `ttft_ms`, `itl_ms`: limits of a request.
+    `slo`: limits of the adapters, which each request is held to; None: the fleet's.
     Raises `ValidationError`: the windows leave a gap, or a server does not start.
     """
     for before, after in pairwise(windows):
@@ -176,7 +176,10 @@ def replay(
     with np.errstate(invalid="ignore"):
         ttft = 1e3 * (first - trace.time_s)
         itl = np.where(np.isfinite(finish), 1e3 * (finish - first) / gaps, math.inf)
-    within = float(np.mean((ttft <= ttft_ms) & (itl <= itl_ms))) if n else 1.0
+    most_ttft_ms, most_itl_ms = (
+        each[trace.adapter] for each in (workload.slo if slo is None else slo).columns(workload)
+    )
+    within = float(np.mean((ttft <= most_ttft_ms) & (itl <= most_itl_ms))) if n else 1.0
     held = [window.gpus_of for window in windows]
     starts = sum(
         gpus for t, now in enumerate(held) for number, gpus in now.items() if number not in held[t - 1]

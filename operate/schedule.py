@@ -32,9 +32,6 @@ from packer.workload import Workload
 MOVE_COST_S = 10.0
 """GPU-seconds that an adapter's move counts as: it is loaded on a server that did not hold it."""
 
-LIMITS = {"p99_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
-"""Latencies that every server keeps in every period."""
-
 
 def rates_of_trace(
     trace: Trace, workload: Workload, period_s: float, *, start_s: float = 0.0
@@ -99,8 +96,8 @@ def schedule(
     startup_s
         From the start of a server until it serves; None takes the longest of the profiles.
     limits
-        Largest value of latencies of a server, by the names of `Evaluations`; None: `LIMITS`, {}: none, so that
-        servers only must not starve.
+        Largest value of latencies of a server, by the names of `Evaluations`; None: those of `server_limits`, {}:
+        none, so that servers only must not starve.
     max_replicas
         Most parts of an adapter.
     predictor, margin, seed, progress, stop
@@ -115,7 +112,7 @@ def schedule(
         raise ValidationError("Expected the rates of at least one period, got none.")
     checks.real("period_s", period_s, low=1.0)
     checks.integer("max_replicas", max_replicas, low=1)
-    most_ms = _checked(LIMITS if limits is None else limits)
+    most_ms = _checked(server_limits(workload) if limits is None else limits)
     profiles = tuple(dict.fromkeys(kind.profile for kind in kinds_of(profile)))
     raised = rate_margin_for(profiles, margin=margin)
     evaluator = Evaluator.load(predictor, profiles, seed=seed, margin=raised)
@@ -208,6 +205,12 @@ class _Day:
         """The plan with its figures."""
         evaluator = self.evaluator.of(self._goal(names, whole=True))
         return replace(plan, evaluations=evaluator.report(plan.workload, plan.bins))
+
+
+def server_limits(workload: Workload) -> dict[str, float]:
+    """Limits of a server that keeps those of every class (`Workload.slo`) for 99 % of its requests, ms."""
+    ttft_ms, itl_ms = (float(each.min()) for each in workload.slo.columns(workload))
+    return {"p99_ttft_ms": ttft_ms, "mean_itl_ms": itl_ms}
 
 
 def _checked(limits: Mapping[str, float]) -> dict[str, float]:

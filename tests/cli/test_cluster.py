@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -10,7 +11,9 @@ import pytest
 
 from packer.cli import run
 from packer.io.clusters import read_cluster
+from packer.io.plans import load_plan
 from packer.io.workloads import read_workload
+from packer.slo import Slo
 from packer.twin.cluster.simulate import simulate_cluster
 
 CLUSTER = """\
@@ -180,6 +183,30 @@ def test_a_plan_behind_a_router(fleet: str, tmp_path: Path, capsys: pytest.Captu
     assert run(["evaluate", plan, "--router", "affinity", "--duration", "60"]) == 0
     assert "router affinity" in capsys.readouterr().out
     assert run(["evaluate", plan, "--router", "fastest"]) == 2
+
+
+def test_a_plan_that_breaks_its_limits_behind_a_router_is_reported(
+    fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 3, and a sentence, for limits of the adapters and for those of servers; one that keeps them: 0."""
+    plan = str(tmp_path / "plan.json")
+    assert run(["solve", fleet, "--no-verify", "-o", plan, "-q"]) == 0
+    behind = ["evaluate", plan, "--router", "affinity", "--duration", "60"]
+    assert _json(behind, capsys)["holds"] is True
+    made = load_plan(plan)
+    replace(made, workload=replace(made.workload, slo=Slo.of(0.1))).save(plan)
+    assert run(behind) == 3
+    assert "breaks its latency limits behind this router: p95 TTFT <= 0.1 ms" in capsys.readouterr().out
+    limited = str(tmp_path / "limited.json")
+    assert (
+        run(["solve", fleet, "--no-verify", "-o", limited, "-q", "--objective", "slo:mean_itl_ms=100"]) == 0
+    )
+    behind[1] = limited
+    assert run(behind) == 0
+    made = load_plan(limited)
+    replace(made, details={**made.details, "limits": {"mean_itl_ms": 0.1}}).save(limited)
+    assert run(behind) == 3
+    assert "mean_itl_ms <= 0.1" in capsys.readouterr().out
 
 
 def test_pictures_and_ceiling(

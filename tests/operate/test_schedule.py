@@ -20,9 +20,10 @@ from packer.objectives.headroom import with_rates
 from packer.operate import schedule as schedules
 from packer.operate.day import Period, Schedule
 from packer.operate.replay import Window, replay, requests_of_day, windows_of
-from packer.operate.schedule import rates_of_trace, schedule
+from packer.operate.schedule import rates_of_trace, schedule, server_limits
 from packer.plan import Plan, Status
 from packer.planning.solve import solve
+from packer.slo import Limits, Slo
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.traces.trace import Trace
 from packer.workload import Workload
@@ -164,6 +165,32 @@ def test_every_server_keeps_the_limits() -> None:
             assert (found.mean_ttft_ms <= 60.0).all()
     with pytest.raises(ValidationError, match="got 'ttft'"):
         scheduled(rates, limits={"ttft": 1.0})
+
+
+def test_a_day_is_planned_and_replayed_for_the_limits_of_the_fleet(
+    small_day: tuple[Workload, RequestTrace, Cluster],
+) -> None:
+    """Without limits of its own a day keeps the strictest class of the fleet; its replay holds each adapter to its."""
+    slow = [replace(adapter, slo_class="chat") for adapter in FLEET.adapters[:20]]
+    adapters = (*slow, *FLEET.adapters[20:])
+    strict = replace(FLEET, adapters=adapters, slo=Slo(classes=(("chat", Limits(300.0, 20.0)),)))
+    assert server_limits(strict) == {"p99_ttft_ms": 300.0, "mean_itl_ms": 20.0}
+    assert server_limits(FLEET) == {"p99_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
+    given: dict[str, Any] = {"predictor": AnalyticPredictor(), "margin": 0.0}
+    found = schedule(strict, PROFILE, day(), **given)
+    for each in found.periods:
+        assert (each.plan.evaluations.p99_ttft_ms <= 300.0).all()
+    fleet, trace, server = small_day
+    windows = [Window(0.0, 600.0, server, "round-robin")]
+    apart = replace(fleet.adapters[0], slo_class="batch")
+    mixed = replace(
+        fleet,
+        adapters=(apart, *fleet.adapters[1:]),
+        slo=Slo(Limits(1e-3), (("batch", Limits(60_000.0, 1e4)),)),
+    )
+    replayed = replay(mixed, trace, windows)
+    assert replayed.within == pytest.approx(np.mean(trace.adapter == 0))
+    assert replay(mixed, trace, windows, slo=Slo.of(60_000.0, 1e4)).within == 1.0
 
 
 def test_the_limits_hold_in_quieter_periods() -> None:

@@ -67,17 +67,20 @@ class ClusterSimulation(Simulation):
 
     @property
     def slo_attainment(self) -> float:
-        """Requests that kept every limit / requests sent; those undecided at the end are left out. NaN: no SLO."""
+        """Requests that kept every limit / requests sent; those undecided at the end are left out.
+
+        Without limits of the cluster: the limits of the adapters (`Workload.slo`), as for one server.
+        """
         if self._outcome is None:
-            return math.nan
+            return super().slo_attainment
         kept, decided = self._outcome
         return float(kept.sum() / decided.sum()) if decided.any() else math.nan
 
     @property
     def goodput_tok_s(self) -> float:
-        """Input + output tokens of the requests that kept every limit / duration, tok/s; NaN: no SLO."""
+        """Input + output tokens of the requests that kept every limit / duration, tok/s."""
         if self._outcome is None:
-            return math.nan
+            return super().goodput_tok_s
         requests, (kept, _) = self.raw.requests, self._outcome
         return float((requests.input_tokens + requests.output_tokens)[kept].sum() / self.duration_s)
 

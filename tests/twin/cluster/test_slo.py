@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from packer.cluster import SLO_LIMITS
+from packer.cluster import SLO_LIMITS, Cluster
+from packer.slo import Slo
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.simulate import simulate
 
 LIMITS = {"ttft_ms": 40.0, "tpot_ms": 12.0, "normalised_ms": 25.0, "latency_ms": 150.0}
 
@@ -52,9 +55,22 @@ def test_attainment_and_goodput_are_the_definition(limits: tuple[str, ...], case
     assert any(0.0 < share < 1.0 for share in shares)
 
 
-def test_without_an_slo_there_is_no_attainment(case: Callable[..., Any]) -> None:
-    """No limits: the figures are NaN, and null in the summary; a cluster's own limits are the default."""
-    found = case(1)
-    run = simulate_cluster(found.workload, found.cluster, duration_s=1.0)
-    assert math.isnan(run.slo_attainment)
-    assert run.to_dict()["goodput_tok_s"] is None
+def test_without_limits_of_its_own_a_cluster_is_held_to_those_of_the_fleet(case: Callable[..., Any]) -> None:
+    """One server has the same attainment and goodput as a cluster of one; a cluster's own limits replace them."""
+    shares = []
+    for seed in range(12):
+        found = case(seed)
+        kind = found.cluster.kinds[0]
+        fleet = replace(found.workload, slo=Slo.of(40.0, 12.0))
+        slots = {"max_loras": kind.max_loras, "max_lora_rank": 32}
+        alone = simulate(fleet, kind.profile, **slots, duration_s=found.duration_s)
+        if alone.status != "ok":
+            continue
+        cluster = Cluster.of(kind.profile, 1, **slots)
+        run = simulate_cluster(fleet, cluster, duration_s=found.duration_s)
+        for name in ("slo_attainment", "goodput_tok_s"):
+            assert run.to_dict()[name] == alone.to_dict()[name], name
+        shares.append(alone.slo_attainment)
+        limited = simulate_cluster(fleet, replace(cluster, slo={"ttft_ms": 1e9}), duration_s=found.duration_s)
+        assert limited.slo_attainment == 1.0 or math.isnan(limited.slo_attainment)
+    assert any(0.0 < share < 1.0 for share in shares)
