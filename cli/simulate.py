@@ -52,6 +52,9 @@ class Run:
     duration_s: Simulated time. [default: 3600; whole cycles of piecewise rates; a replayed trace's own time]
     seeds: Simulate with N seeds and report the mean of each metric and its 95 % interval.
     max_outstanding: Requests that the client keeps open at most; it refuses those beyond. [default: no limit]
+    concurrency: Closed loop: so many requests are always outstanding, as with `vllm bench serve --max-concurrency`.
+        The rates only say how often each adapter is chosen.
+    paced: With --concurrency: requests come at the fleet's rates, and wait at the client for a place.
     scrape_interval_s: Time between scrapes of /metrics, which stop the API server. [default: the profile's, or
         none]
     tuning: Train beside the requests by this policy, as in llmstation:slo_decode_ms=45: the workload's job
@@ -63,6 +66,8 @@ class Run:
     seed: int = common("seed")
     seeds: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
     max_outstanding: int | None = option(type=click.IntRange(min=1), metavar="N")
+    concurrency: int | None = option(type=click.IntRange(min=1, max=100_000_000), metavar="C")
+    paced: bool = flag()
     scrape_interval_s: float | None = option(
         "--scrape-interval", type=click.FloatRange(min=0.001), metavar="SECONDS"
     )
@@ -162,6 +167,7 @@ def simulate(
       packer simulate fleet.csv --max-loras 32 --plot server.html
       packer simulate fleet.csv --max-loras 32 --seeds 10 --arrivals unpredictable --arrivals-cv 4
       packer simulate fleet.csv --max-loras 32 --predictor tree --explain
+      packer simulate fleet.csv --max-loras 32 --concurrency 64
       packer simulate fleet.csv --max-loras 32 --tuning llmstation:slo_decode_ms=45
       packer simulate fleet.csv --cluster cluster.toml --router affinity --slo ttft_ms=2000,tpot_ms=100
     """
@@ -187,7 +193,7 @@ def simulate(
     if files.plot is not None:
         _draw(first, files.plot, out)
     result = result_of(simulations)
-    if run.seeds > 1 and system.cluster is None and first.status == "ok":
+    if run.seeds > 1 and system.cluster is None and run.concurrency is None and first.status == "ok":
         result |= _risk(simulations, run, out)
     write_json(result, files.output)
     out.result(result, lambda: lines_of(simulations, result))
@@ -206,13 +212,26 @@ def _simulated(
     with out.progress() as progress:
         if system.cluster is None:
             how |= {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
-            how |= {"scrape_interval_s": run.scrape_interval_s}
+            how |= {
+                "scrape_interval_s": run.scrape_interval_s,
+                "concurrency": run.concurrency,
+                "paced": run.paced,
+            }
             profile = kind.profile(out)
             return repeated(
                 lambda seed: simulate_one(workload, profile, **how, seed=seed), **given, progress=progress
             )
         refuse_unused(
-            "--cluster", ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s", *ENGINE_SETTINGS)
+            "--cluster",
+            (
+                "max_loras",
+                "max_lora_rank",
+                "profile_name",
+                "scrape_interval_s",
+                "concurrency",
+                "paced",
+                *ENGINE_SETTINGS,
+            ),
         )
         cluster = system.read()
         out.note_profiles(*(each.profile for each in cluster.kinds))
@@ -242,7 +261,8 @@ def _predict(
     from packer.operate.predict import predict
 
     unused = (
-        "duration_s", "seeds", "max_outstanding", "scrape_interval_s", "timeline", "per_adapter", "plot",
+        "duration_s", "seeds", "max_outstanding", "concurrency", "paced", "scrape_interval_s", "timeline",
+        "per_adapter", "plot",
     )  # fmt: skip
     refuse_unused(f"--predictor {server.predictor}", unused)
     slots: dict[str, Any] = {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}

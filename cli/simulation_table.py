@@ -40,10 +40,13 @@ def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[
     if several and 0 < result["starved_share"] < 1:
         found += f" (in {result['starved_share']:.0%} of the runs it starves)"
     tokens = f"{first.kv_cache_tokens:,} KV tokens"
+    found = f"The {'cluster' if cluster else 'server'} {found}: {share:.1%} of the offered load is served"
+    if first.closed_loop:
+        found = f"Closed loop: {first.concurrency} requests are always outstanding"
     return [
         title_of(first),
         Table(None, columns, rows),
-        f"{tokens}. The {'cluster' if cluster else 'server'} {found}: {share:.1%} of the offered load is served.",
+        f"{tokens}. {found}.",
         *_risk_lines(result),
         *([_trained(result["tuning"])] if "tuning" in result else []),
         *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),

@@ -45,6 +45,8 @@ class Simulation:
     kv_cache_tokens: int
     raw: Raw = field(repr=False)
     timeline_bin_s: float = 10.0
+    concurrency: int | None = None
+    paced: bool = False
 
     max_loras = cached_property(lambda self: int(self.settings.max_loras))
     """Adapters on the GPU at once."""
@@ -53,9 +55,15 @@ class Simulation:
 
     # ---- counts and throughput
     @property
+    def closed_loop(self) -> bool:
+        """Whether each request was sent when another one finished: the server had as much to do as it took."""
+        return self.concurrency is not None and not self.paced
+
+    @property
     def offered_tok_s(self) -> float:
         """Offered load, tok/s; where rates change or a trace is replayed, what was really sent."""
-        if self.workload.arrivals.kind not in ("poisson", "lognormal") and self.status == "ok":
+        steady = self.workload.arrivals.kind in ("poisson", "lognormal") and not self.closed_loop
+        if not steady and self.status == "ok":
             return self.raw.sent_tokens / self.duration_s
         return self.workload.offered_tok_s
 

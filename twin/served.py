@@ -26,7 +26,9 @@ def served_share(sim: Simulation) -> float:
     """
     if sim.status != "ok":
         return 0.0
-    if sim.workload.arrivals.trace is not None:
+    if sim.closed_loop:  # what is outstanding at the end is not left behind
+        return 1.0
+    if sim.workload.arrivals.trace is not None and not sim.paced:
         requests = sim.raw.requests
         return due_share(requests, sim.raw.finished, sim.duration_s, sim.mean_tpot_ms)
     if not sim.sent_tokens:

@@ -12,7 +12,7 @@ from packer.arrival import RequestTrace
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.terms import LINEAR_TERMS
-from packer.twin.arrivals import Marks, draw_marks, draw_times
+from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times
 from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
 from packer.twin.engine.compile import prepare
@@ -81,7 +81,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class Server:
-    """One server of a workload, as the kernel takes it."""
+    """One server of a workload, as the kernel takes it; see `packer.twin.simulate.simulate`."""
 
     workload: Workload
     profile: Profile
@@ -89,6 +89,8 @@ class Server:
     kv_cache_tokens: int
     max_outstanding: int | None
     mean_state: bool = False
+    concurrency: int | None = None
+    paced: bool = False
 
     @property
     def kv_blocks(self) -> int:
@@ -109,18 +111,18 @@ class Server:
 
         Marks of requests whose adapters do not depend on the time go to those that are accepted, in order.
         """
-        time_s, adapter = draw_times(self.workload, duration_s, seed)
-        enough = len(time_s)
-        if adapter is None and self.max_outstanding is not None:
-            enough = min(enough, self.max_outstanding + math.ceil(LIKELY_REQ_S * duration_s))
+        time_s, adapter = self._times(duration_s, seed)
+        enough, most_open = len(time_s), self.concurrency or self.max_outstanding
+        if adapter is None and most_open is not None and not self.paced:
+            enough = min(enough, most_open + math.ceil(LIKELY_REQ_S * duration_s))
         while True:
             marks = self._clipped(draw_marks(self.workload, adapter, enough, seed))
             state = self.state(marks, duration_s, timeline_bin_s, seed)
             if state.ints[rows.TRACK_HOST] and not self.profile.loading.cold_start:
                 rows.register(state, in_slots=not state.sizes[:, rows.BLOCKS].any())
-            if adapter is None:
+            if adapter is None or self.concurrency is not None:
                 state.ints[rows.STREAM], state.floats[rows.NEXT_S] = 1, time_s[0] if len(time_s) else np.inf
-                state = state._replace(stream_s=np.require(time_s, np.float64, ["C", "W"]))
+                state = state._replace(stream_s=self._stream(time_s, enough))
             else:
                 fill_inbox(state, time_s)
             tuning = self.tuning(seed)
@@ -128,8 +130,23 @@ class Server:
                 prepare()
             advance(state, law_of(self.profile), duration_s, tuning)
             if not state.ints[rows.EXHAUSTED]:
+                if self.paced:  # what the client still holds back was not served
+                    state.ints[rows.SENT] = len(time_s)
                 return self._raw(state, marks, seed, tuning)
             enough = min(len(time_s), 2 * enough)
+
+    def _times(self, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
+        """As `draw_times`; with a closed loop all requests are due at once, of a trace in its order."""
+        if self.concurrency is None or self.paced:
+            return draw_times(self.workload, duration_s, seed)
+        trace = self.workload.arrivals.trace
+        return np.broadcast_to(0.0, MAX_REQUESTS if trace is None else len(trace)), None
+
+    def _stream(self, time_s: FloatArray, enough: int) -> FloatArray:
+        """The stream's times, to which the engine adds when places get free if the client holds requests back."""
+        if self.concurrency is None:
+            return np.require(time_s, np.float64, ["C", "W"])
+        return np.array(time_s[: enough + 1])
 
     def _clipped(self, marks: Marks) -> Marks:
         """The server takes no longer requests: longer prompts and outputs are cut."""
@@ -164,6 +181,8 @@ class Server:
             rows.TRACK_HOST: int(profile.loading.cold_start or places < m),
             rows.PREFILLS_FIRST: int(rules.prefills_first),
             rows.SERIES_OF_LISTS: int(rules.series_of_lists),
+            rows.CONCURRENCY: self.concurrency or 0,
+            rows.RELEASED: self.concurrency or 0,
         }
         interval_s = profile.frontend.scrape_interval_s
         state = rows.new_state(
@@ -191,9 +210,11 @@ class Server:
         taken = slice(n_taken) if dense else np.flatnonzero(state.status)
         prompt, output = marks.input_tokens[taken], marks.output_tokens[taken]
         refused, sent_tokens = state.adapters[1:, rows.REFUSED].copy(), float(prompt.sum() + output.sum())
-        if not streamed:
+        if not streamed or self.paced:
             sent_tokens = float(marks.input_tokens.sum() + marks.output_tokens.sum())
-        elif n_refused:
+        if self.paced:
+            refused = np.bincount(marks.adapter[n_taken:], minlength=len(self.workload))
+        elif streamed and n_refused:
             workload = self.workload
             refused = np.random.default_rng(seed).multinomial(n_refused, workload.rates / workload.rate)
             sent_tokens += n_refused * workload.offered_tok_s / workload.rate

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from packer import checks
-from packer.errors import ValidationError
+from packer.errors import IncompatibleError, ValidationError
 from packer.profile import Profile
+from packer.twin.arrivals import MAX_REQUESTS
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.result import Simulation
 from packer.twin.server import Raw, Server
@@ -26,6 +27,8 @@ def simulate(
     duration_s: float | None = None,
     seed: int = 0,
     max_outstanding: int | None = None,
+    concurrency: int | None = None,
+    paced: bool = False,
     timeline_bin_s: float = 10.0,
     mean_state: bool = False,
     scrape_interval_s: float | None = None,
@@ -46,6 +49,11 @@ def simulate(
         Of arrivals and lengths.
     max_outstanding
         Requests beyond it are refused and count as unfinished, as a client with limited sockets does.
+    concurrency
+        Closed loop: so many requests are always outstanding, as with `vllm bench serve --max-concurrency`. The
+        rates only say how often each adapter is chosen; a replayed trace is sent in its order.
+    paced
+        With `concurrency`: requests come at their own times, and wait at the client while as many are outstanding.
     timeline_bin_s
         Resolution of the timeline.
     mean_state
@@ -76,6 +84,14 @@ def simulate(
     settings = profile.settings(max_loras, workload.slot_rank(max_lora_rank))
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
+    if concurrency is not None:
+        checks.integer("concurrency", concurrency, low=1, high=MAX_REQUESTS)
+    if paced and concurrency is None:
+        raise IncompatibleError("paced has no effect without concurrency: expected both, or neither.")
+    if concurrency is not None and max_outstanding is not None:
+        raise IncompatibleError(
+            "A client refuses requests (max_outstanding) or holds them back (concurrency)."
+        )
     if scrape_interval_s is not None:
         frontend = replace(profile.frontend, scrape_interval_s=scrape_interval_s)
         profile = replace(profile, frontend=frontend)
@@ -86,12 +102,14 @@ def simulate(
     reason = memory_error(profile, settings, reserved)
     raw = Raw.nothing(len(workload))
     if reason is None:
-        server = Server(workload, profile, settings, kv_tokens, max_outstanding, mean_state)
+        server = Server(
+            workload, profile, settings, kv_tokens, max_outstanding, mean_state, concurrency, paced
+        )
         if server.longest_request() >= 2:
             raw = server.run(float(duration_s), seed, float(timeline_bin_s))
         else:
             reason = f"the KV cache of {kv_tokens} tokens can't hold the largest adapter and a request"
     return Simulation(
         "ok" if reason is None else "memory_error", reason or "", workload, profile, settings,
-        float(duration_s), seed, kv_tokens, raw, timeline_bin_s,
+        float(duration_s), seed, kv_tokens, raw, timeline_bin_s, concurrency, paced,
     )  # fmt: skip

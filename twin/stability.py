@@ -122,8 +122,11 @@ def is_stable(sim: Simulation) -> bool:
     in the last third as it did in the middle one, and nearly empty: one that stays long since a burst does not grow
     because the burst is over.
     """
-    if sim.status != "ok" or sim.refused:
+    held_back = FEW + SLOW * sim.sent if sim.paced else 0.0
+    if sim.status != "ok" or sim.refused > held_back:
         return False
+    if sim.closed_loop:
+        return True
     if sim.workload.arrivals.kind not in ("poisson", "lognormal"):
         third = sim.duration_s / 3.0
         middle, last = fewest_waiting(sim, third, 2 * third, sim.duration_s)

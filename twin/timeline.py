@@ -40,6 +40,8 @@ def summary(sim: Simulation) -> dict[str, Any]:
         "duration": sim.duration_s,
         "seed": sim.seed,
     }
+    if sim.concurrency is not None:
+        values["max_concurrency"] = sim.concurrency
     for name in SUMMARY:
         value = getattr(sim, name)
         values[name] = None if isinstance(value, float) and math.isnan(value) else value

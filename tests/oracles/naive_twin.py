@@ -44,6 +44,7 @@ class Server:
     series_of_lists: bool
     scrape_interval_s: float | None
     front_end_s: tuple[float, float, float, float, float, float]
+    concurrency: float = math.inf
 
 
 class Named:
@@ -123,7 +124,7 @@ class NaiveTwin:
         self.arrivals, self.marks, self.marks_wait = deque(times), deque(marks), marks_wait
         while True:
             if not self.running and not self.waiting:
-                due = [*list(self.arrivals)[:1], *(request.reached_s for request in self.pending[:1])]
+                due = [*self._next_sent(), *(request.reached_s for request in self.pending[:1])]
                 if not due:
                     break
                 self.now = max(self.now, min(due))
@@ -135,10 +136,22 @@ class NaiveTwin:
                 self._one_step()
         return self
 
+    def _next_sent(self) -> list[float]:
+        """When the client sends its next request, if that is known: it holds a semaphore for each that is open."""
+        if not self.arrivals:
+            return []
+        seen_s = sorted(request.finish_s for request in self.accepted if not math.isnan(request.finish_s))
+        to_end = len(self.accepted) + 1 - self.server.concurrency  # others that must end before
+        if to_end > len(seen_s):
+            return []
+        sent_s = max(self.arrivals[0], seen_s[int(to_end) - 1] if to_end > 0 else 0.0)
+        return [sent_s] if sent_s < self.duration_s else []
+
     def _arrive(self, before_s: float) -> None:
         """What was sent up to now, and before `before_s`, comes to the front end, and what is ready to the engine."""
-        while self.arrivals and self.arrivals[0] <= self.now and self.arrivals[0] < before_s:
-            sent_s = self.arrivals.popleft()
+        while (due := self._next_sent()) and due[0] <= self.now and due[0] < before_s:
+            sent_s = due[0]
+            self.arrivals.popleft()
             self.sent += 1
             if len(self.running) + len(self.waiting) + len(self.pending) >= self.server.max_outstanding:
                 self.refused += 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.errors import ValidationError
+from packer.errors import IncompatibleError, ValidationError
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, LoadingSpec, Profile
 from packer.twin.engine import state as rows
@@ -104,6 +104,22 @@ def test_full_client_refuses(make_profile: MakeProfile) -> None:
     assert sim.per_adapter["sent"].to_list() == [2, 2]
     assert sim.per_adapter["completed"].to_list() == [1, 2]
     assert sim.penalized_mean_ttft_ms == pytest.approx((3 * 10 + 10_000) / 4)
+
+
+def test_closed_loop_keeps_its_requests_open(make_profile: MakeProfile) -> None:
+    """With a concurrency of 2 a request is sent when another one finishes: the server is never short of work."""
+    one = {"concurrency": 2, "max_loras": 2, "duration_s": 0.16}
+    workload = _trace(*[(60.0 + k, k % 2, 10, 5) for k in range(9)])
+    sim = simulate(workload, make_profile(), **one)
+    assert sim.raw.requests.time_s == pytest.approx([0, 0, 0.05, 0.05, 0.1, 0.1, 0.15, 0.15])
+    assert (sim.sent, sim.completed, sim.starved, sim.stable) == (8, 6, False, True)
+    assert sim.offered_tok_s == pytest.approx(8 * 15 / 0.16)
+    paced = simulate(workload, make_profile(), **{**one, "duration_s": 100.0}, paced=True)
+    assert paced.raw.requests.time_s.tolist() == [60.0 + k for k in range(9)]
+    at_once = _trace(*[(0.0, k % 2, 10, 5) for k in range(9)])
+    late = simulate(at_once, make_profile(), **one, paced=True)
+    assert late.raw.requests.time_s.tolist() == sim.raw.requests.time_s.tolist()
+    assert (late.sent, late.refused, late.starved) == (9, 1, True)
 
 
 def test_trace_is_sent_exactly(make_profile: MakeProfile) -> None:
@@ -302,6 +318,7 @@ def test_empty_hour(make_profile: MakeProfile) -> None:
         {"duration_s": math.nan},
         {"seed": -1},
         {"max_outstanding": 0},
+        {"concurrency": 0},
         {"timeline_bin_s": 1e-9},
     ],
 )
@@ -310,6 +327,15 @@ def test_wrong_arguments_are_refused(make_profile: MakeProfile, wrong: dict[str,
     arguments: dict[str, object] = {"max_loras": 2, "duration_s": 10.0} | wrong
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         simulate(_fleet(2, 1.0), make_profile(), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"paced": True}, {"concurrency": 2, "max_outstanding": 2}])
+def test_clients_that_exclude_each_other_are_refused(
+    make_profile: MakeProfile, wrong: dict[str, int]
+) -> None:
+    """A client either refuses or holds back, and only one that holds back has times of its own."""
+    with pytest.raises(IncompatibleError, match=next(iter(wrong))):
+        simulate(_fleet(2, 1.0), make_profile(), max_loras=2, duration_s=1.0, **wrong)  # type: ignore[arg-type]
 
 
 def test_summary_names_are_those_of_the_benchmark(make_profile: MakeProfile) -> None:

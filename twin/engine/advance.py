@@ -11,14 +11,14 @@ import numpy as np
 from numba import njit
 
 from packer.twin.engine.admit import admit
-from packer.twin.engine.arrive import arrive
+from packer.twin.engine.arrive import arrive, free_places
 from packer.twin.engine.charge import charge, step_ms
 from packer.twin.engine.emit import emit
 from packer.twin.engine.frontend import scrape
 from packer.twin.engine.schedule import schedule_running
 from packer.twin.engine.state import (
-    BLOCK_SIZE, BUCKET, END_S, EXHAUSTED, IN_FLIGHT, LOAD_MS, NEXT_S, NOW, PHASE, REACH_S, RING, RUNNING, RUN_S,
-    STEP, WAITING, ServerState,
+    BLOCK_SIZE, BUCKET, CONCURRENCY, END_S, EXHAUSTED, IN_FLIGHT, LOAD_MS, NEXT_S, NOW, PHASE, REACH_S, RING, RUNNING,
+    RUN_S, STEP, WAITING, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
@@ -56,6 +56,8 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
                     ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase,
                     histogram, sets, series, frontend,
                 )  # fmt: skip
+                if ints[CONCURRENCY] > 0:
+                    free_places(ints, floats, stream_s)
                 ints[IN_FLIGHT] = 0
                 ints[STEP] += 1
                 ints[PHASE] = ints[PHASE] + 1 if ints[PHASE] + 1 < ints[BLOCK_SIZE] else 0

@@ -9,13 +9,13 @@ from numba import njit
 from packer.arrays import ByteArray, FloatArray, IntArray
 from packer.twin.engine.frontend import MORE, WAITS, accept, change
 from packer.twin.engine.state import (
-    ACCEPTED, EXHAUSTED, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT,
+    ACCEPTED, CONCURRENCY, EXHAUSTED, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT,
     INBOX_LAST, KEY, MAX_OUTSTANDING, NEXT, NEXT_S, OWNER, PENDING, PENDING_COUNT, PENDING_LAST,
-    PROMPT, RANK_CLASS, REACHED, REACH_S, REFUSED, RUNNING, SENT, SENT_AT, SERIES_OF_LISTS, STREAM, TAKEN, UNFINISHED,
-    WAITING, WAITING_PROMPT, ServerState,
+    PROMPT, RANK_CLASS, REACHED, REACH_S, REFUSED, RELEASED, RUNNING, RUN_S, SEEN_S, SENT, SENT_AT, SERIES_OF_LISTS,
+    STREAM, TAKEN, UNFINISHED, WAITING, WAITING_PROMPT, ServerState,
 )  # fmt: skip
 from packer.twin.engine.waiting import put_last
-from packer.twin.flags import CALLED, ENGINE_FLAGS
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
 @njit(**ENGINE_FLAGS)
@@ -35,6 +35,34 @@ def offer(state: ServerState, r: int) -> None:
     ints[INBOX_COUNT] += 1
     ints[WAITING_PROMPT] += state.requests[r, PROMPT]
     state.classes[state.sizes[state.requests[r, OWNER] + 1, RANK_CLASS], UNFINISHED] += 1
+
+
+@njit(**INLINED)
+def next_of_stream(ints: IntArray, floats: FloatArray, stream_s: FloatArray, i: int) -> float:
+    """When request `i` of the stream is sent; infinite if there is none, or none of the client's places is free."""
+    if i >= stream_s.size or (ints[CONCURRENCY] > 0 and i >= ints[RELEASED]):
+        return math.inf
+    if ints[CONCURRENCY] > 0 and stream_s[i] >= floats[RUN_S]:
+        return math.inf  # its place gets free after the run
+    sent_s: float = stream_s[i]
+    return sent_s
+
+
+@njit(**INLINED)
+def free_places(ints: IntArray, floats: FloatArray, stream_s: FloatArray) -> None:
+    """After a step: requests that the client saw finish at SEEN_S make room for those that it holds back, in order.
+
+    A client that keeps C requests open sends request i (from 0) at its own time, but not before it has seen i - C + 1
+    others finish: `stream_s` gets the later one of these times. It does so in `vllm bench serve --max-concurrency C`,
+    where each request waits for a semaphore (vllm/benchmarks/serve.py, `limited_request_func`).
+    """
+    finished = ints[TAKEN] - ints[RUNNING] - ints[WAITING] - ints[PENDING_COUNT]
+    released = min(stream_s.size, ints[CONCURRENCY] + finished)
+    for i in range(ints[RELEASED], released):
+        stream_s[i] = max(stream_s[i], floats[SEEN_S])
+    if released > ints[RELEASED]:
+        ints[RELEASED] = released
+        floats[NEXT_S] = next_of_stream(ints, floats, stream_s, ints[SENT])
 
 
 @njit(**CALLED)
@@ -59,8 +87,7 @@ def arrive(
                 ints[EXHAUSTED] = 1
                 return
             following = ints[SENT] + 1
-            has_next = following < stream_s.size
-            floats[NEXT_S] = stream_s[following] if has_next else math.inf
+            floats[NEXT_S] = next_of_stream(ints, floats, stream_s, following)
             if refused:  # there may be no row left
                 ints[SENT] += 1
                 continue

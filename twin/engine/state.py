@@ -78,6 +78,9 @@ def numbers(first: int, end: int) -> list[int]:
 # The walk: places of each of the two sets, - 1; row of the set of the current step; the last step that adapters joined,
 # + 1; the last step after which adapters left the batch, and the one before, + 1; length of the list by entry.
 (SET_MASK, SET_MASK_OTHER, WALK_ROW, JOIN_STEP, LEAVE_STEP, LEAVE_BEFORE, ENTRIES) = numbers(86, 93)
+# A client that holds requests back: most that it keeps open (NONE: it never holds back), and how many of the stream's
+# times take into account when a place gets free (`arrive.free_places`).
+(CONCURRENCY, RELEASED) = numbers(93, 95)
 N_INTS = 96  # whole cache lines for each server of a cluster
 
 # ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the

@@ -58,6 +58,8 @@ class Case:
     max_outstanding: int | None
     duration_s: float
     bin_s: float
+    concurrency: int | None = None
+    paced: bool = False
 
     def simulate(self, seed: int = 0) -> Simulation:
         """The twin's answer."""
@@ -66,6 +68,8 @@ class Case:
             self.profile,
             max_loras=self.max_loras,
             max_outstanding=self.max_outstanding,
+            concurrency=self.concurrency,
+            paced=self.paced,
             duration_s=self.duration_s,
             timeline_bin_s=self.bin_s,
             seed=seed,
@@ -98,6 +102,7 @@ class Case:
             token_budget=engine.max_num_batched_tokens,
             max_seqs=engine.max_num_seqs,
             max_outstanding=self.max_outstanding or math.inf,
+            concurrency=self.concurrency or math.inf,
             max_cpu_loras=engine.max_cpu_loras or math.inf,
             hashes=rows.sizes_of(self.workload.ranks, self.workload.ranks, seed)[0][1:, rows.HASH].tolist(),
             prefills_first=rules_of(engine).prefills_first,
@@ -108,6 +113,10 @@ class Case:
         )
         longest = min(engine.max_model_len, (kv_blocks - max(adapter_blocks)) * engine.block_size)
         time_s, adapter = draw_times(self.workload, self.duration_s, seed)
+        if sim.closed_loop:
+            trace = self.workload.arrivals.trace
+            time_s = np.zeros(sim.sent + 50 if trace is None else len(trace))
+            adapter = None
         marks = draw_marks(self.workload, adapter, len(time_s), seed)
         requests = []
         for owner, prompt, output in zip(marks.adapter, marks.input_tokens, marks.output_tokens, strict=True):
@@ -132,7 +141,8 @@ def assert_agree(case: Case, seed: int = 0) -> NaiveTwin | None:
     np.testing.assert_allclose(raw.timeline[: len(naive.timeline)], naive.timeline, rtol=1e-9, atol=1e-12)
     expected = {
         rows.PREEMPTIONS: naive.preemptions, rows.ADAPTER_LOADS: naive.lora.loads,
-        rows.DISK_LOADS: naive.lora.disk_loads, rows.SENT: naive.sent, rows.TAKEN: naive.sent - naive.refused,
+        rows.DISK_LOADS: naive.lora.disk_loads, rows.TAKEN: naive.sent - naive.refused,
+        rows.SENT: naive.sent + (len(naive.arrivals) if case.paced else 0),
         rows.PENDING_COUNT: len(naive.pending), rows.MERGED: naive.merged,
         rows.SERIES: len(naive.front_end.series),
         rows.NAMES: sum(len(running) + len(waiting) for running, waiting in naive.front_end.series),
@@ -212,13 +222,16 @@ def cases(draw: st.DrawFn) -> Case:
     )
     adapters = [Adapter(f"a{i}", draw(st.sampled_from([8, 16, 32])), 1.0) for i in range(m)]
     duration_s = draw(st.sampled_from([0.05, 0.3, 1.0, 30.0]))
+    concurrency = draw(st.sampled_from([None, None, 1, 3, 8, 60]))
     return Case(
         Workload(adapters, arrivals=Arrivals("trace", trace=trace)),
         draw(profiles()),
         max_loras=draw(st.integers(1, m + 1)),
-        max_outstanding=draw(st.sampled_from([None, None, 3, 8, 20])),
+        max_outstanding=draw(st.sampled_from([None, None, 3, 8, 20])) if concurrency is None else None,
         duration_s=duration_s,
         bin_s=duration_s / draw(st.sampled_from([1, 7])),
+        concurrency=concurrency,
+        paced=concurrency is not None and draw(st.booleans()),
     )
 
 
@@ -308,6 +321,20 @@ def test_refused_requests_take_their_marks_along(kind: str) -> None:
     assert naive.refused > 50
 
 
+@pytest.mark.parametrize("paced", [False, True])
+@pytest.mark.parametrize("kind", ["poisson", "lognormal"])
+def test_closed_loop_is_the_oracle(kind: str, paced: bool) -> None:
+    """A client that keeps at most so many requests open sends what it holds back when it sees others finish."""
+    case = _busy(per_waiting_ms=1 / 32)
+    arrivals = Arrivals(kind, cv=2.0)  # type: ignore[arg-type]
+    profile = replace(case.profile, frontend=FrontEndSpec(0.5, 8.0, 0.0, 0.0, 0.5, 0.0, 1 / 64))
+    case = replace(case, workload=case.workload.with_arrivals(arrivals), profile=profile)
+    naive = assert_agree(replace(case, concurrency=30, paced=paced), seed=4)
+    assert naive is not None
+    assert len(naive.accepted) > 300
+    assert min(naive.preemptions, naive.lora.loads) > 10
+
+
 def test_marks_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """More requests are accepted than marks were drawn for: the answer is that of enough marks."""
     case = replace(_busy(), max_outstanding=40)
@@ -316,3 +343,7 @@ def test_marks_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     again = case.simulate(seed=2)
     assert whole.to_dict() == again.to_dict()
     assert whole.sent > 2 * whole.refused > 0
+    closed = replace(case, max_outstanding=None, concurrency=20)
+    again = closed.simulate(seed=2)
+    monkeypatch.undo()
+    assert closed.simulate(seed=2).to_dict() == again.to_dict()
