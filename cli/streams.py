@@ -6,10 +6,17 @@ import os
 import signal
 import sys
 import threading
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import click
+
+from packer.errors import KernelsNotKeptWarning
+from packer.words import visible
 
 
 def prepare() -> None:
@@ -31,6 +38,16 @@ def prepare() -> None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     signal.signal(signal.SIGTERM, _interrupt)
     sys.unraisablehook = _unraisable
+    warnings.showwarning = partial(_warned, warnings.showwarning)
+
+
+def _warned(as_python: Callable[..., None], message: Warning | str, *about: Any, **more: Any) -> None:
+    """A warning of packer's is one line, without the line of code."""
+    if isinstance(message, KernelsNotKeptWarning):
+        with suppress(OSError):
+            click.echo(f"packer: {visible(message)}", err=True)
+    else:
+        as_python(message, *about, **more)
 
 
 AGAIN_S = 0.05

@@ -120,6 +120,10 @@ class VerificationError(PackerError):
     """A solver returned a plan that breaks its own rules."""
 
 
+class KernelsNotKeptWarning(RuntimeWarning):
+    """Compiled code can't be kept: each process compiles it again. A command prints it as one line."""
+
+
 def shown(value: object) -> str:
     """`repr` of a value for a message, cut to 80 characters."""
     text = repr(value)

@@ -16,17 +16,21 @@ import numba
 from numba.core.dispatcher import Dispatcher
 
 from packer.twin.kernel_cache import is_kept
+from packer.twin.kernel_folder import keeps
 
 PROGRAM = """
 import importlib, pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
-while True:
+from packer.twin.kernel_folder import keeps
+while keeps():
     try:
         module, name, signature = pickle.load(sys.stdin.buffer)
     except EOFError:
         break
     getattr(importlib.import_module(module), name).compile(signature)
+    print(flush=True)
 """
+"""It writes a line for each kernel that it has compiled. It ends when it can't keep what it compiles."""
 POLL_S = 0.02
 
 
@@ -41,24 +45,26 @@ class Compiler:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._sent: set[Dispatcher] = set()
+        self._sent: dict[Dispatcher, int] = {}
+        self._done = 0
 
     def send(self, kernel: Dispatcher, signature: tuple[Any, ...]) -> None:
         """Have a kernel compiled, after those sent before, unless it is compiled already.
 
-        Nothing happens on a single core, or if no process can be started.
+        Nothing happens on a single core, if the process could not keep the kernel, or if none can be started.
         """
         with self._lock:
-            if kernel in self._sent or is_kept(kernel) or (os.cpu_count() or 1) < 2:
+            if kernel in self._sent or is_kept(kernel) or (os.cpu_count() or 1) < 2 or not keeps():
                 return
-            self._sent.add(kernel)
+            self._sent[kernel] = len(self._sent)
             try:
                 if self._process is None:
                     self._process = subprocess.Popen(
                         [sys.executable, "-c", PROGRAM],
-                        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                     )  # fmt: skip
                     atexit.register(self._process.kill)
+                    threading.Thread(target=self._count, daemon=True).start()
                     self._write(sys.path)
                 self._write((kernel.py_func.__module__, kernel.py_func.__name__, signature))
             except OSError:  # no process, or it ended
@@ -70,10 +76,16 @@ class Compiler:
         self._process.stdin.write(pickle.dumps(message))
         self._process.stdin.flush()
 
+    def _count(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for _ in self._process.stdout:
+            self._done += 1
+
     def has(self, kernel: Dispatcher) -> bool:
         """Whether a kernel that was sent is still to be expected from the process."""
         running = self._process is not None and self._process.poll() is None
-        return running and kernel in self._sent and not is_kept(kernel)
+        return running and self._sent.get(kernel, -1) >= self._done and not is_kept(kernel)
 
     def wait(self, kernel: Dispatcher) -> None:
         """Wait for a kernel as long as it is to be expected."""

@@ -7,9 +7,10 @@ from typing import Any
 
 from packer.twin import kernel_library
 from packer.twin.kernel_cache import install
+from packer.twin.kernel_folder import cache_folder
 
 FLAGS: dict[str, Any] = {
-    "cache": True, "nogil": True, "boundscheck": False, "no_cfunc_wrapper": True,
+    "cache": cache_folder() is not None, "nogil": True, "boundscheck": False, "no_cfunc_wrapper": True,
     "pipeline_class": kernel_library.kernel_compiler(),
 }  # fmt: skip
 

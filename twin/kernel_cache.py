@@ -31,11 +31,12 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 from numba.core.runtime.nrt import rtsys
 
+from packer.twin.kernel_folder import cache_folder, full, keeps, tell_once
+
 try:
     import fcntl
 except ImportError:  # Windows: processes then compile side by side
     fcntl = None  # type: ignore[assignment]
-from numba.misc.appdirs import user_cache_dir
 
 STAMP_LENGTH = 20
 """Digits of the stamp in the name of a file."""
@@ -43,14 +44,6 @@ _FLAGS: list[str] = []
 LONGEST_S = 120.0
 """A kernel that another process compiles is waited for no longer than this."""
 POLL_S = 0.02
-KEPT_S = 90 * 86400.0
-"""Compiled kernels older than this are removed, so that those of old versions do not gather."""
-
-
-def cache_folder() -> Path:
-    """Folder of the compiled kernels: `NUMBA_CACHE_DIR` where it is set, else in the user's cache."""
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    return Path(given or user_cache_dir("packer", appauthor=False)) / "kernels"  # type: ignore[no-untyped-call]
 
 
 @functools.cache
@@ -118,9 +111,10 @@ def _meaning(value: object) -> str:
 
 def is_kept(kernel: Dispatcher) -> bool:
     """Whether compiled code of this version of a kernel is in the folder, or none is needed (NUMBA_DISABLE_JIT)."""
-    return not isinstance(kernel, Dispatcher) or any(
-        cache_folder().glob(f"*.{kernel.py_func.__name__}-{stamp(kernel.py_func)[:STAMP_LENGTH]}.*.nbi")
-    )
+    if not isinstance(kernel, Dispatcher):
+        return True
+    folder, name = cache_folder(), f"*.{kernel.py_func.__name__}-{stamp(kernel.py_func)[:STAMP_LENGTH]}.*.nbi"
+    return folder is not None and any(folder.glob(name))
 
 
 def _ours(function: types.FunctionType) -> bool:
@@ -149,27 +143,9 @@ class KernelLocator(_CacheLocator):
 
     @classmethod
     def from_function(cls, py_func: types.FunctionType, py_file: str) -> Self | None:
-        """The locator of a kernel of this project; None for other functions and without a writable folder."""
-        if not _ours(py_func):
-            return None
-        folder = cache_folder()
-        return cls(py_func, folder) if _ready(folder) else None
-
-
-@functools.cache
-def _ready(folder: Path) -> bool:
-    """Whether files can be written to the folder, which is made; old ones in it are removed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-        for entry in os.scandir(folder):
-            if time.time() - entry.stat().st_mtime > KEPT_S:
-                Path(entry.path).unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True
+        """The locator of a kernel of this project; None for other functions and without a folder."""
+        folder = cache_folder() if _ours(py_func) else None
+        return None if folder is None else cls(py_func, folder)
 
 
 def _data_name(file: IndexDataCacheFile, number: int) -> str:
@@ -193,7 +169,7 @@ def alone(function: types.FunctionType) -> Iterator[None]:
 
     A kernel is locked before those that it calls: processes never wait for each other in a circle.
     """
-    file, place = _lock_file(cache_folder()), int(stamp(function)[:15], 16)
+    file, place = _lock_file(cache_folder() if keeps() else None), int(stamp(function)[:15], 16)
     if file is not None:
         until_s = time.monotonic() + LONGEST_S
         while time.monotonic() < until_s:
@@ -209,9 +185,9 @@ def alone(function: types.FunctionType) -> Iterator[None]:
 
 
 @functools.cache
-def _lock_file(folder: Path) -> int | None:
+def _lock_file(folder: Path | None) -> int | None:
     """A file of which a process locks one byte for each kernel; open until it ends, else the locks would go."""
-    if not _ready(folder):
+    if folder is None:
         return None
     try:
         file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -229,6 +205,8 @@ def _compile(kernel: Any, signature: object) -> Any:
     """`Dispatcher.compile`, by one process at a time."""
     if not _ours(kernel.py_func):
         return _COMPILED(kernel, signature)
+    if not (keeps() or is_kept(kernel)):
+        tell_once()
     collects = gc.isenabled()
     gc.disable()  # the compiler's objects live until it ends
     try:
@@ -258,6 +236,21 @@ def _load(cache: Any, signature: object, context: Any) -> Any:
         return None
 
 
+def _save(cache: Any, signature: object, data: object) -> None:
+    """`Cache.save_overload`; a folder that can't take a kernel takes no more, and the kernel is used all the same."""
+    if not _ours(cache._py_func):  # noqa: SLF001
+        _SAVED(cache, signature, data)
+    elif keeps():
+        try:
+            _SAVED(cache, signature, data)
+        except OSError as error:
+            full(error)
+            tell_once()
+
+
+_SAVED: Callable[..., None] = FunctionCache.save_overload
+
+
 def install(*flags: dict[str, Any]) -> None:
     """Make Numba use the locator for this project's kernels; it leaves all other functions alone.
 
@@ -271,3 +264,4 @@ def install(*flags: dict[str, Any]) -> None:
         IndexDataCacheFile._data_name = _data_name  # type: ignore[method-assign]  # noqa: SLF001
         Dispatcher.compile = _compile  # type: ignore[assignment, method-assign]
         FunctionCache.load_overload = _load  # type: ignore[method-assign]
+        FunctionCache.save_overload = _save  # type: ignore[method-assign]

@@ -1,0 +1,203 @@
+"""Compiled kernels are loaded only from a folder that this user alone can write to; without one, nothing waits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import njit
+
+from packer.errors import KernelsNotKeptWarning
+from packer.twin import compile_ahead, kernel_folder
+from packer.twin.bursts import _relax
+from packer.twin.compile_ahead import Compiler, types_of
+from packer.twin.engine.advance import advance
+from packer.twin.flags import FLAGS
+from packer.twin.kernel_folder import cache_folder, keeps, named_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that `NUMBA_CACHE_DIR` names; what is known of folders is forgotten before and after."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    kernel_folder._place.cache_clear()
+    kernel_folder.tell_once.cache_clear()
+    yield tmp_path / "kernels"
+    kernel_folder._place.cache_clear()
+    kernel_folder.tell_once.cache_clear()
+    kernel_folder._FULL.clear()
+
+
+def test_a_folder_that_is_made_is_ours_alone(folder: Path) -> None:
+    """Whatever the umask says, others can't write to it."""
+    before = os.umask(0)
+    try:
+        assert cache_folder() == folder
+    finally:
+        os.umask(before)
+    assert keeps()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757, 0o1777])
+def test_code_from_a_folder_that_others_write_to_is_not_loaded(folder: Path, mode: int) -> None:
+    """The mode of a folder decides, and so does the target of a link to one."""
+    target = folder.parent / "shared"
+    target.mkdir()
+    target.chmod(mode)
+    folder.symlink_to(target)
+    assert cache_folder() is None
+    assert not keeps()
+    assert "chmod go-w" in kernel_folder._place(folder).fault
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have no owner here")
+@pytest.mark.parametrize(("owner", "loaded"), [(0, True), (4321, False)])
+def test_code_of_another_user_is_not_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, owner: int, loaded: bool
+) -> None:
+    """Root may have filled the folder; no one else."""
+    folder.mkdir()
+    folder.chmod(0o755)
+    found = list(folder.stat())
+    found[4] = owner
+    monkeypatch.setattr(Path, "stat", lambda _self, **_more: os.stat_result(found))
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    assert (cache_folder() is not None) == loaded
+
+
+def test_a_folder_that_can_only_be_read_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image has its kernels compiled when it is built, and a root that can't be written to."""
+
+    def refused(_self: Path, **_more: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    folder.mkdir(0o755)
+    monkeypatch.setattr(Path, "touch", refused)
+    assert cache_folder() == folder
+    assert not keeps()
+
+
+def test_old_kernels_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of old versions do not gather."""
+    old, young = (folder / name for name in ("old.nbi", "young.nbi"))
+    folder.mkdir(0o755)
+    old.touch()
+    young.touch()
+    monkeypatch.setattr(kernel_folder.time, "time", lambda: young.stat().st_mtime + kernel_folder.KEPT_S)
+    os.utime(old, (0, 0))
+    assert cache_folder() == folder
+    assert not old.exists()
+    assert young.exists()
+
+
+@pytest.mark.parametrize("cache", ["", "cache", "./cache"])
+def test_a_cache_in_the_working_folder_is_not_meant(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty or relative XDG_CACHE_HOME is as good as none."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    assert named_folder() == Path("/home/someone/.cache/packer/kernels")
+
+
+def test_a_user_without_a_home_has_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder is made in the working folder."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert cache_folder() is None
+    assert not Path("~").exists()
+
+
+def test_a_full_folder_takes_no_more_and_the_kernel_is_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up ends nothing."""
+
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    source = folder.parent / "kernel.py"
+    source.write_text("def twice(x):\n    return 2 * x\n", "utf-8")
+    names: dict[str, object] = {"__name__": "packer.somewhere"}
+    exec(compile(source.read_text("utf-8"), source, "exec"), names)
+    kernel = njit(**(FLAGS | {"cache": True}))(names["twice"])
+    monkeypatch.setattr(kernel._cache._cache_file, "_save_index", full)
+    with pytest.warns(KernelsNotKeptWarning, match=rf"{folder}: No space left on device"):
+        assert kernel(3) == 6
+    assert not keeps()
+    assert kernel(3.5) == 7.0  # told once
+    assert list(folder.glob("*.nb*")) == []
+
+
+def test_nothing_is_sent_to_a_process_that_could_not_keep_it(folder: Path) -> None:
+    """Without a folder all is compiled here."""
+    folder.touch()
+    compiler = Compiler()
+    compiler.send(advance, ())
+    assert compiler._process is None
+    assert not compiler.has(advance)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="nothing is compiled elsewhere on a single core")
+def test_a_kernel_that_the_process_has_compiled_and_not_kept_is_not_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may keep another version: the files of the installation were replaced meanwhile."""
+    monkeypatch.setattr(compile_ahead, "is_kept", lambda _kernel: False)
+    compiler = Compiler()
+    compiler.send(_relax, types_of((np.ones(3), 0.5)))
+    compiler.wait(_relax)
+    assert compiler._process is not None
+    compiler._process.kill()
+    assert any(folder.glob("*._relax-*.nbi"))
+
+
+PROGRAM = """
+import warnings
+warnings.simplefilter("ignore")
+import packer
+profile = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+fleet = packer.Workload([packer.Adapter("a", 8, 0.5), packer.Adapter("b", 16, 0.5)])
+print(packer.simulate(fleet, profile, max_loras=2, duration_s=5.0).engine_steps)
+print(packer.solve(fleet, profile, predictor="tree", verify=False).evaluations[0])
+"""
+
+
+def test_without_a_folder_the_same_is_computed(tmp_path: Path) -> None:
+    """A file stands where the folder should be: kernels are compiled in memory, and nothing waits for their files."""
+    (tmp_path / "file").touch()
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env=os.environ | more,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        for more in ({}, {"NUMBA_CACHE_DIR": str(tmp_path / "file")})
+    ]
+    assert outputs[0].stdout == outputs[1].stdout != "", outputs[1].stderr
+    assert [found.stderr for found in outputs] == ["", ""]
+
+
+def test_a_command_says_in_one_line_what_it_costs(tmp_path: Path) -> None:
+    """The line names the folder, what is wrong with it, the cost and what helps."""
+    (tmp_path / "file").touch()
+    run = subprocess.run(
+        [
+            sys.executable, "-c", "from packer.cli import main; main()", "simulate", "examples/workloads/paper-256.csv",
+            "--max-loras", "8", "--duration", "5", "--quiet",
+        ],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "file")}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.stderr.count("\n") == 1, run.stderr
+    assert run.stderr.startswith(
+        f"packer: compiled code can't be kept in {tmp_path}/file/kernels: Not a directory. Each command compiles it "
+    )

@@ -1,0 +1,106 @@
+"""The folder of compiled kernels: one that only this user, or root, can write to, or none.
+
+Kept kernels are machine code that is loaded as it is. Code from a folder that others write to is never loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import stat
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from packer.errors import KernelsNotKeptWarning
+
+KEPT_S = 90 * 86400.0
+"""Compiled kernels older than this are removed, so that those of old versions do not gather."""
+
+
+class Place(NamedTuple):
+    """What may be done in a folder. `fault`: why kernels can't be kept there, empty if they can."""
+
+    readable: bool
+    fault: str = ""
+
+
+def named_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder's name, whatever is there: in `NUMBA_CACHE_DIR` where it is set, else in the user's cache.
+
+    Relative paths in `XDG_CACHE_HOME` and `HOME` are ignored: they would name a part of the working folder.
+    """
+    from numba.misc.appdirs import user_cache_dir
+
+    if given := environment.get("NUMBA_CACHE_DIR"):
+        return Path(given).absolute() / "kernels"
+    users = Path(user_cache_dir("packer", appauthor=False))  # type: ignore[no-untyped-call]
+    if not users.is_absolute():
+        users = Path(os.path.expanduser("~/.cache/packer"))
+    return users / "kernels"
+
+
+def cache_folder() -> Path | None:
+    """The folder that compiled kernels are loaded from, which may be read-only; None where there is none."""
+    folder = named_folder()
+    return folder if _place(folder).readable else None
+
+
+def keeps() -> bool:
+    """Whether compiled kernels can be kept in the folder."""
+    folder = named_folder()
+    return not _place(folder).fault and folder not in _FULL
+
+
+_FULL: dict[Path, str] = {}
+"""Folders that could not take a file, and why."""
+
+
+def full(error: OSError) -> None:
+    """Keep no more kernels in the folder: it did not take one."""
+    _FULL[named_folder()] = error.strerror or str(error)
+
+
+@functools.cache
+def _place(folder: Path) -> Place:
+    """What may be done in a folder, which is made; old files in it are removed."""
+    if not folder.is_absolute():
+        return Place(False, "the user has no home")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if os.name == "posix" and found.st_uid not in (0, os.geteuid()):
+            return Place(False, "it belongs to another user")
+        if os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return Place(False, "other users can write to it (chmod go-w)")
+        list(os.scandir(folder))
+    except OSError as error:
+        return Place(False, error.strerror or str(error))
+    try:
+        probe = folder / f".{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+        for entry in os.scandir(folder):
+            if time.time() - entry.stat().st_mtime > KEPT_S:
+                Path(entry.path).unlink(missing_ok=True)
+    except OSError as error:
+        return Place(True, error.strerror or str(error))
+    return Place(True)
+
+
+@functools.cache
+def tell_once() -> None:
+    """Warn that a kernel is compiled and not kept, in the process that the user started."""
+    if multiprocessing.current_process().name != "MainProcess":
+        return
+    folder = named_folder()
+    fault = _FULL.get(folder) or _place(folder).fault
+    warnings.warn(
+        f"compiled code can't be kept in {folder}: {fault}. Each command compiles it again, which takes 5 to "
+        "30 s; NUMBA_CACHE_DIR names another folder.",
+        KernelsNotKeptWarning,
+        stacklevel=2,
+    )
