@@ -177,6 +177,10 @@ def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Fil
     out.check_tables(files.output, endings=(".json",))
     cluster = systems.read()
     out.note_profiles(*(each.profile for each in cluster.kinds))
+    if cluster.placement is not None:
+        out.note(
+            "the placement is that of the system packer; other systems serve every adapter on every server"
+        )
     given: dict[str, Any] = {
         "slo": systems.slo, "seeds": systems.seeds, "seed": seed, "duration_s": systems.duration_s,
         "router": systems.router,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,6 +204,7 @@ def _simulated(
 ) -> Sequence[Simulation]:
     """One run per seed, on one server or a cluster."""
     from packer.twin.cluster.simulate import simulate_cluster
+    from packer.twin.cluster.system import load_system, placed
     from packer.twin.simulate import simulate as simulate_one
     from packer.twin.uncertainty import repeated
 
@@ -235,7 +236,10 @@ def _simulated(
         )
         cluster = system.read()
         out.note_profiles(*(each.profile for each in cluster.kinds))
-        how |= {"system": system.system, "router": system.router, "slo": system.slo}
+        named = load_system(system.system)
+        limits = cluster.slo if system.slo is None else system.slo
+        cluster = placed(workload, cluster, named, limits, run.seed)
+        how |= {"system": replace(named, placement=None), "router": system.router, "slo": system.slo}
         return repeated(
             lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress
         )

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from packer import checks
+from packer import checks, registry
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
-from packer.planning.solve import solve
 from packer.predictors.build import register_ray
-from packer.search import fewest
+from packer.strategies import Placement, SizedPlacement
 from packer.twin.cluster.simulate import simulate_cluster
-from packer.twin.cluster.system import System, load_system
+from packer.twin.cluster.system import System, load_system, placed
 from packer.twin.uncertainty import MAX_SEEDS, Interval, interval
 from packer.workload import Workload
 
@@ -57,8 +56,9 @@ def compare_systems(
 ) -> list[SystemResult]:
     """Simulate each system with the same requests, for the seeds `seed`, `seed` + 1, ….
 
-    A system whose router is "plan" serves a plan of least latency for as many servers, if the cluster has no
-    placement of its own.
+    A system with a placement of its own places the adapters once, with the first seed. System "packer" serves the
+    cluster's placement, and without one the plan that `packer solve` makes for as many servers. Every other system
+    may serve each adapter on every server whose slots hold it, whatever the cluster's placement says.
 
     Parameters
     ----------
@@ -82,15 +82,35 @@ def compare_systems(
     """
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
     known = [each if isinstance(each, System) else load_system(each) for each in systems]
-    clusters = [_placed(workload, cluster, each, router, seed) for each in known]
+    limits = cluster.slo if slo is None else slo
+    free = replace(cluster, placement=None)
+    clusters = [
+        placed(workload, cluster if _serves_plans(each, router) else free, each, limits, seed)
+        for each in known
+    ]
     given = {"workload": workload, "router": router, "duration_s": duration_s, "slo": slo}
+    return _results(
+        list(zip(known, clusters, strict=True)), given, range(seed, seed + seeds), jobs, backend, progress
+    )
+
+
+def _results(
+    placed_systems: Sequence[tuple[System, Cluster]],
+    given: Mapping[str, Any],
+    seeds: Sequence[int],
+    jobs: int = -1,
+    backend: str = "threading",
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+) -> list[SystemResult]:
+    """The result of each system on its own cluster, whose adapters are placed already."""
     runs = [
-        {**given, "cluster": own, "system": each, "seed": seed + k}
-        for each, own in zip(known, clusters, strict=True)
-        for k in range(seeds)
+        {**given, "cluster": own, "system": replace(each, placement=None), "seed": seed}
+        for each, own in placed_systems
+        for seed in seeds
     ]
     found = _run_all(runs, jobs, backend, progress)
-    return [_result(each, found[i * seeds : (i + 1) * seeds], len(cluster)) for i, each in enumerate(known)]
+    rows = [found[i * len(seeds) : (i + 1) * len(seeds)] for i in range(len(placed_systems))]
+    return [_result(each, row, len(own)) for (each, own), row in zip(placed_systems, rows, strict=True)]
 
 
 def servers_needed(
@@ -111,56 +131,58 @@ def servers_needed(
 ) -> SystemResult | None:
     """The result with the fewest equal servers at which the mean SLO attainment reaches `share`.
 
-    Doubles the number of servers until it holds, then bisects; attainment is taken to grow with servers. None
-    if `most` servers do not reach it. Other parameters: see `compare_systems`.
+    Attainment need not grow with servers, so every smaller number is tried; a number is given up after the first
+    seed if no others can bring the mean to `share`. System "packer" begins with the number that `packer solve` says,
+    which keeps the goal for every adapter, with a margin on the rates. None if `most` servers do not reach it. Other
+    parameters: see `compare_systems`.
 
     Raises `IncompatibleError`: the cluster has several kinds of server or a placement, or there is no SLO.
     """
     checks.real("share", share, low=0.0, high=1.0, open_low=True)
     checks.integer("most", most, low=1)
-    if not (cluster.slo if slo is None else slo):
+    limits = cluster.slo if slo is None else slo
+    if not limits:
         raise IncompatibleError(
             "The number of servers that a system needs is that for an SLO: give its limits."
         )
+    known = system if isinstance(system, System) else load_system(system)
+    by: Placement | None = None
+    first = 1
+    if known.placement is not None:
+        by = registry.make("placement", known.placement)
+        if isinstance(by, SizedPlacement):
+            first = by.needed(workload, cluster.resized(1), limits, seed) or 1
 
-    tried: dict[int, SystemResult] = {}
+    given = {"workload": workload, "router": router, "duration_s": duration_s, "slo": slo}
 
-    def holds(n: int) -> bool:
-        (tried[n],) = compare_systems(
-            workload, cluster.resized(n), [system], seeds=seeds, seed=seed, duration_s=duration_s, slo=slo,
-            router=router, jobs=jobs, backend=backend,
-        )  # fmt: skip
-        progress(f"{tried[n].system}: {n} servers", 0, 0)
-        attainment = tried[n].figures["slo_attainment"].mean
-        return attainment is not None and attainment >= share
+    def tried(n: int, runs: int) -> SystemResult | None:
+        try:
+            own = placed(workload, cluster.resized(n), known, limits, seed, by)
+        except ValidationError:  # the fleet has no place on so few
+            return None
+        (result,) = _results([(known, own)], given, range(seed, seed + runs), jobs, backend)
+        progress(f"{known.name}: {n} servers", 0, 0)
+        return result
 
-    found = fewest(holds, 1, most)
-    return None if found is None else tried[found]
+    for n in range(first, most + 1):
+        if seeds > 1:
+            once = tried(n, 1)
+            if once is None or _attained(once) < 1.0 - seeds * (1.0 - share):
+                continue
+        found = tried(n, seeds)
+        if found is not None and _attained(found) >= share:
+            return found
+    return None
 
 
-def _placed(workload: Workload, cluster: Cluster, system: System, router: str | None, seed: int) -> Cluster:
-    """The cluster, with the placement of a plan if the system needs one and there is none."""
-    needed = (router or system.router) == "plan" or (router is None and system.placement is not None)
-    if not needed or cluster.placement is not None:
-        return cluster
-    if len(cluster.kinds) > 1:
-        raise IncompatibleError(
-            "A plan for several kinds of server is made by packer solve: give plan.cluster()."
-        )
-    plan = solve(
-        workload,
-        cluster.kinds[0].profile,
-        "latency",
-        max_gpus=len(cluster),
-        seed=seed,
-        verify=False,
-        solver=None if system.placement == "auto" else system.placement,
-    )
-    if plan.unplaced:
-        raise ValidationError(
-            f"Expected a plan on {len(cluster)} servers, got none: {' '.join(plan.reasons)}"
-        )
-    return replace(plan.cluster(), slo=cluster.slo)
+def _serves_plans(system: System, router: str | None) -> bool:
+    """Whether a system takes the placement of the cluster as its own."""
+    return "plan" in (system.placement, router or system.router)
+
+
+def _attained(result: SystemResult) -> float:
+    """Mean SLO attainment; 0 where it is unknown."""
+    return result.figures["slo_attainment"].mean or 0.0
 
 
 def _figures(**given: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from packer.errors import (
 GROUPS = {
     "cache": "packer.caches",
     "objective": "packer.objectives",
+    "placement": "packer.placements",
     "predictor": "packer.predictors",
     "router": "packer.routers",
     "solver": "packer.solvers",

@@ -1,14 +1,15 @@
-"""What packer needs of a predictor."""
+"""What packer needs of a predictor, and of what places adapters on the servers of a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy.typing as npt
 from numpy import float64
 
 from packer.bin import Bin
+from packer.cluster import Cluster
 from packer.evaluation import Evaluations
 from packer.workload import Workload
 
@@ -42,3 +43,27 @@ class TwinBased(Protocol):
         self, workload: Workload, bins: Sequence[Bin], factors: npt.NDArray[float64] | float = 1.0
     ) -> Evaluations:
         """As `Predictor.evaluate`, with every rate of bin k multiplied by `factors[k]`."""
+
+
+@runtime_checkable
+class Placement(Protocol):
+    """Says which adapters each server of a cluster serves; registered under the group `packer.placements`."""
+
+    name: str
+
+    def place(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Cluster:
+        """The cluster with a placement, and servers with slots for it; it had none.
+
+        `limits`: those of a request that the cluster is judged by, ms (`Cluster.slo`).
+        Raises `IncompatibleError`: it can't place on this cluster; `ValidationError`: the fleet does not fit on it.
+        """
+
+
+@runtime_checkable
+class SizedPlacement(Placement, Protocol):
+    """A placement that also says how many servers it needs."""
+
+    def needed(
+        self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int
+    ) -> int | None:
+        """Servers like the cluster's that keep the goal; None if no number does."""

@@ -173,7 +173,7 @@ CONSTANTS = (
     Constant("prefill on a miss, CaraServe", "2.4 × the prefill", "F", "to its TTFT there; stands for a CPU model"),
     Constant("time per token", "latency / output tokens, mean over requests", "F", "which fits OnDmd there"),
     Constant("lengths", "19.3 input, 58.5 output tokens, gamma with cv 0.7 and 1", "A", "usual figures of Alpaca"),
-    Constant("popularity of 128 and 512 adapters", "power law of exponent 0.6", "F", "to Fig. 3; Fig. 13, 14 held out"),
+    Constant("popularity of 128 and 512 adapters", "power law of exponent 0.6", "F", "to Fig. 3; Fig. 14 held out"),
     Constant("popularity of 40,000 functions", "power law of exponent 1", "A"),
     Constant("ranks of Fig. 19", "8, 16, 32, 64, equally likely; every server holds all", "A"),
     Constant("limit of Fig. 19", "48 ms: 1.5 × HF-PEFT's 32 ms", "A", "'1.5× higher' could mean 2.5 ×"),

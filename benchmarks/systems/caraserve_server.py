@@ -242,7 +242,7 @@ def single_rows(seeds: int) -> list[Row]:
         printed = "; ".join(
             f"{NAMES[s]} " + " / ".join(f"{v:+.0f}" for v in PUBLISHED[name][s]) for s in NAMES
         )
-        kind = "Fig. 13" if name.startswith("MAF") else "Fig. 10"
+        kind = "Fig. 14" if name.startswith("MAF") else "Fig. 10" if name == "rank 64, 9 req/s" else "Fig. 13"
         rows.append(
             Row(
                 f"{kind}, {name}: TTFT / time per token / latency over Cached, %",
@@ -266,7 +266,7 @@ def single_rows(seeds: int) -> list[Row]:
     few = "MAF, 128 adapters"
     alike = of_seeds(lambda k: overheads(few, k, {"s-lora": profile("BGMV")})["s-lora"], seeds)
     text = " / ".join(f"{mean([each[k] for each in alike]):+.0f}" for k in range(3))
-    return [*rows, Row(f"effect on Fig. 13, {few}: S-LoRA with BGMV's steps", "–", text)]
+    return [*rows, Row(f"effect on Fig. 14, {few}: S-LoRA with BGMV's steps", "–", text)]
 
 
 def larger_rows(seeds: int) -> list[Row]:

@@ -64,8 +64,6 @@ def section(seeds: int) -> Section:
         ],
         (
             "None of these systems published results for such a fleet: a comparison, not a reproduction.",
-            "dLoRA's placement fills what memory it has with replicas, here of every adapter on every server, and "
-            "has no notion of slots: its dispatcher then thrashes them as the most idle router does.",
             "Punica runs at most 32 requests at once, which this fleet exceeds.",
         ),
         tables=[

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from packer.cluster import Cluster
 from packer.errors import IncompatibleError, UnknownNameError
 from packer.io.profiles import load_profile
 from packer.operate.systems import FIGURES, compare_systems, servers_needed
+from packer.planning.recommend import recommend
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.workload import Workload
 
@@ -79,6 +82,59 @@ def test_sizes_need_an_slo_and_equal_servers(fleet: Workload, cluster: Cluster) 
         servers_needed(fleet, placed, "vllm")
     with pytest.raises(UnknownNameError, match="Known: affinity"):
         compare_systems(fleet, cluster, ["vlm"])
+
+
+def test_size_of_a_plan_is_that_of_solve() -> None:
+    """System "packer" needs as many servers as `packer solve` plans, replicas of a hot adapter included."""
+    server = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    fleet = Workload([Adapter("hot", 16, 45.0), Adapter("b", 8, 0.1)])
+    four = replace(
+        Cluster.of(server, 4, max_loras=2, max_lora_rank=16), slo={"ttft_ms": 2000.0, "tpot_ms": 100.0}
+    )
+    plan = recommend(fleet, server)
+    found = servers_needed(fleet, four, "packer", seeds=1, duration_s=600.0)
+    assert found is not None
+    assert found.servers == plan.n_gpus > 1
+
+
+def test_the_search_for_a_size_does_not_skip_numbers(
+    fleet: Workload, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that holds is found below one that does not."""
+    holding = {2, 5, 6}
+
+    def runs(given: Sequence[dict[str, Any]], *_: Any) -> list[dict[str, Any]]:
+        held = len(given[0]["cluster"]) in holding
+        return [dict.fromkeys(FIGURES, float(held)) | {"router": "hrw"} for _ in given]
+
+    monkeypatch.setattr("packer.operate.systems._run_all", runs)
+    found = servers_needed(fleet, cluster, "hrw", share=0.9, seeds=2)
+    assert found is not None
+    assert found.servers == 2
+
+
+def test_a_placement_is_that_of_systems_that_serve_plans(fleet: Workload, cluster: Cluster) -> None:
+    """A cluster's placement binds the system "packer"; others serve all adapters everywhere, or place them."""
+    halves = ({f"a{i}": 1.0 for i in range(10)}, {"a10": 1.0, "a11": 1.0})
+    both = [replace(cluster, placement=halves), cluster]
+    found = [compare_systems(fleet, each, ["vllm", "dlora"], seeds=1, duration_s=30.0) for each in both]
+    assert found[0] == found[1]
+    (bound,) = compare_systems(fleet, both[0], ["packer"], seeds=1, duration_s=30.0)
+    assert bound != compare_systems(fleet, cluster, ["packer"], seeds=1, duration_s=30.0)[0]
+
+
+@pytest.mark.parametrize("system", ["packer", "dlora"])
+def test_a_simulation_applies_the_placement_of_its_system(
+    fleet: Workload, cluster: Cluster, system: str
+) -> None:
+    """`simulate_cluster` serves what `compare_systems` compares; a placement that it would ignore is refused."""
+    run = simulate_cluster(fleet, cluster, system, duration_s=30.0)
+    assert run.cluster.placement is not None
+    (row,) = compare_systems(fleet, cluster, [system], seeds=1, duration_s=30.0)
+    assert row.figures["mean_ttft_ms"].mean == run.mean_ttft_ms
+    if system == "dlora":
+        with pytest.raises(IncompatibleError, match="without a placement"):
+            simulate_cluster(fleet, run.cluster, system, duration_s=30.0)
 
 
 @pytest.mark.usefixtures("local_ray")

@@ -16,7 +16,7 @@ from packer.twin.cluster.dispatch import Dispatch
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import Router
 from packer.twin.cluster.setup import idle_servers, kind_setup, server_setups
-from packer.twin.cluster.system import System, load_system
+from packer.twin.cluster.system import System, load_system, placed
 from packer.twin.cluster.transit import transit_of
 from packer.twin.simulate import HOUR_S, MAX_BINS
 from packer.workload import Workload
@@ -43,7 +43,8 @@ def simulate_cluster(
     workload, cluster
         What comes, and what the servers are.
     system
-        A shipped system's name (`packer systems`), a `.toml` file, or a `System`.
+        A shipped system's name (`packer systems`), a `.toml` file, or a `System`. One with a placement of its own
+        places the adapters; the placement of the cluster stands only where the system serves any plan.
     router
         A registered name, with parameters as in "affinity:slack=8", or an object; None: the system's.
     duration_s
@@ -86,6 +87,7 @@ def simulate_cluster(
         workload = replace(workload, fine_tuning=cluster.fine_tuning)
     if how.tuning is not None:
         workload = workload.tuned_by(how.tuning)
+    cluster = placed(workload, cluster, how, limits, seed)
     if router is None:
         router = how.router
     chosen: Router = registry.make("router", router) if isinstance(router, str) else router

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from packer.errors import FileFormatError, reader
+from packer import registry
+from packer.cluster import Cluster
+from packer.errors import FileFormatError, IncompatibleError, reader
 from packer.io.documents import parse_toml
 from packer.io.schema import parse
 from packer.io.shipped import read_named, shipped
+from packer.strategies import Placement
+from packer.workload import Workload
 
 FOLDER = "packer.twin.cluster.systems"
 
@@ -21,9 +26,9 @@ class System:
     `router`, and all that follows: by name, with parameters as in "affinity:slack=8"; None keeps what the kinds of
     server have. `source`: where the description comes from. `engine`: `packer.engines`. `cache`: a cache policy
     (`packer.twin.cache`). `loading`: `packer.twin.cache.loading`. `kernel`: `packer.twin.law.kernels`.
-    `memory`: "reserved" or "unified". `placement`: the solver whose plan places the adapters
-    of a cluster that has no placement, or "auto". `tuning`: how training shares the servers
-    (`packer.twin.tuning.policies`).
+    `memory`: "reserved" or "unified". `placement`: what places the adapters on
+    the servers (`packer.strategies.Placement`), as in "plan" or "solver:name=dlora". `tuning`: how training shares
+    the servers (`packer.twin.tuning.policies`).
     """
 
     name: str
@@ -56,3 +61,25 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
     if "name" in data:
         raise FileFormatError("unknown key: the file's own name is the system's.", key="name")
     return parse(System, {"name": name, **data})
+
+
+def placed(
+    workload: Workload, cluster: Cluster, system: System, limits: Mapping[str, float], seed: int,
+    placement: Placement | None = None,
+) -> Cluster:  # fmt: skip
+    """The cluster as the system runs it: with the system's placement, if it has one.
+
+    A placement of the cluster stands where the system serves any plan. `placement`: the system's, if it is there.
+
+    Raises `IncompatibleError`: the system places adapters by a rule of its own, and the cluster has a placement.
+    """
+    if system.placement is None:
+        return cluster
+    if cluster.placement is not None:
+        if system.placement != "plan":
+            raise IncompatibleError(
+                f"System {system.name!r} places the adapters itself: give a cluster without a placement."
+            )
+        return cluster
+    by: Placement = registry.make("placement", system.placement) if placement is None else placement
+    return by.place(workload, cluster, limits, seed)

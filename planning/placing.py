@@ -1,0 +1,99 @@
+"""Placements of systems: which adapters each server of a cluster serves, by packer's own plan or by a solver's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from packer.cluster import Cluster
+from packer.errors import IncompatibleError, ValidationError
+from packer.plan import Plan
+from packer.planning.explore import Frontier
+from packer.planning.solve import solve
+from packer.profile import Profile
+from packer.slo import Limits
+from packer.workload import Workload
+
+
+@dataclass(eq=False)
+class OwnPlan:
+    """What `packer solve` plans for as many servers, replicas of hot adapters included.
+
+    The limits of a request that the cluster is judged by are the goal of the plan: of its TTFT for the p95 of each
+    adapter, of its TPOT for the mean ITL. What is not limited keeps the workload's goal.
+    """
+
+    name = "plan"
+    _jobs: dict[tuple[object, ...], Frontier] = field(init=False, repr=False, default_factory=dict)
+
+    def place(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Cluster:
+        """The cluster with the servers of the plan; servers that it leaves empty stay as they are."""
+        job = self._job(workload, cluster, limits, seed)
+        point = job.explore(len(cluster) * job.size)
+        if point is None or point.n_gpus != len(cluster):
+            point = job.at(min(len(cluster), job.parts.most_gpus(None)))
+        return _with_servers(cluster, point.plan)
+
+    def needed(
+        self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int
+    ) -> int | None:
+        """Servers of the plan with the fewest GPUs that keeps the goal; None if none does."""
+        point = self._job(workload, cluster, limits, seed).explore()
+        return None if point is None else point.n_gpus
+
+    def _job(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Frontier:
+        profile = _profile(cluster, "a plan for several is made by packer solve: give plan.cluster()")
+        key = (id(workload), id(profile), *sorted(limits.items()), seed)
+        if key not in self._jobs:
+            usual = workload.slo.limits
+            goal = Limits(limits.get("ttft_ms", usual.p95_ttft_ms), limits.get("tpot_ms", usual.mean_itl_ms))
+            fleet = replace(workload, slo=replace(workload.slo, limits=goal))
+            self._jobs[key] = Frontier(fleet, profile, seed=seed)
+        return self._jobs[key]
+
+
+@dataclass(frozen=True)
+class BySolver:
+    """The plan of least latency of one solver, `name`, on all servers."""
+
+    name: str
+
+    def place(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Cluster:
+        """The cluster with the servers of the plan."""
+        profile = _profile(cluster, f"solver {self.name!r} has no rule for several")
+        gpus = len(cluster) * profile.engine.tensor_parallel_size
+        plan = solve(
+            workload, profile, "latency", solver=self.name, max_gpus=gpus, seed=seed, verify=False,
+            with_headroom=False,
+        )  # fmt: skip
+        if plan.unplaced:
+            raise ValidationError(
+                f"Expected a plan on {len(cluster)} servers, got none: {' '.join(plan.reasons)}"
+            )
+        return _with_servers(cluster, plan)
+
+
+def _profile(cluster: Cluster, why: str) -> Profile:
+    """The one profile of all servers; raises with the reason `why` where there are several."""
+    profiles = {kind.profile for kind in cluster.kinds if kind.name in cluster.servers}
+    if len(profiles) > 1:
+        raise IncompatibleError(
+            f"Expected servers of one profile to place adapters on, got {len(profiles)}: {why}."
+        )
+    return profiles.pop()
+
+
+def _with_servers(cluster: Cluster, plan: Plan) -> Cluster:
+    """The cluster's machines with the plan's servers, and its own where the plan has fewer."""
+    own = plan.cluster()
+    engine, left = cluster.kind(0).engine, len(cluster) - len(own)
+    kinds = tuple(replace(kind, engine=engine) for kind in own.kinds)
+    assert own.placement is not None
+    if left:
+        kinds += (replace(cluster.kind(0), name=f"{cluster.servers[0]}, empty"),)
+    return replace(
+        cluster,
+        kinds=kinds,
+        servers=own.servers + (kinds[-1].name,) * left,
+        placement=own.placement + ({},) * left,
+    )
