@@ -59,8 +59,8 @@ class Changes:
 class Traffic:
     """Observed traffic to evaluate the plan with.
 
-    log_path: An access log: evaluate at the measured rates.
-    window_s: Measured rates are those of the latest window of this length.
+    log_path: An access log: evaluate at the rates of its busiest window; with --every, of its last one.
+    window_s: Rates are measured in windows of this length; those of Prometheus are of the last one.
     tolerance: A measured rate that differs by more than this share counts as drifted.
     every_s: Repeat the measurement until interrupted. [default: once]
     listen: With --every: serve the predicted figures and the advice to Prometheus, at /metrics.
@@ -78,12 +78,12 @@ class Traffic:
 
     def reader(self, metrics: PrometheusOptions) -> Callable[[], Workload] | None:
         """Measures the fleet at each call; None where no traffic was given."""
-        from packer.operate.observe import latest_of_log, latest_of_metrics
+        from packer.operate.observe import latest_of_metrics, seen_in_log
 
         path = self.log_path
         if path is not None:
             refuse_unused("--log", ("url", "export_path", *_OF_METRICS))
-            return lambda: latest_of_log(path, self.window_s)
+            return lambda: seen_in_log(path, self.window_s, busiest=self.every_s is None)
         if metrics.url is None and metrics.export_path is None:
             return None
         metrics.check()

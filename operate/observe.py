@@ -12,7 +12,9 @@ import numpy.typing as npt
 from packer.adapter import Adapter
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.objectives.headroom import read_rates, with_rates
+from packer.operate.day import HOUR_S
 from packer.traces.access_log import AccessLog, read_access_log
+from packer.traces.bursts import bursts_within
 from packer.traces.measure import measure_workload
 from packer.traces.pattern import RateTable, latest_rates, rates_of
 from packer.traces.prometheus import Metrics
@@ -36,6 +38,10 @@ class View:
     at: str = "mean"
     percentiles: tuple[float, ...] = (50.0, 95.0)
     by_time_of_day: bool = False
+
+    def bursts_s(self, window_s: float) -> float | None:
+        """Length of the windows in which bursts are measured, s: those of the rates, unless these are the mean."""
+        return None if self.at == "mean" else window_s
 
     def loads(self, table: RateTable) -> tuple[RateTable, Loads]:
         """The table as viewed, and rate vectors float64 (adapters,) by name, the one called `at` first."""
@@ -67,20 +73,25 @@ class Observed:
 
 
 def observe_log(
-    log: AccessLog, ranks: Ranks, view: View = View(), *, window_s: float = 3600.0, replay: bool = False
+    log: AccessLog, ranks: Ranks, view: View = View(), *, window_s: float = HOUR_S, replay: bool = False
 ) -> Observed:
     """The fleet of an access log (`packer.traces.access_log.read_access_log`); `replay`: with its requests."""
     if replay and view.at != "mean":
         raise IncompatibleError("A replayed log has its own rates: --replay and --at exclude each other.")
     trace = replace(log.trace, ranks=ranks.of(log.trace.names))
-    fleet = measure_workload(trace, replay=replay)
+    fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s))
     table, loads = view.loads(rates_of(trace, window_s, start_s=log.start_s))
     if view.at != "mean":
         fleet = _at(fleet, next(iter(loads.values())).tolist())
-    notes = []
+    notes = [] if log.trace.step_s == 0.0 else [stepped(log.trace.step_s)]
     if trace.dropped or log.other:
         notes.append(f"left out {trace.dropped} requests without tokens and {log.other} other lines")
     return Observed(fleet, table, loads, tuple(notes))
+
+
+def stepped(step_s: float) -> str:
+    """What is said of timestamps that come in steps."""
+    return f"timestamps come in steps of {step_s:g} s: the requests of a step are spread over it at random"
 
 
 def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = View()) -> Observed:
@@ -98,11 +109,15 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = View()) -> Obse
     return Observed(fleet, table, loads, tuple(notes))
 
 
-def latest_of_log(path: str | os.PathLike[str], window_s: float) -> Workload:
-    """The fleet in the last window of a log that grows; its ranks are 1: a log has none."""
-    trace = read_access_log(path, growing=True).trace
-    trace = replace(trace, ranks=(1,) * len(trace.names))
-    return _at(measure_workload(trace), latest_rates(trace, window_s).tolist())
+def seen_in_log(path: str | os.PathLike[str], window_s: float, *, busiest: bool = False) -> Workload:
+    """The fleet in the last window of a log, which may still grow, or in its busiest one; its ranks are 1."""
+    log = read_access_log(path, growing=True)
+    trace = replace(log.trace, ranks=(1,) * len(log.trace.names))
+    if busiest:
+        rates = rates_of(trace, window_s, start_s=log.start_s).loads(())["peak"]
+    else:
+        rates = latest_rates(trace, window_s)
+    return _at(measure_workload(trace, window_s=window_s), rates.tolist())
 
 
 def latest_of_metrics(metrics: Metrics, where: str) -> Workload:
@@ -128,7 +143,8 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
             raise ValidationError(
                 f"Expected a load among {', '.join(given)} of {rates_path}, got {shown(load)}."
             )
-        return with_rates(fleet, given[load])
+        at = with_rates(fleet, given[load])
+        return at if load == "mean" else at.with_arrivals(bursts_within(fleet.arrivals, HOUR_S))
     replayed = fleet.arrivals.trace
     if replayed is None:
         raise IncompatibleError(
@@ -141,8 +157,9 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
         replayed.time_s, replayed.input_tokens, replayed.output_tokens, np.searchsorted(seen, replayed.adapter),
         names, ranks, source=fleet.name,
     )  # fmt: skip
-    _, loads = View(load, ()).loads(rates_of(trace, 3600.0))
-    measured = measure_workload(trace)
+    view = View(load, ())
+    _, loads = view.loads(rates_of(trace, HOUR_S))
+    measured = measure_workload(trace, window_s=view.bursts_s(HOUR_S))
     classes = {adapter.name: adapter.slo_class for adapter in fleet.adapters}
     adapters = tuple(replace(a, slo_class=classes[a.name]) for a in measured.adapters)
     return with_rates(replace(measured, adapters=adapters, slo=fleet.slo), next(iter(loads.values())))

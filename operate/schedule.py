@@ -25,6 +25,7 @@ from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.strategies import Predictor
+from packer.traces.bursts import bursts_within
 from packer.traces.pattern import clock, rates_of
 from packer.traces.trace import Trace
 from packer.workload import Workload
@@ -115,6 +116,7 @@ def schedule(
     most_ms = _checked(server_limits(workload) if limits is None else limits)
     profiles = tuple(dict.fromkeys(kind.profile for kind in kinds_of(profile)))
     raised = rate_margin_for(profiles, margin=margin)
+    workload = workload.with_arrivals(bursts_within(workload.arrivals, period_s))
     evaluator = Evaluator.load(predictor, profiles, seed=seed, margin=raised)
     progress("all day", 0, len(rates))
     goal = AllDay(rates=_by_name(workload, rates), most_ms=most_ms)

@@ -66,6 +66,7 @@ def from_trace(source: Source, ranks: RankOptions, given: Given, out: Writing) -
     from packer.arrival import Arrivals
     from packer.cli.workload.describe import headline
     from packer.io.workloads import write_workload
+    from packer.operate.observe import stepped
     from packer.operate.summary import summary_of
     from packer.traces.measure import measure_workload, rounded
     from packer.traces.read import read_trace
@@ -85,6 +86,8 @@ def from_trace(source: Source, ranks: RankOptions, given: Given, out: Writing) -
     out.result(lambda: {**summary_of(fleet), **counts}, list)
     if trace.dropped:
         out.note(f"{trace.dropped} requests without tokens left out")
+    if trace.step_s:
+        out.note(stepped(trace.step_s))
     out.note(f"{given.output}: {headline(fleet)}; arrivals {fleet.arrivals.description}")
 
 

@@ -7,6 +7,7 @@ squares of their means, is that of the factor: both factors of `Arrivals` kind "
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -38,39 +39,87 @@ def dispersion(time_s: FloatArray, span_s: float) -> dict[float, float]:
     return found
 
 
-def measure_arrivals(trace: Trace) -> Arrivals:
+def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
     """Poisson arrivals, or bursty ones where the counts are dispersed significantly more than Poisson's.
 
+    `window_s`: measure bursts within windows of this length, relative to the rate of each window, so that a plan for
+    the rates of one window does not count the difference between windows twice; time scales above a tenth of the
+    window are left out. None: relative to the mean rate of the whole trace.
     Raises `ValidationError`: the trace names no adapters.
     """
     time_s = trace.time_s - trace.time_s[0]
     adapter = trace.requests().adapter
-    if not _significant(time_s, trace.span_s):
+    if window_s is None or window_s > trace.span_s:
+        window_s = trace.span_s
+    if not _significant(time_s, trace.span_s, window_s):
         return Arrivals()
-    cell_s = _cell_s(time_s, trace.span_s)
-    lag_s, total = _covariance(_counts(time_s, trace.span_s, cell_s), cell_s)
-    own = _own_bursts(trace, time_s, adapter)
+    cell_s = max(_cell_s(time_s, trace.span_s), trace.step_s)
+    lag_s, total = _pooled(_rows(_counts(time_s, trace.span_s, cell_s), cell_s, window_s), cell_s)
+    own = _own_bursts(trace, time_s, adapter, window_s)
     common = _fit(lag_s, total)
     if common is None and own is None:
         return Arrivals()
     return Arrivals("bursty", common=common, own=own)
 
 
-def _significant(time_s: FloatArray, span_s: float) -> bool:
-    """Whether some window's dispersion exceeds what Poisson arrivals have by chance."""
+def bursts_within(arrivals: Arrivals, window_s: float) -> Arrivals:
+    """The bursts that remain within a window of this length whose own rate is known.
+
+    A factor F of slow and fast time scales has, given the slow ones, the mean M: Var F = Var M + E Var(F | M), and the
+    factor relative to M has the variance (1 + Var F) / (1 + Var M) − 1. Var M is the covariance of the gamma factor
+    at the correlation that the slow scales have (Mehler, as in `_covariances`).
+    """
+    if arrivals.kind != "bursty":
+        return arrivals
+    common, own = (_within(bursts, window_s) for bursts in (arrivals.common, arrivals.own))
+    if common is None and own is None:
+        return Arrivals()
+    return replace(arrivals, common=common, own=own)
+
+
+def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:
+    """One factor without the time scales above a tenth of the window."""
+    if bursts is None:
+        return None
+    fast = [(scale_s, weight) for scale_s, weight in bursts.scales if scale_s <= LONGEST_SHARE * window_s]
+    kept = sum(weight for _, weight in fast)
+    if len(fast) == len(bursts.scales):
+        return bursts
+    rho, covariance = _covariances(bursts.cv)
+    slow = float(np.interp(1.0 - kept, rho, covariance))
+    variance = (1.0 + bursts.cv**2) / (1.0 + slow) - 1.0
+    if not fast or variance < MIN_CV**2:
+        return None
+    weights = [round(weight / kept, 4) for _, weight in fast]
+    weights[0] += 1.0 - sum(weights)
+    scales = tuple((scale_s, weight) for (scale_s, _), weight in zip(fast, weights, strict=True))
+    return Bursts(float(f"{np.sqrt(variance):.4g}"), scales)
+
+
+def _significant(time_s: FloatArray, span_s: float, within_s: float) -> bool:
+    """Whether the counts of some width are dispersed more than chance makes those of Poisson arrivals."""
     from scipy.stats import chi2
 
-    found = ((index, int(span_s // window) - 1) for window, index in dispersion(time_s, span_s).items())
-    return any(index * freedom > chi2.ppf(SIGNIFICANCE, freedom) for index, freedom in found)
+    for width_s in WINDOWS_S:
+        counts = _counts(time_s, span_s, width_s)
+        if len(counts) < 20 or within_s < 20 * width_s or not counts.any():
+            continue
+        rows = _rows(counts, width_s, within_s)
+        rows = rows[rows.any(axis=1)]
+        means = rows.mean(axis=1, keepdims=True)
+        freedom = len(rows) * (rows.shape[1] - 1)
+        if float(((rows - means) ** 2 / means).sum()) > chi2.ppf(SIGNIFICANCE, freedom):
+            return True
+    return False
 
 
-def _own_bursts(trace: Trace, time_s: FloatArray, adapter: IntArray) -> Bursts | None:
+def _own_bursts(trace: Trace, time_s: FloatArray, adapter: IntArray, window_s: float) -> Bursts | None:
     """Bursts that an adapter does not share with the others.
 
     The covariance within adapters, pooled with the squares of their means as weights, is
     (1 + common) × (1 + own) − 1; that between adapters is the common one alone.
     """
-    if len(trace.names) < 2 or trace.span_s < 100 * OWN_CELL_S:
+    if len(trace.names) < 2 or window_s < 100 * OWN_CELL_S:
         return None
     cell_s = max(OWN_CELL_S, trace.span_s * len(trace.names) / 50_000_000)
     cells = int(trace.span_s / cell_s)
@@ -78,41 +127,48 @@ def _own_bursts(trace: Trace, time_s: FloatArray, adapter: IntArray) -> Bursts |
     kept = inside < cells
     counts = np.bincount(adapter[kept] * cells + inside[kept], minlength=len(trace.names) * cells)
     table = counts.reshape(len(trace.names), cells).astype(np.float64)
-    means = table.mean(axis=1)
-    lag_s, within = _pooled(table, cell_s)
-    _, total = _covariance(table.sum(axis=0), cell_s)
-    same = float((means**2).sum() / means.sum() ** 2)
+    rows = _rows(table, cell_s, window_s)
+    summed = _rows(table.sum(axis=0), cell_s, window_s)
+    squares = float((rows.mean(axis=1) ** 2).sum())
+    lag_s, within = _pooled(rows, cell_s)
+    _, total = _pooled(summed, cell_s)
+    same = squares / float((summed.mean(axis=1) ** 2).sum())
     if same >= 1.0:
         return None
     between = (total - same * within) / (1.0 - same)
     # Twice the standard error of the pooled estimate under Poisson arrivals: less is chance.
-    error = float(np.sqrt((means**2).sum()) / (means**2).sum() / np.sqrt(cells))
+    error = 1.0 / np.sqrt(squares * rows.shape[1])
     own = (1.0 + within) / (1.0 + np.maximum(between, 0.0)) - 1.0
     return _fit(lag_s, own) if own[:4].mean() > 2.0 * error else None
 
 
-def _pooled(table: FloatArray, cell_s: float) -> tuple[FloatArray, FloatArray]:
-    """Lags and the pooled covariance of each row with itself, over the sum of the squared means."""
-    means = table.mean(axis=1)
-    lag_s, summed = np.zeros(0), np.zeros(0)
-    for row, mean in zip(table, means.tolist(), strict=True):
-        if mean > 0:
-            lag_s, cov = _covariance(row, cell_s)
-            summed = summed + cov * mean**2 if len(summed) else cov * mean**2
-    pooled: FloatArray = summed / float((means**2).sum())
-    return lag_s, pooled
+def _rows(counts: FloatArray, cell_s: float, window_s: float) -> FloatArray:
+    """Counts in cells, float64 (…, cells), as rows of whole windows, float64 (rows, cells of a window)."""
+    cells = counts.shape[-1]
+    size = min(max(int(window_s / cell_s), 1), cells)
+    whole = cells // size * size
+    return counts[..., :whole].reshape(-1, size)
 
 
-def _covariance(counts: FloatArray, cell_s: float) -> tuple[FloatArray, FloatArray]:
-    """Lags, s, and the covariance of counts at these lags over the squared mean, averaged in bands of lags."""
-    n, mean = len(counts), float(counts.mean())
-    spectrum = np.fft.rfft(counts - mean, 2 * n)
-    lagged = np.fft.irfft(spectrum * np.conj(spectrum))[:n] / (n - np.arange(n))
+def _pooled(rows: FloatArray, cell_s: float) -> tuple[FloatArray, FloatArray]:
+    """Lags, s, and the covariance of each row with itself at these lags, over the sum of the squared means.
+
+    Covariances are averaged in bands of lags.
+    """
+    n = rows.shape[1]
     edges = np.unique(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
     bands = list(pairwise(edges.tolist()))
     lag_s = np.array([cell_s * (a + b - 1) / 2 for a, b in bands])
+    rows = rows[rows.any(axis=1)]
+    means = rows.mean(axis=1)
+    lagged = np.zeros(n)
+    for begin in range(0, len(rows), max(1, MAX_CELLS // n)):  # in parts, which bounds the memory
+        part = slice(begin, begin + max(1, MAX_CELLS // n))
+        spectrum = np.fft.rfft(rows[part] - means[part, np.newaxis], 2 * n)
+        lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0))[:n]
+    lagged /= n - np.arange(n)
     cov = np.array([lagged[a:b].mean() for a, b in bands])
-    return lag_s, cov / mean**2
+    return lag_s, cov / float((means**2).sum())
 
 
 def _fit(lag_s: FloatArray, covariance: FloatArray) -> Bursts | None:
@@ -139,7 +195,14 @@ def _fit(lag_s: FloatArray, covariance: FloatArray) -> Bursts | None:
 
 
 def _score_correlation(covariance: FloatArray, cv: float) -> FloatArray:
-    """Correlation of the normal scores of a gamma factor with this spread that gives each covariance.
+    """Correlation of the normal scores of a gamma factor with this spread that gives each covariance."""
+    rho, table = _covariances(cv)
+    correlation: FloatArray = np.interp(covariance, table, rho)
+    return correlation
+
+
+def _covariances(cv: float) -> tuple[FloatArray, FloatArray]:
+    """Correlations of normal scores, 0 to 1, and the covariance of a gamma factor with this spread at each of them.
 
     Cov(rho) = Σ c_n² rho^n with c_n the coefficients of the gamma quantile in Hermite polynomials (Mehler).
     """
@@ -155,8 +218,7 @@ def _score_correlation(covariance: FloatArray, cv: float) -> FloatArray:
     rho = np.linspace(0.0, 1.0, 201)
     powers = rho[:, np.newaxis] ** np.arange(1, 40)
     table = powers @ np.array(squares)
-    correlation: FloatArray = np.interp(covariance, table * (cv**2 / table[-1]), rho)
-    return correlation
+    return rho, table * (cv**2 / table[-1])
 
 
 def _cell_s(time_s: FloatArray, span_s: float) -> float:

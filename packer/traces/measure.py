@@ -21,7 +21,12 @@ OWN_CV_FROM = 100
 
 
 def measure_workload(
-    trace: Trace, *, replay: bool = False, span_s: float | None = None, name: str | None = None
+    trace: Trace,
+    *,
+    replay: bool = False,
+    span_s: float | None = None,
+    window_s: float | None = None,
+    name: str | None = None,
 ) -> Workload:
     """The workload that a trace shows.
 
@@ -32,6 +37,8 @@ def measure_workload(
     `trace`: its requests must have adapters, and the adapters ranks.
     `replay`: keep the requests as they were instead of random arrivals.
     `span_s`: how long the trace was recorded, s; None takes the time from the first request to the last.
+    `window_s`: measure bursts within windows of this length (`measure_arrivals`), for a fleet that gets the rates of
+    one of them; None measures them over the whole trace.
     `name`: what the workload is called; None takes the trace's source.
     """
     if trace.adapter is None or trace.ranks is None:
@@ -50,7 +57,7 @@ def measure_workload(
     return Workload(
         adapters,
         length_correlation=_correlation(trace, trace.adapter, counts),
-        arrivals=Arrivals("trace", trace=trace.requests()) if replay else measure_arrivals(trace),
+        arrivals=Arrivals("trace", trace=trace.requests()) if replay else measure_arrivals(trace, window_s),
         name=name or trace.source,
     )
 

@@ -11,6 +11,11 @@ from packer.arrays import FloatArray, IntArray
 from packer.arrival import RequestTrace
 from packer.errors import ValidationError, shown
 
+SHORTEST_STEP_S = 0.1
+FEWEST_STEPPED, SHARE_STEPPED = 50, 0.1
+"""Times count as recorded in steps if there are so many requests and this share of them has the time of the one
+before."""
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -21,6 +26,7 @@ class Trace:
     `adapter`: int64 (n,), index into `names`; None if the trace does not have it.
     `names`: names of the adapters; each has at least one request.
     `ranks`: rank of each adapter; None if the trace does not have it.
+    `step_s`: the recorded times were multiples of this, s, and requests are spread over each step; 0: they were not.
     `dropped`: requests left out because they had no tokens, which is how traces record failures.
     `source`: what the trace is called.
     """
@@ -33,6 +39,7 @@ class Trace:
     ranks: tuple[int, ...] | None = None
     dropped: int = 0
     source: str = "trace"
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.time_s) == 0:
@@ -55,6 +62,34 @@ class Trace:
         return RequestTrace(self.time_s, self.adapter, self.input_tokens, self.output_tokens)
 
 
+def step_of(time_s: FloatArray) -> float:
+    """The step in which times were recorded, s; 0 where that is below `SHORTEST_STEP_S` or few requests share a time.
+
+    `time_s`: float64 (n,), sorted, from 0.
+    """
+    gaps = np.diff(time_s)
+    apart = gaps[gaps > 1e-6]
+    if len(time_s) < FEWEST_STEPPED or not len(apart) or len(apart) > (1.0 - SHARE_STEPPED) * len(gaps):
+        return 0.0
+    step_s = float(apart.min())
+    parts = time_s / step_s
+    whole = bool(np.allclose(parts, np.round(parts), rtol=0.0, atol=1e-3))
+    return round(step_s, 6) if step_s >= SHORTEST_STEP_S and whole else 0.0
+
+
+def spread(time_s: FloatArray, step_s: float) -> FloatArray:
+    """Times with the requests of each step spread over it at random, in order and from 0; as given if the step is 0.
+
+    Requests that a log rounds to one time did not arrive at once: replayed so, they would queue for nothing. Given
+    their number, Poisson arrivals are uniform over a step. The draw is the same at every call.
+    """
+    if step_s == 0.0 or not len(time_s):
+        return time_s
+    inside = np.random.default_rng(0).random(len(time_s))
+    spread_s: FloatArray = np.sort(np.round(time_s / step_s) + inside) * step_s
+    return spread_s - spread_s[0]
+
+
 def trace_of_rows(
     time_s: FloatArray,
     input_tokens: IntArray,
@@ -74,9 +109,11 @@ def trace_of_rows(
     order = np.flatnonzero((input_tokens > 0) & (output_tokens > 0))
     order = order[np.argsort(time_s[order], kind="stable")]
     lost = len(time_s) - len(order)
-    columns = (time_s[order] - time_s[order[:1]], input_tokens[order], output_tokens[order])
+    times = time_s[order] - time_s[order[:1]]
+    step_s = step_of(times)
+    columns = (spread(times, step_s), input_tokens[order], output_tokens[order])
     if adapter is None:
-        return Trace(*columns, dropped=dropped + lost, source=source)
+        return Trace(*columns, dropped=dropped + lost, source=source, step_s=step_s)
     of_request = [adapter[k] for k in order.tolist()]
     names = sorted(set(of_request))
     number = {name: k for k, name in enumerate(names)}
@@ -91,4 +128,4 @@ def trace_of_rows(
             name = shown(names[owner[odd[0]]])
             raise ValidationError(f"Expected one rank for each adapter, got several for {name}.")
         ranks = tuple(table.tolist())
-    return Trace(*columns, owner, tuple(names), ranks, dropped + lost, source)
+    return Trace(*columns, owner, tuple(names), ranks, dropped + lost, source, step_s)

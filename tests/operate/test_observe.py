@@ -10,7 +10,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError, ValidationError
-from packer.operate.observe import View, at_load, observe_log
+from packer.operate.observe import View, at_load, observe_log, seen_in_log
 from packer.slo import Slo
 from packer.traces.access_log import read_access_log
 from packer.traces.ranks import Ranks
@@ -70,3 +70,13 @@ def test_a_log_is_replayed_as_it_was(tmp_path: Path) -> None:
     assert found.arrivals.trace.time_s.tolist() == list(range(10))
     with pytest.raises(IncompatibleError, match="--at"):
         observe_log(log, Ranks(others=(8,)), View("peak"), replay=True)
+
+
+def test_the_busiest_window_of_a_log(tmp_path: Path) -> None:
+    """A log that ends quietly is seen at its busiest hour, and in its last one where that is asked for."""
+    path = tmp_path / "log.jsonl"
+    usage = '"usage": {"prompt_tokens": 100, "completion_tokens": 50}'
+    times = np.concatenate([np.arange(0, 3600, 2.0), np.arange(3600, 7200, 40.0)]) + 1_767_225_600
+    path.write_text("\n".join(f'{{"timestamp": {t:.0f}, "model": "a", {usage}}}' for t in times), "utf-8")
+    assert seen_in_log(path, 3600.0, busiest=True).rates[0] == pytest.approx(0.5, rel=0.01)
+    assert seen_in_log(path, 3600.0).rates[0] == pytest.approx(0.025, rel=0.3)

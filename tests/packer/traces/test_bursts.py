@@ -12,7 +12,7 @@ import packer
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.traces.assign import assign_adapters
-from packer.traces.bursts import dispersion, measure_arrivals
+from packer.traces.bursts import bursts_within, dispersion, measure_arrivals
 from packer.traces.measure import measure_workload
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
@@ -22,9 +22,12 @@ from packer.workload import Workload
 AZURE = Path(__file__).parents[4] / "shared/data/traces"
 
 
-def drawn(arrivals: Arrivals, seed: int, *, duration_s: float = 7200.0, adapters: int = 40) -> Trace:
-    """A trace of a made-up fleet."""
-    fleet = Workload([Adapter(f"a{i:02d}", 8, 0.05 + 0.01 * i) for i in range(adapters)], arrivals=arrivals)
+def drawn(
+    arrivals: Arrivals, seed: int, *, duration_s: float = 7200.0, adapters: int = 40, factor: float = 1.0
+) -> Trace:
+    """A trace of a made-up fleet, its rates times a factor."""
+    rates = [factor * (0.05 + 0.01 * i) for i in range(adapters)]
+    fleet = Workload([Adapter(f"a{i:02d}", 8, rate) for i, rate in enumerate(rates)], arrivals=arrivals)
     seen = draw_requests(fleet, duration_s, seed)
     return Trace(
         seen.time_s, seen.input_tokens, seen.output_tokens, seen.adapter, fleet.names, (8,) * adapters
@@ -46,6 +49,62 @@ def test_common_and_own_bursts_are_told_apart() -> None:
     common_only = [measure_arrivals(drawn(replace(truth, own=None), seed)) for seed in range(6)]
     assert sum(a.own is not None for a in common_only) <= 1
     assert all(a.common is not None for a in common_only)
+
+
+def a_day(seed: int = 0) -> Trace:
+    """A day of Poisson arrivals of 20 adapters whose rates are five times as high at noon as at midnight."""
+    rng = np.random.default_rng(seed)
+    hours = [3.0 - 2.0 * np.cos(2.0 * np.pi * (hour + 0.5) / 24.0) for hour in range(24)]
+    times = [3600.0 * (hour + rng.random(rng.poisson(400.0 * rate))) for hour, rate in enumerate(hours)]
+    time_s = np.sort(np.concatenate(times))
+    tokens = np.full(len(time_s), 50)
+    owner = rng.integers(0, 20, len(time_s))
+    names = tuple(f"a{k:02d}" for k in range(20))
+    return Trace(time_s - time_s[0], tokens, tokens, owner, names, (8,) * 20)
+
+
+def test_the_day_is_no_burst_within_an_hour() -> None:
+    """Bursts for the rates of one hour do not hold the day, which those over the whole trace do."""
+    trace = a_day()
+    whole = measure_arrivals(trace)
+    assert whole.common is not None
+    assert max(scale for scale, _ in whole.common.scales) > 3600.0
+    assert measure_arrivals(trace, window_s=3600.0).kind == "poisson"
+
+
+def test_bursts_within_an_hour_are_found_beside_the_day() -> None:
+    """Measured within windows, bursts of a minute have the spread that was put in, whatever the day does."""
+    truth = Arrivals("bursty", common=Bursts(0.6, ((30.0, 1.0),)))
+    found = []
+    for seed in range(4):
+        hours = [drawn(truth, 10 * seed + k, duration_s=3600.0, factor=k + 1.0).requests() for k in range(3)]
+        time_s = np.concatenate([hour.time_s + 3600.0 * k for k, hour in enumerate(hours)])
+        owner, tokens = np.concatenate([hour.adapter for hour in hours]), np.full(len(time_s), 50)
+        trace = Trace(
+            time_s - time_s[0], tokens, tokens, owner, tuple(f"a{k:02d}" for k in range(40)), (8,) * 40
+        )
+        measured = measure_arrivals(trace, window_s=3600.0)
+        found.append(measured.common.cv if measured.common else 0.0)
+    assert np.mean(found) == pytest.approx(0.6, rel=0.2)
+
+
+@pytest.mark.parametrize(("cv", "slow"), [(0.5, 0.3), (1.5, 0.6), (2.1, 0.9)])
+def test_bursts_within_a_window_keep_the_spread_beside_the_slow_scales(cv: float, slow: float) -> None:
+    """What remains is the factor over its mean given the slow scales, as drawing both parts shows."""
+    from scipy.stats import gamma, norm
+
+    arrivals = Arrivals("bursty", common=Bursts(cv, ((10.0, round(1.0 - slow, 4)), (20_000.0, slow))))
+    left = bursts_within(arrivals, 3600.0).common
+    assert left is not None
+    assert left.scales == ((10.0, 1.0),)
+    rng = np.random.default_rng(0)
+    slow_part, fast_part = rng.standard_normal((800, 1)), rng.standard_normal((1, 800))
+    scores = np.sqrt(slow) * slow_part + np.sqrt(1.0 - slow) * fast_part
+    factor = gamma(cv**-2.0, scale=cv**2).ppf(np.clip(norm.cdf(scores), 1e-15, 1 - 1e-15))
+    relative = (factor**2).mean() / (factor.mean(axis=1) ** 2).mean() - 1.0
+    assert left.cv**2 == pytest.approx(relative, rel=0.1)
+    assert bursts_within(arrivals, 1e6) == arrivals
+    assert bursts_within(Arrivals(), 60.0) == Arrivals()
 
 
 def test_times_recorded_in_seconds() -> None:
