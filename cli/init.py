@@ -12,7 +12,14 @@ from packer.cli.options import EngineSettings, Writing, common
 from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from packer.operate.observe import Observed
     from packer.profile import Profile
+    from packer.slo import Slo
+
+CLEARLY_BUSIER = 1.1
+"""From this load over the mean on, the GPUs for the mean are given beside the plan."""
 
 FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
 """What is written, in this order."""
@@ -25,6 +32,8 @@ class Given(EngineSettings):
     model: Base model: a Hugging Face repository known to packer, or the model's config.json.
     gpu: h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, …
     folder: Where the project is written.
+    at: Rates of a log that the plan serves: those of its busiest hour, the mean, those of every adapter's own busiest
+        hour, or of the hour at a percentile of the load.
     slo: Latency limits, as packer solve takes them; repeatable.
     """
 
@@ -32,6 +41,7 @@ class Given(EngineSettings):
     model: str = option(required=True, metavar="NAME|CONFIG.json")
     gpu: str = option(required=True, metavar="NAME")
     folder: str = option("-o", "--output", default=".", metavar="FOLDER")
+    at: str = option(default="peak", metavar="peak|mean|each-peak|pNN")
     slo: tuple[str, ...] = option(multiple=True, metavar="[CLASS:]KEY=MS,…")
     seed: int = common("seed")
 
@@ -62,6 +72,7 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
     from packer.io.plans import plan_to_dict, write_plan
     from packer.io.profiles import write_profile
     from packer.io.workloads import write_workload
+    from packer.operate.observe import View
     from packer.operate.project import fleet_for, is_log
     from packer.plan import Status
     from packer.planning.recommend import recommend
@@ -69,7 +80,7 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
     from packer.traces.measure import rounded
 
     if not is_log(given.traffic_path):
-        refuse_unused("a workload file", ("ranks", "rank", "keys", "skip", "strip_prefix"))
+        refuse_unused("a workload file", ("ranks", "rank", "keys", "skip", "strip_prefix", "at"))
     paths = {name: str(Path(given.folder) / name) for name in FILES}
     make_folder(given.folder)
     out.check(*(path for path in paths.values() if os.path.exists(path)))
@@ -77,7 +88,7 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
     options = reading.options()
     base = (given.model, profile.model.name, profile.model.repository)  # its own requests are no adapter's
     options["skip"] = {*options["skip"], *filter(None, base)}
-    fleet, observed = fleet_for(given.traffic_path, ranks.read(), log_options=options)
+    fleet, observed = fleet_for(given.traffic_path, ranks.read(), view=View(given.at), log_options=options)
     slo = fleet.slo.parsed(given.slo)
     for text in () if observed is None else observed.notes:
         out.note(text)
@@ -88,16 +99,31 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
     _write_settings(given, paths["packer.toml"], force=out.force)
     with interruptible() as stop, out.progress() as progress:
         plan = recommend(fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop)
+        planned_for = [] if observed is None else [_planned_for(observed, profile, slo, given.seed, stop)]
         if plan.status is not Status.INFEASIBLE:
             write_plan(plan, paths["plan.json"], force=out.force)
             write_report(plan, paths["report.html"], curves=3, force=out.force, progress=progress)
-    out.result(lambda: plan_to_dict(plan), lambda: plan_lines(plan))
+    out.result(lambda: plan_to_dict(plan), lambda: [*planned_for, *plan_lines(plan)])
     if plan.status is Status.INFEASIBLE:
         return 130 if plan.interrupted else 3
     for path in paths.values():
         out.note(f"wrote {path}")
     out.note(f"next, in {given.folder}: packer export plan.json --format vllm, or another of its formats")
     return 130 if plan.interrupted else 0
+
+
+def _planned_for(observed: Observed, profile: Profile, slo: Slo, seed: int, stop: Callable[[], bool]) -> str:
+    """Which hour of a log was planned for, and how many GPUs the mean alone takes."""
+    from packer.objectives.headroom import with_rates
+    from packer.planning.recommend import recommend
+    from packer.words import counted
+
+    text = f"Log of {observed.span}; planned for {observed.planned_for}"
+    if observed.times_mean < CLEARLY_BUSIER or stop():
+        return f"{text}."
+    mean = with_rates(observed.fleet, observed.loads["mean"])
+    plan = recommend(mean, profile, slo=slo, seed=seed, verify=False, stop=stop)
+    return f"{text}; the mean alone: {counted(plan.n_gpus, 'GPU')}."
 
 
 def _write_settings(given: Given, path: str, *, force: bool) -> None:

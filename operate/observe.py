@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from packer.operate.day import HOUR_S
 from packer.traces.access_log import AccessLog, read_access_log
 from packer.traces.bursts import bursts_within
 from packer.traces.measure import measure_workload
-from packer.traces.pattern import RateTable, latest_rates, rates_of
+from packer.traces.pattern import RateTable, clock, latest_rates, rates_of
 from packer.traces.prometheus import Metrics
 from packer.traces.ranks import Ranks
 from packer.traces.trace import Trace
@@ -71,6 +72,31 @@ class Observed:
     loads: Loads
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def times_mean(self) -> float:
+        """Offered load at the rates of the fleet over that at the mean rates."""
+        return float(
+            next(iter(self.loads.values())) @ self.table.tokens / (self.loads["mean"] @ self.table.tokens)
+        )
+
+    @property
+    def span(self) -> str:
+        """How long was observed, in words."""
+        span_s = float(self.table.start_s[-1] - self.table.start_s[0]) + self.table.window_s
+        return f"{span_s / HOUR_S:.3g} h" if span_s < 48 * HOUR_S else f"{span_s / (24 * HOUR_S):.3g} days"
+
+    @property
+    def planned_for(self) -> str:
+        """Which rates the fleet has, in words: "10:00 (UTC), 2.9 × the mean"."""
+        at, rates = next(iter(self.loads.items()))
+        same = np.flatnonzero((self.table.rates == rates).all(axis=1))
+        when = {"mean": "the mean", "each-peak": "each adapter's busiest window"}.get(at, f"the load {at}")
+        if len(same) and at != "mean":
+            start_s = float(self.table.start_s[same[0]])
+            day = f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " if len(self.table.rates) > 24 else ""
+            when = f"{day}{clock(start_s)} (UTC)"
+        return when if at == "mean" else f"{when}, {self.times_mean:.2g} × the mean"
+
 
 def observe_log(
     log: AccessLog, ranks: Ranks, view: View = View(), *, window_s: float = HOUR_S, replay: bool = False
@@ -82,7 +108,7 @@ def observe_log(
     fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s))
     table, loads = view.loads(rates_of(trace, window_s, start_s=log.start_s))
     if view.at != "mean":
-        fleet = _at(fleet, next(iter(loads.values())).tolist())
+        fleet = with_rates(fleet, next(iter(loads.values())))
     notes = [] if log.trace.step_s == 0.0 else [stepped(log.trace.step_s)]
     if trace.dropped or log.other:
         notes.append(f"left out {trace.dropped} requests without tokens and {log.other} other lines")

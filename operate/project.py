@@ -9,7 +9,7 @@ from typing import Any
 from packer.errors import IncompatibleError, UnknownNameError
 from packer.io.profiles import load_profile, profile_names
 from packer.io.workloads import read_workload
-from packer.operate.observe import Observed, observe_log
+from packer.operate.observe import Observed, View, observe_log
 from packer.profile import Profile
 from packer.traces.access_log import read_access_log
 from packer.traces.ranks import Ranks
@@ -20,6 +20,7 @@ from packer.twin.models import MODELS, model_named
 from packer.twin.override import with_engine
 from packer.workload import Workload
 
+BUSIEST = View("peak")
 LOGS = (".jsonl", ".ndjson", ".log")
 """Endings of access logs, also with .gz."""
 
@@ -62,15 +63,21 @@ def is_log(path: str | os.PathLike[str]) -> bool:
 
 
 def fleet_for(
-    path: str | os.PathLike[str], ranks: Ranks, *, log_options: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    ranks: Ranks,
+    *,
+    view: View = BUSIEST,
+    log_options: Mapping[str, Any] | None = None,
 ) -> tuple[Workload, Observed | None]:
     """The fleet of an access log (by its ending) or of a workload file, and for a log what was observed.
+
+    `view`: which rates of the log the fleet gets.
 
     Raises `FileFormatError`: the file is neither, or the log has no request of an adapter; `IncompatibleError`: ranks
     were given with a workload file, which has its own.
     """
     if is_log(path):
-        found = observe_log(read_access_log(path, **(log_options or {})), ranks)
+        found = observe_log(read_access_log(path, **(log_options or {})), ranks, view)
         return found.fleet, found
     if ranks.table or ranks.others:
         raise IncompatibleError(

@@ -74,7 +74,7 @@ def step_of(time_s: FloatArray) -> float:
     step_s = float(apart.min())
     parts = time_s / step_s
     whole = bool(np.allclose(parts, np.round(parts), rtol=0.0, atol=1e-3))
-    return round(step_s, 6) if step_s >= SHORTEST_STEP_S and whole else 0.0
+    return float(round(step_s, 6)) if step_s >= SHORTEST_STEP_S and whole else 0.0
 
 
 def spread(time_s: FloatArray, step_s: float) -> FloatArray:

@@ -65,6 +65,25 @@ def test_a_log_becomes_a_project(
     assert "--force" in capsys.readouterr().err
 
 
+def test_a_log_is_planned_for_its_busiest_hour(tmp_path: Path, capsys: Capture) -> None:
+    """The first line names the hour that was planned for; adapters that are silent then keep a place."""
+    path = tmp_path / "access.jsonl"
+    usage = {"prompt_tokens": 200, "completion_tokens": 100}
+    rows = [
+        (1767225600 + k * gap, name) for name, gap in (("day", 60), ("noon", 3)) for k in range(10800 // gap)
+    ]
+    rows = [(t, name) for t, name in rows if name == "day" or 3600 <= t - 1767225600 < 7200]
+    rows = [row for row in rows if row[1] == "noon" or not 3600 <= row[0] - 1767225600 < 7200]
+    lines = [json.dumps({"timestamp": t, "model": name, "usage": usage}) for t, name in sorted(rows)]
+    path.write_text("\n".join(lines))
+    assert run(["init", str(path), "--rank", "16", *SERVER, "-o", str(tmp_path / "project")]) == 0
+    first = capsys.readouterr().out.lstrip().splitlines()[0]
+    assert first.startswith("Log of 3 h; planned for 01:00 (UTC), 2.7 × the mean; the mean alone: 1 GPU.")
+    fleet = read_workload(str(tmp_path / "project" / "fleet.csv"))
+    assert set(fleet.names) == {"day", "noon"}
+    assert fleet.rates[fleet.names.index("noon")] == pytest.approx(1 / 3, rel=0.01)
+
+
 def test_a_fleet_and_a_config_become_an_estimate(tmp_path: Path, root: Path) -> None:
     """A model that packer does not know comes with its config.json, and a workload file has its ranks."""
     fleet = tmp_path / "fleet.csv"
