@@ -74,7 +74,7 @@ def step_of(time_s: FloatArray) -> float:
     step_s = float(apart.min())
     parts = time_s / step_s
     whole = bool(np.allclose(parts, np.round(parts), rtol=0.0, atol=1e-3))
-    return float(round(step_s, 6)) if step_s >= SHORTEST_STEP_S and whole else 0.0
+    return round(step_s, 6) if step_s >= SHORTEST_STEP_S and whole else 0.0
 
 
 def spread(time_s: FloatArray, step_s: float) -> FloatArray:
@@ -87,7 +87,8 @@ def spread(time_s: FloatArray, step_s: float) -> FloatArray:
         return time_s
     inside = np.random.default_rng(0).random(len(time_s))
     spread_s: FloatArray = np.sort(np.round(time_s / step_s) + inside) * step_s
-    return spread_s - spread_s[0]
+    spread_s -= spread_s[0]
+    return spread_s
 
 
 def trace_of_rows(
