@@ -46,6 +46,8 @@ class Deployment:
     address: Where routers find a server, with {name}, {index} and {port}. [default: {name}:8000]
     adapters_claim: Kubernetes volume claim with the adapters.
     token_secret: Kubernetes Secret with the key 'token'.
+    node_labels: Label of the nodes, or of those with one kind of GPU; repeatable. [default: with several kinds of GPU
+        the product that NVIDIA's or AMD's node labels name]
     """
 
     sources_path: str | None = option("--sources", metavar="FILE")
@@ -58,14 +60,17 @@ class Deployment:
     address: str | None = option(metavar="TEMPLATE")
     adapters_claim: str | None = option(metavar="NAME")
     token_secret: str | None = option(metavar="NAME")
+    node_labels: tuple[str, ...] = option("--node-label", multiple=True, metavar="[GPU:]KEY=VALUE")
 
     def options(self) -> Options:
         """As `packer.export` takes them."""
+        from packer.export.nodes import parse_labels
         from packer.export.servers import Options
         from packer.export.sources import read_sources
 
         sources = read_sources(self.sources_path) if self.sources_path else {}
-        return Options(sources=sources, **values(self, "sources_path"))
+        given = values(self, "sources_path", "node_labels")
+        return Options(sources=sources, node_labels=parse_labels(self.node_labels), **given)
 
 
 @command

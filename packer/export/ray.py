@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
+from packer.export.nodes import ray_accelerator
 from packer.export.servers import Options, Server, routes
 from packer.export.sources import parsed
 
@@ -19,7 +20,9 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     found = []
     for server in servers:
         arguments = {name.replace("-", "_"): value for name, value in server.settings().items()}
-        found.append((server, {**arguments, "max_cpu_loras": server.bin.max_loras}, _folder(server)))
+        arguments["max_cpu_loras"] = server.bin.max_loras
+        accelerator = ray_accelerator(server.bin.profile.gpu.name) if server.nodes else None
+        found.append((server, arguments, _folder(server), accelerator))
     names = {
         "profiles": {server.name: server.bin.profile.label for server in servers},
         "adapters": {

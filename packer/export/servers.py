@@ -13,6 +13,7 @@ from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.export import quoting
+from packer.export.nodes import node_labels
 from packer.export.sources import vllm_path
 from packer.plan import Plan
 from packer.words import counted, listed
@@ -39,6 +40,8 @@ class Options:
     `port` + index); None takes the server's name and `port`, as Compose and Kubernetes resolve them.
     `adapters_claim`: Kubernetes PersistentVolumeClaim with the adapters, mounted at `adapters_dir`.
     `token_secret`: Kubernetes Secret whose key `token` is the Hugging Face token.
+    `node_labels`: kind of GPU, or "" for every kind → key and value of the label of its nodes; where a plan has several
+    kinds, those that are not given have the label of `packer.export.nodes`.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -51,6 +54,7 @@ class Options:
     address: str | None = None
     adapters_claim: str | None = None
     token_secret: str | None = None
+    node_labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks.integer("the port", self.port, low=1, high=_LAST_PORT)
@@ -91,7 +95,10 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One vLLM server of the plan."""
+    """One vLLM server of the plan.
+
+    `nodes`: label → values, one of which a node must have; empty: any node.
+    """
 
     index: int
     name: str
@@ -101,6 +108,7 @@ class Server:
     image: str
     bin: Bin
     modules: tuple[Module, ...]
+    nodes: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
     def max_cpu_loras(self) -> int:
@@ -214,6 +222,7 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
     return Server(
         index, f"{options.prefix}-{index}", options.port, _address(index, options), model,
         options.image or f"vllm/vllm-openai:{tag}", item, tuple(modules),
+        node_labels(profile.gpu.name, len({each.profile.gpu.name for each in plan.bins}), options.node_labels),
     )  # fmt: skip
 
 

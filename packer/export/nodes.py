@@ -1,0 +1,66 @@
+"""Which nodes a server may run on: the label of its kind of GPU, where a plan has several kinds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from packer.errors import IncompatibleError, ValidationError, shown
+from packer.io.shipped import table
+
+_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
+_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
+_MOST_CHARACTERS = 63
+KINDS = table("packer.export", "nodes.toml")
+"""Kind of GPU → key and values of its node label, and its name in Ray."""
+
+
+def parse_labels(texts: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Labels from texts `[GPU:]KEY=VALUE`: kind of GPU, or "" for every kind → key and value.
+
+    Raises `ValidationError`: a text is no label, or a kind has two.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for text in texts:
+        label, _, value = text.partition("=")
+        kind, colon, key = label.partition(":")
+        kind, key = (kind, key) if colon else ("", label)
+        short = all(len(part) <= _MOST_CHARACTERS for part in (key.rpartition("/")[2], value))
+        if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value) or not short:
+            raise ValidationError(
+                f"Expected --node-label [GPU:]KEY=VALUE with a key and a value of Kubernetes labels, got {shown(text)}."
+            )
+        if kind in found:
+            raise ValidationError(f"Expected one --node-label for {kind or 'every kind of GPU'}, got two.")
+        found[kind] = (key, value)
+    return found
+
+
+def node_labels(gpu: str, kinds: int, given: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
+    """Key → values, one of which a node must have, for a server on this kind of GPU; empty: any node.
+
+    `kinds`: how many kinds of GPU the plan has; a plan of one kind needs no label.
+    `given`: labels of the user (`parse_labels`), which replace the known one.
+    Raises `IncompatibleError`: the plan has several kinds, and this one has no known label.
+    """
+    if own := given.get(gpu) or given.get(""):
+        return {own[0]: [own[1]]}
+    if kinds < 2:
+        return {}
+    if gpu not in KINDS:
+        raise IncompatibleError(
+            f"The plan has {kinds} kinds of GPU, and no node label is known for {shown(gpu)}: give "
+            f"--node-label {gpu}:KEY=VALUE."
+        )
+    return {KINDS[gpu]["key"]: list(KINDS[gpu]["values"])}
+
+
+def ray_accelerator(gpu: str) -> str:
+    """The kind's name in Ray; raises `IncompatibleError` where Ray has none."""
+    name: str | None = KINDS.get(gpu, {}).get("ray")
+    if name is None:
+        raise IncompatibleError(
+            f"Ray Serve selects nodes by an accelerator type, and has none for {shown(gpu)}: give --node-label of "
+            "another format, or plan with one kind of GPU."
+        )
+    return name
