@@ -148,6 +148,7 @@ def replay(
         part = RequestTrace(
             sent_s,
             *(column[index] for column in _marks(trace)),
+            blocks=None if trace.blocks is None else trace.blocks.take(index),
             end_s=max(length_s, sent_s[-1] + 1.0) + LATE_S,
         )
         run = simulate_cluster(

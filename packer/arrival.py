@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
+from packer.blocks import Blocks
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS
 
@@ -31,6 +32,8 @@ class RequestTrace:
         int64 (n,), index of the adapter in the workload.
     input_tokens, output_tokens
         int64 (n,), >= 1.
+    blocks
+        What the requests say, in blocks: which of them begin alike. None: no two of them.
     end_s
         When the recording ended; None takes a second after the last request. A part of a trace keeps the whole's.
     """
@@ -39,6 +42,7 @@ class RequestTrace:
     adapter: npt.NDArray[np.int64]
     input_tokens: npt.NDArray[np.int64]
     output_tokens: npt.NDArray[np.int64]
+    blocks: Blocks | None = field(default=None, kw_only=True)
     end_s: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -55,8 +59,25 @@ class RequestTrace:
             raise ValidationError(
                 f"Expected a request trace to end after its last request, got {self.end_s}."
             )
+        self._check_blocks()
         for column in (self.time_s, self.adapter, self.input_tokens, self.output_tokens):
             column.setflags(write=False)
+
+    def _check_blocks(self) -> None:
+        """Each request has the ids of all full blocks of its prompt, and no more than it has blocks."""
+        if self.blocks is None:
+            return
+        n, size, counts = len(self), self.blocks.tokens, self.blocks.counts
+        if len(counts) != n:
+            raise ValidationError(f"Expected blocks of {n:,} requests, got those of {len(counts):,}.")
+        prompt, total = self.input_tokens // size, -(-(self.input_tokens + self.output_tokens) // size)
+        wrong = np.flatnonzero((counts < prompt) | (counts > total))
+        if len(wrong):
+            k = int(wrong[0])
+            raise ValidationError(
+                f"Expected an id for each of the {prompt[k]:,} full blocks of {size} tokens in the prompt of request "
+                f"{k:,} ({self.input_tokens[k]:,} tokens), and at most {total[k]:,} with its output, got {counts[k]:,}."
+            )
 
     def __len__(self) -> int:
         return len(self.time_s)
@@ -71,7 +92,8 @@ class RequestTrace:
     def faster(self, factor: float) -> RequestTrace:
         """The same requests in less time: every rate times `factor`."""
         times, end_s = self.time_s / factor, self.span_s / factor
-        return RequestTrace(times, self.adapter, self.input_tokens, self.output_tokens, end_s=end_s)
+        columns = (self.adapter, self.input_tokens, self.output_tokens)
+        return RequestTrace(times, *columns, blocks=self.blocks, end_s=end_s)
 
 
 @dataclass(frozen=True, slots=True)

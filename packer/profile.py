@@ -79,7 +79,11 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The engine and its settings, by vLLM's names; `max_cpu_loras` None: host memory holds every adapter."""
+    """The engine and its settings, by vLLM's names.
+
+    `max_cpu_loras` None: host memory holds every adapter. `prefix_caching` (`--enable-prefix-caching`) and
+    `async_scheduling` None: as the version has it by default (`packer.twin.engine_rules`).
+    """
 
     name: str
     version: str
@@ -91,6 +95,8 @@ class EngineSpec:
     max_cpu_loras: int | None = None
     dtype: str = "bfloat16"
     tensor_parallel_size: int = 1
+    prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
 
     def __post_init__(self) -> None:
         for key in ("max_model_len", "max_num_seqs", "block_size", "tensor_parallel_size"):
@@ -99,6 +105,11 @@ class EngineSpec:
         _real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
         if self.max_cpu_loras is not None:
             _integer(self, "engine.max_cpu_loras", low=1)
+        for key in ("prefix_caching", "async_scheduling"):
+            if getattr(self, key) not in (None, True, False):
+                raise ValidationError(
+                    f"Expected engine.{key} to be true or false, got {shown(getattr(self, key))}."
+                )
 
     @property
     def release(self) -> tuple[int, int]:

@@ -259,6 +259,7 @@ def _subset_trace(
             local[keep],
             trace.input_tokens[keep],
             trace.output_tokens[keep],
+            blocks=None if trace.blocks is None else trace.blocks.take(keep),
             end_s=trace.span_s,
         ),
     )

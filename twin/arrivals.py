@@ -11,6 +11,7 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, Bursts, RequestTrace
+from packer.blocks import Blocks
 from packer.errors import ValidationError
 from packer.lengths import Lengths, each_at_normal
 from packer.profile import Profile
@@ -25,18 +26,22 @@ SIDES = ("input_tokens", "output_tokens")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marks:
-    """What requests are besides when they come, int64 (n,) each: adapter, input and output tokens."""
+    """What requests are besides when they come, int64 (n,) each: adapter, input and output tokens.
+
+    `blocks`: which of them begin alike; None: no two.
+    """
 
     adapter: IntArray
     input_tokens: IntArray
     output_tokens: IntArray
+    blocks: Blocks | None = None
 
 
 def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
     """Requests of `duration_s` seconds; a replayed trace is cut there."""
     time_s, adapter = draw_times(workload, duration_s, seed)
     marks = draw_marks(workload, adapter, len(time_s), seed)
-    return RequestTrace(time_s, marks.adapter, marks.input_tokens, marks.output_tokens)
+    return RequestTrace(time_s, marks.adapter, marks.input_tokens, marks.output_tokens, blocks=marks.blocks)
 
 
 def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
@@ -77,7 +82,10 @@ def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) 
     """
     trace = workload.arrivals.trace
     if trace is not None:
-        return Marks(trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n])
+        blocks = trace.blocks
+        if blocks is not None and n < len(trace):
+            blocks = blocks.take(slice(n))
+        return Marks(trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n], blocks)
     own = [[getattr(a, side) or getattr(workload, side) for a in workload.adapters] for side in SIDES]
     if adapter is not None:
         return _marks(workload, own, adapter[:n], seed)

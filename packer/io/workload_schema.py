@@ -10,6 +10,7 @@ from pydantic import AliasChoices, Field
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
+from packer.blocks import Blocks
 from packer.errors import ValidationError, located
 from packer.io.schema import Table, parse
 from packer.job import FineTuning
@@ -55,6 +56,18 @@ class BurstsTable(Table):
         return Bursts(self.cv, tuple((time_s, weight) for time_s, weight in self.scales))
 
 
+class BlocksTable(Table):
+    """Ids of the full blocks of a trace's requests."""
+
+    starts: list[int]
+    ids: list[int]
+    tokens: int
+
+    def blocks(self) -> Blocks:
+        """The blocks."""
+        return Blocks(_int64(self.starts), _int64(self.ids), self.tokens)
+
+
 class ArrivalsTable(Table):
     """An arrival process; the last five are a replayed trace: its columns, and when watching ended."""
 
@@ -70,6 +83,7 @@ class ArrivalsTable(Table):
     input_tokens: list[int] | None = None
     output_tokens: list[int] | None = None
     end_s: float | None = None
+    blocks: BlocksTable | None = None
 
     def arrivals(self) -> Arrivals:
         """The process."""
@@ -78,7 +92,8 @@ class ArrivalsTable(Table):
         if self.time_s is not None and all(column is not None for column in columns):
             adapter, inputs, outputs = (_int64(column or []) for column in columns)
             time_s = np.array(self.time_s, dtype=np.float64)
-            trace = RequestTrace(time_s, adapter, inputs, outputs, end_s=self.end_s)
+            blocks = None if self.blocks is None else self.blocks.blocks()
+            trace = RequestTrace(time_s, adapter, inputs, outputs, blocks=blocks, end_s=self.end_s)
         elif any(each is not None for each in (self.time_s, self.end_s, *columns)):
             raise ValidationError("Expected a trace to have time_s, adapter, input_tokens and output_tokens.")
         common, own = (None if each is None else each.bursts() for each in (self.common, self.own))
@@ -242,6 +257,9 @@ def _arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
             data[key] = getattr(arrivals.trace, key).tolist()
         if arrivals.trace.end_s is not None:
             data["end_s"] = arrivals.trace.end_s
+        if (blocks := arrivals.trace.blocks) is not None:
+            starts, ids = blocks.starts.tolist(), blocks.ids.tolist()
+            data["blocks"] = {"starts": starts, "ids": ids, "tokens": blocks.tokens}
     return data
 
 

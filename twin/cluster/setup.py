@@ -88,8 +88,8 @@ class Setup:
 
     def state(self, duration_s: float, bin_s: float, seed: int) -> rows.ServerState:
         """The idle server, without rows for requests."""
-        nothing = Marks(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
-        state = self.server.state(nothing, duration_s, bin_s, seed)
+        none = np.zeros(0, dtype=np.int64)
+        state = self.server.state(Marks(none, none, none), duration_s, bin_s, seed)
         if isinstance(self.engine, Vllm):
             return state
         ints, floats = state.ints, state.floats

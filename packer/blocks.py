@@ -1,0 +1,110 @@
+"""Content of requests in blocks of tokens: which of them begin alike, as prefix caching sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from packer import checks
+from packer.arrays import BoolArray, IntArray
+from packer.errors import ValidationError
+
+FIRST_BLOCK = -1
+"""Stands for the block before the first one of a request."""
+COMPACT = 4
+"""Ids up to so many times their number are checked in a table; larger ones are sorted."""
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Ids of the full blocks of each request, first those of its prompt, then those of its output.
+
+    An id is chained, as the `hash_ids` of Mooncake's traces are: it stands for the content of its block and all that
+    comes before it, so that two requests with equal ids at one place begin alike up to there. vLLM shares cached
+    blocks among requests of the same adapter only (vllm/v1/core/kv_cache_utils.py, `_gen_lora_extra_hash_keys`).
+
+    Parameters
+    ----------
+    starts
+        int64 (n + 1,): request `i` has `ids[starts[i]:starts[i + 1]]`.
+    ids
+        int64, >= 0.
+    tokens
+        Tokens of a block, >= 1; need not be the `block_size` of the server.
+
+    Raises
+    ------
+    ValidationError
+        A value breaks a rule, or an id follows two different ones; names the request, counted from 0.
+    """
+
+    starts: IntArray
+    ids: IntArray
+    tokens: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", checks.integer("tokens of a block", self.tokens, low=1))
+        for key in ("starts", "ids"):
+            column = np.asarray(getattr(self, key))
+            if column.ndim != 1 or (column.size and not np.issubdtype(column.dtype, np.integer)):
+                raise ValidationError(f"Expected {key} of blocks to be a row of whole numbers.")
+            column = column.astype(np.int64, copy=False)
+            column.setflags(write=False)
+            object.__setattr__(self, key, column)
+        starts = self.starts
+        if not len(starts) or starts[0] != 0 or starts[-1] != len(self.ids) or np.any(np.diff(starts) < 0):
+            raise ValidationError(
+                f"Expected starts of blocks to rise from 0 to the number of ids ({len(self.ids):,})."
+            )
+        if len(self.ids):
+            self._check_chain()
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def counts(self) -> IntArray:
+        """Ids of each request, int64 (n,)."""
+        return np.diff(self.starts)
+
+    def take(self, rows: slice | IntArray | BoolArray) -> Blocks:
+        """The blocks of some of the requests; their chains are not checked again."""
+        number = np.arange(len(self))[rows]
+        counts = self.counts[number]
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        places = np.repeat(self.starts[number] - starts[:-1], counts) + np.arange(starts[-1])
+        part = object.__new__(Blocks)
+        for key, value in {"starts": starts, "ids": self.ids[places], "tokens": self.tokens}.items():
+            object.__setattr__(part, key, value)
+        return part
+
+    def _request_of(self, place: int) -> int:
+        return int(np.searchsorted(self.starts, place, side="right")) - 1
+
+    def _check_chain(self) -> None:
+        """Each id has one id before it, in all requests."""
+        ids = self.ids
+        if ids.min() < 0:
+            place = int(np.argmax(ids < 0))
+            raise ValidationError(
+                f"Expected ids of blocks to be >= 0, got {ids[place]} in request {self._request_of(place):,}."
+            )
+        before = np.empty_like(ids)
+        before[1:] = ids[:-1]
+        before[self.starts[:-1][self.counts > 0]] = FIRST_BLOCK
+        if ids.max() < COMPACT * len(ids):
+            known = np.empty(int(ids.max()) + 1, dtype=np.int64)
+            known[ids] = before
+            broken = bool(np.any(known[ids] != before))
+        else:
+            order = np.argsort(ids)
+            same = ids[order[1:]] == ids[order[:-1]]
+            broken = bool(np.any(same & (before[order[1:]] != before[order[:-1]])))
+        if broken:
+            _, first, number = np.unique(ids, return_index=True, return_inverse=True)
+            place = int(np.argmax(before != before[first[number]]))
+            raise ValidationError(
+                f"Expected each id of a block to follow the same id wherever it stands, because it stands for all "
+                f"that comes before it, got id {ids[place]} of request {self._request_of(place):,} behind several."
+            )
