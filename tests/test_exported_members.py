@@ -17,6 +17,7 @@ PUBLIC = [
     "Adapter",
     "Arrivals",
     "Bin",
+    "Blocks",
     "Cluster",
     "Evaluation",
     "Evaluations",
