@@ -29,6 +29,19 @@ class Predictor(Protocol):
 
 
 @runtime_checkable
+class Monotone(Protocol):
+    """A predictor that declares whether its answers are monotone: a class attribute, not inherited, False without it.
+
+    `monotone` = True: whatever `max_loras` a server has, if every such server of some adapters starves, fails or breaks
+    a latency limit, so does every server of at least these adapters, or of others of the same lengths and no lower
+    ranks and rates in their place. Proofs that leave out such servers hold for these predictors alone; for all others
+    they are estimates, and no plan is "optimal" by them. A subclass that changes what is evaluated declares it again.
+    """
+
+    monotone: bool
+
+
+@runtime_checkable
 class TwinBased(Protocol):
     """A predictor that simulates, or learned from simulations.
 

@@ -13,12 +13,13 @@ class Bound:
     """No plan has fewer than `value` GPUs; `source` is the argument in words.
 
     `certain`: the argument holds relative to what evaluates bins in the search, whatever a search for the heaviest bin
-    may have missed. `always`: it holds whatever evaluates bins.
+    may have missed. `provided`: it would be certain under this condition. `always`: it holds whatever evaluates bins.
     """
 
     value: int
     source: str
     certain: bool = False
+    provided: str = ""
     always: bool = False
 
     def proven(self, problem: Problem) -> bool:
@@ -27,7 +28,9 @@ class Bound:
 
     def words(self, problem: Problem) -> str:
         """The argument, marked as an estimate where it is not proven."""
-        return self.source if self.proven(problem) else f"estimate: {self.source}"
+        if self.proven(problem):
+            return self.source
+        return f"estimate{f', {self.provided}' if self.provided else ''}: {self.source}"
 
 
 def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, object]) -> Solution:

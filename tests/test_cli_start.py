@@ -11,7 +11,7 @@ import pytest
 from packer.cli import cli
 
 HEAVY = {
-    "jinja2", "joblib", "lightgbm", "matplotlib", "numba", "ortools", "polars",
+    "highspy", "jinja2", "joblib", "lightgbm", "matplotlib", "networkx", "numba", "ortools", "polars", "pulp",
     "scipy", "sklearn",
 }  # fmt: skip
 

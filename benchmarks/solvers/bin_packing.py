@@ -34,6 +34,7 @@ class Capacity:
     """A server holds adapters of at most `capacity` req/s together."""
 
     name = "capacity"
+    monotone = True
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

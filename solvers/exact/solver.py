@@ -188,8 +188,7 @@ class ExactSearch:
                 return
             sound = relaxation.prove(len(self.bins), _EVALUATED_BEYOND)
             if relaxation.bound >= self.bound.value:
-                certain = self._certain(relaxation.exhaustive)
-                self._raise(Bound(relaxation.bound, self._source(relaxation), certain=certain))
+                self._raise(self._bounded(relaxation.bound, self._source(relaxation), relaxation.exhaustive))
             self._dive(0.0)
             if sound and relaxation.converged:
                 return
@@ -225,7 +224,8 @@ class ExactSearch:
 
     def _certain(self, exhaustive: bool) -> bool:
         """Whether an exhaustive search of classes is one of the fleet, up to dominance that no check contradicted."""
-        return exhaustive and self.classes.loss == 0.0 and not self.relaxation.feasibility.violations
+        monotone = self.problem.evaluator.monotone and not self.relaxation.feasibility.violations
+        return exhaustive and self.classes.loss == 0.0 and monotone
 
     @property
     def _most(self) -> str:
@@ -238,9 +238,15 @@ class ExactSearch:
         """What an exhaustive search of classes rests on, in words."""
         feasibility = self.relaxation.feasibility
         failed = f", which {feasibility.violations} of {feasibility.checks} checks contradict"
-        return "if a bin at least as heavy as an infeasible one is infeasible" + (
+        return "as a bin at least as heavy as an infeasible one is infeasible" + (
             failed if feasibility.violations else ""
         )
+
+    def _bounded(self, value: int, source: str, exhaustive: bool) -> Bound:
+        """A bound that an exhaustive search proves if bins as heavy as infeasible ones are infeasible."""
+        certain = self._certain(exhaustive)
+        assumed = exhaustive and not self.problem.evaluator.monotone
+        return Bound(value, source, certain, provided="if the predictor is monotone" if assumed else "")
 
     def _source(self, relaxation: Relaxation) -> str:
         name = self.problem.evaluator.name

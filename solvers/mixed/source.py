@@ -97,5 +97,6 @@ class Source:
             budget=_CERTIFIED,
             known=self.patterns,
         )
-        sure = self.light.classes.sure and not self.light.violations
+        monotone = self.light.problem.evaluator.monotone and not self.light.violations
+        sure = self.light.classes.sure and monotone
         return found.exhaustive and found.counterexample is None and sure

@@ -48,6 +48,7 @@ class MonotonePredictor:
     swapping: float = 0.3
     memory_slots: int = 16 * 384
     name = "monotone"
+    monotone = True
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Evaluate each bin; one row per bin, in order."""

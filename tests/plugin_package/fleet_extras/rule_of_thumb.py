@@ -15,6 +15,7 @@ class RuleOfThumb:
     """`tok_s` tokens a second, 0.1 % less for each adapter; latencies grow as the server fills up."""
 
     name = "rule-of-thumb"
+    monotone = True
 
     def __init__(self, tok_s: float) -> None:
         self.tok_s = tok_s

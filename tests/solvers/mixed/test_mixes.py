@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from monotone import MonotonePredictor
 
 from packer.adapter import Adapter
 from packer.objectives.cost import Cost
@@ -16,7 +17,7 @@ from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
 from packer.solvers.mixed import mixes
 from packer.solvers.mixed.mixes import Cut, Mixes, cheapest
-from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.testing.analytic import small_profile
 from packer.workload import Workload
 
 KINDS = (("large", 3.0, 4000.0), ("small", 1.2, 1500.0))
@@ -24,14 +25,14 @@ KINDS = (("large", 3.0, 4000.0), ("small", 1.2, 1500.0))
 
 def mixes_of(rates: list[float]) -> Mixes:
     """A fleet of these rates on both kinds, with the first patterns and no cut yet."""
-    predictors: dict[Profile, AnalyticPredictor] = {}
+    predictors: dict[Profile, MonotonePredictor] = {}
     for name, price, peak_tok_s in KINDS:
         base = small_profile(name)
         profile = replace(
             base.with_coefficients(base_ms=1e4 / peak_tok_s),
             gpu=replace(base.gpu, name=name, price_per_hour=price),
         )
-        predictors[profile] = AnalyticPredictor(peak_tok_s)
+        predictors[profile] = MonotonePredictor(peak_tok_s)
     fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
     problem = Problem(fleet, tuple(predictors), Cost(), Evaluator(predictors, Cost()), time_limit_s=60.0)
     found = Mixes(problem, 0)
@@ -105,7 +106,7 @@ def test_kinds_that_hold_no_adapter_of_a_class_are_excluded() -> None:
 def test_a_mix_without_room_for_a_rounded_class_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two merged hot adapters the lighter fits the small kind and their mean does not: no cut excludes the mix."""
     monkeypatch.setattr(mixes, "MOST_CLASSES", 2)
-    found = mixes_of([3.8555, 3.8585, 1.0, 1.0, 1.0])
+    found = mixes_of([3.9791, 3.9821, 1.0, 1.0, 1.0])
     assert found.classes.loss > 0.0
     alone = np.array([0, 3])
     assert found.relaxed(alone, few=False) is None
