@@ -15,8 +15,8 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.plan import Status
+from packer.planning.solve import solve
 from packer.solvers import classes
-from packer.solvers.api import solve
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.exact import solver as exact
 from packer.solvers.feasibility import real_bins
