@@ -95,6 +95,8 @@ class Planning:
         the hour at a percentile; or for the column of that name of --loads. [default: a trace is replayed]
     loads_path: Rates of each adapter at each load, as packer workload from-… --loads writes them. [default:
         measured from the trace]
+    rate_factor: Plan for every rate times this.
+    add_path: Plan for these adapters as well: a workload file.
     max_replicas: Split an adapter that is too hot for one GPU over up to so many. [default: without an objective
         as many as it needs, else 1]
     spare: GPUs that may fail: with 1 the plan keeps --slo on those that are left.
@@ -111,6 +113,8 @@ class Planning:
     predictor: str = common("predictor", default=DEFAULT_PREDICTOR)
     load: str | None = option(metavar="mean|peak|each-peak|pNN")
     loads_path: str | None = option("--loads", metavar="FILE.csv")
+    rate_factor: float = common("rate-factor")
+    add_path: str | None = option("--add", metavar="FILE")
     gpus: int | None = common("gpus")
     max_replicas: int | None = option(type=click.IntRange(min=1, max=10_000), metavar="N")
     spare: int = option(type=click.IntRange(min=0, max=1), default=0, metavar="0|1")
@@ -120,15 +124,19 @@ class Planning:
     time_limit_s: float | None = common("time-limit")
     seed: int = common("seed")
 
-    def at_load(self, fleet: Workload) -> Workload:
-        """The fleet at the load that is planned for."""
-        if self.load is None and self.loads_path is None:
-            return fleet
-        from packer.operate.observe import at_load
+    def changed(self, fleet: Workload) -> Workload:
+        """The fleet that is planned for: at the load that was chosen, with the adapters and rates that were given."""
+        from packer.io.workloads import read_workload
+        from packer.operate.changes import changed_fleet
 
-        if self.load is None:
+        if self.load is None and self.loads_path is not None:
             raise IncompatibleError("--loads goes with --load NAME, which says for which of them to plan.")
-        return at_load(fleet, self.load, self.loads_path)
+        if self.load is not None:
+            from packer.operate.observe import at_load
+
+            fleet = at_load(fleet, self.load, self.loads_path)
+        add = () if self.add_path is None else read_workload(self.add_path).adapters
+        return changed_fleet(fleet, rate_factor=self.rate_factor, add=add)[0]
 
     def remaining_s(self) -> float | None:
         """What is left of the time limit, which begins with the command."""
@@ -208,6 +216,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     Examples:
       packer solve examples/workloads/azure-conv-2023.csv
       packer solve trace.csv --load peak
+      packer solve fleet.csv --rate-factor 2 --add new.csv
       packer solve fleet.csv --objective gpus
       packer solve fleet.csv --objective latency --gpus 4
       packer solve fleet.csv --objective cost --profile big.toml --profile small.toml --price small.toml=1.2
@@ -244,7 +253,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     out.note_profiles(*profiles)
     fleet = file.fleet()
     slo = fleet.slo if old is None or fleet.slo != Slo() else old.workload.slo
-    fleet = planning.at_load(replace(fleet, slo=slo.parsed(planning.slo)))
+    fleet = planning.changed(replace(fleet, slo=slo.parsed(planning.slo)))
     with interruptible() as stop, out.progress() as progress:
         plan = planning.planned(fleet, kinds, old, progress=progress, stop=stop)
     plan = replace(plan, runtime_s=waited_s())

@@ -48,13 +48,38 @@ def changed_plan(
     checks.instance("plan", plan, Plan, "packer.load_plan(FILE)")
     fleet = plan.workload
     bins, numbers, lost = _surviving(plan, lose)
+    workload, kept = changed_fleet(fleet, rate_factor=rate_factor, add=add, remove=remove)
+    position = {old: new for new, old in enumerate(kept)}
+    kept_bins = [
+        (gpu, left) for gpu, item in enumerate(bins) if (left := item.renumbered(position)) is not None
+    ]
+    newcomers = range(len(kept), len(workload))
+    found, unplaced = placed(workload, [item for _, item in kept_bins], newcomers)
+    names = (*(fleet.names[i] for i in lost if i in position), *(workload.names[i] for i in unplaced))
+    return Changed(workload, found, tuple(numbers[gpu] for gpu, _ in kept_bins), names)
+
+
+def changed_fleet(
+    fleet: Workload,
+    *,
+    rate_factor: float = 1.0,
+    add: Sequence[Adapter] = (),
+    remove: Collection[str] = (),
+) -> tuple[Workload, list[int]]:
+    """The fleet with other rates, without some adapters and with others, and the indices of those that stay.
+
+    `rate_factor`: every rate is multiplied by it, also those of adapters that come.
+
+    Raises `UnknownNameError`: an adapter to remove is not in the fleet; `ValidationError`: an adapter to add is there
+    already, none is left, or adapters are added to a replayed trace.
+    """
     for name in remove:
         if name not in fleet.names:
             raise UnknownNameError("adapter", name, fleet.names)
     for adapter in add:
         if adapter.name in fleet.names and adapter.name not in remove:
             raise ValidationError(
-                f"Expected new adapters, got {shown(adapter.name)}, which the plan has already."
+                f"Expected new adapters, got {shown(adapter.name)}, which the fleet has already."
             )
     kept = [i for i, name in enumerate(fleet.names) if name not in remove]
     adapters = [*(fleet.adapters[i] for i in kept), *add]
@@ -62,19 +87,13 @@ def changed_plan(
         raise ValidationError("Expected at least one adapter to be left.")
     if fleet.arrivals.trace is not None and add:
         raise ValidationError(
-            f"Expected no adapters to add, got {len(add)}: the plan replays a trace, which has no requests of theirs."
+            f"Expected no adapters to add, got {len(add)}: the requests of a trace are replayed, and it has none of "
+            "theirs."
         )
-    workload = replace(fleet.subset(kept) if kept else fleet, adapters=tuple(adapters))
-    if rate_factor != 1.0:
-        workload = workload.scaled(rate_factor)
-    position = {old: new for new, old in enumerate(kept)}
-    kept_bins = [
-        (gpu, left) for gpu, item in enumerate(bins) if (left := item.renumbered(position)) is not None
-    ]
-    newcomers = range(len(kept), len(adapters))
-    found, unplaced = placed(workload, [item for _, item in kept_bins], newcomers)
-    names = (*(fleet.names[i] for i in lost if i in position), *(workload.names[i] for i in unplaced))
-    return Changed(workload, found, tuple(numbers[gpu] for gpu, _ in kept_bins), names)
+    if len(kept) < len(fleet):
+        fleet = fleet.subset(kept) if kept else fleet
+    found = replace(fleet, adapters=tuple(adapters)) if add else fleet
+    return (found.scaled(rate_factor) if rate_factor != 1.0 else found), kept
 
 
 def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list[int], list[int]]:

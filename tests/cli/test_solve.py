@@ -22,6 +22,7 @@ from packer.errors import OutputError
 from packer.evaluation import Evaluations
 from packer.io.plans import load_plan
 from packer.io.profiles import write_profile
+from packer.io.workloads import read_workload
 from packer.plan import Plan, Status
 from packer.planning.compare import PlanFigures
 from packer.predictors.api import load_predictor
@@ -370,3 +371,19 @@ def test_compare_refuses_what_it_can_not_do(words: list[str], capsys: pytest.Cap
 def test_parameters_stay_with_their_objective(text: str, names: list[str]) -> None:
     """A list of objectives with parameters is split where a new name starts."""
     assert split_names(text) == names
+
+
+def test_a_changed_fleet_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--rate-factor` and `--add` plan for the fleet that will be, without a file of it."""
+    more = tmp_path / "more.csv"
+    more.write_text("adapter,rank,rate\nnew,8,0.1\n")
+    words = ["--objective", "gpus", "--predictor", "twin", "--no-verify"]
+    path = tmp_path / "plan.json"
+    changed = ["--rate-factor", "2", "--add", str(more), "-o", str(path)]
+    assert packer("solve", fleet(), *words, *changed) == 0
+    before, after = read_workload(fleet()), load_plan(str(path)).workload
+    assert after.names == (*before.names, "new")
+    assert after.rates.sum() == pytest.approx(2.0 * (before.rates.sum() + 0.1))
+    same = ["--add", fleet(), "-o", str(tmp_path / "other.json")]
+    assert packer("solve", fleet(), *words, *same) == 2
+    assert "which the fleet has already" in capsys.readouterr().err

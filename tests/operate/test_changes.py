@@ -61,7 +61,7 @@ def test_a_replayed_trace_keeps_its_requests_with_their_adapters(toy_plan: Make)
     assert left is not None
     assert left.adapter.tolist() == [0, 1, 0, 1]
     assert left.output_tokens.tolist() == [2, 3, 5, 6]
-    with pytest.raises(ValidationError, match="replays a trace"):
+    with pytest.raises(ValidationError, match="a trace are replayed"):
         changed_plan(replayed, add=[Adapter("new", 8, 0.1)], remove=["a"])
 
 
