@@ -12,7 +12,7 @@ from packer.failover import without_server
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble
 from packer.solvers.base import Problem, Solution
-from packer.solvers.candidates import max_loras_candidates
+from packer.solvers.candidates import candidates_of
 from packer.solvers.spread_refined import SpreadRefined
 
 MORE = 4
@@ -58,10 +58,7 @@ def _with_slots(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...] | None
 
 def _fewest_slots(problem: Problem, item: Bin) -> int | None:
     """Fewest slots from those it has upward with which a bin is admissible."""
-    candidates = [
-        item.max_loras,
-        *(p for p in max_loras_candidates(len(item.adapters)) if p > item.max_loras),
-    ]
+    candidates = [item.max_loras, *(p for p in candidates_of(item) if p > item.max_loras)]
     bins = [_slotted(item, slots, item.max_lora_rank) for slots in candidates]
     admissible = np.flatnonzero(problem.evaluator.admissible(problem.workload, bins))
     return candidates[int(admissible[0])] if admissible.size else None

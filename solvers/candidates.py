@@ -2,22 +2,70 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 
 from packer.bin import Bin
-from packer.solvers.base import MAX_LORAS_CANDIDATES
+from packer.profile import Profile
+from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.twin.arrivals import cut_words
+from packer.twin.memory.policy import memory_error
 from packer.workload import Workload
 
+LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384)
+"""Values of `max_loras` that searches try: two between powers of 2, up to the largest of arXiv 2602.24044."""
 
-def max_loras_candidates(n_adapters: int) -> tuple[int, ...]:
-    """Values of `max_loras` to try for a bin of so many adapters, ascending.
+EVERY = 16
+"""Proofs try every value up to this, and those of `LADDER` beyond."""
 
-    The paper's candidates up to `n_adapters`, and `n_adapters` itself (every adapter has its slot); more
-    slots than adapters only take memory from the KV cache.
+
+@lru_cache(maxsize=4096)
+def most_slots_of(profile: Profile, max_lora_rank: int) -> int:
+    """The most slots of a rank with which a server starts: more leave too little KV cache. 1 if none does."""
+    low, high = 1, MAX_ADAPTERS_PER_GPU + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = memory_error(profile, profile.settings(middle, max_lora_rank)) is None
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+@lru_cache(maxsize=65536)
+def max_loras_candidates(
+    n_adapters: int, profile: Profile, max_lora_rank: int, *, proof: bool = False
+) -> tuple[int, ...]:
+    """Values of `max_loras` to try for a server of so many adapters, ascending.
+
+    Those of the ladder below the most that are of use, and the most: one slot for each adapter (more only take memory
+    from the KV cache), or as many as leave the server the KV cache that it needs to start. `proof`: with every value
+    up to `EVERY`.
     """
-    fitting = [p for p in MAX_LORAS_CANDIDATES if p < n_adapters]
-    return (*fitting, n_adapters)
+    most = min(n_adapters, most_slots_of(profile, max_lora_rank))
+    values = {*LADDER, *(range(1, EVERY + 1) if proof else ())}
+    return (*sorted(each for each in values if each < most), most)
+
+
+def candidates_of(item: Bin, *, proof: bool = False) -> tuple[int, ...]:
+    """`max_loras_candidates` of the adapters, the profile and the slot rank of a server."""
+    return max_loras_candidates(len(item.adapters), item.profile, item.max_lora_rank, proof=proof)
+
+
+def neighbours(item: Bin, steps: int) -> tuple[int, ...]:
+    """The candidates up to `steps` above (or, if negative, below) the slots that a server has, farthest first."""
+    candidates = candidates_of(item)
+    at = bisect_left(candidates, item.max_loras)
+    if steps < 0:
+        return candidates[max(0, at + steps) : at]
+    above = at + (at < len(candidates) and candidates[at] == item.max_loras)
+    return candidates[above : above + steps][::-1]
+
+
+def tried_words(most: int) -> str:
+    """Which values of `max_loras` a proof looked at that evaluated servers of up to so many slots."""
+    values = [*range(1, EVERY + 1), *(each for each in LADDER if EVERY < each < most)]
+    shown = f"1 to {EVERY}, " + ", ".join(str(each) for each in values[EVERY:])
+    return f"with max_loras from {{{shown.rstrip(', ')}, the most that are of use}}; "
 
 
 def beyond_measured(workload: Workload, bins: Sequence[Bin]) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ whole predictor.
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -20,7 +19,7 @@ from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
-from packer.solvers.candidates import max_loras_candidates
+from packer.solvers.candidates import neighbours
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.order import by_falling_load
 from packer.solvers.slots import SlotSearch, scores
@@ -33,6 +32,9 @@ STEPS = 4
 
 _SEARCH_SHARE, _RELIEF_SHARE, _REPEATED_SHARE = 0.75, 0.5, 0.5
 """Of the time that is left, for the search, for repairs, and for each repetition."""
+
+_AWAY = 2
+"""A refused GPU is tried with the candidates of `max_loras` so many steps above and below its own."""
 
 _SAMPLE = 3
 """Where so many refused GPUs do not hold with other slots either, the rest is not tried."""
@@ -113,13 +115,12 @@ def with_other_slots(problem: Problem, found: Solution) -> Solution:
         return found
     refused = [k for k, holds in enumerate(_admitted(problem, made)) if not holds]
 
-    def near(item: Bin) -> list[Bin]:
-        candidates = max_loras_candidates(len(item.adapters))
-        at = bisect_left(candidates, item.max_loras)
-        return [item.with_slots(n) for n in candidates[max(0, at - 1) : at + 2] if n != item.max_loras]
-
     for some in (refused[:_SAMPLE], refused[_SAMPLE:]):
-        tried = [(k, item) for k in some for item in near(found.bins[k])]
+        tried = [
+            (k, item.with_slots(n))
+            for k, item in ((k, found.bins[k]) for k in some)
+            for n in (*neighbours(item, _AWAY)[:1], *neighbours(item, -_AWAY)[:1])
+        ]
         if not tried or problem.out_of_time():
             break
         rows = problem.evaluator.confirmed(problem.workload, [item for _, item in tried])

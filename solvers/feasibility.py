@@ -10,7 +10,7 @@ from packer.arrays import BoolArray, IntArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.solvers.base import Problem
-from packer.solvers.candidates import max_loras_candidates
+from packer.solvers.candidates import candidates_of
 from packer.solvers.classes import Classes
 from packer.solvers.slots import SlotSearch, qualities
 
@@ -30,9 +30,10 @@ class OutOfTime(Exception):  # noqa: N818  (not an error: a search returns the b
 class Feasibility:
     """Feasibility of vectors of counts (over the classes), for some candidate of `max_loras`.
 
-    Feasibility is not monotone in `max_loras`: all candidates are tested before a bin is called infeasible,
-    the most promising one first. Dominance saves evaluations: a bin that holds an infeasible one, or adapters of
-    higher rates in place of its, is infeasible; what a feasible bin holds, or lower rates in its place, is feasible.
+    Feasibility is not monotone in `max_loras`: every candidate of a proof (`packer.solvers.candidates`) is tested
+    before a bin is called infeasible, the most promising one first. Dominance saves evaluations: a bin that holds an
+    infeasible one, or adapters of higher rates in place of its, is infeasible; what a feasible bin holds, or lower
+    rates in its place, is feasible.
     Predictors are not exactly monotone, so every 16th such inference is evaluated all the same and counted in `checks`
     and, if it was wrong, in `violations`.
 
@@ -46,6 +47,8 @@ class Feasibility:
         """Bins evaluated."""
         self.checks = 0
         self.violations = 0
+        self.most_slots = 0
+        """The most slots of a server that was found infeasible."""
         self._inferred = 0
         self._known: dict[bytes, bool] = {}
         self._most = _KNOWN_BYTES // (4 * len(classes) + _ENTRY_BYTES)
@@ -108,11 +111,11 @@ class Feasibility:
                 self._known[key] = n == 0
                 continue
             rank = slot_rank_for(int(self.classes.ranks[row > 0].max()))
+            like = Bin(self.classes.representatives(row), profile.settings(1, rank), profile)
+            every = candidates_of(like, proof=True)
             liked = self._preferred.get((rank, n.bit_length()), n)
-            closeness = {p: abs(p - liked) for p in max_loras_candidates(n)}
-            candidates = sorted(closeness, key=closeness.__getitem__)
-            liked_most = profile.settings(candidates[0], rank)
-            open_rows.append((key, Bin(self.classes.representatives(row), liked_most, profile), candidates))
+            candidates = sorted(every, key=lambda p: abs(p - liked))
+            open_rows.append((key, like.with_slots(candidates[0]), candidates))
         # The most promising candidate of every row, then all the others of the rows that failed.
         self._evaluate_bins([(key, liked_most) for key, liked_most, _ in open_rows])
         others = [
@@ -122,8 +125,9 @@ class Feasibility:
             for p in candidates[1:]
         ]
         self._evaluate_bins(others)
-        for key, _, _ in open_rows:
-            self._known.setdefault(key, False)
+        for key, _, candidates in open_rows:
+            if not self._known.setdefault(key, False):
+                self.most_slots = max(self.most_slots, *candidates)
         for key, row in rows:
             (self._good if self._known[key] else self._bad).add(row @ self.classes.chains)
 
@@ -171,7 +175,8 @@ def real_bins(problem: Problem, sets: Sequence[tuple[int, ...]]) -> list[Bin | N
     None where no candidate is feasible. Never raises `OutOfTime`: it ends a search.
     """
     slots = SlotSearch(problem)
-    tried = [(k, slots.make(each, n)) for k, each in enumerate(sets) for n in max_loras_candidates(len(each))]
+    made = [(k, slots.make(each, 1)) for k, each in enumerate(sets)]
+    tried = [(k, item.with_slots(n)) for k, item in made for n in candidates_of(item, proof=True)]
     if not tried:
         return []
     evaluations, admissible = slots.evaluate([item for _, item in tried])

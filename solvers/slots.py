@@ -13,13 +13,15 @@ from packer.checks import slot_rank_for
 from packer.evaluation import Evaluations
 from packer.predictors.bin_table import SLOT_RANK_FOR, BinTable, ones
 from packer.profile import Profile
-from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem
-from packer.solvers.candidates import max_loras_candidates
+from packer.solvers.base import Problem
+from packer.solvers.candidates import candidates_of, max_loras_candidates, most_slots_of
 
 _WIDE = 3
 """Neighbours of a climb where a call costs more than the evaluation of a bin."""
 Quality = tuple[float, float, float]
 """See `qualities`."""
+_COARSE = 3
+"""Where evaluations are simulations, one candidate in so many is evaluated before those near the best."""
 _BATCH = 15
 """Sizes of a bin that a search evaluates at once where none is simulated."""
 
@@ -90,13 +92,12 @@ class SlotSearch:
 
         Evaluates `hint` slots first and climbs from there: the share of the load that is served rises with the
         slots, until they take too much of the KV cache. Without a hint, or if `thorough` and the climb ended
-        below, every candidate is evaluated.
+        below, `any_slots` looks among all candidates.
         """
-        candidates = max_loras_candidates(len(adapters))
-        nearest = min(candidates, key=lambda slots: abs(slots - (hint or 0)))
-        like = self.make(adapters, nearest, profile, shares)
+        like = self.make(adapters, 1, profile, shares)
         if hint is None:
             return self.any_slots(like)
+        like = like.with_slots(min(candidates_of(like), key=lambda slots: abs(slots - hint)))
         climb = _Climb(like, self.width, until_admissible=True)
         self._run([climb])
         if thorough and climb.best is None:
@@ -104,8 +105,13 @@ class SlotSearch:
         return climb.best
 
     def any_slots(self, bin_: Bin) -> Bin | None:
-        """The same adapters with whichever number of slots serves them best, or None if none is admissible."""
-        climb = _Climb(bin_, len(bin_.adapters))
+        """The same adapters with whichever number of slots serves them best, or None if none is admissible.
+
+        Every candidate is evaluated where that takes microseconds, else one in `_COARSE`, and those near the best.
+        """
+        candidates = max_loras_candidates(len(bin_.adapters), bin_.profile, bin_.max_lora_rank)
+        spread = range(len(candidates) - 1, -1, -1 if self.width > 1 else -_COARSE)
+        climb = _Climb(bin_.with_slots(candidates[-1]), self.width, first=spread)
         self._run([climb])
         return climb.best
 
@@ -139,12 +145,15 @@ class SlotSearch:
 class _Climb:
     """Hill climbing over the slots of otherwise equal bins, `width` neighbours on both sides at once.
 
-    `until_admissible`: up to the first admissible bin, which may be the one that is given.
+    `until_admissible`: up to the first admissible bin, which may be the one that is given. `first`: candidates to
+    evaluate at first, by their place; those near the given one if there are none.
     """
 
-    def __init__(self, like: Bin, width: int, *, until_admissible: bool = False) -> None:
-        self.like, self.width, self.until_admissible = like, width, until_admissible
-        self.candidates = sorted({*max_loras_candidates(len(like.adapters)), like.max_loras})
+    def __init__(
+        self, like: Bin, width: int, *, until_admissible: bool = False, first: Sequence[int] = ()
+    ) -> None:
+        self.like, self.width, self.until_admissible, self.first = like, width, until_admissible, first
+        self.candidates = sorted({*candidates_of(like), like.max_loras})
         self.start = self.at = self.candidates.index(like.max_loras)
         self.score: dict[int, tuple[float, ...]] = {}
 
@@ -156,6 +165,8 @@ class _Climb:
         """Candidates to evaluate next; none at the end."""
         if self.score:
             self.at = max(self.score, key=lambda k: (self.score[k], -abs(k - self.start)))
+        elif self.first:
+            return [*self.first]
         if self.until_admissible and (not self.score or self.score[self.at][0]):
             return [] if self.score else [self.at]
         near = range(max(0, self.at - self.width), min(len(self.candidates), self.at + self.width + 1))
@@ -175,8 +186,11 @@ class _Climb:
 
 
 def most_slots(like: Bin) -> int:
-    """At most so many slots has a bin like another, with other adapters: one for each if that one has."""
-    return MAX_ADAPTERS_PER_GPU if like.max_loras == len(like.adapters) else like.max_loras
+    """At most so many slots has a bin like another, with other adapters: one for each if that one has, or as many as
+    leave enough KV cache.
+    """
+    each = like.max_loras == len(like.adapters)
+    return most_slots_of(like.profile, like.max_lora_rank) if each else like.max_loras
 
 
 def scores(found: Evaluations) -> list[tuple[float, ...]]:

@@ -12,6 +12,7 @@ from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.bound import Bound, limited
+from packer.solvers.candidates import EVERY, tried_words
 from packer.solvers.classes import FEW_BINS, Classes, aggregate
 from packer.solvers.exact.enumeration import packed
 from packer.solvers.exact.master import solve_integer
@@ -230,8 +231,9 @@ class ExactSearch:
     @property
     def _most(self) -> str:
         """Which bins the search leaves out, in words."""
-        most = self.problem.most_adapters
-        return f"at most {most:,} adapters on a GPU; " if most < len(self.problem.workload) else ""
+        most, slots = self.problem.most_adapters, self.relaxation.feasibility.most_slots
+        fewer = f"at most {most:,} adapters on a GPU; " if most < len(self.problem.workload) else ""
+        return fewer + (tried_words(slots) if slots > EVERY else "")
 
     @property
     def _dominance(self) -> str:

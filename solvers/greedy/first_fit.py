@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.bin import Bin, indices
+from packer.checks import slot_rank_for
 from packer.profile import Profile
 from packer.solvers.base import MAX_LORAS_CANDIDATES, Problem, used_gpus
+from packer.solvers.candidates import most_slots_of
 from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.top_up import top_up
 from packer.solvers.order import by_falling_load
@@ -128,6 +130,7 @@ class FirstFit:
         most = _FIRST_GUESS if last is None else most_slots(last[1])
         if alone is not None:  # few adapters fit beside a hot one
             most = MAX_LORAS_CANDIDATES[0]
+        most = min(most, most_slots_of(profile, slot_rank_for(int(self.problem.workload.ranks[adapters[0]]))))
         (guess, step), n = self._guess(last, limit), 0
         while True:
             n = largest(admits, guess, limit, over, step, low=n, batch=slots.batch)

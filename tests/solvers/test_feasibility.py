@@ -57,7 +57,10 @@ def test_feasible_means_some_candidate_works() -> None:
     for row, answer in zip(rows, answers.tolist(), strict=True):
         members = classes.representatives(row)
         if members:
-            bins = [Bin(members, Slots(p, 32), task.profile) for p in max_loras_candidates(len(members))]
+            bins = [
+                Bin(members, Slots(p, 32), task.profile)
+                for p in max_loras_candidates(len(members), task.profile, 32, proof=True)
+            ]
             slots = [
                 replace(each, settings=Slots(each.max_loras, int(fleet.ranks[list(members)].max())))
                 for each in bins
