@@ -27,8 +27,9 @@ from packer.profile import Profile
 from packer.room import Room
 from packer.search import fewest
 from packer.solvers.base import limit_of
+from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.evaluator import rate_margin_for
-from packer.solvers.headroom import MORE_SLOTS, MOST_GPUS, with_slots
+from packer.solvers.headroom import MOST_GPUS, with_slots
 from packer.twin.hours import Hours, merged
 from packer.workload import Workload
 
@@ -282,35 +283,41 @@ class Frontier:
         return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
 
     def _settled(self, bins: Sequence[Bin], hours: Sequence[Hour], tight: float = TIGHT) -> list[Bin]:
-        """Each server with the number of slots that keeps its limits best; more are tried where it uses > `tight`."""
+        """Each server with the number of slots that keeps its limits best.
+
+        More are tried where it uses > `tight`, then fewer where it breaks its limits and the KV cache is scarce.
+        """
         best = list(bins)
-        open_ = set(range(len(best)))
-        slots = [item.max_loras for item in best]
-        while open_ and not self.over():
-            used, start, better = self.kept.used(best, hours), list(slots), set()
-            open_ = {k for k in open_ if used[k] > tight and slots[k] < len(best[k].adapters)}
-            for factor in sorted(MORE_SLOTS, reverse=True):  # fewer only where the most are not enough
-                tries = [k for k in sorted(open_) if used[k] > tight]
-                most = [min(len(best[k].adapters), int(factor * start[k]) + 1) for k in tries]
-                others = [best[k].with_slots(n) for k, n in zip(tries, most, strict=True)]
-                found = self.kept.used(others, hours, [used[k] for k in tries])
-                for k, other, now in zip(tries, others, found, strict=True):
-                    slots[k] = max(slots[k], other.max_loras)
-                    if now < used[k]:
-                        best[k], used[k] = other, now
-                        better.add(k)
-            for k in sorted(open_):
-                if k in better:
-                    slots[k] = best[k].max_loras
-                elif used[k] < STARVING:
-                    open_.discard(k)
+        for away, least in ((AWAY, tight), (-AWAY, 1.0)):
+            start, used = [item.max_loras for item in best], self.kept.used(best, hours)
+            scarce = [away > 0 or each for each in self.kept.short_of_cache(best, hours)]
+            open_ = {k for k in range(len(best)) if scarce[k]}
+            while open_ and not self.over():
+                near = {k: neighbours(best[k].with_slots(start[k]), away) for k in open_ if used[k] > least}
+                better = set()
+                for place in range(AWAY):  # the nearer ones only where the farthest are not enough
+                    tries = [k for k in sorted(near) if used[k] > least and len(near[k]) > place]
+                    others = [best[k].with_slots(near[k][place]) for k in tries]
+                    found = self.kept.used(others, hours, [used[k] for k in tries])
+                    for k, other, now in zip(tries, others, found, strict=True):
+                        if now < used[k]:
+                            best[k], used[k], start[k] = other, now, other.max_loras
+                            better.add(k)
+                        elif k not in better and place == 0:
+                            start[k] = other.max_loras
+                open_ = {k for k, some in near.items() if some and (k in better or used[k] >= STARVING)}
         return best
 
     def _starves(self, bins: Sequence[Bin]) -> bool:
-        """Whether a server starves that has a slot for each adapter: no number of slots changes that."""
+        """Whether a server starves that has a slot for each adapter, and room in its KV cache: no number of slots
+        changes that.
+        """
         full = [item.max_loras == len(item.adapters) for item in bins]
         hours = self.hours.all(bins, self.raised) if any(full) else []
-        return any(each and not hour.figures.feasible for each, hour in zip(full, hours, strict=False))
+        return any(
+            each and not hour.figures.feasible and not hour.short_of_cache
+            for each, hour in zip(full, hours, strict=False)
+        )
 
     def _cost(self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None) -> float:
         """What settled servers are compared by: how far they exceed their limits."""
@@ -320,8 +327,12 @@ class Frontier:
         """No settled form of these servers costs less: those with a slot for each adapter stay as they are."""
         if self.spare or self.kept.required < len(self.workload):  # they get more slots, or may break limits
             return 0.0
+        hours = self.kept.hours[:1]
         full = [item for item in bins if item.max_loras == len(item.adapters)]
-        return len(bins) - len(full) + self._cost(full, self.kept.hours[:1])
+        full = [
+            item for item, short in zip(full, self.kept.short_of_cache(full, hours), strict=True) if not short
+        ]
+        return len(bins) - len(full) + self._cost(full, hours)
 
     def _keeps(self, bins: Sequence[Bin]) -> bool:
         """Whether the limits are kept at the raised rates, those given, and on what is left when a server is lost."""

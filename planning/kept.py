@@ -88,6 +88,11 @@ class KeptHours:
                 worst[k] = max(worst[k], used)
         return worst
 
+    def short_of_cache(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[bool]:
+        """Which servers run short of KV cache in an hour, of those that `used` has simulated."""
+        found = [self.simulated.all(bins, fleet, seed=seed) for fleet, seed in hours[:1]]
+        return [any(each.short_of_cache for each in rows) for rows in zip(*found, strict=True)]
+
     def within(self, bins: Sequence[Bin], hour: Hour) -> bool:
         """Whether no server starves or has a queue that grows in that hour, and enough adapters keep their limits."""
         fleet, seed = hour

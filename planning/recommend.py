@@ -239,6 +239,7 @@ def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -
         breaking=None if holds else job.kept.breaking(point.plan.bins, later),
         reachable=not job.hopeless,
         spare=job.spare,
+        needed=(plan.lower_bound or 0.0) if plan.bound_proven else 0.0,
         why=lambda fewer: late_words(job.kept, fewer),
     )
     plan = replace(
@@ -272,12 +273,14 @@ def outcome(
     breaking: int | None,
     reachable: bool = True,
     spare: int = 0,
+    needed: float = 0.0,
     why: Callable[[FrontierPoint], str] = lambda _point: "",
 ) -> str:
     """What the servers of a plan give, and what fewer GPUs would, in a sentence or two that go on after their names.
 
     `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
-    it; `spare`: GPUs that may be lost; `why`: what breaks the goal on fewer GPUs.
+    it; `spare`: GPUs that may be lost; `needed`: how many GPUs the load certainly needs; `why`: what breaks the goal on
+    fewer GPUs.
     """
     holds = breaking is None
     text = "no request completed in the simulated hour"
@@ -312,7 +315,9 @@ def outcome(
             f"{_shortcoming(last, slo, spare, why)}"
         )
     if starving := [point.n_gpus for point in fewer if point.starving]:
-        parts.append(f"{starving[-1]} starve{'s' if starving[-1] == 1 else ''}")
+        most = starving[-1]
+        starves = f"{most} starve{'s' if most == 1 else ''}"
+        parts.append(starves if most < needed else f"on {most} no plan was found that serves it")
     return f"{text} {'; '.join(parts)}." if parts else text
 
 

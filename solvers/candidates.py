@@ -19,6 +19,9 @@ LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320,
 EVERY = 16
 """Proofs try every value up to this, and those of `LADDER` beyond."""
 
+AWAY = 2
+"""A server is tried with slots so many candidates away from its own: about twice as many, or half."""
+
 
 @lru_cache(maxsize=4096)
 def most_slots_of(profile: Profile, max_lora_rank: int) -> int:

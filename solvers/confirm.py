@@ -19,7 +19,7 @@ from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
-from packer.solvers.candidates import neighbours
+from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.order import by_falling_load
 from packer.solvers.slots import SlotSearch, scores
@@ -32,9 +32,6 @@ STEPS = 4
 
 _SEARCH_SHARE, _RELIEF_SHARE, _REPEATED_SHARE = 0.75, 0.5, 0.5
 """Of the time that is left, for the search, for repairs, and for each repetition."""
-
-_AWAY = 2
-"""A refused GPU is tried with the candidates of `max_loras` so many steps above and below its own."""
 
 _SAMPLE = 3
 """Where so many refused GPUs do not hold with other slots either, the rest is not tried."""
@@ -119,7 +116,7 @@ def with_other_slots(problem: Problem, found: Solution) -> Solution:
         tried = [
             (k, item.with_slots(n))
             for k, item in ((k, found.bins[k]) for k in some)
-            for n in (*neighbours(item, _AWAY)[:1], *neighbours(item, -_AWAY)[:1])
+            for n in (*neighbours(item, AWAY)[:1], *neighbours(item, -AWAY)[:1])
         ]
         if not tried or problem.out_of_time():
             break

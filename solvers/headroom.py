@@ -10,6 +10,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.plan import Plan
 from packer.room import LEVELS, Room
+from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.evaluator import Evaluator
 from packer.twin.hours import Hours, of_hours, with_adapters
 from packer.workload import Workload
@@ -20,8 +21,6 @@ MOST_GPUS = 32
 
 LITTLE = 1.25
 """A server with few slots whose rates may grow by less than this factor is tried with more."""
-MORE_SLOTS = (1.4, 2.0)
-"""Factors by which more slots are tried."""
 
 
 def with_slots(
@@ -39,10 +38,9 @@ def with_slots(
     for k, (item, room) in enumerate(zip(bins, given, strict=False)):
         if not 1.0 <= (room.headroom or 0.0) < LITTLE or room.limit not in ("slots", "loading"):
             continue
-        for factor in MORE_SLOTS:
-            most = min(len(item.adapters), int(factor * item.max_loras) + 1)
+        for most in reversed(neighbours(item, AWAY)):
             other = item.with_slots(most)
-            if hours.stop() or most <= item.max_loras or not admits(other):
+            if hours.stop() or not admits(other):
                 continue
             (found,) = hours.rooms([other], fleet)
             if (found.headroom or 0.0) > (rooms[k].headroom or 0.0):

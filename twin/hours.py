@@ -15,7 +15,7 @@ from packer.bin import Bin
 from packer.evaluation import SIMULATED, AdapterFigures, Evaluation, Evaluations
 from packer.plan import Plan
 from packer.room import LEVELS, Room
-from packer.twin.limits import limit_of
+from packer.twin.limits import USED_UP, limit_of
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
@@ -36,6 +36,7 @@ class ServerHour:
     `used`: `Simulation.slo_used`; `adapters`: figures of each of its adapters; `ttft_ms`: TTFT of every completed
     request, float32; `late`: when those were sent (s) that waited longer than their limit, and their TTFT (ms),
     float32 (2, late); `keeps`: whether its limits are kept, its queue does not grow, and it does not starve.
+    `short_of_cache`: the KV cache is mostly in use, or too small for the server to start, so that fewer slots may help.
     """
 
     figures: Evaluation
@@ -44,6 +45,7 @@ class ServerHour:
     ttft_ms: npt.NDArray[np.float32]
     late: npt.NDArray[np.float32]
     keeps: tuple[bool, bool, bool]
+    short_of_cache: bool = False
 
 
 @dataclass(eq=False)
@@ -141,6 +143,7 @@ class Hours:
             sim.ttft_ms.astype(np.float32),
             sim.late.astype(np.float32),
             self._keeps(sim),
+            sim.status != "ok" or sim.mean_kv_usage >= USED_UP,
         )
 
 

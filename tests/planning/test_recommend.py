@@ -106,15 +106,18 @@ def test_limits_that_a_predictor_does_not_know_are_named(plan: Plan) -> None:
 
 
 def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, server: Profile) -> None:
-    """Serving numbers of GPUs are shown with their latency, starving ones as starving."""
+    """Serving numbers of GPUs are shown with their latency, those that certainly starve as starving."""
     points = packer.frontier(fleet, server, max_gpus=2)
     last = replace(points[-1], n_gpus=9)
     fewer = [replace(points[-1], n_gpus=7, starving=(0,)), replace(points[-1], n_gpus=8)]
-    text = outcome(last, [*fewer, last], (Room(1.21, 1.5, 1.6), Room(1.5, 1.5, 1.5)), Slo(), breaking=None)
+    rooms = (Room(1.21, 1.5, 1.6), Room(1.5, 1.5, 1.5))
+    text = outcome(last, [*fewer, last], rooms, Slo(), breaking=None, needed=8.0)
     assert text.count("holds to") == 1
     assert "holds to +21%" in text
     assert "8 GPUs serve it with" in text
     assert text.endswith("; 7 starve.")
+    text = outcome(last, [*fewer, last], rooms, Slo(), breaking=None, needed=7.0)
+    assert text.endswith("; on 7 no plan was found that serves it.")
     assert not math.isnan(last.p95_ttft_ms)
 
 

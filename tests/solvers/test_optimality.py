@@ -11,10 +11,12 @@ from monotone import problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.checks import slot_rank_for
 from packer.evaluation import Evaluations
 from packer.lengths import Lengths
 from packer.plan import Status
 from packer.planning.solve import solve
+from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.solvers.backbone import load_bound
 from packer.solvers.bound import Bound
@@ -24,6 +26,8 @@ from packer.solvers.exact import solver as exact
 from packer.solvers.exact.solver import ExactSearch
 from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
+from packer.twin.estimate import estimate_profile
+from packer.twin.models import model_named
 from packer.workload import Workload
 
 
@@ -155,3 +159,34 @@ def test_a_plan_of_a_trained_predictor_is_optimal_only_if_the_twin_confirms_it(t
     assert plan.bound_source.startswith("estimate") is not plan.bound_proven
     assert not plan.bound_proven or plan.lower_bound == 1
     assert plan.status is Status.FEASIBLE
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("solver", ["bounds", "exact", "greedy"])
+def test_optimal_holds_over_every_number_of_slots(solver: str, seed: int) -> None:
+    """On a small card with large ranks a plan called optimal has no more GPUs than the best of every partition with
+    every `max_loras`, of which few start at all."""
+    rng = np.random.default_rng((seed, 3))
+    card = estimate_profile(model_named("meta-llama/Llama-3.1-8B-Instruct"), "a10", max_model_len=4096)
+    rates = rng.uniform(0.02, 0.4, 6)
+    fleet = Workload(
+        [Adapter(f"a{i}", int(rng.choice((64, 128))), float(rate)) for i, rate in enumerate(rates)]
+    )
+    judge = TreePredictor.guide(card)
+    sets = [tuple(i for i in range(6) if mask >> i & 1) for mask in range(1, 64)]
+    ranks = [slot_rank_for(int(fleet.ranks[list(each)].max())) for each in sets]
+    tried = [
+        (mask, Bin(each, card.settings(n, rank), card))
+        for mask, (each, rank) in enumerate(zip(sets, ranks, strict=True), start=1)
+        for n in range(1, len(each) + 1)
+    ]
+    feasible = judge.evaluate(fleet, [item for _, item in tried]).feasible.tolist()
+    good = {mask for (mask, _), ok in zip(tried, feasible, strict=True) if ok}
+    fewest = [0]
+    for mask in range(1, 64):
+        parts = [fewest[mask & ~part] for part in good if part & mask == part and part & mask & -mask]
+        fewest.append(1 + min(parts, default=99))
+    plan = solve(fleet, card, solver=solver, predictor=judge, margin=0.0, verify=False, with_headroom=False)
+    assert plan.n_gpus >= fewest[63]
+    assert not plan.bound_proven or (plan.lower_bound or 0) <= fewest[63]
+    assert solver == "greedy" or (plan.status, plan.n_gpus) == (Status.OPTIMAL, fewest[63])
