@@ -19,15 +19,15 @@ from packer.failover import without_server
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.frontier import FrontierPoint, Progress, average
-from packer.planning.kept import STARVING, Hour, KeptHours
+from packer.planning.kept import Hour, KeptHours
 from packer.planning.replicas import MOST_REPLICAS, Replicas, everywhere, needed
+from packer.planning.settle import settled
 from packer.planning.solve import solve
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.room import Room
 from packer.search import fewest
 from packer.solvers.base import limit_of
-from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.evaluator import rate_margin_for
 from packer.solvers.headroom import MOST_GPUS, with_slots
 from packer.twin.hours import Hours, merged
@@ -40,8 +40,6 @@ GAIN = 0.1
 WORSE = 1.2
 """A worst adapter this many times as slow as on fewer GPUs is no chance."""
 MOST_POINTS = 12
-TIGHT = 0.5
-"""A server that uses more than this of its limits is tried with more slots."""
 SOLVERS = ("spread-refined", "spread")
 """What proposes which adapters share a GPU; the next is tried where a proposal breaks the limits."""
 
@@ -149,12 +147,12 @@ class Frontier:
                 if best and self._least_cost(bins) >= self._cost(best):
                     continue
                 lost = following is not None and self._starves(bins)
-                settled = list(bins) if lost else self._settled(bins, self.kept.hours)
+                made = list(bins) if lost else settled(self.kept, bins, self.kept.hours, self.over)
                 if self.spare and not lost:
-                    settled = self._with_spare_slots(settled)
-                keeps = self._keeps(settled)
-                if not best or keeps or self._cost(settled) < self._cost(best):
-                    best = settled
+                    made = self._with_spare_slots(made)
+                keeps = self._keeps(made)
+                if not best or keeps or self._cost(made) < self._cost(best):
+                    best = made
                 if keeps or self.over():
                     break
             self._points[n_gpus] = self.point_of(best)
@@ -171,7 +169,7 @@ class Frontier:
             here, there = self.at(n), self.at(min(high, n + max(1, round(0.1 * n))))
             slower = there.worst_adapter_ttft_ms > WORSE * here.worst_adapter_ttft_ms
             if slower or there.p95_ttft_ms > here.p95_ttft_ms:
-                bins = self._settled(there.plan.bins, self.kept.hours, tight=0.0)
+                bins = settled(self.kept, there.plan.bins, self.kept.hours, self.over, tight=0.0)
                 if bins != list(there.plan.bins) and self._keeps(bins):
                     there = self._points[there.n_gpus] = self.point_of(bins)
             pairs = ((here.p95_ttft_ms, there.p95_ttft_ms), (here.mean_itl_ms, there.mean_itl_ms))
@@ -278,35 +276,9 @@ class Frontier:
         for lost in range(len(bins)):
             left, _ = without_server(self.workload, bins, lost)
             others = [k for k in range(len(bins)) if k != lost]
-            for k, item in zip(others, self._settled(left, [self.kept.given]), strict=True):
+            for k, item in zip(others, settled(self.kept, left, [self.kept.given], self.over), strict=True):
                 slots[k] = max(slots[k], item.max_loras)
         return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
-
-    def _settled(self, bins: Sequence[Bin], hours: Sequence[Hour], tight: float = TIGHT) -> list[Bin]:
-        """Each server with the number of slots that keeps its limits best.
-
-        More are tried where it uses > `tight`, then fewer where it breaks its limits and the KV cache is scarce.
-        """
-        best = list(bins)
-        for away, least in ((AWAY, tight), (-AWAY, 1.0)):
-            start, used = [item.max_loras for item in best], self.kept.used(best, hours)
-            scarce = [away > 0 or each for each in self.kept.short_of_cache(best, hours)]
-            open_ = {k for k in range(len(best)) if scarce[k]}
-            while open_ and not self.over():
-                near = {k: neighbours(best[k].with_slots(start[k]), away) for k in open_ if used[k] > least}
-                better = set()
-                for place in range(AWAY):  # the nearer ones only where the farthest are not enough
-                    tries = [k for k in sorted(near) if used[k] > least and len(near[k]) > place]
-                    others = [best[k].with_slots(near[k][place]) for k in tries]
-                    found = self.kept.used(others, hours, [used[k] for k in tries])
-                    for k, other, now in zip(tries, others, found, strict=True):
-                        if now < used[k]:
-                            best[k], used[k], start[k] = other, now, other.max_loras
-                            better.add(k)
-                        elif k not in better and place == 0:
-                            start[k] = other.max_loras
-                open_ = {k for k, some in near.items() if some and (k in better or used[k] >= STARVING)}
-        return best
 
     def _starves(self, bins: Sequence[Bin]) -> bool:
         """Whether a server starves that has a slot for each adapter, and room in its KV cache: no number of slots

@@ -19,6 +19,7 @@ from packer.arrival import Arrivals, Bursts
 from packer.io.plans import plan_to_dict
 from packer.plan import Status
 from packer.planning.explore import Frontier
+from packer.planning.settle import settled
 from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
 from packer.solvers.headroom import LITTLE
@@ -94,9 +95,9 @@ def test_slots_are_added_where_the_goal_breaks(server: Profile) -> None:
     fleet = Workload([Adapter(f"a{k}", 8, 0.2) for k in range(32)])
     job = Frontier(fleet, server, margin=0.0)
     tight = Bin(tuple(range(32)), server.settings(1, 8), server)
-    (settled,) = job._settled([tight], job.kept.hours)
-    assert job.kept.used([tight])[0] > 1.0 >= job.kept.used([settled])[0]
-    assert settled.max_loras > 1
+    (found,) = settled(job.kept, [tight], job.kept.hours, job.over)
+    assert job.kept.used([tight])[0] > 1.0 >= job.kept.used([found])[0]
+    assert found.max_loras > 1
 
 
 def test_bursts_beyond_a_server_split_the_adapter_further(server: Profile) -> None:
@@ -199,9 +200,9 @@ def test_a_proposal_that_is_left_out_would_have_cost_more(fleet: Workload, serve
     job = Frontier(fleet, server)
     for n_gpus in (1, 2, 3):
         for bins in job._proposed(n_gpus):
-            settled = job._settled(bins, job.kept.hours)
-            assert job._least_cost(bins) <= job._cost(settled)
-            assert job._least_cost(bins) == len(bins) or not job._keeps(settled)
+            made = settled(job.kept, bins, job.kept.hours, job.over)
+            assert job._least_cost(bins) <= job._cost(made)
+            assert job._least_cost(bins) == len(bins) or not job._keeps(made)
 
 
 def test_servers_that_starve_with_all_slots_get_no_trials(fleet: Workload, server: Profile) -> None:
