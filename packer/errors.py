@@ -156,8 +156,14 @@ def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], 
 
     @wraps(read)
     def named(path: A, *args: P.args, **kwargs: P.kwargs) -> T:
-        with reading(path):
-            return read(path, *args, **kwargs)
+        try:
+            with reading(path):
+                return read(path, *args, **kwargs)
+        except FileFormatError as error:
+            from packer.io.recognise import hint
+
+            error.args = (f"{error.args[0]}{hint(path, read.__name__)}",)
+            raise
 
     return named  # type: ignore[return-value]  # the path may be given by its name, too
 

@@ -12,11 +12,17 @@ _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]
 _VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
 _MOST_CHARACTERS = 63
 KINDS = table("packer.export", "nodes.toml")
-"""Kind of GPU → key and values of its node label, and its name in Ray."""
+"""Name of a GPU in profiles → key and values of its node label, and its name in Ray."""
+
+
+def short_name(gpu: str) -> str:
+    """The name of a GPU as people type it: "NVIDIA A100 80GB" is a100-80gb, "NVIDIA GeForce RTX 4090" rtx4090."""
+    text = re.sub(r"^(nvidia|amd|intel)[ -]|geforce[ -]|[ -]sxm(?=[ -])", "", gpu.lower().strip())
+    return re.sub(r"(rtx)-(?=\d)", r"\1", re.sub(r"[ _]+", "-", text))
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Labels from texts `[GPU:]KEY=VALUE`: kind of GPU, or "" for every kind → key and value.
+    """Labels from texts `[GPU:]KEY=VALUE`: short name of a GPU, or "" for every GPU → key and value.
 
     Raises `ValidationError`: a text is no label, or a kind has two.
     """
@@ -30,6 +36,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[str, str]]:
             raise ValidationError(
                 f"Expected --node-label [GPU:]KEY=VALUE with a key and a value of Kubernetes labels, got {shown(text)}."
             )
+        kind = short_name(kind)
         if kind in found:
             raise ValidationError(f"Expected one --node-label for {kind or 'every kind of GPU'}, got two.")
         found[kind] = (key, value)
@@ -43,14 +50,14 @@ def node_labels(gpu: str, kinds: int, given: Mapping[str, tuple[str, str]]) -> d
     `given`: labels of the user (`parse_labels`), which replace the known one.
     Raises `IncompatibleError`: the plan has several kinds, and this one has no known label.
     """
-    if own := given.get(gpu) or given.get(""):
+    if own := given.get(short_name(gpu)) or given.get(""):
         return {own[0]: [own[1]]}
     if kinds < 2:
         return {}
     if gpu not in KINDS:
         raise IncompatibleError(
             f"The plan has {kinds} kinds of GPU, and no node label is known for {shown(gpu)}: give "
-            f"--node-label {gpu}:KEY=VALUE."
+            f"--node-label {short_name(gpu)}:KEY=VALUE."
         )
     return {KINDS[gpu]["key"]: list(KINDS[gpu]["values"])}
 

@@ -40,8 +40,8 @@ class Options:
     `port` + index); None takes the server's name and `port`, as Compose and Kubernetes resolve them.
     `adapters_claim`: Kubernetes PersistentVolumeClaim with the adapters, mounted at `adapters_dir`.
     `token_secret`: Kubernetes Secret whose key `token` is the Hugging Face token.
-    `node_labels`: kind of GPU, or "" for every kind → key and value of the label of its nodes; where a plan has several
-    kinds, those that are not given have the label of `packer.export.nodes`.
+    `node_labels`: short name of a GPU, or "" for every GPU → key and value of the label of its nodes; where a plan
+    has several kinds, those that are not given have the label of `packer.export.nodes`.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict)

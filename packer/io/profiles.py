@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from packer.errors import reading
+from packer.errors import FileFormatError, reader, reading
 from packer.io.documents import parse_toml, toml_table
 from packer.io.files import read_text, write_text
 from packer.io.schema import check_version, parse
@@ -35,10 +35,14 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
         The file can't be read, or a value in it breaks a rule; names the key.
     """
     text = os.fspath(name_or_path)
-    if not text.endswith(".toml"):
-        return _load_shipped(text)
-    with reading(text):
-        return parse_profile(read_text(text))
+    return _read_profile(text) if text.endswith(".toml") or os.path.isfile(text) else _load_shipped(text)
+
+
+@reader
+def _read_profile(path: str) -> Profile:
+    if not path.endswith(".toml"):
+        raise FileFormatError("expected a profile's name to end in .toml.")
+    return parse_profile(read_text(path))
 
 
 @cache

@@ -12,9 +12,10 @@ import yaml
 
 from packer.errors import IncompatibleError, ValidationError
 from packer.export.formats import export_plan
-from packer.export.nodes import parse_labels
+from packer.export.nodes import KINDS, parse_labels, short_name
 from packer.export.servers import Options
 from packer.plan import Plan
+from packer.twin.datasheets import GPUS
 
 NAMES = ("sql", "tone")
 SOURCES = {name: f"s3://loras/all/{name}" for name in NAMES}
@@ -53,7 +54,7 @@ def pods(plan: Plan, name: str, options: Options) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["k8s", "llm-d", "aibrix", "kserve", "helm", "dynamo"])
 def test_two_kinds_select_their_nodes(toy_plan: Callable[..., Plan], name: str) -> None:
     """Each server takes nodes with the product labels of its GPU; what the user gives replaces them."""
-    plan = of_kinds(toy_plan(NAMES, gpus=2), "l4", "a100-80gb")
+    plan = of_kinds(toy_plan(NAMES, gpus=2), "NVIDIA L4", "NVIDIA A100 80GB")
     options = Options(sources=REPOSITORIES, adapters_claim="adapters", token_secret="hf")
     own = replace(options, node_labels={"l4": ("pool", "small")})
     expected = [("nvidia.com/gpu.product", ["NVIDIA-L4"]), ("pool", ["small"])]
@@ -83,11 +84,11 @@ def test_ray_names_the_accelerator(toy_plan: Callable[..., Plan]) -> None:
     """Ray Serve takes the kind as an accelerator type, and a kind that Ray does not know is refused."""
     options = Options(sources=SOURCES)
     plan = toy_plan(NAMES, gpus=2)
-    text = export_plan(of_kinds(plan, "l4", "h100-80gb"), "ray", options)["serve.yaml"]
+    text = export_plan(of_kinds(plan, "NVIDIA L4", "NVIDIA H100 SXM 80GB"), "ray", options)["serve.yaml"]
     configs = yaml.safe_load(text)["applications"][0]["args"]["llm_configs"]
     assert [each["accelerator_type"] for each in configs] == ["L4", "H100"]
-    with pytest.raises(IncompatibleError, match="none for 'rtx4090'"):
-        export_plan(of_kinds(plan, "l4", "rtx4090"), "ray", options)
+    with pytest.raises(IncompatibleError, match="none for 'NVIDIA GeForce RTX 4090'"):
+        export_plan(of_kinds(plan, "NVIDIA L4", "NVIDIA GeForce RTX 4090"), "ray", options)
 
 
 def test_one_kind_takes_any_node(toy_plan: Callable[..., Plan]) -> None:
@@ -98,7 +99,7 @@ def test_one_kind_takes_any_node(toy_plan: Callable[..., Plan]) -> None:
     labelled = replace(options, node_labels=parse_labels(["cloud.google.com/gke-accelerator=nvidia-l4"]))
     assert export_plan(plan, "k8s", labelled)["packer.yaml"].count("gke-accelerator") == 2
     with pytest.raises(IncompatibleError, match="--node-label mine:KEY=VALUE"):
-        export_plan(of_kinds(plan, "l4", "mine"), "k8s", options)
+        export_plan(of_kinds(plan, "NVIDIA L4", "mine"), "k8s", options)
 
 
 @pytest.mark.parametrize("bad", ["pool", "=x", "pool=", "po ol=x", "pool=a/b", "l4:=x", f"pool={'x' * 64}"])
@@ -108,3 +109,11 @@ def test_bad_labels_are_refused(bad: str) -> None:
         parse_labels([bad])
     with pytest.raises(ValidationError, match="one --node-label"):
         parse_labels(["a=b", "c=d"])
+
+
+def test_every_gpu_of_a_data_sheet_has_a_label() -> None:
+    """The label of each NVIDIA and AMD GPU that profiles are estimated for is known, under the profile's name."""
+    titles = {sheet.title for sheet in GPUS.values() if sheet.title.startswith(("NVIDIA", "AMD"))}
+    assert titles - set(KINDS) == set()
+    assert {short_name(title) for title in ("NVIDIA GeForce RTX 4090", "rtx-4090")} == {"rtx4090"}
+    assert short_name("NVIDIA H100 SXM 80GB") == "h100-80gb"

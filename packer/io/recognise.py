@@ -1,0 +1,90 @@
+"""What a file that could not be read is: a plan, a workload, a log, …, and which commands take that."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from contextlib import suppress
+
+HEAD_BYTES = 65_536
+TAKEN_BY = {
+    "plan": "packer show, evaluate, export and report take it, and packer solve WORKLOAD --from",
+    "workload": "packer solve, simulate and sweep take it",
+    "trace of requests": "packer workload from-trace makes a workload of it",
+    "access log": "packer init and packer workload from-access-log take it",
+    "profile": "--profile takes it",
+    "cluster": "--cluster takes it",
+}
+"""Kind of file → the commands for it."""
+READERS = {
+    "load_plan": {"plan"},
+    "read_workload": {"workload"},
+    "read_trace": {"trace of requests"},
+    "read_access_log": {"access log"},
+    "_read_profile": {"profile"},
+    "read_cluster": {"cluster"},
+}
+"""Function that reads a file → the kinds that it is for, which are no news to the user."""
+
+
+def hint(path: str | os.PathLike[str], read: str) -> str:
+    """What a file is that the function `read` refused, and who takes it, in a sentence; "" where that is not clear."""
+    if read not in READERS:
+        return ""
+    kind = kind_of(path)
+    if kind is None or kind in READERS[read]:
+        return ""
+    article = "an" if kind[0] in "aeiou" else "a"
+    return f" This is {article} {kind}: {TAKEN_BY[kind]}."
+
+
+def kind_of(path: str | os.PathLike[str]) -> str | None:
+    """The kind of a file by its first bytes, one of `TAKEN_BY`; None where they do not say."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            data = file.read(HEAD_BYTES)
+        if data[:2] == b"\x1f\x8b":
+            with gzip.open(path) as packed:
+                data = packed.read(HEAD_BYTES)
+    except (OSError, EOFError, ValueError, zlib.error):
+        return None
+    text = data.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    if text.startswith("{"):
+        return _of_json(text)
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return (_of_header(lines[0]) if lines else None) or _of_toml(text)
+
+
+def _of_json(text: str) -> str | None:
+    first = text.partition("\n")[0]
+    with suppress(ValueError, RecursionError):
+        entry = json.loads(first)
+        if isinstance(entry, dict) and "adapters" not in entry:
+            keys = {str(key).lower() for key in entry}
+            return "access log" if keys & {"model", "usage"} else _of_columns(keys)
+    keys = set(re.findall(r'"(\w+)"\s*:', text))
+    if {"n_gpus", "solver"} <= keys:
+        return "plan"
+    return "workload" if {"adapters", "rank"} <= keys else None
+
+
+def _of_header(line: str) -> str | None:
+    return _of_columns({cell.strip(' "').lower() for cell in line.split(",")})
+
+
+def _of_columns(names: set[str]) -> str | None:
+    from packer.traces.columns import looks_like_trace
+
+    if {"adapter", "rank", "rate"} <= names:
+        return "workload"
+    return "trace of requests" if looks_like_trace(names) else None
+
+
+def _of_toml(text: str) -> str | None:
+    tables = set(re.findall(r"^[ \t]*\[{1,2}[ \t]*([\w-]+)", text, re.MULTILINE))
+    if {"model", "gpu", "engine"} <= tables:
+        return "profile"
+    return "cluster" if {"kinds", "nodes"} <= tables else None

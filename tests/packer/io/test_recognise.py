@@ -1,0 +1,83 @@
+"""A file of the wrong kind is named, with the commands that take it."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from packer.errors import FileFormatError
+from packer.io.clusters import read_cluster
+from packer.io.plans import load_plan
+from packer.io.profiles import load_profile
+from packer.io.recognise import hint, kind_of
+from packer.io.workloads import read_workload
+from packer.plan import Plan
+from packer.traces.access_log import read_access_log
+from packer.traces.read import read_trace
+
+LOG = '{"timestamp": 1767225600, "model": "a", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n'
+TRACE = "timestamp,input_tokens,output_tokens,adapter,rank\n0,1,1,a,8\n1,1,1,a,8\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path, root: Path, toy_plan: Callable[..., Plan]) -> dict[str, Path]:
+    """One file of each kind."""
+    found = {
+        "plan": tmp_path / "plan.json",
+        "access log": tmp_path / "log.jsonl",
+        "trace of requests": tmp_path / "trace.csv.gz",
+        "workload": root / "examples" / "workloads" / "paper-256.csv",
+        "profile": root / "twin" / "profiles" / "h100-64gb" / "llama-3.1-8b-instruct.toml",
+        "cluster": root / "examples" / "clusters" / "four-h100.toml",
+    }
+    toy_plan(("a", "b"), gpus=1).save(found["plan"])
+    found["access log"].write_text(3 * LOG)
+    found["trace of requests"].write_bytes(gzip.compress(TRACE.encode()))
+    return found
+
+
+def test_each_kind_is_recognised(files: dict[str, Path], tmp_path: Path) -> None:
+    """The first bytes of a file say what it is; other files are nothing that is known."""
+    assert {kind: kind_of(path) for kind, path in files.items()} == {kind: kind for kind in files}
+    for k, text in enumerate(("", "\0\1", "a,b\n1,2\n", "{", "[" * 5000, '{"a": 1}', "[table]\nx = 1\n")):
+        path = tmp_path / f"other-{k}"
+        path.write_text(text)
+        assert kind_of(path) is None
+    assert kind_of(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("read", "own"),
+    [
+        (load_plan, ("plan",)),
+        (read_workload, ("workload", "trace of requests")),
+        (read_trace, ("trace of requests",)),
+        (read_access_log, ("access log",)),
+        (load_profile, ("profile",)),
+        (read_cluster, ("cluster",)),
+    ],
+)
+def test_a_wrong_file_is_named(
+    files: dict[str, Path], read: Callable[[Path], object], own: tuple[str, ...]
+) -> None:
+    """What a reader refuses is said to be what it is; its own kind is no news."""
+    for kind, path in files.items():
+        if kind in own:
+            read(path)
+            continue
+        with pytest.raises(FileFormatError, match=rf"This is an? {kind}: .*packer|--") as caught:
+            read(path)
+        assert str(caught.value).count("This is a") == 1
+
+
+def test_a_damaged_file_of_the_right_kind_gets_no_hint(tmp_path: Path) -> None:
+    """A workload with a wrong cell is still a workload."""
+    path = tmp_path / "fleet.csv"
+    path.write_text("adapter,rank,rate\na,8,-1\n")
+    with pytest.raises(FileFormatError) as caught:
+        read_workload(path)
+    assert "This is a" not in str(caught.value)
+    assert hint(path, "read_ranks") == ""
