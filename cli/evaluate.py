@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 _CHANGED = ("add_path", "remove", "lose")
-_OF_METRICS = ("gateway", "requests_metric", "input_tokens_metric", "output_tokens_metric", "label", "end_s")
+_OF_METRICS = (
+    "api_key_env",
+    "gateway",
+    "requests_metric",
+    "input_tokens_metric",
+    "output_tokens_metric",
+    "label",
+    "end_s",
+)
 
 
 @bundle
@@ -90,7 +98,7 @@ class Traffic:
 
         def read() -> Workload:
             found = metrics.read(span_s=self.window_s, window_s=self.window_s)
-            return latest_of_metrics(found, metrics.export_path or metrics.url or "")
+            return latest_of_metrics(found, metrics.place)
 
         return read
 

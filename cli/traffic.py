@@ -12,11 +12,12 @@ from packer.cli.options import numbers
 from packer.errors import IncompatibleError, ValidationError, reading
 
 if TYPE_CHECKING:
+    from packer.io.web import Address
     from packer.operate.observe import View
     from packer.traces.prometheus import Metrics, Source
     from packer.traces.ranks import Ranks
 
-UNUSED_WITH_INPUT = ("url", "window_s", "span_s", "end_s")
+UNUSED_WITH_INPUT = ("url", "api_key_env", "window_s", "span_s", "end_s")
 """Parameters of a query: a saved file has its own."""
 
 
@@ -106,6 +107,7 @@ class PrometheusOptions:
     """Which counters of which Prometheus server.
 
     url: Prometheus server, as http://prometheus:9090.
+    api_key_env: Environment variable with the key of the server, or a file of it as @FILE: a token, or USER:PASSWORD.
     export_path: A file that packer workload from-metrics --save wrote, instead.
     gateway: Whose counters: vllm's own carry no adapter and give estimates only.
     requests_metric: Counter of requests (custom).
@@ -116,6 +118,7 @@ class PrometheusOptions:
     """
 
     url: str | None = option(metavar="URL")
+    api_key_env: str | None = option(metavar="NAME|@FILE")
     export_path: str | None = option("--input", metavar="FILE.json")
     gateway: str = option(
         type=click.Choice(("litellm", "envoy-ai-gateway", "vllm", "custom")), default="litellm"
@@ -128,15 +131,24 @@ class PrometheusOptions:
 
     def check(self) -> None:
         """Raise errors that don't depend on an answer before the first query."""
-        from packer.traces.prometheus import check_url
-
         if self.export_path is not None:
             refuse_unused("--input", UNUSED_WITH_INPUT)
         if (self.url is None) == (self.export_path is None):
             raise ValidationError("Expected exactly one of --url and --input.")
-        if self.url is not None:
-            check_url(self.url)
+        self.address()
         self.source()
+
+    def address(self) -> Address | None:
+        """The server, with its key; None without one."""
+        from packer.io.web import address_of, key_of
+
+        return None if self.url is None else address_of(self.url, key_of(self.api_key_env))
+
+    @property
+    def place(self) -> str:
+        """What the answers are read from, for messages."""
+        where = self.address()
+        return self.export_path or ("" if where is None else where.url)
 
     def source(self) -> Source:
         """Names of the counters."""
@@ -166,18 +178,16 @@ class PrometheusOptions:
         from packer.io.files import write_text
         from packer.traces.prometheus import fetch, parse, read_export
 
-        source = self.source()
-        if self.export_path is not None:
-            answers = read_export(self.export_path)
+        source, where = self.source(), self.address()
+        if where is None:
+            answers = read_export(self.export_path or "")
         else:
             end_s = time.time() if self.end_s is None else self.end_s
             end_s -= end_s % window_s if by_clock else 0.0
-            answers = fetch(
-                self.url or "", source, end_s=end_s, span_s=max(span_s, window_s), window_s=window_s
-            )
+            answers = fetch(where, source, end_s=end_s, span_s=max(span_s, window_s), window_s=window_s)
         if save_path is not None:
             write_text(save_path, json.dumps(answers) + "\n")
-        with reading(self.export_path or self.url or ""):
+        with reading(self.place):
             return parse(answers, source, skip=skip)
 
 

@@ -14,6 +14,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import LiveError
 from packer.io.files import claimed
+from packer.io.web import Address
 from packer.lengths import Lengths
 from packer.live import from_log
 from packer.live.campaign import BASE, Campaign, Endpoint, Outcome, Progress, Session, Task
@@ -153,7 +154,7 @@ def calibrate(
 
 
 def calibrate_url(
-    url: str,
+    where: Address | str,
     known: Profile,
     folder: Path,
     *,
@@ -164,22 +165,23 @@ def calibrate_url(
 ) -> tuple[Profile, list[Outcome], bool]:
     """Measure a server that runs already, from the outside; returns as `calibrate` does.
 
-    `url`: of the server.
+    `where`: the server.
     `known`: a profile with its model, GPU and engine settings, which a server does not report; an estimate will do.
     `settings`: its slots; its adapters are taken to be of their rank.
     Raises `LiveError`: it does not answer, or serves no adapters.
     """
-    served = served_models(url)
+    where = Address(where.rstrip("/")) if isinstance(where, str) else where
+    served = served_models(where)
     if len(served) < 2:
         raise LiveError(
-            f"{url} serves {len(served)} models: expected the base model and at least one adapter."
+            f"{where.url} serves {len(served)} models: expected the base model and at least one adapter."
         )
     launch = Launch(known.name, "", "{name}", known.engine, known.model, known.gpu, step_log=False)
     loras, rank = settings.max_loras, settings.max_lora_rank
     adapters = [Adapter(name, rank, 1.0) for name in served[1:]]
     tasks = (*_bursts(launch, adapters, loras, rank), *_mixes(launch, adapters, seed))
     session = Session("url", ServerOptions((), settings), tasks)
-    endpoint = Endpoint(url, base=served[0])
+    endpoint = Endpoint(where.url, base=served[0], authorization=where.authorization)
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress, endpoint=endpoint)
     with claimed(folder):
         outcomes = campaign.run([session])
@@ -193,7 +195,7 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
         settings = outcome.session.options.settings
         if outcome.kv_cache_tokens is not None:
             capacity[settings] = outcome.kv_cache_tokens
-        if outcome.load is None:
+        if outcome.load is None or not len(outcome.load.done):
             continue
         if outcome.steps is not None:
             observations.append(
@@ -204,6 +206,7 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
             observations.append(from_client(outcome))
     if not observations:
         failures = {o.failure.message for o in outcomes if o.failure is not None}
+        failures |= {o.load.fault for o in outcomes if o.load is not None and o.load.fault is not None}
         raise LiveError(
             f"No server could be measured: {'; '.join(sorted(failures)) or 'the budget is too short'}."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -95,10 +95,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go: a server started here, or one that was running already (`server` None)."""
+    """Where requests go: a server started here, or one that was running already (`server` None).
+
+    `authorization`: header that opens it.
+    """
 
     url: str
     base: str = BASE
+    authorization: str = field(default="", repr=False)
     server: Server | None = None
 
     @property
@@ -242,6 +246,7 @@ class Campaign:
             alive=lambda: endpoint.alive,
             stop=self.stop,
             progress=lambda s: self.progress(f"{session.key} {task.key} {s:.0f} s", 0, 0),
+            authorization=endpoint.authorization,
         )
         log = endpoint.step_log
         if log is not None and log.exists():

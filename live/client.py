@@ -10,7 +10,6 @@ SIGTERM or SIGINT end the run early; what was seen until then is written and mar
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import math
@@ -20,6 +19,8 @@ import sys
 import time
 from array import array
 from collections import Counter
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,22 +29,35 @@ import numpy as np
 
 from packer.arrival import RequestTrace
 from packer.errors import MissingDependencyError
+from packer.io.web import Address
 from packer.live import results
+from packer.live.metrics import kept
 from packer.live.results import LoadResult
+from packer.live.server import MAX_PAGE_BYTES
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 """Signals that end a run early."""
 ERROR_TEXT = 160
 """Characters of a server's error message that are kept."""
+ERROR_BYTES, ERROR_S = 4096, 2.0
+"""Bytes of such a message that are read, and for how long."""
 SILENT_SHARE = 0.5
 """A run that ends after so much of it without a token, with requests outstanding, means that the server hangs."""
+LOOK_LIMIT_S = 5.0
+"""Time of a look at /metrics."""
+EXTRA_CHUNKS = 16
+"""A stream of so many chunks more than were requested tokens is ended."""
+END_S = 5.0
+"""A stream that is open so long after its last token does not end."""
+KEY = "PACKER_AUTHORIZATION"
+"""Environment variable of the client's process with the header that opens the server."""
 
 
 @dataclass(frozen=True)
 class LoadJob:
     """What to send.
 
-    `url`: of the server, without a path.
+    `url`: of the server, without a path and without a key.
     `models`: model name in the request, for each adapter index of the trace.
     `requests`: when, which adapter, how long.
     `duration_s`: the run ends then, and unfinished requests are dropped.
@@ -92,6 +106,8 @@ class _Run:
         self.start = 0.0
         self.start_unix = 0.0
         self.bodies = _bodies(job)
+        self.where = Address(job.url, os.environ.pop(KEY, ""))
+        self.last = np.full(n, math.nan)
 
     def now(self) -> float:
         return time.monotonic() - self.start
@@ -161,17 +177,30 @@ async def run_load(job: LoadJob) -> LoadResult:
     gc.collect()
     gc.freeze()  # what exists now, thousands of request bodies, is not scanned in the run
     try:
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            await _look(run, session)
+        head = {"Accept-Encoding": "identity", **run.where.headers}
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers=head, auto_decompress=False
+        ) as session:
+            await _unless(stop, _look(run, session))
             run.start, run.start_unix = time.monotonic(), time.time()
             run.metrics = [(0.0, text) for _t, text in run.metrics]
             duration = await _drive(run, session, stop)
-            await _look(run, session)
+            if run.ended != "interrupted":
+                await _unless(stop, _look(run, session))
             return run.result(duration)
     finally:
         gc.unfreeze()
         for number in STOPPING:
             loop.remove_signal_handler(number)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do something until it is done or the run is to stop."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _drive(run: _Run, session: Any, stop: asyncio.Event) -> float:
@@ -189,6 +218,9 @@ async def _drive(run: _Run, session: Any, stop: asyncio.Event) -> float:
             await asyncio.wait(tasks, timeout=job.drain_s)
             finished = run.finish[np.isfinite(run.finish)]
             duration = max(duration, float(finished.max(initial=0.0))) if not tasks else run.now()
+        for i in np.flatnonzero((run.state == results.UNFINISHED) & (run.now() - run.last > END_S)).tolist():
+            if run.received[i] >= run.job.requests.output_tokens[i]:
+                _failed(run, i, "the answer does not end after its last token")
         silence_s = run.now() - run.heard
         if run.outstanding and silence_s > SILENT_SHARE * duration:
             run.end(
@@ -242,18 +274,31 @@ async def _request(run: _Run, session: Any, i: int) -> None:
     headers = {"Content-Type": "application/json"}
     url = f"{run.job.url}/v1/completions"
     try:
-        async with session.post(url, data=run.bodies[i], headers=headers) as response:
+        async with session.post(url, data=run.bodies[i], headers=headers, allow_redirects=False) as response:
+            if 300 <= response.status < 400:
+                _failed(run, i, f"HTTP {response.status}: a redirect, which is not followed")
+                return
             if response.status != 200:
-                text = (await response.text())[:ERROR_TEXT]
-                _failed(run, i, f"HTTP {response.status}: {text}")
+                text = await _text(response, ERROR_BYTES)
+                _failed(run, i, f"HTTP {response.status}: {run.where.masked(text)[:ERROR_TEXT]}")
                 return
             await _stream(run, response, i)
     except asyncio.CancelledError:
         raise
     except Exception as error:
-        _failed(run, i, f"{type(error).__name__}: {str(error)[:ERROR_TEXT]}")
+        _failed(run, i, f"{type(error).__name__}: {run.where.masked(str(error))[:ERROR_TEXT]}")
     finally:
         run.outstanding -= 1
+
+
+async def _text(response: Any, limit: int) -> str:
+    """The text of an answer, as far as it comes within `ERROR_S` and `limit` bytes."""
+    data = bytearray()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ERROR_S):
+            while len(data) < limit and (piece := await response.content.read(limit - len(data))):
+                data += piece
+    return data.decode(errors="replace")
 
 
 async def _stream(run: _Run, response: Any, i: int) -> None:
@@ -270,16 +315,21 @@ async def _stream(run: _Run, response: Any, i: int) -> None:
             usage = json.loads(line[5:]).get("usage") or {}
             continue
         if line.startswith(b'data: {"error"'):
-            _failed(run, i, line[6 : 6 + ERROR_TEXT].decode(errors="replace").strip())
+            text = run.where.masked(line[6 : 6 + ERROR_BYTES].decode(errors="replace"))
+            _failed(run, i, text[:ERROR_TEXT].strip())
             return
         run.heard = now
         chunks += 1
+        if chunks > run.job.requests.output_tokens[i] + EXTRA_CHUNKS:
+            _failed(run, i, "the answer does not end: it has more tokens than max_tokens")
+            return
         if math.isnan(last):
             run.first[i] = now
         else:
             run.gaps.append(now - last)
             run.owners.append(i)
         last = now
+        run.last[i], run.received[i] = now, chunks
     run.received[i] = usage.get("completion_tokens", chunks)
     fault = _count_fault(run, i, chunks, usage)
     if fault:
@@ -331,16 +381,17 @@ async def _scrape(run: _Run, session: Any) -> None:
 
 
 async def _look(run: _Run, session: Any) -> None:
-    """Keep the text of /metrics; it is parsed after the run. A missing page is kept as an empty text."""
+    """Keep the figures of /metrics; they are parsed after the run. A missing page is kept as an empty text."""
     aiohttp = import_aiohttp()
-    lines: list[str] = []
-    timeout = aiohttp.ClientTimeout(total=5.0)
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-        async with session.get(f"{run.job.url}/metrics", timeout=timeout) as response:
-            if response.status == 200:
-                lines = (await response.text()).splitlines()
-    # vLLM's own metrics, histograms without their many buckets.
-    text = "\n".join(line for line in lines if "vllm" in line and "_bucket{" not in line)
+    text = ""
+    timeout = aiohttp.ClientTimeout(total=LOOK_LIMIT_S)
+    with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        async with session.get(f"{run.job.url}/metrics", timeout=timeout, allow_redirects=False) as response:
+            data = bytearray()
+            while len(data) <= MAX_PAGE_BYTES and (piece := await response.content.read(1 << 16)):
+                data += piece
+            if response.status == 200 and len(data) <= MAX_PAGE_BYTES:
+                text = kept(data.decode(errors="replace"))
     run.metrics.append((run.now() if run.start else 0.0, text))
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packer.errors import LiveError
+from packer.io.documents import parse_json
+from packer.io.web import Address
 from packer.live.metrics import parse_metrics
 from packer.live.server import get
 
@@ -130,42 +132,52 @@ def diagnose(python: str | None = None) -> list[Check]:
     return [*_client_checks(), vllm, _machine()]
 
 
-def diagnose_url(url: str) -> list[Check]:
+def diagnose_url(where: Address | str) -> list[Check]:
     """Everything that measuring a running server needs."""
-    status, _ = get(url, "/health")
-    answer = f"{url}/health answers {status or 'nothing'}"
+    address = Address(where.rstrip("/")) if isinstance(where, str) else where
+    status, text = get(address, "/health")
+    answer = f"{address.url}/health answers {_answer(status, text)}"
     if status != 200:
         return [*_client_checks(), Check("health", False, answer, "start it")]
-    return [*_client_checks(), Check("health", True, answer), _version(url), _models(url), _metrics(url)]
+    rest = (_version(address), _models(address), _metrics(address))
+    return [*_client_checks(), Check("health", True, answer), *rest]
 
 
-def _version(url: str) -> Check:
-    status, text = get(url, "/version")
+def _answer(status: int, text: str) -> str:
+    """What a server answers: the status, or why there was none."""
+    if 300 <= status < 400:
+        return f"{status}, a redirect, which is not followed"
+    return str(status) if status else f"nothing ({text[:200]})" if text else "nothing"
+
+
+def _version(where: Address) -> Check:
+    status, text = get(where, "/version")
     try:
-        version = str(json.loads(text)["version"])
+        version = str(parse_json(text)["version"])[:80]
     except (ValueError, KeyError, TypeError):
-        return Check("version", False, f"{url}/version answers {status} without a version")
+        answer = _answer(status, text)
+        return Check("version", False, f"{where.url}/version answers {answer} without a version")
     return Check("version", True, f"vLLM {version}")
 
 
-def served_models(url: str) -> list[str]:
+def served_models(where: Address | str) -> list[str]:
     """Names that the server serves; empty where it gives none."""
     try:
-        return [str(item["id"]) for item in json.loads(get(url, "/v1/models")[1])["data"]]
+        return [str(item["id"]) for item in parse_json(get(where, "/v1/models")[1])["data"]]
     except (ValueError, KeyError, TypeError):
         return []
 
 
-def _models(url: str) -> Check:
-    names = served_models(url)
+def _models(where: Address) -> Check:
+    names = served_models(where)
     fix = "" if len(names) > 1 else "vllm serve … --enable-lora --lora-modules name=path …"
     return Check("adapters", len(names) > 1, f"{max(len(names) - 1, 0)} adapters beside the base model", fix)
 
 
-def _metrics(url: str) -> Check:
-    status, text = get(url, "/metrics")
+def _metrics(where: Address) -> Check:
+    status, text = get(where, "/metrics")
     if status != 200:
-        return Check("metrics", False, f"{url}/metrics answers {status or 'nothing'}")
+        return Check("metrics", False, f"{where.url}/metrics answers {_answer(status, text)}")
     sample = parse_metrics(text)
     names = ("running", "waiting", "kv_usage", "preemptions", "kv_cache_tokens")
     missing = [name for name in names if getattr(sample, name) is None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from packer.errors import LiveError
-from packer.live.client import STOPPING, LoadJob, import_aiohttp, write_job
+from packer.live.client import KEY, STOPPING, LoadJob, import_aiohttp, write_job
 from packer.live.results import LoadResult, read_result
 
 START_GRACE_S = 60.0
 """Time for the client to start and to write its result, beyond the run itself."""
-WRITE_GRACE_S = 20.0
+WRITE_GRACE_S = 4.0
+"""Time for the client to write its result when the run is ended early: a command ends within 10 s."""
 POLL_S = 0.2
 
 
@@ -27,6 +29,7 @@ def run_job(
     alive: Callable[[], bool] = lambda: True,
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[float], None] = lambda _elapsed_s: None,
+    authorization: str = "",
 ) -> LoadResult:
     """Send a job's requests from another process; the files stay in `folder`.
 
@@ -37,6 +40,7 @@ def run_job(
     `alive`: called five times a second: False (the server died) ends the run.
     `stop`: called as often: True ends the run as interrupted.
     `progress`: called with the seconds since the client was started.
+    `authorization`: header that opens the server; it is written to no file.
     Raises `LiveError`: the client itself failed.
     """
     import_aiohttp()
@@ -48,7 +52,7 @@ def run_job(
     client: subprocess.Popen[bytes] | None = None
     died = False
     try:
-        client = _started(job_path, result_path, log_path)
+        client = _started(job_path, result_path, log_path, authorization)
         start = time.monotonic()
         while client.poll() is None and time.monotonic() - start < limit:
             if not died and not alive():
@@ -68,7 +72,7 @@ def run_job(
     return replace(result, ended="the server died") if died else result
 
 
-def _started(job: Path, result: Path, log_path: Path) -> subprocess.Popen[bytes]:
+def _started(job: Path, result: Path, log_path: Path, authorization: str) -> subprocess.Popen[bytes]:
     """The client's process. It inherits a mask that holds signals back until it handles them: one that comes
     while it still imports ends the run with a result, too."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
@@ -80,6 +84,7 @@ def _started(job: Path, result: Path, log_path: Path) -> subprocess.Popen[bytes]
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, KEY: authorization},
             )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

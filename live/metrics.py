@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 from packer.errors import MissingDependencyError
 
@@ -15,6 +18,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
 }
 """Figure → its names, the newest first (0.32, then those of older releases)."""
+_CACHE = "vllm:cache_config_info"
+_READ = (_CACHE, *(name for names in NAMES.values() for name in names))
+MAX_KEPT = 100_000
+"""Characters of a page that are kept; vLLM writes some hundred for each engine."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +40,25 @@ def parse_metrics(text: str, time_s: float = 0.0) -> Sample:
     """Read one page; what it lacks is None. Several engines' figures are added."""
     values: dict[str, float] = {}
     labels: dict[str, Mapping[str, str]] = {}
-    for name, tags, value in _samples(text):
+    for name, tags, value in _samples(kept(text)):
         values[name] = values.get(name, 0.0) + value
         labels[name] = tags
     found = {key: next((values[n] for n in names if n in values), None) for key, names in NAMES.items()}
-    cache = labels.get("vllm:cache_config_info", {})
+    cache = labels.get(_CACHE, {})
     blocks, size = _whole(cache.get("num_gpu_blocks")), _whole(cache.get("block_size"))
     tokens = blocks * size if blocks is not None and size is not None else None
     return Sample(time_s, **found, kv_cache_tokens=tokens)
 
 
+def kept(text: str) -> str:
+    """The lines of a page with figures that are read, at most `MAX_KEPT` characters."""
+    lines = [line for line in text.splitlines() if line.startswith(_READ)]
+    return "\n".join(lines)[:MAX_KEPT]
+
+
 def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    """A count of at most 15 digits."""
+    return int(text) if text is not None and re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
@@ -55,17 +69,19 @@ def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
             "Reading /metrics needs prometheus-client: pip install 'adapter-packer[live]'."
         ) from None
     found: list[tuple[str, Mapping[str, str], float]] = []
-    try:
-        for family in text_string_to_metric_families(text):
-            found += [(s.name, s.labels, float(s.value)) for s in family.samples]
-    except (ValueError, KeyError, IndexError):
-        return found  # a damaged page: what came before the damage counts
-    return found
+    for line in text.splitlines():
+        with suppress(Exception):  # a damaged line: the parser raises almost anything, and the others count
+            for family in text_string_to_metric_families(line):
+                found += [(s.name, s.labels, float(s.value)) for s in family.samples]
+    return [sample for sample in found if math.isfinite(sample[2])]
 
 
 @dataclass(frozen=True)
 class MetricsSummary:
-    """Means of the gauges over a run, growth of the counter; None where the page lacks a figure."""
+    """Means of the gauges over a run, growth of the counter; None where the page lacks a figure.
+
+    `restarts`: how often the counter fell, because the server began anew.
+    """
 
     mean_running: float | None
     mean_waiting: float | None
@@ -73,6 +89,7 @@ class MetricsSummary:
     preemptions: float | None
     kv_cache_tokens: int | None
     samples: int
+    restarts: int = 0
 
 
 def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
@@ -84,9 +101,11 @@ def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
         _mean([s.running for s in during]),
         _mean([s.waiting for s in during]),
         _mean([s.kv_usage for s in during]),
-        counts[-1] - counts[0] if counts else None,
+        # After a restart a counter begins at 0.
+        sum(b - a if b >= a else b for a, b in pairwise(counts)) if counts else None,
         next((s.kv_cache_tokens for s in samples if s.kv_cache_tokens is not None), None),
         len(samples),
+        sum(b < a for a, b in pairwise(counts)),
     )
 
 

@@ -17,14 +17,18 @@ from types import TracebackType
 from typing import Literal, Self
 
 from packer.errors import LiveError
+from packer.io.web import Address, ask
 from packer.live import inside
 from packer.live.launch import Launch
 from packer.settings import Settings
 
 HOST = "127.0.0.1"
-STOP_GRACE_S = 15.0
+STOP_GRACE_S = 5.0
+"""Time to end by itself before a server is killed: a command ends within 10 s after it was told to."""
 PORT_TRIES = 3
 TAIL_LINES = 25
+MAX_PAGE_BYTES = 4 << 20
+"""Bytes of a page that a server may send."""
 POLL_S = 0.2
 
 _MEMORY_PATTERNS = re.compile(
@@ -231,26 +235,19 @@ class Server:
             ) from None
 
 
-def healthy(url: str, timeout_s: float = 2.0) -> bool:
+def healthy(where: Address | str, timeout_s: float = 2.0) -> bool:
     """Whether /health answers 200."""
-    return get(url, "/health", timeout_s)[0] == 200
+    return get(where, "/health", timeout_s)[0] == 200
 
 
-def get(url: str, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
-    """GET: status and text; status 0 where there was no answer."""
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+def get(where: Address | str, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
+    """GET: status and text; status 0 and why where there was no answer of a few megabytes within the time."""
+    address = Address(where.rstrip("/")) if isinstance(where, str) else where
     try:
-        connection.request("GET", parts.path.rstrip("/") + path)
-        response = connection.getresponse()
-        return response.status, response.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        return 0, ""
-    finally:
-        connection.close()
+        status, data = ask(address, path, limit_bytes=MAX_PAGE_BYTES, total_s=timeout_s)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return 0, str(error)
+    return status, data.decode(errors="replace")
 
 
 def split_cores(cores: Sequence[int], n: int) -> list[tuple[int, ...]]:

@@ -84,7 +84,15 @@ class BinReport:
                 return run.outcome.failure.message
             if run.outcome.load is not None and run.outcome.load.fault is not None:
                 return run.outcome.load.fault
+            if run.outcome.metrics is not None and run.outcome.metrics.restarts:
+                return "the server began anew during a run: its counters fell"
         return None
+
+    @property
+    def refused(self) -> bool:
+        """Whether requests failed and none was answered."""
+        loads = [run.outcome.load for run in self.runs if run.outcome.load is not None]
+        return bool(self.failed_requests) and not any(len(load.done) for load in loads)
 
     @property
     def failed_requests(self) -> dict[str, int]:

@@ -44,6 +44,7 @@ class Measured:
 
     launch_path: How to start the servers.
     url: A running server instead.
+    api_key_env: Environment variable with its key, or a file of it as @FILE.
     known: With --url: its settings.
     max_loras: With --url: its slots.
     max_lora_rank: With --url: their rank.
@@ -54,6 +55,7 @@ class Measured:
 
     launch_path: str | None = option("--launch", metavar="FILE.toml")
     url: str | None = option(metavar="URL")
+    api_key_env: str | None = option(metavar="NAME|@FILE")
     known: str | None = option("--profile", metavar="NAME|FILE.toml")
     max_loras: int | None = option(type=click.IntRange(1), metavar="N")
     max_lora_rank: int | None = option(type=int, metavar="RANK")
@@ -79,6 +81,7 @@ def calibrate(given: Measured, out: Writing) -> None:
     from pathlib import Path
 
     from packer.io.profiles import load_profile, profile_to_dict, write_profile
+    from packer.io.web import address_of, key_of
     from packer.live import calibration
     from packer.live.launch import read_launch
 
@@ -96,8 +99,8 @@ def calibrate(given: Measured, out: Writing) -> None:
         else:
             known = load_profile(given.known or "")
             settings = known.settings(given.max_loras or 0, given.max_lora_rank or 0)
-            url = (given.url or "").rstrip("/")
-            found = calibration.calibrate_url(url, known, Path(given.folder), settings=settings, **common)
+            where = address_of(given.url or "", key_of(given.api_key_env))
+            found = calibration.calibrate_url(where, known, Path(given.folder), settings=settings, **common)
     profile, outcomes, late = found
     write_profile(profile, given.output, force=out.force)
     failures = {o.session.key: o.failure.message for o in outcomes if o.failure is not None}

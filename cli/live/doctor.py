@@ -13,10 +13,12 @@ class Given:
 
     python: Interpreter of vLLM's environment.
     url: A running server instead.
+    api_key_env: Environment variable with its key, or a file of it as @FILE.
     """
 
     python: str | None = option(metavar="PATH")
     url: str | None = option(metavar="URL")
+    api_key_env: str | None = option(metavar="NAME|@FILE")
 
 
 @command
@@ -30,9 +32,13 @@ def doctor(given: Given, out: Output) -> int:
     """
     from dataclasses import asdict
 
+    from packer.io.web import address_of, key_of
     from packer.live.environment import diagnose, diagnose_url
 
-    checks = diagnose(given.python) if given.url is None else diagnose_url(given.url.rstrip("/"))
+    if given.url is None:
+        checks = diagnose(given.python)
+    else:
+        checks = diagnose_url(address_of(given.url, key_of(given.api_key_env)))
     ok = all(check.ok for check in checks)
     rows = [("ok" if c.ok else "MISSING", c.name, c.detail, c.fix) for c in checks]
     out.result(

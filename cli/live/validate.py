@@ -53,11 +53,12 @@ class Runs:
 
 
 @command
-def validate(file: PlanFile, runs: Runs, out: Writing) -> None:
+def validate(file: PlanFile, runs: Runs, out: Writing) -> int:
     """Run every server of a plan for real, send its traffic and compare with the twin.
 
     A server that doesn't start is a result. Servers are always stopped, also on Ctrl-C; what was measured
-    until then is reported and marked as partial, and the same command goes on from there.
+    until then is reported and marked as partial, and the same command goes on from there. Exit code 3 means that
+    all requests to a server failed.
 
     \b
     Example:
@@ -90,6 +91,7 @@ def validate(file: PlanFile, runs: Runs, out: Writing) -> None:
         finally:
             if job.reports:
                 _write(job, plan, runs, out)
+    return 3 if any(report.refused for report in job.reports) else 0
 
 
 def _replayed(plan: Plan, path: str) -> Workload:

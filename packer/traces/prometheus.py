@@ -10,9 +10,7 @@ from __future__ import annotations
 import http.client
 import math
 import os
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,11 +23,13 @@ from packer.errors import FileFormatError, SourceError, ValidationError, reader,
 from packer.io.documents import parse_json
 from packer.io.files import read_text
 from packer.io.shipped import table
+from packer.io.web import Address, address_of, ask
 from packer.traces.pattern import RateTable
 from packer.traces.vllm_metrics import Series, mean_load_ms, ranks_of, shares_in_flight, shares_resident
 
-MAX_ANSWER_BYTES = 500_000_000
+MAX_ANSWER_BYTES = 128_000_000
 TIMEOUT_S = 60.0
+"""Time of a whole answer."""
 MAX_POINTS = 11_000
 """Prometheus refuses a range of more points."""
 
@@ -101,13 +101,15 @@ def queries(source: Source, window_s: float) -> dict[str, str]:
     return found
 
 
-def fetch(url: str, source: Source, *, end_s: float, span_s: float, window_s: float) -> dict[str, Any]:
+def fetch(
+    server: Address | str, source: Source, *, end_s: float, span_s: float, window_s: float
+) -> dict[str, Any]:
     """Answers of a Prometheus server to `queries`, by name, with the window: what `parse` reads.
 
     Raises `ValidationError`: the URL is not an HTTP address, or the span has too many windows; `SourceError`: the
     server can't be reached, refuses a query, or answers in something else than HTTP and JSON.
     """
-    check_url(url)
+    where = address_of(server) if isinstance(server, str) else server
     checks.real("the window (s)", window_s, low=1.0)
     checks.real("the span (s)", span_s, low=window_s)
     if span_s / window_s > MAX_POINTS:
@@ -117,53 +119,37 @@ def fetch(url: str, source: Source, *, end_s: float, span_s: float, window_s: fl
         # A counter's increase is that of the window before the time of the query; a gauge is sampled finely.
         step = max(15.0, span_s / (MAX_POINTS - 1)) if name in _GAUGES else window_s
         parameters = {"query": query, "start": end_s - span_s + window_s, "end": end_s, "step": step}
-        answers[name] = _get(f"{url.rstrip('/')}/api/v1/query_range", parameters)
+        answers[name] = _get(where, parameters)
     return answers
 
 
-def check_url(url: str) -> None:
-    """Raise `ValidationError` unless `url` is an HTTP address."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is not a number, a bracket left open
-        good = False
-    if not good:
-        raise ValidationError(f"Expected an address like http://prometheus:9090, got {shown(url)}.")
-
-
-def _get(url: str, parameters: Mapping[str, object]) -> Any:
+def _get(where: Address, parameters: Mapping[str, object]) -> Any:
     """The JSON of an answer to a query."""
     body = urllib.parse.urlencode({key: str(value) for key, value in parameters.items()}).encode()
+    at = f"Prometheus at {where.url}"
     try:
-        status, data = _post(url, body)
-    except http.client.InvalidURL as error:
-        raise ValidationError(f"Expected an address like http://prometheus:9090: {error}.") from None
-    except (OSError, ValueError) as error:
-        raise SourceError(f"Prometheus at {url} can't be reached: {error}") from None
-    except http.client.HTTPException as error:
-        raise SourceError(f"Expected Prometheus at {url} to answer in HTTP, got {error!r}.") from None
-    if not 200 <= status < 300:
-        reason = data[:400].decode("utf-8", "replace")
-        raise SourceError(f"Prometheus refused {parameters['query']!r} ({status}): {reason}")
-    if len(data) > MAX_ANSWER_BYTES:
-        raise SourceError(
-            f"Prometheus answered with more than {MAX_ANSWER_BYTES:,} bytes: take a longer window."
+        status, data = ask(
+            where,
+            "/api/v1/query_range",
+            body=body,
+            limit_bytes=MAX_ANSWER_BYTES,
+            total_s=TIMEOUT_S,
+            by_proxy=True,
         )
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{at} can't be reached: {error}") from None
+    except http.client.HTTPException as error:
+        raise SourceError(f"Expected {at} to answer in HTTP, got {error!r}.") from None
+    if 300 <= status < 400:
+        raise SourceError(f"Expected the address of Prometheus itself: {where.url} redirects ({status}).")
+    if not 200 <= status < 300:
+        reason = where.masked(data[:400].decode("utf-8", "replace"))
+        hint = " --api-key-env gives it a key." if status in (401, 403) else ""
+        raise SourceError(f"Prometheus refused {parameters['query']!r} ({status}): {reason}{hint}")
     try:
         return parse_json(data.decode())
     except ValueError:
-        raise SourceError(f"Prometheus at {url} answered with something that is not JSON.") from None
-
-
-def _post(url: str, body: bytes) -> tuple[int, bytes]:
-    """HTTP status and content of an answer, cut after `MAX_ANSWER_BYTES` + 1."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=TIMEOUT_S) as answer:
-            return answer.status, answer.read(MAX_ANSWER_BYTES + 1)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read(400)
+        raise SourceError(f"{at} answered with something that is not JSON.") from None
 
 
 @reader

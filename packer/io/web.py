@@ -1,0 +1,184 @@
+"""Questions to HTTP servers that may be slow, endless or someone else's: limited in size and time, never redirected.
+
+A key travels in a header alone. It is part of no address, message or file.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import re
+import socket
+import threading
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from packer.errors import ValidationError, shown
+
+PIECE = 1 << 16
+MAX_KEY = 16_384
+"""Characters of a key."""
+MASK = "***"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is. `url`: without a login; `authorization`: header that opens it, "" for none."""
+
+    url: str
+    authorization: str = field(default="", repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of each request."""
+        return {"Authorization": self.authorization} if self.authorization else {}
+
+    def masked(self, text: str) -> str:
+        """A text of the server without the key, which some repeat in errors."""
+        secret = self.authorization.partition(" ")[2]
+        return text.replace(secret, MASK) if secret else text
+
+
+def masked(text: str) -> str:
+    """An address, or a text with addresses, without logins and queries."""
+    return re.sub(
+        r"(?<=//)[^/\s'\"]*@", f"{MASK}@", re.sub(r"(//[^\s'\"?]*)\?[^\s'\"]*", rf"\1?{MASK}", text)
+    )
+
+
+def address_of(text: str, key: str = "") -> Address:
+    """The address that a user typed.
+
+    `text`: as in http://host:8000; user:password@ before the host is taken as a key.
+    `key`: a token (Bearer), or user:password (Basic).
+    Raises `ValidationError`: it is not an HTTP address, or has a query or a fragment, where keys do not belong.
+    """
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        good = good and text.isprintable() and " " not in text
+    except ValueError:  # a port that is not a number, a bracket left open
+        good = False
+    if not good:
+        raise ValidationError(f"Expected an address like http://host:8000, got {shown(masked(text))}.")
+    if parts.query or parts.fragment:
+        raise ValidationError(
+            f"Expected an address without ? and #, got {shown(masked(text.split('#')[0]))}."
+        )
+    login, _, host = parts.netloc.rpartition("@")
+    url = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+    return Address(url, _authorization(key or unquote(login)))
+
+
+def _authorization(key: str) -> str:
+    if not key:
+        return ""
+    if ":" in key:
+        return f"Basic {base64.b64encode(key.encode()).decode()}"
+    return f"Bearer {key}"
+
+
+def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """The key that an option names: an environment variable, or a file as @FILE; "" without one.
+
+    Raises `ValidationError`: there is no such variable or file, or it holds no key of one line.
+    """
+    if not source:
+        return ""
+    if source.startswith("@"):
+        try:
+            with Path(source[1:]).open(encoding="utf-8") as file:
+                key = file.read(MAX_KEY + 2).strip()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not a text"
+            raise ValidationError(
+                f"Expected a file with a key, {shown(source[1:])} can't be read: {reason}."
+            ) from None
+    elif source in environment:
+        key = environment[source].strip()
+    else:
+        raise ValidationError(
+            f"Expected an environment variable that holds the key, {shown(source)} is not set."
+        )
+    if not key or len(key) > MAX_KEY or not (key.isascii() and key.isprintable()):
+        raise ValidationError(f"Expected a key of one line of ASCII characters in {shown(source)}.")
+    return key
+
+
+def ask(
+    where: Address,
+    path: str,
+    *,
+    body: bytes | None = None,
+    limit_bytes: int,
+    total_s: float,
+    by_proxy: bool = False,
+) -> tuple[int, bytes]:
+    """Status and content of an answer to GET, or to POST of a form with a `body`. Redirects are answers, too.
+
+    `by_proxy`: through the proxy that the environment names, if any.
+
+    Raises `OSError`: no answer, or not all of it within `total_s` or `limit_bytes`; `http.client.HTTPException`: an
+    answer that is not HTTP.
+    """
+    parts = urlsplit(where.url)
+    connection, target, head = _connection(parts, path, total_s, by_proxy=by_proxy)
+    late = threading.Event()
+    sockets: list[socket.socket] = []
+
+    def cut() -> None:
+        late.set()
+        for each in (*sockets, connection.sock):
+            if each is not None:
+                with suppress(OSError):
+                    socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+    timer = threading.Timer(total_s, cut)
+    timer.daemon = True
+    timer.start()
+    data = bytearray()
+    try:
+        connection.connect()
+        sockets.append(connection.sock)
+        form = {} if body is None else {"Content-Type": "application/x-www-form-urlencoded"}
+        head |= {"Accept-Encoding": "identity", **where.headers, **form}
+        connection.request("GET" if body is None else "POST", target, body, head)
+        response = connection.getresponse()
+        while len(data) <= limit_bytes and (piece := response.read1(PIECE)):
+            data += piece
+    except (OSError, http.client.HTTPException):
+        if not late.is_set():
+            raise
+    finally:
+        timer.cancel()
+        connection.close()
+    if late.is_set():
+        raise TimeoutError(f"no whole answer within {total_s:g} s")
+    if len(data) > limit_bytes:
+        raise OSError(f"an answer of more than {limit_bytes:,} bytes")
+    return response.status, bytes(data)
+
+
+def _connection(
+    parts: SplitResult, path: str, total_s: float, *, by_proxy: bool
+) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+    """A connection, perhaps to the proxy that the environment names; what is asked for over it, and its headers."""
+    secure = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    host, target = parts.hostname or "", parts.path + path
+    proxy = urllib.request.getproxies().get(parts.scheme) if by_proxy else None
+    if not proxy or urllib.request.proxy_bypass(host):
+        return kind(host, parts.port, timeout=total_s), target, {}
+    through = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    login = _authorization(unquote(through.netloc.rpartition("@")[0]))
+    head = {"Proxy-Authorization": login} if login else {}
+    connection = kind(through.hostname or "", through.port, timeout=total_s)
+    if not secure:  # a proxy of HTTP is asked for the whole address
+        return connection, f"{parts.scheme}://{parts.netloc}{target}", head
+    connection.set_tunnel(host, parts.port, head)
+    return connection, target, {}
