@@ -8,6 +8,14 @@ It ignores vLLM's flags that it doesn't know. Environment: FAKE_FAULT, one of
     refuse:NAME  completions of that adapter answer 404
     usage:KEY    the usage counts one token more than there are in prompt_tokens or completion_tokens
     no-metrics   /metrics answers 404
+    bad-metrics  a byte of /metrics is not UTF-8, a line is damaged, counts are no numbers
+    big-metrics  /metrics never ends
+    redirect:URL completions are redirected
+    endless      answers never end: tokens come for ever
+    open         answers never end: nothing comes after the last token
+    restart      counters fall during a run
+    big-error    errors never end
+    key          only requests with the authorization of FAKE_KEY are answered; errors repeat the key
     renamed      /metrics has other names
     memory       print vLLM's out-of-memory message and exit at start
     port         print that the address is in use and exit, the first FAKE_PORT_FAILURES starts
@@ -52,7 +60,7 @@ class Fake:
         self.fault, _, self.detail = fault.partition(":")
         self.step_s = float(os.environ.get("FAKE_STEP_S", "0.002"))
         self.names = ["base", *(part.partition("=")[0] for part in arguments.lora_modules)]
-        self.running = self.tokens = self.answered = 0
+        self.running = self.tokens = self.answered = self.looks = 0
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response(status=503 if self.fault == "slow-start" else 200)
@@ -66,13 +74,33 @@ class Fake:
     async def _metrics(self, _request: web.Request) -> web.Response:
         if self.fault == "no-metrics":
             return web.Response(status=404)
+        if self.fault == "big-metrics":
+            return await self._endless(_request, b"vllm:num_requests_running 1\n" * 1000)
         page = PAGE.format(running=self.running, tokens=self.tokens)
+        if self.fault == "bad-metrics":
+            bad = (
+                page.replace('num_gpu_blocks="129"', 'num_gpu_blocks="²"').encode()
+                + b"vllm:num_preemptions_total{ \n"
+            )
+            return web.Response(body=b"# \xff\xfe\n" + bad)
+        if self.fault == "restart":
+            self.looks += 1
+            page = page.replace(
+                'preemptions_total{engine="0"} 0', f'preemptions_total{{engine="0"}} {9 - self.looks}'
+            )
         return web.Response(text=page.replace("vllm:", "vllm:new_") if self.fault == "renamed" else page)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if self.fault == "http500":
             return web.json_response({"error": {"message": "internal"}}, status=500)
+        if self.fault == "redirect":
+            raise web.HTTPTemporaryRedirect(self.detail)
+        if self.fault == "big-error":
+            return await self._endless(request, b"no" * 30_000, status=500)
+        given = request.headers.get("Authorization", "")
+        if self.fault == "key" and given != os.environ["FAKE_KEY"]:
+            return web.json_response({"error": {"message": f"wrong key: {given[7:]}"}}, status=401)
         refused = self.fault == "refuse" and body["model"] == self.detail
         if refused or body["model"] not in self.names:
             return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
@@ -88,10 +116,12 @@ class Fake:
         self.running += 1
         try:
             n = body["max_tokens"]
-            for _ in range(n):
+            for _ in range(10**9 if self.fault == "endless" else n):
                 await asyncio.sleep(self.step_s)
                 self.tokens += 1
                 await self._send(response, {"choices": [{"text": "w", "index": 0}]})
+            if self.fault == "open":
+                await asyncio.sleep(3600)
             usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": n}
             if self.fault == "usage":
                 usage[self.detail] += 1
@@ -105,6 +135,12 @@ class Fake:
             self.running -= 1
         self.answered += 1
         return response
+
+    async def _endless(self, request: web.Request, piece: bytes, status: int = 200) -> web.StreamResponse:
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        while True:
+            await response.write(piece)
 
     async def _send(self, response: web.StreamResponse, event: dict) -> None:
         await response.write(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from packer.errors import FileFormatError, LiveError, ValidationError
+from packer.live import calibration, environment
 from packer.live.calibration import calibrate, calibrate_url, in_a_row, sessions
 from packer.live.campaign import Campaign, Endpoint, Outcome, Session, Task, check_adapters
 from packer.live.client import LoadJob, run_load
@@ -18,6 +19,7 @@ from packer.live.environment import diagnose_url
 from packer.live.launch import Emulation, Launch
 from packer.live.results import LoadResult, write_result
 from packer.live.server import Server, ServerOptions
+from packer.profile import Profile
 from packer.settings import Slots
 from packer.workload import Workload
 
@@ -230,3 +232,28 @@ def test_the_doctor_looks_at_a_running_server(launch: Launch, tmp_path: Path) ->
     assert "4128 tokens" in checks["metrics"].detail
     health = next(c for c in diagnose_url(url) if c.name == "health")
     assert not health.ok
+
+
+@pytest.mark.parametrize(
+    "models", ["[" * 5000, '{"data": {"a": 1}}', '{"data": [1]}', '{"data": 5}', "\x00", '{"data": []}']
+)
+def test_a_damaged_list_of_models_is_none(models: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor says that adapters are missing, whatever the server sends."""
+    monkeypatch.setattr(environment, "get", lambda _where, _path: (200, models))
+    checks = {check.name: check for check in diagnose_url("http://127.0.0.1:9")}
+    assert checks["health"].ok
+    assert not any(checks[name].ok for name in ("version", "adapters", "metrics"))
+
+
+def test_a_server_that_fails_every_request_gives_no_profile(
+    with_fault: Callable[..., Launch], profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error has the server's words."""
+    monkeypatch.setattr(calibration, "BURST_BATCHES", (1,))
+    monkeypatch.setattr(calibration, "MIXED_S", 0.3)
+    monkeypatch.setattr(calibration, "PREFILL_PAUSE_S", 0.05)
+    slots = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
+    with Server(with_fault("http500"), slots, tmp_path / "server") as server:
+        assert server.start() is None
+        with pytest.raises(LiveError, match=r"No server could be measured: .* failed.*HTTP 500"):
+            calibrate_url(server.url, profile, tmp_path / "run", settings=Slots(4, 8), budget_s=5.0)

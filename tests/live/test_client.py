@@ -9,16 +9,18 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from packer.arrival import RequestTrace
 from packer.errors import FileFormatError
-from packer.live import results
+from packer.live import client, results
 from packer.live.client import STOPPING, LoadJob, read_job, run_load, write_job
 from packer.live.launch import Launch
 from packer.live.load import run_job
+from packer.live.metrics import summarise
 from packer.live.results import LoadResult, read_result, write_result
 from packer.live.server import Server, ServerOptions, get
 from packer.settings import Slots
@@ -316,3 +318,81 @@ def test_the_schedule_of_the_trace_is_kept(url: str) -> None:
     result = asyncio.run(run_load(LoadJob(url, ("a0",), trace, 0.6, drain_s=5.0, token_ids=(4, 100))))
     assert np.all(np.diff(result.sent_s) > 0)
     assert np.all(result.lateness_ms >= 0.0)
+
+
+def load(launch: Launch, folder: Path, **changes: Any) -> LoadResult:
+    """Three requests of two tokens to a fake server."""
+    with Server(launch, SLOTS, folder) as server:
+        assert server.start() is None
+        n = np.ones(3, dtype=np.int64)
+        trace = RequestTrace(0.01 * np.arange(3), 0 * n, 5 * n, 2 * n)
+        given = {"drain_s": 5.0, "metrics_interval_s": 0.1, **changes}
+        job = LoadJob(server.url, ("a0",), trace, 0.5, token_ids=(4, 100), **given)
+        return asyncio.run(run_load(job))
+
+
+@pytest.mark.parametrize("fault", ["bad-metrics", "big-metrics", "no-metrics"])
+def test_a_damaged_page_of_metrics_costs_no_request(
+    fault: str, with_fault: Callable[..., Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that are no text, damaged lines, a page without an end: what was served is kept."""
+    monkeypatch.setattr(client, "LOOK_LIMIT_S", 0.5)
+    result = load(with_fault(fault), tmp_path)
+    assert len(result.done) == 3
+    assert result.complete
+    found = summarise(result.metrics)
+    assert found.kv_cache_tokens is None
+    assert (found.preemptions == 0.0) == (fault == "bad-metrics")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("endless", "the answer does not end: it has more tokens than max_tokens"),
+        ("open", "the answer does not end after its last token"),
+        ("big-error", "HTTP 500: " + "no" * 80),
+        ("redirect:http://127.0.0.1:9/x", "HTTP 307: a redirect, which is not followed"),
+    ],
+)
+def test_a_server_that_does_not_end_an_answer_has_failed(
+    fault: str,
+    message: str,
+    with_fault: Callable[..., Launch],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its requests are neither answered nor merely late."""
+    monkeypatch.setattr(client, "END_S", 0.5)
+    monkeypatch.setattr(client, "ERROR_S", 0.5)
+    result = load(with_fault(fault), tmp_path, drain_s=1.5)
+    assert result.errors == {message: 3}
+    assert np.all(result.state == results.FAILED)
+    assert result.fault is not None
+
+
+def test_counters_that_fall_are_a_restart(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
+    """No negative number of preemptions; the restart is counted."""
+    found = summarise(load(with_fault("restart"), tmp_path).metrics)
+    assert found.preemptions is not None
+    assert found.preemptions >= 0
+    assert found.restarts >= 1
+
+
+def test_a_key_opens_the_server_and_is_in_no_file(
+    with_fault: Callable[..., Launch], tmp_path: Path, fleet: Workload
+) -> None:
+    """The key goes to the client by its environment; a server that repeats a wrong key has it masked."""
+    secret = "sk-0123456789"
+    launch = with_fault("key", FAKE_KEY=f"Bearer {secret}")
+    with Server(launch, SLOTS, tmp_path / "server") as server:
+        assert server.start() is None
+        asked = job(server.url, fleet, 0.3)
+        right = run_job(replace(asked, drain_s=5.0), tmp_path / "right", authorization=f"Bearer {secret}")
+        wrong = run_job(asked, tmp_path / "wrong", authorization="Bearer sk-wrong")
+    assert len(right.done) == len(right.state)
+    assert all("HTTP 401" in message and "wrong key: ***" in message for message in wrong.errors)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert not {secret.encode(), b"sk-wrong"} & set(
+                re.findall(rb"sk-[0-9a-z]+", path.read_bytes())
+            ), path

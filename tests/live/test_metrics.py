@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from packer.live.metrics import parse_metrics, summarise
+from packer.live.metrics import MAX_KEPT, kept, parse_metrics, summarise
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -65,3 +65,37 @@ def test_no_page_at_all() -> None:
     summary = summarise([(0.0, ""), (1.0, "")])
     assert summary.samples == 0
     assert summary.mean_running is None
+
+
+@pytest.mark.parametrize("blocks", ["²", "9" * 5000, "-3", "1e3", ""])
+def test_a_count_of_blocks_that_is_no_number_is_missing(blocks: str) -> None:
+    """Signs that Python takes for digits, and numbers that it refuses to read."""
+    assert parse_metrics(PAGE.replace('"128"', f'"{blocks}"')).kv_cache_tokens is None
+
+
+def test_a_damaged_line_costs_that_line() -> None:
+    """What stands before and after it is read."""
+    lines = PAGE.splitlines()
+    lines[2] = "vllm:num_requests_running{engine= 20"
+    sample = parse_metrics("\n".join(["\x00\xff{{{", *lines]))
+    assert sample.running is None
+    assert (sample.waiting, sample.preemptions, sample.kv_cache_tokens) == (42.0, 3.0, 128 * 32)
+
+
+@pytest.mark.parametrize("value", ["nan", "+Inf", "1e999"])
+def test_a_figure_that_is_not_finite_is_missing(value: str) -> None:
+    """It would make the mean of a run as useless."""
+    assert parse_metrics(PAGE.replace("} 20.0", f"}} {value}")).running is None
+
+
+def test_what_is_kept_of_a_page_is_bounded() -> None:
+    """A page of millions of figures."""
+    assert len(kept(PAGE * 10_000)) <= MAX_KEPT
+    assert kept(PAGE).count("\n") == 4
+
+
+def test_a_counter_that_falls_began_anew() -> None:
+    """Growth is what was counted before and after the restart."""
+    pages = [(float(k), PAGE.replace("} 3.0", f"}} {n}.0")) for k, n in enumerate((3, 7, 2, 4))]
+    summary = summarise(pages)
+    assert (summary.preemptions, summary.restarts) == (4 + 2 + 2, 1)

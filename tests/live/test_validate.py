@@ -243,6 +243,22 @@ def test_failed_requests_are_shown_in_the_table(
     assert re.search(rf"failed requests\W+{named[1]}\b", text), text
 
 
+def test_a_server_that_fails_every_request_is_exit_code_3(
+    launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
+) -> None:
+    """Nothing was measured; the report is written all the same."""
+    make_plan(bins).save(tmp_path / "plan.json")
+    with launch_file.open("a") as file:
+        file.write('[environment]\nFAKE_FAULT = "http500"\n')
+    process = packer(
+        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
+        "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
+    )  # fmt: skip
+    _text, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    assert "requests failed" in json.loads((tmp_path / "out.json").read_text())["gpus"][0]["failure"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_keeps_what_was_measured(
     number: signal.Signals,
