@@ -15,7 +15,7 @@ from packer.errors import FileFormatError, ValidationError, reading
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.io.schema import parse
-from packer.live.client import LoadJob
+from packer.live.job import LoadJob
 from packer.live.launch import Launch
 from packer.live.load import run_job
 from packer.live.metrics import MetricsSummary, summarise

@@ -21,16 +21,15 @@ from array import array
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from packer.arrival import RequestTrace
 from packer.errors import MissingDependencyError
 from packer.io.web import Address
 from packer.live import results
+from packer.live.job import LoadJob, bodies_of, read_job
 from packer.live.metrics import kept
 from packer.live.results import LoadResult
 from packer.live.server import MAX_PAGE_BYTES
@@ -51,37 +50,6 @@ END_S = 5.0
 """A stream that is open so long after its last token does not end."""
 KEY = "PACKER_AUTHORIZATION"
 """Environment variable of the client's process with the header that opens the server."""
-
-
-@dataclass(frozen=True)
-class LoadJob:
-    """What to send.
-
-    `url`: of the server, without a path and without a key.
-    `models`: model name in the request, for each adapter index of the trace.
-    `requests`: when, which adapter, how long.
-    `duration_s`: the run ends then, and unfinished requests are dropped.
-    `drain_s`: seconds to wait after `duration_s` for unfinished requests; the run's duration grows accordingly.
-    `token_ids`: prompts are random token ids in [low, high[.
-    `max_outstanding`: requests beyond it are refused by the client.
-    `stall_s`: nothing came for so long while requests were outstanding: the server hangs, the run ends.
-    `failures_to_stop`: so many failed requests in a row, none completed in between: the run ends.
-    `metrics_interval_s`: time between looks at /metrics; 0 looks at the start and the end only.
-    `cores`: CPU cores to run on; empty means any.
-    """
-
-    url: str
-    models: tuple[str, ...]
-    requests: RequestTrace
-    duration_s: float
-    drain_s: float = 0.0
-    token_ids: tuple[int, int] = (1000, 9000)
-    seed: int = 0
-    max_outstanding: int = 1_000_000
-    stall_s: float = 60.0
-    failures_to_stop: int = 50
-    metrics_interval_s: float = 1.0
-    cores: tuple[int, ...] = ()
 
 
 class _Run:
@@ -105,7 +73,7 @@ class _Run:
         self.ended = ""
         self.start = 0.0
         self.start_unix = 0.0
-        self.bodies = _bodies(job)
+        self.bodies = bodies_of(job)
         self.where = Address(job.url, os.environ.pop(KEY, ""))
         self.last = np.full(n, math.nan)
 
@@ -123,28 +91,6 @@ class _Run:
             np.array(self.owners, dtype=np.int64), duration_s, self.start, self.start_unix,
             dict(self.errors.most_common(20)), self.ended or "complete", tuple(self.metrics),
         )  # fmt: skip
-
-
-def _bodies(job: LoadJob) -> list[bytes]:
-    """The JSON of every request, made before the run so that sending costs little."""
-    rng = np.random.default_rng(job.seed)
-    low, high = job.token_ids
-    trace = job.requests
-    bodies = []
-    for adapter, n_in, n_out in zip(
-        trace.adapter.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True
-    ):
-        body = {
-            "model": job.models[adapter],
-            "prompt": rng.integers(low, high, n_in).tolist(),
-            "max_tokens": n_out,
-            "ignore_eos": True,
-            "temperature": 0.0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        bodies.append(json.dumps(body, separators=(",", ":")).encode())
-    return bodies
 
 
 def import_aiohttp() -> Any:
@@ -393,21 +339,6 @@ async def _look(run: _Run, session: Any) -> None:
             if response.status == 200 and len(data) <= MAX_PAGE_BYTES:
                 text = kept(data.decode(errors="replace"))
     run.metrics.append((run.now() if run.start else 0.0, text))
-
-
-def write_job(job: LoadJob, path: Path) -> None:
-    """Write a job for the client process."""
-    path.write_text(json.dumps(asdict(job), default=np.ndarray.tolist))
-
-
-def read_job(path: Path) -> LoadJob:
-    """Read what `write_job` wrote."""
-    data = json.loads(path.read_text())
-    times, *counts, end_s = data.pop("requests").values()
-    trace = RequestTrace(np.array(times), *(np.array(n, dtype=np.int64) for n in counts), end_s=end_s)
-    for key in ("models", "token_ids", "cores"):
-        data[key] = tuple(data[key])
-    return LoadJob(requests=trace, **data)
 
 
 def main(arguments: list[str]) -> None:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from packer.errors import LiveError
-from packer.live.client import KEY, STOPPING, LoadJob, import_aiohttp, write_job
+from packer.live.client import KEY, STOPPING, import_aiohttp
+from packer.live.job import LoadJob, write_job
 from packer.live.results import LoadResult, read_result
 
 START_GRACE_S = 60.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from packer import Adapter, Lengths, Workload
-from packer.live.client import LoadJob
+from packer.live.job import LoadJob
 from packer.live.launch import Launch
 from packer.live.load import run_job
 from packer.live.server import Server, ServerOptions

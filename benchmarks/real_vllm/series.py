@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from packer import Adapter, Lengths, Workload
-from packer.live.client import LoadJob
+from packer.live.job import LoadJob
 from packer.live.launch import Launch, read_launch
 from packer.live.load import run_job
 from packer.live.server import Server, ServerOptions, get

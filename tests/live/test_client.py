@@ -17,7 +17,8 @@ import pytest
 from packer.arrival import RequestTrace
 from packer.errors import FileFormatError
 from packer.live import client, results
-from packer.live.client import STOPPING, LoadJob, read_job, run_load, write_job
+from packer.live.client import STOPPING, run_load
+from packer.live.job import LoadJob, read_job, write_job
 from packer.live.launch import Launch
 from packer.live.load import run_job
 from packer.live.metrics import summarise
