@@ -12,10 +12,11 @@ import numpy as np
 from packer import checks, registry
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
+from packer.goal import GoalLike
 from packer.predictors.build import register_ray
 from packer.strategies import Placement, SizedPlacement
 from packer.twin.cluster.simulate import simulate_cluster
-from packer.twin.cluster.system import System, load_system, placed
+from packer.twin.cluster.system import System, judged, load_system, placed
 from packer.twin.uncertainty import MAX_SEEDS, Interval, interval
 from packer.workload import Workload
 
@@ -48,7 +49,7 @@ def compare_systems(
     seeds: int = 5,
     seed: int = 0,
     duration_s: float | None = None,
-    slo: Mapping[str, float] | None = None,
+    slo: GoalLike | None = None,
     router: str | None = None,
     jobs: int = -1,
     backend: str = "threading",
@@ -82,10 +83,10 @@ def compare_systems(
     """
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
     known = [each if isinstance(each, System) else load_system(each) for each in systems]
-    limits = cluster.slo if slo is None else slo
+    _, planned, limits = judged(workload, cluster, slo)
     free = replace(cluster, placement=None)
     clusters = [
-        placed(workload, cluster if _serves_plans(each, router) else free, each, limits, seed)
+        placed(planned, cluster if _serves_plans(each, router) else free, each, limits, seed)
         for each in known
     ]
     given = {"workload": workload, "router": router, "duration_s": duration_s, "slo": slo}
@@ -118,7 +119,7 @@ def servers_needed(
     cluster: Cluster,
     system: str | os.PathLike[str] | System,
     *,
-    slo: Mapping[str, float] | None = None,
+    slo: GoalLike | None = None,
     share: float = 0.99,
     seeds: int = 3,
     seed: int = 0,
@@ -140,24 +141,24 @@ def servers_needed(
     """
     checks.real("share", share, low=0.0, high=1.0, open_low=True)
     checks.integer("most", most, low=1)
-    limits = cluster.slo if slo is None else slo
-    if not limits:
+    if not (slo or cluster.slo):
         raise IncompatibleError(
             "The number of servers that a system needs is that for an SLO: give its limits."
         )
+    _, planned, limits = judged(workload, cluster, slo)
     known = system if isinstance(system, System) else load_system(system)
     by: Placement | None = None
     first = 1
     if known.placement is not None:
         by = registry.make("placement", known.placement)
         if isinstance(by, SizedPlacement):
-            first = by.needed(workload, cluster.resized(1), limits, seed) or 1
+            first = by.needed(planned, cluster.resized(1), limits, seed) or 1
 
     given = {"workload": workload, "router": router, "duration_s": duration_s, "slo": slo}
 
     def tried(n: int, runs: int) -> SystemResult | None:
         try:
-            own = placed(workload, cluster.resized(n), known, limits, seed, by)
+            own = placed(planned, cluster.resized(n), known, limits, seed, by)
         except ValidationError:  # the fleet has no place on so few
             return None
         (result,) = _results([(known, own)], given, range(seed, seed + runs), jobs, backend)

@@ -9,6 +9,8 @@ from packer.cluster import Cluster as Cluster
 from packer.errors import PackerError as PackerError
 from packer.evaluation import Evaluation as Evaluation
 from packer.evaluation import Evaluations as Evaluations
+from packer.goal import Goal as Goal
+from packer.goal import Limits as Limits
 from packer.gpu import GpuKind as GpuKind
 from packer.io.clusters import read_cluster as read_cluster
 from packer.io.plans import load_plan as load_plan
@@ -28,7 +30,6 @@ from packer.planning.solve import solve as solve
 from packer.predictors.api import evaluate_server as evaluate_server
 from packer.predictors.api import load_predictor as load_predictor
 from packer.profile import Profile as Profile
-from packer.slo import Limits as Limits
 from packer.slo import Slo as Slo
 from packer.twin.cluster.simulate import simulate_cluster as simulate_cluster
 from packer.twin.result import Simulation as Simulation

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from packer import checks
 from packer.engines import VLLM, Engine
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
+from packer.goal import Goal
 from packer.job import FineTuning
 from packer.profile import Profile
 
 MOST_SERVERS = 1_000_000
 """Of a cluster."""
-SLO_LIMITS = ("ttft_ms", "tpot_ms", "normalised_ms", "latency_ms")
-"""What a service-level objective may limit, each per request; "normalised" is latency / output tokens."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Cluster:
         Which adapters each server may serve, with the share of their requests that the router `plan` sends
         there, in ]0, 1]; None: every server may serve every adapter.
     slo
-        Default limits of a request, ms, among `SLO_LIMITS`.
+        Default limits of a latency goal, ms, by their keys (`packer.goal`): as ttft_ms and tpot_ms of each request.
     nodes
         The machines, in the order of the servers; none: one for each server, whose host memory holds everything.
     store
@@ -124,7 +123,7 @@ class Cluster:
         for placed in self.placement or ():
             for name, share in placed.items():
                 checks.real(f"the share of {shown(name)}", share, low=0.0, high=1.0, open_low=True)
-        object.__setattr__(self, "slo", checks.limits("limit of an SLO", self.slo, SLO_LIMITS))
+        object.__setattr__(self, "slo", Goal.only(self.slo).limits.to_dict())
         on_nodes = sum(node.servers for node in self.nodes)
         if self.nodes and on_nodes != len(self.servers):
             raise ValidationError(

@@ -15,9 +15,9 @@ from packer.adapter import A_LENGTH, Adapter
 from packer.arrival import Arrivals
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
+from packer.goal import Goal
 from packer.job import FineTuning
 from packer.lengths import Lengths, expected_of
-from packer.slo import Slo
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -30,7 +30,7 @@ _KINDS = (
     ("input_tokens", Lengths, A_LENGTH),
     ("output_tokens", Lengths, A_LENGTH),
     ("arrivals", Arrivals, "packer.Arrivals('lognormal', cv=2)"),
-    ("slo", Slo, "packer.Slo.of(p95_ttft_ms=500)"),
+    ("slo", Goal, "packer.Goal.of(p95_ttft_ms=500)"),
     ("fine_tuning", FineTuning, "packer.FineTuning(samples=1000)"),
 )
 
@@ -52,7 +52,7 @@ class Workload:
     name
         What it is called in plans and reports.
     slo
-        Latency limits of the adapters.
+        The latency goal.
     fine_tuning
         What each server trains beside its requests; None: nothing.
     """
@@ -63,7 +63,7 @@ class Workload:
     length_correlation: float = SHAREGPT_CORRELATION
     arrivals: Arrivals = field(default_factory=Arrivals)
     name: str = "workload"
-    slo: Slo = field(default_factory=Slo)
+    slo: Goal = field(default_factory=Goal)
     fine_tuning: FineTuning | None = None
 
     def __init__(
@@ -74,11 +74,11 @@ class Workload:
         length_correlation: float = SHAREGPT_CORRELATION,
         arrivals: Arrivals | None = None,
         name: str = "workload",
-        slo: Slo | None = None,
+        slo: Goal | None = None,
         fine_tuning: FineTuning | None = None,
     ) -> None:
         correlation = checks.real("length_correlation", length_correlation, low=-1.0, high=1.0)
-        arrivals, slo = arrivals if arrivals is not None else Arrivals(), slo if slo is not None else Slo()
+        arrivals, slo = arrivals if arrivals is not None else Arrivals(), slo if slo is not None else Goal()
         given = (tuple(adapters), input_tokens, output_tokens, correlation, arrivals, name, slo, fine_tuning)
         for each, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, each.name, value)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from packer.errors import IncompatibleError
+from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving
 from packer.plan import Plan
-from packer.slo import Slo
 from packer.workload import Workload
 
 Progress = Callable[[str, int, int], None]
@@ -63,7 +63,7 @@ def frontier(
     workload: Workload,
     profile: Kinds,
     *,
-    slo: Slo | None = None,
+    slo: GoalLike | None = None,
     margin: float | None = None,
     max_gpus: int | None = None,
     max_replicas: int | None = None,
@@ -79,7 +79,7 @@ def frontier(
     """
     from packer.planning.explore import Frontier
 
-    fleet = workload if slo is None else replace(workload, slo=slo)
+    fleet = workload if slo is None else replace(workload, slo=workload.slo.changed_by(slo))
     served = serving(fleet, [kind.profile for kind in kinds_of(profile)])
     if len(served) > 1:
         raise IncompatibleError("Expected a fleet of one base model: the frontier of each model is its own.")

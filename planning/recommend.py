@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from packer.errors import IncompatibleError
+from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving
 from packer.plan import Plan, Status
 from packer.planning.band import with_band
@@ -29,7 +30,6 @@ from packer.planning.shortfall import (
     weaker_words,
 )
 from packer.room import LEVELS, Room
-from packer.slo import Slo
 from packer.solvers.candidates import beyond_measured
 from packer.words import counted, listed
 from packer.workload import Workload
@@ -47,7 +47,7 @@ def recommend(
     workload: Workload,
     profile: Kinds,
     *,
-    slo: Slo | None = None,
+    slo: GoalLike | None = None,
     margin: float | None = None,
     max_gpus: int | None = None,
     max_replicas: int | None = None,
@@ -73,7 +73,8 @@ def recommend(
         The fleet and the server. With several base models or kinds of server, the cheapest kind or mix of kinds of
         each model (`packer.planning.kinds`).
     slo
-        Latency limits of the adapters; None: the workload's, which is p95 TTFT <= 2 s and mean ITL <= 100 ms for
+        The latency goal: a `packer.Goal`, its text ("p95_ttft_ms=500", which changes the workload's) or a mapping of
+        limits; None: the workload's, which is p95 TTFT <= 2 s and mean ITL <= 100 ms for
         every adapter unless it says otherwise.
     margin
         Share by which every rate is raised; None takes the profile's default.
@@ -98,7 +99,7 @@ def recommend(
     """
     kinds = kinds_of(profile)
     serving(workload, [kind.profile for kind in kinds])
-    fleet = workload if slo is None else replace(workload, slo=slo)
+    fleet = workload if slo is None else replace(workload, slo=workload.slo.changed_by(slo))
     frontier_of = partial(
         Frontier, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress
     )
@@ -268,7 +269,7 @@ def outcome(
     best: FrontierPoint,
     points: Sequence[FrontierPoint],
     rooms: Sequence[Room],
-    slo: Slo,
+    slo: Goal,
     *,
     breaking: int | None,
     reachable: bool = True,
@@ -321,7 +322,7 @@ def outcome(
     return f"{text} {'; '.join(parts)}." if parts else text
 
 
-def _shortcoming(point: FrontierPoint, slo: Slo, spare: int, why: Callable[[FrontierPoint], str]) -> str:
+def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[FrontierPoint], str]) -> str:
     """Why a number of GPUs whose TTFT may look fine is not enough."""
     adapters = point.plan.adapters
     ttft_ms, itl_ms = slo.columns(point.plan.workload)

@@ -107,7 +107,7 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
     goals = {_share(share) for share in SHARES if share < slo.adapter_share and within >= share}
     if (figures.mean_itl_ms > slo.columns(job.workload)[1]).any():
         return goals
-    if not slo.classes and max(kept.used(bins, [hour])) <= LONGER:
+    if not slo.classes and math.isfinite(slo.limits.p95_ttft_ms) and max(kept.used(bins, [hour])) <= LONGER:
         goals.add(f"--slo p95_ttft_ms={LONGER * slo.limits.p95_ttft_ms:g}")
     simulated = kept.simulated.all(bins, hour[0], seed=hour[1])
     if all(starting(each.late[0], hour[0]).all() for each in simulated):

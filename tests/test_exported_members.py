@@ -22,6 +22,7 @@ PUBLIC = [
     "Evaluation",
     "Evaluations",
     "FineTuning",
+    "Goal",
     "GpuKind",
     "Lengths",
     "Limits",
@@ -103,7 +104,7 @@ SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
         lambda: packer.solve(FLEET, SERVER.name),  # type: ignore[arg-type]
         lambda: packer.recommend(FLEET.adapters, SERVER),  # type: ignore[arg-type]
         lambda: packer.recommend(FLEET, None),  # type: ignore[arg-type]
-        lambda: packer.recommend(FLEET, SERVER, slo={"p95_ttft_ms": 100}),  # type: ignore[arg-type]
+        lambda: packer.recommend(FLEET, SERVER, slo=100),  # type: ignore[arg-type]
         lambda: packer.frontier("fleet.csv", SERVER),  # type: ignore[arg-type]
         lambda: packer.simulate_cluster(FLEET, "cluster.toml"),  # type: ignore[arg-type]
         lambda: packer.evaluate_plan("plan.json"),  # type: ignore[arg-type]

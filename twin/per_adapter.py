@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.arrays import BoolArray, FloatArray, IntArray
+from packer.goal import STATISTICS
 from packer.io.frames import pl
 
 if TYPE_CHECKING:
@@ -89,23 +90,72 @@ def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
     return np.where(number >= FEW_REQUESTS, own, pooled)
 
 
+ENOUGH = {"mean": MEAN_FROM, "median": 10, "p90": 30, "p95": FEW_REQUESTS, "p99": 300}
+"""Completed requests from which a statistic of an adapter says more than that of its server."""
+
+
 def slo_used(sim: Simulation) -> FloatArray:
     """How much of its limits (`Workload.slo`) each adapter uses, float64 (m,): 1 is all of it, more breaks them.
 
     Infinite where the server does not start, starves or has a queue that grows. An adapter with fewer than
     `FEW_REQUESTS` may have a 95th percentile of its own up to `FEW_MAY_REACH` times its limit, one with fewer than
-    `MEAN_FROM` any, and the mean ITL of its server.
+    `MEAN_FROM` any, and the mean ITL of its server. Other statistics likewise, by `ENOUGH`.
     """
     if sim.status != "ok" or sim.starved or not sim.stable:
         return np.full(len(sim.workload), np.inf)
-    ttft_limit_ms, itl_limit_ms = sim.workload.slo.columns(sim.workload)
-    server_ms = 0.0 if np.isnan(sim.mean_itl_ms) else sim.mean_itl_ms
-    number = sim.completed_of
-    itl_ms = np.where(number >= MEAN_FROM, np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0), server_ms)
-    few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
-    own_ms = np.where(few, np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0) / FEW_MAY_REACH, 0.0)
-    ttft_ms = np.maximum(sim.adapter_pooled_p95_ttft_ms, own_ms)
-    return np.maximum(ttft_ms / ttft_limit_ms, itl_ms / itl_limit_ms)
+    goal, used = sim.workload.slo, np.zeros(len(sim.workload))
+    for key in goal.keys("adapter"):
+        used = np.maximum(used, _judged_ms(sim, key) / goal.column(sim.workload, key))
+    return used
+
+
+def _judged_ms(sim: Simulation, key: str) -> FloatArray:
+    """The figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server."""
+    statistic, _, what = key.removesuffix("_ms").partition("_")
+    if key == "p95_ttft_ms":
+        number = sim.completed_of
+        few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
+        own_ms = np.where(few, np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0) / FEW_MAY_REACH, 0.0)
+        return np.maximum(sim.adapter_pooled_p95_ttft_ms, own_ms)
+    if key == "mean_itl_ms":
+        server_ms = 0.0 if np.isnan(sim.mean_itl_ms) else sim.mean_itl_ms
+        own_ms = np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0)
+        return np.where(sim.completed_of >= MEAN_FROM, own_ms, server_ms)
+    values, owners = sim.requests_ms(what)
+    order = np.lexsort((values, owners))
+    values, owners = values[order], owners[order]
+    count = np.bincount(owners, minlength=len(sim.workload))
+    own = np.zeros(len(count))
+    for adapter, part in enumerate(np.split(values, np.cumsum(count)[:-1])):
+        own[adapter] = statistic_of(part, statistic) if len(part) else 0.0
+    everyone = statistic_of(values, statistic) if len(values) else 0.0
+    enough = ENOUGH[statistic]
+    few_ms = np.where(count >= MEAN_FROM, own / FEW_MAY_REACH, 0.0)
+    return np.where(count >= enough, own, np.where(count > 0, np.maximum(few_ms, everyone), 0.0))
+
+
+def statistic_of(values: FloatArray, name: str) -> float:
+    """A statistic of some values by its name in the keys of a goal; NaN without values."""
+    if not len(values):
+        return float("nan")
+    return float(values.mean() if name == "mean" else np.quantile(values, STATISTICS[name]))
+
+
+def server_used(sim: Simulation) -> float:
+    """How much of its limits of a server (`Workload.slo`) this one uses; 0 where it has none."""
+    goal = sim.workload.slo
+    limits = goal.limits.to_dict()
+    figures = {key: sim.figure(key.removeprefix("server.")) for key in goal.keys("server")}
+    return max((figure / limits[key] for key, figure in figures.items() if figure == figure), default=0.0)
+
+
+def requests_used(sim: Simulation) -> float:
+    """The share of requests beyond limits of requests, of the share that may be (`Goal.request_share`)."""
+    goal = sim.workload.slo
+    if not goal.keys("request") or not sim.slo_attainment < 1.0:
+        return 0.0
+    allowed = 1.0 - goal.request_share
+    return (1.0 - sim.slo_attainment) / allowed if allowed > 0.0 else float("inf")
 
 
 def few_used(sim: Simulation) -> float:
@@ -117,7 +167,7 @@ def few_used(sim: Simulation) -> float:
     """
     number = sim.completed_of.astype(np.int64)
     few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
-    limits = sim.workload.slo.columns(sim.workload)[0][few] * FEW_MAY_REACH
+    limits = sim.workload.slo.column(sim.workload, "p95_ttft_ms")[few] * FEW_MAY_REACH
     if not few.any() or sim.ttft_ms.max() <= limits.min():
         return 0.0
     waits = sim.ttft_ms[sim.ttft_order]
@@ -151,19 +201,28 @@ def _more_than(k: FloatArray, n: IntArray, p: FloatArray) -> FloatArray:
 
 
 def kept_requests(sim: Simulation) -> tuple[BoolArray, BoolArray]:
-    """Which requests kept the limits of their adapter (`Workload.slo`), and which broke them, bool (requests,) each.
+    """Which requests kept the limits that hold for them (`Goal.of_requests`), and which broke them, bool (n,) each.
 
-    A request breaks them if its first token came later than the limit of its TTFT, has not come although that time has
-    passed, or its mean gap between tokens, once it completed, is above that of its ITL. It keeps them if it completed
-    otherwise. The others, which the end of the run cut off, do neither.
+    A request breaks a limit if it would be over it even if all its remaining tokens came at the end of the run; that
+    of its mean gap between tokens only once it completed. It keeps them if it completed otherwise. The others, which
+    the end of the run cut off, do neither. Limits of gaps do not bind requests of one token.
     """
-    ttft_ms, itl_ms = sim.workload.slo.columns(sim.workload)
-    raw, requests = sim.raw, sim.raw.requests
-    waited_ms = (np.where(np.isnan(raw.first_s), sim.duration_s, raw.first_s) - requests.time_s) * 1e3
-    broke: BoolArray = waited_ms > ttft_ms[requests.adapter]
+    raw, requests, end_s = sim.raw, sim.raw.requests, sim.duration_s
+    first_s, finish_s = (np.where(np.isnan(at_s), end_s, at_s) for at_s in (raw.first_s, raw.finish_s))
     gaps = np.maximum(requests.output_tokens - 1, 1)
-    with np.errstate(invalid="ignore"):
-        broke |= raw.finished & ((raw.finish_s - raw.first_s) * 1e3 > itl_ms[requests.adapter] * gaps)
+    broke: BoolArray = np.zeros(len(requests), dtype=np.bool_)
+    for what, column in sim.workload.slo.of_requests(sim.workload).items():
+        limit_ms = column[requests.adapter]
+        if what == "itl":
+            with np.errstate(invalid="ignore"):
+                broke |= raw.finished & ((raw.finish_s - raw.first_s) * 1e3 > limit_ms * gaps)
+            continue
+        since_s, until_s = {"ttft": (requests.time_s, first_s), "tpot": (first_s, finish_s)}.get(
+            what, (requests.time_s, finish_s)
+        )
+        per = {"tpot": gaps, "normalised": requests.output_tokens}.get(what, 1)
+        took_ms: FloatArray = (until_s - since_s) * 1e3 / per
+        broke |= took_ms > limit_ms
     return raw.finished & ~broke, broke
 
 

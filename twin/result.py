@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from packer.arrays import FloatArray
 from packer.evaluation import STARVATION_THRESHOLD
+from packer.goal import STATISTICS
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin import per_adapter as figures
@@ -166,6 +167,27 @@ class Simulation:
         done, tokens = done[many], tokens[many]
         return (self.raw.finish_s[done] - self.raw.first_s[done]) * 1e3 / (tokens - 1)
 
+    e2e_ms = cached_property(
+        lambda self: (self.raw.finish_s - self.raw.requests.time_s)[self._completed] * 1e3
+    )
+    """Time from sending to the last token of each completed request, ms, float64 (completed,)."""
+
+    def requests_ms(self, what: str) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+        """Latencies "ttft", "e2e" or (of two tokens and more) "tpot" of completed requests, ms, and their adapters."""
+        owners = self.owners
+        if what == "tpot":
+            owners = owners[self.raw.requests.output_tokens[self._completed] > 1]
+        return getattr(self, f"{what}_ms"), owners
+
+    def figure(self, key: str) -> float:
+        """A statistic over all requests by its key in a goal, as "p90_e2e_ms"; NaN where there is none."""
+        if isinstance(found := getattr(self, key, None), float):
+            return found
+        statistic, _, what = key.removesuffix("_ms").partition("_")
+        if what == "itl":
+            return _itl_quantile(self, STATISTICS[statistic])
+        return figures.statistic_of(self.requests_ms(what)[0], statistic)
+
     mean_ttft_ms = cached_property(lambda self: _mean(self.ttft_ms))
     """Mean TTFT."""
     ttft_order = cached_property(lambda self: np.argsort(self.ttft_ms))
@@ -263,19 +285,32 @@ class Simulation:
     def slo_used(self) -> float:
         """That of the adapter at the quantile `adapter_share` of `Workload.slo`: above 1 too few keep their limits.
 
-        Where every adapter must keep them, also the chance of those with few requests counts (`few_used`).
+        Where every adapter must keep them, also the chance of those with few requests counts (`few_used`). Limits of
+        servers and of requests count as well.
         """
         used = self.adapter_slo_used
+        others = max(self.server_slo_used, figures.requests_used(self))
         if self.workload.slo.adapter_share == 1.0 and np.isfinite(used).all():
-            return max(float(used.max()), figures.few_used(self))
-        return float(np.sort(used)[math.ceil(self.workload.slo.adapter_share * len(used) - 1e-9) - 1])
+            return max(float(used.max()), figures.few_used(self), others)
+        share = self.workload.slo.adapter_share
+        return max(float(np.sort(used)[math.ceil(share * len(used) - 1e-9) - 1]), others)
+
+    @cached_property
+    def server_slo_used(self) -> float:
+        """How much of the limits of servers it uses; 0 without any."""
+        return figures.server_used(self)
 
     worst_adapter_ttft_ms = cached_property(lambda self: float(self.adapter_pooled_p95_ttft_ms.max()))
     """The highest of `adapter_pooled_p95_ttft_ms`."""
 
     @property
     def slo_attainment(self) -> float:
-        """Share of all requests within the limits of `Workload.slo`; NaN where none was decided."""
+        """Share of all requests within the limits of `Workload.slo`; those undecided at the end are left out.
+
+        NaN where none was decided, or without limits.
+        """
+        if not self.workload.slo.of_requests(self.workload):
+            return math.nan
         kept, decided = self.slo_counts
         return float(kept.sum() / decided.sum()) if decided.any() else math.nan
 

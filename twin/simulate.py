@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from packer import checks
 from packer.errors import IncompatibleError, ValidationError
+from packer.goal import GoalLike
 from packer.profile import Profile
 from packer.twin.arrivals import MAX_REQUESTS
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
@@ -33,6 +34,7 @@ def simulate(
     mean_state: bool = False,
     scrape_interval_s: float | None = None,
     tuning: str | None = None,
+    slo: GoalLike | None = None,
 ) -> Simulation:
     """Simulate one vLLM server that serves this workload.
 
@@ -64,6 +66,9 @@ def simulate(
     tuning
         Policy by which training shares the server, as in "llmstation:slo_decode_ms=45"; "none": it does not train;
         None: that of the workload's job, if it has one. A workload without a job gets one of the default kind.
+    slo
+        The latency goal that figures of the service level are about: a `packer.Goal`, its text
+        ("p95_ttft_ms=500", which changes the workload's), or a mapping of limits; None: the workload's.
 
     Raises
     ------
@@ -97,6 +102,8 @@ def simulate(
         profile = replace(profile, frontend=frontend)
     if tuning is not None:
         workload = workload.tuned_by(tuning)
+    if slo is not None:
+        workload = replace(workload, slo=workload.slo.changed_by(slo))
     reserved = kv_tokens_of(workload.fine_tuning, profile)
     kv_tokens = kv_cache_tokens(profile, settings) - reserved
     reason = memory_error(profile, settings, reserved)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+import math
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError, located
+from packer.goal import Goal, Limits
 from packer.io.schema import Table, parse
 from packer.job import FineTuning
 from packer.lengths import Lengths
-from packer.slo import Limits, Slo
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 SCHEMA = 1
@@ -114,23 +115,33 @@ class AdapterTable(Table):
 
 
 class LimitsTable(Table):
-    """Latency limits, ms; of a class, what is left out is that of adapters without a class."""
+    """Latency limits by the keys of a goal, ms; "none": no limit. Of a class, what is left out is as without one."""
 
-    p95_ttft_ms: float | None = None
-    mean_itl_ms: float | None = None
+    model_config = ConfigDict(extra="allow")
+    p95_ttft_ms: float | Literal["none"] | None = None
+    mean_itl_ms: float | Literal["none"] | None = None
+
+    def limits(self, others: Limits) -> Limits:
+        """The others, changed by these."""
+        own = {"p95_ttft_ms": self.p95_ttft_ms, "mean_itl_ms": self.mean_itl_ms}
+        given = {
+            key: math.inf if value == "none" else value for key, value in own.items() if value is not None
+        }
+        return others.changed({**given, **(self.model_extra or {})})
 
 
 class SloTable(LimitsTable):
-    """Limits of adapters without a class, those of classes, and the share of the adapters that must keep them."""
+    """The goal: limits of adapters without a class, those of classes, and the shares that must keep them."""
 
     adapter_share: float = 1.0
+    request_share: float = 0.99
     classes: dict[str, LimitsTable] = Field(default_factory=dict)
 
-    def slo(self) -> Slo:
-        """The objective."""
-        limits = _limits(self, Limits())
-        classes = tuple((name, _limits(each, limits)) for name, each in self.classes.items())
-        return Slo(limits, classes, self.adapter_share)
+    def slo(self) -> Goal:
+        """The goal."""
+        limits = self.limits(Limits())
+        classes = tuple((name, each.limits(limits)) for name, each in self.classes.items())
+        return Goal(limits, classes, self.adapter_share, self.request_share)
 
 
 class FineTuningTable(Table):
@@ -193,9 +204,6 @@ def workload_from_dict(data: Any, *, name: str = "workload") -> Workload:
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
     """Nested dicts in the shape of the file; `workload_from_dict` gives the same workload back."""
-    classes = {name: asdict(limits) for name, limits in workload.slo.classes}
-    share = workload.slo.adapter_share
-    slo = {**asdict(workload.slo.limits), "adapter_share": share, "classes": classes}
     return {
         "schema": SCHEMA,
         "name": workload.name,
@@ -203,10 +211,22 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
         "output_tokens": lengths_to_dict(workload.output_tokens),
         "length_correlation": workload.length_correlation,
         "arrivals": _arrivals_to_dict(workload.arrivals),
-        **({} if workload.slo == Slo() else {"slo": slo}),
+        **({} if workload.slo == Goal() else {"slo": _goal_to_dict(workload.slo)}),
         **({} if workload.fine_tuning is None else {"fine_tuning": _given(workload.fine_tuning)}),
         "adapters": [_given(adapter) for adapter in workload.adapters],
     }
+
+
+def _goal_to_dict(goal: Goal) -> dict[str, Any]:
+    """A goal in the shape of the file."""
+
+    def table(limits: Limits) -> dict[str, Any]:
+        return {"p95_ttft_ms": "none", "mean_itl_ms": "none"} | limits.to_dict()
+
+    shares = {"adapter_share": goal.adapter_share}
+    if goal.request_share != Goal().request_share:
+        shares["request_share"] = goal.request_share
+    return {**table(goal.limits), **shares, "classes": {name: table(each) for name, each in goal.classes}}
 
 
 def lengths_to_dict(lengths: Lengths) -> dict[str, Any]:
@@ -233,11 +253,6 @@ def _given(item: Adapter | FineTuning) -> dict[str, Any]:
         for name, value in values.items()
         if value is not None
     }
-
-
-def _limits(table: LimitsTable, others: Limits) -> Limits:
-    keys = [each.name for each in fields(Limits)]
-    return replace(others, **{key: value for key in keys if (value := getattr(table, key)) is not None})
 
 
 def _arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:

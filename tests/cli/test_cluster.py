@@ -151,7 +151,7 @@ def test_systems_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--router", "fastest"], "Unknown router 'fastest'"),
         (["--router", "plan"], "the cluster has no placement"),
         (["--slo", "ttft_ms"], "Expected LIMIT=MS"),
-        (["--slo", "ttft=5"], "Unknown limit of an SLO 'ttft'"),
+        (["--slo", "ttft=5"], "Unknown latency limit 'ttft'"),
         (["--max-loras", "4"], "--max-loras"),
         (["--predictor", "tree"], "leave out --predictor"),
     ],

@@ -31,6 +31,46 @@ def test_other_texts_are_refused(text: str) -> None:
         Slo().parsed([text])
 
 
+def test_a_key_says_where_its_limit_counts() -> None:
+    """Statistics count for adapters, gaps' quantiles and `server.` for servers, plain names for each request."""
+    goal = Slo().parsed(
+        ["p99_ttft_ms=900,server.mean_ttft_ms=300,p99_itl_ms=80,e2e_ms=9000,request_share=0.9"]
+    )
+    assert goal.keys("adapter") == ("p99_ttft_ms",)
+    assert goal.keys("server") == ("p99_itl_ms", "server.mean_ttft_ms")
+    assert goal.keys("request") == ("e2e_ms",)
+    assert str(goal) == (
+        "p99 TTFT <= 900 ms for every adapter; latency of a request <= 9 s for 90 % of the requests; "
+        "p99 ITL of a server <= 80 ms and mean TTFT of a server <= 300 ms"
+    )
+    with pytest.raises(ValidationError, match="limits of servers outside of classes"):
+        Slo(classes=(("chat", Limits.only({"server.mean_ttft_ms": 5.0})),))
+
+
+def test_a_default_gives_way_to_other_limits_of_its_metric() -> None:
+    """The usual limit of TTFT goes where another one of TTFT is named, and stays where it is named, too."""
+    assert Slo.parse("p99_ttft_ms=900").limits.to_dict() == {"mean_itl_ms": 100.0, "p99_ttft_ms": 900.0}
+    assert Slo.parse("ttft_ms=900,tpot_ms=50").limits.to_dict() == {"ttft_ms": 900.0, "tpot_ms": 50.0}
+    both = {"p95_ttft_ms": 2000.0, "p99_ttft_ms": 4000.0, "mean_itl_ms": 100.0}
+    assert Slo.parse("p99_ttft_ms=4000,p95_ttft_ms=2000").limits.to_dict() == both
+    assert Slo.of(500.0).parsed(["p99_ttft_ms=900"]).limits.p95_ttft_ms == 500.0
+    assert Slo.parse("none").limits.to_dict() == {}
+    assert str(Slo.parse("none")) == "no latency limits"
+
+
+def test_a_goal_is_taken_in_any_form() -> None:
+    """An object as it is, a text changes the fleet's goal, a mapping is the whole goal; old spellings are known."""
+    own = Slo.of(500.0, 50.0)
+    assert own.changed_by(None) == own.changed_by(own) == own
+    assert own.changed_by("mean_itl_ms=20; chat:p95_ttft_ms=100") == Slo(
+        Limits(500.0, 20.0),
+        {"chat": Limits(100.0, 20.0)},  # type: ignore[arg-type]
+    )
+    assert own.changed_by({"latency_ms": 800}).limits.to_dict() == {"e2e_ms": 800.0}
+    with pytest.raises(ValidationError, match="Expected slo to be a Goal"):
+        own.changed_by(5.0)  # type: ignore[arg-type]
+
+
 def test_limits_of_each_adapter() -> None:
     """Adapters of a class get its limits, the others the plain ones; a class without limits is an error."""
     fleet = Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0, slo_class="batch")])

@@ -12,6 +12,7 @@ from scipy.stats import binom
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
+from packer.goal import OF_MANY, Goal, level
 from packer.profile import LatencySpec, Profile
 from packer.slo import Limits, Slo
 from packer.twin.per_adapter import (
@@ -196,3 +197,53 @@ def test_few_requests_may_not_reach_twice_the_limit(make_profile: MakeProfile) -
     assert found.adapter_pooled_p95_ttft_ms[1] < limit_ms
     assert found.adapter_p95_ttft_ms[1] > 2 * limit_ms
     assert found.adapter_slo_used[1] == pytest.approx(found.adapter_p95_ttft_ms[1] / (2 * limit_ms))
+
+
+@pytest.mark.parametrize("key", [key for key in OF_MANY if level(key) == "adapter"])
+def test_limits_of_any_statistic_are_judged_by_the_definition(key: str, make_profile: MakeProfile) -> None:
+    """The share of a limit that adapters with enough requests use, from the table of requests one by one."""
+    fleet = Workload([Adapter("often", 8, 3.0), Adapter("seldom", 8, 0.2), Adapter("never", 8, 1e-9)])
+    limit_ms = 250.0
+    goal = Goal.only({key: limit_ms})
+    sim = simulate(replace(fleet, slo=goal), make_profile(), max_loras=3, duration_s=200.0)
+    statistic, _, what = key.removesuffix("_ms").partition("_")
+    values = []
+    for sent_s, first_s, finish_s, owner, tokens in zip(
+        sim.raw.requests.time_s, sim.raw.first_s, sim.raw.finish_s, sim.raw.requests.adapter,
+        sim.raw.requests.output_tokens, strict=True,
+    ):  # fmt: skip
+        if owner != 0 or math.isnan(finish_s) or (what in ("tpot", "itl") and tokens < 2):
+            continue
+        span_s = {"ttft": first_s - sent_s, "e2e": finish_s - sent_s}.get(what, finish_s - first_s)
+        values.append((1e3 * span_s, tokens - 1))
+    spans, gaps = np.array(values).T
+    per_request = spans / gaps if what == "tpot" else spans
+    share = {"median": 50, "p90": 90, "p95": 95, "p99": 99}.get(statistic)
+    own = spans.sum() / gaps.sum() if what == "itl" else per_request.mean()
+    if share is not None:
+        own = np.percentile(per_request, share)
+    assert sim.adapter_slo_used[0] == pytest.approx(own / limit_ms)
+    assert sim.adapter_slo_used[2] == (0.0 if what != "itl" else pytest.approx(sim.mean_itl_ms / limit_ms))
+    everyone = sim.figure(key)
+    assert (
+        sim.adapter_slo_used[1] >= 0.5 * everyone / limit_ms
+    )  # few requests: not better than its server shows
+
+
+def test_limits_of_servers_and_of_requests_count(make_profile: MakeProfile) -> None:
+    """A server is beyond its goal if a figure of its own is, or more requests than may be are."""
+    fleet = Workload([Adapter("a", 8, 3.0), Adapter("b", 8, 1.0)])
+    sim = simulate(fleet, make_profile(), max_loras=2, duration_s=100.0)
+    for key in ("server.p90_e2e_ms", "server.mean_ttft_ms", "p99_itl_ms", "server.p95_itl_ms"):
+        figure = sim.figure(key.removeprefix("server."))
+        for factor in (0.5, 2.0):
+            judged = simulate(
+                fleet, make_profile(), max_loras=2, duration_s=100.0, slo={key: figure * factor}
+            )
+            assert judged.slo_used == pytest.approx(1.0 / factor)
+    limit_ms = float(np.quantile(sim.ttft_ms, 0.97))
+    few = simulate(fleet, make_profile(), max_loras=2, duration_s=100.0, slo={"ttft_ms": limit_ms})
+    assert few.slo_attainment == pytest.approx(0.97, abs=0.01)
+    assert few.slo_used == pytest.approx((1.0 - few.slo_attainment) / 0.01)
+    given = {"ttft_ms": limit_ms, "request_share": 0.9}
+    assert simulate(fleet, make_profile(), max_loras=2, duration_s=100.0, slo=given).slo_used < 1.0

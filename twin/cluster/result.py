@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from packer.arrays import BoolArray, FloatArray, IntArray
+from packer.arrays import IntArray
 from packer.io.frames import pl
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
@@ -33,7 +33,6 @@ class ClusterSimulation(Simulation):
     cluster: Cluster = field(repr=False)
     system: str
     router: str
-    slo: Mapping[str, float]
     setups: Sequence[Server] = field(repr=False)
     state: Servers | None = field(repr=False)
     transit: Transit | None = field(repr=False, default=None)
@@ -57,32 +56,15 @@ class ClusterSimulation(Simulation):
             state=state, transit=transit, duration_s=duration_s, **run,
         )  # fmt: skip
 
-    # ---- service level
+    @property
+    def slo(self) -> dict[str, float]:
+        """The limits that it is judged by."""
+        return self.workload.slo.limits.to_dict()
+
     @cached_property
-    def _outcome(self) -> tuple[BoolArray, BoolArray] | None:
-        if self.status != "ok" or not self.slo:
-            return None
-        raw = self.raw
-        return _kept_and_decided(raw.requests, raw.first_s, raw.finish_s, self.duration_s, self.slo)
-
-    @property
-    def slo_attainment(self) -> float:
-        """Requests that kept every limit / requests sent; those undecided at the end are left out.
-
-        Without limits of the cluster: the limits of the adapters (`Workload.slo`), as for one server.
-        """
-        if self._outcome is None:
-            return super().slo_attainment
-        kept, decided = self._outcome
-        return float(kept.sum() / decided.sum()) if decided.any() else math.nan
-
-    @property
-    def goodput_tok_s(self) -> float:
-        """Input + output tokens of the requests that kept every limit / duration, tok/s."""
-        if self._outcome is None:
-            return super().goodput_tok_s
-        requests, (kept, _) = self.raw.requests, self._outcome
-        return float((requests.input_tokens + requests.output_tokens)[kept].sum() / self.duration_s)
+    def server_slo_used(self) -> float:
+        """How much of the limits of servers the one that is nearest to them uses; 0 without any."""
+        return max(server.server_slo_used for server in self.servers)
 
     # ---- adapters
     @property
@@ -190,7 +172,7 @@ class ClusterSimulation(Simulation):
         return (
             found
             | {"system": self.system, "router": self.router, "servers": len(self.cluster)}
-            | {"slo": dict(self.slo), "aborted": self.aborted}
+            | {"slo": self.slo, "aborted": self.aborted}
             | {name: None if math.isnan(value) else value for name, value in figures.items()}
         )
 
@@ -228,7 +210,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     sent_s = state.sent_s[of] if server is None else times[:, rows.SENT_AT]
     return Raw(
         RequestTrace(sent_s, state.adapter[of], prompt, output, end_s=end_s),
-        np.bincount(state.adapter[state.server == REFUSED], minlength=len(state.ranks)) * (server is None),
+        np.zeros(len(state.ranks), dtype=np.int64),  # the requests that were refused are among the rows
         float((prompt + output).sum()),
         np.where(arrived, times[:, rows.FIRST_SEEN], np.nan),
         np.where(arrived, times[:, rows.FINISH_SEEN], np.nan),
@@ -241,27 +223,3 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         times,
         state.tuning.registers[one].sum(axis=0),
     )
-
-
-def _kept_and_decided(
-    requests: RequestTrace, first_s: FloatArray, finish_s: FloatArray, end_s: float, slo: Mapping[str, float]
-) -> tuple[BoolArray, BoolArray]:
-    """Which requests completed within every limit, ms, and which are decided: kept, or over one for certain; (n,) each.
-
-    Times (n,), NaN where they did not come by `end_s`. An unfinished request is over a limit if it would be even with
-    its remaining tokens at `end_s`; else it is undecided. The limit on TPOT does not bind requests of one token.
-    """
-    done = ~np.isnan(finish_s)
-    first, finish = (np.where(np.isnan(t), end_s, t) for t in (first_s, finish_s))
-    output = requests.output_tokens
-    latency = (finish - requests.time_s) * 1e3
-    figures = {
-        "ttft_ms": (first - requests.time_s) * 1e3,
-        "tpot_ms": (finish - first) * 1e3 / np.maximum(output - 1, 1),
-        "normalised_ms": latency / output,
-        "latency_ms": latency,
-    }
-    over = np.zeros(len(requests), dtype=np.bool_)
-    for name, limit in slo.items():
-        over |= figures[name] > limit
-    return done & ~over, done | over

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 
 from packer import checks, registry
-from packer.cluster import SLO_LIMITS, Cluster
+from packer.cluster import Cluster
 from packer.errors import IncompatibleError
+from packer.goal import GoalLike
 from packer.twin.arrivals import draw_marks, draw_times
 from packer.twin.cache.base import CachePolicy
 from packer.twin.cluster.candidates import candidates_of
@@ -16,7 +16,7 @@ from packer.twin.cluster.dispatch import Dispatch
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import Router
 from packer.twin.cluster.setup import idle_servers, kind_setup, server_setups
-from packer.twin.cluster.system import System, load_system, placed
+from packer.twin.cluster.system import System, judged, load_system, placed
 from packer.twin.cluster.transit import transit_of
 from packer.twin.simulate import HOUR_S, MAX_BINS
 from packer.workload import Workload
@@ -30,7 +30,7 @@ def simulate_cluster(
     *,
     duration_s: float | None = None,
     seed: int = 0,
-    slo: Mapping[str, float] | None = None,
+    slo: GoalLike | None = None,
     stats_interval_s: float = 0.0,
     timeline_bin_s: float = 10.0,
     max_outstanding: int | None = None,
@@ -52,7 +52,9 @@ def simulate_cluster(
     seed
         Of arrivals, lengths and routers: the same seed sends the same requests to every cluster.
     slo
-        Limits of a request, ms: ttft_ms, tpot_ms, normalised_ms, latency_ms; None: the cluster's.
+        The latency goal: a `packer.Goal`, its text ("p95_ttft_ms=500", which changes the workload's), or a mapping of
+        limits ({"ttft_ms": 2000, "tpot_ms": 100}: these of each request and no others); None: the cluster's, else the
+        workload's.
     stats_interval_s
         How old the counts of requests and KV blocks that a router reads may be; 0: up to date.
     timeline_bin_s
@@ -81,13 +83,14 @@ def simulate_cluster(
     checks.integer("seed", seed, low=0)
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
-    limits = dict(cluster.slo) if slo is None else checks.limits("limit of an SLO", slo, SLO_LIMITS)
+    goal, planned, limits = judged(workload, cluster, slo)
     how = system if isinstance(system, System) else load_system(system)
+    workload = replace(workload, slo=goal)
     if workload.fine_tuning is None and cluster.fine_tuning is not None:
         workload = replace(workload, fine_tuning=cluster.fine_tuning)
     if how.tuning is not None:
         workload = workload.tuned_by(how.tuning)
-    cluster = placed(workload, cluster, how, limits, seed)
+    cluster = placed(planned, cluster, how, limits, seed)
     if router is None:
         router = how.router
     chosen: Router = registry.make("router", router) if isinstance(router, str) else router
@@ -121,5 +124,5 @@ def simulate_cluster(
         servers = work.run(servers, engines, assigned)
     return ClusterSimulation.of(
         workload, [setup.server for setup in own], servers, failed or "", transit=way, duration_s=float(duration_s),
-        cluster=cluster, system=how.name, router=chosen.name, seed=seed, slo=limits, timeline_bin_s=timeline_bin_s,
+        cluster=cluster, system=how.name, router=chosen.name, seed=seed, timeline_bin_s=timeline_bin_s,
     )  # fmt: skip

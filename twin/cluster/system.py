@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from packer import registry
 from packer.cluster import Cluster
 from packer.errors import FileFormatError, IncompatibleError, reader
+from packer.goal import Goal, GoalLike
 from packer.io.documents import parse_toml
 from packer.io.schema import parse
 from packer.io.shipped import read_named, shipped
@@ -61,6 +62,15 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
     if "name" in data:
         raise FileFormatError("unknown key: the file's own name is the system's.", key="name")
     return parse(System, {"name": name, **data})
+
+
+def judged(
+    workload: Workload, cluster: Cluster, slo: GoalLike | None
+) -> tuple[Goal, Workload, dict[str, float]]:
+    """The goal that a cluster is judged by, and what a placement is made for: the fleet, and limits of requests."""
+    goal = workload.slo.changed_by(slo if slo is not None else cluster.slo or None)
+    limits = goal.limits.at("request")
+    return goal, workload if limits else replace(workload, slo=goal), limits
 
 
 def placed(

@@ -60,7 +60,7 @@ def test_reads_kinds_nodes_and_slo(folder: Path, toy_profile: Profile) -> None:
         ('servers = ["toy"]', "servers = []", "at least 1"),
         ("count = 2", "count = 0", "greater than or equal to 1"),
         ("count = 2", "count = 600_000", "at most 1,000,000 servers"),
-        ("ttft_ms = 2000", "ttft = 2000", "Unknown limit of an SLO 'ttft'"),
+        ("ttft_ms = 2000", "ttft = 2000", "Unknown latency limit 'ttft'"),
         ("schema = 1", "schema = 2", "schema"),
         ("schema = 1", "schema = 1\ncolour = 3", "unknown key"),
         ("[slo]", "[slo", "expected TOML"),

@@ -362,5 +362,13 @@ def test_classes_and_limits_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "limited.json"
     write_workload(limited, path)
     assert read_workload(path).slo == limited.slo
+    for text in (
+        "none",
+        "ttft_ms=900,request_share=0.9",
+        "p99_e2e_ms=9000,server.p99_ttft_ms=1;chat:median_ttft_ms=7",
+    ):
+        other = replace(classed, slo=Slo.parse(text))
+        write_workload(other, path, force=True)
+        assert read_workload(path).slo == other.slo
     with pytest.raises(IncompatibleError, match="latency limits"):
         write_workload(limited, tmp_path / "limited.csv")

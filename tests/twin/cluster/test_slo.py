@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from packer.cluster import SLO_LIMITS, Cluster
+from packer.cluster import Cluster
 from packer.slo import Slo
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.simulate import simulate
@@ -33,7 +33,7 @@ def _kept(row: dict[str, Any], end_s: float, slo: dict[str, float]) -> bool | No
     return True if row["finish_s"] is not None else None
 
 
-@pytest.mark.parametrize("limits", [*[(name,) for name in SLO_LIMITS], SLO_LIMITS])
+@pytest.mark.parametrize("limits", [*[(name,) for name in LIMITS], tuple(LIMITS)])
 def test_attainment_and_goodput_are_the_definition(limits: tuple[str, ...], case: Callable[..., Any]) -> None:
     """A request keeps the SLO if it keeps every limit; those undecided at the end are left out."""
     slo = {name: LIMITS[name] for name in limits}

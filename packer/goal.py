@@ -1,0 +1,328 @@
+"""The latency goal: limits, each at the level where it counts, and whom they hold for.
+
+One language for every place that takes limits, "p95_ttft_ms=2000,mean_itl_ms=100":
+
+- `ttft_ms`, `itl_ms`, `tpot_ms`, `e2e_ms`, `normalised_ms` (e2e / output tokens) limit each request;
+- `mean_`, `median_`, `p90_`, `p95_`, `p99_` of `ttft_ms`, `itl_ms`, `tpot_ms`, `e2e_ms` limit the requests of each
+  adapter, but for quantiles of ITL, which are known of a server alone;
+- the same after `server.` limit all requests of each server together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from packer import checks
+from packer.arrays import FloatArray
+from packer.errors import UnknownNameError, ValidationError, shown
+
+if TYPE_CHECKING:
+    from packer.workload import Workload
+
+Level = Literal["request", "adapter", "server"]
+
+STATISTICS = {"mean": math.nan, "median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+"""The quantile that each stands for; NaN: none."""
+METRICS = ("ttft", "itl", "tpot", "e2e")
+OF_REQUESTS = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "normalised_ms")
+"""Limits of each request."""
+OF_MANY = tuple(f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
+"""Limits of a statistic of requests."""
+KEYS = (*OF_MANY, *OF_REQUESTS, *(f"server.{key}" for key in OF_MANY))
+"""Every key of a goal."""
+SPELLINGS = {"latency_ms": "e2e_ms"}
+"""Keys of earlier versions, which cluster files may still have."""
+SHARES = ("adapter_share", "request_share")
+
+
+def level(key: str) -> Level:
+    """Where a limit counts."""
+    if key in OF_REQUESTS:
+        return "request"
+    of_gaps = key.endswith("_itl_ms") and not key.startswith("mean")
+    return "server" if key.startswith("server.") or of_gaps else "adapter"
+
+
+def metric(key: str) -> str:
+    """What a limit is of: ttft, itl, tpot, e2e or normalised."""
+    return key.rpartition(".")[2].removesuffix("_ms").rpartition("_")[2]
+
+
+def _family(key: str) -> str:
+    return {"tpot": "itl"}.get(metric(key), metric(key))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Latency limits, ms: of the 95th percentile of an adapter's TTFT, of its mean ITL, and any others by their keys.
+
+    Infinite: no limit.
+    """
+
+    p95_ttft_ms: float = 2000.0
+    mean_itl_ms: float = 100.0
+    others: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        given = {key: value for key, value in dict(self.others).items() if value != math.inf}
+        for key in ("p95_ttft_ms", "mean_itl_ms"):
+            value = getattr(self, key)
+            object.__setattr__(self, key, math.inf if value == math.inf else _limit(key, value))
+        object.__setattr__(self, "others", tuple((key, _limit(key, given[key])) for key in _ordered(given)))
+
+    @classmethod
+    def only(cls, values: Mapping[str, float]) -> Limits:
+        """These limits and no others."""
+        return cls(math.inf, math.inf).changed(values)
+
+    def changed(self, values: Mapping[str, float]) -> Limits:
+        """With these limits, by key; a default gives way to other limits of its metric (ITL and TPOT are one).
+
+        Raises `ValidationError`: a key is unknown, or a value breaks a rule.
+        """
+        values = {SPELLINGS.get(key, key): value for key, value in values.items()}
+        families = {_family(key) for key in values}
+        usual = {key: getattr(_USUAL, key) for key in ("p95_ttft_ms", "mean_itl_ms")}
+        kept = {
+            key: math.inf if value == usual.get(key) and _family(key) in families else value
+            for key, value in self.to_dict().items()
+        } | values
+        own = {key: kept.pop(key, math.inf) for key in usual}
+        return Limits(own["p95_ttft_ms"], own["mean_itl_ms"], tuple(kept.items()))
+
+    def to_dict(self) -> dict[str, float]:
+        """The limits that there are, by key."""
+        own = {"p95_ttft_ms": self.p95_ttft_ms, "mean_itl_ms": self.mean_itl_ms}
+        return {key: value for key, value in own.items() if value != math.inf} | dict(self.others)
+
+    def at(self, where: Level) -> dict[str, float]:
+        """Those of a level."""
+        return {key: value for key, value in self.to_dict().items() if level(key) == where}
+
+    def __str__(self) -> str:
+        return " and ".join(f"{_words(key)} <= {_time(key, value)}" for key, value in self.to_dict().items())
+
+
+def _ordered(keys: Iterable[str]) -> list[str]:
+    for key in keys:
+        if key not in KEYS:
+            raise UnknownNameError("latency limit", str(key), KEYS[: -len(OF_MANY)])
+    return sorted(keys, key=KEYS.index)
+
+
+def _limit(key: str, value: float) -> float:
+    return checks.real(key, value, low=0.0, open_low=True)
+
+
+def _words(key: str) -> str:
+    of_server, name = key.startswith("server."), key.rpartition(".")[2].removesuffix("_ms")
+    statistic, _, what = name.rpartition("_")
+    what = {"e2e": "latency", "normalised": "latency per output token"}.get(what, what.upper())
+    told = f"{statistic} {what}" if statistic else f"{what} of a request"
+    return f"{told} of a server" if of_server or (statistic and level(key) == "server") else told
+
+
+def _time(key: str, value: float) -> str:
+    in_s = value >= 1000 and metric(key) in ("ttft", "e2e")
+    return f"{value / 1000:g} s" if in_s else f"{value:g} ms"
+
+
+_USUAL = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What every adapter, or a share of them, is meant to keep.
+
+    Parameters
+    ----------
+    limits
+        Of adapters without a class, of requests and of servers.
+    classes
+        Limits of the adapters whose `slo_class` has that name: a mapping, or pairs.
+    adapter_share
+        Share of the adapters that must keep their limits, in ]0, 1].
+    request_share
+        Share of the requests that must keep limits of requests, in ]0, 1].
+    """
+
+    limits: Limits = Limits()
+    classes: tuple[tuple[str, Limits], ...] = ()
+    adapter_share: float = 1.0
+    request_share: float = 0.99
+
+    def __post_init__(self) -> None:
+        pairs = self.classes.items() if isinstance(self.classes, Mapping) else self.classes
+        named = {checks.name("the name of a class", name): limits for name, limits in pairs}
+        for limits in named.values():
+            for key in limits.at("server"):
+                if key not in self.limits.to_dict():
+                    raise ValidationError(f"Expected limits of servers outside of classes, got {key}.")
+        object.__setattr__(self, "classes", tuple(sorted(named.items())))
+        for key in SHARES:
+            share = checks.real(key, getattr(self, key), low=0.0, high=1.0, open_low=True)
+            object.__setattr__(self, key, share)
+
+    @classmethod
+    def of(cls, p95_ttft_ms: float = 2000.0, mean_itl_ms: float = 100.0) -> Goal:
+        """The same limits for every adapter."""
+        return cls(Limits(p95_ttft_ms, mean_itl_ms))
+
+    @classmethod
+    def parse(cls, text: str) -> Goal:
+        """The goal of a text, "p95_ttft_ms=2000,mean_itl_ms=100"; what it does not name is as usual (`parsed`)."""
+        return cls().parsed([text])
+
+    @classmethod
+    def only(cls, values: Mapping[str, float]) -> Goal:
+        """The goal of these limits and shares, and no others."""
+        limits = Limits.only({key: value for key, value in values.items() if key not in SHARES})
+        return cls(limits, (), values.get("adapter_share", 1.0), values.get("request_share", 0.99))
+
+    def changed_by(self, given: GoalLike | None) -> Goal:
+        """A goal in any form: itself, texts that change this one, or a mapping of limits that replaces it; None: this.
+
+        Raises `ValidationError`: it has another form.
+        """
+        if given is None:
+            return self
+        if isinstance(given, str):
+            return self.parsed([given])
+        if isinstance(given, Mapping):
+            return Goal.only(given)
+        checks.instance("slo", given, Goal, 'packer.Goal.parse("p95_ttft_ms=500")')
+        return given
+
+    def parsed(self, texts: Iterable[str]) -> Goal:
+        """This one, changed by texts as "p95_ttft_ms=500,adapter_share=0.95" or "CLASS:mean_itl_ms=50", or "none".
+
+        Semicolons separate several of them in one text. A class takes what it does not name from the limits of
+        adapters without a class. "none": no limits.
+
+        Raises `ValidationError`: a text has another form, or a value breaks a rule.
+        """
+        parts = [part.strip() for text in texts for part in text.split(";")]
+        start = replace(self, limits=Limits.only({}), classes=()) if "none" in parts else self
+        values: dict[str, dict[str, float]] = {"": {}}
+        for part in parts:
+            if part != "none":
+                name, found = _assignments(part)
+                values.setdefault(name, {}).update(found)
+        own = values.pop("")
+        shares = {key: own.pop(key) for key in SHARES if key in own}
+        limits = start.limits.changed(own)
+        classes = dict(start.classes)
+        for name, found in values.items():
+            classes[name] = classes.get(name, limits).changed(found)
+        return replace(start, limits=limits, classes=tuple(classes.items()), **shares)
+
+    def check(self, workload: Workload) -> None:
+        """Raise `ValidationError` where an adapter is of a class without limits."""
+        known = dict(self.classes)
+        for adapter in workload.adapters:
+            if adapter.slo_class is not None and adapter.slo_class not in known:
+                name = adapter.slo_class
+                raise ValidationError(
+                    f"Expected limits for the slo_class {shown(name)} of adapter {shown(adapter.name)}: give them "
+                    f"with --slo {name}:p95_ttft_ms=500,mean_itl_ms=50, or slo = […] in packer.toml."
+                )
+
+    # ---- limits by level
+    def keys(self, where: Level) -> tuple[str, ...]:
+        """Keys of the limits of a level, of any class."""
+        given = {key for limits in (self.limits, *dict(self.classes).values()) for key in limits.at(where)}
+        return tuple(sorted(given, key=KEYS.index))
+
+    def column(self, workload: Workload, key: str) -> FloatArray:
+        """One limit of each adapter, float64 (n,), ms; infinite where it has none.
+
+        A class that is not known has the limits of adapters without a class.
+        """
+        usual = self.limits.to_dict().get(key, math.inf)
+        if not self.classes:
+            return np.full(len(workload), usual)
+        known = {name: limits.to_dict().get(key, math.inf) for name, limits in self.classes}
+        return np.array([known.get(adapter.slo_class or "", usual) for adapter in workload.adapters])
+
+    def of_requests(self, workload: Workload) -> dict[str, FloatArray]:
+        """Limits by which requests are counted as within the goal: by metric, for each adapter, float64 (n,) each.
+
+        Limits of requests where there are some; else each request is held to the widest limit of each metric that its
+        adapter has.
+        """
+        own = self.keys("request")
+        if own:
+            return {metric(key): self.column(workload, key) for key in own}
+        found: dict[str, FloatArray] = {}
+        for key in (*self.keys("adapter"), *self.keys("server")):
+            column = self.column(workload, key)
+            before = found.get(metric(key))
+            found[metric(key)] = (
+                column
+                if before is None
+                else np.where(
+                    np.isinf(before), column, np.where(np.isinf(column), before, np.maximum(before, column))
+                )
+            )
+        return found
+
+    def columns(self, workload: Workload) -> tuple[FloatArray, FloatArray]:
+        """Limits of TTFT and of the mean gap between tokens that a request of each adapter is held to, ms."""
+        known, none = self.of_requests(workload), np.full(len(workload), math.inf)
+        gaps = [known[name] for name in ("itl", "tpot") if name in known] or [none]
+        return known.get("ttft", none), np.min(gaps, axis=0)
+
+    def __str__(self) -> str:
+        told = []
+        if mine := {k: v for k, v in self.limits.to_dict().items() if level(k) == "adapter"}:
+            every = self.adapter_share == 1.0
+            who = "every adapter" if every else f"{100 * self.adapter_share:g} % of the adapters"
+            told.append(f"{Limits.only(mine)} for {who}")
+        if of_requests := self.limits.at("request"):
+            told.append(f"{Limits.only(of_requests)} for {100 * self.request_share:g} % of the requests")
+        if of_servers := self.limits.at("server"):
+            told.append(str(Limits.only(of_servers)))
+        told += [f"{name}: {limits}" for name, limits in self.classes]
+        return "; ".join(told) or "no latency limits"
+
+
+GoalLike = Goal | str | Mapping[str, float]
+"""What is taken where a goal is."""
+
+
+def assignments(text: str, known: Iterable[str]) -> dict[str, float]:
+    """KEY=VALUE,… as numbers; a value that is none stays text, for the rule of its key to refuse.
+
+    Raises `ValidationError`: a part has another form, or an unknown key.
+    """
+    known, values = tuple(known), {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        key = SPELLINGS.get(key.strip(), key.strip())
+        if not equals or key not in known:
+            raise ValidationError(
+                f"Expected a latency goal as [CLASS:]KEY=VALUE,… with the keys {', '.join(OF_MANY)}, "
+                f"{', '.join(OF_REQUESTS)}, those of a server as in server.p99_ttft_ms, and "
+                f"{', '.join(SHARES)} (not of a class), got {shown(text)}."
+            )
+        values[key] = _number(value)
+    return values
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # type: ignore[return-value]
+
+
+def _assignments(text: str) -> tuple[str, dict[str, float]]:
+    """The class, "" if none is named, and the values of one text."""
+    name, colon, rest = text.rpartition(":")
+    known = KEYS if name else (*KEYS, *SHARES)
+    return name, assignments(rest if not colon or name else text, known)
