@@ -14,9 +14,9 @@ from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from packer.goal import Slo
     from packer.operate.observe import Observed
     from packer.profile import Profile
-    from packer.slo import Slo
 
 CLEARLY_BUSIER = 1.1
 """From this load over the mean on, the GPUs for the mean are given beside the plan."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from packer.goal import Slo
     from packer.operate.day import Schedule
-    from packer.slo import Slo
     from packer.workload import Workload
 
 
@@ -160,7 +160,7 @@ def _slo(fleet: Workload, hours: Hours) -> Slo:
     """The limits of each request: the fleet's, or those that were given."""
     if not hours.limits:
         return fleet.slo
-    from packer.slo import Slo
+    from packer.goal import Slo
 
     usual, given = fleet.slo.limits, hours.limits.get
     return Slo.of(given("p99_ttft_ms", usual.p95_ttft_ms), given("mean_itl_ms", usual.mean_itl_ms))

@@ -226,10 +226,10 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     from functools import partial
 
     from packer.cli.plan_table import adapters_frame, plan_lines
+    from packer.goal import Slo
     from packer.gpu import kinds_of
     from packer.io.plans import load_plan, plan_to_dict, write_plan
     from packer.plan import Status
-    from packer.slo import Slo
     from packer.twin.hours import with_adapters
 
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT

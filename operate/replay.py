@@ -14,9 +14,9 @@ from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
 from packer.errors import ValidationError
+from packer.goal import Slo
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Schedule
-from packer.slo import Slo
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.workload import Workload

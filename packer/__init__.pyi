@@ -11,6 +11,7 @@ from packer.evaluation import Evaluation as Evaluation
 from packer.evaluation import Evaluations as Evaluations
 from packer.goal import Goal as Goal
 from packer.goal import Limits as Limits
+from packer.goal import Slo as Slo
 from packer.gpu import GpuKind as GpuKind
 from packer.io.clusters import read_cluster as read_cluster
 from packer.io.plans import load_plan as load_plan
@@ -30,7 +31,6 @@ from packer.planning.solve import solve as solve
 from packer.predictors.api import evaluate_server as evaluate_server
 from packer.predictors.api import load_predictor as load_predictor
 from packer.profile import Profile as Profile
-from packer.slo import Slo as Slo
 from packer.twin.cluster.simulate import simulate_cluster as simulate_cluster
 from packer.twin.result import Simulation as Simulation
 from packer.twin.simulate import simulate as simulate

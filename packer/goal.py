@@ -326,3 +326,7 @@ def _assignments(text: str) -> tuple[str, dict[str, float]]:
     name, colon, rest = text.rpartition(":")
     known = KEYS if name else (*KEYS, *SHARES)
     return name, assignments(rest if not colon or name else text, known)
+
+
+Slo = Goal
+"""Its other name."""

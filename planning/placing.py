@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
+from packer.goal import Limits
 from packer.plan import Plan
 from packer.planning.explore import Frontier
 from packer.planning.solve import solve
 from packer.profile import Profile
-from packer.slo import Limits
 from packer.workload import Workload
 
 

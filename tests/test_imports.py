@@ -11,7 +11,7 @@ import pytest
 CORE = {
     "adapter", "arrays", "arrival", "bin", "blocks", "checks", "cluster", "engines", "errors", "evaluation", "failover",
     "fingerprint", "gamma", "gpu", "job", "lengths", "memo", "placement", "plan", "profile", "registry", "room",
-    "search", "settings", "slo", "strategies", "terms", "version", "words", "workload",
+    "search", "settings", "goal", "strategies", "terms", "version", "words", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

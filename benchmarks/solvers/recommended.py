@@ -21,7 +21,7 @@ import numpy as np
 
 import packer
 from packer.arrival import Arrivals, Bursts
-from packer.slo import Limits, Slo
+from packer.goal import Limits, Slo
 
 HERE = Path(__file__).resolve().parent
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")

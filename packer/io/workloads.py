@@ -10,13 +10,13 @@ from typing import Any
 from packer.adapter import MAX_RANK, Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, located, reader, shown
+from packer.goal import Slo
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.frames import pl
 from packer.io.parquet import check_plain, parquet_bytes, read_parquet
 from packer.io.tables import COMMENT, Row, by_adapter, check_columns, csv_rows, csv_text, frame_rows
 from packer.lengths import Lengths
-from packer.slo import Slo
 from packer.traces.columns import looks_like_trace
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 

@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 
 from packer.cli import run
+from packer.goal import Slo
 from packer.io.clusters import read_cluster
 from packer.io.plans import load_plan
 from packer.io.workloads import read_workload
-from packer.slo import Slo
 from packer.twin.cluster.simulate import simulate_cluster
 
 CLUSTER = """\

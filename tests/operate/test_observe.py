@@ -10,8 +10,8 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError, ValidationError
+from packer.goal import Slo
 from packer.operate.observe import View, at_load, observe_log, seen_in_log
-from packer.slo import Slo
 from packer.traces.access_log import read_access_log
 from packer.traces.ranks import Ranks
 from packer.workload import Workload

@@ -13,6 +13,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster, ServerKind
 from packer.errors import IncompatibleError, ValidationError
+from packer.goal import Limits, Slo
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
 from packer.objectives.all_day import AllDay
@@ -23,7 +24,6 @@ from packer.operate.replay import Window, replay, requests_of_day, windows_of
 from packer.operate.schedule import rates_of_trace, schedule, server_limits
 from packer.plan import Plan, Status
 from packer.planning.solve import solve
-from packer.slo import Limits, Slo
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.traces.trace import Trace
 from packer.workload import Workload

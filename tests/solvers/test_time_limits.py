@@ -15,13 +15,13 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
+from packer.goal import Slo as FleetSlo
 from packer.io.profiles import load_profile
 from packer.objectives.slo import Slo
 from packer.plan import Plan
 from packer.planning import solve as api
 from packer.room import LEVELS
 from packer.settings import Slots
-from packer.slo import Slo as FleetSlo
 from packer.solvers import base
 from packer.solvers.base import Problem, Solution
 from packer.solvers.evaluator import Evaluator

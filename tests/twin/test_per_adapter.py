@@ -12,9 +12,8 @@ from scipy.stats import binom
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.goal import OF_MANY, Goal, level
+from packer.goal import OF_MANY, Goal, Limits, Slo, level
 from packer.profile import LatencySpec, Profile
-from packer.slo import Limits, Slo
 from packer.twin.per_adapter import (
     FEW_CHANCE,
     FEW_MAY_REACH,

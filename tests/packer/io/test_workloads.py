@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import FileFormatError, IncompatibleError, OutputError, reading
+from packer.goal import Limits, Slo
 from packer.io.tables import csv_rows
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
 from packer.io.workloads import OPTIONAL, REQUIRED, read_workload, workload_from_rows, write_workload
 from packer.lengths import Lengths
-from packer.slo import Limits, Slo
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 TABLES = (".csv", ".csv.gz", ".parquet", ".parquet.gz")

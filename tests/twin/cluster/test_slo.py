@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from packer.cluster import Cluster
-from packer.slo import Slo
+from packer.goal import Slo
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.simulate import simulate
 

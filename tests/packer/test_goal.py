@@ -8,7 +8,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.errors import ValidationError
-from packer.slo import Limits, Slo
+from packer.goal import Limits, Slo
 from packer.workload import Workload
 
 
