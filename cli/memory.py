@@ -75,7 +75,8 @@ def capacity(found: MemoryTable) -> Table:
 
 def _costs(found: MemoryTable, slots: Slots) -> Table:
     from packer.checks import slot_rank_for
-    from packer.operate.memory import MOST_SLOTS, slot_cost_tokens
+    from packer.operate.memory import slot_cost_tokens
+    from packer.twin.memory.starts import MOST_SLOTS
 
     ranks = slots.max_lora_rank
     needed = slot_rank_for(slots.rank_needed) if slots.rank_needed else ranks[0]

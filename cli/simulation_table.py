@@ -21,10 +21,12 @@ METRICS = table("packer.cli", "metrics.toml")
 def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[Table | str]:
     """The metrics for people."""
     from packer.twin.arrivals import cut_words
+    from packer.twin.memory.starts import what_starts
 
     first, n = simulations[0], len(simulations)
     if first.status != "ok":
-        return [title_of(first), f"memory error: the server does not start: {first.status_reason}."]
+        reason = f"memory error: the server does not start: {first.status_reason}."
+        return [title_of(first), reason, f"What would start: {what_starts(first.profile, first.settings)}."]
     several = n > 1
     rows = []
     cluster = "hit_rate" in result

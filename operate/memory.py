@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from packer.profile import Profile
-from packer.search import fewest
 from packer.twin.memory.policy import kv_cache_tokens, memory_error, memory_policy
-
-MOST_SLOTS = 100_000
-"""No larger `max_loras` is tried."""
+from packer.twin.memory.starts import largest_max_loras
 
 
 @dataclass(frozen=True)
@@ -20,7 +17,8 @@ class MemoryTable:
 
     `tokens`: (max_loras, max_lora_rank) → tokens of KV cache; None where the server does not start.
     `errors`: (max_loras, max_lora_rank) → why the server does not start, or None.
-    `largest`: max_lora_rank → the largest `max_loras` with which the server starts, at most `MOST_SLOTS`; 0 if none.
+    `largest`: max_lora_rank → the largest `max_loras` with which the server starts, at most
+    `packer.twin.memory.starts.MOST_SLOTS`; 0 if none.
     """
 
     profile: Profile
@@ -54,12 +52,6 @@ def memory_table(profile: Profile, max_loras: Sequence[int], max_lora_rank: Sequ
     return MemoryTable(
         profile, tokens, errors, {rank: largest_max_loras(profile, rank) for rank in max_lora_rank}
     )
-
-
-def largest_max_loras(profile: Profile, rank: int) -> int:
-    """Largest max_loras with which the server starts (at most `MOST_SLOTS`); 0 if it never does."""
-    too_many = fewest(lambda n: memory_error(profile, profile.settings(n, rank)) is not None, 1, MOST_SLOTS)
-    return MOST_SLOTS if too_many is None else too_many - 1
 
 
 def slot_cost_tokens(profile: Profile, rank: int) -> float:

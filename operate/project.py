@@ -16,6 +16,7 @@ from packer.traces.ranks import Ranks
 from packer.twin.datasheets import GPUS
 from packer.twin.estimate import estimate_profile
 from packer.twin.memory.policy import kv_cache_tokens
+from packer.twin.memory.starts import what_starts
 from packer.twin.models import MODELS, model_named
 from packer.twin.override import with_engine
 from packer.workload import Workload
@@ -39,8 +40,8 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     if tokens < found.memory.min_kv_tokens:
         raise IncompatibleError(
             f"Beside {found.model.name} and one adapter of rank 8 a {found.gpu.name} holds {tokens:,} tokens of KV "
-            f"cache, and vLLM does not start with fewer than max_model_len, {found.engine.max_model_len:,}: give "
-            "--max-model-len."
+            f"cache, and vLLM does not start with fewer than max_model_len, {found.engine.max_model_len:,}. What would "
+            f"start: {what_starts(found, found.settings(1, 8))}."
         )
     return found
 

@@ -19,6 +19,7 @@ from packer.solvers.candidates import beyond_measured
 from packer.solvers.headroom import MOST_GPUS
 from packer.solvers.verify import keeps_limits
 from packer.twin.memory.policy import memory_error
+from packer.twin.memory.starts import what_starts
 from packer.version import __version__
 from packer.words import counted
 
@@ -163,7 +164,8 @@ def _inadmissible(
         row, bin_ = evaluations[k], bins[k]
         if row.memory_error:
             why = memory_error(bin_.profile, bin_.settings) or "memory error"
-            reasons.append(f"GPU {k} does not start: {why}")
+            ways = what_starts(bin_.profile, bin_.settings)
+            reasons.append(f"GPU {k} does not start: {why}. What would start: {ways}")
         elif row.starved:
             reasons.append(
                 f"GPU {k} starves: the load of {counted(len(bin_.adapters), 'adapter')} is "

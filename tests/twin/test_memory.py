@@ -19,6 +19,8 @@ from packer.twin.memory.policy import (
     memory_policy,
 )
 from packer.twin.memory.slots import analytic_kv_tokens
+from packer.twin.memory.starts import what_starts
+from packer.twin.override import with_engine
 
 SHIPPED = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
 
@@ -82,3 +84,18 @@ def test_memory_error_says_why(make_profile: Callable[..., Profile]) -> None:
     assert memory_error(profile, profile.settings(10, 8)) is None
     assert "11 slots of rank 8 leave 1200 KV tokens" in str(memory_error(profile, profile.settings(11, 8)))
     assert "13 slots of rank 8 leave no memory" in str(memory_error(profile, profile.settings(13, 8)))
+
+
+def test_what_would_start_starts() -> None:
+    """The settings that are proposed start, and one slot more than proposed does not."""
+    profile = load_profile(SHIPPED[0])
+    assert what_starts(profile, profile.settings(8, 8)) is None
+    words = what_starts(profile, profile.settings(384, 16))
+    assert words is not None
+    slots, context = (int(text.split()[1]) for text in (words.split(" or ")[0], words.split(" or ")[1]))
+    assert memory_error(profile, profile.settings(slots, 16)) is None
+    assert memory_error(profile, profile.settings(slots + 1, 16)) is not None
+    shorter = with_engine(profile, max_model_len=context)
+    assert memory_error(shorter, shorter.settings(384, 16)) is None
+    tiny = replace(profile, memory=replace(profile.memory, kv_budget_bytes=1e6, measured=()))
+    assert "more memory" in str(what_starts(tiny, tiny.settings(8, 8)))

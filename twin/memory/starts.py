@@ -1,0 +1,38 @@
+"""What would start, where a server does not: fewer slots, or a shorter context."""
+
+from __future__ import annotations
+
+from packer.profile import Profile
+from packer.search import fewest
+from packer.settings import Settings
+from packer.twin.memory.policy import kv_cache_tokens, memory_error
+
+MOST_SLOTS = 100_000
+"""No larger `max_loras` is tried."""
+CONTEXT_STEP = 1024
+"""Shorter contexts are proposed in multiples of this."""
+
+
+def largest_max_loras(profile: Profile, rank: int) -> int:
+    """Largest max_loras with which the server starts (at most `MOST_SLOTS`); 0 if it never does."""
+    too_many = fewest(lambda n: memory_error(profile, profile.settings(n, rank)) is not None, 1, MOST_SLOTS)
+    return MOST_SLOTS if too_many is None else too_many - 1
+
+
+def what_starts(profile: Profile, settings: Settings) -> str | None:
+    """The nearest settings with which the server starts, in words; None where it starts as it is.
+
+    `min_kv_tokens` is the `max_model_len` of the profile unless it says otherwise: then a shorter context helps.
+    """
+    if memory_error(profile, settings) is None:
+        return None
+    ways = []
+    slots = largest_max_loras(profile, settings.max_lora_rank)
+    if slots:
+        ways.append(f"max_loras {slots} at rank {settings.max_lora_rank}")
+    tokens = kv_cache_tokens(profile, settings) // CONTEXT_STEP * CONTEXT_STEP
+    if tokens > 0 and profile.memory.min_kv_tokens == profile.engine.max_model_len:
+        ways.append(f"--max-model-len {tokens}")
+    if not ways:
+        return "a GPU with more memory, or more GPUs for each server (--tensor-parallel-size)"
+    return " or ".join(ways)
