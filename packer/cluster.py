@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from packer import checks
-from packer.engines import VLLM, Engine
+from packer.engines import VLLM
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.goal import Goal
 from packer.job import FineTuning
 from packer.profile import Profile
+from packer.strategies import Engine
 
 MOST_SERVERS = 1_000_000
 """Of a cluster."""

@@ -1,11 +1,12 @@
-"""Engines that a server may run, and their settings: vLLM's, LightLLM's as S-LoRA uses it, one for whole jobs."""
+"""Engines by name, and vLLM's; others are registered as plug-ins are (`packer.strategies.Engine`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from packer import checks, registry
+from packer import registry
+from packer.strategies import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,61 +14,31 @@ class Vllm:
     """vLLM V1; its settings are those of the profile (`packer.twin.engine.advance`)."""
 
     name: ClassVar[str] = "vllm"
+    cells: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
+    cv: ClassVar[float] = 0.0
+
+    def refusal(self, policy: str, loading: str, form: str) -> str | None:
+        """It has a cache policy of its own, and loads adapters in a step."""
+        if policy != "lru":
+            return f"vLLM has a cache policy of its own, lru, and can't have {policy!r}"
+        if loading not in ("blocking", "none"):
+            return f"vLLM loads adapters in a step, and can't load them {loading!r}; engine 'lightllm' can"
+        return None
+
+    def longest_request(self, setup: Any) -> int:
+        """By the profile's max_model_len and the KV cache."""
+        return int(setup.server.longest_request())
+
+    def prepare(self, setup: Any, state: Any) -> Any:
+        """Nothing more than what the profile says."""
+        return state
+
+    def kernels(self) -> None:
+        """The loop's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class LightLlm:
-    """LightLLM with S-LoRA's pool (`packer.twin.engine.lightllm`); it has no model of the front end.
-
-    `max_wait_tokens`: decode steps between two looks at the queue. S-LoRA's code has 10; CaraServe describes 0 or 1.
-    `batch_max_tokens`: prompt tokens of a prefill; None: a sixth of the pool's, at least `max_model_len` (LightLLM).
-    `running_max_req_size`: largest batch.
-    `batch_num_adapters`: adapter clustering: with so many adapters in the batch, waiting requests of these come
-    first; None: never.
-    `abort_after_s`: early abort: requests that would wait longer for their first token are given up; None: never.
-    """
-
-    name: ClassVar[str] = "lightllm"
-    max_wait_tokens: int = 10
-    batch_max_tokens: int | None = None
-    running_max_req_size: int = 1000
-    batch_num_adapters: int | None = None
-    abort_after_s: float | None = None
-
-    def __post_init__(self) -> None:
-        checks.integer("max_wait_tokens", self.max_wait_tokens, low=0)
-        checks.integer("running_max_req_size", self.running_max_req_size, low=1, high=100_000)
-        if self.batch_max_tokens is not None:
-            checks.integer("batch_max_tokens", self.batch_max_tokens, low=1)
-        if self.batch_num_adapters is not None:
-            checks.integer("batch_num_adapters", self.batch_num_adapters, low=1)
-        if self.abort_after_s is not None:
-            checks.real("abort_after_s", self.abort_after_s, low=0.0, open_low=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Jobs:
-    """Whole jobs, in order of arrival (`packer.twin.engine.jobs`): image generation, queueing theory.
-
-    `parallel`: jobs at once.
-    `cv`: coefficient of variation of a log-normal factor, of mean 1, on the service time of each job.
-    """
-
-    name: ClassVar[str] = "job"
-    parallel: int = 1
-    cv: float = 0.0
-
-    def __post_init__(self) -> None:
-        checks.integer("parallel", self.parallel, low=1, high=100_000)
-        checks.real("cv", self.cv, low=0.0, high=100.0)
-
-
-Engine = Vllm | LightLlm | Jobs
 VLLM = Vllm()
-ENGINES: dict[str, type[Vllm] | type[LightLlm] | type[Jobs]] = {
-    engine.name: engine for engine in (Vllm, LightLlm, Jobs)
-}
-"""Engines by name."""
 
 
 def engine_of(spec: str) -> Engine:
@@ -76,5 +47,5 @@ def engine_of(spec: str) -> Engine:
     Raises `UnknownNameError`: there is no such engine; `ValidationError`: it has no such parameter, or the value
     breaks a rule.
     """
-    engine: Engine = registry.make("engine", spec, ENGINES)
+    engine: Engine = registry.make("engine", spec)
     return engine

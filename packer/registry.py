@@ -25,11 +25,13 @@ from packer.errors import (
 
 GROUPS = {
     "cache": "packer.caches",
+    "engine": "packer.engines",
     "objective": "packer.objectives",
     "placement": "packer.placements",
     "predictor": "packer.predictors",
     "router": "packer.routers",
     "solver": "packer.solvers",
+    "system": "packer.systems",
     "tuning policy": "packer.tuning",
 }
 

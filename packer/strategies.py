@@ -1,17 +1,19 @@
-"""What packer needs of a predictor, and of what places adapters on the servers of a cluster."""
+"""What packer needs of its strategies: predictors, engines, and what places adapters on the servers of a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 from numpy import float64
 
 from packer.bin import Bin
-from packer.cluster import Cluster
 from packer.evaluation import Evaluations
 from packer.workload import Workload
+
+if TYPE_CHECKING:
+    from packer.cluster import Cluster
 
 
 @runtime_checkable
@@ -80,3 +82,41 @@ class SizedPlacement(Placement, Protocol):
         self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int
     ) -> int | None:
         """Servers like the cluster's that keep the goal; None if no number does."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What a server runs; registered under the group `packer.engines`, with its settings as fields of a dataclass.
+
+    `cells`: its KV cache is counted in cells of one token, not in blocks. `trains`: it can train beside its requests.
+    `cv`: coefficient of variation of a factor on the service time of each request; 0: none. `setup` below is a
+    `packer.twin.cluster.setup.Setup`, `state` a `packer.twin.engine.state.ServerState` of an idle server.
+    """
+
+    @property
+    def name(self) -> str:
+        """What a system calls it."""
+
+    @property
+    def cells(self) -> bool:
+        """See above."""
+
+    @property
+    def trains(self) -> bool:
+        """See above."""
+
+    @property
+    def cv(self) -> float:
+        """See above."""
+
+    def refusal(self, policy: str, loading: str, form: str) -> str | None:
+        """Why it can't run with a cache policy, a way to load adapters and a step law of this form; None if it can."""
+
+    def longest_request(self, setup: Any) -> int:
+        """Input + output tokens of the longest request that a server takes; longer ones are cut."""
+
+    def prepare(self, setup: Any, state: Any) -> Any:
+        """The state with the engine's own settings."""
+
+    def kernels(self) -> Any:
+        """Its `packer.twin.cluster.state.EngineKernels`; None: vLLM's."""

@@ -9,8 +9,8 @@ from rows import Constant, Row, Section, below, mean, of_seeds, shown, table
 
 import packer
 from packer.cluster import Cluster, ServerKind
-from packer.engines import Jobs
 from packer.lengths import Lengths
+from packer.papers.jobs.engine import Jobs
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.system import load_system
 from packer.twin.engine import state as rows

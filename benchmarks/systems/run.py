@@ -38,9 +38,9 @@ def measured(name: str, seeds: int) -> dict[str, Any]:
     make: Callable[[int], Section] = import_module(name).section
     read: set[str] = set()
 
-    def noted(kind: str, system: str, folder: str) -> tuple[str, str]:
+    def noted(kind: str, system: str, *folders: str) -> tuple[str, str]:
         read.add(str(system))
-        return read_named(kind, system, folder)
+        return read_named(kind, system, *folders)
 
     with patch("packer.twin.cluster.system.read_named", noted):
         section = make(seeds)

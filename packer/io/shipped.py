@@ -13,10 +13,10 @@ from packer.io.files import read_text
 
 
 @cache
-def shipped(package: str) -> dict[str, Traversable]:
-    """The files in a package's folder and the folders in it, sorted: "name" or "folder/name", without ".toml"."""
+def shipped(*packages: str) -> dict[str, Traversable]:
+    """The files in the packages' folders and the folders in them, sorted: "name" or "folder/name", without ".toml"."""
     found: dict[str, Traversable] = {}
-    for entry in files(package).iterdir():
+    for entry in (entry for package in packages for entry in files(package).iterdir()):
         inner = {f"{entry.name}/{item.name}": item for item in entry.iterdir()} if entry.is_dir() else {}
         found |= inner or {entry.name: entry}
     suffix = ".toml"
@@ -25,15 +25,15 @@ def shipped(package: str) -> dict[str, Traversable]:
     }
 
 
-def read_named(kind: str, name_or_path: str | os.PathLike[str], package: str) -> tuple[str, str]:
-    """Name and text of a file of a package, or of the `.toml` file at a path.
+def read_named(kind: str, name_or_path: str | os.PathLike[str], *packages: str) -> tuple[str, str]:
+    """Name and text of a file of one of the packages, or of the `.toml` file at a path.
 
     Raises `UnknownNameError`, which lists the names of this `kind`, and `FileFormatError`.
     """
     text = os.fspath(name_or_path)
     if text.endswith(".toml"):
         return os.path.basename(text).removesuffix(".toml"), read_text(text)
-    known = shipped(package)
+    known = shipped(*packages)
     if text not in known:
         raise UnknownNameError(kind, text, known)
     return text, known[text].read_text(encoding="utf-8")

@@ -20,18 +20,18 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
-from packer.engines import LightLlm
 from packer.evaluation import SIMULATED, Evaluations
 from packer.objectives.base import Objective
 from packer.objectives.gpus import Gpus
 from packer.objectives.latency import Latency
+from packer.papers.lightllm.engine import LightLlm
 from packer.profile import LoadingSpec, Profile
 from packer.solvers.base import Problem, Solution, Solver
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.verify import check
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
-from packer.twin.cache.base import DROP, FIXED, LFU, LRU, NOTHING, CachePolicy, TickingPolicy
+from packer.twin.cluster.caching import DROP, FIXED, LFU, LRU, NOTHING, CachePolicy, TickingPolicy
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import ReadingRouter, Router, ScoringRouter, StaticRouter
 from packer.twin.cluster.simulate import simulate_cluster

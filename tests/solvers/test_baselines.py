@@ -13,15 +13,15 @@ from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
+from packer.papers.placements.flow import Flow
+from packer.papers.placements.hrw import Hrw, scores
+from packer.papers.placements.maxbase import MaxBase, MaxBaseHalf
+from packer.papers.placements.random import Random
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.settings import Slots
 from packer.solvers.backbone import backbone_tok_s, load_bound, without_adapters
 from packer.solvers.base import Problem
-from packer.solvers.baselines.flow import Flow
-from packer.solvers.baselines.hrw import Hrw, scores
-from packer.solvers.baselines.maxbase import MaxBase, MaxBaseHalf
-from packer.solvers.baselines.random import Random
 from packer.solvers.baselines.spread import Spread
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check

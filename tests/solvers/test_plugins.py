@@ -30,7 +30,7 @@ from packer.testing.contracts import (
     RouterContract,
     SolverContract,
 )
-from packer.twin.cache.base import CachePolicy
+from packer.twin.cluster.caching import CachePolicy
 from packer.twin.cluster.routers.base import Router
 
 PACKAGE = Path(__file__).parent.parent / "plugin_package"
@@ -83,12 +83,12 @@ class TestQuiet(ObjectiveContract):
 
 
 class TestSticky(RouterContract):
-    """The plug-in's router keeps the contract."""
+    """The plug-in's routers keep the contract, in Python and with a compiled score."""
 
-    @pytest.fixture
-    def router(self, plugin: Path) -> Router:
+    @pytest.fixture(params=["sticky:slack=4", "shortest:weight=10"])
+    def router(self, plugin: Path, request: pytest.FixtureRequest) -> Router:
         """The router under test."""
-        made: Router = registry.make("router", "sticky:slack=4")
+        made: Router = registry.make("router", request.param)
         return made
 
 
@@ -189,7 +189,7 @@ def test_two_packages_with_the_same_name_are_refused(plugin: Path) -> None:
         registry.load("solver", "next-fit")
 
 
-@pytest.mark.parametrize("name", ["quiet", "rule_of_thumb", "next_fit", "recent", "sticky"])
+@pytest.mark.parametrize("name", ["quiet", "rule_of_thumb", "next_fit", "recent", "shortest", "sticky"])
 def test_the_guide_shows_the_tested_code(name: str, root: Path) -> None:
     """The page "write your own" holds the very files that the tests above run."""
     page = (root / "docs" / "write-your-own.md").read_text()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster
 from packer.errors import PluginError, plugged
-from packer.twin.cache.base import CachePolicy, Move, TickingPolicy
+from packer.twin.cluster.caching import CachePolicy, Move, TickingPolicy
 from packer.twin.cluster import events
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.routers.base import (
     HOLD, ReadingRouter, Request, Router, ScoringRouter, StaticRouter, TickingRouter,
 )  # fmt: skip
-from packer.twin.cluster.routers.scores import NUMBERS
-from packer.twin.cluster.state import Engines, Servers, keep_on_gpu, run_until, with_more_rows
+from packer.twin.cluster.loop import Loop, loop_of
+from packer.twin.cluster.state import EngineKernels, Engines, Servers, keep_on_gpu, with_more_rows
 from packer.twin.cluster.transit import Transit
 from packer.twin.cluster.view import ClusterView
 from packer.twin.engine.state import NO_LIMIT
@@ -40,6 +42,12 @@ class Dispatch:
     max_outstanding: int | None
     way: Transit | None
     policy: CachePolicy
+    others: tuple[EngineKernels, ...] = ()
+
+    @cached_property
+    def loop(self) -> Loop:
+        """Compiled for these engines and this router."""
+        return loop_of(self.others, getattr(self.router, "score", None))
 
     def assign(self, adapter: IntArray, time_s: FloatArray) -> IntArray | None:
         """The server of each request if the router is static, int64 (n,); else None."""
@@ -81,10 +89,10 @@ class Dispatch:
         else:
             servers = self._routed(servers, engines, assigned, ticks)
         before_end_s = math.nextafter(self.duration_s, 0.0)
-        while self.way is not None and not events.pass_on(servers, self.way, before_end_s, engines):
+        while self.way is not None and not self.loop.pass_on(servers, self.way, before_end_s, engines):
             servers = with_more_rows(servers)
         for s in range(len(self.cluster)):
-            run_until(servers, s, self.duration_s, engines)
+            self.loop.run_until(servers, s, self.duration_s, engines)
         return servers
 
     def _routed(
@@ -92,7 +100,7 @@ class Dispatch:
     ) -> Servers:
         """Route all requests: `events.route` returns where the router in Python, a tick or more rows are needed."""
         c, router, n = self.candidates, self.router, len(servers.server)
-        rule, p, given = 0, np.zeros(1), np.zeros(0, dtype=np.int64)
+        p, given = np.zeros(1), np.zeros(0, dtype=np.int64)
         clock = _Clock(self, servers, engines, ticks)
         interval_s = 0.0 if isinstance(router, ReadingRouter) else self.stats_interval_s
         if isinstance(router, ReadingRouter):
@@ -101,7 +109,7 @@ class Dispatch:
         elif assigned is not None:
             given = assigned
         elif isinstance(router, ScoringRouter):
-            rule, p = NUMBERS[router.name], router.parameters(self.cluster, self.workload)
+            p = router.parameters(self.cluster, self.workload)
         else:
             raise PluginError(f"Expected router {router.name!r} to have assign(…), or start(…) and route(…).")
         r, now_s = 0, 0.0
@@ -111,8 +119,8 @@ class Dispatch:
             if interval_s:
                 seen = servers._replace(ints=servers.ints.copy(), classes=servers.classes.copy())
             stop_s = min(clock.next_s, self.duration_s)
-            r, now_s, asked = events.route(
-                servers, seen, interval_s, given, rule, p, c.group, c.start, c.server, r, now_s, stop_s,
+            r, now_s, asked = self.loop.route(
+                servers, seen, interval_s, given, p, c.group, c.start, c.server, r, now_s, stop_s,
                 limit, self.way, engines,
             )  # fmt: skip
             if r == n and ticks:
@@ -183,7 +191,7 @@ class _Clock:
 
     def tick(self, now_s: float) -> Servers:
         """All whose time has come act; returns the servers, which may have grown."""
-        while not events.pass_on(self.servers, self.work.way, now_s, self.engines):
+        while not self.work.loop.pass_on(self.servers, self.work.way, now_s, self.engines):
             self.follow(with_more_rows(self.servers))
         for k, each in enumerate(self.ticks):
             if self._due_s[k] <= now_s:
@@ -194,11 +202,19 @@ class _Clock:
                     self._apply(each.name, move, now_s)
         return self.servers
 
+    def _keep(self, server: int) -> Callable[..., None]:
+        """The kernel by which the engine of a server keeps adapters."""
+        place = 0 if self.engines is None else int(self.engines[server])
+        if place == 0:
+            raise PluginError("Expected a policy to keep adapters on servers of other engines than vLLM's.")
+        keep: Callable[..., None] = self.work.others[place - 1].keep
+        return keep
+
     def _apply(self, name: str, move: Move, now_s: float) -> None:
         if move.server not in self.work.candidates.of(move.adapter):
             raise PluginError(
                 f"Expected cache policy {name!r} to keep adapter {move.adapter!r} at {now_s:.6g} s on a server "
                 f"that may serve it, got {move.server!r}."
             )
-        while not keep_on_gpu(self.servers, move.server, move.adapter, move.keep):
+        while not keep_on_gpu(self.servers, move.server, move.adapter, move.keep, self._keep(move.server)):
             self.follow(with_more_rows(self.servers))

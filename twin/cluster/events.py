@@ -13,7 +13,6 @@ from numba import njit
 
 from packer.arrays import FloatArray, IntArray
 from packer.twin.cluster.routers.base import HOLD
-from packer.twin.cluster.routers.scores import choose
 from packer.twin.cluster.state import (
     REFUSED, Engines, Servers, give, outstanding, run_until,
 )  # fmt: skip
@@ -62,7 +61,7 @@ def _look(c: Servers, seen: Servers, looked_s: float, interval_s: float, now_s: 
 
 
 @njit(**ENGINE_FLAGS)
-def _next_change_s(c: Servers, way: Transit | None, now_s: float, engines: Engines) -> float:
+def next_change_s(c: Servers, way: Transit | None, now_s: float, engines: Engines) -> float:
     """When the next step of any server ends, after those that start at `now_s` were started, or a request gets on."""
     run_all_until(c, np.nextafter(now_s, math.inf), engines)
     earliest = math.inf if way is None else next_s(way)
@@ -103,8 +102,29 @@ def _full(c: Servers, limit: int) -> bool:
 
 
 @njit(**ENGINE_FLAGS)
+def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+    """Score of server `s` for request `r`: `packer.twin.cluster.loop` puts a router's in the place of this."""
+    return 0.0
+
+
+@njit(**ENGINE_FLAGS)
+def choose(c: Servers, p: FloatArray, group: IntArray, start: IntArray, server: IntArray, r: int) -> int:
+    """The candidate with the smallest score, the next in turn among equal ones; HOLD if all are infinite."""
+    g = group[c.adapter[r]]
+    first, last = start[g], start[g + 1]
+    j = first + r % (last - first)
+    best, lowest = HOLD, math.inf
+    for _ in range(last - first):
+        value = score(c, p, server[j], r)
+        if value < lowest:
+            best, lowest = server[j], value
+        j = j + 1 if j + 1 < last else first
+    return best
+
+
+@njit(**ENGINE_FLAGS)
 def route(
-    c: Servers, seen: Servers, interval_s: float, assigned: IntArray, rule: int, p: FloatArray, group: IntArray,
+    c: Servers, seen: Servers, interval_s: float, assigned: IntArray, p: FloatArray, group: IntArray,
     start: IntArray, server: IntArray, first: int, now_s: float, end_s: float, limit: int, way: Transit | None,
     engines: Engines,
 ) -> tuple[int, float, bool]:  # fmt: skip
@@ -131,12 +151,12 @@ def route(
                 s = assigned[r]
             else:
                 looked_s = _look(c, seen, looked_s, interval_s, now_s)
-                s = choose(rule, seen, p, group, start, server, r)
+                s = choose(seen, p, group, start, server, r)
             if s != HOLD:
                 break
             if assigned.size > 0:
                 assigned[r] = ASK
-            changes_s = looked_s + interval_s if interval_s > 0.0 else _next_change_s(c, way, now_s, engines)
+            changes_s = looked_s + interval_s if interval_s > 0.0 else next_change_s(c, way, now_s, engines)
             if changes_s >= end_s:
                 return r, end_s, False
             now_s = changes_s

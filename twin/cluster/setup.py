@@ -11,40 +11,37 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster, ServerKind
-from packer.engines import Engine, Jobs, LightLlm, Vllm, engine_of
+from packer.engines import VLLM, engine_of
 from packer.errors import IncompatibleError
 from packer.profile import LoadingSpec
 from packer.twin.arrivals import Marks
-from packer.twin.cache.base import FIXED, CachePolicy, TickingPolicy
-from packer.twin.cache.loading import Blocking, CpuAssist, Loading, NoLoading, loading_of
+from packer.twin.cluster.caching import FIXED, CachePolicy, TickingPolicy
 from packer.twin.cluster.candidates import Candidates
-from packer.twin.cluster.state import Engines, Servers, adapter_rows
+from packer.strategies import Engine
+from packer.twin.cluster.state import EngineKernels, Engines, Servers, adapter_rows
 from packer.twin.cluster.system import System
-from packer.twin.engine import jobs, lightllm
 from packer.twin.engine import state as rows
 from packer.twin.law.kernels import with_kernel
 from packer.twin.law.law import Law, law_of
-from packer.twin.memory.policy import kv_cache_tokens, memory_error, memory_policy
+from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.server import Server
 from packer.twin.tuning.policy import kv_tokens_of, trains
 from packer.twin.tuning.state import Tuning, no_tuning
 from packer.workload import Workload
-
-NUMBERS: Mapping[type[Engine], int] = {Vllm: 0, LightLlm: lightllm.NUMBER, Jobs: jobs.NUMBER}
-MOST_TOKENS = 2**40
 
 
 @dataclass(frozen=True)
 class Setup:
     """One way to run a server, with the adapters that it may serve.
 
-    `served` (k,): their numbers in the fleet, ascending; servers with the same ones share it.
+    `loading`: how adapters come to the GPU, by name. `served` (k,): their numbers in the fleet, ascending; servers
+    with the same ones share it.
     """
 
     server: Server
     engine: Engine
     policy: CachePolicy
-    loading: Loading
+    loading: str
     served: IntArray
 
     @cached_property
@@ -59,20 +56,9 @@ class Setup:
         pinned = self.policy.rule == FIXED and self.policy.takes_memory
         return self.server.kv_blocks - (int(self.server.adapter_blocks().sum()) if pinned else 0)
 
-    @property
-    def most_prompt_tokens(self) -> int:
-        """Tokens of a prefill of LightLLM."""
-        assert isinstance(self.engine, LightLlm)
-        return self.engine.batch_max_tokens or max(self.cells // 6, self.server.profile.engine.max_model_len)
-
     def longest_request(self) -> int:
         """Input + output tokens of the longest request that the server takes; longer ones are cut."""
-        if isinstance(self.engine, Vllm):
-            return self.server.longest_request()
-        if isinstance(self.engine, Jobs):
-            return MOST_TOKENS
-        room = self.cells - int(self.blocks.max()) - 1
-        return min(self.server.profile.engine.max_model_len, room, self.most_prompt_tokens)
+        return self.engine.longest_request(self)
 
     def error(self) -> str | None:
         """Why the server does not start, for people; None if it does."""
@@ -90,28 +76,8 @@ class Setup:
         """The idle server, without rows for requests."""
         none = np.zeros(0, dtype=np.int64)
         state = self.server.state(Marks(none, none, none), duration_s, bin_s, seed)
-        if isinstance(self.engine, Vllm):
-            return state
-        ints, floats = state.ints, state.floats
-        slots = memory_policy(self.server.profile).fixed_slots and self.policy.rule != FIXED
-        ints[rows.KV_BLOCKS] = self.cells
-        ints[rows.CACHE_RULE], ints[rows.LOADING_MODE] = self.policy.rule, self.loading.mode
-        ints[rows.SLOT_LIMIT] = self.server.settings.max_loras if slots else rows.NO_LIMIT
-        high = self.policy.high_water
-        ints[rows.HIGH_WATER] = rows.NO_LIMIT if high >= 1.0 else int(high * self.cells)
-        floats[rows.ABORT_AFTER_S] = math.inf
-        floats[rows.ARRIVALS] = floats[rows.ADMISSIONS] = 1.0
-        floats[rows.CPU_FACTOR] = self.loading.factor if isinstance(self.loading, CpuAssist) else 1.0
-        if isinstance(self.engine, Jobs):
-            ints[rows.MAX_SEQS] = self.engine.parallel
-        else:
-            ints[rows.MAX_SEQS] = self.engine.running_max_req_size
-            ints[rows.TOKEN_BUDGET] = self.most_prompt_tokens
-            ints[rows.MAX_WAIT] = self.engine.max_wait_tokens
-            ints[rows.CLUSTER] = self.engine.batch_num_adapters or rows.NO_LIMIT
-            if self.engine.abort_after_s is not None:
-                floats[rows.ABORT_AFTER_S] = self.engine.abort_after_s
-        return state._replace(sets=np.zeros((rows.N_SETS, int(ints[rows.MAX_SEQS])), dtype=np.int64))
+        prepared: rows.ServerState = self.engine.prepare(self, state)
+        return prepared
 
 
 def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: CachePolicy) -> Setup:
@@ -120,32 +86,19 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
     Raises `IncompatibleError`: the engine can't do what the system says.
     """
     engine = kind.engine if system.engine is None else engine_of(system.engine)
-    loading: Loading = Blocking() if system.loading is None else loading_of(system.loading)
-    profile = kind.profile
-    if isinstance(engine, Vllm):
-        if policy.name != "lru":
-            raise IncompatibleError(
-                f"vLLM has a cache policy of its own, lru, and can't have {policy.name!r}."
-            )
-        if not isinstance(loading, Blocking | NoLoading):
-            raise IncompatibleError(
-                f"vLLM loads adapters in a step, and can't load them {system.loading!r}; engine 'lightllm' can."
-            )
-    elif profile.latency.form != "linear":
-        raise IncompatibleError(
-            f"Engine {engine.name!r} needs a linear step law; {profile.name} has the paper's."
-        )
-    if isinstance(engine, Jobs) and not isinstance(loading, Blocking | NoLoading):
-        raise IncompatibleError(f"A job loads its adapter first, and can't load it {system.loading!r}.")
+    loading, profile = system.loading or "blocking", kind.profile
+    reason = engine.refusal(policy.name, loading, profile.latency.form)
+    if reason is not None:
+        raise IncompatibleError(f"{reason} ({profile.name}).")
     if system.memory is not None:
         profile = replace(profile, memory=replace(profile.memory, policy=system.memory))
     if system.kernel is not None:
         profile = with_kernel(profile, system.kernel)
-    if not isinstance(engine, Vllm):
+    if engine.cells:
         profile = replace(profile, engine=replace(profile.engine, block_size=1))
-    if trains(workload.fine_tuning) and not isinstance(engine, Vllm):
+    if trains(workload.fine_tuning) and not engine.trains:
         raise IncompatibleError(f"Only vLLM's engine trains beside its requests, and not {engine.name!r}.")
-    if isinstance(loading, NoLoading) or policy.rule == FIXED:
+    if loading == "none" or policy.rule == FIXED:
         profile = replace(
             profile, loading=LoadingSpec(spares_batch=profile.loading.spares_batch)
         )  # loads take no time
@@ -251,8 +204,21 @@ def idle_servers(
         tuning=no_tuning(count) if tuning is None else tuning,
     )
     servers.times[:, rows.LAST] = _noise(own, n, seed)
-    numbers = np.array([NUMBERS[type(setup.engine)] for setup in own], dtype=np.int64)
+    others = engines_of(own)
+    numbers = np.array([others.index(type(setup.engine)) for setup in own], dtype=np.int64)
     return servers, numbers if numbers.any() or trains(own[0].server.workload.fine_tuning) else None
+
+
+def engines_of(own: Sequence[Setup]) -> list[type[Engine]]:
+    """The kinds of engine of these servers: vLLM's, then others by name."""
+    found = {type(setup.engine) for setup in own} - {type(VLLM)}
+    return [type(VLLM), *sorted(found, key=lambda kind: kind.__name__)]
+
+
+def kernels_of(own: Sequence[Setup]) -> tuple[EngineKernels, ...]:
+    """What the loop needs of the engines beside vLLM's, in the order of `engines_of`."""
+    first = {type(setup.engine): setup.engine for setup in own}
+    return tuple(first[kind].kernels() for kind in engines_of(own)[1:])
 
 
 def _tuning(own: Sequence[Setup], seed: int) -> Tuning | None:
@@ -267,7 +233,7 @@ def _tuning(own: Sequence[Setup], seed: int) -> Tuning | None:
 
 def _noise(own: Sequence[Setup], n: int, seed: int) -> FloatArray | float:
     """Factor on the service time of each job, (n,), log-normal with mean 1; the same for all systems."""
-    cv = max((setup.engine.cv for setup in own if isinstance(setup.engine, Jobs)), default=0.0)
+    cv = max(setup.engine.cv for setup in own)
     if cv == 0.0:
         return 1.0
     variance = math.log1p(cv * cv)

@@ -10,12 +10,12 @@ from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
 from packer.twin.arrivals import draw_marks, draw_times
-from packer.twin.cache.base import CachePolicy
+from packer.twin.cluster.caching import CachePolicy
 from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.dispatch import Dispatch
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import Router
-from packer.twin.cluster.setup import idle_servers, kind_setup, server_setups
+from packer.twin.cluster.setup import idle_servers, kernels_of, kind_setup, server_setups
 from packer.twin.cluster.system import System, judged, load_system, placed
 from packer.twin.cluster.transit import transit_of
 from packer.twin.simulate import HOUR_S, MAX_BINS
@@ -114,7 +114,7 @@ def simulate_cluster(
         way = transit_of(workload, cluster, len(time_s))
         work = Dispatch(
             chosen, cluster, workload, candidates, float(duration_s), stats_interval_s, seed, max_outstanding, way,
-            policy,
+            policy, kernels_of(own),
         )  # fmt: skip
         assigned = work.assign(marks.adapter, time_s)
         servers, engines = idle_servers(

@@ -7,20 +7,20 @@ with the requests and not with servers × adapters.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
 from packer.arrays import ByteArray, FloatArray, IntArray
-from packer.twin.cache.kernel import FIXED, keep
-from packer.twin.engine import jobs, lightllm
+from packer.twin.cluster.caching import FIXED
 from packer.twin.engine.advance import advance
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.state import (
-    BLOCK_SIZE, BLOCKED, BLOCKS, CACHE_RULE, END_S, HASH, IDLE_BEFORE, IN_FLIGHT,
+    BLOCK_SIZE, BLOCKS, CACHE_RULE, END_S, HASH, IDLE_BEFORE, IN_FLIGHT,
     INBOX_COUNT, KV_BLOCKS, N_ADAPTER_COLUMNS, N_SIZE_COLUMNS, NEXT_S, NOW, OUTPUT, OWNER,
     PENDING_COUNT, PROMPT, RANK, RANK_CLASS, REACH_S, RESIDENT, RUNNING, SENT_AT, USED, WAITING,
     WAITING_PROMPT, ServerState,
@@ -29,8 +29,6 @@ from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
 from packer.twin.tuning.state import Tuning
 
-_lightllm, _lightllm_wake = lightllm.advance, lightllm.wake_s
-_jobs, _jobs_wake = jobs.advance, jobs.wake_s
 _SPREAD = 0x9E3779B97F4A7C1  # an odd multiplier: spreads consecutive keys over the hash table
 
 
@@ -93,10 +91,21 @@ class Servers(NamedTuple):
 REFUSED = -2
 """In `server`: the client could not send the request."""
 Engines = IntArray | None
-"""Number of each server's engine (`packer.engines`), (S,), or None where all are vLLM's and train nothing.
-
-None keeps the other engines from being compiled: Numba drops the branch before it types it.
+"""Of each server 0 for vLLM's engine or its place among the others of the cluster + 1, (S,); None where all are
+vLLM's and train nothing: Numba then drops the branch before it types it.
 """
+
+
+class EngineKernels(NamedTuple):
+    """What the loop needs of an engine other than vLLM's: compiled functions.
+
+    `advance(state, law, until_s)`: as `packer.twin.engine.advance.advance`. `event_s(state)`: when the server next has
+    something to do, infinite if it is idle. `keep(ints, adapters, sizes, row, on)`: an adapter stays on the GPU.
+    """
+
+    advance: Any
+    event_s: Any
+    keep: Any
 
 
 def adapter_rows(count: int, rows: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -183,8 +192,7 @@ def number(c: Servers, s: int, a: int) -> int:
     return int(row)
 
 
-@njit(**ENGINE_FLAGS)
-def keep_on_gpu(c: Servers, s: int, a: int, on: bool) -> bool:
+def keep_on_gpu(c: Servers, s: int, a: int, on: bool, keep: Callable[..., None]) -> bool:
     """A policy keeps an adapter on the GPU of a server, or no more; False if there is no row for it."""
     row = number(c, s, a)
     if row > 0 and c.ints[s, CACHE_RULE] != FIXED:
@@ -211,21 +219,19 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
 
 
 @njit(**ENGINE_FLAGS)
+def run_other(c: Servers, s: int, until_s: float, engine: int) -> None:
+    """As `run_until`, for a server of another engine: `packer.twin.cluster.loop` puts this in the place of it."""
+
+
+@njit(**ENGINE_FLAGS)
 def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
     """Server `s` executes every step that starts before `until_s`."""
     if engines is not None:
-        if engines[s] == lightllm.NUMBER:
-            _lightllm(state_of(c, s), law_of_server(c, s), until_s)
-            if c.ints[s, IN_FLIGHT] == 0 and c.ints[s, BLOCKED] == 1:
-                c.wake_s[s] = _lightllm_wake(state_of(c, s))
-                return
-        elif engines[s] == jobs.NUMBER:
-            _jobs(state_of(c, s), law_of_server(c, s), until_s)
-            c.wake_s[s] = _jobs_wake(state_of(c, s))
+        if engines[s] > 0:
+            run_other(c, s, until_s, engines[s])
             return
-        else:
-            tuning = Tuning(c.tuning.registers[s], c.tuning.lengths)
-            advance(state_of(c, s), law_of_server(c, s), until_s, tuning)
+        tuning = Tuning(c.tuning.registers[s], c.tuning.lengths)
+        advance(state_of(c, s), law_of_server(c, s), until_s, tuning)
     else:
         advance(state_of(c, s), law_of_server(c, s), until_s, None)
     if c.ints[s, IN_FLIGHT] == 1:

@@ -17,7 +17,10 @@ from packer.io.shipped import read_named, shipped
 from packer.strategies import Placement
 from packer.workload import Workload
 
-FOLDER = "packer.twin.cluster.systems"
+
+def _folders() -> tuple[str, ...]:
+    """Packages with systems: modules registered under `packer.systems`."""
+    return tuple(registry.load("system", name).__name__ for name in registry.names("system"))
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class System:
 
     `router`, and all that follows: by name, with parameters as in "affinity:slack=8"; None keeps what the kinds of
     server have. `source`: where the description comes from. `engine`: `packer.engines`. `cache`: a cache policy
-    (`packer.twin.cache`). `loading`: `packer.twin.cache.loading`. `kernel`: `packer.twin.law.kernels`.
+    (`packer.twin.cache`). `loading`: `packer.papers.cache.loading`. `kernel`: `packer.twin.law.kernels`.
     `memory`: "reserved" or "unified". `placement`: what places the adapters on
     the servers (`packer.strategies.Placement`), as in "plan" or "solver:name=dlora". `tuning`: how training shares
     the servers (`packer.twin.tuning.policies`).
@@ -47,7 +50,7 @@ class System:
 
 def system_names() -> tuple[str, ...]:
     """Names of the shipped systems, sorted."""
-    return tuple(shipped(FOLDER))
+    return tuple(shipped(*_folders()))
 
 
 @reader
@@ -57,7 +60,7 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
     Raises `UnknownNameError`: no shipped system has that name; `FileFormatError`: the file can't be read, or a value
     in it breaks a rule; names the key.
     """
-    name, content = read_named("system", name_or_path, FOLDER)
+    name, content = read_named("system", name_or_path, *_folders())
     data = parse_toml(content)
     if "name" in data:
         raise FileFormatError("unknown key: the file's own name is the system's.", key="name")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from packer.twin.cache.base import LRU, Move
+from packer.twin.cluster.caching import LRU, Move
 from packer.twin.cluster.view import ClusterView
 
 

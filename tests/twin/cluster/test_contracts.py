@@ -6,7 +6,7 @@ import pytest
 
 from packer import registry
 from packer.testing.contracts import CachePolicyContract, RouterContract
-from packer.twin.cache.base import CachePolicy
+from packer.twin.cluster.caching import CachePolicy
 from packer.twin.cluster.routers.base import Router
 
 

@@ -8,8 +8,8 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.cluster import Cluster, ServerKind
 from packer.io.profiles import load_profile
+from packer.papers.cache.top_k import TopK
 from packer.twin.arrivals import draw_requests
-from packer.twin.cache.top_k import TopK
 from packer.twin.cluster.events import pass_on, route
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.engine.advance import advance

@@ -12,18 +12,19 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.cluster import Cluster, ServerKind
-from packer.engines import LightLlm, engine_of
+from packer.engines import engine_of
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
+from packer.papers.cache.drop import Drop
+from packer.papers.cache.loading import CpuAssist, loading_of
+from packer.papers.cache.replicas import Replicas, replicas
+from packer.papers.lightllm.engine import LightLlm
+from packer.papers.routers.rock import Rock
 from packer.registry import make
 from packer.terms import LINEAR
-from packer.twin.cache.drop import Drop
-from packer.twin.cache.loading import CpuAssist, loading_of
-from packer.twin.cache.replicas import Replicas, replicas
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import Request
-from packer.twin.cluster.routers.rock import Rock
 from packer.twin.cluster.setup import kind_setup
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System, load_system, system_names
@@ -231,7 +232,8 @@ def test_prefills_of_lightllm_take_a_sixth_of_the_pool(fleet: Workload) -> None:
         small = replace(PROFILE, memory=replace(PROFILE.memory, kv_budget_bytes=budget_bytes, measured=()))
         small = replace(small, engine=replace(small.engine, max_model_len=2048))
         setup = kind_setup(fleet, ServerKind("h100", small, 16), system, Drop())
-        assert setup.most_prompt_tokens == pytest.approx(most, rel=0.01)
+        assert isinstance(setup.engine, LightLlm)
+        assert setup.engine.most_prompt_tokens(setup) == pytest.approx(most, rel=0.01)
 
 
 def test_kinds_share_the_cache_policy() -> None:

@@ -10,8 +10,8 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster, Node, ServerKind, Store
-from packer.engines import Jobs
 from packer.errors import ValidationError
+from packer.papers.jobs.engine import Jobs
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System

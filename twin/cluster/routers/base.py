@@ -31,7 +31,7 @@ class Request:
     """The data of a request that a router gets.
 
     `number`: place in the order of arrival. `adapter`: index into the workload. `time_s`: when it arrived.
-    `iterations`: those of a job (`packer.engines.Jobs`), which are known when it is sent. For a language model it
+    `iterations`: those of a job (`packer.papers.jobs`), which are known when it is sent. For a language model it
     is the output length, which is unknown when it is sent.
     """
 
@@ -95,13 +95,14 @@ class AnyCluster:
 
 
 class ScoringRouter(AnyCluster):
-    """Base of the routers that `packer.twin.cluster.routers.scores` compiles, by their name.
+    """Base of the routers with a compiled score, `score(servers, parameters, server, request)`: Numba's `njit`.
 
-    The server with the smallest score gets the request, the next in turn among equal ones; with only infinite
-    scores it is held.
+    `packer.twin.cluster.loop` compiles the event loop for it. The server with the smallest score gets the request,
+    the next in turn among equal ones; with only infinite scores it is held.
     """
 
     name: ClassVar[str]
+    score: ClassVar[Any]
 
     def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
         """What the score function gets: the fields, then the mean output tokens of a request."""

@@ -12,14 +12,15 @@ from packer.twin.cluster.state import Servers, outstanding
 from packer.twin.flags import ENGINE_FLAGS
 
 
+@njit(**ENGINE_FLAGS)
+def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+    """Requests on the server."""
+    return float(outstanding(c, s))
+
+
 @dataclass(frozen=True)
 class MostIdle(ScoringRouter):
     """Fewest running and waiting requests (CaraServe's MostIdle, whose measure the paper does not give)."""
 
     name = "most-idle"
-
-
-@njit(**ENGINE_FLAGS)
-def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
-    """Requests on the server."""
-    return float(outstanding(c, s))
+    score = staticmethod(_score)

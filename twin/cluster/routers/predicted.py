@@ -15,17 +15,8 @@ from packer.twin.engine.state import DECODES, RUNNING, TOKEN_BUDGET, WAITING_PRO
 from packer.twin.flags import ENGINE_FLAGS
 
 
-@dataclass(frozen=True)
-class Predicted(ScoringRouter):
-    """Time to prefill the queue and the request in steps of the token budget, loads of its adapter, and its decode
-    steps among the server's requests: the best estimate of a router without knowledge of later requests.
-    """
-
-    name = "predicted"
-
-
 @njit(**ENGINE_FLAGS)
-def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Predicted latency of the request, ms."""
     ints, a = c.ints[s], c.adapter[r]
     adapters, ranks = adapters_with(c, s, a)
@@ -45,3 +36,13 @@ def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
         load = c.law.loading[s, 0] + c.law.loading[s, 1] * c.ranks[a]
     decode = step_ms(c, s, n, 0.0, adapters, ranks, all_ranks + rank, n * most)
     return float(steps * prefill + load + (p[0] - 1.0) * decode)
+
+
+@dataclass(frozen=True)
+class Predicted(ScoringRouter):
+    """Time to prefill the queue and the request in steps of the token budget, loads of its adapter, and its decode
+    steps among the server's requests: the best estimate of a router without knowledge of later requests.
+    """
+
+    name = "predicted"
+    score = staticmethod(_score)

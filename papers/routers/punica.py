@@ -13,6 +13,12 @@ from packer.twin.cluster.state import Servers, has_room, outstanding
 from packer.twin.flags import ENGINE_FLAGS
 
 
+@njit(**ENGINE_FLAGS)
+def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+    """Minus its requests; infinite without room."""
+    return -float(outstanding(c, s)) if has_room(c, s, r, p[0], p[1]) else math.inf
+
+
 @dataclass(frozen=True)
 class Punica(ScoringRouter):
     """The largest batch below `max_batch` with KV cache for one more; else requests wait, first come first served.
@@ -21,10 +27,5 @@ class Punica(ScoringRouter):
     """
 
     name = "punica"
+    score = staticmethod(_score)
     max_batch: int = 32
-
-
-@njit(**ENGINE_FLAGS)
-def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
-    """Minus its requests; infinite without room."""
-    return -float(outstanding(c, s)) if has_room(c, s, r, p[0], p[1]) else math.inf

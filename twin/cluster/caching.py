@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from packer.twin.cache import kernel
 
 if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
 
-LRU, LFU, DROP, NOTHING, FIXED = kernel.LRU, kernel.LFU, kernel.DROP, kernel.NOTHING, kernel.FIXED
+(LRU, LFU, DROP, NOTHING, FIXED) = range(5)
 """Rules: idle adapters leave on demand, least recently or least frequently used first; with the last request;
 with each request, which loads its adapter anew; never.
 """

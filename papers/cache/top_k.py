@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.twin.cache.base import LRU, Move
+from packer.twin.cluster.caching import LRU, Move
 
 if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packer import checks
-from packer.twin.cache.base import LRU, CachePolicy
+from packer.twin.cluster.caching import LRU, CachePolicy
 
 
 @dataclass(frozen=True)

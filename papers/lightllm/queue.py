@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.twin.cache.kernel import ASYNC, LOADING, end_load, start_load
-from packer.twin.engine.accept import accept, leave_queue
-from packer.twin.engine.peak import peak
+from packer.papers.cache.kernel import LOADING, end_load, start_load
+from packer.papers.cache.loading import ASYNC
+from packer.papers.accept import accept, leave_queue
+from packer.papers.lightllm.peak import peak
 from packer.twin.engine.state import (
     ABORTED, ABORT_AFTER_S, ACTIVE_BLOCKS, BLOCKS, DUE_AFTER, GIVEN_UP, KV_BLOCKS, LOADING_BLOCKS, LOADING_MODE,
     LOAD_END_S, NEXT_S, NOW, OWNER, RANK_CLASS, RESIDENT, SENTINEL, SENT_AT, STALL_S, UNFINISHED, ServerState,

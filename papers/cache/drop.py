@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer.twin.cache.base import DROP, CachePolicy
+from packer.twin.cluster.caching import DROP, CachePolicy
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import math
 
 from numba import njit
 
-from packer.twin.cache.kernel import enter_batch, leave_batch, make_room, tidy
-from packer.twin.engine.accept import accept, leave_queue
+from packer.papers.cache.kernel import enter_batch, leave_batch, make_room, tidy
+from packer.papers.accept import accept, leave_queue
 from packer.twin.engine.charge import MIN_STEP_S
 from packer.twin.engine.state import (
     ACTIVE, BATCH, BIN_S, BLOCKS, BUSY_S, DECODES, DUE_AFTER, FINISH, FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN,
@@ -23,10 +23,6 @@ from packer.twin.engine.state import (
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import GRAPH_MAX, Law
 from packer.twin.law.linear import linear_ms, state_vector
-
-
-NUMBER = 2
-"""Of this engine, where a cluster has several."""
 
 
 @njit(**ENGINE_FLAGS)

@@ -11,6 +11,8 @@ import math
 from numba import njit
 
 from packer.arrays import FloatArray, IntArray
+from packer.papers.cache.loading import ASYNC
+from packer.twin.cluster.caching import DROP, LFU, NOTHING
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
     ACTIVE, ACTIVE_BLOCKS, ACTIVE_RANKS, ADAPTER_LOADS, BLOCKS, CACHE_RULE, ENTERED, HIGH_WATER, HOST_AFTER,
@@ -20,12 +22,6 @@ from packer.twin.engine.state import (
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 
-# How adapters leave the GPU: on demand, least recently or least frequently used first; with the last request;
-# with each request; never (they take no room of the pool then).
-(LRU, LFU, DROP, NOTHING, FIXED) = range(5)
-# How they come: the server waits; it waits, and brings those of the next batch before; only the request waits;
-# the CPU computes meanwhile.
-(BLOCKING, PREFETCH, ASYNC, CPU_ASSIST) = range(4)
 # Columns of `adapters` that only vLLM's engine uses otherwise: on its way to the GPU; kept there by a
 # policy; uses; waiting requests; number of the prefetch that brought it.
 LOADING, KEPT, USES, WANTED, TAGGED = ENTERED, KNOWN_RUNNING, KNOWN, KNOWN_WAITING, JOINED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer.twin.cache.base import NOTHING, CachePolicy
+from packer.twin.cluster.caching import NOTHING, CachePolicy
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 
 from numba import njit
 
-from packer.twin.cache.kernel import WANTED
+from packer.papers.cache.kernel import WANTED
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import (
     ACCEPTED, DUE_BEFORE, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT, KEY, NEXT, NEXT_S,

@@ -14,6 +14,14 @@ from packer.twin.flags import ENGINE_FLAGS
 _LATER = 1e9  # any server without room comes after all that have room
 
 
+@njit(**ENGINE_FLAGS)
+def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+    """Number of the server; without room, its requests, after all others."""
+    if has_room(c, s, r, p[0], p[1]):
+        return float(s)
+    return _LATER + float(outstanding(c, s))
+
+
 @dataclass(frozen=True)
 class FirstFit(ScoringRouter):
     """First server with fewer than `max_batch` requests and KV cache for one more; else the most idle.
@@ -22,12 +30,5 @@ class FirstFit(ScoringRouter):
     """
 
     name = "first-fit"
+    score = staticmethod(_score)
     max_batch: int = 32
-
-
-@njit(**ENGINE_FLAGS)
-def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
-    """Number of the server; without room, its requests, after all others."""
-    if has_room(c, s, r, p[0], p[1]):
-        return float(s)
-    return _LATER + float(outstanding(c, s))

@@ -10,8 +10,8 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.cluster import Cluster, ServerKind
-from packer.engines import Jobs
 from packer.lengths import Lengths
+from packer.papers.jobs.engine import Jobs
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster

@@ -6,28 +6,32 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from packer import checks, registry
-from packer.twin.cache import kernel
+
+(BLOCKING, PREFETCH, ASYNC, CPU_ASSIST) = range(4)
+"""The server waits; it waits, and brings those of the next batch before; only the request waits; the CPU computes
+meanwhile.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
     """The step that admits a request loads its adapter first."""
 
-    mode: ClassVar[int] = kernel.BLOCKING
+    mode: ClassVar[int] = BLOCKING
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
     """Blocking; before the queue is looked at, the adapters of its first requests are brought beside the decodes."""
 
-    mode: ClassVar[int] = kernel.PREFETCH
+    mode: ClassVar[int] = PREFETCH
 
 
 @dataclass(frozen=True, slots=True)
 class Async:
     """A load starts when its request arrives; the request is passed over until it is there, others go on."""
 
-    mode: ClassVar[int] = kernel.ASYNC
+    mode: ClassVar[int] = ASYNC
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class CpuAssist:
     as the loads. The paper (arXiv 2401.11240) gives no such number; 1.25 is an assumption.
     """
 
-    mode: ClassVar[int] = kernel.CPU_ASSIST
+    mode: ClassVar[int] = CPU_ASSIST
     factor: float = 1.25
 
     def __post_init__(self) -> None:
@@ -49,7 +53,7 @@ class CpuAssist:
 class NoLoading:
     """Loads cost nothing."""
 
-    mode: ClassVar[int] = kernel.BLOCKING
+    mode: ClassVar[int] = BLOCKING
 
 
 Loading = Blocking | Prefetch | Async | CpuAssist | NoLoading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer.twin.cache.base import FIXED, CachePolicy
+from packer.twin.cluster.caching import FIXED, CachePolicy
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer.twin.cache.base import LFU
-from packer.twin.cache.lru import Lru
+from packer.twin.cluster.caching import LFU
+from packer.papers.cache.lru import Lru
 
 
 @dataclass(frozen=True)

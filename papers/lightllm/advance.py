@@ -12,31 +12,28 @@ import math
 
 from numba import njit
 
-from packer.twin.cache.kernel import (
-    ASYNC, CPU_ASSIST, LOADING, PREFETCH, TAGGED, enter_batch, leave_batch, make_room, put, tidy,
-)  # fmt: skip
-from packer.twin.engine.accept import leave_queue
+from packer.papers.cache.kernel import LOADING, TAGGED, enter_batch, leave_batch, make_room, put, tidy
+from packer.papers.cache.loading import ASYNC, CPU_ASSIST, PREFETCH
+from packer.papers.accept import leave_queue
 from packer.twin.engine.charge import charge
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.emit import gap_bin
-from packer.twin.engine.peak import insert, peak, remove
-from packer.twin.engine.lightllm_queue import arrive, fetch, finish_loads, give_up
+from packer.papers.lightllm.peak import insert, peak, remove
+from packer.papers.lightllm.queue import arrive, fetch, finish_loads, give_up
 from packer.twin.engine.state import (
     ABORT_AFTER_S, ACTIVE, ACTIVE_BLOCKS, ACTIVE_RANKS, ADMISSIONS, ARRIVALS, BATCH, BLOCKED, BLOCKS, CLASS_RANK,
     CLUSTER, CONTEXT_TOKENS, CPU_FACTOR, DECODES, DECODE_STEPS, DUE_AFTER, DUE_BEFORE, ENDED, END_S, FINISH,
     FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, IDLE_BEFORE, IN_BATCH, IN_FLIGHT, KV_BLOCKS, LARGEST, LAST,
     LAST_USE, LEFT, LOADING_BLOCKS, LOADING_MODE, LOAD_END_S, LOAD_MS, MAX_SEQS, MAX_WAIT, NEXT, NEXT_S, NOW,
-    OUTPUT, OWNER, PLACE, PREFILLING, PROMPT, RANK, REQUEST_RANKS, RESIDENT, RESIDENTS, RUNNING, RUN_S, SENTINEL,
-    SINCE, SLOTS, SLOT_LIMIT, SLOT_RANK, START, STEP, STEP_DECODES, STEP_PREFILL, TAG, TOKEN_BUDGET, UNAWAITED,
-    USED, WAITING, ServerState,
+    OUTPUT, OWNER, PLACE, PREFILLING, PROMPT, RANK, REACH_S, REQUEST_RANKS, RESIDENT, RESIDENTS, RUNNING, RUN_S,
+    SENTINEL, SINCE, SLOTS, SLOT_LIMIT, SLOT_RANK, START, STEP, STEP_DECODES, STEP_PREFILL, TAG, TOKEN_BUDGET,
+    UNAWAITED, USED, WAITING, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import GRAPH_MAX, Law
 from packer.twin.law.linear import AT, linear_ms, state_vector
 
 REFUSED, ADMITTED, PASSED_OVER = range(3)
-NUMBER = 1
-"""Of this engine, where a cluster has several."""
 SMOOTHING = 0.7
 _PREFILL = AT.per_prefill_token_ms
 COUNTED = PLACE
@@ -297,3 +294,16 @@ def wake_s(state: ServerState) -> float:
     if state.ints[WAITING] > 0:
         next_s = min(next_s, state.floats[LOAD_END_S])
     return next_s
+
+
+@njit(**ENGINE_FLAGS)
+def event_s(state: ServerState) -> float:
+    """When the server next has something to do, seen by the cluster."""
+    ints, floats = state.ints, state.floats
+    if ints[IN_FLIGHT] == 1:
+        return float(floats[END_S])
+    if ints[BLOCKED] == 1:
+        return float(wake_s(state))
+    if ints[RUNNING] + ints[WAITING] > 0:
+        return float(floats[NOW])
+    return float(min(floats[NEXT_S], floats[REACH_S]))

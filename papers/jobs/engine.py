@@ -1,0 +1,53 @@
+"""The engine of whole jobs and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from packer import checks
+from packer.papers.engines import prepared, refusal
+from packer.twin.cluster.state import EngineKernels
+from packer.twin.engine import state as rows
+
+MOST_TOKENS = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Whole jobs, in order of arrival (`packer.twin.engine.jobs`): image generation, queueing theory.
+
+    `parallel`: jobs at once.
+    `cv`: coefficient of variation of a log-normal factor, of mean 1, on the service time of each job.
+    """
+
+    name: ClassVar[str] = "job"
+    cells: ClassVar[bool] = True
+    trains: ClassVar[bool] = False
+    parallel: int = 1
+    cv: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.integer("parallel", self.parallel, low=1, high=100_000)
+        checks.real("cv", self.cv, low=0.0, high=100.0)
+
+    def refusal(self, policy: str, loading: str, form: str) -> str | None:
+        """A job loads its adapter first."""
+        if loading not in ("blocking", "none"):
+            return f"A job loads its adapter first, and can't load it {loading!r}"
+        return refusal(self.name, form)
+
+    def longest_request(self, setup: Any) -> int:
+        """No limit: a job has no KV cache."""
+        return MOST_TOKENS
+
+    def prepare(self, setup: Any, state: rows.ServerState) -> rows.ServerState:
+        """Settings in their registers."""
+        return prepared(setup, state, self.parallel)
+
+    def kernels(self) -> EngineKernels:
+        """Compiled only where it is used."""
+        from packer.papers.cache.kernel import keep
+        from packer.papers.jobs.advance import advance, wake_s
+
+        return EngineKernels(advance, wake_s, keep)

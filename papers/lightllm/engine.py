@@ -1,0 +1,78 @@
+"""LightLLM's engine and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from packer import checks
+from packer.papers.cache.loading import loading_of
+from packer.papers.engines import prepared, refusal
+from packer.twin.cluster.state import EngineKernels
+from packer.twin.engine import state as rows
+
+
+@dataclass(frozen=True, slots=True)
+class LightLlm:
+    """LightLLM with S-LoRA's pool (`packer.twin.engine.lightllm`); it has no model of the front end.
+
+    `max_wait_tokens`: decode steps between two looks at the queue. S-LoRA's code has 10; CaraServe describes 0 or 1.
+    `batch_max_tokens`: prompt tokens of a prefill; None: a sixth of the pool's, at least `max_model_len` (LightLLM).
+    `running_max_req_size`: largest batch.
+    `batch_num_adapters`: adapter clustering: with so many adapters in the batch, waiting requests of these come
+    first; None: never.
+    `abort_after_s`: early abort: requests that would wait longer for their first token are given up; None: never.
+    """
+
+    name: ClassVar[str] = "lightllm"
+    cells: ClassVar[bool] = True
+    trains: ClassVar[bool] = False
+    cv: ClassVar[float] = 0.0
+    max_wait_tokens: int = 10
+    batch_max_tokens: int | None = None
+    running_max_req_size: int = 1000
+    batch_num_adapters: int | None = None
+    abort_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.integer("max_wait_tokens", self.max_wait_tokens, low=0)
+        checks.integer("running_max_req_size", self.running_max_req_size, low=1, high=100_000)
+        if self.batch_max_tokens is not None:
+            checks.integer("batch_max_tokens", self.batch_max_tokens, low=1)
+        if self.batch_num_adapters is not None:
+            checks.integer("batch_num_adapters", self.batch_num_adapters, low=1)
+        if self.abort_after_s is not None:
+            checks.real("abort_after_s", self.abort_after_s, low=0.0, open_low=True)
+
+    def refusal(self, policy: str, loading: str, form: str) -> str | None:
+        """Every policy and way to load; the step law must be linear."""
+        loading_of(loading)
+        return refusal(self.name, form)
+
+    def longest_request(self, setup: Any) -> int:
+        """By max_model_len, the pool with the largest adapter, and the tokens of a prefill."""
+        room = int(setup.cells) - int(setup.blocks.max()) - 1
+        return min(int(setup.server.profile.engine.max_model_len), room, self.most_prompt_tokens(setup))
+
+    def most_prompt_tokens(self, setup: Any) -> int:
+        """Tokens of a prefill."""
+        return self.batch_max_tokens or max(
+            int(setup.cells) // 6, int(setup.server.profile.engine.max_model_len)
+        )
+
+    def prepare(self, setup: Any, state: rows.ServerState) -> rows.ServerState:
+        """Settings in their registers."""
+        state.ints[rows.TOKEN_BUDGET] = self.most_prompt_tokens(setup)
+        state.ints[rows.MAX_WAIT] = self.max_wait_tokens
+        state.ints[rows.CLUSTER] = self.batch_num_adapters or rows.NO_LIMIT
+        state = prepared(setup, state, self.running_max_req_size)
+        if self.abort_after_s is not None:
+            state.floats[rows.ABORT_AFTER_S] = self.abort_after_s
+        return state
+
+    def kernels(self) -> EngineKernels:
+        """Compiled only where it is used."""
+        from packer.papers.cache.kernel import keep
+        from packer.papers.lightllm.advance import advance, event_s
+
+        return EngineKernels(advance, event_s, keep)

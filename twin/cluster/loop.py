@@ -1,0 +1,66 @@
+"""The event loop, compiled for the engines of a cluster and the score of its router.
+
+The functions of `events` and `state` name those that differ as globals; here copies of them get others. A router or
+an engine of a plug-in is compiled as packer's own are, and kept under the hash of all that it calls.
+"""
+
+from __future__ import annotations
+
+import types
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import njit
+
+from packer.twin.cluster import events, state
+from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_other, state_of
+from packer.twin.flags import ENGINE_FLAGS
+
+_advance, _event_s, _place, _next = run_other, run_other, 0, run_other
+
+
+class Loop(NamedTuple):
+    """Compiled functions: see `events`, and `run_until` of `state`."""
+
+    run_until: Any
+    pass_on: Any
+    route: Any
+
+
+def _engine(c: Servers, s: int, until_s: float, engine: int) -> None:
+    """Server `s`, of the engine of this number, executes every step that starts before `until_s`."""
+    if engine == _place:
+        _advance(state_of(c, s), law_of_server(c, s), until_s)
+        c.wake_s[s] = _event_s(state_of(c, s))
+    else:
+        _next(c, s, until_s, engine)
+
+
+@cache
+def loop_of(engines: tuple[EngineKernels, ...], score: Any) -> Loop:
+    """The loop for these engines beside vLLM's, by their numbers from 1 on, and the score of a router, None without."""
+    chain: Any = run_other
+    for place, kernels in enumerate(engines, start=1):
+        chain = _variant(
+            _engine, _advance=kernels.advance, _event_s=kernels.event_s, _place=place, _next=chain
+        )
+    run_until, pass_on, waiting = state.run_until, events.pass_on, events.next_change_s
+    if engines:
+        run_until = _variant(run_until, run_other=chain)
+        run_all_until = _variant(events.run_all_until, run_until=run_until)
+        pass_on = _variant(pass_on, run_all_until=run_all_until)
+        waiting = _variant(waiting, run_all_until=run_all_until)
+    route = events.route
+    if engines or score is not None:
+        choose = events.choose if score is None else _variant(events.choose, score=score)
+        route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose)
+    return Loop(run_until, pass_on, route)
+
+
+def _variant(kernel: Any, **names: Any) -> Any:
+    """The same function, where these global names mean something else."""
+    function = getattr(kernel, "py_func", kernel)
+    copy = types.FunctionType(
+        function.__code__, function.__globals__ | names, function.__name__, function.__defaults__
+    )
+    return njit(**ENGINE_FLAGS)(copy)
