@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from packer.errors import FileFormatError, IncompatibleError, ModelError, reading, shown
+from packer.fit.estimate import BAND_KEYS
 from packer.fit.from_tables import micro_equations
 from packer.fit.step_law import residuals
 from packer.fit.tables import Profiling, Row, number
 from packer.io.files import read_text
 from packer.profile import Profile
-from packer.twin.estimate import BAND_KEYS
 
 Path = str | os.PathLike[str]
 

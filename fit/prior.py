@@ -3,7 +3,7 @@
 Micro-benchmarks vary the batch and the adapters in it, hardly ever the slots, their rank and the prefills beside
 adapters: least squares then put what slots cost into whichever term fits by chance, and a server with other slots is
 predicted wrong by half. The kernels are the same for every model, so that their costs, scaled by the bytes of an
-adapter (`packer.twin.estimate`), are near: the fit holds each term near the scaled one as far as the measurements
+adapter (`packer.fit.estimate`), are near: the fit holds each term near the scaled one as far as the measurements
 leave it open.
 """
 
@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from packer.fit.estimate import scaled_law
 from packer.io.profiles import load_profile, profile_names
 from packer.profile import Profile
 from packer.twin.datasheets import GPUS
-from packer.twin.estimate import scaled_law
 
 WEIGHT = 6.0
 """All terms off by their own size weigh as much as all equations off by so many times what a fit without prior leaves:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from packer.fit.estimate import estimate_profile
+from packer.fit.model_config import read_model_config
 from packer.io.files import write_text
 from packer.live.environment import usable_vllm
 from packer.live.launch import Launch, launch_text
 from packer.live.tiny_model import write_files
-from packer.twin.estimate import estimate_profile
-from packer.twin.model_config import read_model_config
 
 
 def setup_gpu(

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from packer.errors import LiveError
+from packer.fit.dimensions import ModelDimensions
+from packer.fit.model_config import read_model_config
 from packer.live import inside
 from packer.live.launch import Emulation, Launch
 from packer.profile import EngineSpec, GpuSpec, ModelSpec
-from packer.twin.model_config import ModelDimensions, read_model_config
 
 RANKS = (8, 16, 32, 64)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from packer.errors import IncompatibleError, UnknownNameError
+from packer.fit.estimate import estimate_profile
+from packer.fit.models import MODELS, model_named
 from packer.io.profiles import load_profile, profile_names
 from packer.io.workloads import read_workload
 from packer.operate.observe import Observed, View, observe_log
@@ -14,10 +16,8 @@ from packer.profile import Profile
 from packer.traces.access_log import read_access_log
 from packer.traces.ranks import Ranks
 from packer.twin.datasheets import GPUS
-from packer.twin.estimate import estimate_profile
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.memory.starts import what_starts
-from packer.twin.models import MODELS, model_named
 from packer.twin.override import with_engine
 from packer.workload import Workload
 
@@ -29,7 +29,7 @@ LOGS = (".jsonl", ".ndjson", ".log")
 def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     """The calibrated profile of a model on a GPU if one is shipped, else an estimate.
 
-    `model`: a Hugging Face repository of `packer.twin.models`, or the path of a config.json.
+    `model`: a Hugging Face repository of `packer.fit.models`, or the path of a config.json.
     `gpu`: a name of `packer.twin.datasheets`.
     `settings`: of `with_engine`, where they are not the usual ones.
     Raises `UnknownNameError`: the model or the GPU is not known; `IncompatibleError`: the model does not fit the GPU,

@@ -165,11 +165,16 @@ class MemorySpec:
 class LatencySpec:
     """The step law: `form` "linear" or "paper", coefficients by the names of `packer.terms`, largest batch with a
     CUDA graph.
+
+    `ridge_tokens`: tokens of a step from which its arithmetic takes longer than reading the weights; 0: the law has
+    no such bend. `expert_share`: share of the experts of a layer that a token is sent to; 0: no experts.
     """
 
     form: Literal["linear", "paper"]
     coefficients: Mapping[str, float]
     graph_max_tokens: int = 512
+    ridge_tokens: float = 0.0
+    expert_share: float = 0.0
 
     def __post_init__(self) -> None:
         checks.choice("latency.form", self.form, ("linear", "paper"))
@@ -183,6 +188,8 @@ class LatencySpec:
             checked[key] = checks.real(f"latency.coefficients.{key}", value, low=0.0, high=_MOST_MS)
         object.__setattr__(self, "coefficients", checked)
         _integer(self, "latency.graph_max_tokens", low=0)
+        _real(self, "latency.ridge_tokens", low=0.0, high=_MOST_MS)
+        _real(self, "latency.expert_share", low=0.0, high=1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,11 @@ class Term:
     adapters in host memory (vLLM copies their registry for each adapter of the batch in each step:
     `LRUCacheWorkerLoRAManager.add_adapter` calls `list_adapters`), K context tokens of the decodes, V waiting
     requests, G the largest batch with a CUDA graph, D the SPLIT_K of vLLM's
-    shrink kernel (64 below 128 tokens, padded as CUDA graphs are, else 8; vllm/lora/ops/triton_ops/utils.py); [x]
-    is 1 if x holds, else 0. `part`: what it belongs to; without adapters and queue only "model" is left. `bound`:
-    what its time scales with on other hardware.
+    shrink kernel (64 below 128 tokens, padded as CUDA graphs are, else 8; vllm/lora/ops/triton_ops/utils.py), I the
+    tokens from which arithmetic takes longer than reading the weights, J the sum over the prefill tokens of the
+    tokens that each attends to, X the share of the experts that a token is sent to; [x] is 1 if x holds, else 0.
+    `part`: what it belongs to; without adapters and queue only "model" is left. `bound`: what its time scales with on
+    other hardware.
     """
 
     name: str

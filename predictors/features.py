@@ -14,7 +14,7 @@ from packer.lengths import Lengths, length_moments, normal_grid
 from packer.predictors.bin_table import BinTable
 from packer.predictors.features_kernel import ROOM, FleetArrays, fill_all
 from packer.profile import Profile
-from packer.twin.law.law import coefficient_vector
+from packer.twin.law.law import coefficient_vector, law_settings
 from packer.twin.memory.policy import kv_cache_tokens_many
 from packer.workload import Workload
 
@@ -79,11 +79,11 @@ def fleet_table(workload: Workload) -> FloatArray:
 
 
 def engine_vector(profile: Profile) -> FloatArray:
-    """Engine settings as the kernel takes them, float64 (9,)."""
+    """Engine settings as the kernel takes them, float64 (12,)."""
     engine, loading = profile.engine, profile.loading
     return np.array(
         [
-            profile.latency.graph_max_tokens,
+            *law_settings(profile.latency),
             engine.max_num_batched_tokens,
             engine.max_num_seqs,
             engine.block_size,

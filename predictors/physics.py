@@ -37,7 +37,7 @@ class Server(NamedTuple):
 
     law: FloatArray
     paper: bool
-    graph_max: float
+    law_settings: FloatArray
     slots: float
     slot_rank: float
     load_ms: float
@@ -110,13 +110,13 @@ def step(server: Server, traffic: Traffic, batch: float, waiting: float) -> tupl
         registered = min(traffic.adapters, server.host_places)
         state_vector(
             server.vector, batch, admitted * traffic.prompt / some, adapters, ranks, server.slots,
-            server.slot_rank, context, waiting, server.graph_max, batch * mean_rank,
-            batch * largest_rank, registered,
+            server.slot_rank, context, waiting, server.law_settings, batch * mean_rank,
+            batch * largest_rank, registered, 0.5 * admitted * traffic.prompt * traffic.prompt / some,
         )  # fmt: skip
         with_prompt = linear_ms(server.law, server.vector)
         state_vector(
             server.vector, batch, 0.0, adapters, ranks, server.slots, server.slot_rank, context, waiting,
-            server.graph_max, batch * mean_rank, batch * largest_rank, registered,
+            server.law_settings, batch * mean_rank, batch * largest_rank, registered, 0.0,
         )  # fmt: skip
         ms = some * with_prompt + (1.0 - some) * linear_ms(server.law, server.vector)
     # Loads stall the step. At this batch only a part of the demand arrives: req/s here over those offered.

@@ -10,7 +10,9 @@ from typing import Any
 
 from packer.errors import ValidationError, shown
 from packer.profile import MemorySpec, Profile
-from packer.twin.estimate import BYTES_PER_LOGIT
+
+BYTES_PER_LOGIT = 18
+"""Of vLLM's profiling run in the sampler: bf16, float32, sorted float32 and int64 indices."""
 
 LARGEST_VOCABULARY = 262_144
 """Of Gemma's tokenizer: a profile does not have its model's, and memory is not to be underestimated."""

@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 
 import packer
+from packer.fit.dimensions import ModelDimensions
+from packer.fit.estimate import estimate_profile
 from packer.profile import Profile
-from packer.twin.estimate import estimate_profile
-from packer.twin.model_config import ModelDimensions
 
 MODELS = {
     "llama-3.1-8b-instruct": ModelDimensions(

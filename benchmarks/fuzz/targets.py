@@ -151,6 +151,7 @@ def _traces() -> list[Target]:
 
 def _documents() -> list[Target]:
     from packer.export.sources import read_sources
+    from packer.fit.model_config import read_model_config
     from packer.io.clusters import read_cluster
     from packer.io.plans import load_plan, plan_to_dict
     from packer.io.profiles import load_profile
@@ -159,7 +160,6 @@ def _documents() -> list[Target]:
     from packer.planning.solve import solve
     from packer.report.page import read_comparison
     from packer.twin.cluster.system import load_system
-    from packer.twin.model_config import read_model_config
 
     cluster = (
         f'schema = 1\n[[kinds]]\nname = "h"\nprofile = "{PROFILE}"\nmax_loras = 8\nmax_lora_rank = 16\n'

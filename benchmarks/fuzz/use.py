@@ -74,8 +74,8 @@ def runs(runs: Any) -> None:
 def bench(rows: Any) -> None:
     """An estimate improved by these runs."""
     from packer.fit.bench_results import improved
+    from packer.fit.estimate import BAND_KEYS
     from packer.io.profiles import load_profile
-    from packer.twin.estimate import BAND_KEYS
 
     estimate = replace(load_profile(PROFILE), calibrated=False, errors=dict.fromkeys(BAND_KEYS, 1.0))
     found = improved(estimate, rows)

@@ -25,7 +25,7 @@ class Given:
     """
 
     model: str = option(
-        required=True, metavar="NAME|CONFIG.json", shell_complete=complete("packer.twin.models:MODELS")
+        required=True, metavar="NAME|CONFIG.json", shell_complete=complete("packer.fit.models:MODELS")
     )
     gpu: str = option(required=True, metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
     name: str | None = option()
@@ -53,10 +53,10 @@ def estimate(given: Given, out: Writing) -> None:
     """
     from packer.cli.profiles.list import summary_of
     from packer.errors import IncompatibleError
+    from packer.fit.estimate import estimate_profile
+    from packer.fit.models import model_named
     from packer.io.profiles import write_profile
-    from packer.twin.estimate import estimate_profile
     from packer.twin.memory.policy import kv_cache_tokens
-    from packer.twin.models import model_named
 
     output = given.output
     if not output.endswith(".toml"):

@@ -21,7 +21,7 @@ from packer.twin.engine.state import (
     T_WAITING, USED, WAITING, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
-from packer.twin.law.law import GRAPH_MAX, Law
+from packer.twin.law.law import Law
 from packer.twin.law.linear import linear_ms, state_vector
 
 
@@ -62,7 +62,7 @@ def start(state: ServerState, law: Law, r: int) -> bool:
     ints[DECODES] += 1
     state_vector(
         state.vector, requests[r, OUTPUT], requests[r, PROMPT], 1.0, rank, ints[SLOTS], ints[SLOT_RANK], 0.0, 0.0,
-        law.settings[GRAPH_MAX], rank, rank, 0.0,
+        law.settings, rank, rank, 0.0, 0.5 * requests[r, PROMPT] * requests[r, PROMPT],
     )  # fmt: skip
     service_s = linear_ms(law.coefficients, state.vector) * 1e-3 * times[r, LAST]
     end_s = floats[NOW] + load_s + max(service_s, MIN_STEP_S)

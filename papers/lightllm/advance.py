@@ -30,7 +30,7 @@ from packer.twin.engine.state import (
     UNAWAITED, USED, WAITING, ServerState,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS, INLINED
-from packer.twin.law.law import GRAPH_MAX, Law
+from packer.twin.law.law import Law
 from packer.twin.law.linear import AT, linear_ms, state_vector
 
 REFUSED, ADMITTED, PASSED_OVER = range(3)
@@ -178,7 +178,8 @@ def begin_prefill(state: ServerState, law: Law, admitted: int) -> None:
     ints[STEP_DECODES], ints[PREFILLING] = 0, 1
     state_vector(
         state.vector, 0.0, ints[STEP_PREFILL], adapters, ranks, ints[SLOTS], ints[SLOT_RANK], 0.0,
-        ints[WAITING], law.settings[GRAPH_MAX], request_ranks, admitted * largest, 0.0,
+        ints[WAITING], law.settings, request_ranks, admitted * largest, 0.0,
+        0.5 * ints[STEP_PREFILL] * ints[STEP_PREFILL] / max(admitted, 1),
     )  # fmt: skip
     ms = linear_ms(law.coefficients, state.vector)
     if ints[LOADING_MODE] == CPU_ASSIST and missing > 0:
@@ -198,8 +199,8 @@ def begin_decode(state: ServerState, law: Law) -> None:
     ints[STEP_DECODES], ints[STEP_PREFILL], ints[PREFILLING] = decodes, 0, 0
     state_vector(
         state.vector, decodes, 0.0, ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS], ints[SLOT_RANK],
-        ints[CONTEXT_TOKENS], ints[WAITING], law.settings[GRAPH_MAX], ints[REQUEST_RANKS],
-        decodes * state.classes[ints[LARGEST], CLASS_RANK], 0.0,
+        ints[CONTEXT_TOKENS], ints[WAITING], law.settings, ints[REQUEST_RANKS],
+        decodes * state.classes[ints[LARGEST], CLASS_RANK], 0.0, 0.0,
     )  # fmt: skip
     ms = linear_ms(law.coefficients, state.vector)
     charge(ints, floats, state.timeline, ms)

@@ -12,13 +12,13 @@ import pytest
 import packer
 from packer.errors import FileFormatError, IncompatibleError, ModelError
 from packer.fit.bench_results import improved, read_bench_results
+from packer.fit.estimate import BAND_KEYS, estimate_profile
+from packer.fit.model_config import read_model_config
 from packer.io.profiles import load_profile
 from packer.predictors.features import COLUMN
 from packer.predictors.scenarios import scenario
 from packer.profile import Profile
 from packer.solvers.backbone import without_adapters
-from packer.twin.estimate import BAND_KEYS, estimate_profile
-from packer.twin.model_config import read_model_config
 
 LLAMA, QWEN = "h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct"
 

@@ -56,6 +56,9 @@ class NaiveServer:
             waiting=waiting,
             graph_max_tokens=self.profile.latency.graph_max_tokens,
             registered=min(len(self.rates), max(self.profile.engine.max_cpu_loras or math.inf, self.slots)),
+            attended=0.5 * prefill * self.prompt,
+            ridge_tokens=self.profile.latency.ridge_tokens,
+            expert_share=self.profile.latency.expert_share,
         )
         return float(terms[0] @ self.law)
 

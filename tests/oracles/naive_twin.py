@@ -45,6 +45,8 @@ class Server:
     scrape_interval_s: float | None
     front_end_s: tuple[float, float, float, float, float, float]
     concurrency: float = math.inf
+    ridge: float = 0.0
+    expert_share: float = 0.0
 
 
 class Named:
@@ -213,6 +215,9 @@ class NaiveTwin:
         # `InputBatch.make_lora_inputs` makes a set of the dict's values.
         load_ms += sum(self._touch(named.adapter) for named in set(self.batch.values()))
         prefill_tokens = sum(n for request, n in scheduled.items() if not request.decoding)
+        self.attended = sum(
+            n * (2 * request.computed + n) // 2 for request, n in scheduled.items() if not request.decoding
+        )
         dt = (self._step_ms(len(decodes), prefill_tokens, context) + load_ms) * 1e-3
         dt = max(dt, MIN_STEP_S)
         self._record(dt, load_ms, prefill_tokens, len(decodes), len(preempted))
@@ -338,6 +343,9 @@ class NaiveTwin:
             + c["per_kv_token_ms"] * context
             + beyond * (c["beyond_graph_step_ms"] + c["per_token_beyond_graph_ms"] * (t - server.graph_max))
             + c["per_waiting_ms"] * len(self.waiting)
+            + (c["per_token_beyond_ridge_ms"] * max(0.0, t - server.ridge) if server.ridge else 0.0)
+            + (c["per_attended_token_ms"] * self.attended if p else 0.0)
+            + c["experts_ms"] * (1.0 - (1.0 - server.expert_share) ** t)
         )
 
     def _record(self, dt: float, load_ms: float, prefill_tokens: int, decodes: int, preempted: int) -> None:

@@ -16,6 +16,8 @@ import pytest
 import packer
 from packer import Adapter, Bin, Lengths, Workload
 from packer.arrival import Arrivals, Bursts
+from packer.fit.estimate import estimate_profile
+from packer.fit.models import model_named
 from packer.io.plans import plan_to_dict
 from packer.plan import Status
 from packer.planning.explore import Frontier
@@ -23,8 +25,6 @@ from packer.planning.settle import settled
 from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
 from packer.solvers.headroom import LITTLE
-from packer.twin.estimate import estimate_profile
-from packer.twin.models import model_named
 
 
 def test_the_frontier_is_the_same_each_time_and_rises_in_gpus(fleet: Workload, server: Profile) -> None:

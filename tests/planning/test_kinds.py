@@ -10,6 +10,8 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.errors import IncompatibleError, ValidationError
+from packer.fit.estimate import estimate_profile
+from packer.fit.models import model_named
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
 from packer.plan import Plan, Status
@@ -18,8 +20,6 @@ from packer.planning.frontier import frontier
 from packer.planning.kinds import Option
 from packer.planning.recommend import recommend
 from packer.profile import Profile
-from packer.twin.estimate import estimate_profile
-from packer.twin.models import model_named
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 

@@ -13,13 +13,13 @@ import packer
 from packer import Adapter, Lengths, Limits, Slo, Workload
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError
+from packer.fit.estimate import BAND_KEYS
 from packer.plan import Plan, Status
 from packer.planning import explore
 from packer.planning.recommend import outcome
 from packer.profile import Profile
 from packer.room import Room
 from packer.twin import hours
-from packer.twin.estimate import BAND_KEYS
 
 
 @pytest.fixture(scope="module")

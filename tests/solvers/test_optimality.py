@@ -13,6 +13,8 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.evaluation import Evaluations
+from packer.fit.estimate import estimate_profile
+from packer.fit.models import model_named
 from packer.lengths import Lengths
 from packer.plan import Status
 from packer.planning.solve import solve
@@ -26,8 +28,6 @@ from packer.solvers.exact import solver as exact
 from packer.solvers.exact.solver import ExactSearch
 from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
-from packer.twin.estimate import estimate_profile
-from packer.twin.models import model_named
 from packer.workload import Workload
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from packer.errors import ValidationError
+from packer.fit.estimate import estimate_profile
+from packer.fit.models import model_named
 from packer.io.profiles import load_profile
 from packer.profile import Profile
-from packer.twin.estimate import estimate_profile
 from packer.twin.memory.policy import kv_cache_tokens
-from packer.twin.models import model_named
 from packer.twin.override import variants, with_engine
 
 LLAMA = load_profile("h100-64gb/llama-3.1-8b-instruct")

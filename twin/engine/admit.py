@@ -13,7 +13,7 @@ from packer.twin.engine.containers import link_last
 from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import (
-    ACTIVE, ADAPTER_LOADS, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
+    ACTIVE, ADAPTER_LOADS, ATTENDED, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
     KV_BLOCKS, LOAD_MS, MAX_SEQS, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
     JOINERS, RUNNING, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
     TOKEN_BUDGET, UNAWAITED, USED, WAITING,
@@ -62,6 +62,7 @@ def admit_one(
     link_last(links, OLDER, ints[SENTINEL], r)
     requests[r, CONTEXT] = tokens
     ints[STEP_PREFILL] += take
+    ints[ATTENDED] += take * take // 2
     if take < tokens:
         ints[PARTIAL], ints[PARTIAL_DONE] = r + 1, take
     else:

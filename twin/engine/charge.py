@@ -7,13 +7,13 @@ from numba import njit
 from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.slots import largest_rank
 from packer.twin.engine.state import (
-    ACTIVE, ACTIVE_RANKS, BIN_S, BUSY_S, CONTEXT_TOKENS, DT, END_S, LOAD_MS, LOAD_S, NOW, ON_HOST_COUNT, PEAK_BLOCKS,
-    PEAK_RUNNING, REQUEST_RANKS, RUNNING, SERVED, SLOTS, SLOT_RANK, STALL_S, STEP_DECODES,
+    ACTIVE, ACTIVE_RANKS, ATTENDED, BIN_S, BUSY_S, CONTEXT_TOKENS, DT, END_S, LOAD_MS, LOAD_S, NOW, ON_HOST_COUNT,
+    PEAK_BLOCKS, PEAK_RUNNING, REQUEST_RANKS, RUNNING, SERVED, SLOTS, SLOT_RANK, STALL_S, STEP_DECODES,
     STEP_PREEMPTED, STEP_PREFILL, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING,
     T_WAITING, TRACK_HOST, USED, WAITING,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS, INLINED
-from packer.twin.law.law import GRAPH_MAX, IS_PAPER
+from packer.twin.law.law import IS_PAPER
 from packer.twin.law.linear import linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
 
@@ -42,9 +42,10 @@ def law_ms(
     """Time of a step with so many decodes and prefill tokens by the linear law, ms; fills `vector`."""
     state_vector(
         vector, decodes, prefill, ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS], ints[SLOT_RANK],
-        ints[CONTEXT_TOKENS], ints[WAITING], settings[GRAPH_MAX], ints[REQUEST_RANKS],
+        ints[CONTEXT_TOKENS], ints[WAITING], settings, ints[REQUEST_RANKS],
         ints[RUNNING] * largest_rank(ints, classes),
         ints[ON_HOST_COUNT] if ints[TRACK_HOST] == 1 else ints[SERVED],
+        ints[ATTENDED] if prefill > 0.0 else 0.0,
     )  # fmt: skip
     ms: float = linear_ms(coefficients, vector)
     return ms

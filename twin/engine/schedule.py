@@ -12,9 +12,9 @@ from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.containers import unlink
 from packer.twin.engine.slots import leave, make_room
 from packer.twin.engine.state import (
-    BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, ENDED_LAST, GENERATED, KV_BLOCKS, LAST, NEXT, NONE,
-    NOW, OLDER, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, RUNNING, SENTINEL, START, STEP, STEP_DECODES,
-    STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED,
+    ATTENDED, BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, ENDED_LAST, GENERATED, KV_BLOCKS, LAST,
+    NEXT, NONE, NOW, OLDER, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, RUNNING, SENTINEL, START, STEP,
+    STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, put_first
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
@@ -107,6 +107,7 @@ def schedule_running(
     ints[CONTEXT_TOKENS] += ints[DECODES]
     ints[STEP_DECODES] = ints[DECODES]
     ints[STEP_PREFILL] = chunk
+    ints[ATTENDED] = chunk * (2 * ints[PARTIAL_DONE] + chunk) // 2
     if ints[PARTIAL] > 0:
         r = ints[PARTIAL] - 1
         ints[PARTIAL_DONE] += chunk

@@ -13,6 +13,7 @@ from numba import njit
 from packer.arrays import FloatArray
 from packer.terms import LINEAR_TERMS
 from packer.twin.flags import FLAGS
+from packer.twin.law.law import EXPERT_SHARE, GRAPH_MAX, RIDGE
 
 N_TERMS = len(LINEAR_TERMS)
 SPLIT_K_SMALL, SPLIT_K_LARGE = 64.0, 8.0
@@ -25,11 +26,15 @@ AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))
 @njit(inline="always", **FLAGS)
 def state_vector(
     out: FloatArray, b: float, p: float, a: float, ranks: float, slots: float, slot_rank: float,
-    context: float, waiting: float, graph_max: float, request_ranks: float,
-    padded_ranks: float, registered: float,
+    context: float, waiting: float, settings: FloatArray, request_ranks: float,
+    padded_ranks: float, registered: float, attended: float,
 ) -> None:  # fmt: skip
-    """Write what each linear term multiplies in this state, float64 (N_TERMS,); symbols: see `packer.terms`."""
+    """Write what each linear term multiplies in this state, float64 (N_TERMS,); symbols: see `packer.terms`.
+
+    `settings`: of `Law`. `attended`: J.
+    """
     t = b + p
+    graph_max, ridge, share = settings[GRAPH_MAX], settings[RIDGE], settings[EXPERT_SHARE]
     lora = 1.0 if a > 0 else 0.0
     beyond = t - graph_max if t > graph_max else 0.0
     out[AT.base_ms] = 1.0
@@ -57,6 +62,9 @@ def state_vector(
     out[AT.per_request_rank_ms] = request_ranks
     out[AT.per_padded_rank_ms] = padded_ranks
     out[AT.per_adapter_registered_ms] = a * registered
+    out[AT.per_token_beyond_ridge_ms] = t - ridge if 0.0 < ridge < t else 0.0
+    out[AT.per_attended_token_ms] = attended
+    out[AT.experts_ms] = 1.0 - (1.0 - share) ** t if share > 0.0 else 0.0
 
 
 @njit(inline="always", **FLAGS)
@@ -69,10 +77,12 @@ def linear_ms(c: FloatArray, vector: FloatArray) -> float:
 
 
 @njit(**FLAGS)
-def _fill(out: FloatArray, states: FloatArray, graph_max: float) -> None:
+def _fill(out: FloatArray, states: FloatArray, settings: FloatArray) -> None:
     for i in range(out.shape[0]):
         s = states[i]
-        state_vector(out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], graph_max, s[8], s[9], s[10])
+        state_vector(
+            out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], settings, s[8], s[9], s[10], s[11]
+        )
 
 
 def linear_features(
@@ -89,14 +99,17 @@ def linear_features(
     sum_request_ranks: npt.ArrayLike = 0.0,
     padded_ranks: npt.ArrayLike = 0.0,
     registered: npt.ArrayLike = 0.0,
+    attended: npt.ArrayLike = 0.0,
+    ridge_tokens: float = 0.0,
+    expert_share: float = 0.0,
 ) -> FloatArray:
     """`state_vector` of many states, float64 (n, N_TERMS); for regressions on measurements."""
     columns = (
         decodes, prefill_tokens, adapters, sum_ranks, slots, slot_rank, kv_tokens, waiting,
-        sum_request_ranks, padded_ranks, registered,
+        sum_request_ranks, padded_ranks, registered, attended,
     )  # fmt: skip
     numbers = [np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in columns]
     states = np.column_stack(np.broadcast_arrays(*numbers))
     out = np.empty((len(states), N_TERMS))
-    _fill(out, states, float(graph_max_tokens))
+    _fill(out, states, np.array([0.0, graph_max_tokens, ridge_tokens, expert_share]))
     return out

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packer.errors import InputError
+from packer.fit.model_config import read_model_config
 from packer.io.plans import load_plan
 from packer.io.profiles import format_profile, load_profile
 from packer.io.workloads import read_workload
 from packer.profile import Profile
 from packer.traces.read import read_trace
-from packer.twin.model_config import read_model_config
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SLOW_FUZZ = settings(FUZZ, max_examples=4)  # every Parquet file costs a process

@@ -100,6 +100,8 @@ def _naive_server(sim: Simulation, served: Workload, run: ClusterSimulation) -> 
             coefficients=profile.latency.coefficients,
             form="linear",
             graph_max=profile.latency.graph_max_tokens,
+            ridge=profile.latency.ridge_tokens,
+            expert_share=profile.latency.expert_share,
             host_ms=(loading.host_base_ms, loading.host_per_rank_ms),
             disk_ms=(loading.disk_base_ms, loading.disk_per_rank_ms),
             cold_start=False,

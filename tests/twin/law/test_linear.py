@@ -22,6 +22,7 @@ BY_HAND = {
     "per_slot_rank_token_ms": 16 * 603, "per_waiting_ms": 7,
     "per_slot_block_ms": 8 * 8 * 19, "per_adapter_block_ms": 2 * 8,
     "per_request_rank_ms": 40, "per_padded_rank_ms": 4 * 16, "per_adapter_registered_ms": 2 * 30,
+    "per_token_beyond_ridge_ms": 303, "per_attended_token_ms": 180_000, "experts_ms": 1 - 0.5**603,
 }  # fmt: skip
 """What the terms multiply in a step of 3 decodes and 600 prompt tokens of one request, by the words of the table."""
 
@@ -31,7 +32,7 @@ def _state(b: int = 3, p: int = 600, a: int = 2, ranks: int = 24, waiting: int =
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=ranks, slots=8, slot_rank=16, kv_tokens=900,
         waiting=waiting, graph_max_tokens=512,
         sum_request_ranks=40 if a else 0, padded_ranks=4 * 16 if a else 0,
-        registered=30,
+        registered=30, attended=180_000, ridge_tokens=300, expert_share=0.5,
     )  # fmt: skip
     return dict(zip(LINEAR_TERMS, row[0].tolist(), strict=True))
 
@@ -71,7 +72,7 @@ def test_states_of_many_steps_are_those_of_each(steps: list[tuple[int, int, int]
         decodes=b, prefill_tokens=p, adapters=a, sum_ranks=24, slots=8, slot_rank=16, kv_tokens=900,
         waiting=7, graph_max_tokens=512,
         sum_request_ranks=np.where(a > 0, 40, 0), padded_ranks=np.where(a > 0, 64, 0),
-        registered=30,
+        registered=30, attended=180_000, ridge_tokens=300, expert_share=0.5,
     )  # fmt: skip
     expected = [list(_state(*step).values()) for step in steps]
     assert table.tolist() == expected

@@ -10,7 +10,7 @@ from packer.twin.engine.state import (
     UNFINISHED,
 )  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
-from packer.twin.law.law import GRAPH_MAX, IS_PAPER
+from packer.twin.law.law import IS_PAPER
 from packer.twin.law.linear import linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
 
@@ -29,8 +29,8 @@ def step_ms(
     vector = c.vector[s]  # scratch: the engine fills it anew in each step
     state_vector(
         vector, decodes, prefill, adapters, ranks, ints[SLOTS], ints[SLOT_RANK], 0.0, 0.0,
-        settings[GRAPH_MAX], request_ranks, padded_ranks,
-        ints[ON_HOST_COUNT] if ints[TRACK_HOST] == 1 else ints[SERVED],
+        settings, request_ranks, padded_ranks,
+        ints[ON_HOST_COUNT] if ints[TRACK_HOST] == 1 else ints[SERVED], 0.0,
     )  # fmt: skip
     return float(linear_ms(coefficients, vector))
 

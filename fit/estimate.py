@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from packer import checks
 from packer.errors import IncompatibleError, UnknownNameError
+from packer.fit.dimensions import BYTES, ModelDimensions
 from packer.io.profiles import load_profile
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR, Bound
 from packer.twin.datasheets import Datasheet, datasheet
-from packer.twin.model_config import BYTES, ModelDimensions
+from packer.twin.override import BYTES_PER_LOGIT
 
 REFERENCE = "h100-64gb/llama-3.1-8b-instruct"
 """The calibrated profile whose step law is scaled."""
@@ -34,9 +35,6 @@ BAND_KEYS = ("estimated_capacity_low", "estimated_capacity_high")
 
 LINK_LATENCY_S = 15e-6
 """Of an all-reduce of a few tokens between the GPUs of a node: two for each layer and step."""
-
-BYTES_PER_LOGIT = 18
-"""Of vLLM's profiling run in the sampler: bf16, float32, sorted float32 and int64 indices."""
 
 
 def estimate_profile(

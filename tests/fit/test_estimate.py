@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError
+from packer.fit.dimensions import ModelDimensions
+from packer.fit.estimate import BAND_KEYS, estimate_profile
+from packer.fit.model_config import read_model_config
 from packer.io.profiles import format_profile, load_profile, parse_profile
 from packer.predictors.features import COLUMN
 from packer.predictors.scenarios import scenario
 from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.datasheets import GPUS
-from packer.twin.estimate import BAND_KEYS, estimate_profile
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
-from packer.twin.model_config import ModelDimensions, read_model_config
 
 LLAMA, QWEN = "llama-3.1-8b", "qwen-2.5-7b"
 CALIBRATED = [(LLAMA, "h100-64gb/llama-3.1-8b-instruct"), (QWEN, "h100-64gb/qwen-2.5-7b-instruct")]
@@ -150,7 +151,8 @@ def test_multimodal_configs_use_their_text_part(root: Path, tmp_path: Path) -> N
         ({"quantization_config": {"bits": 4}}, IncompatibleError, "with 4 or 8 bits, got"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, IncompatibleError, "4 or 8 bits"),
         ({"quantization_config": "int4"}, IncompatibleError, "4 or 8 bits"),
-        ({"model_type": "gpt2"}, IncompatibleError, "model_type to be one of"),
+        ({"model_type": "gpt2"}, IncompatibleError, "vLLM serves it without LoRA"),
+        ({"model_type": "rwkv"}, IncompatibleError, "model_type to be one of"),
         ({"model_type": "absent"}, IncompatibleError, "got None"),
         ({"hidden_size": "absent"}, FileFormatError, "key 'hidden_size': this key is missing"),
         ({"hidden_size": -1}, FileFormatError, "hidden_size .*got -1"),

@@ -1,0 +1,211 @@
+"""Sizes of a decoder: what its weights, its KV cache and its adapters take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+BYTES = 2
+"""Of a weight, bf16."""
+
+EMBEDDING_LORA_TYPES = ("granite", "llama", "mistral", "phi3")
+"""vLLM also reserves LoRA slots for the embedding and the output head of these (`embedding_modules`)."""
+
+EXTRA_VOCABULARY = 256
+"""Tokens that an adapter may add (vLLM's `lora_extra_vocab_size`, gone since 0.12)."""
+
+MXFP4_BLOCK = 256
+"""vLLM pads the intermediate size of MXFP4 experts to a multiple of this (layers/quantization/mxfp4.py)."""
+
+EXPERTS_ONLY = ("mxfp4", "int4-experts")
+"""Quantisations of the experts alone: gpt-oss, Kimi K2.5."""
+
+SANDWICHED = ("gemma2", "gemma3_text", "glm4", "olmo2")
+"""Four norms in a layer instead of two (OLMo 2: two, and two of queries and keys)."""
+
+NORMED_HEADS = ("qwen3", "qwen3_moe", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""One norm of queries and one of keys, of a head each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDimensions:
+    """Sizes of a decoder with a gated MLP, dense or a mixture of experts.
+
+    `intermediate`: of the MLP, or of each expert. `tied`: the output head is the embedding. `biases`: of queries,
+    keys and values. `weight_bits`: of a weight of the linear layers, with its share of the scales; embeddings are in
+    bf16. `quantization`: how those are stored, as vLLM names it; None: bf16.
+    """
+
+    name: str
+    kind: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    max_model_len: int
+    repository: str | None = None
+    experts: int = 0
+    """Of each layer; 0: a dense MLP."""
+    experts_per_token: int = 0
+    shared_intermediate: int = 0
+    """Of the expert that every token takes, 0 without."""
+    weight_bits: float = 8.0 * BYTES
+    quantization: str | None = None
+    biases: bool = False
+    dense_layers: int = 0
+    """Layers of a mixture of experts that have a dense MLP of `dense_intermediate` instead."""
+    dense_intermediate: int = 0
+    window: int = 0
+    windowed_layers: int = 0
+    """Layers whose attention sees the last `window` tokens only."""
+    state_layers: int = 0
+    """Layers without attention (gated delta nets, Mamba): they keep a state of one size for each request."""
+    state_in: int = 0
+    """Outputs of the projections into such a layer."""
+    state_out: int = 0
+    """Inputs of the projection out of it."""
+    gated_attention: bool = False
+    """Queries are twice as wide: half of them gate the output (Qwen3-Next)."""
+    kv_rank: int = 0
+    """Of compressed keys and values (DeepSeek's MLA, `kv_lora_rank`), 0 without."""
+    query_rank: int = 0
+    rope_dim: int = 0
+    """Of the part of a key that all heads share (MLA)."""
+    value_dim: int = 0
+    """Of a head's values where it differs from that of its keys (MLA)."""
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with a KV cache."""
+        return self.layers - self.state_layers
+
+    @property
+    def attention_weights(self) -> float:
+        """Weights of one attention layer."""
+        queries = self.heads * self.head_dim
+        if self.kv_rank:
+            into = self.query_rank * (self.hidden + queries) if self.query_rank else self.hidden * queries
+            keys = self.hidden * (self.kv_rank + self.rope_dim)
+            values = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
+            return float(into + keys + self.kv_rank * values + self.heads * self.value_dim * self.hidden)
+        wide = queries * (3 if self.gated_attention else 2)
+        return float(self.hidden * (wide + 2 * self.kv_heads * self.head_dim))
+
+    @property
+    def state_weights(self) -> float:
+        """Weights of one layer without attention."""
+        return float(self.hidden * (self.state_in + self.state_out))
+
+    @property
+    def stored_intermediate(self) -> int:
+        """`intermediate` as the engine pads it."""
+        block = MXFP4_BLOCK if self.quantization == "mxfp4" else 1
+        return -(-self.intermediate // block) * block
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers whose MLP is a mixture of experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def expert_weights(self) -> float:
+        """Weights of one expert."""
+        return 3.0 * self.hidden * self.stored_intermediate if self.experts else 0.0
+
+    @property
+    def dense_weights(self) -> float:
+        """Weights of the linear layers that every token is multiplied with: all but those of the chosen experts."""
+        shared = 3.0 * self.hidden * self.shared_intermediate * self.expert_layers
+        wide = self.dense_intermediate if self.experts else self.intermediate
+        dense = 3.0 * self.hidden * wide * (self.layers - self.expert_layers)
+        attention = self.attention_layers * self.attention_weights
+        return attention + self.state_layers * self.state_weights + shared + dense
+
+    @property
+    def others(self) -> float:
+        """Weights that are never quantised: norms, biases, routers, embeddings."""
+        norms = (4 if self.kind in SANDWICHED else 2) * self.hidden
+        if self.biases:
+            norms += (self.heads + 2 * self.kv_heads) * self.head_dim
+        if self.kind in NORMED_HEADS:
+            norms += 2 * self.head_dim
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return float(
+            self.layers * norms + self.expert_layers * self.hidden * self.experts + embeddings + self.hidden
+        )
+
+    @property
+    def weights_bytes(self) -> float:
+        """Bytes of the weights."""
+        dense, experts = self.dense_weights, self.expert_layers * self.experts * self.expert_weights
+        if self.quantization in EXPERTS_ONLY:
+            return float(BYTES * (dense + self.others) + self.weight_bits / 8.0 * experts)
+        return float(self.weight_bits / 8.0 * (dense + experts) + BYTES * self.others)
+
+    @property
+    def active_bytes(self) -> float:
+        """Bytes in bf16 of the weights that a token is multiplied with: its arithmetic."""
+        plain = replace(self, experts=self.experts_per_token, weight_bits=8.0 * BYTES, quantization=None)
+        return plain.weights_bytes
+
+    @property
+    def kv_elements(self) -> int:
+        """Numbers in the KV cache for one token in one layer."""
+        return self.kv_rank + self.rope_dim if self.kv_rank else 2 * self.kv_heads * self.head_dim
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of keys and values of one token in bf16; a sliding window is not counted on."""
+        return float(BYTES * self.attention_layers * self.kv_elements)
+
+    def kv_bytes(self, max_model_len: int, max_num_batched_tokens: int, bytes_each: float = BYTES) -> float:
+        """Bytes of keys and values for each token of a request of `max_model_len`.
+
+        Layers with a sliding window hold window − 1 + a step's tokens of it (vllm/v1/kv_cache_interface.py,
+        `SlidingWindowSpec.max_memory_usage_bytes`).
+        """
+        held = min(self.window - 1 + max_num_batched_tokens, max_model_len) if self.windowed_layers else 0
+        whole = self.attention_layers - self.windowed_layers
+        layers = whole + self.windowed_layers * held / max_model_len
+        return float(bytes_each * layers * self.kv_elements)
+
+    @property
+    def lora_bytes_per_rank(self) -> float:
+        """Bytes of an adapter of all linear layers, per unit of rank: A is rank × in, B is out × rank.
+
+        Of a mixture of experts only attention has LoRA.
+        """
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if self.kv_rank:
+            out = self.heads * self.value_dim
+            into = self.hidden + queries + 2 * self.query_rank
+            each = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
+            attention = (
+                into + self.hidden + self.kv_rank + self.rope_dim + self.kv_rank + each + out + self.hidden
+            )
+        else:
+            attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
+            attention += queries if self.gated_attention else 0
+        mlp = 0 if self.experts else 3 * (self.hidden + self.intermediate)
+        state = 2 * self.hidden + self.state_in + self.state_out
+        return float(
+            BYTES * (self.attention_layers * attention + self.state_layers * state + self.layers * mlp)
+        )
+
+    @property
+    def slot_bytes_per_rank(self) -> float:
+        """Bytes of one of vLLM's slots, per unit of `max_lora_rank`."""
+        if self.kind not in EMBEDDING_LORA_TYPES:
+            return self.lora_bytes_per_rank
+        ends = self.vocabulary + EXTRA_VOCABULARY + self.hidden
+        return self.lora_bytes_per_rank + 2 * BYTES * ends
+
+    @property
+    def slot_bytes(self) -> float:
+        """Bytes of one of vLLM's slots that don't depend on the rank: rows for added tokens."""
+        if self.kind not in EMBEDDING_LORA_TYPES:
+            return 0.0
+        return float(2 * BYTES * EXTRA_VOCABULARY * self.hidden)

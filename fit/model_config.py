@@ -1,0 +1,194 @@
+"""The dimensions of a base model, from the `config.json` of its Hugging Face repository."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from packer import checks
+from packer.errors import FileFormatError, IncompatibleError, ValidationError, reader, shown
+from packer.fit.dimensions import ModelDimensions
+from packer.fit.quantization import weights_of_config
+from packer.io.documents import parse_json
+from packer.io.files import read_text
+
+DENSE_TYPES = (
+    "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3",
+    "qwen3_5_text", "smollm3",
+)  # fmt: skip
+"""Decoders with grouped-query attention and a gated MLP, of which the formulas hold."""
+
+MOE_TYPES = (
+    "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe", "kimi_k2", "llama4_text", "minimax_m2",
+    "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next",
+)  # fmt: skip
+"""Decoders whose MLP is a mixture of gated experts."""
+
+REFUSED = {
+    "bamba": "its Mamba layers have no LoRA in vLLM",
+    "bert": "it is an encoder and generates nothing",
+    "deepseek_v32": "its sparse attention has no step law here",
+    "falcon_mamba": "vLLM serves it without LoRA",
+    "gpt2": "vLLM serves it without LoRA",
+    "jamba": "its Mamba layers have no step law here",
+    "mamba": "vLLM serves it without LoRA",
+    "mamba2": "vLLM serves it without LoRA",
+    "mllama": "its cross-attention has no step law here",
+    "t5": "vLLM does not serve encoder-decoders",
+    "whisper": "vLLM serves it without LoRA for transcription only",
+}
+"""Kinds of model that are refused, with the reason."""
+
+TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text")
+"""Their config leaves `tie_word_embeddings` out when it is true."""
+
+BIASED = ("gpt_oss", "qwen2", "qwen2_moe")
+"""Their queries, keys and values have biases, whatever the config says."""
+
+SHARES_WINDOW = {"gemma2": 2, "gemma3_text": 6}
+"""One layer of so many sees the whole context, where the config has no `layer_types`."""
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_EXPERT_SIZES = ("moe_intermediate_size", "intermediate_size")
+
+
+@reader
+def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
+    """The dimensions in a `config.json`.
+
+    Raises `FileFormatError`: it can't be read, or a value is missing or makes no sense; names the key;
+    `IncompatibleError`: the estimate doesn't support this kind of model or quantisation.
+    """
+    data = parse_json(read_text(path))
+    if not isinstance(data, dict):
+        raise FileFormatError(f"expected the JSON object of a model's config, got {shown(data)}.")
+    config = data["text_config"] if isinstance(data.get("text_config"), dict) else data
+    kind = _kind(config, path)
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    layers = _size(config, "num_hidden_layers")
+    said = data.get("_name_or_path")
+    tied = data.get("tie_word_embeddings", config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT))
+    if not isinstance(tied, bool):
+        rule = f"expected true or false, got {shown(tied)}."
+        raise FileFormatError(rule, key="tie_word_embeddings")
+    bits, quantization = weights_of_config(
+        data.get("quantization_config", config.get("quantization_config")), path
+    )
+    return ModelDimensions(
+        name=_name(data, path),
+        kind=kind,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_size(config, "num_key_value_heads", default=heads),
+        vocabulary=_size(config, "vocab_size"),
+        tied=tied,
+        max_model_len=_size(config, "max_position_embeddings"),
+        repository=said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None,
+        weight_bits=bits,
+        quantization=quantization,
+        biases=kind in BIASED or config.get("attention_bias") is True,
+        **_mlp(config, kind, layers),
+        **_attention(config, kind, layers, hidden, heads),
+    )
+
+
+def _kind(config: dict[str, Any], path: str | os.PathLike[str]) -> str:
+    """The kind of model; raises `IncompatibleError`: it is not supported."""
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in REFUSED:
+        raise IncompatibleError(f"{os.fspath(path)}: a {kind} model cannot be estimated: {REFUSED[kind]}.")
+    if kind not in (known := (*DENSE_TYPES, *MOE_TYPES)):
+        listed = ", ".join(sorted(known))
+        raise IncompatibleError(
+            f"{os.fspath(path)}: expected model_type to be one of {listed}, got {shown(kind)}."
+        )
+    return str(kind)
+
+
+def _mlp(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
+    """Sizes of the MLP or of the experts."""
+    key = next((key for key in _EXPERTS if config.get(key)), None)
+    if key is None:
+        return {"intermediate": _size(config, "intermediate_size")}
+    size = _size(config, next((each for each in _EXPERT_SIZES if config.get(each)), "intermediate_size"))
+    shared = _size(config, "shared_expert_intermediate_size", default=0, low=0)
+    if config.get("n_shared_experts"):
+        shared = size * _size(config, "n_shared_experts")
+    dense = _size(config, "first_k_dense_replace", default=0, low=0)
+    wide = _size(config, "intermediate_size", default=0, low=0) if dense else 0
+    if kind == "llama4_text":
+        shared = size
+        step = _size(config, "interleave_moe_layer_step", default=1)
+        dense, wide = layers - layers // step, _size(config, "intermediate_size_mlp", default=size)
+    return {
+        "intermediate": size,
+        "experts": _size(config, key),
+        "experts_per_token": _size(config, "num_experts_per_tok"),
+        "shared_intermediate": shared,
+        "dense_layers": dense,
+        "dense_intermediate": wide if dense else 0,
+    }
+
+
+def _attention(config: dict[str, Any], kind: str, layers: int, hidden: int, heads: int) -> dict[str, Any]:
+    """Heads, windows, compressed keys and layers without attention."""
+    found: dict[str, Any] = {"head_dim": _size(config, "head_dim", default=max(1, hidden // heads))}
+    if config.get("kv_lora_rank"):
+        rope = _size(config, "qk_rope_head_dim")
+        found |= {
+            "head_dim": _size(config, "qk_nope_head_dim") + rope,
+            "rope_dim": rope,
+            "kv_rank": _size(config, "kv_lora_rank"),
+            "query_rank": _size(config, "q_lora_rank", default=0, low=0),
+            "value_dim": _size(config, "v_head_dim"),
+        }
+    types = config.get("layer_types")
+    types = [each for each in types if isinstance(each, str)] if isinstance(types, list) else []
+    windowed = sum("sliding" in each or "chunked" in each for each in types)
+    if not types and kind in SHARES_WINDOW:
+        windowed = layers - layers // SHARES_WINDOW[kind]
+    if kind == "llama4_text" and not types:
+        windowed = layers - layers // 4
+    key = "attention_chunk_size" if kind == "llama4_text" else "sliding_window"
+    if windowed and config.get(key) is not None:
+        found |= {"window": _size(config, key), "windowed_layers": windowed}
+    states = sum("linear" in each for each in types)
+    if not states and config.get("full_attention_interval") and config.get("linear_num_value_heads"):
+        states = layers - layers // _size(config, "full_attention_interval")
+    if states:
+        keys = _size(config, "linear_num_key_heads") * _size(config, "linear_key_head_dim")
+        value_heads = _size(config, "linear_num_value_heads")
+        values = value_heads * _size(config, "linear_value_head_dim")
+        # in_proj_qkvz and in_proj_ba of a gated delta net (vllm/model_executor/models/qwen3_next.py)
+        found |= {
+            "state_layers": states,
+            "state_in": 2 * keys + 2 * values + 2 * value_heads,
+            "state_out": values,
+            "gated_attention": True,
+        }
+    return found
+
+
+def _size(config: dict[str, Any], key: str, *, default: int | None = None, low: int = 1) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise FileFormatError("this key is missing.", key=key)
+    try:
+        return checks.integer(key, value, low=low, high=10**8)
+    except ValidationError as error:
+        raise FileFormatError(str(error)) from None
+
+
+def _name(data: dict[str, Any], path: str | os.PathLike[str]) -> str:
+    """What the model is called: as the config says, else after the folder or file."""
+    said = data.get("_name_or_path")
+    if isinstance(said, str) and said.strip(" /."):
+        return said.rstrip("/").rpartition("/")[2].lower()[:80]
+    file = Path(path).resolve()
+    return (file.parent.name if file.name == "config.json" else file.stem).lower()[:80] or "model"

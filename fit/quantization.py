@@ -1,0 +1,107 @@
+"""How weights are stored: by the name that `--quantization` takes, or as a model's config says."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from packer.errors import IncompatibleError, UnknownNameError, shown
+from packer.fit.dimensions import BYTES, EXPERTS_ONLY, ModelDimensions
+
+GROUP = 128
+"""Weights that share a 16-bit scale where the config of quantised weights does not say how many."""
+
+WEIGHT_BITS = {
+    "bf16": 8.0 * BYTES,
+    "fp8": 8.0,
+    "int8": 8.0,
+    "awq": 4.0 + 20.0 / GROUP,  # a 16-bit scale and a 4-bit zero point for each group
+    "gptq": 4.0 + 16.0 / GROUP,
+    "nvfp4": 4.0 + 8.0 / 16.0,  # an FP8 scale for each block of 16
+    "mxfp4": 4.0 + 8.0 / 32.0,
+}
+"""Bits of a weight of the linear layers with its share of the scales, by name."""
+
+_SAME = {"bfloat16": "bf16", "fp4": "nvfp4", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq",
+         "gptq_marlin": "gptq", "int4": "gptq", "w4a16": "gptq", "w8a8": "int8"}  # fmt: skip
+"""Other names of these, as vLLM and people write them."""
+
+
+def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
+    """The model with its linear layers stored so; None leaves it as its config says.
+
+    Raises `UnknownNameError`: the name is not known; `IncompatibleError`: the experts are published
+    in another.
+    """
+    if name is None:
+        return model
+    said = name.lower().replace("-", "_")
+    said = _SAME.get(said, said)
+    if said not in WEIGHT_BITS:
+        raise UnknownNameError("quantization", name, WEIGHT_BITS)
+    if model.quantization in EXPERTS_ONLY:
+        if said == model.quantization.partition("-")[0] or (said, model.quantization) == (
+            "gptq",
+            "int4-experts",
+        ):
+            return model
+        if said == "nvfp4" and model.quantization == "mxfp4":
+            return model  # how data sheets call 4-bit floats, whatever their blocks
+        if model.quantization == "mxfp4":
+            raise IncompatibleError(
+                f"Expected mxfp4 for {model.name}, whose experts are published so, got {shown(name)}."
+            )
+    bits = WEIGHT_BITS[said]
+    return replace(model, weight_bits=bits, quantization=None if said == "bf16" else said)
+
+
+def weights_of_config(given: Any, path: str | os.PathLike[str]) -> tuple[float, str | None]:
+    """Bits of a weight and the name of the quantisation in a config's `quantization_config`.
+
+    Raises `IncompatibleError`: it does not say how many bits weights have, in a way that is known.
+    """
+    if not given:
+        return WEIGHT_BITS["bf16"], None
+    method = str(given.get("quant_method", "")) if isinstance(given, dict) else ""
+    bits: Any = None
+    name: str | None = method
+    if method in ("fp8", "fbgemm_fp8"):
+        bits, name = 8, "fp8"
+    elif method == "mxfp4":
+        return WEIGHT_BITS["mxfp4"], "mxfp4"
+    elif method in ("gptq", "awq"):
+        bits = given.get("bits")
+    elif method == "bitsandbytes":
+        bits = 4 if given.get("load_in_4bit") else 8 if given.get("load_in_8bit") else None
+        name = "gptq" if bits == 4 else "int8"
+    elif method == "modelopt":
+        algorithm = str(given.get("quant_algo", ""))
+        found = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(algorithm)
+        if found:
+            return WEIGHT_BITS[found], found
+    elif method == "compressed-tensors":
+        bits, name = _of_groups(given)
+        if name == "nvfp4":
+            return WEIGHT_BITS[name], name
+    if bits not in (4, 8):
+        raise IncompatibleError(
+            f"{os.fspath(path)}: expected quantization_config of fp8, mxfp4, gptq, awq, bitsandbytes, modelopt or "
+            f"compressed-tensors with 4 or 8 bits, got {shown(given)}."
+        )
+    size = given.get("group_size", GROUP)
+    grouped = size if isinstance(size, int) and size > 0 else GROUP
+    return float(bits) + (
+        16.0 / grouped if bits == 4 else 0.0
+    ), name if bits == 4 or name != "gptq" else "int8"
+
+
+def _of_groups(given: dict[str, Any]) -> tuple[Any, str]:
+    """Bits and name of the first group of a config of compressed-tensors."""
+    groups = given.get("config_groups")
+    weights = [each.get("weights") or {} for each in (groups or {}).values() if isinstance(each, dict)]
+    first = weights[0] if weights else {}
+    bits, floats = first.get("num_bits"), first.get("type") == "float"
+    if bits == 4:
+        return bits, "nvfp4" if floats else "gptq"
+    return bits, "fp8" if floats or first.get("type") is None else "int8"

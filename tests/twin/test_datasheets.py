@@ -1,0 +1,43 @@
+"""Data sheets of GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer.errors import UnknownNameError, ValidationError
+from packer.twin.datasheets import GPUS, datasheet
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("h200", "h200-141gb"), ("A100-80GB", "a100-80gb"), ("NVIDIA L40S", "l40s"), ("RTX 4090", "rtx4090"),
+        ("h100-sxm5-80gb", "h100-80gb"), ("mi300x", "mi300x"), ("b60", "intel-b60"), ("H100-NVL", "h100-nvl-94gb"),
+        ("rtx_pro_6000", "rtx-pro-6000"), ("GB300", "gb300"), ("l4", "l4"), ("Gaudi3", "gaudi-3"),
+    ],
+)  # fmt: skip
+def test_gpus_are_found_as_people_type_them(said: str, name: str) -> None:
+    """Case, separators, maker and the memory of a GPU that exists once may be left out."""
+    assert datasheet(said).name == name
+
+
+@pytest.mark.parametrize("said", ["a100", "H100", "gaudi"])
+def test_a_name_of_several_gpus_asks_which(said: str) -> None:
+    """A name that fits several GPUs is refused with all of them."""
+    with pytest.raises(ValidationError, match=r"Expected one GPU, got .*, which may be any of .*, "):
+        datasheet(said)
+
+
+def test_unknown_gpus_are_refused() -> None:
+    """Another GPU's name with a suffix is not taken for it."""
+    for said in ("l40", "h100-80g", "v100", ""):
+        with pytest.raises(UnknownNameError):
+            datasheet(said)
+
+
+def test_sheets_make_sense() -> None:
+    """Peaks are ordered by width, every GPU has a power, and a price with a source says when."""
+    for sheet in GPUS.values():
+        assert sheet.bf16_flops <= (sheet.fp8_flops or sheet.bf16_flops) <= (sheet.fp4_flops or 1e18)
+        assert min(sheet.watts, sheet.sms, sheet.clock_mhz) > 10
+        assert sheet.price_source is None or "20" in sheet.price_source
