@@ -1,0 +1,64 @@
+"""The image of examples/container has all kernels that its users need: the parts of its Dockerfile, run here."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+PACKER = [sys.executable, "-c", "from packer.cli import main; main()"]
+
+
+def test_the_kernels_of_the_image_are_those_that_commands_need(root: Path, tmp_path: Path) -> None:
+    """What is run when the image is built compiles all; a user without a home then compiles nothing."""
+    lines = (root / "examples/container/Dockerfile").read_text("utf-8").splitlines()
+    image = {key: value for line in lines for key, value in re.findall(r"^ENV (\w+)=(.*)$", line)}
+    assert {"NUMBA_CPU_NAME", "NUMBA_CACHE_DIR", "MPLCONFIGDIR"} <= set(image)
+    own = {key: f"{tmp_path}{value}" if value.startswith("/") else value for key, value in image.items()}
+    environment = os.environ | {key: value for key, value in own.items() if key != "PATH"}
+    (tmp_path / "tmp").mkdir()
+
+    def packer(*arguments: str, **more: str) -> str:
+        done = subprocess.run(
+            [*PACKER, *arguments], env=environment | more, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    for line in lines:
+        if line.startswith("RUN packer "):
+            packer(
+                *(f"{tmp_path}{part}" if part.startswith("/tmp/") else part for part in shlex.split(line)[2:])
+            )
+    folder = Path(own["NUMBA_CACHE_DIR"]) / "kernels"
+    built = set(folder.iterdir())
+    assert any("advance" in each.name for each in built)
+    homeless = {"HOME": "/nonexistent", "XDG_CACHE_HOME": ""}
+    packer(
+        "workload",
+        "generate",
+        "--adapters",
+        "9",
+        "--rates",
+        "0.1",
+        "--ranks",
+        "8",
+        "-o",
+        "f.json",
+        **homeless,
+    )
+    packer("solve", "f.json", "-o", "p.json", **homeless)
+    packer("evaluate", "p.json", "--seed", "5", **homeless)
+    packer("simulate", "f.json", "--max-loras", "4", **homeless)
+    assert {each.name for each in folder.iterdir()} == {each.name for each in built}
+
+
+def test_the_image_runs_without_root(root: Path) -> None:
+    """The user is a number, so that Kubernetes can tell that it is not root, and comes after all that root does."""
+    lines = (root / "examples/container/Dockerfile").read_text("utf-8").splitlines()
+    user = lines.index("USER 65532:65532")
+    assert not [line for line in lines[user:] if line.startswith(("RUN", "COPY"))]
+    assert lines[-1] == 'ENTRYPOINT ["packer"]'
