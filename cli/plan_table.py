@@ -193,7 +193,7 @@ def _totals(plan: Plan) -> list[str]:
     lines = [
         f"Total       {placed:,} of {counted(len(plan.workload), 'adapter')} on {counted(plan.n_gpus, 'GPU')}; "
         f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
-        f"Status      {plan.status.value}; {_bound(plan)}{resimulated(plan)}",
+        f"Status      {plan.outcome}; {_bound(plan)}{resimulated(plan)}",
         f"Found by    {plan.solver} for {plan.goal}, predicted by {plan.predictor}{margin}, "
         f"in {plan.runtime_s:.2f} s, seed {plan.seed}",
     ]

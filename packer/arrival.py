@@ -166,6 +166,11 @@ class Arrivals:
         ]
         return f"bursty: {'; '.join(parts)}" if parts else self.kind
 
+    @property
+    def varies(self) -> bool:
+        """Whether one hour is unlike another: bursts, changing rates, gaps more irregular than those of Poisson."""
+        return self.kind in ("bursty", "unpredictable") or (self.kind == "lognormal" and self.cv > 1.0)
+
     def whole_s(self, at_least_s: float) -> float:
         """Time after which a run has seen all there is, s: a trace's span; whole cycles of piecewise rates, at
         least `at_least_s`; that itself for arrivals of which one hour is like another.

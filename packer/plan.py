@@ -148,6 +148,16 @@ class Plan:
         return sum(item.gpus for item in self.bins)
 
     @property
+    def found_in_time(self) -> bool:
+        """False where the search ended before it found a plan: nothing says that there is none."""
+        return self.status is not Status.INFEASIBLE or not (self.time_limit_reached or self.interrupted)
+
+    @property
+    def outcome(self) -> str:
+        """The status in words."""
+        return self.status.value if self.found_in_time else "no plan found in time"
+
+    @property
     def gap(self) -> float | None:
         """(value − bound) / value of the first entry of the key, in [0, 1]; None without a bound."""
         if self.lower_bound is None or not self.objective_value or self.status is Status.INFEASIBLE:

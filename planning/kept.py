@@ -18,11 +18,9 @@ from packer.workload import Workload
 
 Hour = tuple[Workload, int]
 """A fleet, and the seed of the hour in which it is simulated."""
-VARYING = ("bursty", "unpredictable")
-"""Arrivals of which one hour is unlike another."""
 FRESH_HOURS = 3
-"""Fresh hours that a plan is simulated on for such arrivals, or where it is chance which adapters with few requests
-have one that waits; one is enough for others."""
+"""Fresh hours that a plan is simulated on where arrivals vary (`Arrivals.varies`), or where it is chance which adapters
+with few requests have one that waits; one is enough for others."""
 STARVING = 1e3
 """Servers that starve or queue use their limits at least so many times."""
 
@@ -44,7 +42,7 @@ class KeptHours:
 
     def __post_init__(self) -> None:
         self.hours = [(self.raised, self.seed)]
-        self._varies = self.workload.arrivals.kind in VARYING
+        self._varies = self.workload.arrivals.varies
         if self._varies:
             self.hours.append(self.given)
 

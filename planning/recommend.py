@@ -38,6 +38,7 @@ REPLAYED = (
     "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-trace "
     "without --replay measures rates and bursts, of which other hours can be drawn"
 )
+UNCONFIRMED = "The time ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
 _WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin."
 BEYOND = 64
 """Up to how many GPUs more than those at hand are looked for to say how many would do."""
@@ -132,6 +133,8 @@ def recommended(job: Frontier, max_gpus: int | None = None, *, verify: bool = Tr
         if best is None:
             return _missed(job, max_gpus)
         reasons = () if job.confirmed is not False else (_breaks_later(job, best),)
+        if verify and job.confirmed is None and not job.replayed:
+            reasons = (UNCONFIRMED,)
         job.progress("room to grow", 0, 0)
         rooms, bound = (each.result() for each in beside)
     best, rooms = job.roomy(best, rooms)
@@ -319,7 +322,8 @@ def outcome(
         most = starving[-1]
         starves = f"{most} starve{'s' if most == 1 else ''}"
         parts.append(starves if most < needed else f"on {most} no plan was found that serves it")
-    return f"{text} {'; '.join(parts)}." if parts else text
+    rest = "; ".join(parts)
+    return f"{text} {rest[0].upper()}{rest[1:]}." if parts else text
 
 
 def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[FrontierPoint], str]) -> str:

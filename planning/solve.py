@@ -23,6 +23,7 @@ from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.solvers.exact.estimate import with_estimate
 from packer.solvers.headroom import MOST_GPUS, with_room, with_slots
+from packer.solvers.replan import Replan
 from packer.solvers.support import counts_gpus
 from packer.solvers.verify import FRESH_SEED, check, twin_failures
 from packer.strategies import Predictor
@@ -70,9 +71,9 @@ def solve(
     objective
         Its name, with parameters where it has some ("slo:mean_ttft_ms=500"), or an `Objective`.
     solver, predictor
-        A registered name, the path of a trained predictor, or an object. Without a solver: greedy, mixed
-        for the lowest price with several kinds of server, and spread-refined for objectives on a given number of
-        GPUs.
+        A registered name, the path of a trained predictor, or an object. Without a solver: greedy, replan from a
+        running plan, mixed for the lowest price with several kinds of server, and spread-refined for objectives on a
+        given number of GPUs.
     max_gpus
         Most GPUs that may be used; with an objective that spreads, their exact number. Several base models divide
         them.
@@ -89,7 +90,7 @@ def solve(
     margin
         That raise itself, instead of a confidence: 0.05 means 5 %, 0 disables it.
     old_plan
-        A running plan to stay close to (objective "moves").
+        A running plan to stay close to, with the solver replan where none is named.
     verify
         Simulate the finished plan with a fresh seed; `Plan.verified` has the result.
     with_headroom
@@ -116,8 +117,6 @@ def solve(
     old_bins = () if old_plan is None else _same_fleet_bins(old_plan, workload)
     goal = load_objective(objective).anchored(old_bins)
     workload = goal.fleet(workload)
-    solver = solver or _usual(goal, workload, len(profiles), max_replicas)
-    search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
     raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
     problem = Problem(
         workload,
@@ -133,6 +132,8 @@ def solve(
         progress=progress,
         stop=stop,
     )
+    solver = solver or _usual(problem)
+    search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
     _check_fit(problem, search)
     plan = _planned(problem, search, verify=verify)
     if goal.spare and plan.status is not Status.INFEASIBLE:
@@ -180,11 +181,14 @@ def _with_bound(problem: Problem, plan: Plan, *, estimate: bool) -> Plan:
     return with_estimate(problem, plan) if estimate and quick and counts_gpus(problem) is None else plan
 
 
-def _usual(goal: Objective, workload: Workload, kinds: int, max_replicas: int) -> str:
-    """The solver for an objective where none is named."""
+def _usual(problem: Problem) -> str:
+    """The solver for a problem where none is named."""
+    goal, workload = problem.objective, problem.workload
     if goal.fixed_gpus:
         return "spread-refined"
-    several = kinds > max(1, len(workload.models)) and max_replicas == 1
+    if problem.old_bins and by_model.supports(problem, Replan()) is None:
+        return "replan"
+    several = len(problem.profiles) > max(1, len(workload.models)) and problem.max_replicas == 1
     return "mixed" if goal.minimises == "price" and several and workload.arrivals.trace is None else "greedy"
 
 

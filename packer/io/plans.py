@@ -83,6 +83,7 @@ class PlanFile(PlainFields):
     """The whole file, without the version of its format."""
 
     status: Literal["optimal", "feasible", "infeasible"]
+    found_in_time: bool = True
     n_gpus: int
     gap: float | None = None
     adapters: dict[str, list[float | None]] | None = None
@@ -113,6 +114,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     data = {
         "schema": SCHEMA,
         "status": plan.status.value,
+        "found_in_time": plan.found_in_time,
         "n_gpus": plan.n_gpus,
         **{name: getattr(plan, name) for name in PLAIN},
         "gap": plan.gap,

@@ -14,8 +14,11 @@ from packer import Adapter, Lengths, Limits, Slo, Workload
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError
 from packer.fit.estimate import BAND_KEYS
+from packer.io.plans import plan_to_dict
 from packer.plan import Plan, Status
 from packer.planning import explore
+from packer.planning.explore import Frontier
+from packer.planning.kept import FRESH_HOURS
 from packer.planning.recommend import outcome
 from packer.profile import Profile
 from packer.room import Room
@@ -262,3 +265,22 @@ def test_servers_on_several_gpus_and_estimates(server: Profile) -> None:
     assert band["fewest"]["gpus"] <= found.n_gpus < band["most"]["gpus"]
     with pytest.raises(IncompatibleError, match="at least 2 GPUs"):
         packer.recommend(busy, pair, max_gpus=1)
+
+
+def test_a_search_that_was_cut_short_does_not_say_infeasible(server: Profile) -> None:
+    """Nothing says that there is no plan: the outcome is that none was found in time, with what is known."""
+    fleet = Workload([Adapter(f"a{k}", 16, 0.9) for k in range(200)])
+    found = packer.recommend(fleet, server, time_limit_s=0.01)
+    assert (found.status, found.found_in_time) == (Status.INFEASIBLE, False)
+    assert found.outcome == "no plan found in time"
+    assert plan_to_dict(found)["found_in_time"] is False
+    assert any("longer --time-limit" in reason for reason in found.reasons)
+    assert packer.recommend(fleet.subset([0, 1]), server, max_gpus=1).found_in_time
+
+
+@pytest.mark.parametrize(("cv", "hours"), [(0.5, 1), (4.0, FRESH_HOURS)])
+def test_irregular_gaps_are_bursts(server: Profile, cv: float, hours: int) -> None:
+    """Log-normal gaps more irregular than Poisson's get as many fresh hours as bursts do."""
+    fleet = Workload([Adapter("a", 16, 0.5)], arrivals=Arrivals("lognormal", cv=cv))
+    job = Frontier(fleet, server)
+    assert len(job.kept.fresh(job.at(1).plan.bins)) == hours

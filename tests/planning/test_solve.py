@@ -237,6 +237,16 @@ def test_optimal_means_every_entry_of_the_key() -> None:
     assert (moves.status, moves.gap) == (Status.FEASIBLE, 0.0)
 
 
+def test_a_running_plan_is_replanned_whatever_is_minimised() -> None:
+    """Without a solver, an unchanged fleet stays where it runs, though a fresh plan would be another."""
+    fleet = random_fleet(60, seed=3, rates=(0.8, 0.4))
+    old = plan_of(fleet, solver="spread", max_gpus=plan_of(fleet).n_gpus)
+    again = plan_of(fleet, old_plan=old)
+    assert again.solver == "replan"
+    assert again.moves is not None
+    assert again.moves.adapters == ()
+
+
 @pytest.mark.parametrize(
     ("objective", "says"),
     [("headroom:factor=1000", "at 1000 times the rates"), ("slo:p99_ttft_ms=1e-6", "p99_ttft_ms is")],
