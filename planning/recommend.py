@@ -38,7 +38,9 @@ REPLAYED = (
     "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-trace "
     "without --replay measures rates and bursts, of which other hours can be drawn"
 )
-UNCONFIRMED = "The time ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
+UNCONFIRMED = (
+    "The time ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
+)
 _WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin."
 BEYOND = 64
 """Up to how many GPUs more than those at hand are looked for to say how many would do."""
