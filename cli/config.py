@@ -79,7 +79,7 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
     from packer.cli import cli
 
     known = option_names(command)
-    params = {each.name: each for each in command.params if isinstance(each, click.Option)}
+    params = {each.name: each for each in every_option(command)}
     found = {}
     with reading(path):
         for place, value in sorted(_leaves(cli, _read(path)), key=lambda leaf: len(leaf[0])):
@@ -148,5 +148,15 @@ def option_names(command: click.Command) -> dict[str, str]:
         return {
             key: value for name in command.lazy for key, value in option_names(command.load(name)).items()
         }
-    options = [each for each in command.params if isinstance(each, click.Option)]
-    return {text[2:]: each.name or "" for each in options for text in each.opts if text.startswith("--")}
+    return {
+        text[2:]: each.name or ""
+        for each in every_option(command)
+        for text in each.opts
+        if text.startswith("--")
+    }
+
+
+def every_option(command: click.Command) -> list[click.Option]:
+    """The options of a command but for `--help`."""
+    declared = (*command.params, *getattr(command, "everywhere", ()))
+    return [each for each in declared if isinstance(each, click.Option)]

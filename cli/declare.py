@@ -23,7 +23,7 @@ import difflib
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, wraps
 from importlib import import_module
@@ -34,6 +34,8 @@ import click
 from click.core import ParameterSource
 
 T = TypeVar("T")
+FEW_OPTIONS = 12
+"""Up to so many options stand in one section of a help page."""
 
 
 def option(*flags: str, **attributes: Any) -> Any:
@@ -44,9 +46,10 @@ def option(*flags: str, **attributes: Any) -> Any:
     return field(default=missing, metadata={"kind": click.Option, "flags": flags, "attributes": given})
 
 
-def flag(*flags: str) -> Any:
-    """A field that is a switch, off by default."""
-    return option(*flags, is_flag=True, default=False)
+def flag(*flags: str, everywhere: bool = False) -> Any:
+    """A field that is a switch, off by default; `everywhere`: one of those that every command has, like `--help`."""
+    found = option(*flags, is_flag=True, default=False)
+    return field(default=found.default, metadata={**found.metadata, "everywhere": everywhere})
 
 
 def argument(metavar: str, **attributes: Any) -> Any:
@@ -113,9 +116,52 @@ def command(function: Callable[..., Any]) -> click.Command:
         }
         return function(**given)
 
-    params = [each for kind in kinds.values() for each in parameters(kind)]
+    declared = [each for kind in kinds.values() for each in parameters(kind)]
+    everywhere = {
+        each.name for kind in kinds.values() for each in fields(kind) if each.metadata.get("everywhere")
+    }
+    params = [each for each in declared if each.name not in everywhere]
     name = function.__name__.strip("_").replace("_", "-")
-    return click.Command(name, callback=call, params=params, help=inspect.getdoc(function))
+    made = Command(name, callback=call, params=params, help=inspect.getdoc(function))
+    made.everywhere = [each for each in declared if each.name in everywhere]
+    return made
+
+
+class Command(click.Command):
+    """A command whose help page shows its options by what they are about (`options.toml`).
+
+    `everywhere`: switches that every command has, as `--help`.
+    """
+
+    everywhere: Sequence[click.Parameter] = ()
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Every parameter."""
+        own = super().get_params(ctx)
+        return [*own[: len(self.params)], *self.everywhere, *own[len(self.params) :]]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options in sections; a command with few of them has one section."""
+        rows = {
+            max(each.opts, key=len)[2:]: row
+            for each in self.get_params(ctx)
+            if isinstance(each, click.Option) and (row := each.get_help_record(ctx)) is not None
+        }
+        sections = option_sections() if len(rows) > FEW_OPTIONS else {}
+        for title, names in sections.items():
+            if shown := [rows.pop(name) for name in names if name in rows]:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
+        if rows:
+            with formatter.section("Options"):
+                formatter.write_dl(list(rows.values()))
+
+
+@cache
+def option_sections() -> dict[str, list[str]]:
+    """Sections of help pages, in their order: title → options without dashes, in their order."""
+    text = Path(__file__).with_name("options.toml").read_text("utf-8")
+    return {title: row["options"].split() for title, row in tomllib.loads(text).items()}
 
 
 class LazyGroup(click.Group):

@@ -142,8 +142,8 @@ class Output:
     quiet: Print nothing but errors; no progress bar.
     """
 
-    as_json: bool = flag("--json")
-    quiet: bool = flag("-q", "--quiet")
+    as_json: bool = flag("--json", everywhere=True)
+    quiet: bool = flag("-q", "--quiet", everywhere=True)
 
     def note(self, message: str) -> None:
         """One line to standard error, unless quiet."""
@@ -174,7 +174,7 @@ class Writing(Output):
     force: Overwrite output files that exist.
     """
 
-    force: bool = flag()
+    force: bool = flag(everywhere=True)
 
     def check(self, *paths: str | None, what: str = "", endings: tuple[str, ...] = ()) -> None:
         """Raise before long work if a result could not be written to one of the paths.

@@ -56,7 +56,11 @@ def test_commands_and_options_exist(page: str) -> None:
         if command is None:
             wrong.append(f"no such command: {words}")
             continue
-        known = {opt for param in command.params for opt in (*param.opts, *param.secondary_opts)}
+        known = {
+            opt
+            for param in command.get_params(click.Context(command))
+            for opt in (*param.opts, *param.secondary_opts)
+        }
         known |= {"--help", "-h", "--version"}
         given = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
         wrong += [f"{command.name} has no {option}" for option in sorted(given - known)]

@@ -12,11 +12,12 @@ import click
 import pytest
 
 from packer.cli import cli
+from packer.cli.config import every_option
 
 PLACES = ("FILE", "FOLDER", "PATH", "PLAN", "DIR")
 """Parts of the metavars of options that name a file or folder."""
 INPUTS = {
-    "--adapters-dir", "--available", "--base", "--bench", "--cluster", "--comparison", "--find-links", "--folder",
+    "--add", "--adapters-dir", "--api-key-env", "--available", "--base", "--bench", "--cluster", "--comparison", "--find-links", "--folder",
     "--from", "--input", "--launch", "--model", "--predictor", "--price", "--profile", "--profiling", "--python",
     "--ranks", "--rates", "--runs", "--sources", "--system", "--trace", "solve --loads",
 }  # fmt: skip
@@ -58,7 +59,7 @@ def test_every_option_that_writes_is_tried(root: Path) -> None:
     missing, writing = [], 0
     for name, found in _commands(cli):
         tried = [line.split() for line in faults.COMMANDS if f"{line} ".startswith(f"{name} ")]
-        options = [each for each in found.params if isinstance(each, click.Option)]
+        options = every_option(found)
         places = {
             each.opts[-1]: each.opts
             for each in options

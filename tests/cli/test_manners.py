@@ -9,6 +9,8 @@ import click
 import pytest
 
 from packer.cli import cli, run
+from packer.cli.config import every_option
+from packer.cli.declare import FEW_OPTIONS, option_sections
 
 
 def walk(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -37,8 +39,18 @@ def test_help_has_an_example_that_names_the_command(words: str) -> None:
 @pytest.mark.parametrize("words", COMMANDS)
 def test_results_reach_scripts(words: str) -> None:
     """Each command can print JSON, and can be silent."""
-    names = {name for param in COMMANDS[words].params for name in param.opts}
+    names = {name for param in every_option(COMMANDS[words]) for name in param.opts}
     assert {"--json", "--quiet"} <= names
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_long_page_has_sections(words: str) -> None:
+    """A command with many options shows them by what they are about; none is left over, and none stands twice."""
+    known = [name for names in option_sections().values() for name in names]
+    assert len(known) == len(set(known))
+    options = every_option(COMMANDS[words])
+    if len(options) >= FEW_OPTIONS:
+        assert {max(each.opts, key=len)[2:] for each in options} - set(known) == set()
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -46,7 +58,7 @@ def test_options_are_explained(words: str, capsys: pytest.CaptureFixture[str]) -
     """The help page of every command prints, and says in words what each option is for."""
     assert run([*words.split(), "--help"]) == 0
     assert "Usage: packer" in capsys.readouterr().out
-    options = [param for param in COMMANDS[words].params if isinstance(param, click.Option)]
+    options = every_option(COMMANDS[words])
     bare = [param.name for param in options if not (param.help or "").partition("[default")[0].strip()]
     assert bare == []
 
