@@ -17,7 +17,8 @@ from packer.cli.config import every_option
 PLACES = ("FILE", "FOLDER", "PATH", "PLAN", "DIR")
 """Parts of the metavars of options that name a file or folder."""
 INPUTS = {
-    "--add", "--adapters-dir", "--api-key-env", "--available", "--base", "--bench", "--cluster", "--comparison", "--find-links", "--folder",
+    "--add", "--adapters-dir", "--api-key-env", "--available", "--base", "--bench", "--cluster",
+    "--comparison", "--find-links", "--folder",
     "--from", "--input", "--launch", "--model", "--predictor", "--price", "--profile", "--profiling", "--python",
     "--ranks", "--rates", "--runs", "--sources", "--system", "--trace", "solve --loads",
 }  # fmt: skip
