@@ -39,7 +39,7 @@ class Server:
     explain: Say which rules fired, or which features mattered (learned predictors).
     """
 
-    max_loras: int | None = option(type=click.IntRange(min=1, max=100_000), metavar="N")
+    max_loras: int | None = option(type=click.IntRange(min=0, max=100_000), metavar="N")
     max_lora_rank: int | None = common("max-lora-rank")
     predictor: str = common("predictor")
     explain: bool = flag()
@@ -180,7 +180,7 @@ def simulate(
         refuse_without_cluster(("router", "slo", "system", "per_server", "requests"))
     elif server.predictor != "twin":
         raise click.UsageError("--cluster is simulated by the twin: leave out --predictor.")
-    if server.max_loras is None and system.cluster is None:
+    if server.max_loras is None and system.cluster is None and workload.n_loras:
         raise click.UsageError("Missing option '--max-loras', or --cluster.")
     if server.predictor != "twin" or server.explain:
         _predict(workload, kind.profile(out), server, run.seed, files, out)
@@ -212,7 +212,7 @@ def _simulated(
     how: dict[str, Any] = {"duration_s": run.duration_s, "max_outstanding": run.max_outstanding}
     with out.progress() as progress:
         if system.cluster is None:
-            how |= {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
+            how |= {"max_loras": server.max_loras or 0, "max_lora_rank": server.max_lora_rank}
             how |= {
                 "scrape_interval_s": run.scrape_interval_s,
                 "concurrency": run.concurrency,

@@ -16,14 +16,14 @@ A_LENGTH = "packer.Lengths.gamma(mean=300, cv=1.1)"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter and its traffic.
+    """A LoRA adapter and its traffic; with rank 0, the requests to the base model itself.
 
     Parameters
     ----------
     name
         Unique within a workload; up to 256 characters, without control characters.
     rank
-        LoRA rank, 1 … 512.
+        LoRA rank, 1 … 512; 0: requests without an adapter, which take no slot and load nothing.
     rate
         Mean request rate, req/s, at least `MIN_RATE`.
     input_tokens, output_tokens
@@ -46,7 +46,7 @@ class Adapter:
     def __post_init__(self) -> None:
         checks.name("an adapter's name", self.name)
         who = f"of adapter {self.name!r}"
-        object.__setattr__(self, "rank", checks.integer(f"the rank {who}", self.rank, low=1, high=MAX_RANK))
+        object.__setattr__(self, "rank", checks.integer(f"the rank {who}", self.rank, low=0, high=MAX_RANK))
         rate = checks.real(f"the rate {who}", self.rate, low=MIN_RATE, high=1e6)
         object.__setattr__(self, "rate", rate)
         for own in ("model", "slo_class"):

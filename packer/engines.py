@@ -16,6 +16,7 @@ class Vllm:
     name: ClassVar[str] = "vllm"
     cells: ClassVar[bool] = False
     trains: ClassVar[bool] = True
+    serves_base: ClassVar[bool] = True
     cv: ClassVar[float] = 0.0
 
     def refusal(self, policy: str, loading: str, form: str) -> str | None:

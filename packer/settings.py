@@ -14,7 +14,7 @@ MAX_LORAS = 100_000
 class Settings:
     """What every kind of settings has.
 
-    `max_loras`: adapters on the GPU at once (A_max of arXiv 2602.24044).
+    `max_loras`: adapters on the GPU at once (A_max of arXiv 2602.24044); 0: LoRA is off.
     `max_lora_rank`: largest rank that the server takes (S_max), one of vLLM's values.
     """
 
@@ -22,7 +22,7 @@ class Settings:
     max_lora_rank: int
 
     def __post_init__(self) -> None:
-        checks.integer("max_loras", self.max_loras, low=1, high=MAX_LORAS)
+        checks.integer("max_loras", self.max_loras, low=0, high=MAX_LORAS)
         checks.slot_rank("max_lora_rank", self.max_lora_rank)
 
 

@@ -89,6 +89,7 @@ class Engine(Protocol):
     """What a server runs; registered under the group `packer.engines`, with its settings as fields of a dataclass.
 
     `cells`: its KV cache is counted in cells of one token, not in blocks. `trains`: it can train beside its requests.
+    `serves_base`: it takes requests without an adapter.
     `cv`: coefficient of variation of a factor on the service time of each request; 0: none. `setup` below is a
     `packer.twin.cluster.setup.Setup`, `state` a `packer.twin.engine.state.ServerState` of an idle server.
     """
@@ -103,6 +104,10 @@ class Engine(Protocol):
 
     @property
     def trains(self) -> bool:
+        """See above."""
+
+    @property
+    def serves_base(self) -> bool:
         """See above."""
 
     @property

@@ -128,6 +128,11 @@ class Workload:
         """Ranks, int64 (n,)."""
         return _frozen(np.array([adapter.rank for adapter in self.adapters], dtype=np.int64))
 
+    @property
+    def n_loras(self) -> int:
+        """Adapters with a rank: all but those that stand for requests to the base model."""
+        return int(np.count_nonzero(self.ranks))
+
     @cached_property
     def rates(self) -> npt.NDArray[np.float64]:
         """Request rates, float64 (n,), req/s."""

@@ -79,11 +79,10 @@ def fleet_table(workload: Workload) -> FloatArray:
 
 
 def engine_vector(profile: Profile) -> FloatArray:
-    """Engine settings as the kernel takes them, float64 (12,)."""
+    """Engine settings as the kernel takes them, float64 (13,)."""
     engine, loading = profile.engine, profile.loading
     return np.array(
         [
-            *law_settings(profile.latency),
             engine.max_num_batched_tokens,
             engine.max_num_seqs,
             engine.block_size,
@@ -92,6 +91,7 @@ def engine_vector(profile: Profile) -> FloatArray:
             loading.host_per_rank_ms,
             loading.disk_base_ms,
             loading.disk_per_rank_ms,
+            *law_settings(profile),
         ]
     )
 

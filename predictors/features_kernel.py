@@ -30,8 +30,8 @@ class FleetArrays(NamedTuple):
     """A fleet on a profile.
 
     table float64 (m, 7): rank, rate, E[I], E[O], E[I²], E[O²], E[I·O] of the lengths; law: coefficients of
-    the step law, the `paper`'s or the linear one; engine float64 (12,): `Law.settings`, max_num_batched_tokens,
-    max_num_seqs, block_size, max_cpu_loras, ms to load an adapter from host, and per rank, from disk, and per rank;
+    the step law, the `paper`'s or the linear one; engine float64 (13,): max_num_batched_tokens, max_num_seqs,
+    block_size, max_cpu_loras, ms to load an adapter from host, and per rank, from disk, and per rank, `Law.settings`;
     load float64 (m,): tok/s.
     """
 
@@ -127,16 +127,16 @@ def fill(
     input_var = max(0.0, sums[INPUT_2] / rate - prompt * prompt)
     output_var = max(0.0, sums[OUTPUT_2] / rate - output * output)
     offered = rate * (prompt + output)
-    held = (sums[PRODUCT] + 0.5 * sums[OUTPUT_2]) / demand + 0.5 * engine[6]
-    load_ms = engine[8] + engine[9] * sums[RANK] / n
-    if n > engine[7]:
-        load_ms += (engine[10] + engine[11] * sums[RANK] / n) * (1.0 - engine[7] / n)
-    places = max(engine[7], slots[b])
-    server = Server(law, paper, engine[:4], slots[b], slot_rank[b], load_ms, places, vector)
+    held = (sums[PRODUCT] + 0.5 * sums[OUTPUT_2]) / demand + 0.5 * engine[2]
+    load_ms = engine[4] + engine[5] * sums[RANK] / n
+    if n > engine[3]:
+        load_ms += (engine[6] + engine[7] * sums[RANK] / n) * (1.0 - engine[3] / n)
+    places = max(engine[3], slots[b])
+    server = Server(law, paper, engine[8:], slots[b], slot_rank[b], load_ms, places, vector)
     traffic = Traffic(n, prompt, output, held, demand, groups, k)
 
     fits = max(kv_tokens[b], 1.0) / held
-    largest = max(min(fits, engine[5], engine[4] * output / (prompt + output)), TINY)
+    largest = max(min(fits, engine[1], engine[0] * output / (prompt + output)), TINY)
     best, best_batch = capacity(server, traffic, largest)
     use = demand / best
     batch = operating_batch(server, traffic, best_batch) if use < 1.0 else best_batch

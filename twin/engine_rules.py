@@ -13,6 +13,8 @@ from packer.profile import ONE_TOKENIZER, V1_RELEASE, EngineSpec
 
 LISTS = (0, 32)
 """Version whose `LoRARequestStates` drops an adapter without requests and adds it last when it comes back."""
+TWO_GRAPHS = (0, 11)
+"""Version with CUDA graphs of both kinds, with LoRA and without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +27,19 @@ class EngineRules:
     labels of `vllm:lora_requests_info` list the adapters of requests that have their first token and are not finished,
     in order of entry (vllm/v1/metrics/stats.py of 0.32.0), instead of the sets of running and of waiting adapters.
     `tokenizer_per_adapter`: the API server loads a tokenizer at the first request of each adapter; without this rule a
-    profile's `first_use_ms` costs nothing.
+    profile's `first_use_ms` costs nothing. `graphs_without_lora`: a step without adapters replays a CUDA graph without
+    LoRA's kernels (`cudagraph_specialize_lora`, vllm/config/compilation.py:416 of 0.11.2, not in 0.10.2); before, up to
+    the largest graph it costs what LoRA costs without adapters; beyond, the kernels return at once (`no_lora_flag_cpu`,
+    vllm/lora/ops/triton_ops/lora_shrink.py of 0.8.5).
     """
 
     prefills_first: bool
     series_of_lists: bool
     tokenizer_per_adapter: bool
+    graphs_without_lora: bool
 
 
 def rules_of(engine: EngineSpec) -> EngineRules:
     """The rules of the engine's version."""
     release = engine.release
-    return EngineRules(release < V1_RELEASE, release >= LISTS, release < ONE_TOKENIZER)
+    return EngineRules(release < V1_RELEASE, release >= LISTS, release < ONE_TOKENIZER, release >= TWO_GRAPHS)

@@ -163,7 +163,7 @@ class Server:
 
     def state(self, marks: Marks, duration_s: float, timeline_bin_s: float, seed: int) -> rows.ServerState:
         """The idle server, with rows for the requests of these marks that are still to be sent."""
-        profile, engine, m = self.profile, self.profile.engine, len(self.workload)
+        profile, engine, m = self.profile, self.profile.engine, self.workload.n_loras
         # vLLM refuses to start with max_cpu_loras < max_loras.
         places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
         rules = rules_of(engine)
@@ -175,7 +175,7 @@ class Server:
             rows.TOKEN_BUDGET: engine.max_num_batched_tokens,
             rows.MAX_SEQS: engine.max_num_seqs,
             rows.MAX_OUTSTANDING: rows.NO_LIMIT if self.max_outstanding is None else self.max_outstanding,
-            rows.SERVED: m,
+            rows.SERVED: max(m, 1),
             rows.HOST_PLACES: places,
             rows.SPARES_BATCH: int(profile.loading.spares_batch or not memory_policy(profile).fixed_slots),
             rows.TRACK_HOST: int(profile.loading.cold_start or places < m),

@@ -43,7 +43,8 @@ def simulate(
     workload, profile
         What comes, and what the server is.
     max_loras, max_lora_rank
-        Slots and their rank; None takes the smallest rank of vLLM's that holds every adapter.
+        Slots and their rank; None takes the smallest rank of vLLM's that holds every adapter. Without an adapter of
+        rank > 0 the server runs with LoRA off, as with max_loras=0.
     duration_s
         Simulated time; requests not finished by then are unfinished. None takes an hour, or longer for whole
         cycles of piecewise rates, or the span of a replayed trace.
@@ -86,7 +87,9 @@ def simulate(
         raise ValidationError(
             f"Expected adapters of one base model for one server, got {', '.join(workload.models)}: take those of one."
         )
-    settings = profile.settings(max_loras, workload.slot_rank(max_lora_rank))
+    if workload.n_loras:
+        checks.integer("max_loras of a server with adapters", max_loras, low=1)
+    settings = profile.settings(max_loras if workload.n_loras else 0, workload.slot_rank(max_lora_rank))
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
     if concurrency is not None:

@@ -24,6 +24,7 @@ class Jobs:
     name: ClassVar[str] = "job"
     cells: ClassVar[bool] = True
     trains: ClassVar[bool] = False
+    serves_base: ClassVar[bool] = False
     parallel: int = 1
     cv: float = 0.0
 

@@ -27,6 +27,7 @@ class LightLlm:
     name: ClassVar[str] = "lightllm"
     cells: ClassVar[bool] = True
     trains: ClassVar[bool] = False
+    serves_base: ClassVar[bool] = False
     cv: ClassVar[float] = 0.0
     max_wait_tokens: int = 10
     batch_max_tokens: int | None = None

@@ -42,12 +42,14 @@ class NaiveFrontEnd:
             self.free_s = max(self.next_scrape_s, self.free_s) + took_s
             self.next_scrape_s = self.free_s + self.interval_s
 
-    def accept(self, sent_s: float, adapter: int) -> float:
-        """A request is sent; returns when the engine gets it."""
+    def accept(self, sent_s: float, adapter: int | None) -> float:
+        """A request is sent, without an adapter perhaps; returns when the engine gets it."""
         self.scrape(sent_s)
-        took_s = self.costs_s[3] + (0.0 if adapter in self.used else self.costs_s[4])
-        self.used.add(adapter)
-        self.waiting.append(adapter)
+        first = adapter is not None and adapter not in self.used
+        took_s = self.costs_s[3] + (self.costs_s[4] if first else 0.0)
+        if adapter is not None:
+            self.used.add(adapter)
+            self.waiting.append(adapter)
         self.free_s = max(sent_s, self.free_s) + took_s
         return self.free_s
 

@@ -44,6 +44,7 @@ class Server:
     series_of_lists: bool
     scrape_interval_s: float | None
     front_end_s: tuple[float, float, float, float, float, float]
+    graphs_without_lora: bool = False
     concurrency: float = math.inf
     ridge: float = 0.0
     expert_share: float = 0.0
@@ -109,8 +110,9 @@ class NaiveTwin:
         self.front_end = NaiveFrontEnd(server.scrape_interval_s, server.front_end_s, server.series_of_lists)
         host = max(server.max_cpu_loras, server.slots)  # vLLM refuses fewer host places than slots
         self.lora = NaiveLora(host, server.slots)
-        if not server.cold_start and host >= len(server.ranks):
-            self.lora.registered.update(dict.fromkeys(range(len(server.ranks))))
+        self.adapters = [adapter for adapter, rank in enumerate(server.ranks) if rank > 0]
+        if not server.cold_start and host >= len(self.adapters):
+            self.lora.registered.update(dict.fromkeys(self.adapters))
         elif not server.cold_start:
             self._load_all()
         self.now, self.step, self.admissions = 0.0, 0, 0
@@ -161,7 +163,7 @@ class NaiveTwin:
                     self.marks.popleft()
                 continue
             request = Request(len(self.accepted), sent_s, *self.marks.popleft())
-            request.reached_s = self.front_end.accept(sent_s, request.adapter)
+            request.reached_s = self.front_end.accept(sent_s, self._lora_of(request))
             self.accepted.append(request)
             self.pending.append(request)
         while self.pending and self.pending[0].reached_s <= self.now and self.pending[0].reached_s < before_s:
@@ -169,13 +171,17 @@ class NaiveTwin:
 
     def _load_all(self) -> None:
         """Every adapter is loaded once before the first request; in unified memory they leave the GPU again."""
-        for adapter in range(len(self.server.ranks)):
+        for adapter in self.adapters:
             self.lora.add_adapter(adapter)
         if any(self.server.adapter_blocks):
             self.lora.active.clear()
         self.lora.loads = self.lora.disk_loads = 0
 
     # ---- helpers
+    def _lora_of(self, request: Request) -> int | None:
+        """`request.lora_request`: the adapter; None for a request to the base model, of rank 0."""
+        return request.adapter if self.server.ranks[request.adapter] > 0 else None
+
     def _blocks(self, tokens: int) -> int:
         return math.ceil(tokens / self.server.block_size)
 
@@ -184,11 +190,11 @@ class NaiveTwin:
         return held + sum(self.server.adapter_blocks[a] for a in self.lora.active)
 
     def _active(self) -> set[int]:
-        return {request.adapter for request in self.running}
+        return {request.adapter for request in self.running if self._lora_of(request) is not None}
 
     def _left(self, adapter: int) -> None:
         """A request of the adapter left the batch: with the last one `InputBatch.remove_request` forgets it."""
-        if adapter not in self._active():
+        if adapter in self.batch and adapter not in self._active():
             del self.batch[adapter]
 
     def _evict_idle(self, but: int = -1) -> bool:
@@ -265,28 +271,27 @@ class NaiveTwin:
         skipped: list[Request] = []
         while self.waiting and budget > 0 and len(self.running) < self.server.max_seqs:
             request = self.waiting[0]
-            active = self._active()
-            if request.adapter not in active and len(active) == self.server.slots:
+            active, lora = self._active(), self._lora_of(request)
+            if lora is not None and lora not in active and len(active) == self.server.slots:
                 skipped.append(self.waiting.popleft())
                 continue
             new = min(request.tokens, budget)
             need = self._blocks(new)
-            if request.adapter not in self.lora.active:
+            if lora is not None and lora not in self.lora.active:
                 need += self.server.adapter_blocks[request.adapter]
             while self._used() + need > self.server.kv_blocks and self._evict_idle(but=request.adapter):
                 pass
             if self._used() + need > self.server.kv_blocks:
                 break
             self.waiting.popleft()
-            if self.server.spares_batch:
+            if self.server.spares_batch and lora is not None:
                 load_ms += self._touch(request.adapter)
             request.blocks = self._blocks(new)
             request.admission = self.admissions
             self.admissions += 1
             self.running.append(request)
-            self.batch.setdefault(
-                request.adapter, Named(request.adapter, self.server.hashes[request.adapter])
-            )
+            if lora is not None:
+                self.batch.setdefault(lora, Named(lora, self.server.hashes[lora]))
             scheduled[request] = new
             budget -= new
         self.waiting.extendleft(reversed(skipped))
@@ -309,12 +314,14 @@ class NaiveTwin:
             return (
                 c["k1"] * b
                 + c["k2"] * r_p
-                + c["k3"] * r_p * a / len(server.ranks)
+                + c["k3"] * r_p * a / max(len(self.adapters), 1)
                 + (c["k4"] * b + c["k5"]) * (c["k6"] * a + c["k7"])
             )
         t = b + p
         request_ranks = [server.ranks[request.adapter] for request in self.running]
-        some, prefill, beyond = float(a > 0), float(p > 0), float(t > server.graph_max)
+        prefill, beyond = float(p > 0), float(t > server.graph_max)
+        captured = bool(self.adapters) and t <= server.graph_max and not server.graphs_without_lora
+        some = float(a > 0 or captured)
         lora_ms = (
             c["first_adapter_ms"]
             + c["per_slot_ms"] * server.slots
@@ -374,7 +381,8 @@ class NaiveTwin:
                 continue
             if request.generated == 0:
                 request.engine_first_s, request.first_s = self.now, seen_s
-                self.front_end.began(request.adapter)
+                if self._lora_of(request) is not None:
+                    self.front_end.began(request.adapter)
             elif not request.decoding:
                 request.gaps_s.append(self.now - request.last_s)
             elif seen_s > request.seen_s or len(outputs) > CHUNK_OUTPUTS:
@@ -389,7 +397,8 @@ class NaiveTwin:
                 request.engine_finish_s, request.finish_s = self.now, seen_s
                 self.running.remove(request)
                 self._left(request.adapter)
-                self.front_end.finished(request.adapter)
+                if self._lora_of(request) is not None:
+                    self.front_end.finished(request.adapter)
             if request in last_of_slice:
                 self.front_end.sliced()
         if not outputs:

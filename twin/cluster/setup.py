@@ -96,6 +96,10 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
         profile = with_kernel(profile, system.kernel)
     if engine.cells:
         profile = replace(profile, engine=replace(profile.engine, block_size=1))
+    if workload.n_loras < len(workload) and not engine.serves_base:
+        raise IncompatibleError(
+            f"Only vLLM's engine serves requests without an adapter (rank 0), and not {engine.name!r}."
+        )
     if trains(workload.fine_tuning) and not engine.trains:
         raise IncompatibleError(f"Only vLLM's engine trains beside its requests, and not {engine.name!r}.")
     if loading == "none" or policy.rule == FIXED:

@@ -20,8 +20,9 @@ from packer.twin.engine.advance import advance
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.state import (
-    BLOCK_SIZE, BLOCKS, CACHE_RULE, END_S, HASH, IDLE_BEFORE, IN_FLIGHT,
-    INBOX_COUNT, KV_BLOCKS, N_ADAPTER_COLUMNS, N_SIZE_COLUMNS, NEXT_S, NOW, OUTPUT, OWNER,
+    BLOCK_SIZE, BLOCKS, CACHE_RULE, END_S, HASH, IDLE_BEFORE, IN_BATCH, IN_FLIGHT,
+    INBOX_COUNT, KNOWN, KNOWN_RUNNING, KNOWN_WAITING, KV_BLOCKS, N_ADAPTER_COLUMNS,
+    N_SIZE_COLUMNS, NEXT_S, NOW, OUTPUT, OWNER,
     PENDING_COUNT, PROMPT, RANK, RANK_CLASS, REACH_S, RESIDENT, RUNNING, SENT_AT, USED, WAITING,
     WAITING_PROMPT, ServerState,
 )  # fmt: skip
@@ -186,7 +187,10 @@ def number(c: Servers, s: int, a: int) -> int:
             high = middle
     for column in range(c.words.shape[1]):
         size[HASH + column] = c.words[low, column]
-    if c.ints[s, CACHE_RULE] == FIXED:
+    if c.ranks[a] == 0:  # requests to the base model: see `serve_base`
+        for column in (IN_BATCH, RESIDENT, KNOWN, KNOWN_RUNNING, KNOWN_WAITING):
+            c.adapters[s, row, column] = 1
+    elif c.ints[s, CACHE_RULE] == FIXED:
         c.adapters[s, row, RESIDENT] = 1
         link_last(c.adapters[s], IDLE_BEFORE, 0, row)
     return int(row)

@@ -195,6 +195,15 @@ def sizes_of(ranks: IntArray, blocks: IntArray, seed: int = 0) -> tuple[IntArray
     return sizes, classes
 
 
+def serve_base(adapters: IntArray, sizes: IntArray) -> None:
+    """Rows of rank 0, requests to the base model, count as members of every batch: they never wait for a slot.
+
+    So they never change what is counted when an adapter joins or leaves; nor do they /metrics and first uses.
+    """
+    for column in (IN_BATCH, RESIDENT, KNOWN, KNOWN_RUNNING, KNOWN_WAITING):
+        adapters[1:, column][sizes[1:, RANK] == 0] = 1
+
+
 def set_places(members: int) -> int:
     """Places of a Python set that so many members were added to: setobject.c grows it to four times its members."""
     places = 8
@@ -232,8 +241,10 @@ def new_state(
     floats[REACH_S] = floats[SCRAPE_S] = floats[LOAD_END_S] = np.inf
     table = 2 ** int(np.clip(np.ceil(np.log2(2.0 * scraped_steps)), 10, 24)) if scraped_steps else 1
     bins = int(np.nextafter(run_s, 0.0) / bin_s) + 1
-    slots, m = settings.get(SLOTS, 0), len(sizes) - 1
+    slots, m = settings.get(SLOTS, 0), int(np.count_nonzero(sizes[:, RANK]))
     places = max(set_places(slots), 2 * slots + 1) if m > slots or sizes[:, BLOCKS].any() else 1
+    adapters = np.zeros((len(sizes), N_ADAPTER_COLUMNS), dtype=np.int64)
+    serve_base(adapters, sizes)
     return ServerState(
         ints=ints,
         floats=floats,
@@ -242,7 +253,7 @@ def new_state(
         times=np.empty((n, 7)),
         status=np.zeros(n, dtype=np.int8),
         links=new_links(n, ring),
-        adapters=np.zeros((len(sizes), N_ADAPTER_COLUMNS), dtype=np.int64),
+        adapters=adapters,
         sizes=sizes,
         classes=classes,
         heaps=np.zeros((2, len(sizes) - 1), dtype=np.int64),
@@ -263,8 +274,8 @@ def register(state: ServerState, *, in_slots: bool) -> None:
     `in_slots`: the last SLOTS of them stay in slots.
     """
     ints, adapters = state.ints, state.adapters
-    m = len(adapters) - 1
-    kept = list(range(m - min(int(ints[HOST_PLACES]), m) + 1, m + 1))
+    loaded = (np.flatnonzero(state.sizes[1:, RANK]) + 1).tolist()
+    kept = loaded[-int(ints[HOST_PLACES]) :]
     resident = kept[-int(ints[SLOTS]) :] if in_slots else []
     adapters[kept, ON_HOST] = 1
     adapters[resident, RESIDENT] = 1

@@ -12,16 +12,16 @@ from packer.profile import LatencySpec, Profile
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.twin.engine_rules import rules_of
 
-(IS_PAPER, GRAPH_MAX, RIDGE, EXPERT_SHARE) = range(4)  # columns of the settings
+(IS_PAPER, GRAPH_MAX, RIDGE, EXPERT_SHARE, ONE_GRAPH) = range(5)  # columns of the settings
 
 
 class Law(NamedTuple):
     """What steps and loads cost.
 
-    coefficients float64 (terms,): see `coefficient_vector`; settings float64 (4,): 1 if the form
+    coefficients float64 (terms,): see `coefficient_vector`; settings float64 (5,): 1 if the form
     is the paper's, largest number of tokens with a CUDA graph, tokens from which arithmetic takes longest, share of
-    the experts of a token; loading float64 (4,): ms to load an adapter from
-    host memory (base, per rank) and from disk (base, per rank); frontend float64 (7,): s, see `engine.state`.
+    the experts of a token, 1 if there are no graphs without LoRA; loading float64 (4,): ms to load an adapter
+    from host memory (base, per rank) and from disk (base, per rank); frontend float64 (7,): s, see `engine.state`.
     """
 
     coefficients: FloatArray
@@ -36,10 +36,11 @@ def coefficient_vector(latency: LatencySpec) -> FloatArray:
     return np.array([latency.coefficients.get(term, 0.0) for term in terms])
 
 
-def law_settings(latency: LatencySpec) -> FloatArray:
-    """`Law.settings` of a step law."""
-    paper = float(latency.form == "paper")
-    return np.array([paper, latency.graph_max_tokens, latency.ridge_tokens, latency.expert_share])
+def law_settings(profile: Profile) -> FloatArray:
+    """`Law.settings` of a profile."""
+    latency, paper = profile.latency, float(profile.latency.form == "paper")
+    one_graph = float(not rules_of(profile.engine).graphs_without_lora)
+    return np.array([paper, latency.graph_max_tokens, latency.ridge_tokens, latency.expert_share, one_graph])
 
 
 def _frontend(profile: Profile) -> FloatArray:
@@ -55,7 +56,7 @@ def law_of(profile: Profile) -> Law:
     latency, loading = profile.latency, profile.loading
     return Law(
         coefficient_vector(latency),
-        law_settings(latency),
+        law_settings(profile),
         np.array(
             [loading.host_base_ms, loading.host_per_rank_ms, loading.disk_base_ms, loading.disk_per_rank_ms]
         ),

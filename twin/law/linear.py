@@ -13,7 +13,7 @@ from numba import njit
 from packer.arrays import FloatArray
 from packer.terms import LINEAR_TERMS
 from packer.twin.flags import FLAGS
-from packer.twin.law.law import EXPERT_SHARE, GRAPH_MAX, RIDGE
+from packer.twin.law.law import EXPERT_SHARE, GRAPH_MAX, ONE_GRAPH, RIDGE
 
 N_TERMS = len(LINEAR_TERMS)
 SPLIT_K_SMALL, SPLIT_K_LARGE = 64.0, 8.0
@@ -35,7 +35,9 @@ def state_vector(
     """
     t = b + p
     graph_max, ridge, share = settings[GRAPH_MAX], settings[RIDGE], settings[EXPERT_SHARE]
-    lora = 1.0 if a > 0 else 0.0
+    # Without graphs of both kinds, a server with slots replays LoRA's also in steps without adapters.
+    replayed = settings[ONE_GRAPH] > 0 and slots > 0 and t <= graph_max
+    lora = 1.0 if a > 0 or replayed else 0.0
     beyond = t - graph_max if t > graph_max else 0.0
     out[AT.base_ms] = 1.0
     out[AT.per_decode_ms] = b
@@ -111,5 +113,5 @@ def linear_features(
     numbers = [np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in columns]
     states = np.column_stack(np.broadcast_arrays(*numbers))
     out = np.empty((len(states), N_TERMS))
-    _fill(out, states, np.array([0.0, graph_max_tokens, ridge_tokens, expert_share]))
+    _fill(out, states, np.array([0.0, graph_max_tokens, ridge_tokens, expert_share, 0.0]))
     return out

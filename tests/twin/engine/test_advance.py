@@ -82,7 +82,7 @@ class Case:
         if memory.policy == "unified":
             block_bytes = engine.block_size * self.profile.model.kv_bytes_per_token
             bytes_per_rank = self.profile.model.lora_bytes_per_rank
-            adapter_blocks = [
+            adapter_blocks = [  # 0 for the base model
                 math.ceil(a.rank * bytes_per_rank / block_bytes) for a in self.workload.adapters
             ]
         kv_blocks = sim.kv_cache_tokens // engine.block_size
@@ -97,7 +97,7 @@ class Case:
             host_ms=(loading.host_base_ms, loading.host_per_rank_ms),
             disk_ms=(loading.disk_base_ms, loading.disk_per_rank_ms),
             cold_start=loading.cold_start,
-            slots=self.max_loras,
+            slots=sim.max_loras,
             slot_rank=sim.max_lora_rank,
             kv_blocks=kv_blocks,
             block_size=engine.block_size,
@@ -108,6 +108,7 @@ class Case:
             max_cpu_loras=engine.max_cpu_loras or math.inf,
             hashes=rows.sizes_of(self.workload.ranks, self.workload.ranks, seed)[0][1:, rows.HASH].tolist(),
             prefills_first=rules_of(engine).prefills_first,
+            graphs_without_lora=rules_of(engine).graphs_without_lora,
             series_of_lists=rules_of(engine).series_of_lists,
             spares_batch=loading.spares_batch or memory.policy == "unified",
             scrape_interval_s=self.profile.frontend.scrape_interval_s,
@@ -228,7 +229,7 @@ def cases(draw: st.DrawFn) -> Case:
         rng.integers(1, longest + 1, size=n),
         rng.integers(1, longest + 1, size=n),
     )
-    adapters = [Adapter(f"a{i}", draw(st.sampled_from([8, 16, 32])), 1.0) for i in range(m)]
+    adapters = [Adapter(f"a{i}", draw(st.sampled_from([0, 8, 16, 32])), 1.0) for i in range(m)]
     duration_s = draw(st.sampled_from([0.05, 0.3, 1.0, 30.0]))
     concurrency = draw(st.sampled_from([None, None, 1, 3, 8, 60]))
     return Case(
@@ -327,6 +328,19 @@ def test_refused_requests_take_their_marks_along(kind: str) -> None:
     )
     assert naive is not None
     assert naive.refused > 50
+
+
+@pytest.mark.parametrize("policy", ["reserved", "unified"])
+@pytest.mark.parametrize("version", ["0.5.0", "0.8.5", "0.32.0"])
+def test_base_requests_are_the_oracle(policy: str, version: str) -> None:
+    """Requests without an adapter take no slot and load nothing, beside adapters that wait for both."""
+    case = _busy(policy, first_adapter_ms=1.0, per_slot_ms=0.25, per_adapter_ms=0.125)
+    base = [Adapter("base", 0, 15.0), Adapter("other base", 0, 5.0)]
+    fleet = replace(case.workload, adapters=(*case.workload.adapters[:6], *base, *case.workload.adapters[6:]))
+    profile = replace(case.profile, engine=replace(case.profile.engine, version=version, max_cpu_loras=5))
+    naive = assert_agree(replace(case, workload=fleet, profile=profile, max_outstanding=40), seed=6)
+    assert naive is not None
+    assert min(naive.preemptions, naive.lora.loads, naive.lora.disk_loads, len(naive.waiting)) > 10
 
 
 @pytest.mark.parametrize("paced", [False, True])

@@ -40,7 +40,7 @@ def adapters_with(c: Servers, s: int, a: int) -> tuple[float, float]:
     """Distinct adapters of the batch and the sum of their ranks, if adapter `a` joined it."""
     adapters, ranks = float(c.ints[s, ACTIVE]), float(c.ints[s, ACTIVE_RANKS])
     row = row_of(c, s, a)
-    if row > 0 and c.adapters[s, row, IN_BATCH] > 0:
+    if c.ranks[a] == 0 or (row > 0 and c.adapters[s, row, IN_BATCH] > 0):
         return adapters, ranks
     return min(adapters + 1.0, float(c.ints[s, SLOTS])), ranks + c.ranks[a]
 
