@@ -33,10 +33,12 @@ class RankOptions:
 
     ranks: Ranks: a table with the columns adapter,rank, or ranks that are drawn uniformly.
     rank: Rank of every adapter without one in the table.
+    base: A model of the traffic that is the base model itself: its requests have no adapter (rank 0); repeatable.
     """
 
     ranks: str | tuple[int, ...] | None = option(type=ranks_or_file, metavar="FILE.csv|R,R,…")
     rank: int | None = option(type=click.IntRange(1, 512), metavar="R")
+    base: tuple[str, ...] = option(multiple=True, metavar="MODEL")
 
     def read(self) -> Ranks:
         """The ranks; a table is read now."""
@@ -46,8 +48,9 @@ class RankOptions:
         if isinstance(self.ranks, tuple):
             if others:
                 raise IncompatibleError("--rank goes with a table of --ranks, not with a list of ranks.")
-            return Ranks(others=self.ranks)
-        return Ranks({} if self.ranks is None else read_ranks(self.ranks), others)
+            return Ranks(dict.fromkeys(self.base, 0), others=self.ranks)
+        table = {} if self.ranks is None else read_ranks(self.ranks)
+        return Ranks({**table, **dict.fromkeys(self.base, 0)}, others)
 
 
 @bundle

@@ -31,6 +31,8 @@ def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[
                 f"Expected max_lora_rank of GPU {k} >= {rank}, the largest rank of its adapters, "
                 f"got {bin_.max_lora_rank}."
             )
+        if rank and not bin_.max_loras:
+            raise ValidationError(f"Expected max_loras of GPU {k} >= 1, because it serves adapters, got 0.")
         for i in bin_.adapters if workload.models else ():
             model = workload.adapters[i].model
             if model is not None and not serves(bin_.profile.model, model):

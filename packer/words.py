@@ -30,8 +30,10 @@ def listed(items: Iterable[object], most: int = 8) -> str:
 
 
 def by_rank(ranks: Iterable[int]) -> str:
-    """How many adapters have each rank, the largest first: "12×r32, 84×r8"."""
-    return ", ".join(f"{count}×r{rank}" for rank, count in sorted(Counter(ranks).items(), reverse=True))
+    """How many adapters have each rank, the largest first: "12×r32, 84×r8"; rank 0 is "base"."""
+    return ", ".join(
+        f"{count}×r{rank}" if rank else "base" for rank, count in sorted(Counter(ranks).items(), reverse=True)
+    )
 
 
 def visible(value: object) -> str:

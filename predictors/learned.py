@@ -115,8 +115,13 @@ class LearnedPredictor:
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures of each bin at its rates times its factor; one row per bin, in order.
 
-        Raises `IncompatibleError` for other arrivals than Poisson.
+        Raises `IncompatibleError` for other arrivals than Poisson, and for traffic unlike what it was trained on.
         """
+        if workload.n_loras < len(workload):
+            raise IncompatibleError(
+                f"The predictor {self.name!r} was trained without requests to the base model (rank 0): "
+                "take the predictor auto or twin."
+            )
         return self.evaluate_checked(workload, bins, factors)[0]
 
     def evaluate_checked(
@@ -124,7 +129,7 @@ class LearnedPredictor:
     ) -> tuple[Evaluations, BoolArray]:
         """As `evaluate`, and which bins have a feature outside what the model learned from, bool (n,).
 
-        Raises `ModelError` for bins of another profile than its own.
+        Bins with requests to the base model always have. Raises `ModelError` for bins of another profile than its own.
         """
         if not bins:
             return Evaluations.of([]), np.zeros(0, dtype=bool)
@@ -142,7 +147,12 @@ class LearnedPredictor:
                 raise ModelError(
                     f"A bin is of the profile {profile.name}, but the predictor was trained for {self.profile.name}."
                 )
-        return self.evaluate_table(workload, BinTable.of(bins), factors)
+        table = BinTable.of(bins)
+        found, outside = self.evaluate_table(workload, table, factors)
+        if workload.n_loras < len(workload):
+            base = np.concatenate([[0], np.cumsum(workload.ranks[table.adapters] == 0)])
+            outside = outside | (base[table.end] > base[table.start])
+        return found, outside
 
     def evaluate_table(
         self, workload: Workload, table: BinTable, factors: Factors = 1.0

@@ -90,16 +90,7 @@ def simulate(
     if workload.n_loras:
         checks.integer("max_loras of a server with adapters", max_loras, low=1)
     settings = profile.settings(max_loras if workload.n_loras else 0, workload.slot_rank(max_lora_rank))
-    if max_outstanding is not None:
-        checks.integer("max_outstanding", max_outstanding, low=1)
-    if concurrency is not None:
-        checks.integer("concurrency", concurrency, low=1, high=MAX_REQUESTS)
-    if paced and concurrency is None:
-        raise IncompatibleError("paced has no effect without concurrency: expected both, or neither.")
-    if concurrency is not None and max_outstanding is not None:
-        raise IncompatibleError(
-            "A client refuses requests (max_outstanding) or holds them back (concurrency)."
-        )
+    _check_client(max_outstanding, concurrency, paced)
     if scrape_interval_s is not None:
         frontend = replace(profile.frontend, scrape_interval_s=scrape_interval_s)
         profile = replace(profile, frontend=frontend)
@@ -123,3 +114,17 @@ def simulate(
         "ok" if reason is None else "memory_error", reason or "", workload, profile, settings,
         float(duration_s), seed, kv_tokens, raw, timeline_bin_s, concurrency, paced,
     )  # fmt: skip
+
+
+def _check_client(max_outstanding: int | None, concurrency: int | None, paced: bool) -> None:
+    """Raise where no client behaves so: `IncompatibleError`, or `ValidationError` for a number out of range."""
+    if max_outstanding is not None:
+        checks.integer("max_outstanding", max_outstanding, low=1)
+    if concurrency is not None:
+        checks.integer("concurrency", concurrency, low=1, high=MAX_REQUESTS)
+    if paced and concurrency is None:
+        raise IncompatibleError("paced has no effect without concurrency: expected both, or neither.")
+    if concurrency is not None and max_outstanding is not None:
+        raise IncompatibleError(
+            "A client refuses requests (max_outstanding) or holds them back (concurrency)."
+        )

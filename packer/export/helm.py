@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from packer.export import templates
 from packer.export.pods import check_pods
-from packer.export.servers import Module, Options, Server
+from packer.export.servers import Module, Options, Server, words
 from packer.export.sources import parsed, refused
 
 _TYPES = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "http"}
@@ -27,6 +27,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
         if not repository or "/" in tag:  # no tag: what follows the last colon is a registry's port
             repository, tag = server.image, "latest"
         flags = [f"--{key}={value}" for key, value in server.settings().items() if key not in _BY_OTHER_KEYS]
+        flags += words(server.served_names)
         specs.append((server, repository, tag, flags))
     adapters = [(server, item, _adapter_source(item)) for server in servers for item in server.modules]
     return {

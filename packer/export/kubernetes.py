@@ -36,7 +36,7 @@ def manifests(
     """ConfigMap, Deployment and Service of every server; `extra_labels`: further labels of its pod."""
     found = []
     for server in servers:
-        settings = {"model": server.model, "port": server.port, **server.settings()}
+        settings = {"model": server.model, "port": server.port, **server.served_names, **server.settings()}
         modules = server.lora_modules() if with_adapters else []
         text = templates.render("vllm.yaml", settings=settings, modules=modules)
         if len(text) > _MAX_CONFIG_BYTES:

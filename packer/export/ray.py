@@ -20,13 +20,14 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     found = []
     for server in servers:
         arguments = {name.replace("-", "_"): value for name, value in server.settings().items()}
-        arguments["max_cpu_loras"] = server.bin.max_loras
+        if server.modules:
+            arguments["max_cpu_loras"] = server.bin.max_loras
         accelerator = ray_accelerator(server.bin.profile.gpu.name) if server.nodes else None
-        found.append((server, arguments, _folder(server), accelerator))
+        found.append((server, arguments, _folder(server) if server.modules else None, accelerator))
     names = {
         "profiles": {server.name: server.bin.profile.label for server in servers},
         "adapters": {
-            name: [{"model": f"{server.name}:{name}", "share": round(share, 9)} for server, share in places]
+            name: [{"model": _requested(server, name), "share": round(share, 9)} for server, share in places]
             for name, places in routes(servers).items()
         },
     }
@@ -34,6 +35,11 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
         "serve.yaml": templates.render("ray.yaml", servers=found, options=options),
         "models.json": quoting.json_text(names, indent=2) + "\n",
     }
+
+
+def _requested(server: Server, name: str) -> str:
+    """What a client requests: the server's adapter, or for the base model the server."""
+    return server.name if any(item.name == name for item in server.base) else f"{server.name}:{name}"
 
 
 def _folder(server: Server) -> str:

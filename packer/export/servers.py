@@ -97,6 +97,8 @@ class Module:
 class Server:
     """One vLLM server of the plan.
 
+    `base`: names, other than the model's own, under which its base model is requested (rank 0 in the fleet), as modules
+    without a source.
     `nodes`: label → values, one of which a node must have; empty: any node.
     """
 
@@ -108,6 +110,7 @@ class Server:
     image: str
     bin: Bin
     modules: tuple[Module, ...]
+    base: tuple[Module, ...] = ()
     nodes: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -139,11 +142,18 @@ class Server:
             flags["tensor-parallel-size"] = engine.tensor_parallel_size
         if engine.block_size != _DEFAULT_BLOCK:
             flags["block-size"] = engine.block_size
-        flags["enable-lora"] = True
-        flags["max-loras"] = self.bin.max_loras
-        flags["max-lora-rank"] = self.bin.max_lora_rank
-        flags["max-cpu-loras"] = self.max_cpu_loras
+        if self.modules:
+            flags["enable-lora"] = True
+            flags["max-loras"] = self.bin.max_loras
+            flags["max-lora-rank"] = self.bin.max_lora_rank
+            flags["max-cpu-loras"] = self.max_cpu_loras
         return flags
+
+    @property
+    def served_names(self) -> dict[str, object]:
+        """The flag that gives the base model its further names, if it has any."""
+        names = [item.name for item in self.base if item.name != self.model]
+        return {"served-model-name": [self.model, *names]} if names else {}
 
     def lora_modules(self) -> list[str]:
         """Values of --lora-modules: JSON, because the older `name=path` can't hold every name.
@@ -157,8 +167,8 @@ class Server:
 
     def command(self, port: int) -> list[str]:
         """The whole command line."""
-        start = ["vllm", "serve", self.model, "--port", str(port)]
-        return [*start, *self.flags(), "--lora-modules", *self.lora_modules()]
+        start = ["vllm", "serve", self.model, "--port", str(port), *words(self.served_names)]
+        return [*start, *self.flags(), *(["--lora-modules", *self.lora_modules()] if self.modules else [])]
 
     def flags(self) -> list[str]:
         """`settings` as words of a command line."""
@@ -166,9 +176,12 @@ class Server:
 
 
 def words(flags: Mapping[str, object]) -> list[str]:
-    """Flags as words of a command line; a True is a flag without value."""
-    pairs = ([f"--{name}", str(value)][: 1 if value is True else 2] for name, value in flags.items())
-    return [word for pair in pairs for word in pair]
+    """Flags as words of a command line; a True is a flag without value, a list several values."""
+    found = []
+    for name, value in flags.items():
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        found += [f"--{name}", *map(str, values)]
+    return found
 
 
 def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) -> tuple[Server, ...]:
@@ -194,7 +207,8 @@ def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) 
 
 
 def _sources(plan: Plan, options: Options) -> dict[str, str]:
-    used = sorted({plan.workload.names[i] for each in plan.bins for i in each.adapters})
+    fleet = plan.workload
+    used = sorted({fleet.names[i] for each in plan.bins for i in each.adapters if fleet.ranks[i]})
     if not options.sources:
         folder = options.adapters_dir.rstrip("/")
         return {name: f"{folder}/{quoting.file_name(name)}" for name in used}
@@ -213,15 +227,15 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
     if not model.strip() or model.startswith("-") or not model.isprintable():
         raise ValidationError(f"Expected the base model to be a path or repository, got {shown(model)}.")
     names = plan.workload.names
-    placed = zip(item.adapters, item.shares, strict=True)
-    modules = sorted(
-        (Module(names[i], paths[names[i]], share) for i, share in placed), key=lambda module: module.name
-    )
+    placed = sorted(zip((names[i] for i in item.adapters), item.shares, strict=True))
+    base = {names[i] for i in item.adapters if not plan.workload.ranks[i]}
+    modules = tuple(Module(name, paths[name], share) for name, share in placed if name not in base)
+    plain = tuple(Module(name, "", share) for name, share in placed if name in base)
     release = _VERSION.fullmatch(profile.engine.version)
     tag = f"v{release[1]}{release[2] or '.0'}" if release else "latest"  # images of 0.11 are tagged v0.11.0
     return Server(
         index, f"{options.prefix}-{index}", options.port, _address(index, options), model,
-        options.image or f"vllm/vllm-openai:{tag}", item, tuple(modules),
+        options.image or f"vllm/vllm-openai:{tag}", item, modules, plain,
         node_labels(profile.gpu.name, len({each.profile.gpu.name for each in plan.bins}), options.node_labels),
     )  # fmt: skip
 
@@ -261,7 +275,7 @@ def routes(all_servers: tuple[Server, ...]) -> dict[str, list[tuple[Server, floa
     """Adapter → its servers with their shares, which sum to 1; adapters in order of their names."""
     table: dict[str, list[tuple[Server, float]]] = {}
     for server in all_servers:
-        for item in server.modules:
+        for item in (*server.modules, *server.base):
             table.setdefault(item.name, []).append((server, item.share))
     return {
         name: [(server, share / sum(part for _, part in places)) for server, share in places]

@@ -27,7 +27,7 @@ def command(server: Server, port: int) -> list[str]:
     flags: dict[str, object] = {
         "enable-metrics": True,
         "enable-mixed-chunk": True,  # decodes beside prefills in one step, as in the twin
-        "enable-lora": True,
+        **({"enable-lora": True} if server.modules else {}),
         "model-path": server.model,
         "host": "0.0.0.0",
         "port": port,
@@ -38,14 +38,23 @@ def command(server: Server, port: int) -> list[str]:
         "dtype": engine.dtype,
         "tp-size": engine.tensor_parallel_size,
         "page-size": engine.block_size,
-        "max-loras-per-batch": server.bin.max_loras,
-        "max-lora-rank": server.bin.max_lora_rank,
-        "max-loaded-loras": server.max_cpu_loras,
     }
+    if server.modules:
+        flags |= {
+            "max-loras-per-batch": server.bin.max_loras,
+            "max-lora-rank": server.bin.max_lora_rank,
+            "max-loaded-loras": server.max_cpu_loras,
+        }
     modules = [
         quoting.json_text(
             {"lora_name": item.name, "lora_path": vllm_path(item.name, item.source), "pinned": False}
         )
         for item in server.modules
     ]
-    return ["python3", "-m", "sglang.launch_server", *words(flags), "--lora-paths", *modules]
+    return [
+        "python3",
+        "-m",
+        "sglang.launch_server",
+        *words(flags),
+        *(["--lora-paths", *modules] if modules else []),
+    ]

@@ -115,7 +115,7 @@ def _bursts_cell(bursts: Bursts | None) -> str | None:
 
 
 def _adapter(name: str, row: Row) -> Adapter:
-    rank = row.integer("rank", low=1, high=MAX_RANK)
+    rank = row.integer("rank", low=0, high=MAX_RANK)
     rate = row.real("rate", low=0.0, high=1e6, open_low=True)
     inputs = _mean_and_cv(row, "input_tokens", "input_cv", SHAREGPT_INPUT)
     outputs = _mean_and_cv(row, "output_tokens", "output_cv", SHAREGPT_OUTPUT)

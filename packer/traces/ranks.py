@@ -17,7 +17,7 @@ from packer.traces.assign import draw_ranks
 class Ranks:
     """What is known of the ranks of a fleet.
 
-    `table`: adapter → rank.
+    `table`: adapter → rank; 0 for the base model.
     `others`: ranks of adapters that the table does not name, drawn uniformly; empty where they are unknown.
     """
 
@@ -49,4 +49,4 @@ def read_ranks(path: str | os.PathLike[str]) -> dict[str, int]:
 
     names, rows = csv_rows(read_text(path))
     check_columns(names, ("adapter", "rank"), ())
-    return {name: row.integer("rank", low=1, high=MAX_RANK) for name, row in by_adapter(rows)}
+    return {name: row.integer("rank", low=0, high=MAX_RANK) for name, row in by_adapter(rows)}

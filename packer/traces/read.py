@@ -127,7 +127,7 @@ def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
             return None
     if kind.rank in frame.columns:
         rank = frame[kind.rank].str.strip_chars().cast(pl.Int64, strict=False)
-        if rank.null_count() or not rank.is_between(1, MAX_RANK).all():
+        if rank.null_count() or not rank.is_between(0, MAX_RANK).all():
             return None
     inputs, outputs = (column.cast(pl.Int64).to_numpy() for column in tokens)
     found = {"time_s": times, "input_tokens": inputs, "output_tokens": outputs}
@@ -164,7 +164,7 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
         if kind.adapter in row.cells:
             adapters.append(row.name(kind.adapter))
         if kind.rank in row.cells:
-            ranks.append(row.integer(kind.rank, low=1, high=MAX_RANK))
+            ranks.append(row.integer(kind.rank, low=0, high=MAX_RANK))
         if len(adapters) not in (0, len(times)) or len(ranks) not in (0, len(times)):
             row.fail("adapter", "expected an adapter and rank in every row or in none.")
     inputs, outputs = np.array(tokens, dtype=np.int64).reshape(-1, 2).T

@@ -56,6 +56,26 @@ def test_json_arguments_hold_the_plan(hostile_plan: Plan) -> None:
         assert len(set(modules.values())) == len(modules)
 
 
+def test_base_requests_are_served_beside_adapters(toy_plan: Callable[..., Plan]) -> None:
+    """Rank 0 is no LoRA module but a further name of the base model; a server without adapters has LoRA off."""
+    plan = toy_plan(("chat", "code", "base", "plain"))
+    adapters = tuple(replace(a, rank=a.rank * (a.name[0] == "c")) for a in plan.workload.adapters)
+    bins = (
+        replace(plan.bins[0], adapters=(0, 1, 2), shares=()),
+        replace(plan.bins[1], adapters=(3,), shares=()),
+    )
+    plan = replace(plan, workload=replace(plan.workload, adapters=adapters), bins=bins)
+    mixed, off = (entry["command"] for entry in json.loads(export_plan(plan, "vllm")["args.json"]))
+    assert set(parse_lora_modules(mixed[mixed.index("--lora-modules") + 1 :])) == {"chat", "code"}
+    served = mixed.index("--served-model-name")
+    assert mixed[served + 1 : served + 3] == ["acme/toy-7b", "base"]
+    assert [word for word in off if "lora" in word] == []
+    table = json.loads(export_plan(plan, "routing")["routing.json"])["adapters"]
+    assert [(name, table[name][0]["server"]) for name in ("base", "chat", "plain")] == [
+        ("base", "gpu-0"), ("chat", "gpu-0"), ("plain", "gpu-1"),
+    ]  # fmt: skip
+
+
 def test_script_is_words_to_shlex(hostile_plan: Plan) -> None:
     """Reading the script as shell words gives exactly the words of the JSON arguments."""
     files = export_plan(hostile_plan, "vllm")

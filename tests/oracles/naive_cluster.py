@@ -58,6 +58,10 @@ class NaiveServer(NaiveTwin):
                 return
             self._begin()
 
+    def holds(self, request: Request) -> bool:
+        """Whether nothing needs to be loaded for a request: its adapter is in a slot, or it has none."""
+        return self._lora_of(request) is None or request.adapter in self.lora.active
+
     @property
     def outstanding(self) -> int:
         """Requests that were given to the server and are not finished."""
@@ -102,9 +106,7 @@ def punica(servers: Sequence[NaiveServer], turn: Sequence[int], request: Request
 
 def affinity(servers: Sequence[NaiveServer], turn: Sequence[int], request: Request, mean: float) -> int:
     """The most idle, where a missing adapter counts as four requests."""
-    return min(
-        turn, key=lambda s: servers[s].outstanding + 4 * (request.adapter not in servers[s].lora.active)
-    )
+    return min(turn, key=lambda s: servers[s].outstanding + 4 * (not servers[s].holds(request)))
 
 
 def matching_score(servers: Sequence[NaiveServer], turn: Sequence[int], request: Request, mean: float) -> int:
@@ -112,7 +114,7 @@ def matching_score(servers: Sequence[NaiveServer], turn: Sequence[int], request:
 
     def points(s: int) -> float:
         free = 1 - servers[s].outstanding / servers[s].server.max_seqs
-        return 0.2 * free + (0.4 if request.adapter in servers[s].lora.active else 0)
+        return 0.2 * free + (0.4 if servers[s].holds(request) else 0)
 
     return max(turn, key=points)
 
@@ -138,6 +140,8 @@ def _ranks(server: NaiveServer, requests: Sequence[Request]) -> list[int]:
 def _joined(server: NaiveServer, request: Request) -> set[int]:
     """Adapters of the batch with the request's, as far as there are slots."""
     active = server._active()
+    if server._lora_of(request) is None:
+        return active
     return active if len(active) >= server.server.slots else active | {request.adapter}
 
 
@@ -184,7 +188,7 @@ def predicted(servers: Sequence[NaiveServer], turn: Sequence[int], request: Requ
         ms = _law(server, decodes, tokens / steps, joined, beside)
         ms += server.server.coefficients["per_padded_rank_ms"] * len(beside) * (padded - max(beside))
         ms *= steps
-        if request.adapter not in server.lora.active:
+        if not server.holds(request):
             base, per_rank = server.server.host_ms
             ms += base + per_rank * server.server.ranks[request.adapter]
         all_ranks = [*_ranks(server, everyone), own]

@@ -21,9 +21,9 @@ def test_names(name: object) -> None:
         Adapter(name, 8, 0.1)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rank", [0, -8, 7.5, 8.0, 513, 10**9, True, "8"])
+@pytest.mark.parametrize("rank", [-1, -8, 7.5, 8.0, 513, 10**9, True, "8"])
 def test_ranks(rank: object) -> None:
-    """A rank is a whole number from 1 to 512; the message names the adapter."""
+    """A rank is a whole number from 0, the base model, to 512; the message names the adapter."""
     with pytest.raises(ValidationError, match="rank of adapter 'a'"):
         Adapter("a", rank, 0.1)  # type: ignore[arg-type]
 

@@ -12,10 +12,10 @@ from packer.profile import Profile
 from packer.settings import Pool, Slots
 
 
-@pytest.mark.parametrize("pair", [(0, 8), (100_001, 8), (1, 24), (1, 0), (1.5, 8), (True, 8)])
+@pytest.mark.parametrize("pair", [(-1, 8), (100_001, 8), (1, 24), (1, 0), (1.5, 8), (True, 8)])
 @pytest.mark.parametrize("kind", [Slots, Pool])
 def test_values_that_no_server_takes_are_refused(kind: type[Slots | Pool], pair: tuple[int, int]) -> None:
-    """`max_loras` is at least 1, `max_lora_rank` one of vLLM's values."""
+    """`max_loras` is at least 0 (LoRA is off), `max_lora_rank` one of vLLM's values."""
     with pytest.raises(ValidationError, match=r"max_loras|max_lora_rank"):
         kind(*pair)
 

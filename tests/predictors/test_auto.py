@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.errors import IncompatibleError
 from packer.io.profiles import load_profile
 from packer.planning.solve import solve
 from packer.predictors.auto import AutoPredictor
@@ -47,6 +49,21 @@ def test_trees_of_another_profile_lead_searches_only(slower: Profile) -> None:
     one = [Bin(tuple(range(10)), slower.settings(10, 32), slower)]
     reported, simulated = auto.evaluate(fleet, one), TwinPredictor().evaluate(fleet, one)
     assert np.array_equal(reported.mean_ttft_ms, simulated.mean_ttft_ms)
+
+
+def test_requests_to_the_base_model_go_to_the_twin() -> None:
+    """Trees that never saw requests without an adapter refuse them; the default predictor simulates their servers."""
+    known = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    fleet = random_fleet(6, seed=4)
+    fleet = replace(fleet, adapters=(*fleet.adapters, Adapter("base", 0, 0.5)))
+    bins = [Bin((0, 1, 6), known.settings(2, 32), known), Bin((2, 3), known.settings(2, 32), known)]
+    auto = AutoPredictor.for_profile(known)
+    assert auto.learned is not None
+    with pytest.raises(IncompatibleError, match="rank 0"):
+        auto.learned.evaluate(fleet, bins)
+    found, simulated = auto.evaluate(fleet, bins), TwinPredictor().evaluate(fleet, bins)
+    assert auto.left_to_twin == 1
+    assert found.mean_ttft_ms[0] == simulated.mean_ttft_ms[0]
 
 
 def test_the_twin_confirms_a_plan_that_they_led_to(slower: Profile) -> None:

@@ -122,6 +122,26 @@ def test_closed_loop_keeps_its_requests_open(make_profile: MakeProfile) -> None:
     assert (late.sent, late.refused, late.starved) == (9, 1, True)
 
 
+def test_base_model_alone_has_lora_off(make_profile: MakeProfile) -> None:
+    """A server of requests without an adapter has no slots, and costs what the base model costs."""
+    law = LatencySpec(
+        "linear", {"base_ms": 8.0, "first_adapter_ms": 2.0, "per_slot_ms": 0.5, "per_rank_ms": 0.25}
+    )
+    base, one = Workload([Adapter("base", 0, 1.0)]), _trace((1.0, 0, 40, 5), adapters=1)
+    base = base.with_arrivals(one.arrivals)
+    for slots in (0, 4):
+        sim = simulate(base, make_profile(latency=law), max_loras=slots, duration_s=10.0)
+        assert (sim.max_loras, sim.adapter_loads) == (0, 0)
+        assert sim.tpot_ms == pytest.approx([8.0])
+    both = replace(one, adapters=(*base.adapters, *_fleet(1, 1.0).adapters))
+    for version, tpot_ms in (("0.8.5", 8 + 2 + 2 * 0.5), ("0.32.0", 8.0)):
+        profile = make_profile(latency=law)
+        profile = replace(profile, engine=replace(profile.engine, version=version))
+        assert simulate(both, profile, max_loras=2, duration_s=10.0).tpot_ms == pytest.approx([tpot_ms])
+    with pytest.raises(ValidationError, match="max_loras"):
+        simulate(one, make_profile(), max_loras=0, duration_s=10.0)
+
+
 def test_trace_is_sent_exactly(make_profile: MakeProfile) -> None:
     """A replay sends every request of the trace at its time, to its adapter, with its lengths."""
     rng = np.random.default_rng(0)

@@ -123,10 +123,16 @@ def server_setups(
             own = np.flatnonzero(np.isin(candidates.group, served))
             whole = len(own) in (0, len(workload))
             subset = workload if whole else workload.subset(own.tolist())
-            setup = kinds[kind]
+            setup, server = kinds[kind], replace(kinds[kind].server, workload=subset)
+            if not subset.n_loras:  # LoRA is off
+                off = server.profile.settings(0, server.settings.max_lora_rank)
+                tokens = kv_cache_tokens(server.profile, off) - kv_tokens_of(
+                    workload.fine_tuning, server.profile
+                )
+                server = replace(server, settings=off, kv_cache_tokens=tokens)
             found[kind, served] = replace(
                 setup,
-                server=replace(setup.server, workload=subset),
+                server=server,
                 served=np.arange(len(workload)) if whole else own,
             )
     return [found[key] for key in zip(cluster.servers, groups, strict=True)]

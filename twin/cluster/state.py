@@ -258,7 +258,7 @@ def outstanding(c: Servers, s: int) -> int:
 def on_gpu(c: Servers, s: int, a: int) -> bool:
     """Whether an adapter lies on the GPU of a server."""
     row = row_of(c, s, a)
-    resident: bool = row > 0 and c.adapters[s, row, RESIDENT] == 1
+    resident: bool = c.ranks[a] == 0 or (row > 0 and c.adapters[s, row, RESIDENT] == 1)
     return resident
 
 

@@ -82,7 +82,7 @@ def numbers(first: int, end: int) -> list[int]:
 # times take into account when a place gets free (`arrive.free_places`).
 (CONCURRENCY, RELEASED) = numbers(93, 95)
 # Sum over the prefill tokens of the step of the tokens that each attends to.
-(ATTENDED,) = numbers(93, 94)
+(ATTENDED,) = numbers(95, 96)
 N_INTS = 96  # whole cache lines for each server of a cluster
 
 # ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the

@@ -193,8 +193,8 @@ def test_comments_blanks_and_case_of_the_header() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("a,7.5,1", "row 2, column 'rank': expected a whole number from 1 to 512, got '7.5'"),
-        ("a,0,1", "row 2, column 'rank': .*got '0'"),
+        ("a,7.5,1", "row 2, column 'rank': expected a whole number from 0 to 512, got '7.5'"),
+        ("a,-1,1", "row 2, column 'rank': .*got '-1'"),
         ("a,1e9,1", "row 2, column 'rank': .*got '1e9'"),
         ("a,x,1", "row 2, column 'rank': expected a number, got 'x'"),
         ("a,8,0", "row 2, column 'rate': expected a finite number > 0 .*got '0'"),
@@ -263,7 +263,7 @@ def test_a_complete_trace_is_replayed(tmp_path: Path) -> None:
         ([{"adapter": "a", "rank": 8, "rate": "1"}], r"'adapters\.0\.rate': .*got '1'"),
         ([{"adapter": "a", "rank": 8}], r"'adapters\.0\.rate': this key is missing"),
         ([{"adapter": "a", "rank": 8, "rate": 1, "x": 1}], r"'adapters\.0\.x': unknown key"),
-        ([{"adapter": "a", "rank": 0, "rate": 1}], r"'adapters\.0': Expected the rank"),
+        ([{"adapter": "a", "rank": -1, "rate": 1}], r"'adapters\.0': Expected the rank"),
         ([], "at least one adapter"),
         (3, "expected a table, got 3"),
         ({"adapters": [{"name": "a", "rank": 8, "rate": 1}] * 2}, "'a' twice"),

@@ -66,7 +66,7 @@ def random_case(seed: int, *, placed: bool = False) -> Case:
     """A few hundred requests of a few adapters for one to five servers of two kinds."""
     rng = np.random.default_rng(seed)
     m, n, count = int(rng.integers(2, 9)), int(rng.integers(20, 250)), int(rng.integers(1, 6))
-    ranks = [8 if i == 0 else int(rng.choice([8, 16, 32])) for i in range(m)]
+    ranks = [8 if i == 0 else int(rng.choice([0, 8, 16, 32])) for i in range(m)]
     longest = int(rng.choice([6, 20, 40]))
     trace = RequestTrace(
         np.sort(rng.random(n)) * float(rng.choice([0.1, 0.5, 2.0])),
