@@ -187,7 +187,7 @@ def _want(c: Servers, way: Transit, r: int, at_s: float) -> bool:
     node, a = way.node[way.target[r]], c.adapter[r] + 1
     places = way.places[node]
     if c.ranks[a - 1] == 0:  # a request to the base model
-        return _deliver(c, way, r, at_s)
+        return bool(_deliver(c, way, r, at_s))
     if way.room[node] == math.inf or places[a, WHERE] == HELD:
         if not _deliver(c, way, r, at_s):
             return False
