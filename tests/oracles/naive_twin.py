@@ -7,12 +7,13 @@ order of their admission, a deque of waiting ones that is scanned from the front
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from naive_front_end import CHUNK_OUTPUTS, NaiveFrontEnd
+from naive_law import step_ms
 from naive_lora import NaiveLora
 
 MIN_STEP_S = MIN_GAP_S = 5e-5
@@ -305,55 +306,7 @@ class NaiveTwin:
         return ms + (server.disk_ms[0] + server.disk_ms[1] * rank if from_disk else 0.0)
 
     def _step_ms(self, b: int, p: int, context: int) -> float:
-        """The step law as the table in `packer.terms` says in words."""
-        server, active = self.server, self._active()
-        a = len(active)
-        c = defaultdict(float, server.coefficients)
-        if server.form == "paper":
-            r_p = len(self.waiting)
-            return (
-                c["k1"] * b
-                + c["k2"] * r_p
-                + c["k3"] * r_p * a / max(len(self.adapters), 1)
-                + (c["k4"] * b + c["k5"]) * (c["k6"] * a + c["k7"])
-            )
-        t = b + p
-        request_ranks = [server.ranks[request.adapter] for request in self.running]
-        prefill, beyond = float(p > 0), float(t > server.graph_max)
-        captured = bool(self.adapters) and t <= server.graph_max and not server.graphs_without_lora
-        some = float(a > 0 or captured)
-        lora_ms = (
-            c["first_adapter_ms"]
-            + c["per_slot_ms"] * server.slots
-            + c["per_slot_rank_ms"] * server.slot_rank
-            + c["per_lora_token_ms"] * t
-            + c["per_slot_token_ms"] * server.slots * t
-            + c["per_slot_rank_token_ms"] * server.slot_rank * t
-        )
-        padded = t if t > server.graph_max else -(-t // 8) * 8  # CUDA graphs are captured in steps of 8
-        split_k = 64 if (padded if t <= 512 else t) < 128 else 8
-        rank_blocks = math.ceil(server.slot_rank / 16)
-        lora_ms += c["per_slot_block_ms"] * server.slots * split_k * math.ceil(t / 32) * rank_blocks
-        return (
-            c["base_ms"]
-            + c["per_decode_ms"] * b
-            + c["per_prefill_token_ms"] * p
-            + c["prefill_step_ms"] * prefill
-            + some * lora_ms
-            + c["per_adapter_ms"] * a
-            + c["per_rank_ms"] * sum(server.ranks[adapter] for adapter in active)
-            + c["per_adapter_token_ms"] * a * t
-            + c["per_adapter_block_ms"] * a * split_k * rank_blocks
-            + c["per_request_rank_ms"] * sum(request_ranks)
-            + c["per_padded_rank_ms"] * len(request_ranks) * max(request_ranks, default=0)
-            + c["per_adapter_registered_ms"] * a * len(self.lora.registered)
-            + c["per_kv_token_ms"] * context
-            + beyond * (c["beyond_graph_step_ms"] + c["per_token_beyond_graph_ms"] * (t - server.graph_max))
-            + c["per_waiting_ms"] * len(self.waiting)
-            + (c["per_token_beyond_ridge_ms"] * max(0.0, t - server.ridge) if server.ridge else 0.0)
-            + (c["per_attended_token_ms"] * self.attended if p else 0.0)
-            + c["experts_ms"] * (1.0 - (1.0 - server.expert_share) ** t)
-        )
+        return step_ms(self, b, p, context)
 
     def _record(self, dt: float, load_ms: float, prefill_tokens: int, decodes: int, preempted: int) -> None:
         row = self.timeline[int(self.now / self.bin_s)]
