@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.confirm import admits, confirmed_solution
+from packer.solvers.cpsat.solver import CpSat
 from packer.solvers.exact.solver import START_SHARE, ExactSearch
 from packer.solvers.greedy.balance import balanced
 from packer.solvers.limit import within_limit
@@ -26,13 +27,14 @@ class Auto:
     name = "auto"
 
     def supports(self, problem: Problem) -> str | None:
-        """Everything: what column generation can't take is left to greedy or, spread, to spread-refined."""
+        """Everything: what column generation can't take is left to greedy, running plans and given GPUs to cpsat,
+        replan or spread-refined."""
         return None
 
     def solve(self, problem: Problem) -> Solution:
         """The best plan found, with its bound where GPUs are counted."""
-        if problem.objective.fixed_gpus:
-            return start(problem, "spread-refined")
+        if problem.objective.fixed_gpus or problem.old_bins:
+            return start(problem, _refining(problem))
         timed = replace(problem, max_gpus=None).within(_DEFAULT_S)
         first = confirmed_solution(timed.with_share(START_SHARE), start)
         if counts_gpus(problem) is not None:
@@ -61,6 +63,14 @@ class Auto:
         search.bins, search.problem = first.bins if refused else found.bins, problem
         made = search.solution(first)
         return replace(made, details={**found.details, **made.details, **details})
+
+
+def _refining(problem: Problem) -> str:
+    """The solver for a running plan or a given number of GPUs: cpsat where it gains (benchmarks/solvers)."""
+    latency = getattr(problem.objective, "statistic", "mean") == "worst"
+    if CpSat().supports(problem) is None and (problem.old_bins or latency):
+        return "cpsat"
+    return "replan" if problem.old_bins else "spread-refined"
 
 
 def _refused(problem: Problem, found: Solution) -> str:

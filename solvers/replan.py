@@ -53,22 +53,22 @@ class Replan:
         fresh = Greedy().solve(replace(free, old_bins=()))
         kept = _Repair(free).run(enough=len(fresh.bins) if not fresh.unplaced else 1)
         plans = (repaired(free), kept, fresh.bins if not fresh.unplaced else None)
-        options = [_aligned(problem, homeward(free, bins)) for bins in plans if bins]
+        options = [aligned(problem, homeward(free, bins)) for bins in plans if bins]
         if not options:
             return _limited(problem, fresh)
         best = min(options, key=lambda bins: (len(bins), len(moved(problem.old_bins, bins))))
         gone = moved(problem.old_bins, best)
-        moves = Moves(tuple(gone), tuple(_servers(problem, best)))
+        moves = Moves(tuple(gone), tuple(continued(problem, best)))
         return _limited(problem, Solution(tuple(best), moves=moves))
 
 
-def _servers(problem: Problem, bins: Sequence[Bin]) -> list[int | None]:
+def continued(problem: Problem, bins: Sequence[Bin]) -> list[int | None]:
     """For each bin the running server that it continues, None for a new one."""
     becomes = match(problem.old_bins, bins)
     return [becomes.get(k) for k in range(len(bins))]
 
 
-def _aligned(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
+def aligned(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
     """Bins in the order of the running servers that they continue."""
     becomes = match(problem.old_bins, bins)
     order = sorted(range(len(bins)), key=lambda k: (becomes.get(k, len(problem.old_bins)), k))

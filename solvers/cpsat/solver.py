@@ -1,0 +1,77 @@
+"""`cpsat`: large-neighbourhood search with OR-Tools CP-SAT from the plan of another solver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from packer.objectives.moves import moved
+from packer.plan import Moves
+from packer.solvers.base import Problem, Solution, start
+from packer.solvers.confirm import confirmed_solution
+from packer.solvers.cpsat.search import Search
+from packer.solvers.limit import within_limit
+from packer.solvers.replan import aligned, continued
+from packer.solvers.support import plain
+
+DEFAULT_S = 30.0
+"""Time without a limit."""
+
+_START_SHARE = 0.4
+_WORK_PER_S = 0.06
+"""Deterministic work of CP-SAT for each second of the limit: a search that ends by it gives the same plan on every
+machine, and a machine of its own takes half of the limit for it."""
+
+
+@dataclass(frozen=True)
+class CpSat:
+    """Frees a few servers at a time, has CP-SAT pack their adapters again, and keeps what the predictor admits.
+
+    `first`: the solver whose plan it starts from, which it never makes worse; "": spread-refined for a given number of
+    GPUs, replan for a running plan, mixed for several kinds of server, else greedy.
+    """
+
+    first: str = ""
+
+    name = "cpsat"
+
+    def supports(self, problem: Problem) -> str | None:
+        """Objectives that minimise GPUs, prices, moves or latency; adapters stay whole."""
+        minimises = problem.objective.minimises
+        if minimises not in ("gpus", "price", "latency"):
+            return f"it packs for GPUs, prices or latency, and the objective minimises {minimises}"
+        return plain(replace(problem, profiles=problem.profiles[:1]))
+
+    def solve(self, problem: Problem) -> Solution:
+        """The start, or a better plan."""
+        timed = problem.within(DEFAULT_S)
+        free = timed if problem.objective.fixed_gpus else replace(timed, max_gpus=None)
+        name = self.first or _usual(problem)
+        first = confirmed_solution(free.with_share(_START_SHARE), lambda posed: start(posed, name))
+        if first.unplaced or not first.bins:
+            return within_limit(problem, first)
+        search = Search(timed, first.bins)
+        bins = search.run(_WORK_PER_S * (timed.time_limit_s or DEFAULT_S))
+        details = {
+            "first": name,
+            "first_key": list(search.first.key[1:]),
+            "neighbourhoods": search.neighbourhoods,
+            "improvements": search.improvements,
+            "servers_refused": search.cuts,
+        }
+        moves = None
+        if problem.old_bins:
+            bins = tuple(aligned(problem, bins))
+            moves = Moves(tuple(moved(problem.old_bins, bins)), tuple(continued(problem, bins)))
+        found = replace(first, bins=bins, moves=moves, details={**first.details, **details})
+        if bins != first.bins and first.lower_bound is not None and not first.proven:
+            found = replace(found, lower_bound=None, bound_source="")
+        return within_limit(problem, found)
+
+
+def _usual(problem: Problem) -> str:
+    """The solver whose plan is the start where none is named."""
+    if problem.objective.fixed_gpus:
+        return "spread-refined"
+    if problem.old_bins:
+        return "replan"
+    return "mixed" if len(problem.profiles) > 1 else "greedy"

@@ -1,0 +1,143 @@
+"""What CP-SAT knows of a server: a linear estimate of how full it is, fitted to the predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from packer.arrays import FloatArray, IntArray
+from packer.bin import Bin
+from packer.checks import slot_rank_for
+from packer.profile import Profile
+from packer.solvers.base import Problem
+from packer.solvers.slots import SlotSearch
+
+_ORDERS, _SIMULATED_ORDERS = 24, 6
+"""Random orders of adapters that are filled up for each kind of server, and where that takes simulations."""
+
+_POWERS = (0.0, 0.0, 1.0, -0.5)
+"""An order prefers adapters by their load to one of these powers."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Servers of one profile and slot rank, and what an adapter takes of one.
+
+    `shares`: float64 (n,), for every adapter of the fleet; 1 is a full server (or, for latency, an infinite wait).
+    `base`: what an empty server starts with.
+    """
+
+    profile: Profile
+    slot_rank: int
+    shares: FloatArray
+    base: float = 0.0
+
+
+def features(problem: Problem) -> FloatArray:
+    """What may take room on a server, float64 (n, 4): input tok/s, output tok/s, 1 and the rank of each adapter."""
+    fleet = problem.workload
+    rates, ranks = fleet.rates, fleet.ranks.astype(np.float64)
+    columns = [rates * fleet.mean_input_tokens, rates * fleet.mean_output_tokens, np.ones(len(fleet)), ranks]
+    return np.stack(columns, axis=1)
+
+
+def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[Kind]:
+    """One kind for each profile and slot rank that holds an adapter.
+
+    Adapters are added in random orders until the predictor refuses the server; a server as full as the last one that it
+    admits weighs 1 (non-negative least squares over these).
+    """
+    rows = features(problem)
+    found = []
+    for profile in problem.profiles:
+        for rank, members in _by_slot(problem):
+            full = [_largest(problem, profile, order) for order in _orders(problem, members, rank, rng)]
+            held = [rows[list(each)].sum(axis=0) for each in full if each]
+            if held:
+                theta, _ = _fit(np.array(held), np.ones(len(held)))
+                found.append(Kind(profile, rank, rows @ theta))
+    return found
+
+
+def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Generator) -> list[Kind]:
+    """One kind for each profile and slot rank: 1 − (least latency / latency), which is linear in the load of a queue.
+
+    Servers like those of the plan, with adapters exchanged, removed and added at random, are evaluated.
+    """
+    rows, fleet, slots = features(problem), problem.workload, SlotSearch(problem)
+    tried = list(bins)
+    count = (_SIMULATED_ORDERS if problem.evaluator.simulates else _ORDERS) * 4
+    for _ in range(count):
+        one, other = (bins[int(rng.integers(len(bins)))] for _ in range(2))
+        pool = np.array(sorted({*one.adapters, *other.adapters}))
+        size = int(np.clip(rng.normal(1.0, 0.2) * len(one.adapters), 1, len(pool)))
+        chosen = tuple(sorted(rng.choice(pool, size, replace=False).tolist()))
+        tried.append(slots.like(chosen, one))
+    evaluations = problem.evaluator.evaluate(fleet, tried)
+    latency = np.array([_latency(problem, item, k, evaluations) for k, item in enumerate(tried)])
+    known = np.isfinite(latency) & (latency > 0.0)
+    if not known.any():
+        return []
+    least = 0.9 * float(latency[known].min())
+    found = []
+    for profile, rank in dict.fromkeys((item.profile, item.max_lora_rank) for item in tried):
+        here = [k for k in np.flatnonzero(known).tolist()
+                if (tried[k].profile, tried[k].max_lora_rank) == (profile, rank)]  # fmt: skip
+        if len(here) < 3:
+            continue
+        held = np.array([rows[list(tried[k].adapters)].sum(axis=0) for k in here])
+        theta, base = _fit(held, 1.0 - least / latency[here], with_base=True)
+        found.append(Kind(profile, rank, rows @ theta, base))
+    return found
+
+
+def _latency(problem: Problem, item: Bin, k: int, evaluations: object) -> float:
+    one = type(evaluations).of([evaluations[k]])  # type: ignore[attr-defined,index]
+    return problem.objective.key(problem.workload, [item], one)[0]
+
+
+def _by_slot(problem: Problem) -> list[tuple[int, IntArray]]:
+    """Slot ranks of the fleet, each with the adapters that fit its slots."""
+    slot = np.array([slot_rank_for(rank) for rank in problem.workload.ranks.tolist()])
+    return [(rank, np.flatnonzero(slot <= rank)) for rank in np.unique(slot).tolist()]
+
+
+def _orders(
+    problem: Problem, members: IntArray, rank: int, rng: np.random.Generator
+) -> list[tuple[int, ...]]:
+    """Random orders of these adapters, the first one of each needs the slot rank."""
+    loads = problem.workload.offered_tok_s_by_adapter[members]
+    largest = np.array([slot_rank_for(r) == rank for r in problem.workload.ranks[members].tolist()])
+    found = []
+    for k in range(_SIMULATED_ORDERS if problem.evaluator.simulates else _ORDERS):
+        keys = rng.exponential(size=len(members)) / np.maximum(loads, 1e-9) ** _POWERS[k % len(_POWERS)]
+        keys[rng.choice(np.flatnonzero(largest))] = -1.0
+        found.append(tuple(members[np.argsort(keys, kind="stable")].tolist()))
+    return found
+
+
+def _largest(problem: Problem, profile: Profile, order: Sequence[int]) -> tuple[int, ...]:
+    """The longest start of the order that bisection finds admissible."""
+    slots, hint = SlotSearch(problem), 32
+    low, high = 0, min(len(order), problem.most_adapters) + 1
+    tried = min(16, high - 1)
+    while high - low > 1 and not problem.out_of_time():
+        made = slots.feasible(order[:tried], profile, hint=min(hint, tried), thorough=True)
+        low, high, hint = (low, tried, hint) if made is None else (tried, high, made.max_loras)
+        if made is None:
+            low, high = low if low < tried else 0, tried
+        tried = (low + high) // 2 if high <= len(order) else min(2 * tried, (tried + high) // 2 + 1, high - 1)
+        tried = max(low + 1, min(tried, high - 1))
+    return tuple(order[:low])
+
+
+def _fit(held: FloatArray, target: FloatArray, *, with_base: bool = False) -> tuple[FloatArray, float]:
+    """Non-negative weights of the features, and a base, that come nearest to the target."""
+    from scipy.optimize import nnls
+
+    columns = np.column_stack([held, np.ones(len(held))]) if with_base else held
+    scale = np.maximum(columns.max(axis=0), 1e-12)
+    theta = nnls(columns / scale, np.maximum(target, 0.0))[0] / scale
+    return (theta[:-1], float(theta[-1])) if with_base else (theta, 0.0)
