@@ -6,15 +6,13 @@ import gc
 import os
 import sys
 import time
-from functools import partial
-
-from packer.errors import PackerError
 
 try:
     import click
 
     from packer.cli.declare import LazyGroup
-    from packer.cli.streams import fail, flush, prepare
+    from packer.cli.streams import fail, last_words, prepare
+    from packer.errors import PackerError, raised
 except KeyboardInterrupt:  # before `run` can report it
     sys.exit(130)
 
@@ -28,8 +26,12 @@ click.version_option(package_name="adapter-packer", prog_name="packer")(cli)
 def main() -> None:
     """Entry point: errors become one line and an exit code, never a traceback."""
     gc.set_threshold(500_000, 50)  # a command ends before garbage collection pays
-    prepare()
-    code = flush(run(sys.argv[1:], started=STARTED))
+    try:
+        prepare()
+        code = run(sys.argv[1:], started=STARTED)
+    except KeyboardInterrupt:  # before or after the command, or a second one
+        code = 130
+    code = last_words(code)
     gc.freeze()  # skips the last garbage collection, which takes 0.1 s
     sys.exit(code)
 
@@ -39,7 +41,11 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
 
     `started`: `time.monotonic()` when the user started the command; None: now.
     """
-    failed = partial(fail, as_json="--json" in arguments)
+    as_json = "--json" in arguments
+
+    def failed(error: BaseException, code: int, message: str = "") -> int:
+        return fail(error, code, message=message, as_json=as_json)
+
     try:
         result = cli.main(
             arguments,
@@ -59,9 +65,23 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
         return failed(error, 2)
     except MemoryError as error:
         return failed(error, 2, message="not enough memory")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if os.environ.get("PACKER_DEBUG"):
             raise
-        kind = type(error).__name__
-        return failed(error, 1, message=f"internal error: {kind}: {error} (PACKER_DEBUG=1 shows where)")
+        return failed(error, *_blamed(error))
     return result if isinstance(result, int) else 0
+
+
+def _blamed(error: BaseException) -> tuple[int, str]:
+    """Exit code and message of an error that nothing in packer expects."""
+    from packer.registry import plugin_behind
+
+    plugin = plugin_behind(error)
+    if plugin is not None:
+        return 2, f"{plugin[0].upper()}{plugin[1:]} {raised(error)}."
+    kind, where = type(error).__name__, error.__traceback__
+    while where is not None:
+        if where.tb_frame.f_globals.get("__name__") in ("numba.core.config", "numba.np.ufunc.parallel"):
+            return 2, f"Numba refuses its settings in the environment (NUMBA_…): {error}"
+        where = where.tb_next
+    return 1, f"internal error: {kind}: {error} (PACKER_DEBUG=1 shows where)"

@@ -33,6 +33,8 @@ from typing import Any, TypeVar, dataclass_transform, get_type_hints
 import click
 from click.core import ParameterSource
 
+from packer.cli.streams import only_results
+
 T = TypeVar("T")
 FEW_OPTIONS = 12
 """Up to so many options stand in one section of a help page."""
@@ -114,7 +116,8 @@ def command(function: Callable[..., Any]) -> click.Command:
             key: kind(**{each.name: values[each.name] for each in fields(kind)})
             for key, kind in kinds.items()
         }
-        return function(**given)
+        with only_results():
+            return function(**given)
 
     declared = [each for kind in kinds.values() for each in parameters(kind)]
     everywhere = {

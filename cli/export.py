@@ -9,6 +9,7 @@ import click
 from packer.cli.declare import bundle, command, option, values
 from packer.cli.options import PlanFile, Writing
 from packer.cli.output import note
+from packer.cli.streams import results
 from packer.export.formats import ANY_ENGINE, FORMATS
 from packer.words import counted
 
@@ -121,7 +122,7 @@ def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing)
     if out.as_json:
         print_json({"format": target.format_name, "files": files})
     elif target.output is None:
-        click.echo(next(iter(files.values())), nl=False)
+        click.echo(next(iter(files.values())), nl=False, file=results())
     for path, name in paths.items():
         make_folder(path.parent)
         write_text(path, files[name], force=out.force)

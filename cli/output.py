@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
+from packer.cli.streams import plain_json, results
 from packer.errors import OutputError
 from packer.io.frames import pl
 from packer.words import number, visible
@@ -35,9 +36,9 @@ def console(*, stderr: bool = False) -> Console:
             """The reading process has closed the output: `packer.cli.run` ends the program without an error."""
             raise BrokenPipeError
 
-    stream = sys.stderr if stderr else sys.stdout
+    stream = sys.stderr if stderr else results()
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Patient(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    return Patient(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
 LONGEST_WORD = 16
@@ -128,8 +129,8 @@ def _json(data: Any, *, ascii_only: bool = False) -> str:
 
 def print_json(data: Any) -> None:
     """Print data as JSON to standard output."""
-    utf_8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    click.echo(_json(data, ascii_only=not utf_8))
+    utf_8 = (results().encoding or "").lower().replace("-", "") == "utf8"
+    click.echo(plain_json(_json(data, ascii_only=not utf_8)), file=results())
 
 
 def write_json(data: Any, path: str | None) -> None:

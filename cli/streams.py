@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
-from packer.errors import KernelsNotKeptWarning
+from packer.errors import KernelsNotKeptWarning, brief
 from packer.words import visible
 
 
@@ -70,6 +72,46 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+_RESULTS: list[TextIO] = []
+
+
+@contextmanager
+def only_results() -> Iterator[None]:
+    """Standard output is for results in the block: whatever else is printed goes to standard error.
+
+    A strategy of another package may print, and a result may be JSON.
+    """
+    _RESULTS.append(results())
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _RESULTS.pop()
+
+
+def results() -> TextIO:
+    """Where results are printed."""
+    return _RESULTS[-1] if _RESULTS else sys.stdout
+
+
+def plain_json(text: str) -> str:
+    """JSON without characters that a terminal acts on: of those, `json.dumps` escapes the first 32 alone."""
+    return _ACTED_ON.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+_ACTED_ON = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+
+
+def last_words(code: int) -> int:
+    """Write what is buffered; Ctrl-C then changes nothing any more. Returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    code = flush(code)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(code))  # threads may still work on what is not needed
+    return code
+
+
 def flush(code: int) -> int:
     """Write what is buffered; the exit code, which is 2 if standard output could not take it."""
     for stream in (sys.stdout, sys.stderr):
@@ -91,19 +133,18 @@ def _discard(number: int) -> None:
 
 def fail(error: BaseException, code: int, *, message: str = "", as_json: bool = False) -> int:
     """Report an error in one line on standard error, and with `as_json` as an object on standard output."""
-    text = message or str(error)
+    found = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    text = "\n".join(map(visible, brief(message or found).split("\n")))
     with suppress(OSError):
         if isinstance(error, click.ClickException):
-            text = error.format_message()
-            error.show()
+            context = error.ctx if isinstance(error, click.UsageError) else None
+            click.UsageError(text, context).show()
         else:
             click.echo(f"packer: {text}", err=True)
     if as_json:
-        import json
-
         about = {"type": type(error).__name__, "message": text, "exit_code": code}
         place = {name: getattr(error, name, None) for name in ("path", "row", "column", "key")}
         about |= {name: value for name, value in place.items() if value is not None}
         with suppress(OSError):
-            click.echo(json.dumps({"error": about}, indent=2))
+            click.echo(plain_json(json.dumps({"error": about}, indent=2)), file=results())
     return code

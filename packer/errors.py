@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -130,6 +131,21 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}… ({len(text)} characters)"
 
 
+LONGEST_WORD, LONGEST_PATH, LONGEST_TEXT = 200, 1000, 10_000
+"""Characters of a value, of a path and of a message that are shown."""
+
+
+def brief(text: str) -> str:
+    """A message in which no word, and not the whole, is too long to be read."""
+
+    def cut(word: re.Match[str]) -> str:
+        longest = LONGEST_PATH if "/" in word[0][:LONGEST_WORD] else LONGEST_WORD
+        return word[0] if len(word[0]) <= longest else f"{word[0][:longest]}…"
+
+    text = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", cut, text[: 2 * LONGEST_TEXT])
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
+
+
 @contextmanager
 def plugged(who: str) -> Iterator[None]:
     """What a strategy of another package raises in the block is a `PluginError`, unless it is an error of packer's."""
@@ -137,8 +153,22 @@ def plugged(who: str) -> Iterator[None]:
         yield
     except PackerError:
         raise
-    except Exception as error:
-        raise PluginError(f"{who} raised {type(error).__name__}: {error}.") from error
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{who} {raised(error)}.") from error
+
+
+def raised(error: BaseException) -> str:
+    """What an error of other code says, and where it was raised."""
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    place = "" if where is None else f" ({where.tb_frame.f_code.co_filename}, line {where.tb_lineno})"
+    what = (
+        "ended the program by sys.exit"
+        if isinstance(error, SystemExit)
+        else f"raised {type(error).__name__}: {error}"
+    )
+    return f"{what}{place}"
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from packer.errors import (
     PluginError,
     UnknownNameError,
     ValidationError,
+    raised,
     shown,
 )
 
@@ -68,12 +69,27 @@ def load(kind: str, name: str) -> Any:
     entry = entries[name]
     try:
         return entry.load()
-    except Exception as error:
-        what = f"The {kind} {name!r} ({entry.value}) can't be loaded: {type(error).__name__}: {error}."
+    except (Exception, SystemExit) as error:
+        what = f"The {kind} {name!r} ({entry.value}) can't be loaded: it {raised(error)}."
         absent = error.name if isinstance(error, ModuleNotFoundError) else None
         if absent is not None and absent.partition(".")[0] != entry.module.partition(".")[0]:
             raise MissingDependencyError(f"{what} Install {absent.partition('.')[0]!r}.") from error
         raise PluginError(what) from error
+
+
+def plugin_behind(error: BaseException) -> str | None:
+    """The strategy of another package in whose code an error was raised, as text; None where there is none."""
+    packages = {
+        entry.module.partition(".")[0]: f"the {kind} {entry.name!r} ({entry.value})"
+        for kind in GROUPS
+        for entry in _entries(kind).values()
+    }
+    packages.pop("packer", None)
+    found, where = None, error.__traceback__
+    while where is not None:
+        package = str(where.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        found, where = packages.get(package, found), where.tb_next
+    return found
 
 
 def make(kind: str, spec: str, classes: Mapping[str, Any] | None = None) -> Any:

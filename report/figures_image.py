@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ _SETTINGS: dict[Any, Any] = {
 
 def render_image(figure: Figure, suffix: str) -> bytes:
     """The bytes of a .png (150 dpi) or .svg; the same figure gives the same bytes."""
+    os.environ["MPLBACKEND"] = "agg"  # another one is not needed, and a wrong one would end the import
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas

@@ -7,6 +7,7 @@ import click
 from packer.cli.declare import argument, bundle, command, flag
 from packer.cli.options import Output
 from packer.cli.output import Table
+from packer.cli.streams import results
 
 RANKS = (8, 16, 32, 64)
 SLOTS = (8, 16, 32, 64, 128, 256, 384)
@@ -38,7 +39,7 @@ def show(given: Given, out: Output) -> None:
 
     profile = load_profile(given.profile_name)
     if given.as_toml:
-        click.echo(format_profile(profile), nl=False)
+        click.echo(format_profile(profile), nl=False, file=results())
         return
     data = {**profile_to_dict(profile), "label": profile.label, "fingerprint": profile.fingerprint}
     errors = [(f"error, {key}", f"{value:g}") for key, value in profile.errors.items()]

@@ -95,6 +95,10 @@ def _bounded(data: Any, language: str, row: int | None = None) -> Any:
     raise FileFormatError(_too_deep(language), row=row)
 
 
+_LONG_KEY = re.compile(rf"(?<![-\w])(?:(?:[-\w]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}")
+"""A key of more parts than there may be levels."""
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """The data in a TOML text.
 
@@ -102,6 +106,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     import tomllib
 
+    if _LONG_KEY.search(text):  # the time that tomllib takes for it grows with the square of its parts
+        raise FileFormatError(_too_deep("TOML"))
     try:
         data = tomllib.loads(text)
     except RecursionError:

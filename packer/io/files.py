@@ -103,6 +103,8 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
     target = Path(path)
     try:
         target = Path(os.path.realpath(target)) if target.is_symlink() else target
+        if target.is_symlink():
+            raise OutputError(f"{target}: expected a file to write, got a link that leads to itself.")
         if target.is_dir():
             raise OutputError(f"{target}: expected a file to write, got a directory.")
         if target.exists() and not target.is_file():  # replacing a device would break the machine

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from packer.errors import FileFormatError
 from packer.io.files import write_bytes
 from packer.io.frames import pl
+from packer.io.tables import QUOTE_FORMULAS, unformulated
 
 TIME_LIMIT_S = 600.0
 MAX_CELLS = 200_000_000
@@ -102,4 +103,7 @@ def parquet_bytes(frame: pl.DataFrame, metadata: Mapping[str, str] | None = None
 def write_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> None:
     """Write a table as CSV if `path` ends in .csv, else as Parquet, atomically."""
     csv = os.fspath(path).lower().endswith(".csv")
+    if csv and os.environ.get(QUOTE_FORMULAS):
+        texts = [name for name, kind in frame.schema.items() if kind == pl.String]
+        frame = frame.with_columns(pl.col(texts).map_elements(unformulated, return_dtype=pl.String))
     write_bytes(path, frame.write_csv().encode() if csv else parquet_bytes(frame))

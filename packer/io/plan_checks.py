@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from packer.errors import shown
+from packer.evaluation import FIGURES, FLAGS
 from packer.fingerprint import fingerprint
 from packer.plan import Plan, Status
 from packer.twin.memory.policy import memory_error
+from packer.words import listed
 
 
 def content(plan: Plan) -> str:
@@ -26,11 +31,27 @@ def disagreements(plan: Plan) -> Iterator[tuple[str, str]]:
         if found and len(found) != len(plan.bins):
             yield key, f"expected an entry for each of the {len(plan.bins)} servers, got {len(found)}"
     yield from _status(plan)
+    yield from _negative(plan)
+    known = [key for key in plan.versions if key.startswith("profile ")]
     for profile in dict.fromkeys(item.profile for item in plan.bins):
-        noted = plan.versions.get(f"profile {profile.name}", profile.fingerprint)
-        if noted != profile.fingerprint:
+        noted = plan.versions.get(f"profile {profile.name}", "" if known else profile.fingerprint)
+        if not noted:
+            rule = f"expected one that the plan was made for ({listed(known)})"
+            yield "profiles", f"{rule}, got {shown(profile.name)}"
+        elif noted != profile.fingerprint:
             rule = f"expected the profile {profile.name!r} that the plan was made for, {noted}"
             yield "profiles", f"{rule}, got {profile.fingerprint}"
+
+
+def _negative(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Figures below 0, which no server has."""
+    for name in FIGURES:
+        column = getattr(plan.evaluations, name)
+        for k in np.flatnonzero(column < 0).tolist() if name not in FLAGS else ():
+            yield f"gpus.{k}.evaluation.{name}", f"expected a figure >= 0, got {column[k]:g}"
+    for name, column in (plan.adapters._asdict() if plan.adapters else {}).items():
+        for i in np.flatnonzero(column < 0).tolist():
+            yield f"adapters.{name}", f"expected figures >= 0, got {column[i]:g}"
 
 
 def _status(plan: Plan) -> Iterator[tuple[str, str]]:

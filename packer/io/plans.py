@@ -56,9 +56,9 @@ class MovesTable(Table):
 class PlainFields(Table):
     """Fields of a plan that are in the file as they are, tuples as lists."""
 
-    objective: str
-    solver: str
-    predictor: str
+    objective: str = Field(pattern=r"\S")
+    solver: str = Field(pattern=r"\S")
+    predictor: str = Field(pattern=r"\S")
     objective_value: list[float | None]
     """None: infinite, as the latency of a server that does not start."""
     lower_bound: float | None = None

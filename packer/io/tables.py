@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import io
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -130,8 +131,23 @@ def csv_rows(text: str) -> tuple[list[str], Iterator[Row]]:
     return names, rows()
 
 
+QUOTE_FORMULAS = "PACKER_QUOTE_FORMULAS"
+"""Environment variable: texts that a spreadsheet would calculate are written with an apostrophe before them."""
+
+
+def unformulated(cell: object) -> object:
+    """A cell that a spreadsheet shows as it is."""
+    return (
+        f"'{cell}"
+        if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") and cell
+        else cell
+    )
+
+
 def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]], *, quoted: bool = False) -> str:
     """A table as CSV; `quoted`: texts stand in quotes, in which a # starts no comment and no line ends."""
+    if os.environ.get(QUOTE_FORMULAS):
+        rows = ([unformulated(cell) for cell in row] for row in rows)
     text = io.StringIO()
     quoting: Any = csv.QUOTE_NONNUMERIC if quoted else csv.QUOTE_MINIMAL
     csv.writer(text, lineterminator="\n", quoting=quoting).writerows([columns, *rows])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from packer.cli import run
+from packer.cli.streams import plain_json
 
 PACKER = "import sys; from packer.cli import main; sys.argv[0] = 'packer'; main()"
 
@@ -161,3 +163,95 @@ def test_ctrl_c_while_modules_are_imported_is_no_traceback(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert done.returncode == 130
     assert done.stderr.strip() in (b"", b"packer: interrupted")
+
+
+def test_what_a_file_or_server_says_does_not_reach_the_terminal_raw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A header sets no title, in messages and in JSON; a value of thousands of signs is cut."""
+    monkeypatch.chdir(tmp_path)
+    Path("f.csv").write_text("a\x1b]0;x\x07b\x9b31m,rank\n1,2\n", "utf-8")
+    for words in (["solve", "f.csv"], ["solve", "f.csv", "--json"], ["solve", "\x1b[2Jx"], ["\x1b[2Jx"]):
+        assert run(words) == 2
+        out, err = capsys.readouterr()
+        assert not set(out + err) & {"\x1b", "\x07", "\x9b"}
+        assert err.startswith(("packer: ", "Usage: "))
+    Path("f.csv").write_text(f"adapter,rank,rate\na,{'9' * 5000}x,1\n")
+    assert run(["solve", "f.csv"]) == 2
+    assert max(map(len, capsys.readouterr().err.split())) <= 201
+
+
+def test_json_has_nothing_that_a_terminal_acts_on() -> None:
+    """The same data, without the control and direction signs that JSON allows."""
+    text = json.dumps({"a": "\x9b2J\u202e\x7fé\u2066"}, ensure_ascii=False)
+    shown = plain_json(text)
+    assert shown == '{"a": "\\u009b2J\\u202e\\u007fé\\u2066"}'
+    assert json.loads(shown) == json.loads(text)
+
+
+PLUGIN = """
+import sys
+print("loaded")
+
+class Mine:
+    name = "mine"
+    def supports(self, *_): return None
+    def solve(self, *_args, **_more):
+        print("noise")
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [("sys.exit(0)", "ended the program by sys.exit"),
+     ("raise RuntimeError('\\x1b[2Jno')", r"raised RuntimeError: \\x1b\[2Jno")],
+)  # fmt: skip
+def test_a_plug_in_that_fails_is_named_with_its_file(tmp_path: Path, body: str, what: str) -> None:
+    """Exit code 2 whatever it does; what it prints does not stand among the results."""
+    (tmp_path / "strange_plugin.py").write_text(PLUGIN.replace("{body}", body))
+    info = tmp_path / "strange-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[packer.solvers]\nmine = strange_plugin:Mine\n")
+    (tmp_path / "f.csv").write_text("adapter,rank,rate\na,8,1\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "from packer.cli import main; main()", "solve", "f.csv", "--objective", "gpus",
+         "--solver", "mine", "--json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert re.search(
+        rf"[Tt]he solver 'mine' \(strange_plugin:Mine\) {what} \(.*strange_plugin.py, line 10\)",
+        error["message"],
+    )
+    assert error["message"] in done.stderr
+    assert "noise" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["0", "-3"])
+def test_settings_that_numba_refuses_are_bad_input(value: str, tmp_path: Path) -> None:
+    """Exit code 2, and the message names the environment."""
+    (tmp_path / "f.csv").write_text("adapter,rank,rate\na,8,1\n")
+    done = shell("packer simulate f.csv --max-loras 1 --duration 5", tmp_path, NUMBA_NUM_THREADS=value)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"packer: Numba refuses its settings in the environment")
+
+
+def test_ctrl_c_while_a_command_ends_changes_nothing() -> None:
+    """One that comes while results are written is too late; the exit code is that of the command."""
+    program = (
+        "import os, signal, sys\n"
+        "import packer.cli as c, packer.cli.streams as s\n"
+        "before = s.flush\n"
+        "def flush(code):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return before(code)\n"
+        "s.flush = flush\n"
+        "sys.argv = ['packer', 'systems']\n"
+        "c.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout

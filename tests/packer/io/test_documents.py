@@ -91,3 +91,20 @@ def test_json_numbers_are_finite(text: str) -> None:
     """JSON has no NaN; Python's reader takes it."""
     with pytest.raises(FileFormatError, match="expected a finite number"):
         parse_json(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" + ".a" * 40_000 + "=1", '"a"' + ' . "a"' * 70 + "=1", "x={a" + ".'b c'" * 70 + "=1}"]
+)
+def test_a_toml_key_of_many_parts_is_refused(text: str) -> None:
+    """It is refused before it is parsed, which would take a minute and gigabytes."""
+    with pytest.raises(FileFormatError, match="at most 64 lists and objects"):
+        parse_toml(text)
+
+
+def test_long_words_and_keys_of_several_parts_are_read() -> None:
+    """What is looked for is looked for in linear time."""
+    assert parse_toml(f'a.b."c d" = "{"x" * 1_000_000}"\n[t.u]\nv = 1.5') == {
+        "a": {"b": {"c d": "x" * 1_000_000}},
+        "t": {"u": {"v": 1.5}},
+    }

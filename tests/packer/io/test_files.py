@@ -144,3 +144,11 @@ def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
         write_text(tmp_path / "link", "two", force=False)
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "folder" / "real").read_text() == "one"
+
+
+def test_a_link_to_itself_is_no_place_to_write(tmp_path: Path) -> None:
+    """It is left as it is."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OutputError, match="a link that leads to itself"):
+        check_writable(tmp_path / "loop", force=True)
+    assert (tmp_path / "loop").is_symlink()

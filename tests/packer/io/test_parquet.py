@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import polars as pl
 import pytest
 
 from packer.errors import FileFormatError
 from packer.io import parquet
+from packer.io.tables import csv_text
 
 
 def content() -> bytes:
@@ -67,3 +69,25 @@ def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "MAX_TABLE_BYTES", 10)
     with pytest.raises(FileFormatError, match="more than 10 bytes"):
         parquet.read_parquet(content())
+
+
+def test_formulas_are_quoted_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spreadsheet would calculate a text that begins like a formula; numbers are left as they are."""
+    frame = pl.DataFrame(
+        {"adapter": ["=cmd()", "+1", "-1", "@x", "a=b", "", None], "n": [-1, 2, 3, 4, 5, 6, 7]}
+    )
+    rows = list(frame.iter_rows())
+    parquet.write_frame(frame, tmp_path / "plain.csv")
+    assert (
+        (tmp_path / "plain.csv").read_text().splitlines()[1]
+        == "=cmd(),-1"
+        == csv_text([], rows).splitlines()[1]
+    )
+    monkeypatch.setenv("PACKER_QUOTE_FORMULAS", "1")
+    parquet.write_frame(frame, tmp_path / "quoted.csv")
+    lines = (tmp_path / "quoted.csv").read_text().splitlines()[1:]
+    assert (
+        lines[:5]
+        == ["'=cmd(),-1", "'+1,2", "'-1,3", "'@x,4", "a=b,5"]
+        == csv_text([], rows).splitlines()[1:6]
+    )

@@ -181,8 +181,29 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "headroom": (lambda d: d.update(headroom=[1.0]), "key 'headroom': expected an entry for each of the 2"),
     "moves": (lambda d: d["moves"].update(servers=[]) or d["moves"]["servers"].extend([1]), "moves.servers"),
     "another profile": (lambda d: d["versions"].update({"profile toy": "0" * 16}), "key 'profiles'"),
+    "a renamed profile": (
+        lambda d: (
+            d["profiles"]["toy"].update(name="other"),
+            d["versions"].update({"profile toy": "0" * 16}),
+        )[0],
+        r"one that the plan was made for \(profile toy\), got 'other'",
+    ),
+    "a negative latency": (
+        _figure("mean_ttft_ms", -1.0),
+        "gpus.0.evaluation.mean_ttft_ms': expected a figure >= 0",
+    ),
     "a missing evaluation": (lambda d: d["gpus"][1].pop("evaluation"), "gpus.1.evaluation"),
 }
+
+
+@pytest.mark.parametrize("key", ["objective", "solver", "predictor"])
+@pytest.mark.parametrize("value", ["", "  "])
+def test_a_plan_names_how_it_was_made(plan: Plan, tmp_path: Path, key: str, value: str) -> None:
+    """A plan without an objective could not be compared with another."""
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan_to_dict(plan) | {key: value}))
+    with pytest.raises(FileFormatError, match=f"key '{key}'"):
+        load_plan(path, changed=True)
 
 
 @pytest.mark.parametrize("change", CHANGES)
