@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,12 +12,14 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, RequestTrace
+from packer.change import Change
 from packer.cluster import Cluster
 from packer.errors import ValidationError
 from packer.goal import Slo
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Schedule
 from packer.twin.arrivals import draw_requests
+from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.workload import Workload
 
@@ -108,6 +110,48 @@ def windows_of(schedule: Schedule) -> list[Window]:
     ]
 
 
+def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:
+    """All servers of the windows as one cluster, those of the first one in front, and what changes between windows.
+
+    In a change servers start, adapters are loaded where they come, requests take their new ways, adapters leave and
+    servers stop, in this order. A server with the same number and other settings is another server.
+    """
+    keys = [list(zip(w.numbers or range(len(w.cluster)), w.cluster.servers, strict=True)) for w in windows]
+    kinds = {kind.name: kind for window in windows for kind in window.cluster.kinds}
+    number = {key: k for k, key in enumerate(dict.fromkeys(key for own in keys for key in own))}
+    held: list[dict[int, Mapping[str, float]]] = []
+    for window, own in zip(windows, keys, strict=True):
+        placement = window.cluster.placement or ({},) * len(own)
+        held.append({number[key]: placed for key, placed in zip(own, placement, strict=True)})
+    first: dict[int, Mapping[str, float]] = {}
+    for window_held in held:
+        for server, placed in window_held.items():
+            first.setdefault(server, placed)
+    cluster = replace(
+        windows[0].cluster,
+        kinds=tuple(kinds.values()),
+        servers=tuple(kind for _, kind in number),
+        placement=None
+        if windows[0].cluster.placement is None
+        else tuple(first[k] for k in range(len(number))),
+        nodes=(),
+    )
+    known = {k: set(first[k]) for k in first}
+    changes: list[Change] = []
+    for window, before, now in zip(windows[1:], held, held[1:], strict=False):
+        at_s = window.start_s - windows[0].start_s
+        comes, goes = sorted(set(now) - set(before)), sorted(set(before) - set(now))
+        load = tuple((k, name) for k, placed in now.items() for name in placed if name not in known[k])
+        unload = tuple((k, name) for k, placed in now.items() for name in sorted(known[k] - set(placed)))
+        route: dict[str, dict[int, float]] = {}
+        for k, placed in now.items():
+            for name, share in placed.items():
+                route.setdefault(name, {})[k] = share
+        known |= {k: set(placed) for k, placed in now.items()}
+        changes.append(Change(at_s, tuple(comes), tuple(goes), load=load, unload=unload, route=route))
+    return cluster, changes
+
+
 def replay(
     workload: Workload,
     trace: RequestTrace,
@@ -118,61 +162,43 @@ def replay(
     slo: Slo | None = None,
     seed: int = 0,
 ) -> Day:
-    """Serve a day's requests by the servers of each window in turn.
+    """Serve a day's requests by the servers of each window in turn, in one run of the cluster twin.
 
-    A window begins with idle servers. When it ends, its servers drain: requests that have their first token end there,
-    those that wait go to the servers of the next window, and their waiting counts from when they came. A server that
-    goes on drains beside its new load, which favours changes by what is drained.
+    At the end of a window its servers go on with what they have; those that the next one lacks get no more requests
+    and stop when theirs are done. Servers that start have empty caches, and engines wait while adapters are loaded.
 
     `workload`: the fleet that the trace's adapters are of.
     `windows`: in order, without gaps.
     `startup_s`: servers that the window before did not have were started so much earlier.
     `moves`: adapters moved, for the report.
     `slo`: limits of the adapters, which each request is held to; None: the fleet's.
-    Raises `ValidationError`: the windows leave a gap, or a server does not start.
+    Raises `ValidationError`: the windows leave a gap or have several routers, or a server does not start.
     """
     for before, after in pairwise(windows):
         if before.end_s != after.start_s:
             raise ValidationError(f"Expected windows without gaps, got one at {before.end_s:g} s.")
-    n = len(trace)
-    first, finish = np.full(n, math.inf), np.full(n, math.inf)
-    waiting = np.zeros(0, dtype=np.int64)
-    drained_s = 0.0
-    for k, window in enumerate(windows):
-        fresh = np.flatnonzero((trace.time_s >= window.start_s) & (trace.time_s < window.end_s))
-        index = np.concatenate([waiting, fresh])
-        length_s = window.end_s - window.start_s
-        if not len(index):
-            continue
-        sent_s = np.maximum(trace.time_s[index] - window.start_s, 0.0)
-        part = RequestTrace(
-            sent_s,
-            *(column[index] for column in _marks(trace)),
-            blocks=None if trace.blocks is None else trace.blocks.take(index),
-            end_s=max(length_s, sent_s[-1] + 1.0) + LATE_S,
-        )
-        run = simulate_cluster(
-            workload.with_arrivals(Arrivals("trace", trace=part)),
-            window.cluster,
-            router=window.router,
-            duration_s=length_s + LATE_S,
-            seed=seed,
-        )
-        if run.status != "ok":
-            raise ValidationError(
-                f"Expected servers that start, got a memory error in the window at {window.start_s:g} s."
-            )
-        last = k == len(windows) - 1
-        ended = run.raw.finished & (last | (run.raw.first_s < length_s))
-        first[index[ended]] = run.raw.first_s[ended] + window.start_s
-        finish[index[ended]] = run.raw.finish_s[ended] + window.start_s
-        waiting = index[~ended]
-        following = windows[(k + 1) % len(windows)].gpus_of
-        for (number, gpus), server in zip(window.gpus_of.items(), run.servers, strict=True):
-            if number not in following:
-                raw = server.raw
-                own = raw.finish_s[raw.finished & (last | (raw.first_s < length_s))]
-                drained_s += gpus * float(own.max(initial=length_s) - length_s)
+    routers = {window.router for window in windows}
+    if len(routers) > 1:
+        raise ValidationError(f"Expected one router for all windows, got {', '.join(sorted(routers))}.")
+    cluster, changes = changes_of(windows)
+    begin_s, end_s = windows[0].start_s, windows[-1].end_s
+    of = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < end_s))
+    within_day = RequestTrace(
+        trace.time_s[of] - begin_s,
+        *(column[of] for column in _marks(trace)),
+        blocks=None if trace.blocks is None else trace.blocks.take(of),
+        end_s=end_s - begin_s + LATE_S,
+    )
+    run = simulate_cluster(
+        workload.with_arrivals(Arrivals("trace", trace=within_day)), cluster, router=routers.pop(),
+        duration_s=end_s - begin_s + LATE_S, seed=seed, changes=changes, startup_s=0.0,
+    )  # fmt: skip
+    if run.status != "ok":
+        raise ValidationError(f"Expected servers that start, got: {run.status_reason}.")
+    first, finish = np.full((2, len(trace)), math.inf)
+    ended = of[run.raw.finished]
+    first[ended] = run.raw.first_s[run.raw.finished] + begin_s
+    finish[ended] = run.raw.finish_s[run.raw.finished] + begin_s
     gaps = np.maximum(trace.output_tokens - 1, 1)
     with np.errstate(invalid="ignore"):
         ttft = 1e3 * (first - trace.time_s)
@@ -180,10 +206,23 @@ def replay(
     most_ttft_ms, most_itl_ms = (
         each[trace.adapter] for each in (workload.slo if slo is None else slo).columns(workload)
     )
-    within = float(np.mean((ttft <= most_ttft_ms) & (itl <= most_itl_ms))) if n else 1.0
+    within = float(np.mean((ttft <= most_ttft_ms) & (itl <= most_itl_ms))) if len(trace) else 1.0
     held = [window.gpus_of for window in windows]
     starts = sum(
         gpus for t, now in enumerate(held) for number, gpus in now.items() if number not in held[t - 1]
     )
-    serving_s = sum(w.gpus * (w.end_s - w.start_s) for w in windows)
-    return Day((serving_s + starts * startup_s + drained_s) / HOUR_S, starts, moves, ttft, itl, within)
+    gpu_s = _gpu_s(run, windows) + starts * startup_s
+    return Day(gpu_s / HOUR_S, starts, moves, ttft, itl, within)
+
+
+def _gpu_s(run: ClusterSimulation, windows: Sequence[Window]) -> float:
+    """GPU-seconds of a day that repeats, without start-up: what runs at its end goes on if it does at its start."""
+    assert run.state is not None
+    length_s, found, raw = windows[-1].end_s - windows[0].start_s, 0.0, run.raw
+    for s, start_s, end_s in run.spans or [(s, 0.0, run.duration_s) for s in range(len(run.cluster))]:
+        if end_s >= run.duration_s:
+            own = raw.finish_s[raw.finished & (run.state.server == s)]
+            goes_on = s < len(windows[0].cluster)
+            end_s = length_s if goes_on else max(length_s, float(own.max(initial=0.0)))
+        found += run.cluster.kind(s).profile.engine.tensor_parallel_size * (end_s - start_s)
+    return found

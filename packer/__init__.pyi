@@ -5,6 +5,7 @@ from packer.arrival import Arrivals as Arrivals
 from packer.arrival import RequestTrace as RequestTrace
 from packer.bin import Bin as Bin
 from packer.blocks import Blocks as Blocks
+from packer.change import Change as Change
 from packer.cluster import Cluster as Cluster
 from packer.errors import PackerError as PackerError
 from packer.evaluation import Evaluation as Evaluation

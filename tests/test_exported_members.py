@@ -18,6 +18,7 @@ PUBLIC = [
     "Arrivals",
     "Bin",
     "Blocks",
+    "Change",
     "Cluster",
     "Evaluation",
     "Evaluations",

@@ -70,7 +70,7 @@ class DLora:
         """The least cost."""
         a = request.adapter
         allowed: list[int] = view.candidates(a).tolist()
-        holders = [s for s in allowed if a in self._holds[s]]
+        holders = [s for s in allowed if a in self._holds[s]] if self.relocates else allowed
         rows = {s: self._requests(s, view) for s in (allowed if self.relocates else holders)}
         best = min((self._cost(rows[s], a), len(self._given[s]), s, -1) for s in holders)
         if self.relocates:

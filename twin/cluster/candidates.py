@@ -27,6 +27,11 @@ class Candidates:
     server: IntArray
     share: FloatArray
 
+    def same(self, other: Candidates) -> bool:
+        """Whether each adapter has the same servers and shares."""
+        mine, theirs = ((c.group, c.start, c.server, c.share) for c in (self, other))
+        return all(np.array_equal(one, two) for one, two in zip(mine, theirs, strict=True))
+
     def of(self, adapter: int) -> IntArray:
         """Servers that may serve an adapter, int64."""
         k = int(self.group[adapter])
@@ -55,7 +60,7 @@ def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int
     if cluster.placement is None:
         steps = np.unique(ranks)  # an adapter's group is the least slot rank that holds it
         groups = [[(int(s), 1.0) for s in np.flatnonzero(ranks >= step)] for step in steps]
-        return _grouped(workload, np.searchsorted(steps, workload.ranks), [*groups, []])
+        return grouped(workload, np.searchsorted(steps, workload.ranks), [*groups, []])
     number = {name: i for i, name in enumerate(workload.names)}
     placed: list[list[tuple[int, float]]] = [[] for _ in number]
     for server, adapters in enumerate(cluster.placement):
@@ -66,22 +71,28 @@ def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int
                 placed[number[name]].append((server, share))
     order = {key: k for k, key in enumerate(dict.fromkeys(map(tuple, placed)))}
     group = np.array([order[tuple(item)] for item in placed], dtype=np.int64)
-    return _grouped(workload, group, list(map(list, order)))
+    return grouped(workload, group, list(map(list, order)))
 
 
-def _grouped(workload: Workload, group: IntArray, groups: Sequence[list[tuple[int, float]]]) -> Candidates:
+def grouped(
+    workload: Workload, group: IntArray, groups: Sequence[list[tuple[int, float]]], *, gaps: bool = False
+) -> Candidates:
+    """Candidates from the group of each adapter, and the (server, share) of each group.
+
+    `gaps`: adapters may have no server. Else raises `ValidationError` where one has none.
+    """
     sizes = np.array([len(item) for item in groups], dtype=np.int64)
     without = np.flatnonzero(sizes[group] == 0)
-    if len(without):
+    if len(without) and not gaps:
         i = int(without[0])
         raise ValidationError(
             f"Expected a server for every adapter, but none may serve {shown(workload.names[i])} "
             f"(rank {workload.ranks[i]})."
         )
-    server, share = zip(*(pair for item in groups for pair in item), strict=True)
+    pairs = [pair for item in groups for pair in item]
     return Candidates(
         group.astype(np.int64),
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        np.array(server, dtype=np.int64),
-        np.array(share, dtype=np.float64),
+        np.array([server for server, _ in pairs], dtype=np.int64),
+        np.array([share for _, share in pairs], dtype=np.float64),
     )

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
+from packer.change import Controller
 from packer.cluster import Cluster
 from packer.errors import PluginError, plugged
 from packer.twin.cluster.caching import CachePolicy, Move, TickingPolicy
@@ -19,7 +20,10 @@ from packer.twin.cluster.routers.base import (
     HOLD, ReadingRouter, Request, Router, ScoringRouter, StaticRouter, TickingRouter,
 )  # fmt: skip
 from packer.twin.cluster.loop import Loop, loop_of
-from packer.twin.cluster.state import EngineKernels, Engines, Servers, keep_on_gpu, with_more_rows
+from packer.twin.cluster.serving import Serving
+from packer.twin.cluster.state import (
+    REFUSED, EngineKernels, Engines, Servers, give, keep_on_gpu, with_more_rows,
+)  # fmt: skip
 from packer.twin.cluster.transit import Transit
 from packer.twin.cluster.view import ClusterView
 from packer.twin.engine.state import NO_LIMIT
@@ -43,23 +47,43 @@ class Dispatch:
     way: Transit | None
     policy: CachePolicy
     others: tuple[EngineKernels, ...] = ()
+    serving: Serving | None = None
+    controller: Controller | None = None
+
+    @property
+    def current(self) -> Candidates:
+        """Which servers may serve which adapter now."""
+        return self.candidates if self.serving is None else self.serving.candidates()
 
     @cached_property
     def loop(self) -> Loop:
         """Compiled for these engines and this router."""
         return loop_of(self.others, getattr(self.router, "score", None))
 
-    def assign(self, adapter: IntArray, time_s: FloatArray) -> IntArray | None:
-        """The server of each request if the router is static, int64 (n,); else None."""
+    def assign(
+        self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None
+    ) -> IntArray | None:
+        """The server of each request if the router is static, int64 (n,); else None.
+
+        `candidates`: those of the moment, where changes are made; requests without any get -1.
+        """
         if not isinstance(self.router, StaticRouter):
             return None
+        c = self.candidates if candidates is None else candidates
+        if candidates is not None:
+            known = np.flatnonzero(np.diff(c.start)[c.group[adapter]] > 0)
+            if len(known) < len(adapter):
+                found = np.full(len(adapter), HOLD)
+                if len(known):
+                    found[known] = self.assign(adapter[known], time_s[known], c)
+                return found
         with plugged(f"Router {self.router.name!r}"):
-            assigned = np.asarray(self.router.assign(adapter, self.workload, self.candidates, self.seed))
+            assigned = np.asarray(self.router.assign(adapter, self.workload, c, self.seed))
         if assigned.shape != adapter.shape:
             raise PluginError(
                 f"Expected router {self.router.name!r} to assign {len(adapter)} requests, got {assigned.shape}."
             )
-        group, c = self.candidates.group[adapter], self.candidates
+        group = c.group[adapter]
         allowed = np.repeat(np.arange(len(c.start) - 1), np.diff(c.start)) * len(self.cluster) + c.server
         inside = (assigned >= 0) & (assigned < len(self.cluster))
         wrong = np.flatnonzero(~(inside & np.isin(group * len(self.cluster) + assigned, allowed)))
@@ -84,7 +108,8 @@ class Dispatch:
         """Route all requests and run every server to the end; returns the servers, which may have grown."""
         acting: tuple[object, ...] = (self.policy, self.router)
         ticks = [each for each in acting if isinstance(each, TickingPolicy | TickingRouter)]
-        if assigned is not None and not ticks and self.way is None and self.max_outstanding is None:
+        plain = self.way is None and self.max_outstanding is None and self.serving is None
+        if assigned is not None and not ticks and plain:
             events.deal(servers, assigned, 0)
         else:
             servers = self._routed(servers, engines, assigned, ticks)
@@ -99,7 +124,7 @@ class Dispatch:
         self, servers: Servers, engines: Engines, assigned: IntArray | None, ticks: list[Ticking]
     ) -> Servers:
         """Route all requests: `events.route` returns where the router in Python, a tick or more rows are needed."""
-        c, router, n = self.candidates, self.router, len(servers.server)
+        router, n = self.router, len(servers.server)
         p, given = np.zeros(1), np.zeros(0, dtype=np.int64)
         clock = _Clock(self, servers, engines, ticks)
         interval_s = 0.0 if isinstance(router, ReadingRouter) else self.stats_interval_s
@@ -112,7 +137,7 @@ class Dispatch:
             p = router.parameters(self.cluster, self.workload)
         else:
             raise PluginError(f"Expected router {router.name!r} to have assign(…), or start(…) and route(…).")
-        r, now_s = 0, 0.0
+        r, now_s, c = 0, 0.0, self.current
         limit = NO_LIMIT if self.max_outstanding is None else self.max_outstanding
         while True:
             seen = servers
@@ -123,9 +148,9 @@ class Dispatch:
                 servers, seen, interval_s, given, p, c.group, c.start, c.server, r, now_s, stop_s,
                 limit, self.way, engines,
             )  # fmt: skip
-            if r == n and ticks:
+            if r == n and clock.acts:
                 now_s = stop_s
-            if now_s >= self.duration_s or (r == n and not ticks):
+            if now_s >= self.duration_s or (r == n and not clock.acts):
                 return servers
             if asked:
                 given[r] = self._decision(r, now_s, servers, clock.view)
@@ -134,6 +159,49 @@ class Dispatch:
                 clock.follow(servers)
             else:
                 servers = clock.tick(stop_s)
+                if clock.changed:
+                    before, c = c, self.current
+                    clock.view.allow(c)
+                    if before.same(c) and self.serving is not None and not self.serving.orphans:
+                        continue
+                    again = self._again(clock, given, r)
+                    servers = self._resend(clock, c, p, again, given, now_s)
+
+    def _again(self, clock: _Clock, given: IntArray, r: int) -> list[int]:
+        """The requests of failed servers; those, and all from `r` on, are assigned anew by a static router."""
+        assert self.serving is not None
+        servers, lost = clock.servers, sorted(self.serving.orphans)
+        self.serving.orphans.clear()
+        if isinstance(self.router, StaticRouter):
+            left = np.concatenate([np.array(lost, dtype=np.int64), np.arange(r, len(given))])
+            found = self.assign(servers.adapter[left], servers.sent_s[left], self.current)
+            assert found is not None
+            given[left] = found
+        elif isinstance(self.router, ReadingRouter):
+            given[lost] = events.ASK
+        return lost
+
+    def _resend(
+        self, clock: _Clock, c: Candidates, p: FloatArray, lost: list[int], given: IntArray, now_s: float
+    ) -> Servers:
+        """The router sends requests again at `now_s`; one that no server may get is refused."""
+        for r in lost:
+            servers = clock.servers
+            g = c.group[servers.adapter[r]]
+            if c.start[g] == c.start[g + 1]:
+                s = HOLD
+            elif isinstance(self.router, ReadingRouter):
+                s = self._decision(r, now_s, servers, clock.view)
+            elif isinstance(self.router, StaticRouter):
+                s = int(given[r])
+            else:
+                s = int(self.loop.choose(servers, p, c.group, c.start, c.server, r))
+            if s == HOLD:
+                servers.server[r] = REFUSED
+                continue
+            while not give(clock.servers, s, r, now_s):
+                clock.follow(with_more_rows(clock.servers))
+        return clock.servers
 
     def _decision(self, r: int, now_s: float, servers: Servers, view: ClusterView) -> int:
         """The server that a router in Python chooses for a request, or HOLD."""
@@ -153,7 +221,7 @@ class Dispatch:
             raise PluginError(
                 f"Router {router.name!r} raised {type(error).__name__} on request {r} at {now_s:.6g} s: {error}."
             ) from error
-        if s != HOLD and s not in self.candidates.of(a):
+        if s != HOLD and s not in view.candidates(a):
             raise self.wrong(r, a, now_s, s)
         return int(s)
 
@@ -173,16 +241,24 @@ class _Clock:
 
     def __init__(self, work: Dispatch, servers: Servers, engines: Engines, ticks: list[Ticking]) -> None:
         self.work, self.servers, self.engines, self.ticks = work, servers, engines, ticks
-        self.view = ClusterView(work.cluster, work.workload, work.candidates, servers)
+        self.view = ClusterView(work.cluster, work.workload, work.current, servers)
         for each in ticks:
             if isinstance(each, TickingPolicy):
                 each.start(self.view, work.seed)
         self._due_s = [float(each.period_s) for each in ticks]
+        self.serving, self.controller, self.changed = work.serving, work.controller, False
+        self._control_s = 0.0 if self.controller is not None else math.inf
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything may act although no request is left."""
+        return bool(self.ticks) or self.serving is not None
 
     @property
     def next_s(self) -> float:
         """When the next one acts; infinite if none does."""
-        return min(self._due_s, default=math.inf)
+        changes_s = math.inf if self.serving is None else self.serving.next_s
+        return min(*self._due_s, changes_s, self._control_s, math.inf)
 
     def follow(self, servers: Servers) -> None:
         """The event loop got larger arrays."""
@@ -200,7 +276,21 @@ class _Clock:
                     moves = list(each.tick(now_s, self.view) or ())
                 for move in moves:
                     self._apply(each.name, move, now_s)
+        self.changed = False
+        if self.serving is not None:
+            self._change(self.serving, now_s)
         return self.servers
+
+    def _change(self, serving: Serving, now_s: float) -> None:
+        """The controller looks, and the changes of this time are made."""
+        if self.controller is not None and self._control_s <= now_s:
+            self._control_s += self.controller.period_s
+            with plugged(f"The controller, at {now_s:.6g} s,"):
+                changes = list(self.controller.act(now_s, self.view) or ())
+            serving.add(changes, now_s)
+        if serving.next_s <= now_s:
+            serving.apply(self.servers, now_s)
+            self.changed = True
 
     def _keep(self, server: int) -> Callable[..., None]:
         """The kernel by which the engine of a server keeps adapters."""
@@ -211,7 +301,7 @@ class _Clock:
         return keep
 
     def _apply(self, name: str, move: Move, now_s: float) -> None:
-        if move.server not in self.work.candidates.of(move.adapter):
+        if move.server not in self.view.candidates(move.adapter):
             raise PluginError(
                 f"Expected cache policy {name!r} to keep adapter {move.adapter!r} at {now_s:.6g} s on a server "
                 f"that may serve it, got {move.server!r}."

@@ -133,8 +133,9 @@ def route(
     By `assigned`, or where that is empty by a score function. `seen`: the servers as the router knows them, `c`
     itself or with registers of their own that are brought up to date every `interval_s`. A held request is
     offered again whenever a step ends, or those registers are renewed; those behind it wait. `limit`: requests at
-    once, more are refused. Returns the request that found no row for its adapter, has ASK in `assigned`, or is left
-    at `end_s`, or their number; the time; and whether it is to be decided.
+    once, more are refused, as is a request whose adapter no server serves. Returns the request that found no row for
+    its adapter, has ASK in `assigned`, or is left at `end_s`, or their number; the time; and whether it is to be
+    decided.
     """
     looked_s = -math.inf
     for r in range(first, c.server.size):
@@ -143,7 +144,8 @@ def route(
         now_s = max(now_s, c.sent_s[r])
         if not pass_on(c, way, now_s, engines):
             return r, now_s, False
-        if limit < NO_LIMIT and _full(c, limit):
+        g = group[c.adapter[r]]
+        if start[g] == start[g + 1] or (limit < NO_LIMIT and _full(c, limit)):
             c.server[r] = REFUSED
             continue
         while True:

@@ -24,6 +24,7 @@ class Loop(NamedTuple):
 
     run_until: Any
     pass_on: Any
+    choose: Any
     route: Any
 
 
@@ -51,10 +52,10 @@ def loop_of(engines: tuple[EngineKernels, ...], score: Any) -> Loop:
         pass_on = _variant(pass_on, run_all_until=run_all_until)
         waiting = _variant(waiting, run_all_until=run_all_until)
     route = events.route
+    choose = events.choose if score is None else _variant(events.choose, score=score)
     if engines or score is not None:
-        choose = events.choose if score is None else _variant(events.choose, score=score)
         route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose)
-    return Loop(run_until, pass_on, route)
+    return Loop(run_until, pass_on, choose, route)
 
 
 def _variant(kernel: Any, **names: Any) -> Any:

@@ -36,6 +36,8 @@ class ClusterSimulation(Simulation):
     setups: Sequence[Server] = field(repr=False)
     state: Servers | None = field(repr=False)
     transit: Transit | None = field(repr=False, default=None)
+    spans: tuple[tuple[int, float, float], ...] | None = field(repr=False, default=None)
+    """(server, start, end) of the times in which servers ran, s, where changes were made."""
 
     @classmethod
     def of(
@@ -101,6 +103,13 @@ class ClusterSimulation(Simulation):
         return float(self.raw.floats[rows.STALL_S]) / latency_s if latency_s else math.nan
 
     # ---- servers
+    @property
+    def gpu_hours(self) -> float:
+        """GPUs × hours in which they ran, with the start-up of servers and the end of their last requests."""
+        spans = self.spans or tuple((s, 0.0, self.duration_s) for s in range(len(self.cluster)))
+        gpus = [self.cluster.kind(s).profile.engine.tensor_parallel_size for s in range(len(self.cluster))]
+        return sum(gpus[s] * (end_s - start_s) for s, start_s, end_s in spans) / 3600.0
+
     @cached_property
     def servers(self) -> tuple[Simulation, ...]:
         """One simulation for each server; its workload is the requests that it got, as a trace."""

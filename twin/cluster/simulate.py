@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 from packer import checks, registry
+from packer.change import Change, Controller
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
@@ -15,6 +17,7 @@ from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.dispatch import Dispatch
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import Router
+from packer.twin.cluster.serving import Serving, ever_placed
 from packer.twin.cluster.setup import idle_servers, kernels_of, kind_setup, server_setups
 from packer.twin.cluster.system import System, judged, load_system, placed
 from packer.twin.cluster.transit import transit_of
@@ -35,6 +38,9 @@ def simulate_cluster(
     timeline_bin_s: float = 10.0,
     max_outstanding: int | None = None,
     cache: str | CachePolicy | None = None,
+    changes: Sequence[Change] = (),
+    controller: Controller | None = None,
+    startup_s: float | None = None,
 ) -> ClusterSimulation:
     """Simulate servers behind a router that serve this workload.
 
@@ -63,6 +69,13 @@ def simulate_cluster(
         Requests that the client keeps open in the whole cluster; it refuses those beyond.
     cache
         A cache policy, by name or an object; None: the system's.
+    changes
+        What changes while the cluster runs. A server whose first change is a start is off until then; `placement`
+        says which adapters it holds then.
+    controller
+        Looks at the servers every `period_s` and may make changes.
+    startup_s
+        From the start of a server until it gets requests; None: the profile's.
 
     Raises
     ------
@@ -75,8 +88,7 @@ def simulate_cluster(
     """
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the cluster", cluster, Cluster, "packer.read_cluster(FILE)")
-    if duration_s is None:
-        duration_s = workload.arrivals.whole_s(HOUR_S)
+    duration_s = workload.arrivals.whole_s(HOUR_S) if duration_s is None else duration_s
     checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
     checks.real("timeline_bin_s", timeline_bin_s, low=duration_s / MAX_BINS)
     checks.real("stats_interval_s", stats_interval_s, low=0.0)
@@ -91,20 +103,19 @@ def simulate_cluster(
     if how.tuning is not None:
         workload = workload.tuned_by(how.tuning)
     cluster = placed(planned, cluster, how, limits, seed)
-    if router is None:
-        router = how.router
-    chosen: Router = registry.make("router", router) if isinstance(router, str) else router
-    reason = chosen.supports(cluster, workload)
-    if reason is not None:
-        raise IncompatibleError(f"Router {chosen.name!r}: {reason}.")
+    chosen = _router(how.router if router is None else router, cluster, workload)
     named = how.cache or "lru" if cache is None else cache
     policy: CachePolicy = registry.make("cache", named) if isinstance(named, str) else named
     kinds = {kind.name: kind_setup(workload, kind, how, policy) for kind in cluster.kinds}
     slot_ranks = [kinds[kind].server.settings.max_lora_rank for kind in cluster.servers]
     relocates = getattr(chosen, "relocates", False)
-    candidates = candidates_of(
-        replace(cluster, placement=None) if relocates else cluster, workload, slot_ranks
-    )
+    serving = None
+    if changes or controller is not None:
+        serving = Serving(cluster, workload, slot_ranks, changes, startup_s)
+    held = ever_placed(cluster, changes)
+    # A controller may load any adapter anywhere.
+    anywhere = relocates or (controller is not None and cluster.placement is not None)
+    candidates = candidates_of(replace(held, placement=None) if anywhere else held, workload, slot_ranks)
     own = server_setups(workload, cluster, kinds, candidates)
     failed = next(filter(None, (setup.error() for setup in {id(each): each for each in own}.values())), None)
     servers, way = None, None
@@ -114,15 +125,27 @@ def simulate_cluster(
         way = transit_of(workload, cluster, len(time_s))
         work = Dispatch(
             chosen, cluster, workload, candidates, float(duration_s), stats_interval_s, seed, max_outstanding, way,
-            policy, kernels_of(own),
+            policy, kernels_of(own), serving, controller,
         )  # fmt: skip
-        assigned = work.assign(marks.adapter, time_s)
+        assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)
         servers, engines = idle_servers(
-            cluster, kinds, own, time_s, marks, work.adapter_rows(marks.adapter, assigned), float(duration_s),
-            timeline_bin_s, seed,
+            cluster, kinds, own, time_s, marks, work.adapter_rows(marks.adapter, None if serving else assigned),
+            float(duration_s), timeline_bin_s, seed,
         )  # fmt: skip
+        if serving is not None:
+            serving.begin(servers)
         servers = work.run(servers, engines, assigned)
     return ClusterSimulation.of(
         workload, [setup.server for setup in own], servers, failed or "", transit=way, duration_s=float(duration_s),
         cluster=cluster, system=how.name, router=chosen.name, seed=seed, timeline_bin_s=timeline_bin_s,
+        spans=None if serving is None or servers is None else serving.finished(servers, float(duration_s)),
     )  # fmt: skip
+
+
+def _router(router: str | Router, cluster: Cluster, workload: Workload) -> Router:
+    """The router, by its name or as it is; raises where it can't serve the cluster."""
+    chosen: Router = registry.make("router", router) if isinstance(router, str) else router
+    reason = chosen.supports(cluster, workload)
+    if reason is not None:
+        raise IncompatibleError(f"Router {chosen.name!r}: {reason}.")
+    return chosen

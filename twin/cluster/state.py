@@ -243,7 +243,8 @@ def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
     elif c.ints[s, RUNNING] + c.ints[s, WAITING] > 0:
         c.wake_s[s] = c.floats[s, NOW]
     else:
-        c.wake_s[s] = min(c.floats[s, NEXT_S], c.floats[s, REACH_S])
+        # A load may have kept the engine busy beyond the next arrival.
+        c.wake_s[s] = max(c.floats[s, NOW], min(c.floats[s, NEXT_S], c.floats[s, REACH_S]))
 
 
 @njit(**ENGINE_FLAGS)

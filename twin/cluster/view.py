@@ -38,6 +38,10 @@ class ClusterView:
         """Look at these servers from now on: the event loop got larger arrays."""
         self._servers = servers
 
+    def allow(self, candidates: Candidates) -> None:
+        """Servers may serve these adapters from now on: changes were made."""
+        self._candidates = candidates
+
     def _register(self, register: int) -> IntArray:
         return self._servers.ints[:, register].copy()
 

@@ -1,0 +1,67 @@
+"""What changes on a running cluster, and when: for schedules, replays, rehearsals and real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from packer import checks
+from packer.errors import ValidationError, shown
+
+
+@dataclass(frozen=True)
+class Change:
+    """Changes that are made at one time; servers by their number in the cluster, adapters by name.
+
+    Parameters
+    ----------
+    time_s
+        When it is made, from the start of the run.
+    start
+        Servers that start. They get requests when their start-up time is over.
+    stop
+        Servers that get no more requests. They finish those that they have, and are off then.
+    fail
+        Servers that are lost at once. The router sends their unfinished requests again, from the beginning.
+    load, unload
+        (server, adapter): the server may serve the adapter from now on, or no longer. A load stops vLLM's engine for
+        the time in which the adapter comes from disk.
+    route
+        By adapter: share of its requests by server. Servers that are not named get none by the router `plan`.
+    """
+
+    time_s: float
+    start: tuple[int, ...] = ()
+    stop: tuple[int, ...] = ()
+    fail: tuple[int, ...] = ()
+    load: tuple[tuple[int, str], ...] = ()
+    unload: tuple[tuple[int, str], ...] = ()
+    route: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.real("time_s of a change", self.time_s, low=0.0)
+        for name, shares in self.route.items():
+            for server, share in shares.items():
+                checks.real(f"the share of {shown(name)} on server {server}", share, low=0.0, high=1.0)
+            if not sum(shares.values()) > 0.0:
+                raise ValidationError(f"Expected shares of {shown(name)} with a sum above 0, got none.")
+
+    @property
+    def servers(self) -> set[int]:
+        """All servers that it names."""
+        named = {*self.start, *self.stop, *self.fail, *(s for s, _ in (*self.load, *self.unload))}
+        return named.union(*self.route.values())
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """Decides on changes while a cluster runs: an autoscaler, or the loop that follows traffic.
+
+    `period_s`: how often it looks.
+    """
+
+    period_s: float
+
+    def act(self, now_s: float, view: Any) -> Iterable[Change]:
+        """Changes, none of them before `now_s`; `view`: the servers now (`packer.twin.cluster.view.ClusterView`)."""

@@ -1,0 +1,265 @@
+"""Which servers serve which adapters while changes are made, and what a change does to a server."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from packer.arrays import BoolArray, FloatArray, IntArray
+from packer.change import Change
+from packer.cluster import Cluster
+from packer.errors import IncompatibleError, UnknownNameError, ValidationError
+from packer.twin.cluster.caching import FIXED
+from packer.twin.cluster.candidates import Candidates, grouped
+from packer.twin.cluster.state import Servers, row_of
+from packer.twin.engine import state as rows
+from packer.twin.engine.containers import link_last
+from packer.workload import Workload
+
+KEPT_INTS = (
+    rows.TAKEN, rows.SENT, rows.PREEMPTIONS, rows.ADAPTER_LOADS, rows.DISK_LOADS, rows.PEAK_BLOCKS, rows.PEAK_RUNNING,
+    rows.GAPS, rows.MERGED, rows.ABORTED, rows.UNAWAITED,
+)  # fmt: skip
+"""Totals that a server keeps when it starts anew."""
+KEPT_FLOATS = (rows.BUSY_S, rows.LOAD_S, rows.STALL_S, rows.SCRAPED_S)
+
+
+def ever_placed(cluster: Cluster, changes: Iterable[Change]) -> Cluster:
+    """The cluster with every adapter that a server holds at any time."""
+    if cluster.placement is None:
+        return cluster
+    held = [dict(adapters) for adapters in cluster.placement]
+    for change in changes:
+        for server, name in change.load:
+            held[server].setdefault(name, 1.0)
+    return replace(cluster, placement=tuple(held))
+
+
+class Serving:
+    """Servers as changes make them.
+
+    `on` (S,): servers that get requests. `spans`: (server, start, stop) of the times for which GPUs are paid, s, where
+    stop is infinite for those that run on.
+    """
+
+    def __init__(
+        self, cluster: Cluster, workload: Workload, slot_ranks: Sequence[int], changes: Sequence[Change],
+        startup_s: float | None,
+    ) -> None:  # fmt: skip
+        if cluster.network_ms or any(math.isfinite(node.host_bytes) for node in cluster.nodes):
+            raise IncompatibleError("Changes are simulated without network_ms and limits of host memory.")
+        self.cluster, self.workload, self.startup_s = cluster, workload, startup_s
+        self._ranks = np.asarray(slot_ranks, dtype=np.int64)
+        self._index = {name: i for i, name in enumerate(workload.names)}
+        self._shares: list[dict[int, float]] | None = None
+        if cluster.placement is not None:
+            self._shares = [
+                {self._index[name]: share for name, share in placed.items()} for placed in cluster.placement
+            ]
+        self.on: BoolArray = np.ones(len(cluster), dtype=np.bool_)
+        self._queue: list[tuple[float, int, Change | tuple[int, ...]]] = []
+        self._order = itertools.count()
+        self.add(changes, 0.0)
+        first: dict[int, bool] = {}
+        for change in sorted(changes, key=lambda each: each.time_s):
+            for server in change.start:
+                first.setdefault(server, True)
+            for server in (*change.stop, *change.fail):
+                first.setdefault(server, False)
+        self.on[[server for server, starts in first.items() if starts]] = False
+        self._since = np.where(self.on, 0.0, np.nan)
+        self.spans: list[tuple[int, float, float]] = []
+        self.orphans: list[int] = []
+        self._fresh: tuple[IntArray, FloatArray] | None = None
+
+    @property
+    def next_s(self) -> float:
+        """When the next change is made; infinite without one."""
+        return self._queue[0][0] if self._queue else math.inf
+
+    def add(self, changes: Iterable[Change], now_s: float) -> None:
+        """Further changes. Raises `ValidationError`: one names a server or adapter that is not there, or is late."""
+        for change in changes:
+            if change.time_s < now_s:
+                raise ValidationError(
+                    f"Expected changes from {now_s:.6g} s on, got one at {change.time_s:.6g} s."
+                )
+            wrong = [s for s in change.servers if not 0 <= s < len(self.cluster)]
+            if wrong:
+                raise ValidationError(
+                    f"Expected changes of the servers 0 to {len(self.cluster) - 1}, got server {wrong[0]}."
+                )
+            for name in (*(name for _, name in (*change.load, *change.unload)), *change.route):
+                if name not in self._index:
+                    raise UnknownNameError("adapter", name, self._index)
+            if self._shares is None and (change.load or change.unload or change.route):
+                raise ValidationError(
+                    "Expected a placement of the cluster where adapters are loaded or routed, got none."
+                )
+            heapq.heappush(self._queue, (change.time_s, next(self._order), change))
+
+    def begin(self, servers: Servers) -> None:
+        """The run begins with these idle servers."""
+        self._fresh = servers.ints.copy(), servers.floats.copy()
+        self._count_adapters(servers)
+
+    def _count_adapters(self, servers: Servers) -> None:
+        for s, held in enumerate(self._shares or ()):
+            servers.ints[s, rows.SERVED] = len(held)
+
+    def candidates(self) -> Candidates:
+        """The servers that may serve each adapter now; none where those that hold it are off."""
+        on = np.flatnonzero(self.on)
+        if self._shares is None:
+            steps = np.unique(self._ranks)
+            groups = [[(int(s), 1.0) for s in on if self._ranks[s] >= step] for step in steps]
+            return grouped(
+                self.workload, np.searchsorted(steps, self.workload.ranks), [*groups, []], gaps=True
+            )
+        placed: list[list[tuple[int, float]]] = [[] for _ in self._index]
+        for s in on.tolist():
+            for a, share in self._shares[s].items():
+                if self.workload.ranks[a] <= self._ranks[s]:
+                    placed[a].append((s, share))
+        for own in placed:
+            if own and not any(share for _, share in own):
+                own[:] = [(s, 1.0) for s, _ in own]
+        order = {key: k for k, key in enumerate(dict.fromkeys(map(tuple, placed)))}
+        group = np.array([order[tuple(item)] for item in placed], dtype=np.int64)
+        return grouped(self.workload, group, list(map(list, order)), gaps=True)
+
+    def apply(self, servers: Servers, now_s: float) -> None:
+        """Make the changes of this time; `orphans` gets the requests that must be sent again."""
+        while self._queue and self._queue[0][0] <= now_s:
+            _, _, change = heapq.heappop(self._queue)
+            if not isinstance(change, Change):  # servers whose start-up time is over
+                for s in change:
+                    self.on[s] |= not math.isnan(self._since[s])
+                continue
+            for s in change.start:
+                self._start(servers, s, now_s)
+            for s in change.fail:
+                self._fail(servers, s, now_s)
+            for s, name in change.load:
+                self._load(servers, s, self._index[name], now_s)
+            for name, shares in change.route.items():
+                self._route(self._index[name], shares)
+            for s, name in change.unload:
+                if self._shares is not None:
+                    self._shares[s].pop(self._index[name], None)
+            for s in change.stop:
+                self._end(s, now_s)
+            self._count_adapters(servers)
+
+    def _start(self, servers: Servers, s: int, now_s: float) -> None:
+        if not math.isnan(self._since[s]):
+            return
+        if not len(self._unfinished(servers, s)):
+            self._reset(servers, s, now_s)
+        self._since[s] = now_s
+        kind = self.cluster.kind(s)
+        ready_s = now_s + (kind.profile.startup_s if self.startup_s is None else self.startup_s)
+        if ready_s <= now_s:
+            self.on[s] = True
+        else:
+            heapq.heappush(self._queue, (ready_s, next(self._order), (s,)))
+
+    def _end(self, s: int, now_s: float) -> None:
+        if not math.isnan(self._since[s]):
+            self.spans.append((s, float(self._since[s]), now_s))
+        self.on[s], self._since[s] = False, np.nan
+
+    def _fail(self, servers: Servers, s: int, now_s: float) -> None:
+        lost = self._unfinished(servers, s)
+        servers.server[lost], servers.status[lost] = -1, 0
+        servers.times[lost, rows.FIRST_SEEN : rows.FINISH_SEEN + 1] = np.nan
+        self.orphans += lost.tolist()
+        self._end(s, now_s)
+        self._reset(servers, s, now_s)
+
+    def _unfinished(self, servers: Servers, s: int) -> IntArray:
+        over = (servers.status == rows.FINISHED) | (servers.status == rows.GIVEN_UP)
+        return np.flatnonzero((servers.server == s) & ~over)
+
+    def _reset(self, servers: Servers, s: int, now_s: float) -> None:
+        """Server `s` as it is when it starts: nothing on its GPU, no requests; its totals stay."""
+        assert self._fresh is not None
+        ints, floats = (fresh[s].copy() for fresh in self._fresh)
+        ints[list(KEPT_INTS)], floats[list(KEPT_FLOATS)] = (
+            servers.ints[s, KEPT_INTS], servers.floats[s, KEPT_FLOATS],
+        )  # fmt: skip
+        floats[rows.NOW] = floats[rows.END_S] = now_s
+        floats[rows.SCRAPE_S] += now_s
+        servers.ints[s], servers.floats[s] = ints, floats
+        for part in (servers.adapters, servers.heaps, servers.phase, servers.sets, servers.series):
+            part[s] = 0
+        servers.classes[s][:, [rows.MEMBERS, rows.UNFINISHED]] = 0
+        first, ring = int(ints[rows.SENTINEL]), int(ints[rows.RING])
+        servers.links[first : first + ring] = np.arange(first, first + ring)[:, None]
+        if ints[rows.CACHE_RULE] == FIXED:
+            for row in range(1, int(servers.seen[s]) + 1):
+                servers.adapters[s, row, rows.RESIDENT] = 1
+                link_last(servers.adapters[s], rows.IDLE_BEFORE, 0, row)
+        servers.wake_s[s] = math.inf
+
+    def _load(self, servers: Servers, s: int, a: int, now_s: float) -> None:
+        """Adapter `a` comes from disk to the host of server `s`; vLLM's engine waits meanwhile.
+
+        vllm/v1/engine/core.py handles `add_lora` between steps, and `LRUCacheWorkerLoRAManager.add_adapter` reads it.
+        """
+        assert self._shares is not None
+        if a in self._shares[s]:
+            return
+        self._shares[s][a] = 0.0
+        if math.isnan(self._since[s]) or not self.on[s]:  # read while it starts
+            return
+        ints, floats, adapters = servers.ints[s], servers.floats[s], servers.adapters[s]
+        if ints[rows.TRACK_HOST]:
+            row = row_of(servers, s, a)
+            if row == 0 or adapters[row, rows.ON_HOST] or ints[rows.ON_HOST_COUNT] >= ints[rows.HOST_PLACES]:
+                return  # its first request reads it
+            adapters[row, rows.ON_HOST] = 1
+            ints[rows.ON_HOST_COUNT] += 1
+            link_last(adapters, rows.HOST_BEFORE, 0, row)
+        loading = servers.law.loading[s]
+        stall_s = 1e-3 * float(loading[2] + loading[3] * servers.ranks[a])
+        ints[rows.DISK_LOADS] += 1
+        floats[rows.LOAD_S] += stall_s
+        if ints[rows.IN_FLIGHT]:
+            floats[rows.END_S] += stall_s
+            servers.wake_s[s] = floats[rows.END_S]
+        else:
+            floats[rows.NOW] = max(float(floats[rows.NOW]), now_s) + stall_s
+
+    def _route(self, a: int, shares: Mapping[int, float]) -> None:
+        assert self._shares is not None
+        for s in shares:
+            if a not in self._shares[s]:
+                raise ValidationError(
+                    f"Expected adapter {self.workload.names[a]!r} on every server that it is routed to, "
+                    f"got server {s}, which does not hold it."
+                )
+        for s, held in enumerate(self._shares):
+            if a in held:
+                held[a] = float(shares.get(s, 0.0))
+
+    def finished(self, servers: Servers, duration_s: float) -> tuple[tuple[int, float, float], ...]:
+        """The spans at the end of the run; a server that stopped is paid until its last request ends."""
+        found = []
+        running = [
+            (s, float(since), math.inf) for s, since in enumerate(self._since) if not math.isnan(since)
+        ]
+        for s, start_s, stop_s in [*self.spans, *running]:
+            sent_s = servers.times[:, rows.SENT_AT]
+            own = np.flatnonzero((servers.server == s) & (sent_s >= start_s) & (sent_s <= stop_s))
+            ends_s = np.where(
+                servers.status[own] == rows.FINISHED, servers.times[own, rows.FINISH], duration_s
+            )
+            last_s = duration_s if stop_s == math.inf else float(max(stop_s, ends_s.max(initial=stop_s)))
+            found.append((s, start_s, min(last_s, duration_s)))
+        return tuple(found)
