@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 CORE = {
-    "adapter", "arrays", "arrival", "bin", "blocks", "checks", "cluster", "engines", "errors", "evaluation", "failover",
+    "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engines", "errors", "evaluation", "failover",
     "fingerprint", "gamma", "gpu", "job", "lengths", "memo", "placement", "plan", "profile", "registry", "room",
     "search", "settings", "goal", "strategies", "terms", "version", "words", "workload",
 }  # fmt: skip
