@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 CORE = {
-    "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engines", "errors", "evaluation", "failover",
-    "fingerprint", "gamma", "gpu", "job", "lengths", "memo", "placement", "plan", "profile", "registry", "room",
-    "search", "settings", "goal", "strategies", "terms", "version", "words", "workload",
+    "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engines", "errors", "evaluation",
+    "failover", "fingerprint", "gamma", "gpu", "job", "lengths", "memo", "placement", "plan", "profile", "registry",
+    "room", "search", "settings", "goal", "strategies", "terms", "version", "words", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {
