@@ -10,8 +10,8 @@ from packer.planning.assemble import ONE_GPU
 from packer.planning.explore import Frontier
 from packer.solvers.backbone import load_bound
 from packer.solvers.base import Problem, limit_of
+from packer.solvers.columns.estimate import with_estimate
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.exact.estimate import with_estimate
 
 
 def bounded(job: Frontier, plan: Plan) -> Plan:

@@ -19,9 +19,9 @@ from packer.planning.spare import with_spare
 from packer.predictors.twin import TwinPredictor
 from packer.solvers import by_model
 from packer.solvers.base import Problem, Solver, limit_of
+from packer.solvers.columns.estimate import with_estimate
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
-from packer.solvers.exact.estimate import with_estimate
 from packer.solvers.headroom import MOST_GPUS, with_room, with_slots
 from packer.solvers.replan import Replan
 from packer.solvers.support import counts_gpus

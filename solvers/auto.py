@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from packer.solvers.base import Problem, Solution, start
+from packer.solvers.columns.exact import START_SHARE, ExactSearch
 from packer.solvers.confirm import admits, confirmed_solution
 from packer.solvers.cpsat.solver import CpSat
-from packer.solvers.exact.solver import START_SHARE, ExactSearch
 from packer.solvers.greedy.balance import balanced
 from packer.solvers.limit import within_limit
 from packer.solvers.support import counts_gpus

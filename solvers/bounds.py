@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packer.solvers.base import Problem, Solution, start
-from packer.solvers.exact.solver import ExactSearch
+from packer.solvers.columns.exact import ExactSearch
 from packer.solvers.support import counts_gpus
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.objectives.moves import match, moved
 from packer.solvers.base import Problem
-from packer.solvers.exact.master import solve_integer
+from packer.solvers.columns.master import solve_integer
 from packer.solvers.feasibility import real_bins
 from packer.solvers.slots import SlotSearch
 

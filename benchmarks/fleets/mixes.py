@@ -23,10 +23,10 @@ from packer.objectives.cost import Cost
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
 from packer.solvers.by_model import solved
+from packer.solvers.columns.mixed import Mixed
 from packer.solvers.confirm import admits, confirmed_solution
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
-from packer.solvers.mixed.solver import Mixed
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "mixes.jsonl"

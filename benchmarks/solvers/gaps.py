@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write gaps.json beside this file")
     options = parser.parse_args(argv)
     if options.cpu_clock:
-        _count_cpu_time()
+        count_cpu_time()
     rows = []
     for number in range(options.first, options.first + options.fleets):
         size = min(SIZES[number // len(KINDS) % len(SIZES)], options.largest)
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         path.write_text(text + "\n", "utf-8")
 
 
-def _count_cpu_time() -> None:
+def count_cpu_time() -> None:
     """Solvers measure their limits in CPU time, for a machine that is shared with others."""
     base.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[assignment]
     api.Problem = lambda *args, **known: base.Problem(*args, started=time.process_time(), **known)  # type: ignore

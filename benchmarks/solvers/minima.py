@@ -21,9 +21,9 @@ from packer.objectives.gpus import Gpus
 from packer.solvers.backbone import load_bound
 from packer.solvers.base import Problem
 from packer.solvers.classes import aggregate
+from packer.solvers.columns.prices import features
+from packer.solvers.columns.relaxation import Relaxation
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.exact.prices import features
-from packer.solvers.exact.relaxation import Relaxation
 from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.greedy.solver import Greedy
 

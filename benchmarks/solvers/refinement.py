@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gaps
 import numpy as np
 
 import packer
@@ -143,8 +144,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--predictor", default="boosting")
+    parser.add_argument("--cpu-clock", action="store_true", help="limits are CPU seconds of this process")
     parser.add_argument("--write", action="store_true", help="write refinement.json beside this file")
     options = parser.parse_args(argv)
+    if options.cpu_clock:
+        gaps.count_cpu_time()
     rows = []
     for family in options.family or FAMILIES:
         for seed in range(options.first, options.first + options.fleets):

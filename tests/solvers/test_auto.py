@@ -20,7 +20,7 @@ from packer.planning.solve import solve
 from packer.solvers import auto
 from packer.solvers.auto import Auto
 from packer.solvers.base import Solution
-from packer.solvers.exact.solver import ExactSearch
+from packer.solvers.columns.exact import ExactSearch
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check

@@ -9,8 +9,8 @@ from monotone import MonotonePredictor, problem
 from packer.adapter import Adapter
 from packer.solvers.bound import Bound, limited
 from packer.solvers.bounds import Bounds
+from packer.solvers.columns.exact import Exact
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.exact.solver import Exact
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
 from packer.testing.analytic import random_fleet

@@ -18,7 +18,7 @@ from packer.settings import Slots
 from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.greedy_paper import GreedyPaper
 from packer.solvers.bounds import Bounds
-from packer.solvers.exact.solver import Exact
+from packer.solvers.columns.exact import Exact
 from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check

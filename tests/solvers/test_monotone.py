@@ -17,8 +17,8 @@ from packer.evaluation import Evaluations
 from packer.plan import Status
 from packer.planning.solve import solve
 from packer.solvers import classes
+from packer.solvers.columns import exact
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.exact import solver as exact
 from packer.solvers.feasibility import real_bins
 from packer.testing.analytic import small_profile
 from packer.workload import Workload

@@ -23,9 +23,9 @@ from packer.profile import Profile
 from packer.solvers.backbone import load_bound
 from packer.solvers.bound import Bound
 from packer.solvers.bounds import Bounds
+from packer.solvers.columns import exact
+from packer.solvers.columns.exact import ExactSearch
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.exact import solver as exact
-from packer.solvers.exact.solver import ExactSearch
 from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload

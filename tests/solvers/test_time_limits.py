@@ -24,9 +24,9 @@ from packer.room import LEVELS
 from packer.settings import Slots
 from packer.solvers import base
 from packer.solvers.base import Problem, Solution
+from packer.solvers.columns import relaxation
+from packer.solvers.columns.exact import ExactSearch
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.exact import relaxation
-from packer.solvers.exact.solver import ExactSearch
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.headroom import headroom

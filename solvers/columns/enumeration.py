@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
-from packer.solvers.exact.master import solve_integer
-from packer.solvers.exact.proof import certify, extended
+from packer.solvers.columns.master import solve_integer
+from packer.solvers.columns.proof import certify, extended
 from packer.solvers.feasibility import Feasibility
 
 TOLERANCE = 1e-6

@@ -11,9 +11,9 @@ from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.classes import Classes
+from packer.solvers.columns.pricing import price
+from packer.solvers.columns.relaxation import Relaxation
 from packer.solvers.confirm import relieved
-from packer.solvers.exact.pricing import price
-from packer.solvers.exact.relaxation import Relaxation
 from packer.solvers.feasibility import real_bins
 from packer.solvers.slots import SlotSearch
 

@@ -11,7 +11,7 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.arrays import IntArray
 from packer.solvers.classes import aggregate
-from packer.solvers.exact.proof import Certificate, certify
+from packer.solvers.columns.proof import Certificate, certify
 from packer.solvers.feasibility import Feasibility
 from packer.workload import Workload
 

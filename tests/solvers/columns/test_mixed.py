@@ -16,10 +16,10 @@ from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import solved
+from packer.solvers.columns.mixed import Mixed
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
-from packer.solvers.mixed.solver import Mixed
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload

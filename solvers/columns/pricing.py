@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
-from packer.solvers.exact.knapsack import Knapsacks
+from packer.solvers.columns.knapsack import Knapsacks
 from packer.solvers.feasibility import Feasibility
 
 _DEPTH = 12
@@ -121,7 +121,7 @@ def price(
 
     Knapsacks at values shaken by the seeded `rng`, and bins filled up in order of value per size from nothing or from
     the `bases` (feasible bins) with a part taken out: `n_starts` of what was better the last time, a few of the other.
-    It may miss the best bin: `packer.solvers.exact.proof` checks.
+    It may miss the best bin: `packer.solvers.columns.proof` checks.
     """
     feasibility = knapsacks.feasibility
     useful = np.flatnonzero((weights > 1e-9) & (limit > 0))

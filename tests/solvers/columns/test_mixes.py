@@ -13,10 +13,10 @@ from packer.adapter import Adapter
 from packer.objectives.cost import Cost
 from packer.profile import Profile
 from packer.solvers.base import Problem
+from packer.solvers.columns import mixes
+from packer.solvers.columns.mixes import Cut, Mixes, cheapest
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
-from packer.solvers.mixed import mixes
-from packer.solvers.mixed.mixes import Cut, Mixes, cheapest
 from packer.testing.analytic import small_profile
 from packer.workload import Workload
 

@@ -11,14 +11,14 @@ from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import merged, parts, rank, solved
+from packer.solvers.columns.mixes import Cut, Mixes, cheapest
+from packer.solvers.columns.source import Source
 from packer.solvers.confirm import confirmed_solution, relieved
 from packer.solvers.feasibility import OutOfTime, real_bins
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.greedy.top_up import top_up
 from packer.solvers.limit import within_limit
-from packer.solvers.mixed.mixes import Cut, Mixes, cheapest
-from packer.solvers.mixed.source import Source
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import plain
 

@@ -11,9 +11,9 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.lengths import Lengths
 from packer.solvers.classes import aggregate
-from packer.solvers.exact.master import solve_relaxation
-from packer.solvers.exact.prices import features
-from packer.solvers.exact.relaxation import Relaxation
+from packer.solvers.columns.master import solve_relaxation
+from packer.solvers.columns.prices import features
+from packer.solvers.columns.relaxation import Relaxation
 from packer.solvers.feasibility import Feasibility
 from packer.workload import Workload
 

@@ -14,11 +14,11 @@ from packer.solvers.base import Problem, Solution, start
 from packer.solvers.bound import Bound, limited
 from packer.solvers.candidates import EVERY, tried_words
 from packer.solvers.classes import FEW_BINS, Classes, aggregate
-from packer.solvers.exact.enumeration import packed
-from packer.solvers.exact.master import solve_integer
-from packer.solvers.exact.prices import features
-from packer.solvers.exact.relaxation import SEARCHED_MARGIN, Relaxation
-from packer.solvers.exact.rounding import dive, realise
+from packer.solvers.columns.enumeration import packed
+from packer.solvers.columns.master import solve_integer
+from packer.solvers.columns.prices import features
+from packer.solvers.columns.relaxation import SEARCHED_MARGIN, Relaxation
+from packer.solvers.columns.rounding import dive, realise
 from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.limit import within_limit
 from packer.solvers.support import counts_gpus

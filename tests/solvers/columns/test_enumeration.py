@@ -11,7 +11,7 @@ from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.solvers.classes import Classes, aggregate
-from packer.solvers.exact.enumeration import every_bin_within, packed
+from packer.solvers.columns.enumeration import every_bin_within, packed
 from packer.solvers.feasibility import Feasibility
 from packer.testing.analytic import random_fleet
 from packer.workload import Workload

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
-from packer.solvers.exact.knapsack import Knapsacks
-from packer.solvers.exact.master import Master, solve_relaxation
-from packer.solvers.exact.pricing import price, singles
-from packer.solvers.exact.proof import Certificate, certify
+from packer.solvers.columns.knapsack import Knapsacks
+from packer.solvers.columns.master import Master, solve_relaxation
+from packer.solvers.columns.pricing import price, singles
+from packer.solvers.columns.proof import Certificate, certify
 from packer.solvers.feasibility import Feasibility, OutOfTime
 
 _NEW_COLUMNS = 12

@@ -1,6 +1,7 @@
 """The pattern model: cheapest bins that cover every class, as a linear relaxation and in whole numbers.
 
-The relaxation of few classes is solved in a simplex tableau, all else by HiGHS. On pools that column generation leaves
+The relaxation of few classes is solved in a simplex tableau, that of many by HiGHS through SciPy, which takes a matrix;
+PuLP models the integer programs for HiGHS. On pools that column generation leaves
 behind it finds better covers than CP-SAT, and proves them where CP-SAT does not (benchmarks/solvers).
 """
 
@@ -13,13 +14,8 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 
-_TIME_LIMIT = 1
-"""`scipy.optimize.milp`: the time is up; what it found by then is returned."""
-
-_INFEASIBLE = 2
-
 FEW = 16
-"""Up to so many classes, as the prices of `packer.solvers.exact.prices`, a simplex tableau is faster than to import
+"""Up to so many classes, as the prices of `packer.solvers.columns.prices`, a simplex tableau is faster than to import
 and call HiGHS."""
 
 MOST_PIVOTS = 1000
@@ -122,26 +118,46 @@ def solve_integer(
     With `exact_cover` every class is met exactly (patterns must then hold every part of a bin). None if nothing was
     found in time, or proven: if there is nothing of at most `most_bins` patterns.
     """
-    from scipy.optimize import LinearConstraint, milp
-
     if not len(patterns):
         return None, bool(np.any(demand > 0))
-    found = milp(
-        _prices(patterns, prices),
-        integrality=np.ones(len(patterns)),
-        constraints=[
-            LinearConstraint(_held(patterns), demand, demand if exact_cover else np.inf),
-            *([LinearConstraint(np.ones((1, len(patterns))), 0.0, most_bins)] if most_bins < np.inf else []),
-        ],
-        options={"time_limit": max(0.1, time_limit_s)},
-    )
-    if found.x is None or found.status > _TIME_LIMIT:
-        return None, found.status == _INFEASIBLE
-    whole = np.rint(found.x).astype(np.int64)
+    model, use = _model(patterns, demand, _prices(patterns, prices), exact_cover, most_bins)
+    import pulp
+
+    model.solve(pulp.HiGHS(msg=False, timeLimit=max(0.1, time_limit_s), gapRel=0.0, threads=1))
+    if model.status == pulp.LpStatusInfeasible:
+        return None, True
+    values = [variable.varValue for variable in use]
+    if model.status != pulp.LpStatusOptimal or None in values:
+        return None, False
+    whole = np.rint(np.array(values)).astype(np.int64)
     covered = whole @ patterns
     if np.any(whole < 0) or np.any(covered != demand if exact_cover else covered < demand - _TOLERANCE):
         return None, False
-    return whole, found.status == 0
+    return whole, model.sol_status == pulp.LpSolutionOptimal
+
+
+def _model(
+    patterns: IntArray | FloatArray,
+    demand: IntArray | FloatArray,
+    prices: FloatArray,
+    exact_cover: bool,
+    most_bins: float,
+) -> tuple[Any, list[Any]]:
+    """The integer program in PuLP, and how often each pattern is used."""
+    import pulp
+
+    model = pulp.LpProblem("cover", pulp.LpMinimize)
+    use = [model.add_variable(f"use{k}", lowBound=0, cat=pulp.LpInteger) for k in range(len(patterns))]
+    model.setObjective(pulp.LpAffineExpression(list(zip(use, prices.tolist(), strict=True))))
+    sense = pulp.LpConstraintEQ if exact_cover else pulp.LpConstraintGE
+    for k, needed in enumerate(np.asarray(demand).tolist()):
+        held = np.flatnonzero(patterns[:, k]).tolist()
+        total = pulp.LpAffineExpression([(use[i], float(patterns[i, k])) for i in held])
+        model.addConstraint(pulp.LpConstraint(total, sense, f"class{k}", needed))
+    if most_bins < np.inf:
+        total = pulp.LpAffineExpression([(each, 1.0) for each in use])
+        model.addConstraint(pulp.LpConstraint(total, pulp.LpConstraintLE, "bins", most_bins))
+    return model, use
 
 
 def _prices(patterns: IntArray | FloatArray, prices: FloatArray | None) -> FloatArray:

@@ -10,7 +10,7 @@ from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.solvers.classes import aggregate
-from packer.solvers.exact.knapsack import Knapsacks
+from packer.solvers.columns.knapsack import Knapsacks
 from packer.solvers.feasibility import Feasibility
 from packer.workload import Workload
 

@@ -17,10 +17,10 @@ from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.classes import aggregate
-from packer.solvers.exact.master import Master, solve_integer, solve_relaxation
-from packer.solvers.exact.prices import features
+from packer.solvers.columns.master import Master, solve_integer, solve_relaxation
+from packer.solvers.columns.prices import features
+from packer.solvers.columns.source import PROOF_SLACK, Source
 from packer.solvers.feasibility import Feasibility
-from packer.solvers.mixed.source import PROOF_SLACK, Source
 
 SEARCHED_MARGIN = 5e-3
 """By how much better than the best pattern found one may be that the search missed: cuts allow for it."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
-from packer.solvers.exact.knapsack import Knapsacks
-from packer.solvers.exact.pricing import price, singles
-from packer.solvers.exact.proof import certify
+from packer.solvers.columns.knapsack import Knapsacks
+from packer.solvers.columns.pricing import price, singles
+from packer.solvers.columns.proof import certify
 from packer.solvers.feasibility import Feasibility
 
 PROOF_SLACK = 0.01

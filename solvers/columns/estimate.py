@@ -10,8 +10,8 @@ import numpy as np
 from packer.plan import Plan
 from packer.solvers.base import Problem
 from packer.solvers.classes import aggregate
-from packer.solvers.exact.prices import features
-from packer.solvers.exact.relaxation import Relaxation
+from packer.solvers.columns.prices import features
+from packer.solvers.columns.relaxation import Relaxation
 from packer.solvers.feasibility import Feasibility, OutOfTime
 
 MOST_EVALUATED = 20_000

@@ -9,9 +9,9 @@ from monotone import problem
 
 from packer.plan import Plan
 from packer.planning.solve import solve
+from packer.solvers.columns import estimate
+from packer.solvers.columns.estimate import with_estimate
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.exact import estimate
-from packer.solvers.exact.estimate import with_estimate
 from packer.solvers.feasibility import Feasibility
 from packer.testing.analytic import random_fleet, small_profile
 

@@ -25,11 +25,11 @@ from packer.solvers.base import Problem
 from packer.solvers.bound import Bound
 from packer.solvers.bounds import Bounds
 from packer.solvers.classes import aggregate
-from packer.solvers.exact import master
-from packer.solvers.exact.master import solve_integer, solve_relaxation
-from packer.solvers.exact.proof import certify
-from packer.solvers.exact.rounding import dive, realise
-from packer.solvers.exact.solver import Exact, ExactSearch
+from packer.solvers.columns import master
+from packer.solvers.columns.exact import Exact, ExactSearch
+from packer.solvers.columns.master import solve_integer, solve_relaxation
+from packer.solvers.columns.proof import certify
+from packer.solvers.columns.rounding import dive, realise
 from packer.solvers.feasibility import Feasibility, real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
