@@ -8,26 +8,16 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, option, typed
-from packer.cli.options import complete_registered
+from packer.cli.options import common, complete_registered
 from packer.cli.output import Table
 from packer.words import counted, number
 
 if TYPE_CHECKING:
     from packer.cluster import Cluster
+    from packer.goal import Goal
     from packer.operate.systems import SystemResult
     from packer.twin.result import Simulation
-
-
-def limits(text: str) -> dict[str, float]:
-    """Type of an option: limits of latencies, `ttft_ms=2000,tpot_ms=100`; an empty text: none."""
-    found = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
-        try:
-            found[name.strip()] = float(value)
-        except ValueError:
-            raise click.BadParameter(f"Expected LIMIT=MS,… as in ttft_ms=2000, got {part[:80]!r}.") from None
-    return found
+    from packer.workload import Workload
 
 
 @bundle
@@ -36,12 +26,15 @@ class Behind:
 
     cluster: Many servers behind a router: a cluster.toml, or the servers of a plan (.json).
     router: Router, with parameters as in affinity:slack=8. [default: the system's]
-    slo: Limits of a request: ttft_ms, tpot_ms, normalised_ms, latency_ms. [default: the cluster's]
     """
 
     cluster: str | None = option(metavar="FILE")
     router: str | None = option(metavar="NAME", shell_complete=complete_registered("router"))
-    slo: dict[str, float] | None = option(type=limits, metavar="LIMIT=MS,…")
+    slo: tuple[str, ...] = common("slo")
+
+    def goal(self, fleet: Workload) -> Goal | None:
+        """The goal that was given; None: the cluster's, or the fleet's."""
+        return fleet.slo.parsed(self.slo) if self.slo else None
 
     def read(self) -> Cluster:
         """The cluster in the file."""

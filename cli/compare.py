@@ -171,6 +171,7 @@ def compare(
 
 def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Files, out: Writing) -> None:
     from packer.operate.systems import compare_systems, servers_needed
+    from packer.twin.cluster.system import judged
 
     of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "launch", "plot", "profile_name")
     refuse_unused("--cluster", (*of_plans, *ENGINE_SETTINGS))
@@ -182,7 +183,7 @@ def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Fil
             "the placement is that of the system packer; other systems serve every adapter on every server"
         )
     given: dict[str, Any] = {
-        "slo": systems.slo, "seeds": systems.seeds, "seed": seed, "duration_s": systems.duration_s,
+        "slo": systems.goal(workload), "seeds": systems.seeds, "seed": seed, "duration_s": systems.duration_s,
         "router": systems.router,
     }  # fmt: skip
     names = split_names(systems.systems)
@@ -199,7 +200,7 @@ def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Fil
                 out.note(f"system {name}: the SLO is not kept, whatever the number of servers")
         else:
             results = compare_systems(workload, cluster, names, **given, progress=progress)
-    data = {"workload": workload.name, "slo": systems.slo or dict(cluster.slo),
+    data = {"workload": workload.name, "slo": judged(workload, cluster, systems.goal(workload))[0].limits.to_dict(),
             "systems": [each.to_dict() for each in results]}  # fmt: skip
     write_json(data, files.output)
     out.result(data, lambda: [compared_table(results, title, sizes=systems.size)])

@@ -58,6 +58,7 @@ class Changes:
         "seed", default=None, help="Seed of the evaluation.  [default: one that the search did not use]"
     )
     duration_s: float | None = option("--duration", type=LENGTH, metavar="SECONDS")
+    slo: tuple[str, ...] = common("slo")
     router: str | None = option(metavar="NAME", shell_complete=complete_registered("router"))
     rewrite: bool = flag()
     output: str | None = option("-o", "--output", metavar="FILE")
@@ -133,7 +134,7 @@ def evaluate(
       packer evaluate plan.json --url http://prometheus:9090 --every 300 --listen 0.0.0.0:9877
     """
     from packer.io.workloads import read_workload
-    from packer.operate.evaluate import evaluate_plan
+    from packer.operate.evaluate import evaluate_plan, held_to
 
     out.check(changes.output, traffic.seen_path)
     read = traffic.reader(metrics)
@@ -142,13 +143,15 @@ def evaluate(
     if traffic.listen is not None and traffic.every_s is None:
         raise ValidationError("--listen serves what is measured again and again: give --every too.")
     plan = file.plan(changed=changes.rewrite)
+    if changes.slo:
+        plan = held_to(plan, plan.workload.slo.parsed(changes.slo))
     out.note_profiles(*(item.profile for item in plan.bins))
     if changes.router is not None:
         return _routed(plan, changes, out)
     if read is not None:
         return _follow(plan, read, changes, traffic, ranks, out)
     with out.progress() as progress:
-        given = values(changes, "add_path", "router", "rewrite", "output")
+        given = values(changes, "add_path", "router", "rewrite", "output", "slo")
         given["add"] = read_workload(changes.add_path).adapters if changes.add_path else ()
         found = evaluate_plan(plan, **given, progress=progress)
     _write(found, changes.output or (file.plan_path if changes.rewrite else None), out)

@@ -34,7 +34,6 @@ class Given(EngineSettings):
     folder: Where the project is written.
     at: Rates of a log that the plan serves: those of its busiest hour, the mean, those of every adapter's own busiest
         hour, or of the hour at a percentile of the load.
-    slo: Latency limits, as packer solve takes them; repeatable.
     """
 
     traffic_path: str = argument("LOG.jsonl|WORKLOAD")
@@ -42,7 +41,7 @@ class Given(EngineSettings):
     gpu: str = option(required=True, metavar="NAME")
     folder: str = option("-o", "--output", default=".", metavar="FOLDER")
     at: str = option(default="peak", metavar="peak|mean|each-peak|pNN")
-    slo: tuple[str, ...] = option(multiple=True, metavar="[CLASS:]KEY=MS,…")
+    slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 
     def profile(self) -> Profile:

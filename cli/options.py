@@ -77,6 +77,7 @@ def complete_registered(kind: str) -> Callable[[click.Context, click.Parameter, 
     return complete("packer.registry:names", kind)
 
 
+USUAL_GOAL = "p95_ttft_ms=2000,mean_itl_ms=100"
 COMMON: dict[str, dict[str, Any]] = {
     "gpus": {
         "type": click.IntRange(min=1, max=1_000_000),
@@ -111,6 +112,14 @@ COMMON: dict[str, dict[str, Any]] = {
         "type": click.IntRange(min=0, max=2**32 - 1),
         "default": 0,
         "help": "Seed of everything random: the same seed gives the same output.",
+    },
+    "slo": {
+        "multiple": True,
+        "metavar": "[CLASS:]KEY=MS,…",
+        "help": "Latency goal: mean_, median_, p90_, p95_ or p99_ of ttft_ms, itl_ms, tpot_ms, e2e_ms of every "
+        "adapter (server.p99_ttft_ms: of every server; ttft_ms: of each request), or of those of an slo_class; "
+        "adapter_share, request_share: the shares that must keep it; none: no limits; repeatable.  "
+        f"[default: the workload's, else {USUAL_GOAL}]",
     },
     "time-limit": {
         "type": click.FloatRange(min=0.0, min_open=True),

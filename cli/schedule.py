@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.cluster import limits
 from packer.cli.declare import bundle, command, flag, option, values
 from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from packer.goal import Slo
+    from packer.goal import Goal
     from packer.operate.day import Schedule
     from packer.workload import Workload
 
@@ -33,8 +32,6 @@ class Hours:
     startup_s: From the start of a server until it serves. [default: the profile's]
     margin: Share by which rates are raised. [default: the profile's, for 95 %]
     max_replicas: Split an adapter that is too hot for one GPU in a period over up to so many.
-    limits: Latencies that every server keeps in every period; an empty text for none. [default: the limits of the
-        fleet]
     """
 
     rates_path: str | None = option("--rates", metavar="FILE.csv")
@@ -44,7 +41,7 @@ class Hours:
     predictor: str = common("predictor", default="auto")
     margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
     max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
-    limits: dict[str, float] | None = option(type=limits, metavar="KEY=MS,…")
+    slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 
     def rates(self, fleet: Workload) -> dict[str, npt.NDArray[np.float64]]:
@@ -100,6 +97,8 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
       packer schedule fleet.csv --trace week.csv.gz --period 1800
       packer schedule fleet.csv --rates day.csv --replay --servers servers.json --keda keda.yaml -o schedule.json
     """
+    from dataclasses import replace
+
     from packer.cli.output import write_json
     from packer.export.formats import export_plan
     from packer.export.keda import scaled_objects
@@ -118,9 +117,16 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
     kinds = servers.kinds()
     out.note_profiles(*(kind.profile for kind in kinds))
     fleet = file.fleet()
+    fleet = replace(fleet, slo=fleet.slo.parsed(hours.slo))
     rates = hours.rates(fleet)
     with out.progress() as progress:
-        found = find(fleet, kinds, rates, **values(hours, "rates_path", "trace_path"), progress=progress)
+        found = find(
+            fleet,
+            kinds,
+            rates,
+            **{**values(hours, "rates_path", "trace_path"), "slo": fleet.slo},
+            progress=progress,
+        )
     data = found.to_dict()
     if results.replay:
         data["replay"] = _replayed(found, rates, hours)
@@ -139,7 +145,7 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
             for name, text in export_plan(each.plan, "routing", where, numbers=each.servers).items():
                 write_text(os.path.join(results.routes_path, f"{begin}-{name}"), text, force=out.force)
     write_json(data, results.output)
-    out.result(data, lambda: _lines(found, data, _slo(fleet, hours)))
+    out.result(data, lambda: _lines(found, data, fleet.slo))
     for path in filter(None, (*files, results.routes_path)):
         out.note(f"wrote {path}")
     return 0
@@ -150,23 +156,13 @@ def _replayed(found: Schedule, rates: Any, hours: Hours) -> dict[str, Any]:
 
     fleet = found.static.workload
     trace = requests_of_day(fleet, rates, hours.period_s, seed=hours.seed)
-    given: dict[str, Any] = {"seed": hours.seed, "slo": _slo(fleet, hours)}
+    given: dict[str, Any] = {"seed": hours.seed}
     static = [Window(0.0, found.periods[-1].end_s, found.static.cluster())]
     served = replay(fleet, trace, windows_of(found), startup_s=found.startup_s, moves=found.moves, **given)
     return {"schedule": served.to_dict(), "static": replay(fleet, trace, static, **given).to_dict()}
 
 
-def _slo(fleet: Workload, hours: Hours) -> Slo:
-    """The limits of each request: the fleet's, or those that were given."""
-    if not hours.limits:
-        return fleet.slo
-    from packer.goal import Slo
-
-    usual, given = fleet.slo.limits, hours.limits.get
-    return Slo.of(given("p99_ttft_ms", usual.p95_ttft_ms), given("mean_itl_ms", usual.mean_itl_ms))
-
-
-def _lines(found: Schedule, data: dict[str, Any], slo: Slo) -> list[Table | str]:
+def _lines(found: Schedule, data: dict[str, Any], slo: Goal) -> list[Table | str]:
     rows = []
     for each in found.periods:
         names = " … ".join(dict.fromkeys((each.names[0], each.names[-1])))

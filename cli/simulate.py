@@ -177,7 +177,7 @@ def simulate(
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
     workload = process.apply(workload if run.tuning is None else workload.tuned_by(run.tuning))
     if system.cluster is None:
-        refuse_without_cluster(("router", "slo", "system", "per_server", "requests"))
+        refuse_without_cluster(("router", "system", "per_server", "requests"))
     elif server.predictor != "twin":
         raise click.UsageError("--cluster is simulated by the twin: leave out --predictor.")
     if server.max_loras is None and system.cluster is None and workload.n_loras:
@@ -204,12 +204,13 @@ def _simulated(
 ) -> Sequence[Simulation]:
     """One run per seed, on one server or a cluster."""
     from packer.twin.cluster.simulate import simulate_cluster
-    from packer.twin.cluster.system import load_system, placed
+    from packer.twin.cluster.system import judged, load_system, placed
     from packer.twin.simulate import simulate as simulate_one
     from packer.twin.uncertainty import repeated
 
     given: dict[str, Any] = {"seed": run.seed, "seeds": run.seeds}
-    how: dict[str, Any] = {"duration_s": run.duration_s, "max_outstanding": run.max_outstanding}
+    goal = system.goal(workload)
+    how: dict[str, Any] = {"slo": goal, "duration_s": run.duration_s, "max_outstanding": run.max_outstanding}
     with out.progress() as progress:
         if system.cluster is None:
             how |= {"max_loras": server.max_loras or 0, "max_lora_rank": server.max_lora_rank}
@@ -237,9 +238,9 @@ def _simulated(
         cluster = system.read()
         out.note_profiles(*(each.profile for each in cluster.kinds))
         named = load_system(system.system)
-        limits = cluster.slo if system.slo is None else system.slo
-        cluster = placed(workload, cluster, named, limits, run.seed)
-        how |= {"system": replace(named, placement=None), "router": system.router, "slo": system.slo}
+        _, planned, limits = judged(workload, cluster, goal)
+        cluster = placed(planned, cluster, named, limits, run.seed)
+        how |= {"system": replace(named, placement=None), "router": system.router}
         return repeated(
             lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress
         )

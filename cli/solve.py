@@ -87,9 +87,6 @@ class Planning:
         moved.
     objective: What a good plan is: gpus, latency, slo:…, cost, … [default: the fewest GPUs on which every adapter
         keeps --slo, and what fewer or more would give; with --solver or --predictor gpus]
-    slo: Latency limits of every adapter, or of those of an slo_class; adapter_share=0.95: 95 % of the adapters
-        must keep theirs; repeatable. [default: the workload's, else the running plan's, else
-        p95_ttft_ms=2000,mean_itl_ms=100]
     solver: How the plan is searched. [default: greedy; on a given number of GPUs spread-refined]
     load: Plan for this load of a trace of requests: its mean, its busiest hour, every adapter's own busiest hour,
         the hour at a percentile; or for the column of that name of --loads. [default: a trace is replayed]
@@ -108,7 +105,7 @@ class Planning:
 
     old_path: str | None = option("--from", metavar="PLAN")
     objective: str | None = option(metavar="NAME", shell_complete=complete_registered("objective"))
-    slo: tuple[str, ...] = option(multiple=True, metavar="[CLASS:]KEY=MS,…")
+    slo: tuple[str, ...] = common("slo")
     solver: str | None = option(metavar="NAME", shell_complete=complete_registered("solver"))
     predictor: str = common("predictor", default=DEFAULT_PREDICTOR)
     load: str | None = option(metavar="mean|peak|each-peak|pNN")
@@ -167,10 +164,12 @@ class Planning:
             margin = rate_margin_for(profiles, confidence=self.confidence, margin=self.margin)
             given |= {"margin": margin, "max_replicas": self.max_replicas, "spare": self.spare}
             return recommend(fleet, kinds, **given)
+        follows = old is not None and self.objective is None and "slo_used" in old.limits
         return run(
             fleet,
             kinds,
             self.objective or ("gpus" if old is None else objective_of(old)),
+            slo=fleet.slo if self.slo or follows else None,
             solver=self.solver or (None if old is None else "replan"),
             predictor=self.predictor,
             max_replicas=self.max_replicas or 1,
@@ -226,7 +225,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     from functools import partial
 
     from packer.cli.plan_table import adapters_frame, plan_lines
-    from packer.goal import Slo
+    from packer.goal import Goal
     from packer.gpu import kinds_of
     from packer.io.plans import load_plan, plan_to_dict, write_plan
     from packer.plan import Status
@@ -252,7 +251,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     profiles = [kind.profile for kind in kinds]
     out.note_profiles(*profiles)
     fleet = file.fleet()
-    slo = fleet.slo if old is None or fleet.slo != Slo() else old.workload.slo
+    slo = fleet.slo if old is None or fleet.slo != Goal() else old.workload.slo
     fleet = planning.changed(replace(fleet, slo=slo.parsed(planning.slo)))
     with interruptible() as stop, out.progress() as progress:
         plan = planning.planned(fleet, kinds, old, progress=progress, stop=stop)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.cluster import limits
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, note, write_frame
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from packer.workload import Workload
 
 CURVE_POINTS = 12
-KEPT = {"p99_ttft_ms": 500.0, "p99_tpot_ms": 50.0}
 MAX_LORAS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 
 
@@ -41,6 +39,7 @@ class Axes:
     rate_factors: tuple[float, ...] = option(type=numbers(float, distinct=True), default="1", metavar="LIST")
     max_loras: tuple[int, ...] | None = option(type=numbers(int, distinct=True), metavar="LIST")
     max_lora_rank: int | None = common("max-lora-rank")
+    slo: tuple[str, ...] = common("slo")
     duration_s: float = option("--duration", type=LENGTH, default=3600.0, metavar="SECONDS")
     seed: int = common("seed")
     jobs: int | None = option(type=click.IntRange(min=1, max=1024), metavar="N")
@@ -50,13 +49,11 @@ class Axes:
 class Training:
     """Instead of the grid: how much a server can train.
 
-    tuning: Largest training throughput beside the requests within the limits of --keep, by this policy with its best
-        parameter; repeatable.
-    keep: Limits with --tuning. [default: p99_ttft_ms=500,p99_tpot_ms=50]
+    tuning: Largest training throughput beside the requests within --slo, by this policy with its best parameter;
+        repeatable.
     """
 
     tuning: tuple[str, ...] = common("tuning", multiple=True)
-    keep: dict[str, float] | None = option(type=limits, metavar="LIMIT=MS,…")
 
 
 @bundle
@@ -94,24 +91,33 @@ def sweep(
     targets.check_tables(files.output)
     targets.check_picture(files.plot)
     profile, workload = kind.profile(out), file.fleet()
+    workload = replace(workload, slo=workload.slo.parsed(axes.slo))
     if training.tuning:
         _tune(workload, profile, axes, training, files, out)
         return
-    if training.keep is not None:
-        raise click.UsageError("--keep needs --tuning.")
     last = range(1, CURVE_POINTS + 1)
     counts = axes.adapters or tuple(sorted({max(1, len(workload) * k // CURVE_POINTS) for k in last}))
     slots = axes.max_loras or tuple(n for n in MAX_LORAS if n <= max(counts)) or MAX_LORAS[:1]
     grid = Grid(counts, axes.rate_factors, slots)
     plan = Sweep(workload, profile, grid, axes.max_lora_rank, axes.duration_s, axes.seed)
     frame = _simulate(plan, files, axes.jobs or -1, out)
-    packs = max_packs(frame)
+    packs, within = max_packs(frame), max_packs(frame, within_goal=True)
     if files.plot is not None:
         _draw(plan, frame, packs, files.plot)
     head = {"workload": workload.name, "profile": profile.name, "calibrated": profile.calibrated}
+    head["slo"] = workload.slo.limits.to_dict()
     out.result(
-        lambda: {**head, "seed": axes.seed, "rows": frame.to_dicts(), "max_pack": packs.to_dicts()},
-        lambda: [_table(frame, packs, f"{workload.name} on one {profile.label}: Max_pack of each curve")],
+        lambda: {
+            **head,
+            "seed": axes.seed,
+            "rows": frame.to_dicts(),
+            "max_pack": packs.to_dicts(),
+            "max_pack_within_goal": within.to_dicts(),
+        },
+        lambda: [
+            _table(frame, packs, within, f"{workload.name} on one {profile.label}: Max_pack of each curve"),
+            f"Within the goal: {workload.slo}.",
+        ],
     )
 
 
@@ -126,13 +132,18 @@ def _tune(
     with out.progress() as progress:
         rows = tuning_rows(
             workload, profile, training.tuning, rate_factors=axes.rate_factors, max_loras=slots,
-            max_lora_rank=axes.max_lora_rank, limits=training.keep or KEPT, duration_s=axes.duration_s,
+            max_lora_rank=axes.max_lora_rank, duration_s=axes.duration_s,
             seed=axes.seed, workers=axes.jobs or 1, progress=progress,
         )  # fmt: skip
     plain = [{name: value for name, value in row.items() if name != "tried"} for row in rows]
     write_frame(pl.DataFrame(plain, infer_schema_length=None) if files.output else None, files.output)
     out.result(
-        {"workload": workload.name, "profile": profile.name, "limits": training.keep or KEPT, "rows": rows},
+        {
+            "workload": workload.name,
+            "profile": profile.name,
+            "slo": workload.slo.limits.to_dict(),
+            "rows": rows,
+        },
         lambda: [_tuned_table(plain, f"{workload.name}: most training beside the requests")],
     )
 
@@ -211,22 +222,34 @@ def _draw(plan: Sweep, frame: pl.DataFrame, packs: pl.DataFrame, path: str) -> N
 _SHOWN = {"offered_tok_s": 0, "total_token_throughput": 0, "mean_ttft_ms": 1, "mean_itl_ms": 1}
 
 
-def _table(frame: pl.DataFrame, packs: pl.DataFrame, title: str) -> Table:
+def _table(frame: pl.DataFrame, packs: pl.DataFrame, within: pl.DataFrame, title: str) -> Table:
     from packer.twin.sweep import AXES, x_axis
 
     axis = x_axis(frame)
     others = [name for name in AXES if name != axis]
-    best = {tuple(row[name] for name in others): row for row in packs.iter_rows(named=True)}
+    best, kept = (
+        {tuple(row[name] for name in others): row for row in each.iter_rows(named=True)}
+        for each in (packs, within)
+    )
     cells = []
     for key, part in frame.group_by(others, maintain_order=True):
         names = [f"{value:g}" for value in key]
         row = best.get(key)
         if row is None:
             why = "memory error" if part["memory_error"].all() else "starves everywhere"
-            cells.append([*names, why, "", "", "", ""])
+            cells.append([*names, why, "", "", "", "", ""])
             continue
         last = row[axis] == part[axis].max()
+        inside = f"{kept[key][axis]:g}" if key in kept else "none"
         shown = [number(row[name], digits) for name, digits in _SHOWN.items()]
-        cells.append([*names, f"{row[axis]:g}" + (" (end of the grid)" if last else ""), *shown])
-    columns = [*others, f"Max_pack ({axis})", "offered tok/s", "tok/s", "TTFT ms", "ITL ms"]
+        cells.append([*names, f"{row[axis]:g}" + (" (end of the grid)" if last else ""), inside, *shown])
+    columns = [
+        *others,
+        f"Max_pack ({axis})",
+        "within the goal",
+        "offered tok/s",
+        "tok/s",
+        "TTFT ms",
+        "ITL ms",
+    ]
     return Table(title, columns, cells, left=())

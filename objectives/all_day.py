@@ -20,19 +20,12 @@ class AllDay(Moves):
     """Fewest GPUs on which nothing starves at any of several rates, then fewest adapters moved.
 
     `rates`: rates of the adapters by name, req/s, by period.
-    `most_ms`: largest value of latencies of a server (`Evaluations`) in every period.
     """
 
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    most_ms: Mapping[str, float] = field(default_factory=dict)
 
     name = "all-day"
     limits_all = True
-
-    @property
-    def limits(self) -> Mapping[str, float]:
-        """The limits that are given."""
-        return self.most_ms
 
     @property
     def symmetric(self) -> bool:
@@ -41,7 +34,11 @@ class AllDay(Moves):
 
     def anchored(self, old: Sequence[Bin]) -> AllDay:
         """The same objective, staying close to these bins."""
-        return replace(self, old=tuple(old))
+        return replace(self, old=tuple(old)).within(self.goal)
+
+    def fleet(self, workload: Workload) -> Workload:
+        """The fleet as it is: the goal is that of servers, and the workload has its own for adapters."""
+        return workload
 
     def supports(self, _profiles: Sequence[Any]) -> str | None:
         """It needs no running plan."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy.typing as npt
 
 from packer import registry
 from packer.bin import Bin
-from packer.errors import IncompatibleError
-from packer.evaluation import STARVATION_THRESHOLD, Evaluations
+from packer.errors import IncompatibleError, ValidationError, shown
+from packer.evaluation import FIGURES, STARVATION_THRESHOLD, Evaluations
+from packer.goal import OF_MANY, OF_REQUESTS, Goal, assignments, is_key
 from packer.profile import Profile
 from packer.workload import Workload
 
@@ -44,9 +46,11 @@ class Objective:
     solver chooses how many to use, at most `max_gpus`.
     `balances`: whether even loads are good for it; False: a search over a fixed number of GPUs also tries uneven
     ones.
+    `goal`: the latency goal that every bin must keep (`within`); None: none.
     `limits_all`: whether `limits` hold in every one of `scenarios`; False: in the first.
     """
 
+    goal: Goal | None = None
     name: ClassVar[str] = ""
     minimises: ClassVar[str] = "gpus"
     fixed_gpus: ClassVar[bool] = False
@@ -55,8 +59,26 @@ class Objective:
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """Largest value of figures of `Evaluations` (by name) that a bin may have."""
-        return {}
+        """Largest value of figures of `Evaluations` (by name) that a bin may have: those of the goal."""
+        return {} if self.goal is None else limits_of(self.goal)
+
+    @property
+    def required(self) -> set[str]:
+        """The figures without which no bin is admitted.
+
+        Limits of adapters that stand for all requests of a server, too, are held against these where a predictor does
+        not simulate requests; the twin confirms them for each adapter.
+        """
+        names = {*self.figures, *self.limits}
+        if self.goal is not None and not needs_requests(self.goal):
+            names -= {"slo_used"}
+        return names
+
+    def within(self, goal: Goal | None) -> Self:
+        """The same objective within a latency goal."""
+        other = copy(self)
+        object.__setattr__(other, "goal", goal)
+        return other
 
     @property
     def stable(self) -> bool:
@@ -83,8 +105,8 @@ class Objective:
         return None
 
     def fleet(self, workload: Workload) -> Workload:
-        """The fleet that is planned; an objective may add what it is about."""
-        return workload
+        """The fleet that is planned, with the goal; an objective may add what it is about."""
+        return workload if self.goal is None else replace(workload, slo=self.goal)
 
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:
         """Loads at which every bin must hold, at least one; figures are those of the first."""
@@ -107,17 +129,27 @@ class Objective:
         """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable
         if that is demanded.
 
-        Raises `IncompatibleError`: the predictor does not give one of the `figures`.
+        Raises `IncompatibleError`: the predictor does not give one of the figures that are required.
         """
         ok = feasible = evaluations.feasible
         if self.stable:
             ok = ok & evaluations.stable
-        for key in self.figures:
+        limits, required = self.limits, self.required
+        for key in dict.fromkeys((*self.figures, *limits)):
             figures = getattr(evaluations, key)
-            if feasible.any() and np.isnan(figures[feasible]).all():
-                raise IncompatibleError(f"The predictor gives no {key}; take one that does (twin).")
-            ok = ok & (np.nan_to_num(figures, nan=np.inf) <= self.limits.get(key, np.inf))
+            if key in required and feasible.any() and np.isnan(figures[feasible]).all():
+                raise IncompatibleError(self._not_given(key))
+            unknown = np.inf if key in required else 0.0
+            ok = ok & (np.nan_to_num(figures, nan=unknown, posinf=np.inf) <= limits.get(key, np.inf))
         return ok
+
+    def _not_given(self, name: str) -> str:
+        keys = (
+            ""
+            if self.goal is None or name != "slo_used"
+            else f" for the limits {', '.join(self.goal.every_key)}"
+        )
+        return f"The predictor gives no {name}{keys}; take one that does (twin)."
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """What is minimised, lexicographically, of a complete plan: here the number of GPUs."""
@@ -129,15 +161,59 @@ class Objective:
 
 
 def load_objective(spec: str | Objective) -> Objective:
-    """The objective that a text names: "gpus", or with parameters "slo:mean_ttft_ms=500,p99_itl_ms=60".
+    """The objective that a text names: "gpus", or with parameters "gpus:stable=1".
+
+    Limits among the parameters are its goal, and the whole goal: "slo:mean_ttft_ms=500,p99_itl_ms=60".
 
     Raises `UnknownNameError`: no objective has that name; `ValidationError`: it has no such parameter, or the value
     breaks a rule; `IncompatibleError`: an object that is no objective.
     """
-    objective = registry.make("objective", spec) if isinstance(spec, str) else spec
+    objective = _made(spec) if isinstance(spec, str) else spec
     if isinstance(objective, Objective):
         return objective
     kind = type(objective).__name__
     raise IncompatibleError(
         f"Expected an objective to inherit from packer.objectives.base.Objective, got {kind}."
     )
+
+
+def _made(spec: str) -> Objective:
+    """The objective of a text."""
+    name, _, text = spec.partition(":")
+    parts = text.split(",") if text else []
+    limits = [part for part in parts if "=" in part and is_key(part.partition("=")[0].strip())]
+    others = [part for part in parts if part not in limits]
+    kind = registry.load("objective", name)
+    known = [item.name for item in fields(kind) if item.init] if is_dataclass(kind) else []
+    for part in others:
+        key, equals, _ = part.partition("=")
+        if equals and key not in known:
+            raise ValidationError(
+                f"The objective {name!r} has no parameter {shown(key)}; it has: {', '.join(sorted(known)) or 'none'}, "
+                f"and the limits {', '.join(OF_MANY + OF_REQUESTS)}, of a server as in server.p99_ttft_ms."
+            )
+    made: Objective = registry.make("objective", f"{name}:{','.join(others)}" if others else name)
+    return made.within(Goal.only(assignments(",".join(limits)))) if limits else made
+
+
+def limits_of(goal: Goal) -> dict[str, float]:
+    """Limits of figures of `Evaluations` that say whether a server keeps a goal.
+
+    `slo_used` for what the requests of a simulation are needed for, the figures of a server of the same name for its
+    own limits, and for those of adapters without classes, which its server keeps if all of them do.
+    """
+    whole, found = goal.limits.to_dict(), dict[str, float]()
+    for key in (*goal.keys("server"), *(() if goal.classes else goal.keys("adapter"))):
+        name = key.removeprefix("server.")
+        if name in FIGURES:
+            found[name] = min(whole[key], found.get(name, whole[key]))
+    if goal.keys("adapter") or goal.keys("request") or len(goal.keys("server")) > len(found):
+        found["slo_used"] = 1.0
+    return found
+
+
+def needs_requests(goal: Goal) -> bool:
+    """Whether a predictor must simulate requests to say anything of one of the limits."""
+    keys = [key.removeprefix("server.") for key in (*goal.keys("adapter"), *goal.keys("server"))]
+    by_class = bool(goal.classes and goal.keys("adapter"))
+    return by_class or bool(goal.keys("request")) or any(key not in FIGURES for key in keys)

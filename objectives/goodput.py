@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,11 @@ class Goodput(Objective):
     name = "goodput"
     minimises = "goodput"
     fixed_gpus = True
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """None: the goal says which requests count."""
+        return {}
 
     @property
     def figures(self) -> Collection[str]:

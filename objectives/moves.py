@@ -27,7 +27,7 @@ class Moves(Objective):
 
     def anchored(self, old: Sequence[Bin]) -> Moves:
         """The same objective, staying close to these bins."""
-        return Moves(tuple(old))
+        return Moves(tuple(old)).within(self.goal)
 
     def supports(self, _profiles: Sequence[Profile]) -> str | None:
         """It needs a running plan."""

@@ -1,43 +1,19 @@
-"""Fewest GPUs within latency limits."""
+"""Fewest GPUs within a latency goal."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from packer import checks
 from packer.objectives.base import Objective
 
 
 @dataclass(frozen=True)
-class LatencyLimits(Objective):
-    """An objective with limits of the latencies of each GPU, in ms."""
-
-    mean_ttft_ms: float | None = None
-    median_ttft_ms: float | None = None
-    p99_ttft_ms: float | None = None
-    mean_tpot_ms: float | None = None
-    mean_itl_ms: float | None = None
-    p99_itl_ms: float | None = None
-
-    def __post_init__(self) -> None:
-        for key, value in self.limits.items():
-            checks.real(key, value, low=0.0, open_low=True)
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The limits that are given."""
-        values = {item.name: getattr(self, item.name) for item in fields(LatencyLimits)}
-        return {key: value for key, value in values.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Slo(LatencyLimits):
-    """Minimise the number of GPUs such that each keeps the limits that are given, all in ms.
+class Slo(Objective):
+    """Minimise the number of GPUs such that each keeps the goal: the limits that are given, or those of the workload.
 
     `stable`: 1 if no server may have a queue that grows for as long as requests come.
-
-    Without limits, every adapter (or the share of those of each GPU that `Workload.slo` says) keeps those of its
-    workload.
     """
 
     stable: bool = False
@@ -46,9 +22,8 @@ class Slo(LatencyLimits):
 
     def __post_init__(self) -> None:
         checks.choice("stable", self.stable, (0, 1))
-        super().__post_init__()
 
     @property
-    def limits(self) -> dict[str, float]:
-        """The limits that are given, or that of how much of its own limits an adapter uses."""
+    def limits(self) -> Mapping[str, float]:
+        """Those of the goal; without one, how much of its own limits an adapter may use."""
         return super().limits or {"slo_used": 1.0}

@@ -9,15 +9,15 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.evaluation import Evaluations
 from packer.job import FineTuning
-from packer.objectives.slo import LatencyLimits
+from packer.objectives.base import Objective
 from packer.profile import Profile
 from packer.twin.tuning.policy import trains
 from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Tuning(LatencyLimits):
-    """Maximise the tokens on which the GPUs train per second, while each keeps the limits that are given, in ms.
+class Tuning(Objective):
+    """Maximise the tokens on which the GPUs train per second, while each keeps the goal.
 
     `policy`: how training shares a server; "": as the workload's job says, or "llmstation" if it has none.
     """
@@ -39,7 +39,8 @@ class Tuning(LatencyLimits):
 
         Raises `IncompatibleError`: the job has no samples, or its policy is "none".
         """
-        fleet = workload.tuned_by(self.policy or (workload.fine_tuning or FineTuning()).policy)
+        fleet = super().fleet(workload)
+        fleet = fleet.tuned_by(self.policy or (workload.fine_tuning or FineTuning()).policy)
         if not trains(fleet.fine_tuning):
             raise IncompatibleError(
                 "The objective 'tuning' needs a job with samples, and a policy other than 'none'."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.evaluation import SIMULATED, Evaluations
+from packer.goal import GoalLike
+from packer.objectives.base import limits_of
 from packer.operate.changes import Changed, changed_plan
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
@@ -111,6 +113,7 @@ def evaluate_plan(
     lose: Collection[int] = (),
     seed: int | None = None,
     duration_s: float | None = None,
+    slo: GoalLike | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> PlanEvaluation:
     """Whether a plan holds: its servers with new figures, at the rates as given, without a margin.
@@ -132,6 +135,9 @@ def evaluate_plan(
         Simulated time of each server, s, for the twin only; headroom is not computed then. None: an hour (whole
         cycles of piecewise rates), and for starvation as long as a clear result needs.
 
+    slo
+        The latency goal that the plan is held to, as for `packer.solve`; None: what it was made for.
+
     Raises
     ------
     IncompatibleError
@@ -139,6 +145,7 @@ def evaluate_plan(
     UnknownNameError, ValidationError
         An adapter to remove is not in the plan, or one to add is.
     """
+    plan = held_to(plan, slo)
     changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove, lose=lose)
     if not changed.bins:
         raise IncompatibleError("No GPU of the plan has an adapter, so there is nothing to evaluate.")
@@ -185,6 +192,15 @@ def evaluate_plan(
         evaluated = with_room(evaluated, evaluator, hours=hours)
     before = Evaluations.of([plan.evaluations[gpu] for gpu in changed.gpus])
     return PlanEvaluation(evaluated, before, changed.gpus)
+
+
+def held_to(plan: Plan, slo: GoalLike | None) -> Plan:
+    """The plan, held to a latency goal instead of what it was made for; None: as it is."""
+    if slo is None:
+        return plan
+    goal = plan.workload.slo.changed_by(slo)
+    limits = {"limits": limits_of(goal)}
+    return replace(plan, workload=replace(plan.workload, slo=goal), details={**plan.details, **limits})
 
 
 def routed_within(plan: Plan, run: ClusterSimulation) -> bool:

@@ -15,7 +15,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.change import Change
 from packer.cluster import Cluster
 from packer.errors import ValidationError
-from packer.goal import Slo
+from packer.goal import GoalLike
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Schedule
 from packer.twin.arrivals import draw_requests
@@ -60,7 +60,7 @@ class Day:
     `gpu_hours`: with the time in which servers start, and end their last requests.
     `starts`, `moves`: GPUs that started; adapters that changed their server.
     `ttft_ms`, `itl_ms`: of each request, float64 (n,), infinite if it never ended.
-    `within`: share of the requests within both limits.
+    `within`: share of the requests within their limits.
     """
 
     gpu_hours: float
@@ -159,7 +159,7 @@ def replay(
     *,
     startup_s: float = 0.0,
     moves: int = 0,
-    slo: Slo | None = None,
+    slo: GoalLike | None = None,
     seed: int = 0,
 ) -> Day:
     """Serve a day's requests by the servers of each window in turn, in one run of the cluster twin.
@@ -171,7 +171,7 @@ def replay(
     `windows`: in order, without gaps.
     `startup_s`: servers that the window before did not have were started so much earlier.
     `moves`: adapters moved, for the report.
-    `slo`: limits of the adapters, which each request is held to; None: the fleet's.
+    `slo`: the goal by which requests are counted, as for `packer.simulate`; None: the fleet's.
     Raises `ValidationError`: the windows leave a gap or have several routers, or a server does not start.
     """
     for before, after in pairwise(windows):
@@ -203,10 +203,12 @@ def replay(
     with np.errstate(invalid="ignore"):
         ttft = 1e3 * (first - trace.time_s)
         itl = np.where(np.isfinite(finish), 1e3 * (finish - first) / gaps, math.inf)
-    most_ttft_ms, most_itl_ms = (
-        each[trace.adapter] for each in (workload.slo if slo is None else slo).columns(workload)
-    )
-    within = float(np.mean((ttft <= most_ttft_ms) & (itl <= most_itl_ms))) if len(trace) else 1.0
+        e2e = np.where(np.isfinite(finish), 1e3 * (finish - trace.time_s), math.inf)
+    figures = {"ttft": ttft, "itl": itl, "tpot": itl, "e2e": e2e, "normalised": e2e / trace.output_tokens}
+    kept = np.isfinite(ttft)
+    for what, column in workload.slo.changed_by(slo).of_requests(workload).items():
+        kept &= figures[what] <= column[trace.adapter]
+    within = float(np.mean(kept)) if len(trace) else 1.0
     held = [window.gpus_of for window in windows]
     starts = sum(
         gpus for t, now in enumerate(held) for number, gpus in now.items() if number not in held[t - 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.evaluation import FIGURES
+from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
@@ -65,7 +67,7 @@ def schedule(
     *,
     period_s: float = HOUR_S,
     startup_s: float | None = None,
-    limits: Mapping[str, float] | None = None,
+    slo: GoalLike | None = None,
     predictor: str | Predictor = "auto",
     margin: float | None = None,
     max_replicas: int = 1,
@@ -96,9 +98,9 @@ def schedule(
         Length of a period.
     startup_s
         From the start of a server until it serves; None takes the longest of the profiles.
-    limits
-        Largest value of latencies of a server, by the names of `Evaluations`; None: those of `server_limits`, {}:
-        none, so that servers only must not starve.
+    slo
+        The latency goal: a `packer.Goal`, its text (which changes the workload's; "none": servers only must not
+        starve) or a mapping of limits; None: the workload's. Servers keep it by `server_goal`.
     max_replicas
         Most parts of an adapter.
     predictor, margin, seed, progress, stop
@@ -106,6 +108,8 @@ def schedule(
 
     Raises
     ------
+    IncompatibleError
+        A limit of the goal has no figure of a server.
     ValidationError
         There is no period, no plan serves all of them, or more GPUs than are at hand run while servers are replaced.
     """
@@ -113,15 +117,15 @@ def schedule(
         raise ValidationError("Expected the rates of at least one period, got none.")
     checks.real("period_s", period_s, low=1.0)
     checks.integer("max_replicas", max_replicas, low=1)
-    most_ms = _checked(server_limits(workload) if limits is None else limits)
+    within = server_goal(workload.slo.changed_by(slo))
     profiles = tuple(dict.fromkeys(kind.profile for kind in kinds_of(profile)))
     raised = rate_margin_for(profiles, margin=margin)
     workload = workload.with_arrivals(bursts_within(workload.arrivals, period_s))
     evaluator = Evaluator.load(predictor, profiles, seed=seed, margin=raised)
     progress("all day", 0, len(rates))
-    goal = AllDay(rates=_by_name(workload, rates), most_ms=most_ms)
+    goal = AllDay(rates=_by_name(workload, rates)).within(within)
     parts = _parts(workload, profiles, evaluator.of(goal).whole(), max_replicas) if max_replicas > 1 else {}
-    day = _Day(Replicas(workload, parts), rates, most_ms, period_s, evaluator)
+    day = _Day(Replicas(workload, parts), rates, within, period_s, evaluator)
     common = {"predictor": predictor, "margin": raised, "seed": seed, "stop": stop}
     common |= {"verify": False, "with_headroom": False}
     static = day.held(list(rates), profile, solver="greedy", **common)
@@ -163,11 +167,11 @@ class _Day:
         self,
         split: Replicas,
         rates: Mapping[str, FloatArray],
-        most_ms: Mapping[str, float],
+        within: Goal,
         period_s: float,
         evaluator: Evaluator,
     ) -> None:
-        self.split, self.period_s, self.most_ms, self.evaluator = split, period_s, most_ms, evaluator
+        self.split, self.period_s, self.within, self.evaluator = split, period_s, within, evaluator
         self.rates = rates
         self.start_s = {name: k * period_s for k, name in enumerate(rates)}
         self.tokens = split.workload.mean_tokens
@@ -178,7 +182,7 @@ class _Day:
         rates = {name: self.rates[name] for name in names}
         if not whole:
             rates = {name: self.split.rates_of_parts(vector) for name, vector in rates.items()}
-        return AllDay(rates=_by_name(fleet, rates), most_ms=self.most_ms)
+        return AllDay(rates=_by_name(fleet, rates)).within(self.within)
 
     def held(self, names: Sequence[str], kinds: Kinds, **given: Any) -> Plan:
         """A plan of the parts of adapters that holds in these periods, at the rates of the busiest one."""
@@ -209,19 +213,29 @@ class _Day:
         return replace(plan, evaluations=evaluator.report(plan.workload, plan.bins))
 
 
-def server_limits(workload: Workload) -> dict[str, float]:
-    """Limits of a server that keeps those of every class (`Workload.slo`) for 99 % of its requests, ms."""
-    ttft_ms, itl_ms = (float(each.min()) for each in workload.slo.columns(workload))
-    return {"p99_ttft_ms": ttft_ms, "mean_itl_ms": itl_ms}
+STANDS_FOR = {"p90_ttft_ms": "p99_ttft_ms", "p95_ttft_ms": "p99_ttft_ms"}
+"""Statistics of the requests of all adapters of a server that stand for those of each adapter."""
 
 
-def _checked(limits: Mapping[str, float]) -> dict[str, float]:
-    """The limits, if they are numbers and of known latencies."""
-    known = [key for key in FIGURES if key.endswith("_ms")]
-    unknown = [key for key in limits if key not in known]
-    if unknown:
-        raise ValidationError(f"Expected limits among {', '.join(known)}, got {shown(unknown[0])}.")
-    return {key: checks.real(key, value, low=0.0) for key, value in limits.items()}
+def server_goal(goal: Goal) -> Goal:
+    """The goal of each server that stands for one of adapters: its own figures keep the limits of every class.
+
+    Predictors give these in each period; that each adapter keeps its limits is left to the simulation of the day.
+
+    Raises `IncompatibleError`: a limit has no such figure.
+    """
+    found: dict[str, float] = {}
+    for key in (*goal.keys("request"), *goal.keys("adapter"), *goal.keys("server")):
+        name = key.removeprefix("server.")
+        name = name if key in goal.keys("server") else STANDS_FOR.get(name, name)
+        if name not in FIGURES:
+            raise IncompatibleError(
+                f"A day can't be planned for a limit of {key}: no predictor gives it for a server."
+            )
+        each = (goal.limits, *dict(goal.classes).values())
+        least = min(limits.to_dict().get(key, math.inf) for limits in each)
+        found[f"server.{name}"] = min(least, found.get(f"server.{name}", math.inf))
+    return Goal.only(found)
 
 
 def _by_name(workload: Workload, rates: Mapping[str, FloatArray]) -> dict[str, dict[str, float]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
-from packer.errors import UnknownNameError, ValidationError, shown
+from packer.errors import ValidationError, shown
 
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as `max_lora_rank` (vllm/config/lora.py, `MaxLoRARanks`)."""
@@ -77,14 +77,6 @@ def choice(name: str, value: object, known: Iterable[object]) -> None:
         raise ValidationError(
             f"Expected {name} to be one of {', '.join(map(str, listed))}, got {shown(value)}."
         )
-
-
-def limits(what: str, given: Mapping[str, float], known: Sequence[str]) -> dict[str, float]:
-    """The limits as floats > 0, of known names; raises also `UnknownNameError`."""
-    for name in given:
-        if name not in known:
-            raise UnknownNameError(what, str(name), known)
-    return {name: real(name, value, low=0.0, open_low=True) for name, value in given.items()}
 
 
 def slot_rank(name: str, value: object) -> int:

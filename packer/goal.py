@@ -40,6 +40,11 @@ SPELLINGS = {"latency_ms": "e2e_ms"}
 SHARES = ("adapter_share", "request_share")
 
 
+def is_key(key: str) -> bool:
+    """Whether a text is a key of a goal, or an earlier spelling of one."""
+    return key in KEYS or key in SPELLINGS
+
+
 def level(key: str) -> Level:
     """Where a limit counts."""
     if key in OF_REQUESTS:
@@ -238,6 +243,11 @@ class Goal:
         given = {key for limits in (self.limits, *dict(self.classes).values()) for key in limits.at(where)}
         return tuple(sorted(given, key=KEYS.index))
 
+    @property
+    def every_key(self) -> tuple[str, ...]:
+        """Keys of all its limits."""
+        return (*self.keys("adapter"), *self.keys("request"), *self.keys("server"))
+
     def column(self, workload: Workload, key: str) -> FloatArray:
         """One limit of each adapter, float64 (n,), ms; infinite where it has none.
 
@@ -295,7 +305,7 @@ GoalLike = Goal | str | Mapping[str, float]
 """What is taken where a goal is."""
 
 
-def assignments(text: str, known: Iterable[str]) -> dict[str, float]:
+def assignments(text: str, known: Iterable[str] = KEYS) -> dict[str, float]:
     """KEY=VALUE,… as numbers; a value that is none stays text, for the rule of its key to refuse.
 
     Raises `ValidationError`: a part has another form, or an unknown key.

@@ -137,10 +137,10 @@ class Plan:
     @property
     def goal(self) -> str:
         """What the plan was made for, in words: its limits, or the name of its objective."""
-        own = [f"{name} <= {most:g}" for name, most in self.limits.items() if name != "slo_used"]
-        if own:
-            return f"{self.objective}: {', '.join(own)}"
-        return str(self.workload.slo) if self.limits else self.objective
+        if "slo_used" in self.limits:
+            return str(self.workload.slo)
+        own = [f"{name} <= {most:g}" for name, most in self.limits.items()]
+        return f"{self.objective}: {', '.join(own)}" if own else self.objective
 
     @property
     def n_gpus(self) -> int:

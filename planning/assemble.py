@@ -179,6 +179,7 @@ def _inadmissible(
                 for key, top in limits
                 if (value := getattr(row, key)) > top
             ]
+            broken = [text for text in broken if not text.startswith("slo_used")] or broken
             name = problem.objective.name
             reasons.append(
                 f"GPU {k} breaks a limit of the objective {name!r}{': ' * bool(broken)}{', '.join(broken)}"

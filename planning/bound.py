@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from packer.goal import Goal
 from packer.objectives.slo import Slo
 from packer.plan import Plan
 from packer.planning.assemble import ONE_GPU
@@ -30,7 +31,8 @@ def bounded(job: Frontier, plan: Plan) -> Plan:
     known = replace(plan, lower_bound=gpus, bound_proven=True, bound_source=source)
     if job.kept.required < len(job.workload) or job.over():
         return known
-    goal = Slo(median_ttft_ms=limits_ttft_ms, mean_itl_ms=limits_itl_ms, stable=True)
+    limits = {"server.median_ttft_ms": limits_ttft_ms, "server.mean_itl_ms": limits_itl_ms}
+    goal = Slo(stable=True).within(Goal.only(limits))
     evaluator = Evaluator(job.predictor, goal, margin)
     posed = Problem(
         job.parts.calm, (job.profile,), goal, evaluator, seed=job.seed, stop=job.stop,

@@ -10,6 +10,7 @@ from typing import Any
 from packer import checks, registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError
+from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
@@ -45,6 +46,7 @@ def solve(
     profile: Kinds,
     objective: str | Objective = "gpus",
     *,
+    slo: GoalLike | None = None,
     solver: str | Solver | None = None,
     predictor: str | Predictor = "auto",
     max_gpus: int | None = None,
@@ -70,6 +72,9 @@ def solve(
         of GPUs at hand. A fleet of several base models needs one for each.
     objective
         Its name, with parameters where it has some ("slo:mean_ttft_ms=500"), or an `Objective`.
+    slo
+        The latency goal that the plan keeps, whatever the objective: a `packer.Goal`, its text ("p95_ttft_ms=500",
+        which changes the workload's), or a mapping of limits; None: the objective's own limits.
     solver, predictor
         A registered name, the path of a trained predictor, or an object. Without a solver: greedy, replan from a
         running plan, mixed for the lowest price with several kinds of server, and spread-refined for objectives on a
@@ -115,7 +120,12 @@ def solve(
     served = serving(workload, tuple(kind.profile for kind in kinds)).values()
     profiles = tuple(kind.profile for kind in kinds if any(kind.profile in each for each in served))
     old_bins = () if old_plan is None else _same_fleet_bins(old_plan, workload)
-    goal = load_objective(objective).anchored(old_bins)
+    goal = load_objective(objective)
+    if slo is not None:
+        own = {} if goal.goal is None else goal.goal.limits.to_dict()
+        whole = workload.slo.changed_by(slo)
+        goal = goal.within(replace(whole, limits=whole.limits.changed(own)))
+    goal = goal.anchored(old_bins).within(goal.goal)
     workload = goal.fleet(workload)
     raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
     problem = Problem(
@@ -153,8 +163,13 @@ def solve(
             solve, profile=profile, solver="greedy", predictor=predictor,
             max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
         )  # fmt: skip
-        plan = with_band(plan, workload, partial(again, objective=objective))
-        if goal.name == "gpus" and problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS:
+        plan = with_band(plan, workload, partial(again, objective=goal))
+        if (
+            goal.name == "gpus"
+            and goal.goal is None
+            and problem.evaluator.confirms
+            and plan.n_gpus <= ESTIMATED_GPUS
+        ):
             plan = _with_goal(plan, partial(again, time_limit_s=limit_of(min(GOAL_S, problem.remaining_s()))))
     return with_room(plan, problem.evaluator, problem.out_of_time) if with_headroom else plan
 
@@ -166,7 +181,7 @@ def _with_goal(plan: Plan, again: Callable[..., Plan]) -> Plan:
     ttft_ms, itl_ms = (float(each.min()) for each in plan.workload.slo.columns(plan.workload))
     if plan.status is Status.INFEASIBLE or not (plan.evaluations.mean_ttft_ms > ttft_ms).any():
         return plan
-    objective = f"slo:p99_ttft_ms={ttft_ms:g},mean_itl_ms={itl_ms:g}"
+    objective = f"slo:server.p99_ttft_ms={ttft_ms:g},server.mean_itl_ms={itl_ms:g}"
     found = again(plan.workload, objective=objective)
     if found.status is Status.INFEASIBLE or found.time_limit_reached:
         return plan

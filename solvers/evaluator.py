@@ -65,9 +65,7 @@ class Evaluator:
         given: dict[Profile | None, Predictor] = (
             dict(predictors.items()) if isinstance(predictors, Mapping) else {None: predictors}
         )
-        if objective is not None and set(objective.figures) & set(
-            SIMULATED
-        ):  # which trained trees do not give
+        if objective is not None and objective.required & set(SIMULATED):  # which trained trees do not give
             given = {k: each.twin if isinstance(each, AutoPredictor) else each for k, each in given.items()}
         first = next(iter(given.values()))
         self.name = first.name

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from packer.bin import Bin
 from packer.objectives.moves import match, moved
-from packer.objectives.slo import LatencyLimits
 from packer.plan import Moves, Plan
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.greedy.solver import Greedy
@@ -18,9 +17,10 @@ from packer.solvers.slots import SlotSearch
 
 def objective_of(old: Plan) -> str:
     """What a running plan is followed with by default: its latency limits, or "moves" where it has none."""
-    known = {each.name for each in fields(LatencyLimits)}
-    limits = ",".join(f"{name}={most!r}" for name, most in old.limits.items() if name in known)
-    return f"slo:{limits}" if limits else "slo" if "slo_used" in old.limits else "moves"
+    if "slo_used" in old.limits:
+        return "slo"  # its workload has the goal
+    limits = ",".join(f"server.{name}={most!r}" for name, most in old.limits.items())
+    return f"slo:{limits}" if limits else "moves"
 
 
 class Replan:

@@ -27,7 +27,7 @@ Point = tuple[int, float, int]
 COLUMNS = (
     "offered_tok_s", "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms",
     "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms", "kv_cache_tokens", "mean_running", "mean_waiting",
-    "preemptions", "adapter_loads",
+    "preemptions", "adapter_loads", "slo_used",
 )  # fmt: skip
 """Metrics of a row, as `Simulation` names them."""
 
@@ -186,9 +186,14 @@ def x_axis(frame: pl.DataFrame) -> str:
     return next((axis for axis in AXES if frame[axis].n_unique() > 1), AXES[0])
 
 
-def max_packs(frame: pl.DataFrame) -> pl.DataFrame:
-    """Max_pack of each curve: its feasible row with the most offered load, if it has one."""
+def max_packs(frame: pl.DataFrame, *, within_goal: bool = False) -> pl.DataFrame:
+    """Max_pack of each curve: its feasible row with the most offered load, if it has one.
+
+    `within_goal`: of those rows alone that keep the latency goal (`Workload.slo`).
+    """
     others = [axis for axis in AXES if axis != x_axis(frame)]
     feasible = frame.filter(~pl.col("starved") & ~pl.col("memory_error"))
+    if within_goal:
+        feasible = feasible.filter(pl.col("slo_used") <= 1.0)
     ordered = feasible.sort("offered_tok_s", "total_token_throughput")
     return ordered.group_by(others, maintain_order=True).last().sort(others).select(frame.columns)

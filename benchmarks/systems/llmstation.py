@@ -244,8 +244,8 @@ def effects(seeds: int) -> list[Row]:
         return best(machine, LOW, "llmstation", seed, **ours) / best(machine, LOW, "chunked", seed)
 
     def with_tokens(tokens: float, seed: int) -> float:
-        limits = {"p99_ttft_ms": 500.0, "p99_tpot_ms": SMALL.tpot_ms}
-        given = {"max_loras": 1, "limits": limits, "duration_s": DURATION_S, "seed": seed}
+        limits = {"server.p99_ttft_ms": 500.0, "server.p99_tpot_ms": SMALL.tpot_ms}
+        given = {"max_loras": 1, "slo": limits, "duration_s": DURATION_S, "seed": seed}
         fleet, profile = SMALL.fleet(LOW, tokens), SMALL.profile()
         ours = most_training(fleet, profile, "llmstation", **given)
         return ours.samples_s / most_training(fleet, profile, "chunked", **given).samples_s

@@ -83,13 +83,13 @@ LARGE = Machine(
 def best(machine: Machine, rate: float, policy: str, seed: int, served: int = 1, **changes: float) -> float:
     """Samples/s of the policy with its best parameter within the limits."""
     spec = policy + (":" + ",".join(f"{k}={v:g}" for k, v in changes.items()) if changes else "")
-    limits = {"p99_ttft_ms": 500.0, "p99_tpot_ms": machine.tpot_ms}
+    limits = {"server.p99_ttft_ms": 500.0, "server.p99_tpot_ms": machine.tpot_ms}
     return most_training(
         machine.fleet(rate, served=served),
         machine.profile(),
         spec,
         max_loras=served,
-        limits=limits,
+        slo=limits,
         duration_s=DURATION_S,
         seed=seed,
     ).samples_s

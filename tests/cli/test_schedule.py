@@ -96,7 +96,7 @@ def test_the_replay_counts_requests_within_the_limits(capsys: pytest.CaptureFixt
     ]
     shares = []
     for limit in ("mean_itl_ms=15", "mean_itl_ms=200"):
-        assert run([*words, "--limits", limit, "-o", "o.json", "--force"]) == 0
+        assert run([*words, "--slo", limit, "-o", "o.json", "--force"]) == 0
         capsys.readouterr()
         shares.append(json.loads(Path("o.json").read_text())["replay"]["static"]["within_slo"])
     assert 0.5 < shares[0] < 0.95 < shares[1]

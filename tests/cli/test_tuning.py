@@ -67,13 +67,13 @@ def test_sweep_sets_policies_side_by_side(
         "llmstation",
         "--tuning",
         "temporal",
-        "--keep",
+        "--slo",
         "p99_tpot_ms=40",
         "-o",
         str(rows),
     ]
     found = _json(arguments, capsys)
-    assert found["limits"] == {"p99_tpot_ms": 40.0}
+    assert found["slo"] == {"p95_ttft_ms": 2000.0, "p99_tpot_ms": 40.0}
     assert [row["policy"] for row in found["rows"]] == ["llmstation", "temporal"] * 2
     assert all(row["p99_tpot_ms"] <= 40.0 for row in found["rows"])
     assert pl.read_csv(rows)["samples_s"].to_list() == [row["samples_s"] for row in found["rows"]]
@@ -97,8 +97,7 @@ def test_solve_for_training(fleet: str, tmp_path: Path, capsys: pytest.CaptureFi
     [
         (["simulate", "--max-loras", "2", "--tuning", "mystery"], "Known: chunked, llmstation"),
         (["simulate", "--max-loras", "2", "--tuning", "chunked:chunk_tokens=0"], "chunk_tokens"),
-        (["sweep", "--tuning", "chunked", "--keep", "speed=3"], "speed"),
-        (["sweep", "--keep", "p99_ttft_ms=3"], "--keep needs --tuning"),
+        (["sweep", "--tuning", "chunked", "--slo", "speed=3"], "speed"),
         (["sweep", "--tuning", "chunked", "--plot", "x.svg"], "--plot"),
     ],
 )

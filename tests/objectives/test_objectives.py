@@ -12,6 +12,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
 from packer.evaluation import Evaluations
+from packer.goal import Goal
 from packer.objectives.base import load_objective
 from packer.objectives.cost import Cost
 from packer.objectives.headroom import Headroom
@@ -53,7 +54,9 @@ def test_a_growing_queue_is_refused_on_demand(
 
 def test_parameters_follow_the_name() -> None:
     """`name:key=value,…` sets the fields of the objective, numbers as numbers."""
-    assert load_objective("slo:mean_ttft_ms=500,p99_itl_ms=60.5") == Slo(mean_ttft_ms=500, p99_itl_ms=60.5)
+    assert load_objective("slo:mean_ttft_ms=500,p99_itl_ms=60.5") == Slo().within(
+        Goal.only({"server.mean_ttft_ms": 500, "server.p99_itl_ms": 60.5})
+    )
     assert load_objective("latency:metric=ttft") == Latency(metric="ttft")
 
 
@@ -98,15 +101,21 @@ def test_latency_of_a_dead_server_is_infinite(evaluations: Evaluations) -> None:
 
 def test_slo_keeps_every_limit(evaluations: Evaluations) -> None:
     """A bin is admissible only within all the limits that are given."""
-    assert Slo(mean_ttft_ms=200).admissible(evaluations).tolist() == [True, True, False]
-    assert Slo(mean_ttft_ms=200, p99_ttft_ms=400).admissible(evaluations).tolist() == [True, False, False]
+    assert load_objective("slo:server.mean_ttft_ms=200").admissible(evaluations).tolist() == [
+        True,
+        True,
+        False,
+    ]
+    assert load_objective("slo:server.mean_ttft_ms=200,server.p99_ttft_ms=400").admissible(
+        evaluations
+    ).tolist() == [True, False, False]
 
 
 def test_slo_refuses_a_predictor_without_the_figure(evaluations: Evaluations) -> None:
     """A limit on a figure that the predictor does not give is an error, not an infeasible plan."""
     without = replace(evaluations, p99_itl_ms=np.full(3, np.nan))
     with pytest.raises(IncompatibleError, match="p99_itl_ms"):
-        Slo(p99_itl_ms=50).admissible(without)
+        load_objective("slo:server.p99_itl_ms=50").admissible(without)
 
 
 def test_cost_adds_prices_and_needs_them() -> None:

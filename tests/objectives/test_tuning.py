@@ -9,6 +9,7 @@ from packer.errors import IncompatibleError, ValidationError
 from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
 from packer.job import FineTuning
+from packer.objectives.base import load_objective
 from packer.objectives.tuning import Tuning
 from packer.planning.solve import solve
 from packer.predictors.api import evaluate_server, load_predictor
@@ -64,6 +65,6 @@ def test_a_limit_out_of_reach_is_named() -> None:
 def test_refusals() -> None:
     """A limit of 0 and a policy that does not train are refused."""
     with pytest.raises(ValidationError, match="p99_ttft_ms"):
-        Tuning(p99_ttft_ms=0.0)
+        load_objective("tuning:p99_ttft_ms=0")
     with pytest.raises(IncompatibleError, match="samples"):
         Tuning(policy="none").fleet(FLEET)

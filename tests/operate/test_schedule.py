@@ -19,7 +19,7 @@ from packer.objectives.headroom import with_rates
 from packer.operate import schedule as schedules
 from packer.operate.day import Period, Schedule
 from packer.operate.replay import windows_of
-from packer.operate.schedule import rates_of_trace, schedule, server_limits
+from packer.operate.schedule import rates_of_trace, schedule, server_goal
 from packer.plan import Plan, Status
 from packer.planning.solve import solve
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -77,7 +77,7 @@ def test_a_server_keeps_its_settings() -> None:
 
 def test_a_server_with_other_settings_is_another_server() -> None:
     """One GPU at night has other settings than any by day: a new server takes its place, which counts as a start."""
-    found = scheduled(day(), limits={"mean_ttft_ms": 60.0})
+    found = scheduled(day(), slo={"server.mean_ttft_ms": 60.0})
     night, morning = found.periods[0], found.periods[1]
     assert (night.gpus, morning.gpus) == (1, 2)
     assert not set(night.servers) & set(morning.servers)
@@ -96,7 +96,7 @@ def test_gpus_at_hand_are_enough_while_servers_are_replaced() -> None:
     given: dict[str, Any] = {
         "predictor": AnalyticPredictor(),
         "margin": 0.0,
-        "limits": {"mean_ttft_ms": 55.0},
+        "slo": {"server.mean_ttft_ms": 55.0},
     }
     found = schedule(FLEET, GpuKind(PROFILE, available=5), day(), **given)
     assert (found.static.n_gpus, found.most_gpus) == (4, 5)
@@ -155,14 +155,15 @@ def test_slow_starts_keep_servers_on() -> None:
 def test_every_server_keeps_the_limits() -> None:
     """A tight limit on the latency takes more servers than none, and an unknown one is refused."""
     rates = day()
-    loose, tight = scheduled(rates, limits={}), scheduled(rates, limits={"mean_ttft_ms": 60.0})
+    loose, tight = scheduled(rates, slo="none"), scheduled(rates, slo={"server.mean_ttft_ms": 60.0})
     assert tight.gpu_hours > loose.gpu_hours
     for each in tight.periods:
         for name in each.names:
             found = AnalyticPredictor().evaluate(with_rates(FLEET, rates[name]), each.plan.bins)
             assert (found.mean_ttft_ms <= 60.0).all()
-    with pytest.raises(ValidationError, match="got 'ttft'"):
-        scheduled(rates, limits={"ttft": 1.0})
+    for key in ("ttft_ms", "p99_e2e_ms", "server.p90_itl_ms"):
+        with pytest.raises(IncompatibleError, match=f"a limit of {key}"):
+            scheduled(rates, slo={key: 1.0})
 
 
 def test_a_day_is_planned_for_the_limits_of_the_fleet() -> None:
@@ -170,8 +171,9 @@ def test_a_day_is_planned_for_the_limits_of_the_fleet() -> None:
     slow = [replace(adapter, slo_class="chat") for adapter in FLEET.adapters[:20]]
     adapters = (*slow, *FLEET.adapters[20:])
     strict = replace(FLEET, adapters=adapters, slo=Slo(classes=(("chat", Limits(300.0, 20.0)),)))
-    assert server_limits(strict) == {"p99_ttft_ms": 300.0, "mean_itl_ms": 20.0}
-    assert server_limits(FLEET) == {"p99_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
+    limits = [server_goal(each.slo).limits.to_dict() for each in (strict, FLEET)]
+    assert limits[0] == {"server.p99_ttft_ms": 300.0, "server.mean_itl_ms": 20.0}
+    assert limits[1] == {"server.p99_ttft_ms": 2000.0, "server.mean_itl_ms": 100.0}
     given: dict[str, Any] = {"predictor": AnalyticPredictor(), "margin": 0.0}
     found = schedule(strict, PROFILE, day(), **given)
     for each in found.periods:
@@ -183,8 +185,8 @@ def test_the_limits_hold_in_quieter_periods() -> None:
     fleet = Workload([Adapter(f"a{i}", rank, 1.0) for i, rank in enumerate((8, 32, 8, 8, 8))])
     rates = {"x": np.array([0.1, 0.1, 0.1, 4.6, 5.6]), "y": np.array([2.6, 2.9, 4.1, 0.1, 0.1])}
     for limit_ms in (60.0, 100.0):
-        limits = {"mean_ttft_ms": limit_ms}
-        found = schedule(fleet, PROFILE, rates, predictor=AnalyticPredictor(), margin=0.0, limits=limits)
+        slo = {"mean_ttft_ms": limit_ms}
+        found = schedule(fleet, PROFILE, rates, predictor=AnalyticPredictor(), margin=0.0, slo=slo)
         for vector in rates.values():
             rows = AnalyticPredictor().evaluate(with_rates(fleet, vector), found.static.bins)
             assert (rows.mean_ttft_ms <= limit_ms).all()
@@ -213,7 +215,7 @@ def test_replicas_follow_the_load() -> None:
     given: dict[str, Any] = {
         "predictor": AnalyticPredictor(),
         "margin": 0.0,
-        "limits": {"mean_ttft_ms": 500.0},
+        "slo": {"server.mean_ttft_ms": 500.0},
     }
     with pytest.raises(ValidationError, match="No plan holds in every period"):
         schedule(fleet, PROFILE, rates, **given)

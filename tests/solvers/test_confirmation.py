@@ -183,5 +183,7 @@ def test_fewest_gpus_on_which_requests_queue_say_what_limits_take(profile: Profi
     assert kept.n_gpus <= within["gpus"]
     assert kept.evaluations.mean_ttft_ms.max() <= 2000.0
     (*_, told) = queueing(plan)
-    assert told.startswith(f"slo:p99_ttft_ms=2000,mean_itl_ms=100 takes {within['gpus']} GPUs. Without --obj")
+    assert told.startswith(
+        f"slo:server.p99_ttft_ms=2000,server.mean_itl_ms=100 takes {within['gpus']} GPUs. Without --obj"
+    )
     assert "within_goal" not in solve(fleet, profile, margin=1.0).details

@@ -13,8 +13,7 @@ from packer.bin import Bin
 from packer.errors import PluginError
 from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
-from packer.objectives.base import Objective, Scenario
-from packer.objectives.slo import Slo
+from packer.objectives.base import Objective, Scenario, load_objective
 from packer.predictors.api import load_predictor
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.twin import TwinPredictor
@@ -105,7 +104,7 @@ def test_limits_of_latency_are_confirmed_by_the_twin(shipped: Profile) -> None:
     bins = [Bin((0, 1, 2), Slots(3, 8), shipped)]
     expected = TwinPredictor().evaluate(FLEET, bins).p99_ttft_ms
     plain = Evaluator(auto)
-    limited = plain.of(Slo(p99_ttft_ms=500.0))
+    limited = plain.of(load_objective("slo:server.p99_ttft_ms=500.0"))
     assert limited.confirmed(FLEET, bins).p99_ttft_ms == expected
     assert limited.report(FLEET, bins).p99_ttft_ms == expected
     assert plain.confirmed(FLEET, bins).p99_ttft_ms != expected

@@ -11,6 +11,7 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
+from packer.goal import Goal
 from packer.objectives.all_day import AllDay
 from packer.objectives.moves import Moves
 from packer.settings import Slots
@@ -103,7 +104,7 @@ def test_a_fresh_plan_keeps_the_limits_of_the_objective() -> None:
     workload, old = two_servers(0.05)
     most_ms = 1.2 * AnalyticPredictor().evaluate(workload, old).mean_ttft_ms.max()
     rates = {"noon": dict(zip(workload.names, workload.rates.tolist(), strict=True))}
-    goal = AllDay(old, rates, {"mean_ttft_ms": float(most_ms)})
+    goal = AllDay(old, rates).within(Goal.only({"server.mean_ttft_ms": float(most_ms)}))
     posed = replace(problem(workload, objective=goal, predictor=AnalyticPredictor()), old_bins=old)
     alone = Bin(tuple(range(90)), Slots(90, 32), PROFILE)
     row = posed.evaluator.evaluate(workload, [alone])

@@ -17,7 +17,7 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.goal import Slo as FleetSlo
 from packer.io.profiles import load_profile
-from packer.objectives.slo import Slo
+from packer.objectives.base import load_objective
 from packer.plan import Plan
 from packer.planning import solve as api
 from packer.room import LEVELS
@@ -105,7 +105,12 @@ def test_bins_of_one_adapter_are_not_swapped() -> None:
     for seed in range(40):
         rates = np.random.default_rng(seed).uniform(4.0, 16.0, 2).tolist()
         fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
-        task = problem(fleet, objective=Slo(mean_ttft_ms=40.0), predictor=AnalyticPredictor(), max_gpus=2)
+        task = problem(
+            fleet,
+            objective=load_objective("slo:server.mean_ttft_ms=40.0"),
+            predictor=AnalyticPredictor(),
+            max_gpus=2,
+        )
         posed = replace(task, max_replicas=2)
         check(posed, SpreadRefined().solve(posed))
 

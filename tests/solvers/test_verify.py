@@ -93,7 +93,10 @@ def test_latency_limits_are_checked_by_the_twin_with_a_little_slack() -> None:
     """A limit counts as kept up to 2 % beyond it, as seeds differ; beyond that it is named with its figure."""
     figures = TwinPredictor(seed=FRESH_SEED).evaluate(FLEET, LIGHT).mean_itl_ms
     slowest = int(np.argmax(figures))
-    near, far = Slo(mean_itl_ms=figures.max() / 1.015), Slo(mean_itl_ms=figures.max() / 1.03)
+    near, far = (
+        load_objective(f"slo:server.mean_itl_ms={figures.max() / 1.015}"),
+        load_objective(f"slo:server.mean_itl_ms={figures.max() / 1.03}"),
+    )
     assert twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=FRESH_SEED), objective=near) == {}
     assert (
         "mean_itl_ms is"
@@ -139,7 +142,7 @@ def test_plain_reasons_come_first() -> None:
     """A server that starves at the nominal rates is reported as such, whatever the objective."""
     heavy = Workload([Adapter("a", 8, 0.05), Adapter("b", 8, 400.0)])
     bins = [Bin((0,), Slots(1, 8), PROFILE), Bin((1,), Slots(1, 8), PROFILE)]
-    for objective in (None, Gpus(), Headroom(1.1), Slo(mean_ttft_ms=1e9)):
+    for objective in (None, Gpus(), Headroom(1.1), load_objective("slo:server.mean_ttft_ms=1e9")):
         failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=FRESH_SEED), objective=objective)
         assert sorted(failures) == [1]
         assert "GPU 1 starves" in failures[1]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packer import checks
+from packer.goal import GoalLike
 from packer.twin.threads import in_threads
 from packer.profile import Profile
 from packer.twin.result import Simulation
@@ -14,8 +14,8 @@ from packer.twin.simulate import simulate
 from packer.twin.tuning.policy import load_policy
 from packer.workload import Workload
 
-LIMITS = ("p99_ttft_ms", "p99_tpot_ms", "mean_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_itl_ms")
-"""What may be limited, ms."""
+SHOWN = ("p99_ttft_ms", "p99_tpot_ms")
+"""Latencies of a run that its row has."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Tuned:
         """For JSON."""
         row: dict[str, Any] = {"policy": self.policy, "best": self.best}
         row |= {"samples_s": self.samples_s, "tuning_tok_s": self.tok_s}
-        row |= {name: getattr(self.simulation, name) for name in LIMITS[:2]}
+        row |= {name: getattr(self.simulation, name) for name in SHOWN}
         return row | {"tried": [list(each) for each in self.tried]}
 
 
@@ -57,7 +57,7 @@ def most_training(
     *,
     max_loras: int,
     max_lora_rank: int | None = None,
-    limits: Mapping[str, float],
+    slo: GoalLike | None = None,
     duration_s: float | None = None,
     seed: int = 0,
     workers: int = 1,
@@ -65,20 +65,19 @@ def most_training(
     """Try the values of the policy's searched parameter and keep the one that trains most within the limits.
 
     `policy`: its name, with parameters that stay as they are; naming the searched one tries only that value.
-    `limits`: largest values, ms, of figures among `LIMITS`. Unfinished requests break them: the server must not starve.
+    `slo`: the latency goal, as for `packer.simulate`. Unfinished requests break it: the server must not starve.
     `workers`: threads. Other parameters are those of `packer.simulate`.
     """
-    kept = checks.limits("limit", limits, LIMITS)
     specs = candidates(policy)
 
     def run(spec: str) -> Simulation:
         return simulate(
             workload, profile, max_loras=max_loras, max_lora_rank=max_lora_rank, duration_s=duration_s,
-            seed=seed, tuning=spec,
+            seed=seed, tuning=spec, slo=slo,
         )  # fmt: skip
 
     found = list(in_threads(run, specs, workers))
-    good = [_keeps(sim, kept) for sim in found]
+    good = [_keeps(sim) for sim in found]
     most = [(ok, sim.tuning_tok_s if ok else -sim.tuning_tok_s) for ok, sim in zip(good, found, strict=True)]
     best = most.index(max(most))
     return Tuned(
@@ -89,11 +88,9 @@ def most_training(
     )
 
 
-def _keeps(sim: Simulation, limits: Mapping[str, float]) -> bool:
-    """Whether a server starts, does not starve and keeps the limits; one without requests keeps all."""
-    if sim.starved:
-        return False
-    return not sim.sent or all(getattr(sim, name) <= limit for name, limit in limits.items())
+def _keeps(sim: Simulation) -> bool:
+    """Whether a server starts, does not starve and keeps the goal; one without requests keeps all."""
+    return not sim.starved and (not sim.sent or sim.slo_used <= 1.0)
 
 
 def candidates(policy: str) -> Sequence[str]:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
+from packer.objectives.base import load_objective
 from packer.objectives.gpus import Gpus
 from packer.objectives.headroom import Headroom
-from packer.objectives.slo import Slo
 from packer.plan import Status
 from packer.planning.solve import solve
 from packer.solvers.base import Problem
@@ -98,7 +98,7 @@ def test_bounds_know_limits_of_latency(seed: int) -> None:
     """With a limit of TTFT the bound is at most what trying everything within the limit finds, and is proven."""
     fleet = random_fleet(8, seed=seed, rates=(3.0, 4.5, 2.2), ranks=(8, 64))
     predictor = MonotonePredictor(capacity_tok_s=5000.0)
-    limited = problem(fleet, objective=Slo(mean_ttft_ms=60.0), predictor=predictor)
+    limited = problem(fleet, objective=load_objective("slo:server.mean_ttft_ms=60.0"), predictor=predictor)
     best, found = brute_force(limited), Exact().solve(limited)
     assert (len(found.bins), found.lower_bound, found.proven) == (best, best, True)
     assert best > brute_force(problem(fleet, predictor=predictor))
@@ -108,7 +108,10 @@ def test_bounds_of_many_bins_know_limits_of_latency() -> None:
     """Where bins are too many to evaluate each, the bound of the relaxation is above that without the limit."""
     fleet = Workload([Adapter(f"a{i}", (8, 32)[i % 2], (0.9, 1.7, 2.6)[i % 3]) for i in range(60)])
     assert aggregate(fleet).every_bin() is None
-    slow, free = (Exact().solve(problem(fleet, objective=goal)) for goal in (Slo(mean_ttft_ms=60.0), Gpus()))
+    slow, free = (
+        Exact().solve(problem(fleet, objective=goal))
+        for goal in (load_objective("slo:server.mean_ttft_ms=60.0"), Gpus())
+    )
     assert slow.proven
     assert free.lower_bound is not None
     assert free.lower_bound < (slow.lower_bound or 0.0) <= len(slow.bins)

@@ -1,0 +1,65 @@
+"""A latency goal holds, whatever the objective of the plan and the way in which it is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import packer
+from packer.errors import IncompatibleError
+from packer.objectives.base import limits_of, load_objective
+from packer.twin.simulate import simulate
+
+SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+FLEET = packer.Workload([packer.Adapter(f"a{i}", (8, 16, 32)[i % 3], 0.3 + 0.02 * i) for i in range(40)])
+
+
+def judged(plan: packer.Plan) -> list[float]:
+    """How much of the goal each server of a plan uses in its own hour."""
+    return [
+        simulate(
+            item.workload(plan.workload), item.profile, max_loras=item.max_loras,
+            max_lora_rank=item.max_lora_rank, seed=plan.seed,
+        ).slo_used
+        for item in plan.bins
+    ]  # fmt: skip
+
+
+def test_an_objective_slo_is_gpus_within_that_goal() -> None:
+    """`slo:…` and fewest GPUs with the same goal give the same servers and limits."""
+    goal = packer.Goal.only({"p95_ttft_ms": 2000, "mean_itl_ms": 100})
+    named = packer.solve(FLEET, SERVER, "slo:p95_ttft_ms=2000,mean_itl_ms=100")
+    fewest = packer.solve(FLEET, SERVER, "gpus", slo=goal)
+    text = packer.solve(FLEET, SERVER, "gpus", slo="p95_ttft_ms=2000,mean_itl_ms=100")
+    assert named.bins == fewest.bins == text.bins
+    assert named.limits == fewest.limits == {"slo_used": 1.0, "mean_itl_ms": 100.0}
+    assert max(judged(fewest)) <= 1.0
+    assert packer.solve(FLEET, SERVER, "gpus").n_gpus < fewest.n_gpus
+
+
+def test_the_lowest_price_keeps_the_goal() -> None:
+    """Several kinds of server: the cheapest mix within a goal keeps it, which the cheapest of all does not."""
+    slow = replace(SERVER, name="slow", engine=replace(SERVER.engine, max_num_seqs=48))
+    kinds = [packer.GpuKind(SERVER, 4.0), packer.GpuKind(slow, 1.0)]
+    free, kept = (packer.solve(FLEET, kinds, "cost", slo=slo) for slo in (None, "p95_ttft_ms=2000"))
+    assert free.status is not packer.Status.INFEASIBLE
+    assert kept.status is not packer.Status.INFEASIBLE
+    assert kept.objective_value > free.objective_value
+    assert max(judged(kept)) <= 1.0
+    assert max(judged(replace(free, workload=kept.workload))) > 1.0
+
+
+def test_limits_without_a_figure_need_a_simulation() -> None:
+    """A predictor without requests takes limits whose figure of a server it has, and refuses others by name."""
+    server = load_objective("gpus:mean_ttft_ms=500,server.p99_itl_ms=80")
+    assert server.limits == {"mean_ttft_ms": 500.0, "p99_itl_ms": 80.0, "slo_used": 1.0}
+    assert server.required == {"mean_ttft_ms", "p99_itl_ms"}
+    assert limits_of(packer.Goal.parse("ttft_ms=500,chat:tpot_ms=9")) == {"slo_used": 1.0}
+    assert limits_of(packer.Goal.parse("none")) == {}
+    with pytest.raises(IncompatibleError, match="no slo_used for the limits p90_e2e_ms"):
+        packer.solve(FLEET, SERVER, "gpus:p90_e2e_ms=5000", predictor="boosting")
+    plan = packer.solve(FLEET, SERVER, "gpus:mean_ttft_ms=900", predictor="boosting")
+    assert np.isnan(plan.evaluations.slo_used).all() or (plan.evaluations.slo_used <= 1.0).all()
+    assert (plan.evaluations.mean_ttft_ms <= 900).all()
