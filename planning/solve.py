@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from packer import checks, registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.goal import GoalLike
+from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
@@ -73,8 +73,8 @@ def solve(
     objective
         Its name, with parameters where it has some ("slo:mean_ttft_ms=500"), or an `Objective`.
     slo
-        The latency goal that the plan keeps, whatever the objective: a `packer.Goal`, its text ("p95_ttft_ms=500",
-        which changes the workload's), or a mapping of limits; None: the objective's own limits.
+        The latency goal that the plan keeps: a `packer.Goal`, its text, which changes the workload's, or a mapping of
+        limits; None: the objective's own.
     solver, predictor
         A registered name, the path of a trained predictor, or an object. Without a solver: greedy, replan from a
         running plan, mixed for the lowest price with several kinds of server, and spread-refined for objectives on a
@@ -120,12 +120,7 @@ def solve(
     served = serving(workload, tuple(kind.profile for kind in kinds)).values()
     profiles = tuple(kind.profile for kind in kinds if any(kind.profile in each for each in served))
     old_bins = () if old_plan is None else _same_fleet_bins(old_plan, workload)
-    goal = load_objective(objective)
-    if slo is not None:
-        own = {} if goal.goal is None else goal.goal.limits.to_dict()
-        whole = workload.slo.changed_by(slo)
-        goal = goal.within(replace(whole, limits=whole.limits.changed(own)))
-    goal = goal.anchored(old_bins).within(goal.goal)
+    goal = within(load_objective(objective), workload.slo, slo, old_bins)
     workload = goal.fleet(workload)
     raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
     problem = Problem(
@@ -152,11 +147,7 @@ def solve(
     if counts and not goal.spare:  # slots that survive the loss of a server are not changed again
         plan = _with_slots(problem, plan)
     if verify and plan.status is not Status.INFEASIBLE:
-        plan = verified(plan, goal, figures=simulated_once(problem, plan.bins))
-        if not plan.verified and confidence is None and margin is None:
-            plan = _hardened(problem, search, plan)
-        if not plan.verified and goal.limits:  # a plan that breaks its limits is none
-            plan = replace(plan, status=Status.INFEASIBLE)
+        plan = _on_a_fresh_seed(problem, search, plan, harden=confidence is None and margin is None)
     plan = _with_bound(problem, plan, estimate=counts)
     if counts and not goal.fixed_gpus and not problem.out_of_time():
         again = partial(
@@ -164,14 +155,20 @@ def solve(
             max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
         )  # fmt: skip
         plan = with_band(plan, workload, partial(again, objective=goal))
-        if (
-            goal.name == "gpus"
-            and goal.goal is None
-            and problem.evaluator.confirms
-            and plan.n_gpus <= ESTIMATED_GPUS
-        ):
+        free = goal.name == "gpus" and goal.goal is None
+        if free and problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS:
             plan = _with_goal(plan, partial(again, time_limit_s=limit_of(min(GOAL_S, problem.remaining_s()))))
     return with_room(plan, problem.evaluator, problem.out_of_time) if with_headroom else plan
+
+
+def within(objective: Objective, usual: Goal, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
+    """The objective on these running bins within a goal, which its own limits change; None: within its own alone."""
+    goal = objective.goal
+    if slo is not None:
+        whole = usual.changed_by(slo)
+        own = {} if goal is None else goal.limits.to_dict()
+        goal = replace(whole, limits=whole.limits.changed(own))
+    return objective.anchored(old_bins).within(goal)
 
 
 def _with_goal(plan: Plan, again: Callable[..., Plan]) -> Plan:
@@ -212,6 +209,16 @@ def _planned(problem: Problem, search: Solver, *, verify: bool) -> Plan:
     solution = confirmed_solution(problem, lambda posed: by_model.solved(posed, search))
     check(problem, solution)
     return assemble(problem, solution, search.name, problem.elapsed_s(), verify=verify)
+
+
+def _on_a_fresh_seed(problem: Problem, search: Solver, plan: Plan, *, harden: bool) -> Plan:
+    """The plan that a fresh seed confirms, found with a larger margin where `harden` allows; infeasible if none is."""
+    plan = verified(plan, problem.objective, figures=simulated_once(problem, plan.bins))
+    if not plan.verified and harden:
+        plan = _hardened(problem, search, plan)
+    if not plan.verified and problem.objective.limits:  # a plan that breaks its limits is none
+        plan = replace(plan, status=Status.INFEASIBLE)
+    return plan
 
 
 def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
