@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packer import checks
-from packer.lengths import Lengths
+from packer.lengths import MAX_TOKENS, Lengths
 
 MAX_RANK = checks.SLOT_RANKS[-1]
 MIN_RATE = 1e-15
@@ -33,6 +33,9 @@ class Adapter:
         share a server.
     slo_class
         Which limits of the workload's `Slo` it has; None: those of adapters without a class.
+    shared_prefix_tokens
+        Tokens that all of its prompts begin with, as a system prompt: part of `input_tokens`. Prefix caching computes
+        them once, as long as the KV cache keeps them.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Adapter:
     output_tokens: Lengths | None = None
     model: str | None = None
     slo_class: str | None = None
+    shared_prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
         checks.name("an adapter's name", self.name)
@@ -49,6 +53,10 @@ class Adapter:
         object.__setattr__(self, "rank", checks.integer(f"the rank {who}", self.rank, low=0, high=MAX_RANK))
         rate = checks.real(f"the rate {who}", self.rate, low=MIN_RATE, high=1e6)
         object.__setattr__(self, "rate", rate)
+        shared = checks.integer(
+            f"shared_prefix_tokens {who}", self.shared_prefix_tokens, low=0, high=MAX_TOKENS
+        )
+        object.__setattr__(self, "shared_prefix_tokens", shared)
         for own in ("model", "slo_class"):
             if getattr(self, own) is not None:
                 checks.name(f"the {own} {who}", getattr(self, own))

@@ -128,6 +128,11 @@ class Workload:
         """Ranks, int64 (n,)."""
         return _frozen(np.array([adapter.rank for adapter in self.adapters], dtype=np.int64))
 
+    @cached_property
+    def shared_prefix_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens that all prompts of each adapter begin with, int64 (n,)."""
+        return _frozen(np.array([adapter.shared_prefix_tokens for adapter in self.adapters], dtype=np.int64))
+
     @property
     def n_loras(self) -> int:
         """Adapters with a rank: all but those that stand for requests to the base model."""

@@ -12,6 +12,8 @@ from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
 from packer.memo import Memo
+from packer.profile import Profile
+from packer.twin.engine_rules import rules_of
 from packer.workload import Workload
 
 Factors = FloatArray | float
@@ -19,8 +21,15 @@ Factors = FloatArray | float
 MAX_STORED = 200_000
 
 
+def caches_prefixes(workload: Workload, profile: Profile) -> bool:
+    """Whether prompts of the fleet begin alike and a server of this profile computes such beginnings only once."""
+    if not workload.shared_prefix_tokens.any():
+        return False
+    return bool(getattr(rules_of(profile.engine), "prefix_caching", profile.engine.prefix_caching))
+
+
 def content_classes(workload: Workload) -> IntArray:
-    """Class of each adapter, int64 (n,): equal where rank, rate, lengths, slo_class and model are, numbered by
+    """Class of each adapter, int64 (n,): equal where rank, rate, lengths, slo_class, model and prefix are, numbered by
     falling rank and rate. Adapters of a replayed trace are each their own class.
     """
     if workload.arrivals.trace is not None:
@@ -28,7 +37,18 @@ def content_classes(workload: Workload) -> IntArray:
     ids: dict[object, int] = {}
     raw = np.array(
         [
-            ids.setdefault((a.rank, a.rate, a.input_tokens, a.output_tokens, a.slo_class, a.model), len(ids))
+            ids.setdefault(
+                (
+                    a.rank,
+                    a.rate,
+                    a.input_tokens,
+                    a.output_tokens,
+                    a.slo_class,
+                    a.model,
+                    a.shared_prefix_tokens,
+                ),
+                len(ids),
+            )
             for a in workload.adapters
         ],
         dtype=np.int64,

@@ -16,7 +16,7 @@ from packer.evaluation import Evaluations, unsimulated
 from packer.io.profiles import load_profile, profile_names
 from packer.memo import Memo
 from packer.predictors.bin_table import BinTable
-from packer.predictors.content import Factors
+from packer.predictors.content import Factors, caches_prefixes
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN, FeatureExtractor
@@ -147,6 +147,10 @@ class LearnedPredictor:
                 raise ModelError(
                     f"A bin is of the profile {profile.name}, but the predictor was trained for {self.profile.name}."
                 )
+        if caches_prefixes(workload, self.profile):
+            raise IncompatibleError(
+                f"The predictor {self.name!r} was trained without shared prefixes: take the predictor auto or twin."
+            )
         table = BinTable.of(bins)
         found, outside = self.evaluate_table(workload, table, factors)
         if workload.n_loras < len(workload):

@@ -55,9 +55,11 @@ def without_adapters(profile: Profile) -> Profile:
 def lightest(profile: Profile, rank: int) -> Profile:
     """The same server, each step of which pays for one slot of this rank and one adapter in it, and no more.
 
-    Every request has an adapter, so that steps of a server with adapters of this rank take no less. Terms of thread
-    blocks and of ranks summed over adapters are left out.
+    Every request has an adapter, or none has one (rank 0), so that steps of a server with adapters of this rank take no
+    less. Terms of thread blocks and of ranks summed over adapters are left out.
     """
+    if rank == 0:
+        return without_adapters(profile)
     law, slot = profile.latency.coefficients, slot_rank_for(rank)
     paid = {name: law.get(name, 0.0) for name in LINEAR_TERMS}
     token_ms = paid["per_lora_token_ms"] + paid["per_adapter_token_ms"] + paid["per_slot_token_ms"]
@@ -193,9 +195,10 @@ def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margin: fl
 
 def _load_factor(workload: Workload, margin: float, stable: bool = False) -> float | None:
     """By what servers count less than their load: a server that serves 0.9 of it does not starve (a `stable` one serves
-    all), and 5 % are left for chance. None for arrivals whose mean rate is not that of the fleet."""
+    all), and 5 % are left for chance. None for arrivals whose mean rate is not that of the fleet, and where prompts
+    share prefixes: what of them is in the KV cache takes no time."""
     arrivals = workload.arrivals
-    if arrivals.kind in ("trace", "unpredictable"):
+    if arrivals.kind in ("trace", "unpredictable") or workload.shared_prefix_tokens.any():
         return None
     swing = float(np.mean(arrivals.factors)) if arrivals.kind == "piecewise" else 1.0
     return swing * (1.0 + margin) * (1.0 if stable else STARVATION_THRESHOLD) / _BOUND_SLACK

@@ -84,7 +84,12 @@ class Classes:
         """
         fleet = self.workload
         alike = [
-            (kind.rank, kind.input_tokens or fleet.input_tokens, kind.output_tokens or fleet.output_tokens)
+            (
+                kind.rank,
+                kind.input_tokens or fleet.input_tokens,
+                kind.output_tokens or fleet.output_tokens,
+                kind.shared_prefix_tokens,
+            )
             for kind in self.kinds
         ]
         first = np.array([alike.index(each) for each in alike])
@@ -173,7 +178,9 @@ def aggregate(
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, adapter in enumerate(workload.adapters):
-        content = (adapter.rank, adapter.input_tokens, adapter.output_tokens, adapter.rate)
+        content = (
+            adapter.rank, adapter.input_tokens, adapter.output_tokens, adapter.rate, adapter.shared_prefix_tokens,
+        )  # fmt: skip
         alike.setdefault(content, []).append(i)
     merged = (
         list(alike.values()) if len(alike) <= max(max_classes, unmerged) else boxes(workload, max_classes)
@@ -191,7 +198,11 @@ def aggregate(
 def _alike(workload: Workload, members: IntArray) -> bool:
     """Whether these adapters differ in nothing but their names."""
     chosen = [workload.adapters[i] for i in members.tolist()]
-    return len({(each.rank, each.rate, each.input_tokens, each.output_tokens) for each in chosen}) == 1
+    contents = {
+        (each.rank, each.rate, each.input_tokens, each.output_tokens, each.shared_prefix_tokens)
+        for each in chosen
+    }
+    return len(contents) == 1
 
 
 def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
@@ -213,7 +224,11 @@ def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
             own = own.scaled(own.mean * float(np.average(mean_tokens, weights=rates)) / float(mean_tokens[0]))
         lengths.append(own)
     rate = float(rates.min() if optimistic else rates.mean())
-    return replace(first, rate=rate, input_tokens=lengths[0], output_tokens=lengths[1])
+    shared = workload.shared_prefix_tokens[members]
+    prefix = int(shared.max() if optimistic else shared.min())
+    return replace(
+        first, rate=rate, input_tokens=lengths[0], output_tokens=lengths[1], shared_prefix_tokens=prefix
+    )
 
 
 def _one_shape(workload: Workload, members: IntArray) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,8 @@ MAX_REQUESTS = 100_000_000
 MOST_KEPT = 2**16
 """So many requests of a server are kept at most: a search simulates it with several slots and rates."""
 SIDES = ("input_tokens", "output_tokens")
+BLOCK_TOKENS = 16
+"""Blocks in which shared prefixes are drawn: the default `block_size` of vLLM."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +82,31 @@ def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) 
     `adapter` says whose requests they are, None that each chooses one by the rates. Lengths are correlated as
     the workload says (a Gaussian copula). A replayed trace has its own.
     """
+    marks = _lengths_of(workload, adapter, n, seed)
+    if workload.arrivals.trace is not None or not workload.shared_prefix_tokens.any():
+        return marks
+    return replace(marks, blocks=blocks_of_prefixes(workload.shared_prefix_tokens[marks.adapter], marks))
+
+
+def blocks_of_prefixes(prefix_tokens: IntArray, marks: Marks) -> Blocks:
+    """Blocks of requests whose first tokens are those of their adapter, and all others like no other request's.
+
+    `prefix_tokens` int64 (n,): shared tokens of each request's adapter; at least one token of a prompt is its own.
+    """
+    counts = marks.input_tokens // BLOCK_TOKENS
+    shared = np.minimum(prefix_tokens, marks.input_tokens - 1) // BLOCK_TOKENS
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+    owner = np.repeat(marks.adapter, counts)
+    longest = int(shared.max(initial=0))
+    own = (int(marks.adapter.max(initial=0)) + 1) * longest + np.arange(starts[-1])
+    return Blocks(
+        starts, np.where(place < np.repeat(shared, counts), owner * longest + place, own), BLOCK_TOKENS
+    )
+
+
+def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int) -> Marks:
+    """Marks without blocks, but for those of a replayed trace."""
     trace = workload.arrivals.trace
     if trace is not None:
         blocks = trace.blocks

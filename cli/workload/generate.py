@@ -19,6 +19,7 @@ class Made:
     exponent: Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.
     input_tokens: Mean input length, tokens.
     output_tokens: Mean output length, tokens.
+    shared_prefix_tokens: Tokens that all prompts of an adapter begin with, as a system prompt.
     output: Where to write the workload: .csv, .json, .yaml or .parquet.
     """
 
@@ -29,6 +30,9 @@ class Made:
     exponent: float = option(type=click.FloatRange(0.0, 20.0), default=1.0)
     input_tokens: float | None = option(type=float, metavar="MEAN")
     output_tokens: float | None = option(type=float, metavar="MEAN")
+    shared_prefix_tokens: int = option(
+        "--shared-prefix", type=click.IntRange(min=0), default=0, metavar="TOKENS"
+    )
     seed: int = common("seed")
     output: str = common("output", required=True)
 

@@ -112,6 +112,7 @@ class AdapterTable(Table):
     output_tokens: LengthsTable | float | None = None
     model: str | None = None
     slo_class: str | None = None
+    shared_prefix_tokens: int = 0
 
 
 class LimitsTable(Table):
@@ -191,7 +192,16 @@ def workload_from_dict(data: Any, *, name: str = "workload") -> Workload:
         with located(f"adapters.{k}"):
             own_inputs, own_outputs = _lengths(row.input_tokens, inputs), _lengths(row.output_tokens, outputs)
             adapters.append(
-                Adapter(row.name, row.rank, row.rate, own_inputs, own_outputs, row.model, row.slo_class)
+                Adapter(
+                    row.name,
+                    row.rank,
+                    row.rate,
+                    own_inputs,
+                    own_outputs,
+                    row.model,
+                    row.slo_class,
+                    row.shared_prefix_tokens,
+                )
             )
     with located("slo"):
         slo = file.slo.slo()
@@ -251,7 +261,7 @@ def _given(item: Adapter | FineTuning) -> dict[str, Any]:
     return {
         name: lengths_to_dict(value) if isinstance(value, Lengths) else value
         for name, value in values.items()
-        if value is not None
+        if value is not None and (value or name != "shared_prefix_tokens")
     }
 
 

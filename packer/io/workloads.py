@@ -16,14 +16,14 @@ from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.frames import pl
 from packer.io.parquet import check_plain, parquet_bytes, read_parquet
 from packer.io.tables import COMMENT, Row, by_adapter, check_columns, csv_rows, csv_text, frame_rows
-from packer.lengths import Lengths
+from packer.lengths import MAX_TOKENS, Lengths
 from packer.traces.columns import looks_like_trace
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 REQUIRED = ("adapter", "rank", "rate")
 OPTIONAL = (
     "model", "input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation", "bursts",
-    "own_bursts", "slo_class",
+    "own_bursts", "slo_class", "shared_prefix_tokens",
 )  # fmt: skip
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 
@@ -120,9 +120,11 @@ def _adapter(name: str, row: Row) -> Adapter:
     inputs = _mean_and_cv(row, "input_tokens", "input_cv", SHAREGPT_INPUT)
     outputs = _mean_and_cv(row, "output_tokens", "output_cv", SHAREGPT_OUTPUT)
     model = None if row.is_blank("model") else row.text("model")
+    prefix = "shared_prefix_tokens"
+    shared = 0 if row.is_blank(prefix) else row.integer(prefix, low=0, high=MAX_TOKENS)
     try:
         slo_class = None if row.is_blank("slo_class") else row.name("slo_class")
-        return Adapter(name, rank, rate, inputs, outputs, model=model, slo_class=slo_class)
+        return Adapter(name, rank, rate, inputs, outputs, model, slo_class, shared)
     except ValidationError as error:
         row.fail("adapter", str(error))
 
@@ -216,6 +218,7 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "bursts": [_bursts_cell(workload.arrivals.common)] * len(workload),
         "own_bursts": [_bursts_cell(workload.arrivals.own)] * len(workload),
         "slo_class": [adapter.slo_class for adapter in workload.adapters],
+        "shared_prefix_tokens": [adapter.shared_prefix_tokens or None for adapter in workload.adapters],
     }
     kept = [name for name, cells in columns.items() if any(cell is not None for cell in cells)]
     return kept, [list(row) for row in zip(*(columns[name] for name in kept), strict=True)]

@@ -11,7 +11,10 @@ from packer.io.shipped import table
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """Names of the columns (lower case) of one kind of trace; `unit_s` is the unit of a numeric time."""
+    """Names of the columns (lower case) of one kind of trace; `unit_s` is the unit of a numeric time.
+
+    `blocks`: ids of the blocks of `block_tokens` tokens of the prompt, each of which stands for all before it, too.
+    """
 
     name: str
     time: str
@@ -20,6 +23,8 @@ class TraceFormat:
     adapter: str = "adapter"
     rank: str = "rank"
     unit_s: float = 1.0
+    blocks: str = ""
+    block_tokens: int = 0
     ignored: tuple[str, ...] = ()
 
     @property
@@ -30,7 +35,13 @@ class TraceFormat:
     @property
     def known(self) -> tuple[str, ...]:
         """Every column it may have."""
-        return (*self.required, self.adapter, self.rank, *self.ignored)
+        return (
+            *self.required,
+            self.adapter,
+            self.rank,
+            *([self.blocks] if self.blocks else []),
+            *self.ignored,
+        )
 
 
 FORMATS = tuple(

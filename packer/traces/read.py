@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import MAX_RANK
+from packer.blocks import Blocks
 from packer.errors import FileFormatError, located, reader, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
@@ -157,6 +158,7 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
     tokens: list[list[int]] = []
     adapters: list[str] = []
     ranks: list[int] = []
+    ids: list[list[int]] = []
     for row in rows:
         times.append(_time(row, kind))
         sides = (kind.input_tokens, kind.output_tokens)
@@ -165,11 +167,33 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
             adapters.append(row.name(kind.adapter))
         if kind.rank in row.cells:
             ranks.append(row.integer(kind.rank, low=0, high=MAX_RANK))
+        if isinstance(row.cells.get(kind.blocks), list):
+            ids.append(_block_ids(row, kind, tokens[-1][0]))
         if len(adapters) not in (0, len(times)) or len(ranks) not in (0, len(times)):
             row.fail("adapter", "expected an adapter and rank in every row or in none.")
     inputs, outputs = np.array(tokens, dtype=np.int64).reshape(-1, 2).T
     found = {"time_s": np.array(times), "input_tokens": inputs, "output_tokens": outputs}
-    return {**found, "adapter": adapters or None, "rank": ranks or None}
+    blocks = None
+    if ids and len(ids) == len(times):
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(each) for each in ids])])
+        blocks = Blocks(
+            starts, np.array([i for each in ids for i in each], dtype=np.int64), kind.block_tokens
+        )
+    return {**found, "adapter": adapters or None, "rank": ranks or None, "blocks": blocks}
+
+
+def _block_ids(row: Row, kind: TraceFormat, input_tokens: int) -> list[int]:
+    """Ids of the full blocks of a prompt; what comes after them is a block that is not full."""
+    ids, full = row.cells[kind.blocks], input_tokens // kind.block_tokens
+    if len(ids) < full:
+        row.fail(
+            kind.blocks,
+            f"expected an id for each {kind.block_tokens} of the {input_tokens:,} tokens of the prompt, {full}, got "
+            f"{len(ids)}.",
+        )
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**62 for i in ids):
+        row.fail(kind.blocks, "expected whole numbers >= 0.")
+    return list(ids[:full])
 
 
 def _time(row: Row, kind: TraceFormat) -> float:

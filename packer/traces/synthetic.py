@@ -27,6 +27,7 @@ def generate_workload(
     input_tokens: Lengths = SHAREGPT_INPUT,
     output_tokens: Lengths = SHAREGPT_OUTPUT,
     length_correlation: float = SHAREGPT_CORRELATION,
+    shared_prefix_tokens: int = 0,
     seed: int = 0,
     name: str = "generated",
 ) -> Workload:
@@ -34,7 +35,7 @@ def generate_workload(
 
     Either `rates` is a set of which each value comes equally often (as in arXiv 2602.24044), or `total_rate`
     (req/s) is shared by a power law k^−`exponent`. Each of `ranks` comes equally often. Which adapter gets
-    which is drawn from `seed`.
+    which is drawn from `seed`. The prompts of each adapter share `shared_prefix_tokens`.
     """
     checks.integer("the number of adapters", n_adapters, low=1, high=1_000_000)
     rng = np.random.default_rng(checks.integer("seed", seed, low=0))
@@ -46,7 +47,10 @@ def generate_workload(
         checks.real("the total rate", total_rate, low=0.0, open_low=True)
         of_adapter = (popularity(n_adapters, exponent) * total_rate).tolist()
     rows = zip(adapter_names(n_adapters), _evenly(ranks, n_adapters, rng), of_adapter, strict=True)
-    adapters = [Adapter(adapter, rank, rate) for adapter, rank, rate in rows]
+    adapters = [
+        Adapter(adapter, rank, rate, shared_prefix_tokens=shared_prefix_tokens)
+        for adapter, rank, rate in rows
+    ]
     return Workload(adapters, input_tokens, output_tokens, length_correlation, name=name)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import RequestTrace
+from packer.blocks import Blocks
 from packer.errors import ValidationError, shown
 
 SHORTEST_STEP_S = 0.1
@@ -27,6 +28,7 @@ class Trace:
     `names`: names of the adapters; each has at least one request.
     `ranks`: rank of each adapter; None if the trace does not have it.
     `step_s`: the recorded times were multiples of this, s, and requests are spread over each step; 0: they were not.
+    `blocks`: which prompts begin alike; None if the trace does not say it.
     `dropped`: requests left out because they had no tokens, which is how traces record failures.
     `source`: what the trace is called.
     """
@@ -40,6 +42,7 @@ class Trace:
     dropped: int = 0
     source: str = "trace"
     step_s: float = 0.0
+    blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         if len(self.time_s) == 0:
@@ -59,7 +62,9 @@ class Trace:
         """The requests for replay; every one must have its adapter."""
         if self.adapter is None:
             raise ValidationError("Expected a trace whose requests name their adapters.")
-        return RequestTrace(self.time_s, self.adapter, self.input_tokens, self.output_tokens)
+        return RequestTrace(
+            self.time_s, self.adapter, self.input_tokens, self.output_tokens, blocks=self.blocks
+        )
 
 
 def step_of(time_s: FloatArray) -> float:
@@ -98,12 +103,13 @@ def trace_of_rows(
     *,
     adapter: Sequence[str] | None = None,
     rank: Sequence[int] | None = None,
+    blocks: Blocks | None = None,
     dropped: int = 0,
     source: str,
 ) -> Trace:
     """The requests of a file, in any order, by time: those without tokens are left out and counted in `dropped`.
 
-    `adapter` and `rank`: name and rank of the adapter of each request.
+    `adapter` and `rank`: name and rank of the adapter of each request. `blocks`: of the prompts.
 
     Raises `ValidationError`: no request has tokens, or an adapter has several ranks.
     """
@@ -113,8 +119,9 @@ def trace_of_rows(
     times = time_s[order] - time_s[order[:1]]
     step_s = step_of(times)
     columns = (spread(times, step_s), input_tokens[order], output_tokens[order])
+    blocks = None if blocks is None else blocks.take(order)
     if adapter is None:
-        return Trace(*columns, dropped=dropped + lost, source=source, step_s=step_s)
+        return Trace(*columns, dropped=dropped + lost, source=source, step_s=step_s, blocks=blocks)
     of_request = [adapter[k] for k in order.tolist()]
     names = sorted(set(of_request))
     number = {name: k for k, name in enumerate(names)}
@@ -129,4 +136,4 @@ def trace_of_rows(
             name = shown(names[owner[odd[0]]])
             raise ValidationError(f"Expected one rank for each adapter, got several for {name}.")
         ranks = tuple(table.tolist())
-    return Trace(*columns, owner, tuple(names), ranks, dropped + lost, source, step_s)
+    return Trace(*columns, owner, tuple(names), ranks, dropped + lost, source, step_s, blocks)

@@ -28,6 +28,13 @@ def test_ranks(rank: object) -> None:
         Adapter("a", rank, 0.1)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("tokens", [-1, 1.5, True, "8", 10**12])
+def test_shared_prefixes(tokens: object) -> None:
+    """A shared prefix is a whole number of tokens from 0; the message names the adapter."""
+    with pytest.raises(ValidationError, match="shared_prefix_tokens of adapter 'a'"):
+        Adapter("a", 8, 0.1, shared_prefix_tokens=tokens)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("rate", [0, -0.1, math.nan, math.inf, 1e-320, 1e7, "0.1", None])
 def test_rates(rate: object) -> None:
     """A rate is a finite number from 1e-15 to 1e6 req/s: times between requests must not overflow."""

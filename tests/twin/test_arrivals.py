@@ -181,6 +181,30 @@ def test_adapters_keep_their_own_lengths() -> None:
     assert marks.input_tokens[~mine].mean() == pytest.approx(223.0, rel=0.05)
 
 
+def test_prompts_share_the_prefix_of_their_adapter_alone() -> None:
+    """Two prompts have the same id at a place if and only if it lies in the shared prefix of one adapter."""
+    adapters = [
+        replace(each, shared_prefix_tokens=tokens)
+        for each, tokens in zip(FLEET.adapters, (100, 0, 40), strict=True)
+    ]
+    fleet = replace(FLEET, adapters=tuple(adapters))
+    plain, marks = draw_marks(FLEET, None, 300, 5), draw_marks(fleet, None, 300, 5)
+    assert marks.input_tokens.tolist() == plain.input_tokens.tolist()
+    assert plain.blocks is None
+    blocks = marks.blocks
+    assert blocks is not None
+    seen: dict[int, set[tuple[int, int]]] = {}
+    for k in range(300):
+        ids = blocks.ids[blocks.starts[k] : blocks.starts[k + 1]].tolist()
+        prompt, owner = int(marks.input_tokens[k]), int(marks.adapter[k])
+        assert len(ids) == prompt // blocks.tokens
+        shared = min(adapters[owner].shared_prefix_tokens, prompt - 1) // blocks.tokens
+        for place, each in enumerate(ids):
+            seen.setdefault(each, set()).add((owner, place) if place < shared else (-1 - k, place))
+    assert all(len(places) == 1 for places in seen.values())
+    assert len({place for places in seen.values() for place in places}) == len(seen)
+
+
 def test_a_trace_is_replayed_and_cut() -> None:
     """A replayed trace is what was seen, up to the duration."""
     trace = RequestTrace(

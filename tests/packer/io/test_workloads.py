@@ -351,6 +351,16 @@ def test_examples_are_read(root: Path, name: str) -> None:
     assert fleet.offered_tok_s > 6_000
 
 
+@pytest.mark.parametrize("ending", [".csv", ".json"])
+def test_base_requests_and_prefixes_round_trip(tmp_path: Path, ending: str) -> None:
+    """Rank 0 and shared prefixes come back from a file; without a prefix nothing is written about one."""
+    fleet = Workload([Adapter("base", 0, 1.0), Adapter("a", 8, 1.0, shared_prefix_tokens=300)], name="fleet")
+    write_workload(fleet, tmp_path / f"fleet{ending}")
+    assert read_workload(tmp_path / f"fleet{ending}") == fleet
+    write_workload(replace(fleet, adapters=fleet.adapters[:1]), tmp_path / f"base{ending}")
+    assert "shared_prefix" not in (tmp_path / f"base{ending}").read_text()
+
+
 def test_classes_and_limits_round_trip(tmp_path: Path) -> None:
     """Tables hold the class of an adapter, documents the limits as well; a table with limits is refused."""
     classed = Workload([Adapter("a", 8, 1.0, slo_class="chat"), Adapter("b", 16, 0.5)], name="fleet")

@@ -28,8 +28,8 @@ AZURE_2024 = (
     "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01+00:00,2399,6\n"
 )
 MOONCAKE = (
-    '{"timestamp": 0, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n'
-    '{"timestamp": 3052, "input_length": 6472, "output_length": 26, "hash_ids": [46]}\n'
+    '{"timestamp": 0, "input_length": 1500, "output_length": 52, "hash_ids": [46, 47, 48]}\n'
+    '{"timestamp": 3052, "input_length": 512, "output_length": 26, "hash_ids": [46]}\n'
 )
 BURSTGPT = (
     "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -57,11 +57,22 @@ def test_azure(tmp_path: Path) -> None:
 
 
 def test_mooncake_counts_in_milliseconds(tmp_path: Path) -> None:
-    """Mooncake's times are ms; its cache blocks are ignored; JSONL and CSV say the same."""
+    """Mooncake's times are ms, its ids those of blocks of 512 tokens, full ones alone; CSV has the same times."""
     trace = read_trace(write(tmp_path, "mooncake.jsonl", MOONCAKE))
     assert trace.time_s == pytest.approx([0.0, 3.052])
-    assert trace.input_tokens.tolist() == [6955, 6472]
-    table = "timestamp,input_length,output_length\n0,6955,52\n3052,6472,26\n"
+    assert trace.input_tokens.tolist() == [1500, 512]
+    assert trace.blocks is not None
+    assert (trace.blocks.tokens, trace.blocks.starts.tolist(), trace.blocks.ids.tolist()) == (
+        512,
+        [0, 2, 3],
+        [46, 47, 46],
+    )
+    few = write(tmp_path, "few.jsonl", MOONCAKE.replace("[46]", "[]"))
+    with pytest.raises(
+        FileFormatError, match="row 2, column 'hash_ids': expected an id for each 512 of the 512 tokens"
+    ):
+        read_trace(few)
+    table = "timestamp,input_length,output_length\n0,1500,52\n3052,512,26\n"
     assert np.array_equal(read_trace(write(tmp_path, "mooncake.csv", table)).time_s, trace.time_s)
 
 
