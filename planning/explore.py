@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,13 @@ from packer.planning.kept import Hour, KeptHours
 from packer.planning.replicas import MOST_REPLICAS, Replicas, everywhere, needed
 from packer.planning.settle import settled
 from packer.planning.solve import solve
+from packer.planning.splits import SLOTS, even_splits
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.room import Room
 from packer.search import fewest
 from packer.solvers.base import limit_of
+from packer.solvers.candidates import candidates_of
 from packer.solvers.evaluator import rate_margin_for
 from packer.solvers.headroom import MOST_GPUS, with_slots
 from packer.twin.hours import Hours, merged
@@ -40,6 +43,8 @@ GAIN = 0.1
 WORSE = 1.2
 """A worst adapter this many times as slow as on fewer GPUs is no chance."""
 MOST_POINTS = 12
+WIDE = 100
+"""Where servers get more adapters than this, even splits are tried before plans of the solvers."""
 SOLVERS = ("spread-refined", "spread")
 """What proposes which adapters share a GPU; the next is tried where a proposal breaks the limits."""
 
@@ -76,6 +81,8 @@ class Frontier:
     _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)
     _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
     """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""
+    _slots: int = field(default=SLOTS, init=False)
+    """Of the last even split that was found to keep the limits."""
     number: int = field(default=0, init=False)
     """Of the set of fresh hours that was simulated last."""
 
@@ -141,22 +148,46 @@ class Frontier:
         if n_gpus not in self._points:
             self.progress(f"{n_gpus} GPUs", 0, 0)
             best: list[Bin] = []
-            for bins in self._proposed(n_gpus):
+            for bins in self._proposals(n_gpus):
                 if following is not None:
                     self._spread(following, SOLVERS[0])
-                if best and self._least_cost(bins) >= self._cost(best):
+                if best and self.kept.least_cost(bins, self.spare) >= self.kept.cost(best):
                     continue
-                lost = following is not None and self._starves(bins)
-                made = list(bins) if lost else settled(self.kept, bins, self.kept.hours, self.over)
+                lost = following is not None and self.kept.starves(bins)
+                made = (
+                    list(bins)
+                    if lost
+                    else settled(self.kept, bins, self.kept.hours, self.over, alike=self._wide(n_gpus))
+                )
                 if self.spare and not lost:
                     made = self._with_spare_slots(made)
-                keeps = self._keeps(made)
-                if not best or keeps or self._cost(made) < self._cost(best):
+                keeps = self.kept.keeps(made, self.spare)
+                if not best or keeps or self.kept.cost(made) < self.kept.cost(best):
                     best = made
                 if keeps or self.over():
                     break
             self._points[n_gpus] = self.point_of(best)
         return self._points[n_gpus]
+
+    def _first(self, low: int, high: int) -> int | None:
+        """Fewest GPUs up to `high` on which the limits are kept; None if none does.
+
+        From `low` upwards, on which trees say that nothing starves, once one less breaks the limits: the solver's are
+        narrower than the twin's. Of a wide fleet from where even splits begin to keep them.
+        """
+        least, n = 1 + self.spare, None
+        if self._wide(low) and high > 1:
+            n = fewest(lambda n: next(self._even(n), None) is not None, max(2, low), high, self.over)
+        if n is not None:
+            low = min(n + 1, high)
+            while n >= least and self.at(n).holds:
+                low, n = n, n - 1
+                if self.over():
+                    break
+            return self.first_that_holds(low, high)
+        while low > least and self.at(low - 1, low).holds and not self.over():
+            low = max(least, low // 2)
+        return self.first_that_holds(low, high)
 
     def first_that_holds(self, low: int, high: int) -> int | None:
         """Fewest GPUs from `low` to `high` on which the limits are kept; None if none does."""
@@ -170,7 +201,7 @@ class Frontier:
             slower = there.worst_adapter_ttft_ms > WORSE * here.worst_adapter_ttft_ms
             if slower or there.p95_ttft_ms > here.p95_ttft_ms:
                 bins = settled(self.kept, there.plan.bins, self.kept.hours, self.over, tight=0.0)
-                if bins != list(there.plan.bins) and self._keeps(bins):
+                if bins != list(there.plan.bins) and self.kept.keeps(bins, self.spare):
                     there = self._points[there.n_gpus] = self.point_of(bins)
             pairs = ((here.p95_ttft_ms, there.p95_ttft_ms), (here.mean_itl_ms, there.mean_itl_ms))
             little = not any(after < (1.0 - GAIN) * before for before, after in pairs)
@@ -193,9 +224,7 @@ class Frontier:
         self.progress("fewest GPUs", 0, 0)  # on which nothing starves with Poisson arrivals
         low = max(1, len(self._plan(self.parts, "gpus").result().bins))
         low = min(low + self.spare, self._most(max_gpus))
-        while low > 1 + self.spare and self.at(low - 1, low).holds and not self.over():
-            low = max(1 + self.spare, low // 2)  # the solver's limits are narrower than the twin's
-        first = None if self.hopeless else self.first_that_holds(low, self._most(max_gpus))
+        first = None if self.hopeless else self._first(low, self._most(max_gpus))
         for number in range(ROUNDS if verify and not self.replayed else 0):
             if first is None or self.over():
                 break
@@ -251,9 +280,31 @@ class Frontier:
         parts = self.parts.spread_over(n_gpus, self.max_replicas)
         return parts, self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
 
+    def _proposals(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
+        """Those of solvers and the even splits; the latter first where a server gets hundreds of adapters."""
+        both = self._even(n_gpus), self._proposed(n_gpus)
+        return chain(*(both if self._wide(n_gpus) else reversed(both)))
+
+    def _wide(self, n_gpus: int) -> bool:
+        return len(self.workload) > WIDE * n_gpus
+
+    def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
+        """Even splits of which the most loaded server keeps its limits, all with the slots that suit that server."""
+        parts = self.parts.spread_over(n_gpus, self.max_replicas)
+        several = n_gpus > 1 and not self.spare
+        for split in even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ():
+            if self.over():
+                return
+            bins = parts.joined(split)
+            most = max(bins, key=lambda item: item.offered_tok_s(self.workload))
+            (tried,) = settled(self.kept, [most], self.kept.hours, self.over)
+            if self.kept.required < len(self.workload) or self.kept.used([tried])[0] <= 1.0:
+                self._slots = tried.max_loras
+                yield [item.with_slots(min(candidates_of(item)[-1], tried.max_loras)) for item in bins]
+
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Servers for that many GPUs, of which those with spare ones have slots for every rank."""
-        for solver in SOLVERS:
+        for solver in SOLVERS[: 1 if self._wide(n_gpus) else None]:
             parts, plan = self._spread(n_gpus, solver)
             if plan.result().unplaced:
                 continue
@@ -280,42 +331,6 @@ class Frontier:
                 slots[k] = max(slots[k], item.max_loras)
         return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
 
-    def _starves(self, bins: Sequence[Bin]) -> bool:
-        """Whether a server starves that has a slot for each adapter, and room in its KV cache: no number of slots
-        changes that.
-        """
-        full = [item.max_loras == len(item.adapters) for item in bins]
-        hours = self.hours.all(bins, self.raised) if any(full) else []
-        return any(
-            each and not hour.figures.feasible and not hour.short_of_cache
-            for each, hour in zip(full, hours, strict=False)
-        )
-
-    def _cost(self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None) -> float:
-        """What settled servers are compared by: how far they exceed their limits."""
-        return sum(max(1.0, min(used, 1e6)) for used in self.kept.used(bins, hours))
-
-    def _least_cost(self, bins: Sequence[Bin]) -> float:
-        """No settled form of these servers costs less: those with a slot for each adapter stay as they are."""
-        if self.spare or self.kept.required < len(self.workload):  # they get more slots, or may break limits
-            return 0.0
-        hours = self.kept.hours[:1]
-        full = [item for item in bins if item.max_loras == len(item.adapters)]
-        full = [
-            item for item, short in zip(full, self.kept.short_of_cache(full, hours), strict=True) if not short
-        ]
-        return len(bins) - len(full) + self._cost(full, hours)
-
-    def _keeps(self, bins: Sequence[Bin]) -> bool:
-        """Whether the limits are kept at the raised rates, those given, and on what is left when a server is lost."""
-        held = all(self.kept.within(bins, hour) for hour in (*self.kept.hours, self.kept.given))
-        order = sorted(range(len(bins)), key=lambda k: -bins[k].offered_tok_s(self.workload))
-        for lost in order if held and self.spare else ():
-            left, unplaced = without_server(self.workload, bins, lost)
-            if not left or unplaced or not self.kept.within(left, self.kept.given):
-                return False
-        return held
-
     def rooms(self, point: FrontierPoint) -> tuple[Room, ...]:
         """How far the rates of each server may grow, and what limits it; nothing for more than `MOST_GPUS`, or where
         the search ended before a factor of each server was known to hold.
@@ -331,7 +346,11 @@ class Frontier:
         bins, wider = with_slots(
             self.hours, self.workload, best.plan.bins, rooms, lambda item: self.kept.used([item])[0] <= 1.0
         )
-        if bins == best.plan.bins or not self._keeps(bins) or self.kept.broken_later(bins, self.number):
+        if (
+            bins == best.plan.bins
+            or not self.kept.keeps(bins, self.spare)
+            or self.kept.broken_later(bins, self.number)
+        ):
             return best, rooms
         self._points[best.n_gpus] = self.point_of(bins)
         return self._points[best.n_gpus], wider
@@ -345,9 +364,9 @@ class Frontier:
         requests = np.concatenate([hour.ttft_ms for hour in hours])
         figures = Evaluations.of([hour.figures for hour in hours])
         starving = tuple(k for k, hour in enumerate(raised) if not hour.figures.feasible)
-        used = self.kept.used(bins, (*self.kept.hours, self.kept.given))
+        used = self.kept.used(bins, (*self.kept.hours, self.kept.given), [1.0] * len(bins))
         prices = [item.profile.gpu.price_per_hour for item in bins]
-        holds = self._keeps(bins)
+        holds = self.kept.keeps(bins, self.spare)
         plan = Plan(
             self.workload,
             tuple(bins),

@@ -11,6 +11,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
+from packer.failover import without_server
 from packer.solvers.verify import FRESH_SEED
 from packer.twin.hours import HOUR_S, Hours, merged
 from packer.twin.per_adapter import FEW_REQUESTS
@@ -90,6 +91,40 @@ class KeptHours:
         """Which servers run short of KV cache in an hour, of those that `used` has simulated."""
         found = [self.simulated.all(bins, fleet, seed=seed) for fleet, seed in hours[:1]]
         return [any(each.short_of_cache for each in rows) for rows in zip(*found, strict=True)]
+
+    def keeps(self, bins: Sequence[Bin], spare: int = 0) -> bool:
+        """Whether the limits are kept at the raised rates, those given, and on what is left when a server is lost."""
+        held = all(self.within(bins, hour) for hour in (*self.hours, self.given))
+        order = sorted(range(len(bins)), key=lambda k: -bins[k].offered_tok_s(self.workload))
+        for lost in order if held and spare else ():
+            left, unplaced = without_server(self.workload, bins, lost)
+            if not left or unplaced or not self.within(left, self.given):
+                return False
+        return held
+
+    def starves(self, bins: Sequence[Bin]) -> bool:
+        """Whether a server starves that has a slot for each adapter, and room in its KV cache: no number of slots
+        changes that.
+        """
+        full = [item.max_loras == len(item.adapters) for item in bins]
+        hours = self.simulated.all(bins, self.raised) if any(full) else []
+        return any(
+            each and not hour.figures.feasible and not hour.short_of_cache
+            for each, hour in zip(full, hours, strict=False)
+        )
+
+    def cost(self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None) -> float:
+        """What settled servers are compared by: how far they exceed their limits."""
+        return sum(max(1.0, min(used, 1e6)) for used in self.used(bins, hours))
+
+    def least_cost(self, bins: Sequence[Bin], spare: int = 0) -> float:
+        """No settled form of these servers costs less: those with a slot for each adapter stay as they are."""
+        if spare or self.required < len(self.workload):  # they get more slots, or may break limits
+            return 0.0
+        hours = self.hours[:1]
+        full = [item for item in bins if item.max_loras == len(item.adapters)]
+        full = [item for item, short in zip(full, self.short_of_cache(full, hours), strict=True) if not short]
+        return len(bins) - len(full) + self.cost(full, hours)
 
     def within(self, bins: Sequence[Bin], hour: Hour) -> bool:
         """Whether no server starves or has a queue that grows in that hour, and enough adapters keep their limits."""

@@ -6,10 +6,20 @@ from collections.abc import Callable, Sequence
 
 from packer.bin import Bin
 from packer.planning.kept import STARVING, Hour, KeptHours
-from packer.solvers.candidates import AWAY, neighbours
+from packer.solvers.candidates import AWAY, candidates_of, neighbours
+from packer.twin.memory.policy import kv_cache_tokens
 
+GAIN = 1.25
+"""Fewer slots are tried where they give so many times the KV cache."""
 TIGHT = 0.5
 """A server that uses more than this of its limits is tried with more slots."""
+
+
+def _gains_cache(item: Bin) -> bool:
+    fewer = neighbours(item, -AWAY)[:1]
+    settings = [item.settings, *(item.with_slots(n).settings for n in fewer)]
+    now, *more = (kv_cache_tokens(item.profile, each) for each in settings)
+    return any(tokens >= GAIN * max(now, 1) for tokens in more)
 
 
 def settled(
@@ -18,16 +28,24 @@ def settled(
     hours: Sequence[Hour],
     over: Callable[[], bool],
     tight: float = TIGHT,
+    *,
+    alike: bool = False,
 ) -> list[Bin]:
     """Each server with the number of slots that keeps its limits best.
 
-    More are tried where it uses > `tight`, then fewer where it breaks its limits and the KV cache is scarce.
+    More are tried where it uses > `tight`, then fewer where it breaks its limits and they leave more of a scarce KV
+    cache. `alike`: of the worst server first; where that breaks its limits with any, all get what is best for it.
     """
     best = list(bins)
+    if alike and len(best) > 1 and kept.required == len(kept.workload):
+        used = kept.used(best, hours[:1])
+        (worst,) = settled(kept, [best[used.index(max(used))]], hours, over)
+        if kept.used([worst], hours, [1.0])[0] > 1.0:
+            return [item.with_slots(min(candidates_of(item)[-1], worst.max_loras)) for item in best]
     for away, least in ((AWAY, tight), (-AWAY, 1.0)):
         start, used = [item.max_loras for item in best], kept.used(best, hours)
-        scarce = [away > 0 or each for each in kept.short_of_cache(best, hours)]
-        open_ = {k for k in range(len(best)) if scarce[k]}
+        short = kept.short_of_cache(best, hours)
+        open_ = {k for k, item in enumerate(best) if away > 0 or (short[k] and _gains_cache(item))}
         while open_ and not over():
             near = {k: neighbours(best[k].with_slots(start[k]), away) for k in open_ if used[k] > least}
             better = set()

@@ -201,8 +201,8 @@ def test_a_proposal_that_is_left_out_would_have_cost_more(fleet: Workload, serve
     for n_gpus in (1, 2, 3):
         for bins in job._proposed(n_gpus):
             made = settled(job.kept, bins, job.kept.hours, job.over)
-            assert job._least_cost(bins) <= job._cost(made)
-            assert job._least_cost(bins) == len(bins) or not job._keeps(made)
+            assert job.kept.least_cost(bins) <= job.kept.cost(made)
+            assert job.kept.least_cost(bins) == len(bins) or not job.kept.keeps(made)
 
 
 def test_servers_that_starve_with_all_slots_get_no_trials(fleet: Workload, server: Profile) -> None:
@@ -214,7 +214,7 @@ def test_servers_that_starve_with_all_slots_get_no_trials(fleet: Workload, serve
     for n_gpus in (1, 2, 3, 4):
         one, other = quick.at(n_gpus, n_gpus + 1), whole.at(n_gpus)
         assert (one.holds, bool(one.starving)) == (other.holds, bool(other.starving))
-        if not quick._starves(one.plan.bins):
+        if not quick.kept.starves(one.plan.bins):
             assert one.plan.bins == other.plan.bins
         starved += bool(one.starving)
     assert 0 < starved < 4
