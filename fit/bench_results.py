@@ -95,7 +95,7 @@ def read_bench_results(paths: Sequence[Path]) -> tuple[Row, ...]:
 
 def _runs(path: Path) -> Iterator[dict[str, float]]:
     """Of each run: requests per second, mean tokens of a request, and the mean time between its tokens in ms."""
-    for document in _documents(path):
+    for document in documents(path):
         if isinstance(document, dict) and isinstance(runs := document.get("benchmarks"), list) and runs:
             for each in runs:
                 metrics = each.get("metrics") if isinstance(each, dict) else None
@@ -122,7 +122,7 @@ def _runs(path: Path) -> Iterator[dict[str, float]]:
             raise FileFormatError(f"{rule}, got {shown(document)}.")
 
 
-def _documents(path: Path) -> list[Any]:
+def documents(path: Path) -> list[Any]:
     """The JSON document of a file, those of its list (`vllm bench sweep serve`) or one a line (`--append-result`)."""
     text = read_text(path)
     try:

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from packer.cli.declare import bundle, command, option
+from packer.cli.declare import argument, bundle, command, option
 from packer.cli.live.calibrate import duration
-from packer.cli.options import PlanFile, Writing, common, numbers
+from packer.cli.options import Writing, common, numbers
 from packer.cli.output import Table, write_json
 from packer.cli.plan_table import servers
+from packer.cli.traffic import refuse_unused
 from packer.words import counted, number
 
 if TYPE_CHECKING:
     from packer.live.validate import BinReport, Validation
+    from packer.operate.bench import BenchRun
     from packer.plan import Plan
     from packer.workload import Workload
+
+
+@bundle
+class Subject:
+    """What is compared.
+
+    bench: A result of `vllm bench serve --save-result` instead of runs of its own; without a PLAN its requests were for
+        the base model.
+    """
+
+    plan_path: str | None = argument("[PLAN]", required=False, default=None)
+    bench: str | None = option(metavar="RESULT.json")
+
+    def plan(self) -> Plan:
+        """The plan in the file."""
+        from packer.io.plans import load_plan
+
+        if self.plan_path is None:
+            raise click.UsageError("Missing argument 'PLAN', or --bench.")
+        return load_plan(self.plan_path)
 
 
 @bundle
@@ -36,7 +59,7 @@ class Runs:
     html: Write a page with overlays.
     """
 
-    launch_path: str = option("--launch", required=True, metavar="FILE.toml")
+    launch_path: str | None = option("--launch", metavar="FILE.toml")
     duration_s: float = option("--duration", type=duration, default="120s", metavar="2m")
     repeats: int = option(type=click.IntRange(1, 100), default=1)
     parallel: int = option(type=click.IntRange(1, 64), default=1)
@@ -53,26 +76,31 @@ class Runs:
 
 
 @command
-def validate(file: PlanFile, runs: Runs, out: Writing) -> int:
+def validate(file: Subject, runs: Runs, out: Writing) -> int:
     """Run every server of a plan for real, send its traffic and compare with the twin.
 
     A server that doesn't start is a result. Servers are always stopped, also on Ctrl-C; what was measured
     until then is reported and marked as partial, and the same command goes on from there. Exit code 3 means that
-    all requests to a server failed.
+    all requests to a server failed. With --bench nothing is started: the twin predicts a finished benchmark.
 
     \b
     Example:
       packer live validate plan.json --launch vllm-cpu/launch.toml --duration 2m --html validation.html
+      packer live validate plan.json --bench result.json
     """
-    from dataclasses import replace
-
     from packer.io.profiles import load_profile
     from packer.live.launch import read_launch
     from packer.live.validate import Validation, ValidationSpec
 
+    if file.bench is not None:
+        _beside_bench(file, runs, out)
+        return 0
     out.check(runs.output)
     out.check(runs.html, what="page", endings=(".html", ".htm"))
-    plan, launch = file.plan(), read_launch(runs.launch_path)
+    plan = file.plan()
+    if runs.launch_path is None:
+        raise click.UsageError("Missing option '--launch', or --bench.")
+    launch = read_launch(runs.launch_path)
     gpus = runs.gpus or ()
     for name, given, below in (("--bins", runs.bins, len(plan.bins)), ("--gpus", gpus, 1 << 16)):
         if any(not 0 <= each < below for each in given or ()):
@@ -92,6 +120,49 @@ def validate(file: PlanFile, runs: Runs, out: Writing) -> int:
             if job.reports:
                 _write(job, plan, runs, out)
     return 3 if any(report.refused for report in job.reports) else 0
+
+
+def _beside_bench(file: Subject, runs: Runs, out: Writing) -> None:
+    """Set each run of the benchmark beside its prediction."""
+    from packer.cli.options import DEFAULT_PROFILE
+    from packer.io.profiles import load_profile
+    from packer.operate.bench import beside_bench
+
+    refuse_unused(
+        "--bench", ("launch_path", "duration_s", "repeats", "parallel", "gpus", "trace", "folder", "html")
+    )
+    out.check(runs.output)
+    fleet = server = None
+    if file.plan_path is not None:
+        plan = file.plan()
+        fleet, chosen = plan.workload, [plan.bins[i] for i in runs.bins or range(len(plan.bins))]
+        if len(chosen) != 1:
+            raise click.UsageError(
+                f"--bench is of one server: choose one of the plan's {len(plan.bins)} with --bins."
+            )
+        server = chosen[0]
+    profile = load_profile(runs.profile_name or DEFAULT_PROFILE)
+    if server is not None:
+        profile = server.profile if runs.profile_name is None else profile
+        server = replace(server, profile=profile)
+    out.note_profiles(profile)
+    found = beside_bench(file.bench or "", profile, fleet=fleet, server=server, seed=runs.seed)
+    data = [each.to_dict() for each in found]
+    write_json(data, runs.output)
+    out.result(
+        data, lambda: [line for number, each in enumerate(found) for line in _bench_lines(number, each)]
+    )
+
+
+def _bench_lines(run: int, found: BenchRun) -> list[Table | str]:
+    predicted, errors = found.predicted, found.errors
+    rows = [
+        (name, number(predicted[name], 2), number(value, 2), number(errors[name], 1))
+        for name, value in found.measured.items()
+    ]
+    table = Table(f"Run {run} of the benchmark", ("", "predicted", "measured", "SMAPE %"), rows)
+    server = f"Predicted for {found.simulation.profile.label}, max_loras {found.simulation.max_loras}"
+    return [table, server, *(f"Assumed: {each}" for each in found.assumed)]
 
 
 def _replayed(plan: Plan, path: str) -> Workload:
