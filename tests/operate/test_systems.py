@@ -145,3 +145,16 @@ def test_ray_gives_the_same_figures(fleet: Workload, cluster: Cluster) -> None:
         for backend in ("threading", "ray")
     ]
     assert found[0] == found[1]
+
+
+def test_a_plan_for_one_kind_is_made_and_for_several_is_to_be_given(
+    fleet: Workload, cluster: Cluster
+) -> None:
+    """Which kinds of server there are is a question for packer solve."""
+    other = Cluster.of(load_profile("h100-64gb/qwen-2.5-7b-instruct"), 1, max_loras=12, max_lora_rank=8)
+    both = replace(cluster, kinds=(*cluster.kinds, *other.kinds), servers=(*cluster.servers, *other.servers))
+    assert len(both.kinds) == 2
+    with pytest.raises(IncompatibleError, match="a plan for several is made by packer solve"):
+        compare_systems(fleet, both, ["packer"], seeds=1, duration_s=10.0)
+    (found,) = compare_systems(fleet, cluster, ["packer"], seeds=1, duration_s=10.0)
+    assert found.servers == 2

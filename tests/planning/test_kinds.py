@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +17,7 @@ from packer.fit.models import model_named
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
 from packer.plan import Plan, Status
+from packer.planning import kinds
 from packer.planning.explore import Frontier
 from packer.planning.frontier import frontier
 from packer.planning.kinds import Option
@@ -148,3 +151,24 @@ def test_limits_on_gpus_need_an_objective() -> None:
         frontier(fleet(2, ("llama-3.1-8b-instruct", "qwen-2.5-7b-instruct")), [LLAMA, QWEN])
     with pytest.raises(IncompatibleError, match="serves the base model 'mistral'"):
         recommend(fleet(2, ("mistral",)), LLAMA)
+
+
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_mix_is_taken_that_holds_now_and_in_a_fresh_hour(
+    holds: bool, broken: bool, toy_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the two hours is not enough."""
+    plan = toy_plan(["a", "b"])
+    first, second = plan.bins
+    other = replace(second, profile=replace(second.profile, name="other"))
+    monkeypatch.setattr(kinds, "solve", lambda *_args, **_more: replace(plan, bins=(first, other)))
+    monkeypatch.setattr(kinds, "outcome", lambda *_args, **_more: None)
+    point = SimpleNamespace(holds=holds, plan=plan)
+    job = SimpleNamespace(
+        over=lambda: False, workload=plan.workload, margin=0.0, seed=0, remaining_s=lambda: 60.0, stop=lambda: False,
+        point_of=lambda _bins: point, kept=SimpleNamespace(broken_later=lambda _bins: broken),
+        roomy=lambda point, rooms: (point, rooms), rooms=lambda _point: (),
+    )  # fmt: skip
+    found = kinds._mixed(cast("Any", job), "toy", [first.profile, other.profile])
+    assert (found is not None) == (holds and not broken)

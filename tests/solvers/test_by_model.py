@@ -18,8 +18,9 @@ from packer.plan import Plan, Status
 from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution, used_gpus
-from packer.solvers.by_model import _shares
+from packer.solvers.by_model import _of_kinds, _shares
 from packer.solvers.evaluator import Evaluator
+from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check as verify
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
@@ -220,3 +221,35 @@ def test_the_twin_simulates_one_model_at_a_time() -> None:
     plan = plan_of(alike, [KINDS[0], KINDS[2]], predictor="twin", verify=True)
     check(plan)
     assert plan.verified
+
+
+class OneKind(Greedy):
+    """Greedy, with a bound, for one kind of server that is not small."""
+
+    name = "one-kind"
+
+    def supports(self, problem: Problem) -> str | None:
+        """Whether there is one kind, and a large one."""
+        names = [profile.gpu.name for profile in problem.profiles]
+        return None if len(names) == 1 and names != ["small"] else "one large kind only"
+
+    def solve(self, problem: Problem) -> Solution:
+        """Greedy's plan, with its own size as the bound."""
+        found = super().solve(problem)
+        return replace(found, lower_bound=float(len(found.bins)), bound_source="one kind", proven=True)
+
+
+LARGER = kind("larger", "llama", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "bounded"), [(KINDS[:1], True), ([KINDS[0], LARGER], False), ([KINDS[0], KINDS[1]], False)]
+)
+def test_the_best_of_several_kinds_proves_nothing_about_their_mixes(
+    kinds: list[Profile], bounded: bool
+) -> None:
+    """A solver for one kind bounds that kind alone; with others at hand, also such as it refuses, less might do."""
+    own = fleet(16, ("llama",))
+    posed = Problem(own, tuple(kinds), Gpus(), Evaluator(AnalyticPredictor()))
+    found = _of_kinds(posed, posed, OneKind())
+    assert (found.lower_bound is not None, found.proven) == (bounded, bounded)

@@ -14,13 +14,17 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
+from packer.objectives.gpus import Gpus
 from packer.settings import Slots
 from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.greedy_paper import GreedyPaper
 from packer.solvers.bounds import Bounds
 from packer.solvers.columns.exact import Exact
+from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.solver import Greedy
+from packer.solvers.greedy.top_up import _first_fitting
+from packer.solvers.slots import SlotSearch
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
@@ -249,3 +253,20 @@ def test_out_of_time_the_search_settles_for_the_first_size_that_holds() -> None:
 
     assert largest(admits, 64, 200, lambda: True, 4, batch=15) == 49
     assert calls == [64, 56, 49]
+
+
+def test_top_up_of_a_split_server_counts_the_part_that_it_serves() -> None:
+    """The heaviest adapter that fits beside half of another is found, as by trying each in turn."""
+    rates = [8.0, 1.0, 7.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.5]
+    workload = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
+    posed = Problem(workload, (small_profile(),), Gpus(), Evaluator(AnalyticPredictor()), max_replicas=2)
+    slots = SlotSearch(posed)
+    kinds = np.arange(2, len(rates))
+    found = {}
+    for share in (0.5, 0.99):
+        half = slots.make([0, 1], 3, shares=(share, 1.0))
+        each = [slots.make([0, 1, k], 3, shares=(share, 1.0, 1.0)) for k in kinds.tolist()]
+        fits = posed.evaluator.evaluate(workload, each).feasible
+        found[share] = _first_fitting(slots, half, kinds)
+        assert found[share] == (int(np.argmax(fits)) if fits.any() else None)
+    assert found[0.5] != found[0.99]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
+from packer.twin import stability as stability_module
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
 from packer.twin.stability import fewest_waiting, queue_growth, stability, waiting_means
@@ -137,3 +139,17 @@ def test_steady_growth_is_two_thirds(one_at_a_time: Profile) -> None:
     assert growth.last / growth.middle == pytest.approx(5 / 3, rel=0.05)
     assert growth.material
     assert growth.statistic > 10
+
+
+@pytest.mark.parametrize(("slope", "z"), [(0.0, 0.0), (-1.0, 0.0), (1.0, math.inf)])
+def test_a_queue_without_scatter_grows_surely_or_not_at_all(
+    slope: float, z: float, one_at_a_time: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a straight line nothing is left to chance; a queue that is constant does not grow."""
+    sim = simulate(_fleet(0.1), one_at_a_time, max_loras=2, duration_s=60.0)
+    monkeypatch.setattr(
+        stability_module, "waiting_means", lambda _sim, edges: 100.0 + slope * np.arange(len(edges) - 1)
+    )
+    found = queue_growth(sim)
+    assert found.statistic == z
+    assert found.last - found.middle == pytest.approx(slope * stability_module.BATCHES)
