@@ -1,0 +1,60 @@
+"""Mutants are small faults that are drawn from a seed, and each can be put into its file."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def mutation(root: Path) -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("mutation_run", root / "benchmarks/mutation/run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_mutant_changes_its_line_alone(mutation: ModuleType, root: Path) -> None:
+    """The file is still Python, and the same seed gives the same mutants."""
+    drawn = list(mutation.mutants(20, 3, ("operate", "packer")))
+    assert drawn == list(mutation.mutants(20, 3, ("operate", "packer")))
+    assert len({(each.path, each.line) for each in drawn}) == 20
+    for each in drawn:
+        before = (root / each.path).read_text("utf-8")
+        after = mutation.source_with(each, before)
+        assert ast.dump(ast.parse(before)) != ast.dump(ast.parse(after))
+        rows = list(zip(before.splitlines(), after.splitlines(), strict=False))
+        assert next(k for k, (a, b) in enumerate(rows, 1) if a != b) == each.line
+
+
+def test_what_is_changed_and_what_is_left(mutation: ModuleType) -> None:
+    """Annotations, messages and imports for types are no places of faults."""
+    source = (
+        "if TYPE_CHECKING and 1:\n    import x\n"
+        "def f(a: int | None) -> int | None:\n"
+        "    if a < 1 or a is None:\n        raise ValueError(f'{a + 1}' if a else 2)\n"
+        "    return a * 2 if a else -a\n"
+    )
+    found = [ast.unparse(node) for node in mutation.places(ast.parse(source))]
+    assert sorted(found) == sorted(
+        ["a < 1 or a is None", "a < 1", "1", "a is None", "a * 2 if a else -a", "a * 2", "2"]
+    )
+
+
+def test_the_nearest_tests_run_first(mutation: ModuleType) -> None:
+    """The mirrored file, its folder, then the folder at the top."""
+    assert mutation.tests_of("twin/tuning/planner.py", whole=True) == [
+        ["tests/twin/tuning/test_planner.py"],
+        ["tests/twin/tuning"],
+        ["tests/twin"],
+        ["tests"],
+    ]
