@@ -30,7 +30,9 @@ class Given(EngineSettings):
     """What is known at the start.
 
     model: Base model: a Hugging Face repository known to packer, or the model's config.json.
-    gpu: h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, …
+    gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
+    tensor_parallel_size: GPUs of one server. [default: as few as it starts on]
+    quantization: fp8, int8, awq, gptq or nvfp4. [default: as the model's config says]
     folder: Where the project is written.
     at: Rates of a log that the plan serves: those of its busiest hour, the mean, those of every adapter's own busiest
         hour, or of the hour at a percentile of the load.
@@ -39,6 +41,8 @@ class Given(EngineSettings):
     traffic_path: str = argument("LOG.jsonl|WORKLOAD")
     model: str = option(required=True, metavar="NAME|CONFIG.json")
     gpu: str = option(required=True, metavar="NAME")
+    tensor_parallel_size: int | None = option(type=int, metavar="N")
+    quantization: str | None = option(metavar="NAME")
     folder: str = option("-o", "--output", default=".", metavar="FOLDER")
     at: str = option(default="peak", metavar="peak|mean|each-peak|pNN")
     slo: tuple[str, ...] = common("slo")
@@ -48,7 +52,8 @@ class Given(EngineSettings):
         """The profile of the model on the GPU."""
         from packer.operate.project import profile_for
 
-        return profile_for(self.model, self.gpu, self.engine)
+        own = {"tensor_parallel_size": self.tensor_parallel_size, "quantization": self.quantization}
+        return profile_for(self.model, self.gpu, {**self.engine, **own})
 
 
 @command

@@ -162,7 +162,10 @@ class Output:
         """Say of each profile why its figures may be far off, if they may."""
         for profile in dict.fromkeys(profiles):
             if profile.doubts:
-                self.note(f"the profile {profile.label}: expect large errors.")
+                from packer.fit.bands import bands_in_words
+
+                said = bands_in_words(profile) or "expect large errors"
+                self.note(f"the profile {profile.label}: {said}.")
 
     def progress(self) -> AbstractContextManager[Progress]:
         """A progress bar on a terminal, unless quiet."""

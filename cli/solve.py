@@ -16,6 +16,7 @@ from packer.cli.options import (
     FleetFile,
     Writing,
     common,
+    complete,
     complete_registered,
     numbers,
     waited_s,
@@ -38,6 +39,11 @@ DEFAULT_PREDICTOR = "auto"
 class Servers:
     """The kinds of server to plan with.
 
+    gpu: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …
+    model: The base model: a Hugging Face repository, or its config.json.
+    tensor_parallel_size: With --gpu: GPUs of one server; of several the plan takes the best. [default: as few as it
+        starts on]
+    quantization: With --gpu: fp8, int8, awq, gptq or nvfp4. [default: as the model's config says]
     prices: Price of a GPU per hour, for the objective cost; repeatable. [default: the profile's]
     max_num_seqs: Start servers with this --max-num-seqs; of several the plan takes the best. [default: the
         profile's]
@@ -48,6 +54,10 @@ class Servers:
         [default: any number]
     """
 
+    gpu: str | None = option(metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
+    model: str | None = option(metavar="NAME|PATH", shell_complete=complete("packer.fit.models:MODELS"))
+    tensor_parallel_size: tuple[int, ...] | None = option(type=numbers(int), metavar="N,…")
+    quantization: str | None = option(metavar="NAME")
     profile_names: tuple[str, ...] = common(
         "profile",
         multiple=True,
@@ -67,6 +77,10 @@ class Servers:
         from packer.io.profiles import load_profile
         from packer.twin.override import variants
 
+        if self.gpu is not None or self.model is not None:
+            return self._of_gpu()
+        if self.tensor_parallel_size or self.quantization:
+            raise click.UsageError("--tensor-parallel-size and --quantization go with --gpu and --model.")
         names = self.profile_names or (DEFAULT_PROFILE,)
         settings = {name: getattr(self, name) or () for name in ENGINE_SETTINGS}
         settings["vllm_version"] = (self.vllm_version,)
@@ -77,6 +91,28 @@ class Servers:
             for name in names
             for profile in variants(load_profile(name), **settings)
         ]
+
+    def _of_gpu(self) -> list[GpuKind]:
+        """Kinds of server from a GPU and a model: calibrated where packer has that, else estimated."""
+        from packer.gpu import GpuKind
+        from packer.operate.project import profiles_for
+        from packer.twin.override import variants
+
+        if self.gpu is None or self.model is None or self.profile_names or self.prices or self.available:
+            raise click.UsageError(
+                "Expected --gpu NAME --model NAME, without --profile, --price and --available."
+            )
+        given: dict[str, list[Any]] = {
+            name: list(getattr(self, name) or ()) for name in ENGINE_SETTINGS if name != "vllm_version"
+        }
+        single = {name: values[0] for name, values in given.items() if len(values) == 1}
+        several = {name: values for name, values in given.items() if len(values) > 1}
+        own = single | {"vllm_version": self.vllm_version, "quantization": self.quantization}
+        found = profiles_for(self.model, self.gpu, self.tensor_parallel_size or (), own)
+        profiles = [each for profile in found for each in variants(profile, **several)]
+        if len(found) > 1 and any(each.gpu.price_per_hour is None for each in profiles):
+            return [GpuKind(each, float(each.engine.tensor_parallel_size)) for each in profiles]  # by GPUs
+        return [GpuKind(each) for each in profiles]
 
 
 @bundle
@@ -239,7 +275,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     out.check_tables(result.per_adapter)
     old = None if planning.old_path is None else load_plan(planning.old_path)
     settings = (getattr(servers, name) for name in ENGINE_SETTINGS)
-    if old is not None and any((servers.profile_names, *settings)):
+    if old is not None and any((servers.profile_names, servers.gpu, servers.model, *settings)):
         raise IncompatibleError(
             "--from plans with the servers of the running plan: leave out --profile and engine settings."
         )

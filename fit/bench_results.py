@@ -1,9 +1,10 @@
 """An estimate improved by result files of load generators: `vllm bench serve --save-result` and GuideLLM.
 
 A run of the base model at a steady load says how long its steps take: by Little's law its mean batch is the request
-throughput times the time that a request decodes. All terms of the estimated law are multiplied with one factor, which
-a handful of runs suffices for. Sources: vllm/benchmarks/serve.py, vllm/benchmarks/sweep/serve.py; GuideLLM's
-GenerativeMetrics (src/guidellm/benchmark/schemas/metrics.py), whose keys are the same from 0.2 to 0.7.
+throughput times the time that a request decodes. All terms of the base model in the estimated law are multiplied with
+one factor, which a handful of runs suffices for; those of adapters stay. Sources: vllm/benchmarks/serve.py,
+vllm/benchmarks/sweep/serve.py; GuideLLM's GenerativeMetrics (src/guidellm/benchmark/schemas/metrics.py), whose keys are
+the same from 0.2 to 0.7.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from typing import Any
 
 import numpy as np
 
+from packer.arrays import FloatArray
 from packer.errors import FileFormatError, IncompatibleError, ModelError, reading, shown
-from packer.fit.estimate import BAND_KEYS
 from packer.fit.from_tables import micro_equations
 from packer.fit.step_law import residuals
 from packer.fit.tables import Profiling, Row, number
 from packer.io.files import read_text
-from packer.profile import Profile
+from packer.profile import LatencySpec, Profile
+from packer.terms import LINEAR
+from packer.twin.law.linear import AT
 
 Path = str | os.PathLike[str]
 
-BENCH_BAND = (0.91, 1.17)
-"""Real capacity / that of an improved estimate: the lowest 5th and the highest 95th percentile over 300 servers, of the
-two calibrated profiles each estimated from the other one. 0.94 to 1.17 with runs of 1, 10 and 20 req/s that the twin
-made, 0.91 to 1.11 with three measured decode batches of 100, 200 and 400 requests."""
+BENCH_ERRORS = {"base_tpot_p50": 0.035, "base_tpot_p90": 0.097}
+"""Errors of the base model's TPOT after three runs: rows of dense servers, each predicted by shares fitted without its
+server and a factor from three of its other rows (30 draws each; benchmarks/accuracy)."""
 
 _FEWEST_OUTPUT_TOKENS = 2.0
 _MOST_OF_BUDGET = 0.5
@@ -39,7 +41,9 @@ with and without prefills differ too much."""
 
 
 def improved(estimate: Profile, rows: Sequence[Row]) -> Profile:
-    """The estimate with its step law times the factor by which the steps of these runs take longer (geometric mean).
+    """The estimate with the base model's terms times the factor by which the steps of these runs take longer.
+
+    The factor is the geometric mean of the runs.
 
     `estimate`: an uncalibrated profile.
     `rows`: of `read_bench_results`; runs near the token budget of a step are left out.
@@ -59,18 +63,46 @@ def improved(estimate: Profile, rows: Sequence[Row]) -> Profile:
         )
     law = estimate.latency
     equations = micro_equations(Profiling(backbone=light), estimate.engine, law.graph_max_tokens)
+    _bend(equations.features, light, law)
     slower = 1.0 + residuals(equations, dict(law.coefficients))
     factor = float(np.exp(-np.mean(np.log(slower))))
-    coefficients = {term: float(f"{value * factor:.6g}") for term, value in law.coefficients.items()}
+    adapters = {term.name for term in LINEAR if term.part == "lora"}
+    coefficients = {
+        term: value if term in adapters else float(f"{value * factor:.6g}")
+        for term, value in law.coefficients.items()
+    }
     return replace(
         estimate,
         latency=replace(law, coefficients=coefficients),
-        errors={**estimate.errors, **dict(zip(BAND_KEYS, BENCH_BAND, strict=True))},
+        errors={
+            **estimate.errors,
+            **{key: min(value, estimate.errors.get(key, value)) for key, value in BENCH_ERRORS.items()},
+        },
         provenance={
             **estimate.provenance,
-            "improved": f"step law times {factor:.4g}, from {len(light)} of {len(rows)} runs of the base model",
+            "improved": f"steps of the base model times {factor:.4g}, from {len(light)} of {len(rows)} runs of it",
         },
     )
+
+
+def _bend(features: FloatArray, rows: Sequence[Row], law: LatencySpec) -> None:
+    """Write what the terms that are not linear in the tokens multiply in the mean step of these runs.
+
+    A prompt is computed in a step of its own beside the decodes: its tokens beyond the ridge, and half of its length
+    that each attends to, count by the share of steps that have one.
+    """
+    for state, row in zip(features, rows, strict=True):
+        batch, prompt, output = (
+            number(row, name) for name in ("set_batch_size", "actual_prompt_len", "set_output_length")
+        )
+        starts = batch / output
+        if law.ridge_tokens > 0.0:
+            alone = max(0.0, batch - law.ridge_tokens)
+            beside = max(0.0, batch + prompt - law.ridge_tokens)
+            state[AT.per_token_beyond_ridge_ms] = alone + starts * (beside - alone)
+        state[AT.per_attended_token_ms] = starts * prompt * prompt / 2.0
+        state[AT.experts_ms] = 1.0 - (1.0 - law.expert_share) ** batch
+        state[AT.prefill_step_ms] = min(1.0, starts)
 
 
 def _tokens_per_step(row: Row) -> float:

@@ -141,6 +141,10 @@ class ModelDimensions:
     def weights_bytes(self) -> float:
         """Bytes of the weights."""
         dense, experts = self.dense_weights, self.expert_layers * self.experts * self.expert_weights
+        if self.quantization == "mxfp4":  # blocks are padded, their scales are not; experts have biases
+            scales = experts * self.intermediate / self.stored_intermediate / 4.0
+            biases = self.expert_layers * self.experts * (2 * self.intermediate + self.hidden)
+            return float(BYTES * (dense + self.others + biases) + (4.0 * experts + scales) / 8.0)
         if self.quantization in EXPERTS_ONLY:
             return float(BYTES * (dense + self.others) + self.weight_bits / 8.0 * experts)
         return float(self.weight_bits / 8.0 * (dense + experts) + BYTES * self.others)

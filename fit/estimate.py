@@ -1,158 +1,206 @@
-"""A profile from data sheets: an estimate, marked as such wherever it is used.
+"""A profile from a model's config and a GPU's data sheet: an estimate, marked as such wherever it is used.
 
-Memory follows from the model's dimensions. The step law is that of a calibrated server, each term scaled by
-what bounds it (a roofline): reading weights and KV cache by the memory's bandwidth, tokens by the arithmetic,
-adapters by their bytes over the bandwidth; host work stays as it is.
+Memory follows vLLM's own rules from the model's dimensions (`packer.fit.memory`), the base model's step law from a
+roofline with measured shares (`packer.fit.roofline`), the terms of adapters from a calibrated server, scaled by what
+bounds each. `errors` say how far estimates of this kind were off where they were measured (`packer.fit.bands`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from packer import checks
 from packer.errors import IncompatibleError, UnknownNameError
+from packer.fit.bands import band_errors, kind_of
 from packer.fit.dimensions import BYTES, ModelDimensions
+from packer.fit.memory import Takes, defaults_of, takes
+from packer.fit.models import model_named
+from packer.fit.quantization import quantized
+from packer.fit.roofline import Roofline, law_terms
 from packer.io.profiles import load_profile
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
-from packer.terms import LINEAR, Bound
+from packer.terms import LINEAR
 from packer.twin.datasheets import Datasheet, datasheet
-from packer.twin.override import BYTES_PER_LOGIT
 
 REFERENCE = "h100-64gb/llama-3.1-8b-instruct"
-"""The calibrated profile whose step law is scaled."""
+"""The calibrated profile whose terms of adapters are scaled."""
 
-RUNTIME_BYTES = 0.53e9
-"""CUDA context, communication buffers and allocator slack: what the KV budgets of both calibrated profiles
-leave unexplained by weights, activations and logits (0.57 and 0.49 GB)."""
-
-ENGINES = {"vllm": "0.8.5", "sglang": "0.5"}
+ENGINES = {"vllm": "0.32.0", "sglang": "0.5"}
 """Engines whose memory and slots are modelled, with the version that they are modelled after."""
 
-CAPACITY_BAND = (0.82, 1.22)
-"""Real capacity / estimated, each of the two calibrated profiles estimated from the other one (same GPU, another
-model): the lower 5th and the higher 95th percentile of the two, over 300 servers each."""
+KV_CACHE_DTYPES = {"auto": None, "bfloat16": 2.0, "fp8": 1.0}
+"""Bytes of a number in the KV cache by vLLM's `--kv-cache-dtype`."""
 
-BAND_KEYS = ("estimated_capacity_low", "estimated_capacity_high")
-"""Keys of that band in the errors of an estimate."""
+FP8_CACHES = ("fp8", "nvfp4")
+"""Quantisations whose measured servers kept the KV cache of dense models in FP8, as their checkpoints say."""
 
-LINK_LATENCY_S = 15e-6
-"""Of an all-reduce of a few tokens between the GPUs of a node: two for each layer and step."""
+LAUNCHED = (
+    "first_adapter_ms",
+    "per_slot_ms",
+    "per_slot_block_ms",
+    "per_adapter_block_ms",
+    "per_slot_token_ms",
+)
+"""Terms of the LoRA kernels' grid, not of their bytes: they scale with layers, SMs and clock."""
 
 
 def estimate_profile(
-    model: ModelDimensions,
+    model: str | ModelDimensions,
     gpu: str,
     *,
+    tensor_parallel_size: int = 1,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    version: str | None = None,
     max_model_len: int | None = None,
-    max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 2048,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
     gpu_memory_utilization: float = 0.9,
     price_per_hour: float | None = None,
     name: str | None = None,
     engine_name: str = "vllm",
-    tensor_parallel_size: int = 1,
     reference: str = REFERENCE,
 ) -> Profile:
-    """An uncalibrated profile of one model on one GPU of `packer.twin.datasheets`, or on several as one server.
+    """An estimated profile of a base model on GPUs of one kind.
 
-    Its `errors` have `CAPACITY_BAND`. The price is that of all its GPUs. `reference`: the calibrated profile whose
-    step law is scaled.
+    Parameters
+    ----------
+    model
+        A repository that packer or Hugging Face's cache on this machine knows, or the path of a config.json.
+    gpu
+        A name as people type it: "h200", "A100-80GB"; "a100" alone asks which.
+    tensor_parallel_size
+        GPUs of one server. The price is that of all of them.
+    quantization
+        fp8, int8, awq, gptq, nvfp4, mxfp4 or bf16; None: as the model's config says.
+    kv_cache_dtype
+        "auto", "bfloat16" or "fp8". With "auto" memory is that of bf16, and the time that of the measured servers:
+        those of dense FP8 and FP4 checkpoints kept an FP8 cache.
+    version
+        Of vLLM; None: the newest one whose rules are known. Settings that are not given are its defaults for the GPU.
+    max_model_len
+        None: the model's.
+    max_num_seqs, max_num_batched_tokens, gpu_memory_utilization
+        As vLLM's.
+    price_per_hour
+        Of one server, USD; None: of the data sheet.
+    name
+        None: GPU/model.
+    engine_name
+        "vllm" or "sglang".
+    reference
+        The calibrated profile whose terms of adapters are scaled.
 
-    Raises `UnknownNameError`: there is no data sheet of that GPU, or the engine is none of `ENGINES`;
-    `IncompatibleError`: the weights alone don't fit.
+    Raises
+    ------
+    UnknownNameError
+        The model, the GPU, the quantisation or the engine is not known.
+    IncompatibleError
+        The weights alone don't fit, or the GPUs do not divide the heads.
+    ValidationError
+        The GPU's name fits several.
     """
     sheet = datasheet(gpu)
+    sizes = quantized(model if isinstance(model, ModelDimensions) else model_named(model), quantization)
     if engine_name not in ENGINES:
         raise UnknownNameError("engine", engine_name, ENGINES)
-    sglang = engine_name == "sglang"
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise UnknownNameError("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+    n = checks.integer("tensor_parallel_size", tensor_parallel_size, low=1, high=64)
+    if sizes.heads % n:
+        raise IncompatibleError(
+            f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}, got {n}."
+        )
     engine = EngineSpec(
         name=engine_name,
-        version=ENGINES[engine_name],
-        block_size=1 if sglang else 16,
-        max_model_len=max_model_len or model.max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
+        version=version or ENGINES[engine_name],
+        block_size=1 if engine_name == "sglang" else 16,
+        max_model_len=max_model_len or sizes.max_model_len,
+        max_num_batched_tokens=2048,
+        max_num_seqs=1,
         gpu_memory_utilization=gpu_memory_utilization,
-        tensor_parallel_size=tensor_parallel_size,
+        tensor_parallel_size=n,
     )
-    if model.heads % tensor_parallel_size:
-        raise IncompatibleError(
-            f"Expected a tensor_parallel_size that divides the {model.heads} attention heads of {model.name}, got "
-            f"{tensor_parallel_size}."
-        )
-    budget = kv_budget_bytes(model, sheet, engine)
-    if budget <= 0:
-        raise IncompatibleError(
-            f"{model.name} needs {model.weights_bytes / 1e9:.1f} GB for its weights: {sheet.title} leaves no "
-            "memory for a KV cache."
-        )
+    seqs, tokens = defaults_of(sheet, engine)
+    batch = max_num_batched_tokens or max(tokens, max_num_seqs or 0)
+    engine = replace(engine, max_num_batched_tokens=batch, max_num_seqs=max_num_seqs or min(seqs, batch))
     if price_per_hour is not None:
         checks.real("the price per hour", price_per_hour, low=0.0)
-    known, n = load_profile(reference), tensor_parallel_size
-    price = None if sheet.price_per_hour is None else n * sheet.price_per_hour
+    elif sheet.price_per_hour is not None:
+        price_per_hour = n * sheet.price_per_hour
+    cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
+    taken = takes(sizes, sheet, engine, cache_bytes or BYTES)
+    known = load_profile(reference)
     return Profile(
-        name=name or f"{sheet.name}{f'-x{n}' if n > 1 else ''}/{model.name}",
+        name=name or _name(sizes, sheet, n),
         model=ModelSpec(
-            model.name,
-            model.weights_bytes,
-            model.kv_bytes_per_token,
-            model.lora_bytes_per_rank,
-            model.repository,
+            sizes.name,
+            sizes.weights_bytes,
+            taken.kv_bytes_per_token,
+            sizes.lora_bytes_per_rank,
+            sizes.repository,
         ),
-        gpu=GpuSpec(sheet.title, n * sheet.memory_bytes, price if price_per_hour is None else price_per_hour),
+        gpu=GpuSpec(sheet.title, n * sheet.memory_bytes, price_per_hour),
         engine=engine,
-        memory=MemorySpec(
-            budget,
-            0.0 if sglang else model.slot_bytes * _copies(n),
-            (model.lora_bytes_per_rank if sglang else model.slot_bytes_per_rank) * _copies(n),
-            engine.max_model_len,
-        ),
-        latency=_latency(model, sheet, known, n),
-        loading=_loading(model, known, spares_batch=sglang),
+        memory=_memory(sizes, taken, engine),
+        latency=_latency(sizes, sheet, n, known, cache_bytes),
+        loading=_loading(sizes, known, spares_batch=engine_name == "sglang"),
         calibrated=False,
-        errors=dict(zip(BAND_KEYS, CAPACITY_BAND, strict=True)),
-        provenance={
-            "method": f"estimated from the model's dimensions and the data sheet of {sheet.title}; step law "
-            f"scaled from {known.name}"
-        },
+        errors=band_errors(kind_of(sizes, sheet), "experts" if sizes.experts else "dense"),
+        provenance=_provenance(sizes, sheet, known),
     )
 
 
-def kv_budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:
-    """Bytes left for KV cache and adapter slots on all GPUs of a server; may be < 0.
+def _name(sizes: ModelDimensions, sheet: Datasheet, n: int) -> str:
+    """GPU, how many, and the model with its quantisation, unless its name says that."""
+    stored = sizes.quantization
+    said = (
+        f"-{stored}"
+        if stored and stored not in sizes.name and stored not in ("mxfp4", "int4-experts")
+        else ""
+    )
+    return f"{sheet.name}{f'-x{n}' if n > 1 else ''}/{sizes.name}{said}"
 
-    Weights and KV heads are split over the GPUs; activations, logits and the rest are on each.
 
-    vLLM takes its profiling run from `gpu_memory_utilization`; SGLang leaves activations outside of
-    `--mem-fraction-static`, and allocates the slots before the KV cache (model_runner.py, mem_pool.py).
-    """
-    n = engine.tensor_parallel_size
-    copies = max(1.0, n / model.kv_heads)  # with fewer KV heads than GPUs each of them is on several
+def _provenance(sizes: ModelDimensions, sheet: Datasheet, known: Profile) -> dict[str, str]:
+    found = {
+        "method": f"estimated: roofline of {sheet.title} with shares of its peaks measured on {kind_of(sizes, sheet)}; "
+        f"terms of adapters scaled from {known.name}"
+    }
+    if sheet.price_source and sheet.price_per_hour is not None:
+        found["price"] = sheet.price_source
+    return found
+
+
+def _memory(sizes: ModelDimensions, taken: Takes, engine: EngineSpec) -> MemorySpec:
+    """The budget, and what a slot takes on all GPUs: one of an adapter's two matrices is split, the other on each."""
+    copies = copies_of(engine.tensor_parallel_size)
     if engine.name == "sglang":
-        left = n * (sheet.memory_bytes * engine.gpu_memory_utilization - RUNTIME_BYTES) - model.weights_bytes
-        return left / copies if left > 0 else left
-    activations = BYTES * engine.max_num_batched_tokens * 3 * model.intermediate
-    logits = BYTES_PER_LOGIT * engine.max_num_seqs * model.vocabulary
-    available = n * sheet.memory_bytes * engine.gpu_memory_utilization
-    budget = available - model.weights_bytes - n * (activations + logits + RUNTIME_BYTES)
-    return budget / copies if budget > 0 else budget
+        return MemorySpec(taken.budget_bytes, 0.0, sizes.lora_bytes_per_rank * copies, engine.max_model_len)
+    return MemorySpec(
+        taken.budget_bytes,
+        sizes.slot_bytes * copies,
+        sizes.slot_bytes_per_rank * copies,
+        engine.max_model_len,
+    )
 
 
-def _copies(n: int) -> float:
-    """Copies of an adapter on a server of `n` GPUs: one of its two matrices is split, the other is on each (vLLM
-    without `fully_sharded_loras`)."""
+def copies_of(n: int) -> float:
+    """Copies of an adapter on a server of `n` GPUs (vLLM without `fully_sharded_loras`)."""
     return (n + 1) / 2.0
 
 
-def _latency(model: ModelDimensions, sheet: Datasheet, reference: Profile, n: int) -> LatencySpec:
-    """The scaled law; on several GPUs with two all-reduces a layer of the hidden state, each sent and received
-    (n − 1) / n times."""
-    scaled = scaled_law(model, sheet, reference, n)
-    if n > 1:
-        token_ms = 1e3 * 2 * model.layers * 2 * BYTES * model.hidden * (n - 1) / n / sheet.link_bytes_s
-        scaled["base_ms"] += 1e3 * 2 * model.layers * LINK_LATENCY_S
-        for term in ("per_decode_ms", "per_prefill_token_ms"):
-            scaled[term] += token_ms
-    rounded = {term: float(f"{value:.6g}") for term, value in scaled.items() if value > 0}
-    return LatencySpec("linear", rounded, reference.latency.graph_max_tokens)
+def _latency(
+    sizes: ModelDimensions, sheet: Datasheet, n: int, known: Profile, cache_bytes: float | None
+) -> LatencySpec:
+    """The base model's law from the roofline, with the terms of adapters and of the queue from the known profile."""
+    if cache_bytes is None:
+        cache_bytes = 1.0 if sizes.quantization in FP8_CACHES and not sizes.experts else BYTES
+    terms, ridge, share = law_terms(Roofline(sizes, sheet, n, cache_bytes))
+    scaled = scaled_law(sizes, sheet, known, n)
+    own = {term.name: scaled.get(term.name, 0.0) for term in LINEAR if term.part != "model"}
+    rounded = {name: float(f"{value:.6g}") for name, value in (terms | own).items() if value > 0.0}
+    return LatencySpec("linear", rounded, known.latency.graph_max_tokens, ridge, share)
 
 
 def scaled_law(
@@ -162,20 +210,27 @@ def scaled_law(
     known = datasheet(reference.name.partition("/")[0])
     bandwidth = known.bandwidth_bytes_s / sheet.bandwidth_bytes_s
     weights = model.active_bytes if isinstance(model, ModelDimensions) else model.weights_bytes
-    scale: dict[Bound, float] = {
+    adapters = model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank * copies_of(n) / n
+    launches = adapters * bandwidth
+    if isinstance(model, ModelDimensions):
+        # Thread blocks of a layer's kernels run side by side on the SMs: layers over SMs and clock.
+        slower = known.sms * known.clock_mhz / (sheet.sms * sheet.clock_mhz)
+        launches = (
+            model.layers / model_named(reference.model.repository or reference.model.name).layers * slower
+        )
+    scale = {
         "host": 1.0,
         "compute": weights / reference.model.weights_bytes * known.bf16_flops / sheet.bf16_flops / n,
         "kv": model.kv_bytes_per_token / reference.model.kv_bytes_per_token * bandwidth / n,
-        "adapters": model.lora_bytes_per_rank
-        / reference.model.lora_bytes_per_rank
-        * bandwidth
-        * _copies(n)
-        / n,
+        "adapters": adapters * bandwidth,
+    }
+    coefficients = reference.latency.coefficients
+    scaled = {
+        term.name: coefficients.get(term.name, 0.0)
+        * (launches if term.name in LAUNCHED else scale[term.bound])
+        for term in LINEAR
     }
     # base_ms is host work but for the reading of weights, which is taken out before scaling.
-    scaled = {
-        term.name: reference.latency.coefficients.get(term.name, 0.0) * scale[term.bound] for term in LINEAR
-    }
     host_ms = scaled["base_ms"] - 1e3 * reference.model.weights_bytes / known.bandwidth_bytes_s
     scaled["base_ms"] = max(0.0, host_ms) + 1e3 * model.weights_bytes / sheet.bandwidth_bytes_s / n
     return scaled

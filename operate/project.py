@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packer.errors import IncompatibleError, UnknownNameError
+from packer.errors import IncompatibleError
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import MODELS, model_named
 from packer.io.profiles import load_profile, profile_names
@@ -15,7 +15,7 @@ from packer.operate.observe import Observed, View, observe_log
 from packer.profile import Profile
 from packer.traces.access_log import read_access_log
 from packer.traces.ranks import Ranks
-from packer.twin.datasheets import GPUS
+from packer.twin.datasheets import datasheet
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.memory.starts import what_starts
 from packer.twin.override import with_engine
@@ -26,15 +26,53 @@ LOGS = (".jsonl", ".ndjson", ".log")
 """Endings of access logs, also with .gz."""
 
 
+TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
+"""GPUs of one server that are tried where none is given: the first with which it starts is taken."""
+
+
 def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     """The calibrated profile of a model on a GPU if one is shipped, else an estimate.
 
-    `model`: a Hugging Face repository of `packer.fit.models`, or the path of a config.json.
-    `gpu`: a name of `packer.twin.datasheets`.
-    `settings`: of `with_engine`, where they are not the usual ones.
+    `model`, `gpu`: as `packer.estimate_profile` takes them.
+    `settings`: of `with_engine`, where they are not the usual ones; also `quantization` and `tensor_parallel_size`,
+    without which it is the smallest with which the server starts.
     Raises `UnknownNameError`: the model or the GPU is not known; `IncompatibleError`: the model does not fit the GPU,
     or not with its whole context.
     """
+    if settings.get("tensor_parallel_size") is not None:
+        return _that_starts(model, gpu, settings)
+    refused: IncompatibleError | None = None
+    for size in TENSOR_PARALLEL_SIZES:
+        try:
+            return _that_starts(model, gpu, {**settings, "tensor_parallel_size": size})
+        except IncompatibleError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def profiles_for(model: str, gpu: str, sizes: Sequence[int], settings: Mapping[str, Any]) -> list[Profile]:
+    """The profiles of servers on so many GPUs each, of which a plan takes the best; those that do not start are left
+    out.
+
+    `sizes` empty: as `profile_for`. Raises as that does, where no size starts.
+    """
+    if len(sizes) < 2:
+        return [
+            profile_for(model, gpu, {**settings, **({"tensor_parallel_size": sizes[0]} if sizes else {})})
+        ]
+    found, refused = [], []
+    for size in dict.fromkeys(sizes):
+        try:
+            found.append(_that_starts(model, gpu, {**settings, "tensor_parallel_size": size}))
+        except IncompatibleError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return found
+
+
+def _that_starts(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     found = _profile(model, gpu, settings)
     tokens = kv_cache_tokens(found, found.settings(1, 8))
     if tokens < found.memory.min_kv_tokens:
@@ -47,15 +85,15 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
 
 
 def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
-    if gpu not in GPUS:
-        raise UnknownNameError("GPU", gpu, GPUS)
-    dimensions = model_named(model)
-    for name in profile_names() if dimensions in MODELS.values() else ():
+    sheet, dimensions = datasheet(gpu), model_named(model)
+    own = {name: value for name, value in settings.items() if value is not None}
+    plain = own.get("tensor_parallel_size", 1) == 1 and not own.get("quantization")
+    for name in profile_names() if plain and dimensions in MODELS.values() else ():
         shipped = load_profile(name)
-        if name.partition("/")[0] == gpu and shipped.model.repository == dimensions.repository:
-            return with_engine(shipped, **settings)
-    own = {name: value for name, value in settings.items() if name != "vllm_version"}
-    return with_engine(estimate_profile(dimensions, gpu, **own), vllm_version=settings.get("vllm_version"))
+        if name.partition("/")[0] == sheet.name and shipped.model.repository == dimensions.repository:
+            given = {key: own[key] for key in own if key not in ("quantization", "tensor_parallel_size")}
+            return with_engine(shipped, **given)
+    return estimate_profile(dimensions, sheet.name, version=own.pop("vllm_version", None), **own)
 
 
 def is_log(path: str | os.PathLike[str]) -> bool:

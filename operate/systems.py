@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,18 +29,16 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class SystemResult:
-    """One system: each of `FIGURES` over the seeds, with its 95 % interval; `seeds`: each of them by seed."""
+    """One system: each of `FIGURES` over the seeds, with its 95 % interval."""
 
     system: str
     router: str
     servers: int
     figures: Mapping[str, Interval]
-    seeds: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        shown = {key: value for key, value in vars(self).items() if key != "seeds"}
-        return shown | {"figures": {name: row._asdict() for name, row in self.figures.items()}}
+        return {**vars(self), "figures": {name: row._asdict() for name, row in self.figures.items()}}
 
 
 def compare_systems(
@@ -53,7 +51,6 @@ def compare_systems(
     duration_s: float | None = None,
     slo: GoalLike | None = None,
     router: str | None = None,
-    stats_age_s: float | None = None,
     jobs: int = -1,
     backend: str = "threading",
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
@@ -74,8 +71,6 @@ def compare_systems(
         How many runs of each, and the first seed.
     router
         A router for all of them instead of their own.
-    stats_age_s
-        How old the counts that routers read may be, for all of them instead of their own.
     jobs, backend
         Runs at once (-1: as many as cores), and joblib's backend; "ray" runs them on a Ray cluster.
     progress
@@ -94,13 +89,7 @@ def compare_systems(
         placed(planned, cluster if _serves_plans(each, router) else free, each, limits, seed)
         for each in known
     ]
-    given = {
-        "workload": workload,
-        "router": router,
-        "duration_s": duration_s,
-        "slo": slo,
-        "stats_interval_s": stats_age_s,
-    }
+    given = {"workload": workload, "router": router, "duration_s": duration_s, "slo": slo}
     return _results(
         list(zip(known, clusters, strict=True)), given, range(seed, seed + seeds), jobs, backend, progress
     )
@@ -136,7 +125,6 @@ def servers_needed(
     seed: int = 0,
     duration_s: float | None = None,
     router: str | None = None,
-    stats_age_s: float | None = None,
     most: int = 1024,
     jobs: int = -1,
     backend: str = "threading",
@@ -166,13 +154,7 @@ def servers_needed(
         if isinstance(by, SizedPlacement):
             first = by.needed(planned, cluster.resized(1), limits, seed) or 1
 
-    given = {
-        "workload": workload,
-        "router": router,
-        "duration_s": duration_s,
-        "slo": slo,
-        "stats_interval_s": stats_age_s,
-    }
+    given = {"workload": workload, "router": router, "duration_s": duration_s, "slo": slo}
 
     def tried(n: int, runs: int) -> SystemResult | None:
         try:
@@ -228,6 +210,5 @@ def _run_all(
 
 
 def _result(system: System, runs: Sequence[Mapping[str, Any]], servers: int) -> SystemResult:
-    by_seed = {name: tuple(run[name] for run in runs) for name in FIGURES}
-    figures = {name: interval(np.array(values)) for name, values in by_seed.items()}
-    return SystemResult(system.name, runs[0]["router"], servers, figures, by_seed)
+    figures = {name: interval(np.array([run[name] for run in runs])) for name in FIGURES}
+    return SystemResult(system.name, runs[0]["router"], servers, figures)

@@ -10,6 +10,7 @@ from packer.cluster import Cluster as Cluster
 from packer.errors import PackerError as PackerError
 from packer.evaluation import Evaluation as Evaluation
 from packer.evaluation import Evaluations as Evaluations
+from packer.fit.estimate import estimate_profile as estimate_profile
 from packer.goal import Goal as Goal
 from packer.goal import Limits as Limits
 from packer.goal import Slo as Slo

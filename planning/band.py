@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from packer.fit.estimate import BAND_KEYS
+from packer.fit.bands import BAND_KEYS
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.workload import Workload

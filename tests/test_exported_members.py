@@ -38,6 +38,7 @@ PUBLIC = [
     "__version__",
     "compare_systems",
     "drift",
+    "estimate_profile",
     "evaluate_plan",
     "evaluate_server",
     "frontier",

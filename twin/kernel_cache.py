@@ -243,8 +243,6 @@ def _save(cache: Any, signature: object, data: object) -> None:
     elif keeps():
         try:
             _SAVED(cache, signature, data)
-        except (ImportError, AttributeError):
-            return  # another version of packer keeps this kernel too, for types that this one has not
         except OSError as error:
             full(error)
             tell_once()

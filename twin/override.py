@@ -14,6 +14,11 @@ from packer.profile import MemorySpec, Profile
 BYTES_PER_LOGIT = 18
 """Of vLLM's profiling run in the sampler: bf16, float32, sorted float32 and int64 indices."""
 
+SAMPLER_RELEASE = (0, 11)
+"""Version from which the sampler takes more: seven measured servers give its constant (`packer.fit.memory`)."""
+
+SAMPLER_BYTES_PER_LOGIT = 38.2
+
 LARGEST_VOCABULARY = 262_144
 """Of Gemma's tokenizer: a profile does not have its model's, and memory is not to be underestimated."""
 _VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")
@@ -56,8 +61,9 @@ def with_engine(
             f"Expected a version as 0.11.0 of a server of vLLM, got {shown(vllm_version)} of {engine.name}."
         )
     share = engine.gpu_memory_utilization - profile.engine.gpu_memory_utilization
+    each = BYTES_PER_LOGIT if profile.engine.release < SAMPLER_RELEASE else SAMPLER_BYTES_PER_LOGIT
     further = max(0, engine.max_num_seqs - profile.engine.max_num_seqs)
-    extra_bytes = share * profile.gpu.memory_bytes - further * BYTES_PER_LOGIT * LARGEST_VOCABULARY
+    extra_bytes = share * profile.gpu.memory_bytes - further * each * LARGEST_VOCABULARY
     told = ", ".join(f"{name} {value}" for name, value in given.items())
     return replace(
         profile,

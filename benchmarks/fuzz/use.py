@@ -73,8 +73,8 @@ def runs(runs: Any) -> None:
 
 def bench(rows: Any) -> None:
     """An estimate improved by these runs."""
+    from packer.fit.bands import BAND_KEYS
     from packer.fit.bench_results import improved
-    from packer.fit.estimate import BAND_KEYS
     from packer.io.profiles import load_profile
 
     estimate = replace(load_profile(PROFILE), calibrated=False, errors=dict.fromkeys(BAND_KEYS, 1.0))

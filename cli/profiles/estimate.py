@@ -12,29 +12,35 @@ from packer.cli.options import Writing, common, complete
 class Given:
     """The model, the GPU and the server's settings.
 
-    model: A Hugging Face repository known to packer, or the model's config.json.
-    gpu: h100-80gb, h200-141gb, a100-80gb, l40s, l4, a10, rtx4090, b200, mi300x, …
+    model: A Hugging Face repository known to packer or in this machine's cache, or the model's config.json.
+    gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
+    tensor_parallel_size: GPUs of one server.
+    quantization: fp8, int8, awq, gptq or nvfp4. [default: as the model's config says]
+    kv_cache_dtype: As vLLM's.
     name: What the profile is called. [default: GPU/model]
     max_model_len: As given to vLLM. [default: the model's]
-    max_num_seqs: As vLLM's.
-    max_num_batched_tokens: As given to vLLM.
+    max_num_seqs: As vLLM's. [default: vLLM's for the GPU]
+    max_num_batched_tokens: As given to vLLM. [default: vLLM's for the GPU]
     gpu_memory_utilization: As given to vLLM.
-    engine_name: The engine: its memory for slots and its eviction; the step law is vLLM's, scaled.
-    tensor_parallel_size: GPUs of one server.
-    price_per_hour: Price of the server's GPUs per hour.
+    version: Version of vLLM, whose rules and defaults hold. [default: the newest that is known]
+    engine_name: The engine: its memory for slots and its eviction; the step law is vLLM's.
+    price_per_hour: Price of the server's GPUs per hour. [default: the data sheet's]
     """
 
     model: str = option(
-        required=True, metavar="NAME|CONFIG.json", shell_complete=complete("packer.fit.models:MODELS")
+        required=True, metavar="NAME|PATH", shell_complete=complete("packer.fit.models:MODELS")
     )
     gpu: str = option(required=True, metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
+    tensor_parallel_size: int = option(type=click.IntRange(min=1, max=64), default=1, metavar="N")
+    quantization: str | None = option(metavar="NAME")
+    kv_cache_dtype: str = option(type=click.Choice(("auto", "bfloat16", "fp8")), default="auto")
     name: str | None = option()
     max_model_len: int | None = option(type=click.IntRange(min=1))
-    max_num_seqs: int = option(type=click.IntRange(min=1), default=256)
-    max_num_batched_tokens: int = option(type=click.IntRange(min=1), default=2048)
+    max_num_seqs: int | None = option(type=click.IntRange(min=1))
+    max_num_batched_tokens: int | None = option(type=click.IntRange(min=1))
     gpu_memory_utilization: float = option(type=click.FloatRange(0.0, 1.0, min_open=True), default=0.9)
+    version: str | None = option("--vllm-version", metavar="0.N")
     engine_name: str = option("--engine", type=click.Choice(("vllm", "sglang")), default="vllm")
-    tensor_parallel_size: int = option(type=click.IntRange(min=1, max=64), default=1, metavar="N")
     price_per_hour: float | None = option("--price", type=float)
     output: str = common("output", help="Where to write the profile (.toml).", required=True)
 
@@ -43,18 +49,20 @@ class Given:
 def estimate(given: Given, out: Writing) -> None:
     """Estimate a profile from a model's config and a GPU's data sheet, without a measurement.
 
-    Memory is computed from the model's dimensions, the step law scaled from a calibrated H100. The profile is
-    marked "estimated, not calibrated" wherever it is used.
+    Memory follows vLLM's rules, the base model's step law a roofline whose shares were fitted to public
+    measurements, the terms of adapters a calibrated H100. The profile carries its errors by what it extrapolates
+    from, and is marked "estimated, not calibrated" wherever it is used.
 
     \b
     Example:
       packer profiles estimate --model meta-llama/Llama-3.1-8B-Instruct --gpu l40s --max-model-len 8192 -o l40s.toml
+      packer profiles estimate --model Qwen/Qwen3-32B --gpu h200 --tensor-parallel-size 2 --quantization fp8 -o q.toml
       packer solve fleet.csv --profile l40s.toml
     """
     from packer.cli.profiles.list import summary_of
     from packer.errors import IncompatibleError
+    from packer.fit.bands import bands_in_words
     from packer.fit.estimate import estimate_profile
-    from packer.fit.models import model_named
     from packer.io.profiles import write_profile
     from packer.twin.memory.policy import kv_cache_tokens
 
@@ -63,12 +71,13 @@ def estimate(given: Given, out: Writing) -> None:
         raise IncompatibleError(f"Expected the output's name to end in .toml, got {output[:80]!r}.")
     out.check(output)
     settings = values(given, "model", "gpu", "output")
-    profile = estimate_profile(model_named(given.model), given.gpu, **settings)
+    profile = estimate_profile(given.model, given.gpu, **settings)
     write_profile(profile, output, force=out.force)
     tokens = kv_cache_tokens(profile, profile.settings(1, 8))
     told = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}
     out.result(lambda: {**summary_of(profile), **told}, list)
     out.note(f"{output}: {tokens:,} tokens of KV cache with one slot of rank 8")
+    out.note(bands_in_words(profile))
     if tokens < profile.memory.min_kv_tokens:
         length = profile.engine.max_model_len
         out.note(f"the server would not start with max_model_len {length}: set --max-model-len")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from packer.fit.estimate import BAND_KEYS
+from packer.fit.bands import BAND_KEYS
 from packer.io.profiles import load_profile
 from packer.planning.band import capacity_band
 from packer.planning.solve import solve

@@ -13,7 +13,7 @@ import packer
 from packer import Adapter, Lengths, Limits, Slo, Workload
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError
-from packer.fit.estimate import BAND_KEYS
+from packer.fit.bands import BAND_KEYS
 from packer.io.plans import plan_to_dict
 from packer.plan import Plan, Status
 from packer.planning import explore

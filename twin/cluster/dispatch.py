@@ -58,7 +58,7 @@ class Dispatch:
     @cached_property
     def loop(self) -> Loop:
         """Compiled for these engines and this router."""
-        return loop_of(self.others, getattr(self.router, "score", None), getattr(self.router, "survey", None))
+        return loop_of(self.others, getattr(self.router, "score", None))
 
     def assign(
         self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None

@@ -38,8 +38,8 @@ def _engine(c: Servers, s: int, until_s: float, engine: int) -> None:
 
 
 @cache
-def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any = None) -> Loop:
-    """The loop for these engines beside vLLM's, numbered from 1 on, and a router's score and survey, None without."""
+def loop_of(engines: tuple[EngineKernels, ...], score: Any) -> Loop:
+    """The loop for these engines beside vLLM's, by their numbers from 1 on, and the score of a router, None without."""
     chain: Any = run_other
     for place, kernels in enumerate(engines, start=1):
         chain = _variant(
@@ -52,9 +52,7 @@ def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any = None) 
         pass_on = _variant(pass_on, run_all_until=run_all_until)
         waiting = _variant(waiting, run_all_until=run_all_until)
     route = events.route
-    choose = events.choose
-    if score is not None:
-        choose = _variant(choose, score=score, **({} if survey is None else {"survey": survey}))
+    choose = events.choose if score is None else _variant(events.choose, score=score)
     if engines or score is not None:
         route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose)
     return Loop(run_until, pass_on, choose, route)

@@ -1,0 +1,124 @@
+"""Fit the shares of `fit/shares.toml` to the public rows, and say the errors with servers, GPUs and models left out.
+
+uv run python benchmarks/accuracy/fit_shares.py [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from rows import Server, proxy_tpot_ms, servers
+from scipy.optimize import least_squares
+
+from packer.arrays import FloatArray
+from packer.fit import roofline
+
+START = {
+    "step_ms": 1.5, "layer_ms": 0.012, "launch_ms": 0.0045, "launch_fp8_ms": 0.0045, "read_16": 0.87, "read_8": 0.78,
+    "read_4": 0.65, "multiply_16": 0.68, "multiply_8": 0.5, "multiply_4": 0.4, "link": 0.5, "request_ms": 0.03,
+    "prefill_step_ms": 0.5, "read_kv_16": 0.8, "read_kv_8": 0.65, "read_kv_8_new": 1.0, "read_kv_compressed": 0.7,
+    "attend": 0.4,
+}  # fmt: skip
+"""Where the fit begins and to which it is held: kernel tables for the shares, steps of small models for the times."""
+
+EXPERTS = {
+    "expert_layer_ms": 0.03, "launch_fp8_ms": 0.02, "read_experts_8": 0.7, "read_experts_4": 0.6,
+    "read_experts_16": 0.7, "read_experts_mxfp4_old": 0.7, "read_experts_mxfp4_new": 1.0,
+    "read_experts_int4_old": 0.5, "read_experts_int4_new": 0.35, "multiply_experts_8": 0.35,
+    "multiply_experts_4": 0.25, "multiply_experts_16": 0.5, "multiply_experts_mxfp4_old": 0.4,
+    "multiply_experts_mxfp4_new": 0.5, "multiply_experts_int4_old": 0.4, "multiply_experts_int4_new": 0.4,
+}  # fmt: skip
+FIXED = {"reduce_ms": 0.0038, "reduce_gpu_ms": 0.00095, "reduce_pcie": 3.0}
+"""All-reduces of a few tokens, from the kernel tables: 4.7, 5.7 and 6.6 µs among 2, 4 and 8 GPUs."""
+
+HELD = 0.3
+"""Weight of staying at the start: log of the factor, against log errors of rows."""
+
+
+def start_of(kind: str) -> dict[str, float]:
+    """Where the fit of "dense" or "experts" begins."""
+    return START | (EXPERTS if kind == "experts" else {})
+
+
+def errors(shares: dict[str, float], kind: str, found: Sequence[Server]) -> list[FloatArray]:
+    """Log of predicted over measured TPOT, for each server."""
+    roofline.SHARES[kind] = shares | FIXED
+    return [np.log(proxy_tpot_ms(server) / server.tpot_ms) for server in found]
+
+
+def fitted(kind: str, found: Sequence[Server]) -> dict[str, float]:
+    """Shares that bring the rows of these servers nearest, each server weighing as 15 rows at most."""
+    begin = start_of(kind)
+    origin = np.log(list(begin.values()))
+    weights = [min(1.0, (15.0 / len(server.tpot_ms)) ** 0.5) for server in found]
+
+    def residuals(logs: FloatArray) -> FloatArray:
+        each = errors(dict(zip(begin, np.exp(logs), strict=True)), kind, found)
+        own = [weight * error for weight, error in zip(weights, each, strict=True)]
+        return np.concatenate([*own, HELD * (logs - origin)])
+
+    result = least_squares(residuals, origin, loss="soft_l1", f_scale=0.1, max_nfev=30)
+    return dict(zip(begin, (float(f"{value:.5g}") for value in np.exp(result.x)), strict=True))
+
+
+def told(error: FloatArray) -> str:
+    """Median, 90th percentile and bias, %."""
+    off = 100.0 * np.expm1(error)
+    size = np.abs(off)
+    half, nine = np.quantile(size, (0.5, 0.9))
+    return f"{len(off):4d} rows: median {half:5.1f}, p90 {nine:5.1f}, bias {off.mean():+5.1f}"
+
+
+def left_out(kind: str, found: list[Server], group: Callable[[Server], str]) -> FloatArray:
+    """Errors of each group's rows by the shares fitted to the other groups."""
+    every = []
+    for name in sorted({group(each) for each in found}):
+        rest = [each for each in found if group(each) != name]
+        if rest:
+            own = [each for each in found if group(each) == name]
+            every.append(np.concatenate(errors(fitted(kind, rest), kind, own)))
+            print(f"    without {name:45s} {told(every[-1])}", flush=True)
+    return np.concatenate(every)
+
+
+def main() -> None:
+    """Fit, print, and write with --write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="no errors left out")
+    given = parser.parse_args()
+    everything = servers()
+    lines = []
+    for kind in ("dense", "experts"):
+        found = [each for each in everything if bool(each.model.experts) == (kind == "experts")]
+        shares = fitted(kind, found)
+        each = errors(shares, kind, found)
+        print(f"{kind}: fitted to all, {told(np.concatenate(each))}")
+        for server, error in zip(found, each, strict=True):
+            print(f"    {server.name:50s} {told(error)}")
+        if not given.quick:
+            groups: dict[str, Callable[[Server], str]] = {
+                "server": lambda server: server.name,
+                "GPU": lambda server: server.sheet.name,
+                "model": lambda server: server.model.name,
+            }
+            for what, group in groups.items():
+                print(f"  {kind}, {what} left out: {told(left_out(kind, found, group))}")
+        rows = sum(len(server.tpot_ms) for server in found)
+        lines += [f"[{kind}]", *(f"{name} = {value!r}" for name, value in (shares | FIXED).items()), ""]
+        lines[-1:] = [f'provenance = "{rows} rows of {len(found)} servers"', ""]
+    if given.write:
+        path = Path(roofline.__file__).with_name("shares.toml")
+        text = path.read_text("utf-8")
+        head, _, tail = text.partition("[dense]")
+        kept = tail[tail.index("# Shares of GPUs without rows") :]
+        path.write_text(head + "\n".join(lines) + "\n" + kept, "utf-8")
+        print(f"wrote {path}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

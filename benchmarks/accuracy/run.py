@@ -1,0 +1,120 @@
+"""Estimates against public measurements of vLLM: TPOT of every row by the twin in closed loop.
+
+uv run python benchmarks/accuracy/run.py [--rows N] [--write] [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from rows import Server, servers
+
+import packer
+from packer.arrays import FloatArray
+from packer.fit.estimate import estimate_profile
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "estimates.md"
+BOUNDS = {"dense": (6.0, 18.0, 4.0), "experts": (10.0, 30.0, 6.0)}
+"""Median, 90th percentile and bias of all rows, %, that `--check` holds."""
+REQUESTS = 5
+"""Requests of each client that are simulated, the first of which is left out."""
+
+
+def simulated_tpot_ms(server: Server, rows: np.ndarray) -> FloatArray:
+    """TPOT of these rows by the twin, float64 (rows,)."""
+    found = []
+    for i in rows:
+        prompt, output = int(server.prompt[i]), int(server.output[i])
+        clients = int(server.concurrency[i])
+        profile = estimate_profile(
+            server.model,
+            server.sheet.name,
+            tensor_parallel_size=server.gpus,
+            max_model_len=prompt + output + 200,
+        )
+        fleet = packer.Workload(
+            adapters=[packer.Adapter("base", rank=0, rate=1.0)],
+            input_tokens=packer.Lengths.constant(prompt),
+            output_tokens=packer.Lengths.constant(output),
+        )
+        long_s = REQUESTS * server.tpot_ms[i] * 1e-3 * output
+        run = packer.simulate(
+            fleet, profile, max_loras=1, max_lora_rank=8, concurrency=clients, duration_s=long_s, seed=0
+        )
+        found.append(run.mean_tpot_ms if run.status == "ok" else np.nan)
+    return np.array(found)
+
+
+def figures(error: FloatArray) -> dict[str, float]:
+    """Rows, median and 90th percentile of the size, and bias, %."""
+    off = 100.0 * error[np.isfinite(error)]
+    size = np.abs(off)
+    known = {"median": np.median(size), "p90": np.quantile(size, 0.9), "bias": off.mean()}
+    return {"rows": len(off)} | {name: round(float(value), 1) for name, value in known.items()}
+
+
+def page(table: list[dict[str, object]], total: dict[str, dict[str, float]], inside: float) -> str:
+    """The table for people."""
+    lines = [
+        "# Estimates against measurements", "",
+        "Estimated profiles simulated in closed loop against public measurements of vLLM 0.12 to 0.19 "
+        "(ai-dynamo/aiconfigurator, Apache-2.0; rows with a TTFT of 3 s and more are left out): error of the mean time "
+        "per output token, %. The shares of the roofline were fitted to these rows; with servers, GPUs and models left "
+        "out: `benchmarks/accuracy/fit_shares.py`. Written by `benchmarks/accuracy/run.py --rows 0 --write`.", "",
+        "| server | rows | median | p90 | bias | band (p90) |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    columns = ("server", "rows", "median", "p90", "bias", "band_p90")
+    lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in table]
+    for kind, found in total.items():
+        lines.append(f"| **{kind}, all** | " + " | ".join(str(value) for value in found.values()) + " | |")
+    lines += ["", f"{inside:.0f} % of the rows are within the band that their profile carries."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Simulate, print a table, and write or check it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=6, help="rows of each server; 0: all")
+    parser.add_argument("--write", action="store_true", help="write results.json")
+    parser.add_argument("--check", action="store_true", help="exit code 1 above the bounds")
+    given = parser.parse_args()
+    every: dict[str, list[FloatArray]] = {"dense": [], "experts": []}
+    table: list[dict[str, object]] = []
+    inside, n = 0, 0
+    for server in servers():
+        if server.experts_split:
+            continue
+        rng = np.random.default_rng(0)
+        rows = np.arange(len(server.tpot_ms))
+        if given.rows and len(rows) > given.rows:
+            rows = np.sort(rng.choice(rows, given.rows, replace=False))
+        error = simulated_tpot_ms(server, rows) / server.tpot_ms[rows] - 1.0
+        band = estimate_profile(
+            server.model, server.sheet.name, tensor_parallel_size=server.gpus, max_model_len=8192
+        ).errors["base_tpot_p90"]
+        inside, n = inside + int((np.abs(error) <= band).sum()), n + int(np.isfinite(error).sum())
+        every["experts" if server.model.experts else "dense"].append(error)
+        table.append({"server": server.name, **figures(error), "band_p90": round(100 * band, 1)})
+        line = "{server:44s} {rows:4d} {median:6.1f} {p90:6.1f} {bias:+6.1f}  band {band_p90}"
+        print(line.format(**table[-1]), flush=True)
+    total = {kind: figures(np.concatenate(errors)) for kind, errors in every.items() if errors}
+    print(json.dumps(total), f"in the band: {100 * inside / n:.0f} %")
+    if given.write:
+        (HERE / "results.json").write_text(json.dumps({"total": total, "servers": table}, indent=1) + "\n")
+        PAGE.write_text(page(table, total, 100 * inside / n), "utf-8")
+    broken = [
+        f"{kind} {name}" for kind, found in total.items()
+        for name, bound in zip(("median", "p90", "bias"), BOUNDS[kind], strict=True) if abs(found[name]) > bound
+    ]  # fmt: skip
+    if given.check and broken:
+        print("above the bounds: " + ", ".join(broken), file=sys.stderr)
+    return int(given.check and bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""How far estimates are off, by kind of extrapolation: shares of the measured time per output token.
+
+`base_tpot_p50` and `base_tpot_p90`: half and nine tenths of the rows of benchmarks/accuracy were off by less, each
+predicted by shares that were fitted without the rows of its group; wider for GPUs without rows, by the spread between
+kernels and rows. `adapters_tpot_p90`: with adapters, whose kernels no public table measures on other GPUs: the spread
+of the two calibrated profiles, each estimated from the other one, and of the base model.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from packer.fit.dimensions import ModelDimensions
+from packer.io.shipped import table
+from packer.profile import Profile
+from packer.twin.datasheets import Datasheet
+from packer.twin.margin import QUANTILES, error_key
+
+Kind = Literal["rows of this model and GPU", "rows of this GPU", "rows of this model", "rows of other servers",
+               "kernels of this GPU", "data sheet alone"]  # fmt: skip
+
+BANDS = table("packer.fit", "bands.toml")
+"""Bands by kind of model and kind of extrapolation, and what was measured."""
+
+BAND_KEYS = ("estimated_capacity_low", "estimated_capacity_high")
+"""Keys of the band of a server's capacity, real / estimated, in the errors of an estimate."""
+
+_NORMAL = {0.5: 0.0, 0.8: 0.842, 0.9: 1.282, 0.95: 1.645, 0.99: 2.326}
+"""Quantiles of the normal distribution."""
+
+
+def kind_of(model: ModelDimensions, sheet: Datasheet) -> Kind:
+    """What an estimate of this model on this GPU extrapolates from."""
+    measured = BANDS["measured"]
+    models = "experts" if model.experts else "dense"
+    if sheet.name not in measured[models]["gpus"]:
+        return "kernels of this GPU" if sheet.name in measured["kernels"] else "data sheet alone"
+    known = any(name in model.name for name in measured[models]["models"])
+    if known and any(model.name.startswith(each) for each in measured[models]["servers"].get(sheet.name, ())):
+        return "rows of this model and GPU"
+    if known:
+        return "rows of this model"
+    return "rows of this GPU" if measured[models]["servers"].get(sheet.name) else "rows of other servers"
+
+
+def band_errors(kind: Kind, models: str = "dense") -> dict[str, float]:
+    """`Profile.errors` of an estimate of that kind.
+
+    The margins of capacity are those of a normal error whose 95th percentile is that of adapters.
+    """
+    p50, p90, adapters = BANDS[models][kind]
+    margins = {error_key(q): round(_NORMAL[q] / 1.645 * adapters, 4) for q in QUANTILES}
+    low, high = 1.0 / (1.0 + adapters), 1.0 / (1.0 - adapters)
+    capacity = dict(zip(BAND_KEYS, (round(low, 3), round(high, 3)), strict=True))
+    return {"base_tpot_p50": p50, "base_tpot_p90": p90, "adapters_tpot_p90": adapters, **margins, **capacity}
+
+
+def bands_in_words(profile: Profile) -> str:
+    """The bands of an estimate, for people; empty for a profile without them."""
+    half, most, adapters = (
+        profile.errors.get(key) for key in ("base_tpot_p50", "base_tpot_p90", "adapters_tpot_p90")
+    )
+    if half is None or most is None or adapters is None:
+        return ""
+    return (
+        f"time per output token of the base model within {100 * half:.0f} % on half of the rows measured of such "
+        f"estimates, within {100 * most:.0f} % on nine of ten; with adapters within {100 * adapters:.0f} %"
+    )

@@ -1,0 +1,105 @@
+"""What vLLM takes of a GPU's memory before the KV cache: weights, activations, and what is outside of PyTorch.
+
+vLLM measures these when it starts (vllm/v1/worker/gpu_worker.py, `determine_available_memory`): the KV cache gets
+gpu_memory_utilization times the memory, less the weights as loaded, less the peak of a run at the largest batch, less
+what CUDA and NCCL hold. CUDA graphs come on top, outside of that budget. The constants were read off eight servers
+(tests/fit/test_memory.py), seven of them with H100 and the defaults of vLLM 0.11 and later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packer.errors import IncompatibleError
+from packer.fit.dimensions import BYTES, ModelDimensions
+from packer.profile import EngineSpec
+from packer.twin.datasheets import Datasheet
+from packer.twin.override import BYTES_PER_LOGIT, SAMPLER_BYTES_PER_LOGIT, SAMPLER_RELEASE
+
+GIB = 2.0**30
+
+BYTES_PER_ACTIVATION = 2.5
+"""Of the hidden state of each token of the largest batch, beside the sampler."""
+
+OUTSIDE_BYTES = 0.13 * GIB
+"""Of CUDA and its libraries on a data-centre GPU."""
+OUTSIDE_CONSUMER_BYTES = 0.03 * GIB
+"""The same where the GPU has no links: one measured server, RTX 4090."""
+LINK_BYTES = {1: 0.0, 2: 0.41 * GIB, 4: 0.46 * GIB}
+"""Buffers of NCCL and of the custom all-reduce, by GPUs of a server: 342 and 392 MB, and 0.07 GiB."""
+
+RUNTIME_BYTES = 0.53e9
+"""CUDA context, communication buffers and allocator slack in vLLM 0.8.5: what the KV budgets of both calibrated
+profiles leave unexplained by weights, activations and logits (0.57 and 0.49 GB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """Bytes on all GPUs of a server: what is left for KV cache and slots, and what a token of it takes."""
+
+    budget_bytes: float
+    kv_bytes_per_token: float
+
+
+def defaults_of(sheet: Datasheet, engine: EngineSpec) -> tuple[int, int]:
+    """`max_num_seqs` and `max_num_batched_tokens` that vLLM's API server takes on this GPU.
+
+    vllm/engine/arg_utils.py, `_set_default_max_num_seqs_and_batched_tokens_args`: by memory, and not on an A100.
+    """
+    if engine.name != "vllm" or engine.release < (0, 10):
+        return 256, 2048
+    if sheet.memory_bytes >= 160 * GIB:
+        return 1024, 16384
+    if sheet.memory_bytes >= 70 * GIB and not sheet.name.startswith("a100"):
+        return 1024, 8192
+    return 256, 2048
+
+
+def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes_each: float) -> Takes:
+    """What is left of the memory of a server.
+
+    Weights and KV heads are split over the GPUs; activations, logits and the rest are on each. With fewer KV heads
+    than GPUs each of them is on several.
+
+    Raises `IncompatibleError`: nothing is left.
+    """
+    n = engine.tensor_parallel_size
+    copies = n if model.kv_rank else max(1.0, n / model.kv_heads)
+    budget = _budget_bytes(model, sheet, engine)
+    if budget <= 0:
+        raise IncompatibleError(
+            f"{model.name} needs {model.weights_bytes / 1e9:.1f} GB for its weights: "
+            f"{f'{n} x ' if n > 1 else ''}{sheet.title} leaves no memory for a KV cache."
+        )
+    token = model.kv_bytes(engine.max_model_len, engine.max_num_batched_tokens, kv_bytes_each)
+    return Takes(budget / copies, token)
+
+
+def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:
+    """Bytes left on all GPUs; may be < 0.
+
+    SGLang leaves activations outside of `--mem-fraction-static`, and allocates the slots before the KV cache
+    (model_runner.py, mem_pool.py).
+    """
+    n = engine.tensor_parallel_size
+    share = sheet.memory_bytes * engine.gpu_memory_utilization
+    if engine.name == "sglang":
+        return n * (share - RUNTIME_BYTES) - model.weights_bytes
+    seqs, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
+    if engine.release < SAMPLER_RELEASE:
+        inner = model.intermediate * max(1, model.experts_per_token)
+        peak: float = BYTES * tokens * 3 * inner + BYTES_PER_LOGIT * seqs * model.vocabulary
+        return n * (share - peak - RUNTIME_BYTES) - model.weights_bytes
+    rotary = BYTES * model.max_model_len * (model.rope_dim or model.head_dim)
+    sampler = SAMPLER_BYTES_PER_LOGIT * seqs * model.vocabulary
+    peak = max(sampler + BYTES_PER_ACTIVATION * tokens * model.hidden, _forward_bytes(model, tokens, n))
+    linked = sheet.link_bytes_s > 1e11
+    outside = OUTSIDE_BYTES if linked or sheet.memory_bytes > 40 * GIB else OUTSIDE_CONSUMER_BYTES
+    outside += LINK_BYTES[1 if n == 1 else 2 if n == 2 else 4]
+    return n * (share - peak - outside - min(rotary, 0.1 * GIB)) - model.weights_bytes
+
+
+def _forward_bytes(model: ModelDimensions, tokens: int, n: int) -> float:
+    """Of the layers at the largest batch: inputs and outputs of an MLP, and of the experts of each token."""
+    wide = max(model.intermediate * max(1, model.experts_per_token), model.dense_intermediate)
+    return BYTES * tokens * (3.0 * wide / n + 2.0 * model.hidden)

@@ -1,0 +1,202 @@
+"""What a step takes on a GPU, from what it reads and computes: a roofline with shares fitted to measurements.
+
+Each layer reads its weights and the KV cache of the decodes, multiplies, and adds up over the GPUs of a tensor-parallel
+group; sampling, launches and norms take a time of their own. The shares of the peaks that are reached, and those times,
+were fitted to public measurements of vLLM (`shares.toml`, `benchmarks/accuracy`): one set for dense decoders, one for
+mixtures of experts. The result is a linear law of `packer.terms`, with a bend where arithmetic takes over and a term of
+the experts that a batch touches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from packer.arrays import FloatArray
+from packer.fit.dimensions import BYTES, ModelDimensions
+from packer.io.shipped import table
+from packer.twin.datasheets import Datasheet
+
+SHARES = table("packer.fit", "shares.toml")
+"""Shares of the peaks and times in ms, by "dense" and "experts"; `provenance` says from which measurements."""
+
+GRID = np.unique(np.r_[1:17, 2.0 ** np.arange(4.0, 14.25, 0.25)].round())
+"""Tokens of a step at which the law is brought near the roofline."""
+
+_SHARP = 3.0
+"""Exponent of the smooth maximum of reading and multiplying: (read^3 + multiply^3)^(1/3)."""
+
+_BITS = {"fp8": "8", "int8": "8", "nvfp4": "4"}
+_ARITHMETIC = {"8": "fp8_flops", "4": "fp4_flops"}
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A model on `gpus` GPUs of one kind; `kv_bytes_each`: bytes of a number in the KV cache."""
+
+    model: ModelDimensions
+    sheet: Datasheet
+    gpus: int
+    kv_bytes_each: float = BYTES
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares and times for this kind of model; a GPU that only kernels were measured on has its own ratios."""
+        found: dict[str, float] = SHARES["experts" if self.model.experts else "dense"]
+        ratios: dict[str, float] = SHARES["gpus"].get(self.sheet.name, {})
+        if not ratios:
+            return found
+        return {
+            name: value * ratios["read" if name.startswith("read") else "multiply"]
+            if name.startswith(("read", "multiply", "attend"))
+            else value
+            for name, value in found.items()
+        }
+
+    def _peak(self, bits: str) -> float:
+        """FLOP/s in that width; without such units weights are converted and multiplied in bf16."""
+        found = getattr(self.sheet, _ARITHMETIC[bits]) if bits in _ARITHMETIC else None
+        return float(found or self.sheet.bf16_flops)
+
+    def _matrix_ms(self, tokens: FloatArray, inputs: float, outputs: float) -> FloatArray:
+        """One product of `tokens` × inputs by inputs × outputs."""
+        model, shares = self.model, self.shares
+        bits = _BITS.get(model.quantization or "", "16")
+        stored = (
+            model.weight_bits if model.quantization not in (None, "mxfp4", "int4-experts") else 8.0 * BYTES
+        )
+        name = bits if stored > 4.9 or bits == "4" else "4"
+        read = stored / 8.0 * inputs * outputs + BYTES * tokens * (inputs + outputs)
+        launch_ms = shares["launch_fp8_ms" if bits == "8" else "launch_ms"]
+        read_ms = launch_ms + 1e3 * read / (self.sheet.bandwidth_bytes_s * shares[f"read_{name}"])
+        multiply_ms = 2e3 * tokens * inputs * outputs / (self._peak(bits) * shares[f"multiply_{bits}"])
+        return larger(read_ms, multiply_ms)
+
+    def _experts_ms(self, tokens: FloatArray) -> FloatArray:
+        """The experts of one layer: those that the batch touches are read, each token is multiplied with its own."""
+        model, shares = self.model, self.shares
+        share = model.experts_per_token / model.experts
+        touched = model.experts * (1.0 - (1.0 - share) ** tokens)
+        kind, bits = self._expert_kernel()
+        stored = model.weight_bits if model.quantization else 8.0 * BYTES
+        each = model.expert_weights / self.gpus
+        read_ms = (
+            1e3 * touched * each * stored / 8.0 / (self.sheet.bandwidth_bytes_s * shares[f"read_{kind}"])
+        )
+        flops = 2e3 * tokens * model.experts_per_token * each
+        multiply_ms = flops / (self._peak(bits) * shares[f"multiply_{kind}"])
+        return larger(read_ms, multiply_ms) + shares["expert_layer_ms"]
+
+    def _expert_kernel(self) -> tuple[str, str]:
+        """Name of the experts' kernel in the shares, and the width of its arithmetic."""
+        quantization = self.model.quantization
+        if quantization in ("fp8", "int8"):
+            return "experts_8", "8"
+        if quantization == "nvfp4" and self.sheet.fp4_flops:
+            return "experts_4", "4"
+        era = "new" if self.sheet.fp4_flops else "old"
+        if quantization == "mxfp4":
+            return f"experts_mxfp4_{era}", "16"
+        return (f"experts_int4_{era}" if quantization else "experts_16"), "16"
+
+    def tokens_ms(self, tokens: FloatArray) -> FloatArray:
+        """All that depends on the tokens of a step but not on their contexts, ms."""
+        model, shares, n = self.model, self.shares, self.gpus
+        total = np.full(len(tokens), shares["step_ms"] + shares["layer_ms"] * model.layers)
+        for layers, shapes in self._products():
+            for inputs, outputs in shapes:
+                total = total + layers * self._matrix_ms(tokens, inputs, outputs)
+        if model.experts:
+            total = total + model.expert_layers * self._experts_ms(tokens)
+        head = BYTES * model.hidden * model.vocabulary / n
+        total = total + 1e3 * head / (self.sheet.bandwidth_bytes_s * shares["read_16"])
+        if n > 1:
+            sent = 2.0 * BYTES * model.hidden * (n - 1) / n / (self.sheet.link_bytes_s * shares["link"])
+            latency_ms = shares["reduce_ms"] + shares["reduce_gpu_ms"] * np.log2(n)
+            latency_ms *= 1.0 if self.sheet.link_bytes_s > 1e11 else shares["reduce_pcie"]
+            total = total + 2 * model.layers * (latency_ms + 1e3 * sent * tokens)
+        return total
+
+    def _products(self) -> list[tuple[int, list[tuple[float, float]]]]:
+        """Layers and the inputs and outputs of their matrices on one GPU, without experts."""
+        model, n, hidden = self.model, self.gpus, self.model.hidden
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        if model.kv_rank:
+            values = model.heads * (model.head_dim - model.rope_dim + model.value_dim)
+            attention = [
+                (hidden, model.query_rank + model.kv_rank + model.rope_dim), (model.query_rank or hidden, queries / n),
+                (model.kv_rank, values / n), (model.heads * model.value_dim / n, hidden),
+            ]  # fmt: skip
+        else:
+            wide = queries * (2 if model.gated_attention else 1) + 2 * max(keys, model.head_dim * n)
+            attention = [(hidden, wide / n), (queries / n, hidden)]
+        inner = (model.dense_intermediate if model.experts else model.intermediate) / n
+        found = [
+            (model.attention_layers, attention),
+            (model.state_layers, [(hidden, model.state_in / n), (model.state_out / n, hidden)]),
+            (model.layers - model.expert_layers, [(hidden, 2 * inner), (inner, hidden)]),
+        ]
+        if model.shared_intermediate:
+            shared = model.shared_intermediate / n
+            found.append((model.expert_layers, [(hidden, 2 * shared), (shared, hidden)]))
+        return [(layers, shapes) for layers, shapes in found if layers]
+
+    def context_ms(self) -> tuple[float, float]:
+        """Of one token in the context of a decode: in the layers that see all of it, and in those with a window."""
+        model, shares = self.model, self.shares
+        kind = "compressed" if model.kv_rank else "16" if self.kv_bytes_each == BYTES else "8"
+        if kind == "8" and self.sheet.fp4_flops:
+            kind = "8_new"
+        split = 1 if model.kv_rank else min(self.gpus, model.kv_heads)
+        read = self.kv_bytes_each * model.kv_elements / split
+        each = 1e3 * read / (self.sheet.bandwidth_bytes_s * shares[f"read_kv_{kind}"])
+        return each * (model.attention_layers - model.windowed_layers), each * model.windowed_layers
+
+    def attended_ms(self) -> tuple[float, float]:
+        """Of one token that a prefill token attends to: in the layers that see all, and in those with a window."""
+        model = self.model
+        flops = 2.0 * (model.head_dim + (model.value_dim or model.head_dim)) * model.heads / self.gpus
+        each = 1e3 * flops / (self.sheet.bf16_flops * self.shares["attend"])
+        return each * (model.attention_layers - model.windowed_layers), each * model.windowed_layers
+
+
+def larger(one: FloatArray, other: FloatArray) -> FloatArray:
+    """A smooth maximum: what overlaps is hidden but for some of it."""
+    found: FloatArray = (one**_SHARP + other**_SHARP) ** (1.0 / _SHARP)
+    return found
+
+
+def law_terms(roofline: Roofline) -> tuple[dict[str, float], float, float]:
+    """Coefficients of the terms of `packer.terms` that belong to the model, ridge_tokens and expert_share.
+
+    The roofline over the tokens of a step becomes a constant, a slope, a second slope beyond the ridge and the share
+    of the experts that are touched: non-negative least squares of the relative error on `GRID`.
+    """
+    model, shares = roofline.model, roofline.shares
+    wanted = roofline.tokens_ms(GRID)
+    share = model.experts_per_token / model.experts if model.experts else 0.0
+    best: tuple[float, float, FloatArray] | None = None
+    for ridge in GRID[(GRID >= 16) & (GRID <= 4096)]:
+        columns = [np.ones(len(GRID)), GRID, np.maximum(0.0, GRID - ridge)]
+        if share:
+            columns.append(1.0 - (1.0 - share) ** GRID)
+        found, error = nnls(np.column_stack(columns) / wanted[:, None], np.ones(len(GRID)))
+        if best is None or error < best[0]:
+            best = (error, float(ridge), found)
+    assert best is not None
+    _, ridge, found = best
+    whole, windowed = roofline.context_ms()
+    attended, attended_windowed = roofline.attended_ms()
+    terms = {
+        "base_ms": found[0],
+        "per_decode_ms": found[1] + shares["request_ms"] + windowed * model.window,
+        "per_prefill_token_ms": found[1] + attended_windowed * model.window,
+        "prefill_step_ms": shares["prefill_step_ms"],
+        "per_kv_token_ms": whole,
+        "per_token_beyond_ridge_ms": found[2],
+        "per_attended_token_ms": attended,
+        "experts_ms": found[3] if share else 0.0,
+    }
+    return {name: float(value) for name, value in terms.items()}, ridge, share

@@ -1,0 +1,83 @@
+"""What vLLM takes of a GPU's memory, against servers that were measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer.errors import IncompatibleError
+from packer.fit.estimate import estimate_profile
+from packer.twin.memory.policy import memory_error
+
+GIB = 2.0**30
+MEASURED = [
+    ("meta-llama/Llama-3.1-8B", 1, None, 0.9, 51.38),
+    ("Qwen/Qwen3-32B", 1, None, 0.9, 4.45),
+    ("Qwen/Qwen3-32B", 2, None, 0.9, 34.49),
+    ("meta-llama/Llama-3.3-70B-Instruct", 2, "fp8", 0.9, 32.00),
+    ("openai/gpt-oss-20b", 1, None, 0.9, 50.28),
+    ("openai/gpt-oss-120b", 1, None, 0.95, 3.33),
+    ("Qwen/Qwen3-0.6B", 1, None, 0.9, 64.45),
+]
+"""KV cache in GiB per GPU on H100 with --max-model-len 16000 (llm-d-incubation/llm-d-planner,
+docs/empirical-vllm-memory-results.md, Apache-2.0); the row of gpt-oss-120b adds up to a share of 0.95."""
+
+
+@pytest.mark.parametrize(("model", "gpus", "quantization", "share", "kv_gib"), MEASURED)
+def test_kv_cache_of_measured_servers(
+    model: str, gpus: int, quantization: str | None, share: float, kv_gib: float
+) -> None:
+    """The KV cache is within 2.5 % of the measured one."""
+    found = estimate_profile(
+        model, "h100-80gb", tensor_parallel_size=gpus, quantization=quantization, max_model_len=16000,
+        gpu_memory_utilization=share,
+    )  # fmt: skip
+    assert found.memory.kv_budget_bytes / gpus / GIB == pytest.approx(kv_gib, rel=0.025)
+
+
+def test_kv_tokens_of_a_measured_rtx_4090() -> None:
+    """vLLM 0.19 had 41,408 tokens beside Llama-3.1-8B (casys-kaist/LLMServingSim, MIT, commit 5daddb2)."""
+    found = estimate_profile("meta-llama/Llama-3.1-8B", "rtx4090", max_model_len=32768, version="0.19.0")
+    assert (found.engine.max_num_seqs, found.engine.max_num_batched_tokens) == (256, 2048)
+    tokens = found.memory.kv_budget_bytes / found.model.kv_bytes_per_token
+    assert tokens == pytest.approx(41_408, rel=0.025)
+
+
+def test_servers_that_do_not_start() -> None:
+    """Weights that fill the card are refused; a context longer than the KV cache is a memory error."""
+    with pytest.raises(IncompatibleError, match="leaves no memory for a KV cache"):
+        estimate_profile("openai/gpt-oss-120b", "h100-80gb", max_model_len=16000)
+    with pytest.raises(IncompatibleError, match="2 x NVIDIA L40S"):
+        estimate_profile("meta-llama/Llama-3.1-70B", "l40s", tensor_parallel_size=2)
+    long = estimate_profile("Qwen/Qwen3-32B", "h100-80gb", max_model_len=40_000)
+    assert memory_error(long, long.settings(1, 8)) is not None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "seqs", "tokens"),
+    [
+        ("b200", None, 1024, 16384), ("h100-80gb", None, 1024, 8192), ("a100-80gb", None, 256, 2048),
+        ("l40s", None, 256, 2048), ("h100-80gb", "0.8.5", 256, 2048),
+    ],
+)  # fmt: skip
+def test_defaults_are_those_of_the_card(gpu: str, version: str | None, seqs: int, tokens: int) -> None:
+    """vLLM's defaults follow the memory of the GPU, and changed with its versions."""
+    engine = estimate_profile("Qwen/Qwen3-8B", gpu, version=version, max_model_len=4096).engine
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (seqs, tokens)
+
+
+def test_an_fp8_cache_holds_twice_as_many_tokens() -> None:
+    """`kv_cache_dtype` fp8 halves the bytes of a token, and the time to read them."""
+    whole, half = (
+        estimate_profile("Qwen/Qwen3-8B", "h200", kv_cache_dtype=each, max_model_len=8192)
+        for each in ("auto", "fp8")
+    )
+    assert half.model.kv_bytes_per_token == whole.model.kv_bytes_per_token / 2
+    law, other = half.latency.coefficients, whole.latency.coefficients
+    assert law["per_kv_token_ms"] < 0.8 * other["per_kv_token_ms"]
+
+
+def test_sliding_windows_hold_less() -> None:
+    """Layers with a window hold it and a step's tokens, as vLLM's SlidingWindowSpec counts."""
+    found = estimate_profile("google/gemma-3-27b-it", "h200", max_model_len=65_536)
+    held = (1024 - 1 + found.engine.max_num_batched_tokens) / 65_536
+    assert found.model.kv_bytes_per_token == pytest.approx(2 * 2 * 16 * 128 * (10 + 52 * held))
