@@ -66,7 +66,7 @@ class Run:
     seed: int = common("seed")
     seeds: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
     max_outstanding: int | None = option(type=click.IntRange(min=1), metavar="N")
-    concurrency: int | None = option(type=click.IntRange(min=1, max=100_000_000), metavar="C")
+    concurrency: int | None = option(type=click.IntRange(min=1, max=1_000_000), metavar="C")
     paced: bool = flag()
     scrape_interval_s: float | None = option(
         "--scrape-interval", type=click.FloatRange(min=0.001), metavar="SECONDS"

@@ -181,6 +181,7 @@ class Goal:
     @classmethod
     def parse(cls, text: str) -> Goal:
         """The goal of a text, "p95_ttft_ms=2000,mean_itl_ms=100"; what it does not name is as usual (`parsed`)."""
+        checks.instance("a goal", text, str, '"p95_ttft_ms=500"')
         return cls().parsed([text])
 
     @classmethod
@@ -308,7 +309,7 @@ GoalLike = Goal | str | Mapping[str, float]
 def assignments(text: str, known: Iterable[str] = KEYS) -> dict[str, float]:
     """KEY=VALUE,… as numbers; a value that is none stays text, for the rule of its key to refuse.
 
-    Raises `ValidationError`: a part has another form, or an unknown key.
+    Raises `ValidationError`: a part has another form, an unknown key, or a key that another part has.
     """
     known, values = tuple(known), {}
     for part in filter(None, text.split(",")):
@@ -320,6 +321,8 @@ def assignments(text: str, known: Iterable[str] = KEYS) -> dict[str, float]:
                 f"{', '.join(OF_REQUESTS)}, those of a server as in server.p99_ttft_ms, and "
                 f"{', '.join(SHARES)} (not of a class), got {shown(text)}."
             )
+        if key in values:
+            raise ValidationError(f"Expected each limit once, got {key} twice in {shown(text)}.")
         values[key] = _number(value)
     return values
 

@@ -8,12 +8,14 @@ from packer import checks
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import GoalLike
 from packer.profile import Profile
-from packer.twin.arrivals import MAX_REQUESTS
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.result import Simulation
 from packer.twin.server import Raw, Server
 from packer.twin.tuning.policy import kv_tokens_of
 from packer.workload import Workload
+
+MAX_CONCURRENCY = 1_000_000
+"""Requests that a client may keep open; one machine has 65,535 ports for each address."""
 
 MAX_BINS = 1_000_000
 HOUR_S = 3600.0
@@ -121,7 +123,7 @@ def _check_client(max_outstanding: int | None, concurrency: int | None, paced: b
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
     if concurrency is not None:
-        checks.integer("concurrency", concurrency, low=1, high=MAX_REQUESTS)
+        checks.integer("concurrency", concurrency, low=1, high=MAX_CONCURRENCY)
     if paced and concurrency is None:
         raise IncompatibleError("paced has no effect without concurrency: expected both, or neither.")
     if concurrency is not None and max_outstanding is not None:

@@ -23,12 +23,19 @@ def test_texts_change_what_they_name() -> None:
 @pytest.mark.parametrize(
     "text",
     ["mean_itl=50", "p95_ttft_ms", "p95_ttft_ms=x", "p95_ttft_ms=0", "a:adapter_share=0.5", ":mean_itl_ms=5",
-     "adapter_share=0", "adapter_share=1.5", "mean_itl_ms=nan"],
+     "adapter_share=0", "adapter_share=1.5", "mean_itl_ms=nan", "p95_ttft_ms=1,p95_ttft_ms=2", "ttft_ms=1,ttft_ms=1"],
 )  # fmt: skip
 def test_other_texts_are_refused(text: str) -> None:
     """Anything but KEY=VALUE with a known key and a value in its range is refused with the rule."""
     with pytest.raises(ValidationError, match="Expected"):
         Slo().parsed([text])
+
+
+@pytest.mark.parametrize("value", [None, 5, {"p95_ttft_ms": 5.0}, ["p95_ttft_ms=5"], b"p95_ttft_ms=5"])
+def test_a_goal_is_read_from_text_alone(value: object) -> None:
+    """Anything else is refused with the rule."""
+    with pytest.raises(ValidationError, match="Expected a goal to be a str"):
+        Slo.parse(value)  # type: ignore[arg-type]
 
 
 def test_a_key_says_where_its_limit_counts() -> None:

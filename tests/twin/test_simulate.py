@@ -339,6 +339,7 @@ def test_empty_hour(make_profile: MakeProfile) -> None:
         {"seed": -1},
         {"max_outstanding": 0},
         {"concurrency": 0},
+        {"concurrency": 1_000_001},
         {"timeline_bin_s": 1e-9},
     ],
 )
