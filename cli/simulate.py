@@ -129,7 +129,7 @@ class Files:
     """What is written.
 
     per_server: Write one row per server: .csv or .parquet.
-    requests: Write one row per request of a cluster: .csv or .parquet.
+    requests: Write one row per request: .csv or .parquet.
     timeline: Write the state over time: .csv or .parquet.
     per_adapter: Write one row per adapter: .csv or .parquet.
     output: Write the metrics as JSON, with the keys of `vllm bench serve`.
@@ -177,7 +177,7 @@ def simulate(
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
     workload = process.apply(workload if run.tuning is None else workload.tuned_by(run.tuning))
     if system.cluster is None:
-        refuse_without_cluster(("router", "system", "per_server", "requests"))
+        refuse_without_cluster(("router", "system", "per_server"))
     elif server.predictor != "twin":
         raise click.UsageError("--cluster is simulated by the twin: leave out --predictor.")
     if server.max_loras is None and system.cluster is None and workload.n_loras:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from packer.arrays import FloatArray
+from packer.arrays import FloatArray, IntArray
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.goal import STATISTICS
 from packer.profile import Profile
@@ -20,7 +20,7 @@ from packer.twin.engine import state as rows
 from packer.twin.served import served_share
 from packer.twin.server import Raw
 from packer.twin.stability import is_stable
-from packer.twin.timeline import summary, timeline_frame
+from packer.twin.timeline import requests_frame, summary, timeline_frame
 from packer.twin.tuning.policy import Trained
 from packer.workload import Workload
 
@@ -263,6 +263,22 @@ class Simulation:
     """The same, of all requests for adapters with few; see `packer.twin.per_adapter.pooled_p95_ttft_ms`."""
     adapter_mean_itl_ms = cached_property(figures.mean_itl_ms)
     """Mean gap between tokens of each adapter, ms, float64 (adapters,); NaN where no gap completed."""
+
+    @property
+    def servers(self) -> tuple[Simulation, ...]:
+        """One simulation for each server: here this one."""
+        return (self,)
+
+    @property
+    def server_of_requests(self) -> IntArray:
+        """The server of each request, int64 (requests,); negative where it has none."""
+        return np.zeros(len(self.raw.requests), dtype=np.int64)
+
+    requests = cached_property(requests_frame)
+    """One row per request in order of arrival: request, adapter, server, sent_s, first_s, finish_s,
+    input_tokens, output_tokens; null where a request has no server, or its time did not come. Of one server, requests
+    that the client's ceiling refused have no row.
+    """
 
     owners = cached_property(lambda self: np.asarray(self.raw.requests.adapter[self.raw.finished]))
     """Adapter of each completed request, int64 (completed,)."""

@@ -50,6 +50,23 @@ def summary(sim: Simulation) -> dict[str, Any]:
     return values
 
 
+def requests_frame(sim: Simulation) -> pl.DataFrame:
+    """See `Simulation.requests`."""
+    names, raw = np.array(sim.workload.names, dtype=object), sim.raw
+    columns: dict[str, Any] = {
+        "request": np.arange(len(raw.requests)),
+        "adapter": pl.Series(names[raw.requests.adapter].tolist(), dtype=pl.String),
+        "server": sim.server_of_requests,
+        "sent_s": raw.requests.time_s,
+        "first_s": raw.first_s,
+        "finish_s": raw.finish_s,
+        "input_tokens": raw.requests.input_tokens,
+        "output_tokens": raw.requests.output_tokens,
+    }
+    frame = pl.DataFrame(columns).with_columns(pl.col("first_s", "finish_s").fill_nan(None))
+    return frame.with_columns(pl.when(pl.col("server") >= 0).then("server").alias("server"))
+
+
 def timeline_frame(sim: Simulation) -> pl.DataFrame:
     """See `Simulation.timeline`."""
     table = sim.raw.timeline

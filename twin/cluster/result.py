@@ -145,25 +145,10 @@ class ClusterSimulation(Simulation):
             found.append(frame.with_columns(pl.Series("busy_share", share)).insert_column(0, number))
         return pl.concat(found)
 
-    @cached_property
-    def requests(self) -> pl.DataFrame:
-        """One row per request in order of arrival: request, adapter, server, sent_s, first_s, finish_s,
-        input_tokens, output_tokens; null where a request has no server, or its time did not come.
-        """
-        names = np.array(self.workload.names, dtype=object)
-        raw, state = self.raw, self.state
-        columns: dict[str, Any] = {
-            "request": np.arange(len(raw.requests)),
-            "adapter": pl.Series(names[raw.requests.adapter].tolist(), dtype=pl.String),
-            "server": state.server if state else np.zeros(0, dtype=np.int64),
-            "sent_s": raw.requests.time_s,
-            "first_s": raw.first_s,
-            "finish_s": raw.finish_s,
-            "input_tokens": raw.requests.input_tokens,
-            "output_tokens": raw.requests.output_tokens,
-        }
-        frame = pl.DataFrame(columns).with_columns(pl.col("first_s", "finish_s").fill_nan(None))
-        return frame.with_columns(pl.when(pl.col("server") >= 0).then("server").alias("server"))
+    @property
+    def server_of_requests(self) -> IntArray:
+        """The server of each request, int64 (requests,); negative where it has none."""
+        return np.zeros(0, dtype=np.int64) if self.state is None else self.state.server
 
     @cached_property
     def per_server(self) -> pl.DataFrame:

@@ -22,6 +22,7 @@ from packer.twin.engine.state import HASH, sizes_of
 from packer.twin.memory.policy import memory_policy
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
+from packer.twin.timeline import SUMMARY
 from packer.workload import Workload
 
 ROUTERS = [name for name in registry.names("router") if name != "plan"]
@@ -37,6 +38,24 @@ def _same(one: Simulation, other: Simulation) -> None:
         for sim in (one, other)
     ]
     assert figures[0] == figures[1]
+
+
+FIGURES = (
+    *SUMMARY, "starved", "stable", "served_share", "sent_tokens", "slo_used", "server_slo_used", "tuning_tok_s",
+    "engine_mean_ttft_ms", "engine_mean_tpot_ms", "metric_series", "metric_names", "ttft_ms", "tpot_ms", "e2e_ms",
+    "adapter_mean_ttft_ms", "adapter_p95_ttft_ms", "adapter_pooled_p95_ttft_ms", "adapter_mean_itl_ms",
+    "adapter_slo_attainment", "adapter_slo_used", "late",
+)  # fmt: skip
+"""Figures that a run of one server and of a cluster have in common."""
+
+
+def _agree(run: ClusterSimulation, alone: Simulation) -> None:
+    """All figures, frames and requests of a cluster of one are those of its server, bit for bit."""
+    for name in FIGURES:
+        found, expected = (np.asarray(getattr(sim, name), dtype=np.float64) for sim in (run, alone))
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+    for name in ("requests", "per_adapter", "timeline"):
+        assert getattr(run, name).equals(getattr(alone, name)), name
 
 
 def _single(sim: Simulation, of: ClusterSimulation) -> Simulation:
@@ -63,6 +82,7 @@ def test_one_server_is_the_single_twin(router: str, case: Callable[..., Any]) ->
             assert run.status != "ok"
         else:
             _same(run.servers[0], alone)
+            _agree(run, alone)
             np.testing.assert_array_equal(run.raw.finish_s, alone.raw.finish_s)
 
 

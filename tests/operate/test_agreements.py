@@ -1,0 +1,44 @@
+"""Entry points that answer one question agree: plans for a goal, a plan evaluated or simulated as a cluster."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import packer
+from packer.operate.evaluate import routed_within
+
+SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+
+
+def fleet(n: int, rate: float, skew: float) -> packer.Workload:
+    """Adapters of three ranks whose rates fall with their number."""
+    return packer.Workload(
+        [packer.Adapter(f"a{i}", (8, 16, 32)[i % 3], rate / (1 + i) ** skew) for i in range(n)]
+    )
+
+
+@pytest.mark.parametrize("workload", [fleet(12, 0.5, 0.0), fleet(40, 0.7, 0.0), fleet(90, 4.0, 0.7)])
+def test_recommend_takes_no_more_gpus_than_the_objective(workload: packer.Workload) -> None:
+    """The plan to deploy needs at most the GPUs that `solve` finds for the same goal, and keeps it as well."""
+    goal = "p95_ttft_ms=2000,mean_itl_ms=100"
+    found = packer.recommend(workload, SERVER, slo=goal)
+    asked = packer.solve(workload, SERVER, "gpus", slo=goal)
+    assert found.status is not packer.Status.INFEASIBLE
+    assert found.n_gpus <= asked.n_gpus
+    assert found.workload.slo == asked.workload.slo
+
+
+@pytest.mark.parametrize("workload", [fleet(30, 0.4, 0.0), fleet(40, 0.9, 0.0), fleet(60, 4.0, 0.8)])
+def test_a_plan_is_the_cluster_of_its_servers(workload: packer.Workload) -> None:
+    """`evaluate` and the cluster that routes as the plan does give the same answers, other requests apart."""
+    plan = packer.recommend(workload, SERVER, verify=False)
+    alone = packer.evaluate_plan(plan, seed=5, duration_s=1800.0)
+    run = packer.simulate_cluster(workload, plan.cluster(), router="plan", seed=5, duration_s=1800.0)
+    rows = alone.plan.evaluations
+    assert [server.starved for server in run.servers] == rows.starved.tolist()
+    for name, tolerance in (("mean_itl_ms", 0.05), ("total_token_throughput", 0.05), ("mean_ttft_ms", 0.25)):
+        figures = [getattr(server, name) for server in run.servers]
+        np.testing.assert_allclose(figures, getattr(rows, name), rtol=tolerance, err_msg=name)
+    assert routed_within(plan, run) == (not alone.over_limits)
+    assert alone.holds == (routed_within(plan, run) and not run.starved)
