@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from packer.cli.output import Table, console, figures, heads
+from packer.errors import UnknownNameError
 from packer.io.frames import pl
 from packer.room import grouped, growth, room_rows
 from packer.words import by_rank, counted, listed, number
@@ -35,7 +36,7 @@ def plan_lines(plan: Plan, old: Plan | None = None) -> list[Table | str]:
         *_band(plan),
         *(f"- {reason}" for reason in plan.reasons),
         *(f"- {note}" for note in queueing(plan)),
-        *([] if old is None else _changes(old, plan)),
+        *([] if old is None else changes(old, plan)),
     ]
 
 
@@ -90,7 +91,7 @@ def _frontier(plan: Plan) -> Table:
     return Table("GPUs against latency", columns, rows, left=(len(columns) - 1,))
 
 
-def _changes(old: Plan, plan: Plan) -> list[Table | str]:
+def changes(old: Plan, plan: Plan) -> list[Table | str]:
     """Changes from a running plan to the one that follows it."""
     before, now = set(old.workload.names), set(plan.workload.names)
     moved = [plan.workload.names[i] for i in plan.moves.adapters] if plan.moves else []
@@ -170,6 +171,64 @@ def adapters_frame(plan: Plan) -> pl.DataFrame:
     }
     frame = pl.DataFrame(columns, schema_overrides={"slo_class": pl.String})
     return frame.with_columns(pl.col(pl.Float64).fill_nan(None))
+
+
+def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Of each of these adapters: its rank and rate, the share of its requests that each server gets, and its figures.
+
+    Raises `UnknownNameError`: the plan has no adapter of that name.
+    """
+    import numpy as np
+
+    number_of = {name: i for i, name in enumerate(plan.workload.names)}
+    found = []
+    for name in names:
+        if name not in number_of:
+            raise UnknownNameError("adapter", name, number_of)
+        i, adapter = number_of[name], plan.workload.adapters[number_of[name]]
+        places = {
+            k: share
+            for k, item in enumerate(plan.bins)
+            for j, share in zip(item.adapters, item.shares, strict=True)
+            if i == j
+        }
+        got = (
+            {}
+            if plan.adapters is None
+            else {key: float(row[i]) for key, row in plan.adapters._asdict().items()}
+        )
+        figures_of = {key: None if np.isnan(value) else value for key, value in got.items()}
+        found.append(
+            {"adapter": name, "rank": adapter.rank, "rate": adapter.rate, "gpus": places, **figures_of}
+        )
+    return found
+
+
+def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
+    """Where adapters are, and what they get."""
+    rows = []
+    for row in adapter_rows(plan, names):
+        several = len(row["gpus"]) > 1
+        where = ", ".join(f"{k} ({share:.0%})" if several else str(k) for k, share in row["gpus"].items())
+        shown = [number(row.get(key), digits) for key, digits in (("mean_ttft_ms", 0), ("p95_ttft_ms", 0))]
+        shown.append(number(row.get("mean_itl_ms"), 1))
+        within = [
+            None if (value := row.get(key)) is None else 100 * value for key in ("slo_attainment", "slo_used")
+        ]
+        shown += [number(within[0], 1), number(within[1], 0)]
+        rows.append((row["adapter"], row["rank"], f"{row['rate']:.4g}", where or "none", *shown))
+    heads_of = [
+        "adapter",
+        "rank",
+        "req/s",
+        "GPU",
+        "TTFT ms",
+        "p95 ms",
+        "ITL ms",
+        "% in limits",
+        "% of limits used",
+    ]
+    return Table(f"Adapters of {plan.workload.name!r}", heads_of, rows, left=(0, 3))
 
 
 def servers(bins: Iterable[Bin]) -> str:

@@ -10,7 +10,8 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import UnknownNameError, ValidationError, shown
 from packer.failover import placed, without_server
-from packer.plan import Plan
+from packer.objectives.moves import match, moved
+from packer.plan import Moves, Plan
 from packer.workload import Workload
 
 
@@ -109,3 +110,20 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
         numbers.remove(gpu)
         unplaced += more
     return bins, numbers, unplaced
+
+
+def between(old: Plan, new: Plan) -> Moves:
+    """What changes from one plan to another on the servers that go on, adapters matched by name.
+
+    Servers of one profile go on so that most adapters stay in place; where the other plan continues this one, as it
+    says itself.
+    """
+    if new.moves is not None and len(new.moves.servers) == len(new.bins):
+        return new.moves
+    number = {name: i for i, name in enumerate(new.workload.names)}
+    now = {i: number[name] for i, name in enumerate(old.workload.names) if name in number}
+    left = [(k, kept) for k, item in enumerate(old.bins) if (kept := item.renumbered(now)) is not None]
+    bins = [item for _, item in left]
+    becomes = match(bins, new.bins)
+    servers = tuple(left[becomes[k]][0] if k in becomes else None for k in range(len(new.bins)))
+    return Moves(tuple(moved(bins, new.bins)), servers)

@@ -1,0 +1,112 @@
+"""`packer show`: a plan again, one of its adapters, or what changes to another plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from packer.cli.declare import bundle, command, option
+from packer.cli.options import Output, PlanFile
+from packer.cli.output import Table
+from packer.cli.plan_table import adapter_rows, adapters_table, changes, plan_lines
+from packer.errors import IncompatibleError
+
+if TYPE_CHECKING:
+    from packer.bin import Bin
+    from packer.plan import Plan
+
+MOST_MOVES = 20
+"""Adapters that move, of which the table shows so many."""
+
+
+@bundle
+class Shown:
+    """What is shown.
+
+    adapters: Where this adapter is and what it gets, instead of the whole plan; repeatable.
+    other_path: What changes from PLAN to this plan: servers that go on, start and stop, adapters that move.
+    """
+
+    adapters: tuple[str, ...] = option("--adapter", multiple=True, metavar="NAME")
+    other_path: str | None = option("--diff", metavar="PLAN")
+
+
+@command
+def show(file: PlanFile, shown: Shown, out: Output) -> None:
+    """Show a plan again: its decision, servers and figures, an adapter of it, or what changes to another plan.
+
+    \b
+    Examples:
+      packer show plan.json
+      packer show plan.json --adapter billing --adapter chat
+      packer show plan.json --diff next.json
+    """
+    from packer.io.plans import load_plan, plan_to_dict
+
+    plan = file.plan()
+    if shown.adapters and shown.other_path is not None:
+        raise IncompatibleError(
+            "--adapter shows adapters of one plan, --diff what changes between two: give one."
+        )
+    if shown.adapters:
+        rows = adapter_rows(plan, shown.adapters)
+        out.result({"adapters": rows}, lambda: [adapters_table(plan, shown.adapters), f"Goal: {plan.goal}."])
+        return
+    if shown.other_path is None:
+        out.result(lambda: plan_to_dict(plan), lambda: plan_lines(plan))
+        return
+    data = _difference(plan, load_plan(shown.other_path))
+    out.result(data[0], lambda: data[1])
+
+
+def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]]:
+    """What changes, for machines and for people."""
+    from dataclasses import replace
+
+    from packer.operate.changes import between
+
+    moves = between(old, new)
+    names, before = new.workload.names, set(old.workload.names)
+    where = [{name: _gpus(plan, i) for i, name in enumerate(plan.workload.names)} for plan in (old, new)]
+    moved: list[dict[str, Any]] = [
+        {"adapter": names[i], "from": where[0][names[i]], "to": where[1][names[i]]} for i in moves.adapters
+    ]
+    restarted: list[dict[str, Any]] = [
+        {"gpu": k, "was": _settings(old.bins[j]), "is": _settings(item)}
+        for k, (j, item) in enumerate(zip(moves.servers, new.bins, strict=True))
+        if j is not None and old.bins[j].settings != item.settings
+    ]
+    data: dict[str, Any] = {
+        "gpus": [old.n_gpus, new.n_gpus],
+        "continues": list(moves.servers),
+        "moved": moved,
+        "new": sorted(set(names) - before),
+        "gone": sorted(before - set(names)),
+        "restarted": restarted,
+        "goals": [old.goal, new.goal],
+    }
+    lines: list[Table | str] = [
+        f"GPUs        {old.n_gpus} → {new.n_gpus}",
+        f"Made for    {old.goal}" + (f" → {new.goal}" if new.goal != old.goal else ""),
+        *changes(old, replace(new, moves=moves)),
+    ]
+    lines += [
+        f"Restart     GPU {each['gpu']}: max_loras × rank {' × '.join(map(str, each['was']))} → "
+        f"{' × '.join(map(str, each['is']))}"
+        for each in restarted
+    ]
+    if moved:
+        rows = [(each["adapter"], _listed(each["from"]), _listed(each["to"])) for each in moved[:MOST_MOVES]]
+        lines.append(Table("Adapters that move", ("adapter", "from GPU", "to GPU"), rows, left=(0, 1, 2)))
+    return data, lines
+
+
+def _settings(item: Bin) -> list[int]:
+    return [item.max_loras, item.max_lora_rank]
+
+
+def _gpus(plan: Plan, adapter: int) -> list[int]:
+    return [k for k, item in enumerate(plan.bins) if adapter in item.adapters]
+
+
+def _listed(gpus: list[int]) -> str:
+    return ", ".join(map(str, gpus)) or "none"

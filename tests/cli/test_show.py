@@ -1,0 +1,89 @@
+"""A plan shown again, its adapters, and what changes to another plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packer import Adapter, load_plan, load_profile, solve
+from packer.bin import Bin
+from packer.cli import run
+from packer.planning.solve import verified
+from packer.predictors.twin import TwinPredictor
+from packer.workload import Workload
+
+
+@pytest.fixture
+def plans(tmp_path: Path) -> tuple[str, str]:
+    """A plan of six adapters on one server, and one of seven on two, of which one goes on with other slots."""
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    fleet = Workload([Adapter(f"a{i}", 8, 0.2) for i in range(6)], name="fleet")
+    old = solve(fleet, profile, max_gpus=1)
+    later = Workload(
+        [*(Adapter(f"a{i}", 8, 0.2) for i in range(1, 6)), Adapter("b", 16, 0.3), Adapter("c", 8, 0.1)]
+    )
+    bins = (
+        Bin((0, 1, 2), profile.settings(3, 8), profile),
+        Bin((3, 4, 5, 6), profile.settings(4, 16), profile),
+    )
+    figures = TwinPredictor(seed=0).evaluate(later, bins)
+    new = verified(
+        replace(old, workload=later, bins=bins, evaluations=figures, rooms=(), adapters=None, headroom=())
+    )
+    paths = str(tmp_path / "plan.json"), str(tmp_path / "next.json")
+    old.save(paths[0])
+    new.save(paths[1])
+    return paths
+
+
+def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    """What the command says as JSON."""
+    assert run(["show", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_tables_of_solve_again(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan's own file as JSON, the tables of `packer solve` for people."""
+    assert shown([plans[0]], capsys) == json.loads(Path(plans[0]).read_text("utf-8"))
+    assert run(["show", plans[0]]) == 0
+    text = capsys.readouterr().out
+    assert "Plan for 'fleet': 6 adapters, 1 GPU" in text
+    assert "Found by" in text
+
+
+def test_an_adapter_and_what_it_gets(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its server and figures are those of the plan; an unknown adapter is named."""
+    plan = load_plan(plans[0])
+    assert plan.adapters is not None
+    (row,) = shown([plans[0], "--adapter", "a3"], capsys)["adapters"]
+    assert row["gpus"] == {"0": 1.0}
+    assert row["p95_ttft_ms"] == pytest.approx(plan.adapters.p95_ttft_ms[3])
+    assert run(["show", plans[0], "--adapter", "a3", "--adapter", "a5"]) == 0
+    assert "a5" in capsys.readouterr().out
+    assert run(["show", plans[0], "--adapter", "a33"]) == 2
+    assert "Unknown adapter 'a33'. Did you mean 'a3'?" in capsys.readouterr().err
+    assert run(["show", plans[0], "--adapter", "a3", "--diff", plans[1]]) == 2
+
+
+def test_what_changes_to_another_plan(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Servers are matched by their adapters: what moves, comes, goes and restarts, by name."""
+    found = shown([plans[0], "--diff", plans[1]], capsys)
+    assert found["gpus"] == [1, 2]
+    assert found["continues"] == [0, None]
+    assert [each["adapter"] for each in found["moved"]] == ["a4", "a5"]
+    assert found["moved"][0] == {"adapter": "a4", "from": [0], "to": [1]}
+    assert [each["gpu"] for each in found["restarted"]] == [0]
+    assert (found["new"], found["gone"]) == (["b", "c"], ["a0"])
+    back = shown([plans[1], "--diff", plans[0]], capsys)
+    assert back["gpus"] == [2, 1]
+    assert back["gone"] == ["b", "c"]
+    assert run(["show", plans[0], "--diff", plans[1]]) == 0
+    text = capsys.readouterr().out
+    assert "Changes     2 adapters moved, 2 new, 1 gone; servers: 1 stay, 1 start, 0 stop" in text
+    assert "Adapters that move" in text
+    same = shown([plans[0], "--diff", plans[0]], capsys)
+    assert (same["moved"], same["new"], same["gone"], same["restarted"]) == ([], [], [], [])
