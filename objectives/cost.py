@@ -26,6 +26,10 @@ class Cost(Objective):
             return f"it needs gpu.price_per_hour in the profile of {', '.join(map(repr, free))}"
         return None
 
+    def attained(self, key: tuple[float, ...], bound: float) -> bool:
+        """Whether no price is lower; the number of GPUs only breaks ties."""
+        return key[0] <= bound + 1e-9
+
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(price per hour, GPUs)."""
         return (

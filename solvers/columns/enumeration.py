@@ -7,6 +7,7 @@ An exact algorithm for the vehicle routing problem based on the set partitioning
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,37 @@ TOLERANCE = 1e-6
 """Bins beyond 1 by less are not looked for, but allowed for."""
 
 _BATCH, _NOTHING = 256, 1e-9
+
+
+@dataclass(frozen=True)
+class Cover:
+    """The cheapest bins that hold every adapter: counts, int64 (m, K), the kind of each, and whether it is proven."""
+
+    rows: IntArray
+    kinds: IntArray
+    proven: bool
+
+
+def cheapest_cover(
+    kinds: Sequence[Feasibility], prices: FloatArray, *, most: int, time_limit_s: float
+) -> Cover | None:
+    """The cheapest bins of these kinds (S,) of server, of every bin that there is on each.
+
+    None if these are more than `most`, or nothing was found. It rests on no dominance. Raises `OutOfTime`.
+    """
+    classes = kinds[0].classes
+    rows = classes.every_bin(most // len(kinds))
+    if rows is None:
+        return None
+    held = [rows[kind.evaluate(rows)] for kind in kinds]
+    owner = np.repeat(np.arange(len(kinds)), [len(each) for each in held])
+    every = np.concatenate(held)
+    use, proven = solve_integer(
+        every, classes.demand, time_limit_s=time_limit_s, prices=prices[owner], exact_cover=True
+    )
+    if use is None:
+        return None
+    return Cover(np.repeat(every, use, axis=0), np.repeat(owner, use), proven)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from packer.solvers.base import Problem, Solution, start
 from packer.solvers.bound import Bound, limited
 from packer.solvers.candidates import EVERY, tried_words
 from packer.solvers.classes import FEW_BINS, Classes, aggregate
-from packer.solvers.columns.enumeration import packed
+from packer.solvers.columns.enumeration import cheapest_cover, packed
 from packer.solvers.columns.master import solve_integer
 from packer.solvers.columns.prices import features
 from packer.solvers.columns.relaxation import SEARCHED_MARGIN, Relaxation
@@ -77,8 +77,8 @@ class ExactSearch:
 
     @property
     def closed(self) -> bool:
-        """Whether the plan is as small as a certain bound; an estimate does not end the search."""
-        return self.bound.certain and len(self.bins) <= self.bound.value
+        """Whether the plan is as small as a bound by an exhaustive search; an estimate does not end the search."""
+        return (self.bound.certain or bool(self.bound.provided)) and len(self.bins) <= self.bound.value
 
     def run(self, *, bound_alone: bool = False) -> None:
         """Search until the gap is closed, the time is up, or a whole round changes nothing.
@@ -151,23 +151,16 @@ class ExactSearch:
 
     def _enumerate(self, most: int) -> bool:
         """Evaluate every possible bin, if these are at most `most`; True if that settled it."""
-        demand, rows = self.classes.demand, self.classes.every_bin(most)
-        if rows is None:
+        feasibility, seconds = self.relaxation.feasibility, self._seconds(_INTEGER_S * 3)
+        found = cheapest_cover([feasibility], np.ones(1), most=most, time_limit_s=seconds)
+        if found is None:
             return False
-        feasibility = self.relaxation.feasibility
-        feasible = feasibility.evaluate(rows)
-        use, optimal = solve_integer(
-            rows[feasible], demand, time_limit_s=self._seconds(_INTEGER_S * 3), exact_cover=True
-        )
-        if use is None:
-            return False
-        chosen = np.repeat(rows[feasible], use, axis=0)
-        self._accept(realise(self.problem, self.classes, list(chosen)))
-        if optimal:
+        self._accept(realise(self.problem, self.classes, list(found.rows)))
+        if found.proven:
             name = self.problem.evaluator.name
             source = f"{self._most}every possible bin was evaluated by the predictor {name!r}"
-            self._raise(Bound(int(use.sum()), source, certain=True))
-        return optimal
+            self._raise(Bound(len(found.rows), source, certain=True))
+        return found.proven
 
     def _improve(self) -> None:
         """Whole numbers over more and more patterns, until a round changes nothing."""
@@ -198,7 +191,7 @@ class ExactSearch:
         """As long as the bound is certain: find a plan of as many bins, or raise it by one as there is none."""
         feasibility, demand = relaxation.feasibility, relaxation.demand
         for _ in range(_ROUNDS):
-            if self.closed or relaxation.weights is None or not self._certain(relaxation.exhaustive):
+            if self.closed or relaxation.weights is None or not self._exhausted(relaxation.exhaustive):
                 return
             n_bins, seconds = self.bound.value, self._seconds(_INTEGER_S * 3)
             found = packed(
@@ -213,20 +206,19 @@ class ExactSearch:
                 if np.all(found.bins.sum(axis=0) >= demand):
                     self._accept(realise(self.problem, self.classes, list(found.bins)))
                 return
-            elif found.excluded and self._certain(relaxation.exhaustive):
+            elif found.excluded and self._exhausted(relaxation.exhaustive):
                 name = self.problem.evaluator.name
                 source = (
                     f"{self._most}no {n_bins:,} bins that pass the predictor {name!r} hold the fleet, by an integer "
                     f"program over all that such a plan may consist of, {self._dominance}"
                 )
-                self._raise(Bound(n_bins + 1, source, certain=True))
+                self._raise(self._bounded(n_bins + 1, source, True))
             else:
                 return
 
-    def _certain(self, exhaustive: bool) -> bool:
+    def _exhausted(self, exhaustive: bool) -> bool:
         """Whether an exhaustive search of classes is one of the fleet, up to dominance that no check contradicted."""
-        monotone = self.problem.evaluator.monotone and not self.relaxation.feasibility.violations
-        return exhaustive and self.classes.loss == 0.0 and monotone
+        return exhaustive and self.classes.loss == 0.0 and not self.relaxation.feasibility.violations
 
     @property
     def _most(self) -> str:
@@ -246,9 +238,8 @@ class ExactSearch:
 
     def _bounded(self, value: int, source: str, exhaustive: bool) -> Bound:
         """A bound that an exhaustive search proves if bins as heavy as infeasible ones are infeasible."""
-        certain = self._certain(exhaustive)
-        assumed = exhaustive and not self.problem.evaluator.monotone
-        return Bound(value, source, certain, provided="if the predictor is monotone" if assumed else "")
+        known, monotone = self._exhausted(exhaustive), self.problem.evaluator.monotone
+        return Bound(value, source, known and monotone, "if the predictor is monotone" if known else "")
 
     def _source(self, relaxation: Relaxation) -> str:
         name = self.problem.evaluator.name

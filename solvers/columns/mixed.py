@@ -11,6 +11,9 @@ from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import merged, parts, rank, solved
+from packer.solvers.classes import FEW_BINS
+from packer.solvers.columns.enumeration import cheapest_cover
+from packer.solvers.columns.exact import FEW_SIMULATED, ExactSearch
 from packer.solvers.columns.mixes import Cut, Mixes, cheapest
 from packer.solvers.columns.source import Source
 from packer.solvers.confirm import confirmed_solution, relieved
@@ -31,6 +34,7 @@ _ROUNDS = 8
 _PACKINGS = 4
 """Attempts to pack the adapters on a mix."""
 _CHEAPER = 1e-9
+_INTEGER_S = 10.0
 _TOLERANCE = 1e-6
 
 
@@ -60,7 +64,19 @@ class Mixed:
         best = confirmed_solution(free.with_share(_START_SHARE), starting_plan)
         if best.unplaced:
             return within_limit(problem, best)
+        if len(problem.profiles) == 1 and not problem.stock:
+            return within_limit(problem, _counted(free, best))
         return within_limit(problem, _Search(free, best).run())
+
+
+def _counted(problem: Problem, first: Solution) -> Solution:
+    """The fewest servers of the one kind that there is, and what they cost at least."""
+    search = ExactSearch(problem, first.bins)
+    search.run()
+    found = search.solution(first)
+    if found.lower_bound is None:
+        return found
+    return replace(found, lower_bound=found.lower_bound * problem.objective.weight(problem.profile))
 
 
 def starting_plan(problem: Problem) -> Solution:
@@ -129,23 +145,23 @@ class _Search:
 
     def run(self) -> Solution:
         """The best plan with its bound, statistics among the details."""
+        proven_price: float | None = None
         try:
-            # a cut of every model before one takes its time: without it there is no bound
-            if all(mixes.start(bins) for mixes, bins in zip(self.mixes, self.bins, strict=True)):
-                for _ in range(_ROUNDS):
-                    self._search()
-                    if self._bound(proven=False) >= self._price() - _CHEAPER:
-                        break
-                    for mixes in self.mixes:
-                        mixes.doubts.clear()
-            for mixes in self.mixes:
-                mixes.prove()
+            proven_price = self._enumerated()
+            if proven_price is None:
+                self._generated()
         except OutOfTime:
             pass
-        bound, surely = self._bound(proven=False), self._bound(proven=True)
+        bound = surely = proven_price if proven_price is not None else self._bound(proven=False)
+        if proven_price is None:
+            surely = self._bound(proven=True)
+        elif bound > self._price() + _CHEAPER:  # the twin admits more than trees
+            bound = 0.0
         # trees that lead a search prove nothing about the twin that evaluates its plan
         proven = surely >= bound - _CHEAPER and not self.problem.evaluator.confirms
-        claim = "relaxation over patterns for each mix of kinds of server"
+        claim = "every possible server was evaluated"
+        if proven_price is None:
+            claim = "relaxation over patterns for each mix of kinds of server"
         claim = (
             f"{claim}; every better pattern was excluded"
             if proven
@@ -167,6 +183,42 @@ class _Search:
             proven=proven and bound > 0.0,
             details=statistics,
         )
+
+    def _enumerated(self) -> float | None:
+        """The lowest price by evaluating every possible server; None where these are too many or share a stock.
+
+        It is that of the plan, unless trees led the search and the twin refuses some. Raises `OutOfTime`.
+        """
+        if self.problem.stock:
+            return None
+        few = FEW_SIMULATED if self.problem.evaluator.simulates else FEW_BINS
+        total = 0.0
+        for m, mixes in enumerate(self.mixes):
+            kinds, seconds = [source.mean for source in mixes.sources], _INTEGER_S
+            cover = cheapest_cover(kinds, mixes.prices, most=few, time_limit_s=seconds)
+            if cover is None or not cover.proven:
+                return None
+            total += float(mixes.prices[cover.kinds].sum())
+            chosen = [
+                (mixes.sources[k], row) for k, row in zip(cover.kinds.tolist(), cover.rows, strict=True)
+            ]
+            bins = self._realised(m, chosen, np.bincount(cover.kinds, minlength=len(mixes.sources)))
+            if bins is not None and self._price(bins) < self._price(self.bins[m]) - _CHEAPER:
+                self.bins[m] = bins
+        return total
+
+    def _generated(self) -> None:
+        """Patterns and cuts until the plan attains its bound, no round helps, or the time is up (`OutOfTime`)."""
+        # a cut of every model before one takes its time: without it there is no bound
+        if all(mixes.start(bins) for mixes, bins in zip(self.mixes, self.bins, strict=True)):
+            for _ in range(_ROUNDS):
+                self._search()
+                if self._bound(proven=False) >= self._price() - _CHEAPER:
+                    break
+                for mixes in self.mixes:
+                    mixes.doubts.clear()
+        for mixes in self.mixes:
+            mixes.prove()
 
     def _price(self, chosen: Sequence[Bin] | None = None) -> float:
         """Of these servers, of all if None."""

@@ -12,10 +12,14 @@ from packer.adapter import Adapter
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
 from packer.objectives.cost import Cost
+from packer.objectives.gpus import Gpus
+from packer.plan import Status
+from packer.planning.assemble import assemble
 from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import solved
+from packer.solvers.columns.exact import Exact
 from packer.solvers.columns.mixed import Mixed
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
@@ -106,6 +110,25 @@ def test_small_fleets_get_the_cheapest_plan(seed: int) -> None:
     best = cheapest(given)
     assert price(found) == pytest.approx(best)
     assert found.lower_bound == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_small_fleets_of_several_kinds_are_proven(seed: int) -> None:
+    """Where every possible server can be evaluated, the lowest price is proven for any predictor."""
+    given = problem(fleet(6, seed), KINDS)
+    found = Mixed().solve(given)
+    assert found.proven
+    assert found.lower_bound == pytest.approx(price(found)) == pytest.approx(cheapest(given))
+    made = assemble(given, found, "mixed", 0.0)
+    assert made.status is Status.OPTIMAL
+
+
+def test_one_kind_is_counted_as_exact_counts() -> None:
+    """With one kind of server the price is that of the fewest servers, with their bound."""
+    given = problem(fleet(9, 3), KINDS[:1])
+    found, counted = Mixed().solve(given), Exact().solve(replace(given, objective=Gpus()))
+    assert price(found) == pytest.approx(3.0 * len(counted.bins))
+    assert found.lower_bound == pytest.approx(3.0 * (counted.lower_bound or 0.0))
 
 
 def test_never_dearer_than_greedy() -> None:
