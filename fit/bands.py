@@ -13,7 +13,7 @@ from typing import Literal
 from packer.fit.dimensions import ModelDimensions
 from packer.io.shipped import table
 from packer.profile import Profile
-from packer.twin.datasheets import Datasheet
+from packer.twin.datasheets import GPUS, Datasheet
 from packer.twin.margin import QUANTILES, error_key
 
 Kind = Literal["rows of this model and GPU", "rows of this GPU", "rows of this model", "rows of other servers",
@@ -31,16 +31,13 @@ _NORMAL = {0.5: 0.0, 0.8: 0.842, 0.9: 1.282, 0.95: 1.645, 0.99: 2.326}
 
 def kind_of(model: ModelDimensions, sheet: Datasheet) -> Kind:
     """What an estimate of this model on this GPU extrapolates from."""
-    measured = BANDS["measured"]
     models = "experts" if model.experts else "dense"
-    if sheet.name not in measured[models]["gpus"]:
-        return "kernels of this GPU" if sheet.name in measured["kernels"] else "data sheet alone"
-    known = any(name in model.name for name in measured[models]["models"])
-    if known and any(model.name.startswith(each) for each in measured[models]["servers"].get(sheet.name, ())):
-        return "rows of this model and GPU"
-    if known:
-        return "rows of this model"
-    return "rows of this GPU" if measured[models]["servers"].get(sheet.name) else "rows of other servers"
+    measured = BANDS["measured"][models]
+    if sheet.name in measured["gpus"] and any(model.name.startswith(name) for name in measured["models"]):
+        servers = measured["servers"].get(sheet.name, ())
+        here = any(model.name.startswith(each) for each in servers)
+        return "rows of this model and GPU" if here else "rows of this model"
+    return _of_gpu(models, sheet)
 
 
 def band_errors(kind: Kind, models: str = "dense") -> dict[str, float]:
@@ -66,3 +63,31 @@ def bands_in_words(profile: Profile) -> str:
         f"time per output token of the base model within {100 * half:.0f} % on half of the rows measured of such "
         f"estimates, within {100 * most:.0f} % on nine of ten; with adapters within {100 * adapters:.0f} %"
     )
+
+
+def evidence() -> list[dict[str, str | float]]:
+    """What estimates for each GPU rest on: "anchored" on rows of servers, on kernels or on the data sheet alone.
+
+    The bands are those of a model without rows, for dense models and mixtures of experts.
+    """
+    found: list[dict[str, str | float]] = []
+    for sheet in GPUS.values():
+        row: dict[str, str | float] = {"name": sheet.name, "gpu": sheet.title, "kind": "estimated"}
+        for models in ("dense", "experts"):
+            kind = _of_gpu(models, sheet)
+            servers = BANDS["measured"][models]["servers"].get(sheet.name, ())
+            row["kind"] = "anchored" if servers or row["kind"] == "anchored" else "estimated"
+            row[f"{models}_from"] = kind
+            row |= {
+                f"{models}_{key}": value for key, value in band_errors(kind, models).items() if "tpot" in key
+            }
+        found.append(row)
+    return sorted(found, key=lambda row: (row["kind"], row["dense_base_tpot_p90"], row["name"]))
+
+
+def _of_gpu(models: str, sheet: Datasheet) -> Kind:
+    """What an estimate of a model without rows extrapolates from on this GPU."""
+    measured = BANDS["measured"]
+    if sheet.name in measured[models]["gpus"]:
+        return "rows of this GPU" if measured[models]["servers"].get(sheet.name) else "rows of other servers"
+    return "kernels of this GPU" if sheet.name in measured["kernels"] else "data sheet alone"

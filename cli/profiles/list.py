@@ -17,16 +17,22 @@ ERRORS = ("throughput", "itl", "ttft_queued")
 
 @command
 def list_(out: Output) -> None:
-    """List the shipped profiles. Errors are SMAPE on runs not used for the fit (percent, 0–200).
+    """List the measured profiles, and what estimates for each GPU rest on.
+
+    Errors of measured profiles are SMAPE on runs not used for the fit (percent, 0–200). Bands of estimates are of the
+    time per output token of a model without measurements of its own, %: the median and the 90th percentile. Anchored:
+    servers of that GPU were measured.
 
     \b
     Example:
       packer profiles list
     """
+    from packer.fit.bands import evidence
     from packer.io.profiles import load_profile, profile_names
 
     found = [load_profile(name) for name in profile_names()]
-    out.result([summary_of(profile) for profile in found], lambda: [_table(found)])
+    data = [{**summary_of(profile), "kind": "measured"} for profile in found]
+    out.result(lambda: [*data, *evidence()], lambda: [_table(found), _estimates(evidence())])
 
 
 def summary_of(profile: Profile) -> dict[str, Any]:
@@ -42,6 +48,22 @@ def summary_of(profile: Profile) -> dict[str, Any]:
         "errors": dict(profile.errors),
         "fingerprint": profile.fingerprint,
     }
+
+
+def _estimates(rows: list[dict[str, Any]]) -> Table:
+    def band(row: dict[str, Any], models: str) -> str:
+        half, most = (row[f"{models}_base_tpot_p{q}"] for q in (50, 90))
+        return f"{100 * half:.0f}, {100 * most:.0f}"
+
+    lines = [
+        [
+            row["name"], row["kind"], row["dense_from"], band(row, "dense"), band(row, "experts"),
+            f"{100 * row['dense_adapters_tpot_p90']:.0f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    columns = ["GPU", "kind", "from", "dense %: p50, p90", "experts", "adapters: p90"]
+    return Table("Estimates (packer profiles estimate, packer solve --gpu)", columns, lines, left=(0, 1, 2))
 
 
 def _table(found: list[Profile]) -> Table:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from packer.fit.bands import BANDS, band_errors, kind_of
+from packer.fit.bands import BANDS, band_errors, evidence, kind_of
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import MODELS, model_named
 from packer.fit.quantization import quantized
@@ -116,3 +116,13 @@ def test_no_units_of_that_width_multiply_in_bf16() -> None:
     slow = Roofline(model, sheet, 1).tokens_ms(long)
     fast = Roofline(model, replace(sheet, fp8_flops=2 * sheet.bf16_flops), 1).tokens_ms(long)
     assert slow[0] > 1.5 * fast[0]
+
+
+def test_every_card_says_what_its_estimates_rest_on() -> None:
+    """Cards with measured servers are anchored, all others estimated, each with its bands."""
+    rows = {row["name"]: row for row in evidence()}
+    assert set(rows) == set(GPUS)
+    anchored = {name for name, row in rows.items() if row["kind"] == "anchored"}
+    assert anchored == {"h100-80gb", "h200-141gb", "b200", "b300"}
+    assert rows["mi300x"]["dense_from"] == "data sheet alone"
+    assert all(0.0 < row["dense_base_tpot_p50"] < row["dense_base_tpot_p90"] < 1.0 for row in rows.values())
