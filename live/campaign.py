@@ -48,7 +48,10 @@ class Task:
         drawn = draw_requests(self.workload, self.duration_s, self.seed)
         prompt = np.minimum(drawn.input_tokens, max_model_len - 1)
         output = np.minimum(drawn.output_tokens, max_model_len - prompt)
-        return RequestTrace(drawn.time_s, drawn.adapter, prompt, output)
+        blocks = drawn.blocks
+        if blocks is not None and np.any(prompt + output < drawn.input_tokens + drawn.output_tokens):
+            blocks = blocks.cut(prompt // blocks.tokens)
+        return RequestTrace(drawn.time_s, drawn.adapter, prompt, output, blocks=blocks)
 
     def replayed(self, max_model_len: int) -> Workload:
         """The workload with exactly the requests that were sent, for the twin."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from packer.arrival import RequestTrace
+from packer.blocks import Blocks
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class LoadJob:
     `requests`: when, which adapter, how long.
     `duration_s`: the run ends then, and unfinished requests are dropped.
     `drain_s`: seconds to wait after `duration_s` for unfinished requests; the run's duration grows accordingly.
-    `token_ids`: prompts are random token ids in [low, high[.
+    `token_ids`: prompts are random token ids in [low, high[; those of blocks with one id are the same.
     `max_outstanding`: requests beyond it are refused by the client.
     `stall_s`: nothing came for so long while requests were outstanding: the server hangs, the run ends.
     `failures_to_stop`: so many failed requests in a row, none completed in between: the run ends.
@@ -48,12 +49,19 @@ def bodies_of(job: LoadJob) -> list[bytes]:
     low, high = job.token_ids
     trace = job.requests
     bodies = []
-    for adapter, n_in, n_out in zip(
-        trace.adapter.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True
+    for k, (adapter, n_in, n_out) in enumerate(
+        zip(trace.adapter.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True)
     ):
+        prompt = rng.integers(low, high, n_in)
+        if (blocks := trace.blocks) is not None:
+            for place, i in enumerate(blocks.ids[blocks.starts[k] : blocks.starts[k + 1]].tolist()):
+                here = prompt[
+                    place * blocks.tokens : (place + 1) * blocks.tokens
+                ]  # the same wherever this id is
+                here[:] = np.random.default_rng((job.seed, i)).integers(low, high, blocks.tokens)[: len(here)]
         body = {
             "model": job.models[adapter],
-            "prompt": rng.integers(low, high, n_in).tolist(),
+            "prompt": prompt.tolist(),
             "max_tokens": n_out,
             "ignore_eos": True,
             "temperature": 0.0,
@@ -65,13 +73,14 @@ def bodies_of(job: LoadJob) -> list[bytes]:
 
 
 _COLUMNS = ("time_s", "adapter", "input_tokens", "output_tokens")
-"""What is sent of a trace: prompts are random, whatever its blocks say."""
 
 
 def write_job(job: LoadJob, path: Path) -> None:
     """Write a job for the client process."""
     trace = job.requests
     requests = {name: getattr(trace, name).tolist() for name in _COLUMNS} | {"end_s": trace.end_s}
+    if (blocks := trace.blocks) is not None:
+        requests["blocks"] = [blocks.starts.tolist(), blocks.ids.tolist(), blocks.tokens]
     data = {each.name: getattr(job, each.name) for each in fields(job)} | {"requests": requests}
     path.write_text(json.dumps(data))
 
@@ -82,7 +91,11 @@ def read_job(path: Path) -> LoadJob:
     requests = data.pop("requests")
     times, *counts = (requests[name] for name in _COLUMNS)
     columns = (np.array(each, dtype=np.int64) for each in counts)
-    trace = RequestTrace(np.array(times, dtype=np.float64), *columns, end_s=requests["end_s"])
+    blocks = None
+    if "blocks" in requests:
+        starts, ids, tokens = requests["blocks"]
+        blocks = Blocks(np.array(starts, dtype=np.int64), np.array(ids, dtype=np.int64), tokens)
+    trace = RequestTrace(np.array(times, dtype=np.float64), *columns, blocks=blocks, end_s=requests["end_s"])
     for key in ("models", "token_ids", "cores"):
         data[key] = tuple(data[key])
     return LoadJob(requests=trace, **data)

@@ -16,6 +16,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "waiting": ("vllm:num_requests_waiting",),
     "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
+    "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
 }
 """Figure → its names, the newest first (0.32, then those of older releases)."""
 _CACHE = "vllm:cache_config_info"
@@ -26,13 +28,17 @@ MAX_KEPT = 100_000
 
 @dataclass(frozen=True)
 class Sample:
-    """One scrape of /metrics. Gauges: running, waiting, kv_usage (share); preemptions count from the start."""
+    """One scrape of /metrics. Gauges: running, waiting, kv_usage (share); the others count from the start:
+    preemptions, tokens that were looked up in the prefix cache, and found there.
+    """
 
     time_s: float
     running: float | None = None
     waiting: float | None = None
     kv_usage: float | None = None
     preemptions: float | None = None
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
     kv_cache_tokens: int | None = None
 
 
@@ -80,7 +86,8 @@ def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
 class MetricsSummary:
     """Means of the gauges over a run, growth of the counter; None where the page lacks a figure.
 
-    `restarts`: how often the counter fell, because the server began anew.
+    `restarts`: how often the counter fell, because the server began anew. `prefix_hit_rate`: tokens of prompts that
+    were in the KV cache / all that were looked up there.
     """
 
     mean_running: float | None
@@ -90,6 +97,7 @@ class MetricsSummary:
     kv_cache_tokens: int | None
     samples: int
     restarts: int = 0
+    prefix_hit_rate: float | None = None
 
 
 def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
@@ -97,16 +105,24 @@ def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
     samples = [parse_metrics(text, time_s) for time_s, text in pages if text]
     during = [s for s in samples if s.time_s > 0.0]
     counts = [s.preemptions for s in samples if s.preemptions is not None]
+    queries = _growth([s.prefix_queries for s in samples])
+    hits = _growth([s.prefix_hits for s in samples])
     return MetricsSummary(
         _mean([s.running for s in during]),
         _mean([s.waiting for s in during]),
         _mean([s.kv_usage for s in during]),
-        # After a restart a counter begins at 0.
-        sum(b - a if b >= a else b for a, b in pairwise(counts)) if counts else None,
+        _growth([s.preemptions for s in samples]),
         next((s.kv_cache_tokens for s in samples if s.kv_cache_tokens is not None), None),
         len(samples),
         sum(b < a for a, b in pairwise(counts)),
+        hits / queries if hits is not None and queries else None,
     )
+
+
+def _growth(values: list[float | None]) -> float | None:
+    """By how much a counter grew; after a restart it begins at 0."""
+    known = [v for v in values if v is not None]
+    return sum(b - a if b >= a else b for a, b in pairwise(known)) if known else None
 
 
 def _mean(values: list[float | None]) -> float | None:

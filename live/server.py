@@ -90,6 +90,7 @@ def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]
     command = [part.format(python=launch.python) for part in launch.command]
     for flag, value in flags.items():
         command += [flag, str(value)]
+    command += [f"--{'' if on else 'no-'}{name}" for name, on in engine.switches.items()]
     command += ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in options.adapters)]
     return [*command, *launch.arguments]
 

@@ -31,7 +31,7 @@ Figures = dict[str, float | None]
 
 COMPARED = (
     "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_itl_ms",
-    "mean_running", "mean_waiting", "mean_kv_usage", "preemptions",
+    "mean_running", "mean_waiting", "mean_kv_usage", "preemptions", "prefix_hit_rate",
 )  # fmt: skip
 """Figures that are set side by side."""
 SMAPE_OF = COMPARED[:5]
@@ -268,7 +268,7 @@ def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Run:
         duration_s=duration_s,
         timeline_bin_s=max(1.0, duration_s / 60.0),
     )
-    predicted: Figures = {name: _known(getattr(simulation, name)) for name in COMPARED}
+    predicted: Figures = {name: _known(getattr(simulation, name, math.nan)) for name in COMPARED}
     return Run(outcome, simulation, measured_figures(outcome), predicted)
 
 
@@ -281,7 +281,7 @@ def measured_figures(outcome: Outcome) -> Figures:
     figures: Figures = {name: summary.get(name) for name in SMAPE_OF}
     # The twin's gap is per token; a late server sends several in one chunk, which the client sees as one gap.
     figures["mean_itl_ms"] = _known(load.mean_gap_ms)
-    for name in ("mean_running", "mean_waiting", "mean_kv_usage", "preemptions"):
+    for name in COMPARED[5:]:
         figures[name] = getattr(metrics, name) if metrics is not None else None
     return figures
 

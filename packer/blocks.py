@@ -79,6 +79,13 @@ class Blocks:
             object.__setattr__(part, key, value)
         return part
 
+    def cut(self, counts: IntArray) -> Blocks:
+        """At most so many of the first blocks of each request, int64 (n,)."""
+        place = np.arange(len(self.ids)) - np.repeat(self.starts[:-1], self.counts)
+        kept = np.minimum(counts, self.counts)
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
+        return Blocks(starts, self.ids[place < np.repeat(kept, self.counts)], self.tokens)
+
     def _request_of(self, place: int) -> int:
         return int(np.searchsorted(self.starts, place, side="right")) - 1
 

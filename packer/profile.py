@@ -117,6 +117,22 @@ class EngineSpec:
         numbers = re.match(r"v?(\d+)\.(\d+)", self.version)
         return (int(numbers[1]), int(numbers[2])) if numbers and self.name == "vllm" else V1_RELEASE
 
+    @property
+    def switches(self) -> dict[str, bool]:
+        """vLLM's flags that start what is simulated where that is not left to the version's default: name, on or off.
+
+        0.8 caches prefixes by default; its profiles are simulated without (`packer.twin.engine_rules`).
+        """
+        if self.name != "vllm":
+            return {}
+        caching = self.prefix_caching
+        if caching is None and V1_RELEASE <= self.release < (0, 9):
+            caching = False
+        given = {"enable-prefix-caching": caching}
+        if self.release >= (0, 10):
+            given["async-scheduling"] = self.async_scheduling
+        return {name: value for name, value in given.items() if value is not None}
+
 
 SETTINGS_KINDS: Mapping[str, type[Settings]] = {"reserved": Slots, "unified": Pool}
 """Kind of settings by memory policy."""

@@ -26,7 +26,8 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
         repository, _, tag = server.image.rpartition(":")
         if not repository or "/" in tag:  # no tag: what follows the last colon is a registry's port
             repository, tag = server.image, "latest"
-        flags = [f"--{key}={value}" for key, value in server.settings().items() if key not in _BY_OTHER_KEYS]
+        settings = {key: value for key, value in server.settings().items() if key not in _BY_OTHER_KEYS}
+        flags = [f"--{key}" if value is True else f"--{key}={value}" for key, value in settings.items()]
         flags += words(server.served_names)
         specs.append((server, repository, tag, flags))
     adapters = [(server, item, _adapter_source(item)) for server in servers for item in server.modules]

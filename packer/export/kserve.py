@@ -13,7 +13,7 @@ import re
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
 from packer.export.pods import check_pods
-from packer.export.servers import Module, Options, Server
+from packer.export.servers import Module, Options, Server, words
 from packer.export.sources import parsed, refused
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", re.ASCII)
@@ -27,7 +27,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     for server in servers:
         _check_names(server)
         uris = {item.name: _adapter_uri(item, options) for item in server.modules}
-        flags = [f"--{name} {value}" for name, value in server.settings().items() if name not in _LORA_FLAGS]
+        flags = words({name: value for name, value in server.settings().items() if name not in _LORA_FLAGS})
         limit = server.bin.profile.engine.max_cpu_loras
         host = max(server.bin.max_loras, 2 * (len(server.modules) if limit is None else limit))
         found.append((server, _model_uri(server.model), uris, host, " ".join(flags)))

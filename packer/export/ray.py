@@ -19,7 +19,9 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     """`serve.yaml`, for `serve deploy`; `models.json`: adapter → the names under which it is served, with shares."""
     found = []
     for server in servers:
-        arguments = {name.replace("-", "_"): value for name, value in server.settings().items()}
+        switches = server.bin.profile.engine.switches
+        settings = {name: value for name, value in server.settings().items() if name[3:] not in switches}
+        arguments = {name.replace("-", "_"): value for name, value in (settings | switches).items()}
         if server.modules:
             arguments["max_cpu_loras"] = server.bin.max_loras
         accelerator = ray_accelerator(server.bin.profile.gpu.name) if server.nodes else None

@@ -142,6 +142,7 @@ class Server:
             flags["tensor-parallel-size"] = engine.tensor_parallel_size
         if engine.block_size != _DEFAULT_BLOCK:
             flags["block-size"] = engine.block_size
+        flags |= {name if on else f"no-{name}": True for name, on in engine.switches.items()}
         if self.modules:
             flags["enable-lora"] = True
             flags["max-loras"] = self.bin.max_loras

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from packer.errors import IncompatibleError
 from packer.export.formats import export_plan
@@ -54,6 +55,32 @@ def test_json_arguments_hold_the_plan(hostile_plan: Plan) -> None:
         modules = parse_lora_modules(command[command.index("--lora-modules") + 1 :])
         assert set(modules) == expected(hostile_plan, gpu)
         assert len(set(modules.values())) == len(modules)
+
+
+@pytest.mark.parametrize(
+    ("version", "caching", "ahead", "flags"),
+    [
+        ("0.8.5", None, None, ["--no-enable-prefix-caching"]),
+        ("0.32.0", None, None, []),
+        ("0.32.0", True, False, ["--enable-prefix-caching", "--no-async-scheduling"]),
+    ],
+)
+def test_what_was_simulated_is_started(
+    toy_plan: Callable[..., Plan], version: str, caching: bool | None, ahead: bool | None, flags: list[str]
+) -> None:
+    """Prefix caching and scheduling are written out where they are not the version's default."""
+    plan = toy_plan(("a", "b"))
+    profile = plan.bins[0].profile
+    engine = replace(profile.engine, version=version, prefix_caching=caching, async_scheduling=ahead)
+    bins = tuple(replace(each, profile=replace(profile, engine=engine)) for each in plan.bins)
+    plan = replace(plan, bins=bins)
+    (command, _) = (entry["command"] for entry in json.loads(export_plan(plan, "vllm")["args.json"]))
+    assert [word for word in command if "prefix-caching" in word or "async" in word] == flags
+    sources = Options(sources={name: f"s3://loras/{name}" for name in ("a", "b")})
+    ray = yaml.safe_load(export_plan(plan, "ray", sources)["serve.yaml"])
+    arguments = ray["applications"][0]["args"]["llm_configs"][0]["engine_kwargs"]
+    assert arguments.get("enable_prefix_caching") is (False if version == "0.8.5" else caching)
+    assert not [name for name in arguments if name.startswith("no_")]
 
 
 def test_base_requests_are_served_beside_adapters(toy_plan: Callable[..., Plan]) -> None:

@@ -1,0 +1,39 @@
+"""What the load generator sends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from packer.arrival import RequestTrace
+from packer.blocks import Blocks
+from packer.live.job import LoadJob, bodies_of, read_job, write_job
+from packer.live.metrics import summarise
+
+
+def test_prompts_of_equal_blocks_are_equal(tmp_path: Path) -> None:
+    """Blocks with one id have the same tokens in every prompt, all others differ; the file of a job keeps them."""
+    blocks = Blocks(np.array([0, 3, 5, 6]), np.array([7, 8, 9, 7, 10, 11]), 16)
+    prompt = np.array([50, 33, 16])
+    trace = RequestTrace(np.arange(3.0), np.zeros(3, np.int64), prompt, np.full(3, 4), blocks=blocks)
+    job = LoadJob("http://127.0.0.1:1", ("a",), trace, 5.0, token_ids=(4, 1000), seed=2)
+    write_job(job, tmp_path / "job.json")
+    for each in (job, read_job(tmp_path / "job.json")):
+        first, second, third = (json.loads(body)["prompt"] for body in bodies_of(each))
+        assert [len(tokens) for tokens in (first, second, third)] == prompt.tolist()
+        assert first[:16] == second[:16]
+        assert first[16:32] != second[16:32]
+        assert third != first[:16]
+
+
+def test_hit_rate_is_found_over_looked_up_tokens() -> None:
+    """The share of prompt tokens that were found in the cache during a run, also across a restart of the counters."""
+    page = "vllm:prefix_cache_queries_total {}\nvllm:prefix_cache_hits_total {}\n"
+    pages = [
+        (float(t), page.format(queries, hits))
+        for t, (queries, hits) in enumerate([(100, 50), (300, 70), (100, 40)])
+    ]
+    assert summarise(pages).prefix_hit_rate == (20 + 40) / (200 + 100)
+    assert summarise([(0.0, ""), (1.0, "vllm:num_requests_running 1\n")]).prefix_hit_rate is None
