@@ -58,7 +58,7 @@ def tiny_launch(python: str, version: str) -> Launch:
         name="cpu/tiny-llama",
         model="model",
         adapter_path="adapters/rank-{rank}",
-        engine=EngineSpec("vllm", version, TINY.max_model_len, 512, 64, block_size=32),
+        engine=EngineSpec("vllm", version, TINY.max_model_len, 512, 64, block_size=32, prefix_caching=False),
         model_spec=spec,
         gpu=GpuSpec("one CPU core, emulated slot memory", KV_BUDGET_BYTES),
         python=python,

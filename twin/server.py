@@ -181,6 +181,7 @@ class Server:
             rows.TRACK_HOST: int(profile.loading.cold_start or places < m),
             rows.PREFILLS_FIRST: int(rules.prefills_first),
             rows.SERIES_OF_LISTS: int(rules.series_of_lists),
+            rows.WHOLE_SEQUENCE: int(rules.whole_sequence),
             rows.CONCURRENCY: self.concurrency or 0,
             rows.RELEASED: self.concurrency or 0,
         }

@@ -16,7 +16,7 @@ from packer.twin.engine.state import (
     ACTIVE, ADAPTER_LOADS, ATTENDED, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
     KV_BLOCKS, LOAD_MS, MAX_SEQS, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
     JOINERS, RUNNING, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
-    TOKEN_BUDGET, UNAWAITED, USED, WAITING,
+    TOKEN_BUDGET, UNAWAITED, USED, WAITING, WHOLE_SEQUENCE,
 )  # fmt: skip
 from packer.twin.engine.waiting import place, take_first
 from packer.twin.flags import ENGINE_FLAGS, INLINED
@@ -36,14 +36,20 @@ def next_adapter(ints: IntArray, adapters: IntArray, heaps: IntArray) -> int:
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def fits(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, tokens: int) -> int:
-    """KV blocks that admitting a request of adapter row `a` takes, -1 if there are too few."""
-    blocks: int = blocks_of(tokens, ints[BLOCK_SIZE])
+def fits(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, tokens: int, take: int) -> int:
+    """KV blocks that admitting a request of adapter row `a` takes, -1 if there are too few.
+
+    It gets blocks for the `take` of its `tokens` that this step computes. With the rule WHOLE_SEQUENCE all of them
+    must fit (`full_sequence_must_fit` of `KVCacheManager.allocate_slots`).
+    """
+    blocks: int = blocks_of(take, ints[BLOCK_SIZE])
+    needed = blocks_of(tokens, ints[BLOCK_SIZE]) if ints[WHOLE_SEQUENCE] == 1 else blocks
     if adapters[a, RESIDENT] == 0:
         blocks += sizes[a, BLOCKS]
-    if ints[USED] + blocks > ints[KV_BLOCKS]:
-        make_room(ints, adapters, sizes, blocks, a)
-        if ints[USED] + blocks > ints[KV_BLOCKS]:
+        needed += sizes[a, BLOCKS]
+    if ints[USED] + needed > ints[KV_BLOCKS]:
+        make_room(ints, adapters, sizes, needed, a)
+        if ints[USED] + needed > ints[KV_BLOCKS]:
             return -1
     return blocks
 
@@ -86,7 +92,7 @@ def admit(
             r = adapters[a, HEAD] - 1
             tokens = requests[r, PROMPT] + requests[r, GENERATED]
             take = min(tokens, budget)  # chunked prefill: a preempted request computes its outputs again, too
-            blocks = fits(ints, adapters, sizes, a, take)
+            blocks = fits(ints, adapters, sizes, a, tokens, take)
             if blocks < 0:  # `allocate_slots` returned None: the walk ends
                 break
             ints[USED] += blocks

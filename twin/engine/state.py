@@ -65,7 +65,7 @@ def numbers(first: int, end: int) -> list[int]:
 # used adapter has come in the order of the last step, for slots and for host memory.
 (SET_STEP, SET_STEP_OTHER, OLDEST_IN_SLOT, OLDEST_ON_HOST) = numbers(62, 66)
 # Rules of the engine's version, 0 or 1: see `packer.twin.engine_rules`.
-(PREFILLS_FIRST, SERIES_OF_LISTS) = numbers(66, 68)
+(PREFILLS_FIRST, SERIES_OF_LISTS, WHOLE_SEQUENCE) = numbers(66, 69)
 # Engines other than vLLM's (`engine.lightllm`, `engine.jobs`). Settings: how adapters leave the GPU and are loaded,
 # most distinct adapters in the batch, decode steps between two looks at the queue, adapters in the batch from
 # which those of the batch come first, cells above which idle adapters leave. Then: decode steps since the last
