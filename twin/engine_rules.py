@@ -130,7 +130,7 @@ def followed(engine: EngineSpec) -> str:
     if engine.name != "vllm" or release in READ or release > READ[-1]:
         return ""
     older = max((each for each in READ if each <= release), default=V1_RELEASE)
-    return f"vLLM {engine.version} follows the rules of {_name(older)}, the newest before it that was read"
+    return f"vLLM {engine.version} follows the rules of {_name(older)}, the newest before it"
 
 
 GIB = 2**30

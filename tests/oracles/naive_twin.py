@@ -49,6 +49,7 @@ class Server:
     concurrency: float = math.inf
     ridge: float = 0.0
     expert_share: float = 0.0
+    whole_sequence: bool = False
 
 
 class Named:
@@ -284,6 +285,12 @@ class NaiveTwin:
                 pass
             if self._used() + need > self.server.kv_blocks:
                 break
+            if self.server.whole_sequence:  # `full_sequence_must_fit`: a check that allocates nothing
+                need += self._blocks(request.tokens) - self._blocks(new)
+                while self._used() + need > self.server.kv_blocks and self._evict_idle(but=request.adapter):
+                    pass
+                if self._used() + need > self.server.kv_blocks:
+                    break
             self.waiting.popleft()
             if self.server.spares_batch and lora is not None:
                 load_ms += self._touch(request.adapter)

@@ -3,40 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from packer.adapter import Adapter
+from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.profile import FrontEndSpec, LoadingSpec, Profile
-from packer.twin.engine_rules import EngineRules, rules_of
+from packer.twin.engine_rules import OLDEST, READ, RULES, followed, rules_of, server_defaults
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 
 @pytest.mark.parametrize(
-    ("version", "prefills_first", "lists", "tokenizers"),
+    ("version", "expected"),
     [
-        ("0.5.0", True, False, True),
-        ("v0.7.3", True, False, True),
-        ("0.8.5", False, False, True),
-        ("0.8.5.post1", False, False, True),
-        ("0.10.2", False, False, True),
-        ("0.11.0", False, False, False),
-        ("0.32.0", False, True, False),
-        ("1.0", False, True, False),
-        ("0", False, False, True),
-        ("nightly", False, False, True),
+        ("0.5.0", "prefills_first tokenizer_per_adapter"),
+        ("v0.7.3", "prefills_first tokenizer_per_adapter"),
+        ("0.8.5", "tokenizer_per_adapter"),
+        ("0.8.5.post1", "tokenizer_per_adapter"),
+        ("0.10.2", "tokenizer_per_adapter prefix_caching"),
+        ("0.11.0", "prefix_caching"),
+        ("0.16.0", "prefix_caching async_scheduling"),
+        ("0.20.2", "prefix_caching async_scheduling whole_sequence"),
+        ("0.24.0", "prefix_caching async_scheduling whole_sequence unhashed_first"),
+        ("0.32.0", "prefix_caching async_scheduling whole_sequence unhashed_first series_of_lists"),
+        (
+            "0.33.0",
+            "prefix_caching async_scheduling whole_sequence unhashed_first series_of_lists slots_of_running",
+        ),
+        ("0", "tokenizer_per_adapter"),
+        ("nightly", "tokenizer_per_adapter"),
     ],
 )
-def test_rules_follow_the_version(
-    version: str, prefills_first: bool, lists: bool, tokenizers: bool, make_profile: Callable[..., Profile]
-) -> None:
+def test_rules_follow_the_version(version: str, expected: str, make_profile: Callable[..., Profile]) -> None:
     """Versions between two whose source was read follow the older one; what is no version follows 0.8.5."""
     engine = replace(make_profile().engine, version=version)
-    assert rules_of(engine) == EngineRules(prefills_first, lists, tokenizers)
-    assert rules_of(replace(engine, name="other")) == EngineRules(False, False, True)
+    held = {name for name, holds in asdict(rules_of(engine)).items() if holds}
+    assert held - {"skipped_reversed"} == set(expected.split())
+    other = asdict(rules_of(replace(engine, name="other")))
+    assert {name for name, holds in other.items() if holds} == {"tokenizer_per_adapter"}
+
+
+def test_settings_of_a_profile_come_before_defaults(make_profile: Callable[..., Profile]) -> None:
+    """A profile that says whether prefixes are cached and steps scheduled ahead is not overruled by its version."""
+    engine = make_profile().engine
+    for version, chosen in (("0.32.0", False), ("0.8.5", True)):
+        rules = rules_of(replace(engine, version=version, prefix_caching=chosen, async_scheduling=chosen))
+        assert (rules.prefix_caching, rules.async_scheduling) == (chosen, chosen)
+
+
+@pytest.mark.parametrize("version", ["0.34.0", "1.0", "v2.1.3"])
+def test_unknown_versions_are_refused(version: str, make_profile: Callable[..., Profile]) -> None:
+    """A version beyond the newest whose source was read may have any rules: it is refused by its name."""
+    profile = make_profile()
+    profile = replace(profile, engine=replace(profile.engine, version=version))
+    fleet = Workload([Adapter("a", 8, 0.2)], Lengths.constant(50), Lengths.constant(20))
+    with pytest.raises(ValidationError, match=f"up to 0.33, .* got '{version}'"):
+        simulate(fleet, profile, max_loras=1, duration_s=60.0)
+
+
+def test_versions_between_two_say_which_they_follow(make_profile: Callable[..., Profile]) -> None:
+    """A version that was not read follows the newest one before it, and says which."""
+    engine = make_profile().engine
+    assert followed(replace(engine, version="0.26.1")).endswith(
+        "follows the rules of 0.24, the newest before it"
+    )
+    assert followed(replace(engine, version="0.32.0")) == followed(replace(engine, name="other")) == ""
+
+
+def test_the_table_names_versions_that_were_read() -> None:
+    """Each rule begins and ends with a version whose source was read, and says where it stands."""
+    for rule in RULES:
+        assert rule.since in (*READ, OLDEST, (0, 9))
+        assert rule.until is None or rule.until in READ
+        assert rule.where[0].isdigit()
+        assert rule.says.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "gib", "expected"),
+    [
+        ((0, 8), "a100-80gb", 80, (8192, 1024)),
+        ((0, 10), "A100-80GB", 80, (2048, 256)),
+        ((0, 32), "h100-80gb", 79, (8192, 1024)),
+        ((0, 24), "b200", 178, (8192, 1024)),
+        ((0, 28), "b200", 178, (16384, 1024)),
+        ((0, 33), "l40s", 44, (2048, 256)),
+    ],
+)
+def test_servers_start_with_the_defaults_of_their_card(
+    version: tuple[int, int], gpu: str, gib: float, expected: tuple[int, int]
+) -> None:
+    """Batched tokens and sequences of an API server depend on the card's memory, and on the version."""
+    assert server_defaults(version, gib * 2**30, gpu) == expected
 
 
 def _simulated(profile: Profile, version: str, *, adapters: int, slots: int) -> tuple[float, int]:

@@ -110,6 +110,7 @@ class Case:
             prefills_first=rules_of(engine).prefills_first,
             graphs_without_lora=rules_of(engine).graphs_without_lora,
             series_of_lists=rules_of(engine).series_of_lists,
+            whole_sequence=rules_of(engine).whole_sequence,
             spares_batch=loading.spares_batch or memory.policy == "unified",
             scrape_interval_s=self.profile.frontend.scrape_interval_s,
             front_end_s=tuple(ms * 1e-3 for ms in front_end_costs_ms(self.profile)),
@@ -196,12 +197,14 @@ def profiles(draw: st.DrawFn) -> Profile:
         GpuSpec("tight", 1e9),
         EngineSpec(
             "vllm",
-            draw(st.sampled_from(["0.5.0", "0.8.5", "0.32.0"])),
+            draw(st.sampled_from(["0.5.0", "0.8.5", "0.20.2", "0.32.0"])),
             max_model_len=draw(st.integers(4, 200)),
             max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 40)),
             max_num_seqs=max_num_seqs,
             block_size=block_size,
             max_cpu_loras=draw(st.sampled_from([None, 1, 2, 3])),
+            prefix_caching=False,
+            async_scheduling=False,
         ),
         MemorySpec(kv_tokens * 100.0, 0.0, 0.0, 1, draw(st.sampled_from(["reserved", "unified"]))),
         LatencySpec(
