@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.arrival import RequestTrace
+from packer.errors import ValidationError
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.terms import LINEAR_TERMS
 from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times
 from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
+from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.compile import prepare
-from packer.twin.engine_rules import rules_of
+from packer.twin.engine.pipeline import new_pipeline
+from packer.twin.engine.pool import Pool, new_pool, no_pool
+from packer.twin.engine_rules import EngineRules, rules_of
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import memory_policy
 from packer.twin.tuning.policy import new_tuning, trains
@@ -37,7 +44,8 @@ class Raw:
     where it did not happen) and `finished`. `refused` (m,): how many the client could not send, by adapter.
     `sent_tokens`: input + output tokens of all requests sent, refused ones included (at their mean where their
     lengths were never drawn). `times` (n, 7): the kernel's (`packer.twin.engine.state`). `tuning`: registers of
-    `packer.twin.tuning.state`, if the server trained.
+    `packer.twin.tuning.state`, if the server trained. `found` (n,): tokens of each request that were in the KV cache
+    at its first admission, -1 before that; None without prefix caching.
     """
 
     requests: RequestTrace
@@ -53,6 +61,7 @@ class Raw:
     means: FloatArray
     times: FloatArray
     tuning: FloatArray | None = None
+    found: IntArray | None = None
 
     @property
     def engine_s(self) -> FloatArray:
@@ -117,23 +126,71 @@ class Server:
             enough = min(enough, most_open + math.ceil(LIKELY_REQ_S * duration_s))
         while True:
             marks = self._clipped(draw_marks(self.workload, adapter, enough, seed))
-            state = self.state(marks, duration_s, timeline_bin_s, seed)
-            if state.ints[rows.TRACK_HOST] and not self.profile.loading.cold_start:
-                rows.register(state, in_slots=not state.sizes[:, rows.BLOCKS].any())
-            if adapter is None or self.concurrency is not None:
-                state.ints[rows.STREAM], state.floats[rows.NEXT_S] = 1, time_s[0] if len(time_s) else np.inf
-                state = state._replace(stream_s=self._stream(time_s, enough))
-            else:
+
+            def ready(marks: Marks = marks, enough: int = enough) -> rows.ServerState:
+                state = self.state(marks, duration_s, timeline_bin_s, seed)
+                if state.ints[rows.TRACK_HOST] and not self.profile.loading.cold_start:
+                    rows.register(state, in_slots=not state.sizes[:, rows.BLOCKS].any())
+                if adapter is None or self.concurrency is not None:
+                    state.ints[rows.STREAM] = 1
+                    state.floats[rows.NEXT_S] = time_s[0] if len(time_s) else np.inf
+                    return state._replace(stream_s=self._stream(time_s, enough))
                 fill_inbox(state, time_s)
+                return state
+
             tuning = self.tuning(seed)
-            if not getattr(advance, "overloads", True):  # with NUMBA_DISABLE_JIT nothing is compiled
-                prepare()
-            advance(state, law_of(self.profile), duration_s, tuning)
+            state, pool = self._advance(ready, marks, duration_s, tuning)
             if not state.ints[rows.EXHAUSTED]:
                 if self.paced:  # what the client still holds back was not served
                     state.ints[rows.SENT] = len(time_s)
-                return self._raw(state, marks, seed, tuning)
+                return self._raw(state, marks, seed, tuning, pool)
             enough = min(len(time_s), 2 * enough)
+
+    def _advance(
+        self, ready: Callable[[], rows.ServerState], marks: Marks, duration_s: float, tuning: Tuning | None
+    ) -> tuple[rows.ServerState, Pool | None]:
+        """The server after the run, and the blocks of its KV cache, if it had to look at them.
+
+        `ready`: makes the server before the run. Where no two requests begin alike, prefix caching changes nothing
+        until a request is preempted, which then finds its own blocks: such a run is done again with them.
+        """
+        rules, law = self.rules(), law_of(self.profile)
+        pipeline = partial(new_pipeline, 2 if rules.async_scheduling else 1)
+        state, n = ready(), len(marks.adapter)
+        if not rules.prefix_caching or marks.blocks is None:
+            if rules.async_scheduling:
+                advance_ahead(state, law, no_pool(n), pipeline(), duration_s)
+            else:
+                if not getattr(advance, "overloads", True):  # with NUMBA_DISABLE_JIT nothing is compiled
+                    prepare()
+                advance(state, law, duration_s, tuning)
+            if not rules.prefix_caching or not state.ints[rows.PREEMPTIONS]:
+                return state, None
+            state = ready()
+        engine = self.profile.engine
+        longest = int((marks.input_tokens + marks.output_tokens).max()) if n else 1
+        pool = new_pool(n, self.kv_blocks, engine.block_size, engine.max_num_seqs, longest, marks.blocks)
+        pool.all["unhashed_first"] = rules.unhashed_first
+        advance_ahead(state, law, pool, pipeline(), duration_s)
+        return state, pool
+
+    def rules(self) -> EngineRules:
+        """The rules of the engine's version; a server that trains, or whose memory is not vLLM's, is of old versions.
+
+        Raises `ValidationError`: such a server's profile asks for prefix caching or asynchronous scheduling.
+        """
+        engine, job = self.profile.engine, self.workload.fine_tuning
+        other = "shares its KV cache with adapters" if not memory_policy(self.profile).fixed_slots else ""
+        if job is not None and trains(job):
+            other = "trains beside its requests"
+        if not other:
+            return rules_of(engine)
+        for setting in ("prefix_caching", "async_scheduling"):
+            if getattr(engine, setting):
+                raise ValidationError(
+                    f"Expected engine.{setting} to be off in a server that {other}, got on."
+                )
+        return replace(rules_of(engine), prefix_caching=False, async_scheduling=False)
 
     def _times(self, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
         """As `draw_times`; with a closed loop all requests are due at once, of a trace in its order."""
@@ -154,7 +211,9 @@ class Server:
         if not len(marks.adapter) or int((marks.input_tokens + marks.output_tokens).max()) <= longest:
             return marks
         prompt = np.minimum(marks.input_tokens, longest - 1)
-        return Marks(marks.adapter, prompt, np.minimum(marks.output_tokens, longest - prompt))
+        return replace(
+            marks, input_tokens=prompt, output_tokens=np.minimum(marks.output_tokens, longest - prompt)
+        )
 
     def tuning(self, seed: int) -> Tuning | None:
         """The job that the server trains, at its start."""
@@ -166,7 +225,7 @@ class Server:
         profile, engine, m = self.profile, self.profile.engine, self.workload.n_loras
         # vLLM refuses to start with max_cpu_loras < max_loras.
         places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
-        rules = rules_of(engine)
+        rules = self.rules()
         settings = {
             rows.SLOTS: self.settings.max_loras,
             rows.SLOT_RANK: self.settings.max_lora_rank,
@@ -204,7 +263,9 @@ class Server:
         state.requests[:, rows.OUTPUT] = marks.output_tokens
         return state
 
-    def _raw(self, state: rows.ServerState, marks: Marks, seed: int, tuning: Tuning | None) -> Raw:
+    def _raw(
+        self, state: rows.ServerState, marks: Marks, seed: int, tuning: Tuning | None, pool: Pool | None
+    ) -> Raw:
         n_taken, n_refused = int(state.ints[rows.TAKEN]), int(state.ints[rows.SENT] - state.ints[rows.TAKEN])
         streamed = bool(state.ints[rows.STREAM])
         dense = streamed or not n_refused
@@ -224,8 +285,17 @@ class Server:
             RequestTrace(times[:, rows.SENT_AT].copy(), marks.adapter[taken], prompt, output), refused,
             sent_tokens, times[:, rows.FIRST_SEEN].copy(), times[:, rows.FINISH_SEEN].copy(),
             state.status[taken] == rows.FINISHED, state.ints, state.floats, state.histogram, state.timeline,
-            state.means, times, None if tuning is None else tuning.registers,
+            state.means, times, None if tuning is None else tuning.registers, self._found(state, pool, taken),
         )  # fmt: skip
+
+    def _found(
+        self, state: rows.ServerState, pool: Pool | None, taken: slice | npt.NDArray[np.intp]
+    ) -> IntArray | None:
+        if not self.rules().prefix_caching:
+            return None
+        if pool is not None:
+            return pool.found[taken].astype(np.int64)
+        return np.where(np.isnan(state.times[taken, rows.FIRST]), -1, 0)
 
 
 def fill_inbox(state: rows.ServerState, time_s: FloatArray) -> None:

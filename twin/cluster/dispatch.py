@@ -49,6 +49,7 @@ class Dispatch:
     others: tuple[EngineKernels, ...] = ()
     serving: Serving | None = None
     controller: Controller | None = None
+    ahead: bool = False
 
     @property
     def current(self) -> Candidates:
@@ -58,7 +59,7 @@ class Dispatch:
     @cached_property
     def loop(self) -> Loop:
         """Compiled for these engines and this router."""
-        return loop_of(self.others, getattr(self.router, "score", None))
+        return loop_of(self.others, getattr(self.router, "score", None), self.ahead)
 
     def assign(
         self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from numba import njit
 
 from packer.twin.cluster import events, state
-from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_other, state_of
+from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_ahead, run_other, state_of
 from packer.twin.flags import ENGINE_FLAGS
 
 _advance, _event_s, _place, _next = run_other, run_other, 0, run_other
@@ -38,22 +38,28 @@ def _engine(c: Servers, s: int, until_s: float, engine: int) -> None:
 
 
 @cache
-def loop_of(engines: tuple[EngineKernels, ...], score: Any) -> Loop:
-    """The loop for these engines beside vLLM's, by their numbers from 1 on, and the score of a router, None without."""
+def loop_of(engines: tuple[EngineKernels, ...], score: Any, ahead: bool) -> Loop:
+    """The loop for these engines beside vLLM's, by their numbers from 1 on, and the score of a router, None without.
+
+    `ahead`: some servers of vLLM's schedule ahead or cache prefixes.
+    """
     chain: Any = run_other
     for place, kernels in enumerate(engines, start=1):
         chain = _variant(
             _engine, _advance=kernels.advance, _event_s=kernels.event_s, _place=place, _next=chain
         )
     run_until, pass_on, waiting = state.run_until, events.pass_on, events.next_change_s
+    if ahead:
+        run_until = _variant(run_until, run_vllm=run_ahead)
     if engines:
         run_until = _variant(run_until, run_other=chain)
+    if engines or ahead:
         run_all_until = _variant(events.run_all_until, run_until=run_until)
         pass_on = _variant(pass_on, run_all_until=run_all_until)
         waiting = _variant(waiting, run_all_until=run_all_until)
     route = events.route
     choose = events.choose if score is None else _variant(events.choose, score=score)
-    if engines or score is not None:
+    if engines or ahead or score is not None:
         route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose)
     return Loop(run_until, pass_on, choose, route)
 

@@ -216,4 +216,13 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         np.zeros(0),
         times,
         state.tuning.registers[one].sum(axis=0),
+        _found(state, of),
     )
+
+
+def _found(state: Servers, of: slice | IntArray) -> IntArray | None:
+    """As `Raw.found`."""
+    if state.ahead is None or not len(state.ahead.pool.found):
+        return None
+    found: IntArray = state.ahead.pool.found[of].astype(np.int64)
+    return found

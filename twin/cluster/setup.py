@@ -16,6 +16,7 @@ from packer.errors import IncompatibleError
 from packer.profile import LoadingSpec
 from packer.twin.arrivals import Marks
 from packer.twin.cluster.caching import FIXED, CachePolicy, TickingPolicy
+from packer.twin.cluster.ahead import idle_ahead
 from packer.twin.cluster.candidates import Candidates
 from packer.strategies import Engine
 from packer.twin.cluster.state import EngineKernels, Engines, Servers, adapter_rows
@@ -94,8 +95,10 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
         profile = replace(profile, memory=replace(profile.memory, policy=system.memory))
     if system.kernel is not None:
         profile = with_kernel(profile, system.kernel)
-    if engine.cells:
-        profile = replace(profile, engine=replace(profile.engine, block_size=1))
+    if not isinstance(engine, type(VLLM)):
+        size = 1 if engine.cells else profile.engine.block_size
+        spec = replace(profile.engine, block_size=size, prefix_caching=False, async_scheduling=False)
+        profile = replace(profile, engine=spec)
     if workload.n_loras < len(workload) and not engine.serves_base:
         raise IncompatibleError(
             f"Only vLLM's engine serves requests without an adapter (rank 0), and not {engine.name!r}."
@@ -212,11 +215,19 @@ def idle_servers(
         wake_s=np.full(count, np.inf),
         on_way=np.zeros(count, dtype=np.int64),
         tuning=no_tuning(count) if tuning is None else tuning,
+        ahead=idle_ahead([setup.server for setup in own], marks),
     )
     servers.times[:, rows.LAST] = _noise(own, n, seed)
     others = engines_of(own)
     numbers = np.array([others.index(type(setup.engine)) for setup in own], dtype=np.int64)
-    return servers, numbers if numbers.any() or trains(own[0].server.workload.fine_tuning) else None
+    if not numbers.any() and not trains(own[0].server.workload.fine_tuning):
+        return servers, None
+    if servers.ahead is not None:
+        raise IncompatibleError(
+            "Expected all servers of one engine where some schedule ahead or cache prefixes, got several: set "
+            "engine.async_scheduling and engine.prefix_caching to false in their profiles."
+        )
+    return servers, numbers
 
 
 def engines_of(own: Sequence[Setup]) -> list[type[Engine]]:

@@ -13,6 +13,7 @@ from packer.errors import IncompatibleError
 from packer.goal import GoalLike
 from packer.twin.arrivals import draw_marks, draw_times
 from packer.twin.cluster.caching import CachePolicy
+from packer.twin.cluster.ahead import schedules_ahead
 from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.dispatch import Dispatch
 from packer.twin.cluster.result import ClusterSimulation
@@ -126,6 +127,7 @@ def simulate_cluster(
         work = Dispatch(
             chosen, cluster, workload, candidates, float(duration_s), stats_interval_s, seed, max_outstanding, way,
             policy, kernels_of(own), serving, controller,
+            schedules_ahead([setup.server for setup in own]),
         )  # fmt: skip
         assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)
         servers, engines = idle_servers(

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.arrays import ByteArray, FloatArray, IntArray
+from packer.twin.cluster.ahead import ahead_of
 from packer.twin.cluster.caching import FIXED
 from packer.twin.engine.advance import advance
+from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.state import (
@@ -46,7 +48,8 @@ class Servers(NamedTuple):
     server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
     `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle.
     on_way (S,): requests that left the router and did not reach the server yet. tuning: what the servers train,
-    registers with a leading axis.
+    registers with a leading axis. ahead: `cluster.ahead.Ahead` of
+    those that schedule ahead or cache prefixes; None if none does.
     """
 
     ints: IntArray
@@ -87,6 +90,7 @@ class Servers(NamedTuple):
     wake_s: FloatArray
     on_way: IntArray
     tuning: Tuning
+    ahead: Any
 
 
 REFUSED = -2
@@ -227,6 +231,22 @@ def run_other(c: Servers, s: int, until_s: float, engine: int) -> None:
     """As `run_until`, for a server of another engine: `packer.twin.cluster.loop` puts this in the place of it."""
 
 
+@njit(inline="always", **ENGINE_FLAGS)
+def run_vllm(c: Servers, s: int, until_s: float) -> None:
+    """As `run_until`, for a server of vLLM's that trains nothing."""
+    advance(state_of(c, s), law_of_server(c, s), until_s, None)
+
+
+@njit(**ENGINE_FLAGS)
+def run_ahead(c: Servers, s: int, until_s: float) -> None:
+    """In the place of `run_vllm` where some server schedules ahead or caches prefixes."""
+    if c.ahead.pipeline[s].depth > 0:
+        pool, pipeline = ahead_of(c.ahead, s)
+        advance_ahead(state_of(c, s), law_of_server(c, s), pool, pipeline, until_s)
+    else:
+        advance(state_of(c, s), law_of_server(c, s), until_s, None)
+
+
 @njit(**ENGINE_FLAGS)
 def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
     """Server `s` executes every step that starts before `until_s`."""
@@ -237,7 +257,7 @@ def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
         tuning = Tuning(c.tuning.registers[s], c.tuning.lengths)
         advance(state_of(c, s), law_of_server(c, s), until_s, tuning)
     else:
-        advance(state_of(c, s), law_of_server(c, s), until_s, None)
+        run_vllm(c, s, until_s)
     if c.ints[s, IN_FLIGHT] == 1:
         c.wake_s[s] = c.floats[s, END_S]
     elif c.ints[s, RUNNING] + c.ints[s, WAITING] > 0:
