@@ -7,7 +7,8 @@ from numba import njit
 
 from packer.twin.engine.arrive import arrive, free_places
 from packer.twin.engine.frontend import scrape
-from packer.twin.engine.pipeline import begin, begin_next, deliver, plan, plan_next, planned_ms, turn
+from packer.twin.engine.pipeline import begin, begin_next, deliver, plan_next, turn
+from packer.twin.engine.plan import plan, planned_ms
 from packer.twin.engine.pool import Pool, Records
 from packer.twin.engine.state import (
     CONCURRENCY, END_S, EXHAUSTED, IN_FLIGHT, NEXT_S, NOW, REACH_S, RUNNING, RUN_S, STEP_DECODES, STEP_PREFILL, WAITING,

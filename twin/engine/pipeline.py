@@ -16,27 +16,23 @@ import math
 import numpy as np
 from numba import njit
 
-from packer.twin.engine.admit import next_adapter
-from packer.twin.engine.charge import charge, step_ms
+from packer.twin.engine.charge import charge
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.emit import MIN_GAP_S, gap_bin
 from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, RUNS, WAITS, change, count_series, stream
-from packer.twin.engine.pool import (
-    Pool, Records, enter_phase, find, free_blocks, hash_full, hold_new, leave_phase, sit_down, stand_up,
-)  # fmt: skip
-from packer.twin.engine.schedule import blocks_of, end_prefill, phase_of
-from packer.twin.engine.slots import join, leave, walk
+from packer.twin.engine.plan import phase_of_start, plan, planned_ms
+from packer.twin.engine.pool import Pool, Records, enter_phase, hash_full, leave_phase, stand_up
+from packer.twin.engine.schedule import blocks_of
+from packer.twin.engine.slots import leave
 from packer.twin.engine.state import (
-    ADAPTER_LOADS, BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, ENDED_LAST,
-    END_S, FINISH, FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, GENERATED, HEAD, IN_FLIGHT, JOINERS, KV_BLOCKS, LAST,
-    LOAD_MS, MAX_SEQS, MERGED, NEXT, NOW, OLDER, OUTPUT, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, PROMPT,
-    RANK_CLASS, RESIDENT, RING, RUNNING, SEEN_S, SENTINEL, SERIES_OF_LISTS, START, STEP, STEP_DECODES, STEP_PREEMPTED,
-    STEP_PREFILL, TOKEN_BUDGET, UNAWAITED, UNFINISHED, USED, WAITING, WHOLE_SEQUENCE, ServerState,
+    BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, ENDED_LAST, FINISH,
+    FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, GENERATED, IN_FLIGHT, LAST, LOAD_MS, MERGED, NEXT, NOW,
+    OLDER, OUTPUT, OWNER, PHASE, RANK_CLASS, RING, RUNNING, SEEN_S, SENTINEL, SERIES_OF_LISTS, START, STEP,
+    STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, UNFINISHED, USED, WAITING, ServerState,
 )  # fmt: skip
-from packer.twin.engine.waiting import place, put_first, take_first
-from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
-from packer.twin.law.law import IS_PAPER, Law
-from packer.twin.law.linear import AT
+from packer.twin.engine.waiting import place
+from packer.twin.flags import INLINED
+from packer.twin.law.law import Law
 
 PIPELINE = np.dtype(
     [
@@ -63,217 +59,6 @@ def new_pipeline(depth: int) -> Records:
     pipeline = np.zeros(1, dtype=PIPELINE)
     pipeline["depth"], pipeline["turned"] = depth, 1
     return pipeline
-
-
-# ---- a step is scheduled
-
-
-@njit(**CALLED)
-def preempt_last(state: ServerState, pool: Pool) -> int:
-    """Preempt the request admitted last, as `schedule.preempt` does; the request."""
-    ints, requests, times = state.ints, state.requests, state.times
-    r = state.links[ints[SENTINEL], OLDER]
-    a = requests[r, OWNER] + 1
-    unlink(state.links, OLDER, r)
-    ints[RUNNING] -= 1
-    ints[STEP_PREEMPTED] += 1
-    ints[PREEMPTIONS] += 1
-    done = False
-    if r + 1 == ints[PARTIAL]:
-        held = ints[PARTIAL_DONE]
-        ints[PARTIAL] = 0
-    else:
-        held = requests[r, CONTEXT] + ints[STEP] - 1 - requests[r, START]
-        if requests[r, START] != ints[STEP] - 1:  # else `deliver` says when its token came
-            times[r, LAST] = state.floats[END_S] if ints[IN_FLIGHT] == 1 else state.floats[NOW]
-        requests[r, GENERATED] += ints[STEP] - requests[r, START]
-        done = requests[r, GENERATED] == requests[r, OUTPUT]  # by the step in flight: it waits for that alone
-        if not done:
-            ints[CONTEXT_TOKENS] -= held
-            ints[DECODES] -= 1
-            unlink(state.links, DUE_BEFORE, r)
-            if pool.all[0].caching == 1:
-                leave_phase(pool, pool.seat[r])
-            else:  # of the step in which it was scheduled last
-                state.phase[phase_of_start(state, r)] -= 1
-    if pool.all[0].caching == 1:
-        stand_up(state, pool, r)
-    else:
-        ints[USED] -= blocks_of(held, ints[BLOCK_SIZE])
-    if done:
-        ints[WAITING] += 1
-        return int(r)
-    put_first(ints, requests, state.adapters, r, a)
-    leave(ints, state.adapters, state.sizes, state.classes, state.sets, a, ints[STEP] - 1)
-    place(ints, state.adapters, state.heaps, a)
-    return int(r)
-
-
-@njit(inline="always", **ENGINE_FLAGS)
-def phase_of_start(state: ServerState, r: int) -> int:
-    """`phase_of`."""
-    phase: int = phase_of(state.requests, r, state.ints[BLOCK_SIZE])
-    return phase
-
-
-@njit(**INLINED)
-def grow_counted(state: ServerState, pool: Pool) -> int:
-    """Blocks for the running requests where they are only counted; tokens that the cut prefill gets."""
-    ints, phase = state.ints, state.phase
-    while True:
-        chunk, growth = chunk_of(state)
-        needed = growth + phase[ints[PHASE]]
-        if ints[USED] + needed <= ints[KV_BLOCKS]:
-            ints[USED] += needed
-            return int(chunk)
-        preempt_last(state, pool)
-
-
-@njit(inline="always", **ENGINE_FLAGS)
-def chunk_of(state: ServerState) -> tuple[int, int]:
-    """Tokens of the cut prefill that this step takes, and the blocks that they need; 0 without one."""
-    ints = state.ints
-    if ints[PARTIAL] == 0:
-        return 0, 0
-    done, size = ints[PARTIAL_DONE], ints[BLOCK_SIZE]
-    chunk = min(state.requests[ints[PARTIAL] - 1, CONTEXT] - done, ints[TOKEN_BUDGET] - ints[DECODES])
-    return chunk, blocks_of(done + chunk, size) - blocks_of(done, size)
-
-
-@njit(**INLINED)
-def grow_hashed(state: ServerState, pool: Pool, ahead: bool) -> int:
-    """As `grow_counted`, with the blocks themselves, in the order of `self.running`.
-
-    A block that a decode fills is hashed when the step that fills it is scheduled; with a token on its way
-    (`ahead`) when the next one is, because `request.num_tokens` does not count that token yet (`allocate_slots`).
-    """
-    ints, phase = state.ints, state.ints[PHASE]
-    s = pool.seats[phase].after
-    while s != phase:
-        while free_blocks(state) == 0:
-            if preempt_last(state, pool) == pool.seats[s].request:
-                s = phase  # it was the last one
-                break
-        if s == phase:
-            break
-        hold_new(state, pool, s, 1)
-        if ahead:
-            hash_full(state, pool, s, pool.seats[s].held - 1)
-        s = pool.seats[s].after
-    if not ahead:
-        filling = phase + 1 if phase + 1 < ints[BLOCK_SIZE] else 0
-        s = pool.seats[filling].after
-        while s != filling:
-            hash_full(state, pool, s, pool.seats[s].held)
-            s = pool.seats[s].after
-    chunk, growth = chunk_of(state)
-    if growth > free_blocks(state):
-        preempt_last(state, pool)  # itself
-        return 0
-    if chunk > 0:
-        s = pool.seat[ints[PARTIAL] - 1]
-        hold_new(state, pool, s, growth)
-        hash_full(state, pool, s, (ints[PARTIAL_DONE] + chunk) // ints[BLOCK_SIZE])
-    return int(chunk)
-
-
-@njit(**INLINED)
-def room_for(state: ServerState, pool: Pool, r: int, tokens: int, budget: int) -> tuple[int, int]:
-    """Tokens of request `r` that are in the cache, and those of the rest that this step computes; -1: no room."""
-    ints, size = state.ints, state.ints[BLOCK_SIZE]
-    hits = idle = 0
-    if pool.all[0].caching == 1:
-        hits, idle = find(state, pool, r)
-    take = min(tokens - hits * size, budget)
-    last = tokens if ints[WHOLE_SEQUENCE] == 1 else hits * size + take
-    if blocks_of(last, size) - hits + idle > free_blocks(state):
-        return -1, 0
-    return hits * size, take
-
-
-@njit(**INLINED)
-def admit_one(state: ServerState, law: Law, pool: Pool, a: int, cached: int, take: int) -> None:
-    """The first waiting request of adapter row `a` joins the batch, with `take` tokens behind the `cached` ones."""
-    ints, requests = state.ints, state.requests
-    r = state.adapters[a, HEAD] - 1
-    size, tokens = ints[BLOCK_SIZE], requests[r, PROMPT] + requests[r, GENERATED]
-    if pool.all[0].caching == 1:
-        s = sit_down(state, pool, r, cached // size)
-        hold_new(state, pool, s, blocks_of(cached + take, size) - cached // size)
-        hash_full(state, pool, s, (cached + take) // size)
-        if pool.found[r] < 0:
-            pool.found[r] = cached
-    else:
-        ints[USED] += blocks_of(take, size)
-    take_first(ints, requests, state.adapters, r, a)
-    join(
-        ints, state.floats, state.adapters, state.sizes, state.classes, state.sets, law.loading, a,
-    )  # fmt: skip
-    place(ints, state.adapters, state.heaps, a)
-    ints[RUNNING] += 1
-    link_last(state.links, OLDER, ints[SENTINEL], r)
-    requests[r, CONTEXT] = tokens
-    ints[STEP_PREFILL] += take
-    if cached + take < tokens:
-        ints[PARTIAL], ints[PARTIAL_DONE] = r + 1, cached + take
-    else:
-        end_prefill(ints, requests, r)
-
-
-@njit(**INLINED)
-def plan(state: ServerState, law: Law, pool: Pool, ahead: bool) -> None:
-    """`Scheduler.schedule`: what the next step computes (STEP_DECODES, STEP_PREFILL, ENDED, LOAD_MS)."""
-    ints, requests = state.ints, state.requests
-    ints[STEP_PREEMPTED] = ints[ENDED] = 0
-    caching = pool.all[0].caching == 1
-    chunk = grow_hashed(state, pool, ahead) if caching else grow_counted(state, pool)
-    ints[CONTEXT_TOKENS] += ints[DECODES]
-    ints[STEP_DECODES], ints[STEP_PREFILL] = ints[DECODES], chunk
-    if chunk > 0:
-        ints[PARTIAL_DONE] += chunk
-        if ints[PARTIAL_DONE] == requests[ints[PARTIAL] - 1, CONTEXT]:
-            end_prefill(ints, requests, ints[PARTIAL] - 1)
-            ints[PARTIAL] = 0
-    state.floats[LOAD_MS] = 0.0
-    loads, misses = ints[ADAPTER_LOADS], 0
-    budget = ints[TOKEN_BUDGET] - ints[STEP_DECODES] - chunk
-    while (
-        ints[STEP_PREEMPTED] == 0 and ints[WAITING] > 0 and budget > 0 and ints[PARTIAL] == 0
-        and ints[RUNNING] < ints[MAX_SEQS]
-    ):  # fmt: skip
-        a = next_adapter(ints, state.adapters, state.heaps)
-        if a == 0:
-            break
-        r = state.adapters[a, HEAD] - 1
-        cached, take = room_for(state, pool, r, requests[r, PROMPT] + requests[r, GENERATED], budget)
-        if cached < 0:  # `allocate_slots` returned None: the walk ends
-            break
-        misses += state.adapters[a, RESIDENT] == 0
-        admit_one(state, law, pool, a, cached, take)
-        budget -= take
-    if ints[JOINERS] > 0:
-        walk(ints, state.floats, state.adapters, state.sizes, state.sets, law.loading)
-    ints[UNAWAITED] += max(0, ints[ADAPTER_LOADS] - loads - misses)
-
-
-@njit(**INLINED)
-def planned_ms(state: ServerState, law: Law, depth: int) -> float:
-    """How long the step takes that was scheduled last, ms.
-
-    Scheduled ahead, the walk over the waiting requests is done while the step before it is executed: it costs time
-    only where it takes longer than the step itself. The loads of adapters are part of the step (`execute_model`).
-    """
-    load_ms = state.floats[LOAD_MS]
-    ms = step_ms(
-        state.ints, state.classes, state.vector, state.means, law.coefficients, law.settings, load_ms
-    )
-    if depth == 1 or law.settings[IS_PAPER] > 0:
-        return float(ms)
-    host_ms = law.coefficients[AT.per_waiting_ms] * state.vector[AT.per_waiting_ms]
-    return float(max(ms - load_ms - host_ms, host_ms) + load_ms)
-
-
-# ---- a step was scheduled, and ends
 
 
 @njit(**INLINED)
