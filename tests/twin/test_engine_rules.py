@@ -34,7 +34,8 @@ from packer.workload import Workload
         ),
         (
             "0.33.0",
-            "prefix_caching async_scheduling whole_sequence unhashed_first series_of_lists slots_of_running",
+            "graphs_without_lora prefix_caching async_scheduling whole_sequence unhashed_first series_of_lists "
+            "slots_of_running",
         ),
         ("0", "tokenizer_per_adapter"),
         ("nightly", "tokenizer_per_adapter"),
