@@ -271,6 +271,30 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
     return pl.DataFrame(columns).with_columns(pl.col("^.*_ms$|^slo_attainment$").fill_nan(None))
 
 
+def found(sim: Simulation) -> tuple[IntArray, IntArray, IntArray]:
+    """Tokens found in the KV cache, prompt and adapter of each request admitted; empty without prefix caching."""
+    requests, held = sim.raw.requests, sim.raw.found
+    admitted = np.zeros(0, dtype=np.int64) if held is None else np.flatnonzero(held >= 0)
+    tokens = admitted if held is None else held[admitted]
+    return tokens, requests.input_tokens[admitted], requests.adapter[admitted]
+
+
+def prefix_hit_rate(sim: Simulation) -> float:
+    """See `Simulation.prefix_hit_rate`: `vllm:prefix_cache_hits` / `vllm:prefix_cache_queries`.
+
+    Both leave out requests that come back after a preemption.
+    """
+    tokens, prompts, _ = found(sim)
+    return float(tokens.sum() / prompts.sum()) if len(tokens) else float("nan")
+
+
+def prefix_hit_rates(sim: Simulation) -> FloatArray:
+    """See `Simulation.adapter_prefix_hit_rate`."""
+    tokens, prompts, owners = found(sim)
+    m = len(sim.workload)
+    return ratio(np.bincount(owners, tokens, m), np.bincount(owners, prompts, m))
+
+
 def sums(sim: Simulation, weights: npt.ArrayLike | None = None) -> FloatArray:
     """Sums over each adapter's completed requests, float64 (m,); without weights how many they are."""
     return np.bincount(sim.owners, weights, minlength=len(sim.workload)).astype(np.float64)

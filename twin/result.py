@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.goal import STATISTICS
 from packer.profile import Profile
@@ -110,35 +110,12 @@ class Simulation:
     preemptions = _register(rows.PREEMPTIONS)
     """Requests thrown out of the batch for lack of KV blocks, to be recomputed."""
 
-    @cached_property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that were found in the KV cache when their requests were first admitted."""
-        return int(self._found[0].sum())
-
-    @property
-    def prefix_hit_rate(self) -> float:
-        """Part of the prompt tokens of admitted requests that was in the KV cache; NaN without prefix caching.
-
-        As `vllm:prefix_cache_hits` / `vllm:prefix_cache_queries`, which leave preempted requests that come back out.
-        """
-        found, prompts, _ = self._found
-        return float(found.sum() / prompts.sum()) if len(found) else math.nan
-
-    @cached_property
-    def adapter_prefix_hit_rate(self) -> FloatArray:
-        """`prefix_hit_rate` of each adapter, float64 (adapters,); NaN where none of its requests was admitted."""
-        found, prompts, owners = self._found
-        m = len(self.workload)
-        return figures.ratio(np.bincount(owners, found, m), np.bincount(owners, prompts, m))
-
-    @cached_property
-    def _found(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Tokens found, prompt and adapter of each request that was admitted; empty without prefix caching."""
-        requests, found = self.raw.requests, self.raw.found
-        admitted = np.flatnonzero(found >= 0) if found is not None else np.zeros(0, dtype=np.int64)
-        tokens = admitted if found is None else found[admitted]
-        return tokens, requests.input_tokens[admitted], requests.adapter[admitted]
-
+    cached_tokens = cached_property(lambda self: int(figures.found(self)[0].sum()))
+    """Prompt tokens that were found in the KV cache when their requests were first admitted."""
+    prefix_hit_rate = cached_property(figures.prefix_hit_rate)
+    """`cached_tokens` as a part of the prompt tokens of admitted requests; NaN without prefix caching."""
+    adapter_prefix_hit_rate = cached_property(figures.prefix_hit_rates)
+    """That of each adapter, float64 (adapters,); NaN where none of its requests was admitted."""
     adapter_loads = _register(rows.ADAPTER_LOADS)
     """Times that an adapter was brought into a slot."""
     disk_loads = _register(rows.DISK_LOADS)
