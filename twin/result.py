@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from packer.arrays import FloatArray
+from packer.arrays import FloatArray, IntArray
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.goal import STATISTICS
 from packer.profile import Profile
