@@ -43,6 +43,8 @@ GAIN = 0.1
 WORSE = 1.2
 """A worst adapter this many times as slow as on fewer GPUs is no chance."""
 MOST_POINTS = 12
+FAR = 2.0
+"""Where an even split uses more than this of its limits, other ones are not tried."""
 WIDE = 100
 """Where servers get more adapters than this, even splits are tried before plans of the solvers."""
 SOLVERS = ("spread-refined", "spread")
@@ -147,6 +149,7 @@ class Frontier:
         """The plan on that many GPUs; `following`: the number that is likely to be wanted next."""
         if n_gpus not in self._points:
             self.progress(f"{n_gpus} GPUs", 0, 0)
+            wide = len(self.workload) > WIDE * n_gpus
             best: list[Bin] = []
             for bins in self._proposals(n_gpus):
                 if following is not None:
@@ -155,9 +158,7 @@ class Frontier:
                     continue
                 lost = following is not None and self.kept.starves(bins)
                 made = (
-                    list(bins)
-                    if lost
-                    else settled(self.kept, bins, self.kept.hours, self.over, alike=self._wide(n_gpus))
+                    list(bins) if lost else settled(self.kept, bins, self.kept.hours, self.over, alike=wide)
                 )
                 if self.spare and not lost:
                     made = self._with_spare_slots(made)
@@ -176,7 +177,7 @@ class Frontier:
         narrower than the twin's. Of a wide fleet from where even splits begin to keep them.
         """
         least, n = 1 + self.spare, None
-        if self._wide(low) and high > 1:
+        if (len(self.workload) > WIDE * low) and high > 1:
             n = fewest(lambda n: next(self._even(n), None) is not None, max(2, low), high, self.over)
         if n is not None:
             low = min(n + 1, high)
@@ -283,28 +284,25 @@ class Frontier:
     def _proposals(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Those of solvers and the even splits; the latter first where a server gets hundreds of adapters."""
         both = self._even(n_gpus), self._proposed(n_gpus)
-        return chain(*(both if self._wide(n_gpus) else reversed(both)))
-
-    def _wide(self, n_gpus: int) -> bool:
-        return len(self.workload) > WIDE * n_gpus
+        return chain(*(both if (len(self.workload) > WIDE * n_gpus) else reversed(both)))
 
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Even splits of which the most loaded server keeps its limits, all with the slots that suit that server."""
-        parts = self.parts.spread_over(n_gpus, self.max_replicas)
-        several = n_gpus > 1 and not self.spare
+        parts, kept = self.parts.spread_over(n_gpus, self.max_replicas), self.kept
+        several, all_of_them = n_gpus > 1 and not self.spare, kept.required == len(self.workload)
         for split in even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ():
-            if self.over():
-                return
             bins = parts.joined(split)
             most = max(bins, key=lambda item: item.offered_tok_s(self.workload))
-            (tried,) = settled(self.kept, [most], self.kept.hours, self.over)
-            if self.kept.required < len(self.workload) or self.kept.used([tried])[0] <= 1.0:
+            (tried,) = settled(kept, [most], kept.hours[:1], self.over)
+            if self.over() or (all_of_them and kept.used([tried], kept.hours[:1])[0] > FAR):
+                return
+            if not all_of_them or kept.used([tried], most=[1.0])[0] <= 1.0:
                 self._slots = tried.max_loras
                 yield [item.with_slots(min(candidates_of(item)[-1], tried.max_loras)) for item in bins]
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Servers for that many GPUs, of which those with spare ones have slots for every rank."""
-        for solver in SOLVERS[: 1 if self._wide(n_gpus) else None]:
+        for solver in SOLVERS[: 1 if (len(self.workload) > WIDE * n_gpus) else None]:
             parts, plan = self._spread(n_gpus, solver)
             if plan.result().unplaced:
                 continue

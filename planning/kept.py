@@ -12,6 +12,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.failover import without_server
+from packer.solvers.candidates import candidates_of, gains_cache
 from packer.solvers.verify import FRESH_SEED
 from packer.twin.hours import HOUR_S, Hours, merged
 from packer.twin.per_adapter import FEW_REQUESTS
@@ -22,6 +23,8 @@ Hour = tuple[Workload, int]
 FRESH_HOURS = 3
 """Fresh hours that a plan is simulated on where arrivals vary (`Arrivals.varies`), or where it is chance which adapters
 with few requests have one that waits; one is enough for others."""
+SPARSE = 4
+"""One in so many candidates of `max_loras` is tried to see whether a server starves with any."""
 STARVING = 1e3
 """Servers that starve or queue use their limits at least so many times."""
 
@@ -87,10 +90,10 @@ class KeptHours:
                 worst[k] = max(worst[k], used)
         return worst
 
-    def short_of_cache(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[bool]:
-        """Which servers run short of KV cache in an hour, of those that `used` has simulated."""
-        found = [self.simulated.all(bins, fleet, seed=seed) for fleet, seed in hours[:1]]
-        return [any(each.short_of_cache for each in rows) for rows in zip(*found, strict=True)]
+    def short_of_cache(self, bins: Sequence[Bin], hour: Hour) -> list[bool]:
+        """Which servers run short of KV cache in an hour of which fewer slots would leave them much more."""
+        shown = self.simulated.all(bins, hour[0], seed=hour[1])
+        return [each.short_of_cache and gains_cache(item) for each, item in zip(shown, bins, strict=True)]
 
     def keeps(self, bins: Sequence[Bin], spare: int = 0) -> bool:
         """Whether the limits are kept at the raised rates, those given, and on what is left when a server is lost."""
@@ -103,14 +106,14 @@ class KeptHours:
         return held
 
     def starves(self, bins: Sequence[Bin]) -> bool:
-        """Whether a server starves that has a slot for each adapter, and room in its KV cache: no number of slots
-        changes that.
+        """Whether the most loaded server starves with all the slots that are of use, and with a few smaller numbers of
+        them where these leave it much more KV cache.
         """
-        full = [item.max_loras == len(item.adapters) for item in bins]
-        hours = self.simulated.all(bins, self.raised) if any(full) else []
-        return any(
-            each and not hour.figures.feasible and not hour.short_of_cache
-            for each, hour in zip(full, hours, strict=False)
+        most = max(bins, key=lambda item: item.offered_tok_s(self.workload))
+        full = most.with_slots(candidates_of(most)[-1])
+        some = candidates_of(most)[::-SPARSE] if gains_cache(full) else (full.max_loras,)
+        return not any(
+            self.simulated.all([most.with_slots(n)], self.raised)[0].figures.feasible for n in some
         )
 
     def cost(self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None) -> float:
@@ -123,7 +126,9 @@ class KeptHours:
             return 0.0
         hours = self.hours[:1]
         full = [item for item in bins if item.max_loras == len(item.adapters)]
-        full = [item for item, short in zip(full, self.short_of_cache(full, hours), strict=True) if not short]
+        full = [
+            item for item, short in zip(full, self.short_of_cache(full, hours[0]), strict=True) if not short
+        ]
         return len(bins) - len(full) + self.cost(full, hours)
 
     def within(self, bins: Sequence[Bin], hour: Hour) -> bool:

@@ -7,19 +7,9 @@ from collections.abc import Callable, Sequence
 from packer.bin import Bin
 from packer.planning.kept import STARVING, Hour, KeptHours
 from packer.solvers.candidates import AWAY, candidates_of, neighbours
-from packer.twin.memory.policy import kv_cache_tokens
 
-GAIN = 1.25
-"""Fewer slots are tried where they give so many times the KV cache."""
 TIGHT = 0.5
 """A server that uses more than this of its limits is tried with more slots."""
-
-
-def _gains_cache(item: Bin) -> bool:
-    fewer = neighbours(item, -AWAY)[:1]
-    settings = [item.settings, *(item.with_slots(n).settings for n in fewer)]
-    now, *more = (kv_cache_tokens(item.profile, each) for each in settings)
-    return any(tokens >= GAIN * max(now, 1) for tokens in more)
 
 
 def settled(
@@ -44,8 +34,8 @@ def settled(
             return [item.with_slots(min(candidates_of(item)[-1], worst.max_loras)) for item in best]
     for away, least in ((AWAY, tight), (-AWAY, 1.0)):
         start, used = [item.max_loras for item in best], kept.used(best, hours)
-        short = kept.short_of_cache(best, hours)
-        open_ = {k for k, item in enumerate(best) if away > 0 or (short[k] and _gains_cache(item))}
+        short = kept.short_of_cache(best, hours[0])
+        open_ = {k for k in range(len(best)) if away > 0 or short[k]}
         while open_ and not over():
             near = {k: neighbours(best[k].with_slots(start[k]), away) for k in open_ if used[k] > least}
             better = set()

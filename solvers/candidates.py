@@ -10,7 +10,7 @@ from packer.bin import Bin
 from packer.profile import Profile
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.twin.arrivals import cut_words
-from packer.twin.memory.policy import memory_error
+from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.workload import Workload
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384)
@@ -19,6 +19,8 @@ LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320,
 EVERY = 16
 """Proofs try every value up to this, and those of `LADDER` beyond."""
 
+MUCH = 1.25
+"""Fewer slots are tried where they give so many times the KV cache."""
 AWAY = 2
 """A server is tried with slots so many candidates away from its own: about twice as many, or half."""
 
@@ -62,6 +64,13 @@ def neighbours(item: Bin, steps: int) -> tuple[int, ...]:
         return candidates[max(0, at + steps) : at]
     above = at + (at < len(candidates) and candidates[at] == item.max_loras)
     return candidates[above : above + steps][::-1]
+
+
+def gains_cache(item: Bin) -> bool:
+    """Whether fewer slots would leave a server much more KV cache."""
+    settings = [item.settings, *(item.with_slots(n).settings for n in neighbours(item, -AWAY)[:1])]
+    now, *more = (kv_cache_tokens(item.profile, each) for each in settings)
+    return any(tokens >= MUCH * max(now, 1) for tokens in more)
 
 
 def tried_words(most: int) -> str:
