@@ -27,6 +27,7 @@ _CLASSES, _MOST_FREED = 40, 1500
 _PATIENCE, _STICKY, _REFITTED = 60, 8, 6
 _REMEMBERED = 40
 _HOPELESS = 1.1
+_LONGEST = 5
 _LEAST = 1e-3
 
 
@@ -144,13 +145,7 @@ class Search:
             return []
         first: list[int] = []
         if aim is Aim.STAY:
-            gone = moved(self.problem.old_bins, bins)
-            if gone:
-                i = int(rng.choice(gone))
-                becomes = {j: k for k, j in match(self.problem.old_bins, bins).items()}
-                homes = (becomes.get(j) for j, old in enumerate(self.problem.old_bins) if i in old.adapters)
-                places = [next(k for k, item in enumerate(bins) if i in item.adapters), *homes]
-                first = list(dict.fromkeys(k for k in places if k is not None and k in fills))
+            first = [k for k in self._circle() if k in fills]
         elif aim is Aim.EMPTY:
             kept = [k for k in able if bins[k] is self.emptied]
             if not kept or rng.random() < 1.0 / _STICKY:
@@ -168,6 +163,30 @@ class Search:
         while len(chosen) > 2 and sum(len(bins[k].adapters) for k in chosen) > _MOST_FREED:
             chosen.pop()
         return chosen
+
+    def _circle(self) -> list[int]:
+        """The server of an adapter that is away from where it ran, its home, and those that lie between on a circle.
+
+        In the graph of servers an edge leads from where an adapter is to where it ran: adapters on a circle wait for
+        each other's room.
+        """
+        import networkx
+
+        old, bins = self.problem.old_bins, self.state.bins
+        becomes = {j: k for k, j in match(old, bins).items()}
+        home = {i: becomes.get(j) for j, item in enumerate(old) for i in item.adapters}
+        here = {i: k for k, item in enumerate(bins) for i in item.adapters}
+        away = moved(old, bins)
+        if not away:
+            return []
+        graph = networkx.DiGraph((here[i], home[i]) for i in away if home[i] is not None)
+        chosen = int(self.rng.choice(away))
+        now, then = here[chosen], home[chosen]
+        if then is None:
+            return [now]
+        if networkx.has_path(graph, then, now):
+            return list(dict.fromkeys([now, *networkx.shortest_path(graph, then, now)]))[:_LONGEST]
+        return [now, then]
 
     def _wait(self, k: int) -> float:
         one = Evaluations.of([self.state.rows[k]])
