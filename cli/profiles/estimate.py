@@ -61,7 +61,6 @@ def estimate(given: Given, out: Writing) -> None:
     """
     from packer.cli.profiles.list import summary_of
     from packer.errors import IncompatibleError
-    from packer.fit.bands import bands_in_words
     from packer.fit.estimate import estimate_profile
     from packer.io.profiles import write_profile
     from packer.twin.memory.policy import kv_cache_tokens
@@ -77,7 +76,6 @@ def estimate(given: Given, out: Writing) -> None:
     told = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}
     out.result(lambda: {**summary_of(profile), **told}, list)
     out.note(f"{output}: {tokens:,} tokens of KV cache with one slot of rank 8")
-    out.note(bands_in_words(profile))
     if tokens < profile.memory.min_kv_tokens:
         length = profile.engine.max_model_len
         out.note(f"the server would not start with max_model_len {length}: set --max-model-len")
