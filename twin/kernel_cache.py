@@ -242,7 +242,11 @@ def _save(cache: Any, signature: object, data: object) -> None:
         _SAVED(cache, signature, data)
     elif keeps():
         try:
-            _SAVED(cache, signature, data)
+            try:
+                _SAVED(cache, signature, data)
+            except (ImportError, AttributeError, EOFError, pickle.UnpicklingError):
+                cache.flush()  # the index is of another version of packer, or was cut short
+                _SAVED(cache, signature, data)
         except OSError as error:
             full(error)
             tell_once()

@@ -143,7 +143,9 @@ class Server:
             if not state.ints[rows.EXHAUSTED]:
                 if self.paced:  # what the client still holds back was not served
                     state.ints[rows.SENT] = len(time_s)
-                return self._raw(state, marks, seed, tuning, pool)
+                raw = self._raw(state, marks, seed, tuning, pool)
+                # The front end may still write outputs when the engine's last step has ended.
+                return replace(raw, finished=raw.finished & (raw.finish_s <= duration_s))
             enough = min(len(time_s), 2 * enough)
 
     def _advance(

@@ -136,6 +136,27 @@ def test_a_full_folder_takes_no_more_and_the_kernel_is_used(
     assert list(folder.glob("*.nb*")) == []
 
 
+def test_an_index_of_another_version_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions of packer share the folder: what one keeps may name modules that the other does not have."""
+    source = folder.parent / "kernel.py"
+    source.write_text("def twice(x):\n    return 2 * x\n", "utf-8")
+    names: dict[str, object] = {"__name__": "packer.somewhere"}
+    exec(compile(source.read_text("utf-8"), source, "exec"), names)
+    kernel = njit(**(FLAGS | {"cache": True}))(names["twice"])
+    file, loaded = kernel._cache._cache_file, []
+
+    def strange() -> dict[object, str]:
+        loaded.append(1)
+        if len(loaded) < 3:
+            raise ModuleNotFoundError("No module named 'packer.twin.engine.gone'")
+        return {}
+
+    monkeypatch.setattr(file, "_load_index", strange)
+    assert kernel(3) == 6
+    assert len(loaded) == 3
+    assert any(folder.glob("*.nbc"))
+
+
 def test_nothing_is_sent_to_a_process_that_could_not_keep_it(folder: Path) -> None:
     """Without a folder all is compiled here."""
     folder.touch()

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
+from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
+from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, LoadingSpec, Profile
+from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.engine import state as rows
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
@@ -368,3 +371,15 @@ def test_summary_names_are_those_of_the_benchmark(make_profile: MakeProfile) -> 
     for metric in ("ttft", "tpot", "itl"):
         for statistic in ("mean", "median", "p99"):
             assert summary[f"{statistic}_{metric}_ms"] > 0
+
+
+def test_what_reaches_the_client_after_the_end_is_not_completed() -> None:
+    """A front end with seconds of work behind the engine's last steps: the client has not got their outputs."""
+    fleet = Workload([Adapter(f"a{i}", 8, 0.06) for i in range(256)])
+    found = simulate(fleet, load_profile("h100-64gb/llama-3.1-8b-instruct"), max_loras=4, duration_s=20.0)
+    late = found.raw.finish_s > 20.0
+    assert late.any()
+    assert not found.raw.finished[late].any()
+    assert found.completed == (found.raw.finish_s <= 20.0).sum() > 0
+    cluster = Cluster.of(found.profile, 1, max_loras=4, max_lora_rank=8)
+    assert simulate_cluster(fleet, cluster, duration_s=20.0).completed == found.completed

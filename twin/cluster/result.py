@@ -208,7 +208,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         float((prompt + output).sum()),
         np.where(arrived, times[:, rows.FIRST_SEEN], np.nan),
         np.where(arrived, times[:, rows.FINISH_SEEN], np.nan),
-        state.status[of] == rows.FINISHED,
+        (state.status[of] == rows.FINISHED) & (times[:, rows.FINISH_SEEN] <= end_s),
         totals,
         real,
         state.histogram[one].sum(axis=0),
