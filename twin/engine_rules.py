@@ -75,6 +75,13 @@ RULES: tuple[Rule, ...] = (
         "Adapters of all running requests count against `max_loras`, not those scheduled in the step alone.",
     ),
     Rule(
+        "skipped_reversed",
+        (0, 10),
+        "0.10.2: vllm/v1/core/sched/request_queue.py:102, `prepend_requests`",
+        "Waiting requests that a step passes over because their adapters find no slot come back in reverse order.",
+        until=(0, 14),
+    ),
+    Rule(
         "unhashed_first", (0, 23), "0.32.0: vllm/v1/core/block_pool.py:774, `free_blocks`",
         "Freed blocks without a hash are the next to be taken; before, all freed blocks went to the end of the queue.",
     ),
@@ -101,6 +108,7 @@ class EngineRules:
     graphs_without_lora: bool
     whole_sequence: bool
     slots_of_running: bool
+    skipped_reversed: bool
     unhashed_first: bool
     async_scheduling: bool
     prefix_caching: bool

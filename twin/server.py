@@ -243,6 +243,7 @@ class Server:
             rows.PREFILLS_FIRST: int(rules.prefills_first),
             rows.SERIES_OF_LISTS: int(rules.series_of_lists),
             rows.WHOLE_SEQUENCE: int(rules.whole_sequence),
+            rows.SKIPPED_REVERSED: int(rules.skipped_reversed),
             rows.CONCURRENCY: self.concurrency or 0,
             rows.RELEASED: self.concurrency or 0,
         }

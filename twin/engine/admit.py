@@ -14,11 +14,11 @@ from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import (
     ACTIVE, ADAPTER_LOADS, ATTENDED, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
-    KV_BLOCKS, LOAD_MS, MAX_SEQS, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
+    KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, NO_LIMIT, SKIPPED_REVERSED, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
     JOINERS, RUNNING, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
     TOKEN_BUDGET, UNAWAITED, USED, WAITING, WHOLE_SEQUENCE,
 )  # fmt: skip
-from packer.twin.engine.waiting import place, take_first
+from packer.twin.engine.waiting import place, reverse_skipped, take_first
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 
@@ -82,14 +82,16 @@ def admit(
 ) -> None:  # fmt: skip
     """Admit what slots, KV blocks, sequences and the token budget allow; sets LOAD_MS."""
     floats[LOAD_MS] = 0.0
-    loads, misses = ints[ADAPTER_LOADS], 0
+    loads, misses, end_key = ints[ADAPTER_LOADS], 0, -NO_LIMIT
     if ints[WAITING] > 0 and ints[STEP_PREEMPTED] == 0:  # `if not preempted_reqs`
         budget = ints[TOKEN_BUDGET] - ints[STEP_DECODES] - ints[STEP_PREFILL]
         while budget > 0 and ints[RUNNING] < ints[MAX_SEQS] and ints[PARTIAL] == 0:
             a = next_adapter(ints, adapters, heaps)
             if a == 0:  # all that wait are in `skipped_waiting_requests`
+                end_key = NO_LIMIT
                 break
             r = adapters[a, HEAD] - 1
+            end_key = requests[r, KEY]
             tokens = requests[r, PROMPT] + requests[r, GENERATED]
             take = min(tokens, budget)  # chunked prefill: a preempted request computes its outputs again, too
             blocks = fits(ints, adapters, sizes, a, tokens, take)
@@ -103,6 +105,8 @@ def admit(
                 r, a, tokens, take,
             )  # fmt: skip
             budget -= take
+    if ints[SKIPPED_REVERSED] == 1:
+        reverse_skipped(ints, requests, adapters, heaps, end_key)
     if ints[JOINERS] > 0:
         walk(ints, floats, adapters, sizes, sets, loading)
     # Adapters of the batch that were evicted come back without an admission.

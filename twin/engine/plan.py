@@ -16,12 +16,13 @@ from packer.twin.engine.pool import (
 from packer.twin.engine.schedule import blocks_of, end_prefill, phase_of
 from packer.twin.engine.slots import join, leave, walk
 from packer.twin.engine.state import (
-    ADAPTER_LOADS, ATTENDED, BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, END_S, GENERATED, HEAD,
-    IN_FLIGHT, JOINERS, KV_BLOCKS, LAST, LOAD_MS, MAX_SEQS, NOW, OLDER, OUTPUT, OWNER, PARTIAL, PARTIAL_DONE,
-    PHASE, PREEMPTIONS, PROMPT, RESIDENT, RUNNING, SENTINEL, START, STEP, STEP_DECODES, STEP_PREEMPTED,
-    STEP_PREFILL, TOKEN_BUDGET, UNAWAITED, USED, WAITING, WHOLE_SEQUENCE, ServerState,
+    ADAPTER_LOADS, ATTENDED, BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, END_S,
+    GENERATED, HEAD, IN_FLIGHT, JOINERS, KEY, KV_BLOCKS, LAST, LOAD_MS, MAX_SEQS, NOW, NO_LIMIT, OLDER,
+    OUTPUT, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, PROMPT, RESIDENT, RUNNING, SENTINEL,
+    SKIPPED_REVERSED, START, STEP, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, ServerState, TOKEN_BUDGET,
+    UNAWAITED, USED, WAITING, WHOLE_SEQUENCE,
 )  # fmt: skip
-from packer.twin.engine.waiting import place, put_first, take_first
+from packer.twin.engine.waiting import place, put_first, reverse_skipped, take_first
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 from packer.twin.law.law import IS_PAPER, Law
 from packer.twin.law.linear import AT
@@ -196,7 +197,7 @@ def plan(state: ServerState, law: Law, pool: Pool, ahead: bool) -> None:
             end_prefill(ints, requests, ints[PARTIAL] - 1)
             ints[PARTIAL] = 0
     state.floats[LOAD_MS] = 0.0
-    loads, misses = ints[ADAPTER_LOADS], 0
+    loads, misses, end_key = ints[ADAPTER_LOADS], 0, -NO_LIMIT
     budget = ints[TOKEN_BUDGET] - ints[STEP_DECODES] - chunk
     while (
         ints[STEP_PREEMPTED] == 0 and ints[WAITING] > 0 and budget > 0 and ints[PARTIAL] == 0
@@ -204,14 +205,18 @@ def plan(state: ServerState, law: Law, pool: Pool, ahead: bool) -> None:
     ):  # fmt: skip
         a = next_adapter(ints, state.adapters, state.heaps)
         if a == 0:
+            end_key = NO_LIMIT
             break
         r = state.adapters[a, HEAD] - 1
+        end_key = requests[r, KEY]
         cached, take = room_for(state, pool, r, requests[r, PROMPT] + requests[r, GENERATED], budget)
         if cached < 0:  # `allocate_slots` returned None: the walk ends
             break
         misses += state.adapters[a, RESIDENT] == 0
         admit_one(state, law, pool, a, cached, take)
         budget -= take
+    if ints[SKIPPED_REVERSED] == 1:
+        reverse_skipped(ints, requests, state.adapters, state.heaps, end_key)
     if ints[JOINERS] > 0:
         walk(ints, state.floats, state.adapters, state.sizes, state.sets, law.loading)
     ints[UNAWAITED] += max(0, ints[ADAPTER_LOADS] - loads - misses)

@@ -66,6 +66,7 @@ def numbers(first: int, end: int) -> list[int]:
 (SET_STEP, SET_STEP_OTHER, OLDEST_IN_SLOT, OLDEST_ON_HOST) = numbers(62, 66)
 # Rules of the engine's version, 0 or 1: see `packer.twin.engine_rules`.
 (PREFILLS_FIRST, SERIES_OF_LISTS, WHOLE_SEQUENCE) = numbers(66, 69)
+(SKIPPED_REVERSED,) = numbers(96, 97)
 # Engines other than vLLM's (`engine.lightllm`, `engine.jobs`). Settings: how adapters leave the GPU and are loaded,
 # most distinct adapters in the batch, decode steps between two looks at the queue, adapters in the batch from
 # which those of the batch come first, cells above which idle adapters leave. Then: decode steps since the last
@@ -83,7 +84,7 @@ def numbers(first: int, end: int) -> list[int]:
 (CONCURRENCY, RELEASED) = numbers(93, 95)
 # Sum over the prefill tokens of the step of the tokens that each attends to.
 (ATTENDED,) = numbers(95, 96)
-N_INTS = 96  # whole cache lines for each server of a cluster
+N_INTS = 104  # whole cache lines for each server of a cluster
 
 # ---- registers of real numbers, `floats`: time of the engine, of the end of the step being executed, of the
 # next arrival (infinite if none is known); duration of the step, s, and of its loads, ms; totals; width of the

@@ -12,10 +12,10 @@ from numba import njit
 from packer.arrays import IntArray
 from packer.twin.engine.containers import sift
 from packer.twin.engine.state import (
-    FIRST_KEY, FRONT, HEAD, HEAP, HEAP_IDLE, IN_BATCH, KEY, NEXT, PLACE, PROMPT, TAIL, WAITING,
-    WAITING_PROMPT,
+    ACTIVE, FIRST_KEY, FRONT, HEAD, HEAP, HEAP_IDLE, IN_BATCH, KEY, NEXT, PLACE, PROMPT, TAIL, WAITING,
+    SLOTS, WAITING_PROMPT,
 )  # fmt: skip
-from packer.twin.flags import ENGINE_FLAGS, INLINED
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
 @njit(**INLINED)
@@ -82,3 +82,43 @@ def take_first(ints: IntArray, requests: IntArray, adapters: IntArray, r: int, a
     adapters[a, HEAD] = requests[r, NEXT]
     if requests[r, NEXT] > 0:
         adapters[a, FIRST_KEY] = requests[requests[r, NEXT] - 1, KEY]
+
+
+@njit(**CALLED)
+def reverse_skipped(
+    ints: IntArray, requests: IntArray, adapters: IntArray, heaps: IntArray, end_key: int
+) -> None:
+    """The requests with keys below `end_key` that found no slot wait before all others, in reverse order.
+
+    They are the first ones of adapters outside the batch (`FCFSRequestQueue.prepend_requests` of vLLM 0.10 to 0.13).
+    """
+    if ints[ACTIVE] < ints[SLOTS] or ints[HEAP_IDLE] == 0:
+        return
+    idle, size = heaps[0], ints[HEAP_IDLE]
+    low = adapters[idle[0], FIRST_KEY]
+    if low >= end_key:
+        return
+    high = low  # nobody else that waits has a key between these two: it would have been admitted
+    for i in range(size):
+        number = adapters[idle[i], HEAD]
+        while number > 0 and requests[number - 1, KEY] < end_key:
+            high = max(high, requests[number - 1, KEY])
+            number = requests[number - 1, NEXT]
+    for i in range(size):
+        a = idle[i]
+        if adapters[a, FIRST_KEY] >= end_key:
+            continue
+        first = last = adapters[a, HEAD]  # `last` comes to the end of those that turn round
+        before, number = 0, first
+        while number > 0 and requests[number - 1, KEY] < end_key:
+            r = number - 1
+            requests[r, KEY] = low + high - requests[r, KEY]
+            number, requests[r, NEXT], before = requests[r, NEXT], before, number
+        requests[last - 1, NEXT] = number
+        if number == 0:
+            adapters[a, TAIL] = last
+        adapters[a, HEAD] = before
+        adapters[a, FIRST_KEY] = requests[before - 1, KEY]
+    for i in range(size):  # all keys changed: a heap of the first ones, then of one more each
+        adapters[idle[i], PLACE] = i
+        sift(idle, i + 1, adapters, i)
