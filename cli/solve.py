@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,9 +228,22 @@ class Result:
         "-o",
         "--output",
         metavar="FILE",
-        help=f"Where to write the plan.  [default: {DEFAULT_OUTPUT}; with --json nowhere]",
+        help=f"Where to write the plan.  [default: {DEFAULT_OUTPUT}, over an earlier plan; with --json nowhere]",
     )
     per_adapter: str | None = option(metavar="FILE")
+
+    def replacing(self, out: Writing) -> Writing:
+        """What may be overwritten: without -o also an earlier plan, which packer wrote and no one changed."""
+        from packer.errors import PackerError
+        from packer.io.plans import load_plan
+
+        if self.output is not None or out.as_json or out.force or not Path(DEFAULT_OUTPUT).is_file():
+            return out
+        try:
+            load_plan(DEFAULT_OUTPUT)
+        except PackerError:
+            return out  # something else: `check` refuses it before the search
+        return replace(out, force=True)
 
 
 @command
@@ -257,7 +271,6 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
       packer solve fleet.csv --objective cost --profile big.toml --profile small.toml --price small.toml=1.2
       packer solve new.csv --from plan.json -o next.json
     """
-    from dataclasses import replace
     from functools import partial
 
     from packer.cli.plan_table import adapters_frame, plan_lines
@@ -268,9 +281,7 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     from packer.twin.hours import with_adapters
 
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT
-    kept = result.output is None and path is not None and Path(path).exists() and not out.force
-    if kept:
-        path = None  # the plan is shown all the same
+    out = result.replacing(out)
     out.check(path)
     out.check_tables(result.per_adapter)
     old = None if planning.old_path is None else load_plan(planning.old_path)
@@ -307,10 +318,6 @@ def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result,
     out.result(partial(plan_to_dict, plan), lines)
     if written:
         out.note(f"wrote {path}")
-    if kept:
-        out.note(
-            f"{DEFAULT_OUTPUT} exists and was left as it is: --force overwrites it, -o FILE names another"
-        )
     if plan.verified is False and not planning.recommends:
         out.note("the twin does not confirm every GPU; a higher --confidence leaves more room")
     if plan.interrupted:

@@ -160,14 +160,14 @@ def test_bad_choices(fails: Fails, tmp_path: Path, words: str, message: str) -> 
 def test_the_default_output_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """plan.json of an earlier run is not overwritten unasked, and the new plan is shown all the same."""
+    """plan.json that is no plan of packer's is not overwritten unasked: the search does not begin."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f.csv").write_bytes(GOOD)
     (tmp_path / "plan.json").write_text("precious")
-    assert run(["solve", "f.csv", "--objective", "gpus", "--predictor", "tree"]) == 0
+    assert run(["solve", "f.csv", "--objective", "gpus", "--predictor", "tree"]) == 2
     out, err = capsys.readouterr()
-    assert "1 GPU" in out
-    assert "plan.json exists and was left as it is: --force overwrites it" in err
+    assert not out
+    assert "plan.json: the file exists; --force overwrites it" in err
     assert (tmp_path / "plan.json").read_text() == "precious"
 
 

@@ -83,15 +83,19 @@ def test_a_plan_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_second_run_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    """An existing plan.json is left as it is, and the plan is shown with the way out; --force and -o work."""
+    """An earlier plan in plan.json is replaced; one that was changed by hand is refused before the search."""
+    assert packer("solve", fleet(rate=0.2)) == 0
     assert packer("solve", fleet()) == 0
-    before = Path("plan.json").read_bytes()
-    capsys.readouterr()
-    assert packer("solve", "fleet.csv") == 0
+    assert "wrote plan.json" in capsys.readouterr().err
+    assert load_plan("plan.json").workload.rates.tolist() == [0.3] * 60
+    changed = Path("plan.json").read_text("utf-8").replace('"a7"', '"b7"')
+    Path("plan.json").write_text(changed, "utf-8")
+    assert packer("solve", "fleet.csv") == 2
     out, err = capsys.readouterr()
-    assert "Plan for" in out
-    assert "plan.json exists and was left as it is: --force overwrites it" in err
-    assert Path("plan.json").read_bytes() == before
+    assert "Plan for" not in out
+    assert "plan.json: the file exists; --force overwrites it" in err
+    assert Path("plan.json").read_text("utf-8") == changed
+    assert packer("solve", "fleet.csv", "--from", "plan.json") == 2
     assert packer("solve", "fleet.csv", "--force") == 0
     assert packer("solve", "fleet.csv", "-o", "other.json") == 0
 
