@@ -268,7 +268,7 @@ def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Run:
         duration_s=duration_s,
         timeline_bin_s=max(1.0, duration_s / 60.0),
     )
-    predicted: Figures = {name: _known(getattr(simulation, name, math.nan)) for name in COMPARED}
+    predicted: Figures = {name: _known(getattr(simulation, name)) for name in COMPARED}
     return Run(outcome, simulation, measured_figures(outcome), predicted)
 
 

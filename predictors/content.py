@@ -25,7 +25,7 @@ def caches_prefixes(workload: Workload, profile: Profile) -> bool:
     """Whether prompts of the fleet begin alike and a server of this profile computes such beginnings only once."""
     if not workload.shared_prefix_tokens.any():
         return False
-    return bool(getattr(rules_of(profile.engine), "prefix_caching", profile.engine.prefix_caching))
+    return rules_of(profile.engine).prefix_caching
 
 
 def content_classes(workload: Workload) -> IntArray:
