@@ -199,4 +199,4 @@ def law_terms(roofline: Roofline) -> tuple[dict[str, float], float, float]:
         "per_attended_token_ms": attended,
         "experts_ms": found[3] if share else 0.0,
     }
-    return {name: float(value) for name, value in terms.items()}, ridge, share
+    return {name: shares["level"] * float(value) for name, value in terms.items()}, ridge, share

@@ -32,9 +32,11 @@ def test_the_law_is_near_the_roofline(name: str, gpu: str) -> None:
         graph_max_tokens=512, ridge_tokens=ridge, expert_share=share,
     )  # fmt: skip
     once = {**terms, "prefill_step_ms": 0.0}
-    once["per_prefill_token_ms"] -= roofline.attended_ms()[1] * roofline.model.window
+    once["per_prefill_token_ms"] -= (
+        roofline.shares["level"] * roofline.attended_ms()[1] * roofline.model.window
+    )
     law = features @ np.array([once.get(term, 0.0) for term in LINEAR_TERMS])
-    off = np.abs(law / roofline.tokens_ms(GRID) - 1.0)
+    off = np.abs(law / roofline.shares["level"] / roofline.tokens_ms(GRID) - 1.0)
     assert off.max() < 0.12
     assert np.median(off) < 0.04
 
