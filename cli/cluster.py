@@ -26,10 +26,12 @@ class Behind:
 
     cluster: Many servers behind a router: a cluster.toml, or the servers of a plan (.json).
     router: Router, with parameters as in affinity:slack=8. [default: the system's]
+    stats_age_s: How old the counts that routers read may be, s; 0: up to date. [default: the system's]
     """
 
     cluster: str | None = option(metavar="FILE")
     router: str | None = option(metavar="NAME", shell_complete=complete_registered("router"))
+    stats_age_s: float | None = option("--stats-age", type=click.FloatRange(min=0.0), metavar="SECONDS")
     slo: tuple[str, ...] = common("slo")
 
     def goal(self, fleet: Workload) -> Goal | None:

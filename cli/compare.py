@@ -140,7 +140,9 @@ def compare(
     if systems.cluster is not None:
         _compare_systems(file.fleet(), compared.seed, systems, files, out)
         return
-    refuse_without_cluster(("router", "slo", "systems", "seeds", "duration_s", "size", "share"))
+    refuse_without_cluster(
+        ("router", "stats_age_s", "slo", "systems", "seeds", "duration_s", "size", "share")
+    )
     out.check_tables(files.output, endings=(".csv", ".json"))
     out.check_picture(files.plot)
     start = real.start()
@@ -171,6 +173,7 @@ def compare(
 
 def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Files, out: Writing) -> None:
     from packer.operate.systems import compare_systems, servers_needed
+    from packer.operate.verdict import verdict
     from packer.twin.cluster.system import judged
 
     of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "launch", "plot", "profile_name")
@@ -184,7 +187,7 @@ def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Fil
         )
     given: dict[str, Any] = {
         "slo": systems.goal(workload), "seeds": systems.seeds, "seed": seed, "duration_s": systems.duration_s,
-        "router": systems.router,
+        "router": systems.router, "stats_age_s": systems.stats_age_s,
     }  # fmt: skip
     names = split_names(systems.systems)
     title = f"{workload.name}: {counted(len(workload), 'adapter')} on {counted(len(cluster), 'server')}"
@@ -200,10 +203,11 @@ def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Fil
                 out.note(f"system {name}: the SLO is not kept, whatever the number of servers")
         else:
             results = compare_systems(workload, cluster, names, **given, progress=progress)
+    said = "" if systems.size else verdict(workload, cluster, results)
     data = {"workload": workload.name, "slo": judged(workload, cluster, systems.goal(workload))[0].limits.to_dict(),
-            "systems": [each.to_dict() for each in results]}  # fmt: skip
+            "systems": [each.to_dict() for each in results], "verdict": said}  # fmt: skip
     write_json(data, files.output)
-    out.result(data, lambda: [compared_table(results, title, sizes=systems.size)])
+    out.result(data, lambda: [compared_table(results, title, sizes=systems.size), *([said] if said else [])])
 
 
 def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:

@@ -177,7 +177,7 @@ def simulate(
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
     workload = process.apply(workload if run.tuning is None else workload.tuned_by(run.tuning))
     if system.cluster is None:
-        refuse_without_cluster(("router", "system", "per_server"))
+        refuse_without_cluster(("router", "stats_age_s", "system", "per_server"))
     elif server.predictor != "twin":
         raise click.UsageError("--cluster is simulated by the twin: leave out --predictor.")
     if server.max_loras is None and system.cluster is None and workload.n_loras:
@@ -241,6 +241,7 @@ def _simulated(
         _, planned, limits = judged(workload, cluster, goal)
         cluster = placed(planned, cluster, named, limits, run.seed)
         how |= {"system": replace(named, placement=None), "router": system.router}
+        how |= {"stats_interval_s": system.stats_age_s}
         return repeated(
             lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress
         )

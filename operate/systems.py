@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,18 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class SystemResult:
-    """One system: each of `FIGURES` over the seeds, with its 95 % interval."""
+    """One system: each of `FIGURES` over the seeds, with its 95 % interval; `seeds`: each of them by seed."""
 
     system: str
     router: str
     servers: int
     figures: Mapping[str, Interval]
+    seeds: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return {**vars(self), "figures": {name: row._asdict() for name, row in self.figures.items()}}
+        shown = {key: value for key, value in vars(self).items() if key != "seeds"}
+        return shown | {"figures": {name: row._asdict() for name, row in self.figures.items()}}
 
 
 def compare_systems(
@@ -51,6 +53,7 @@ def compare_systems(
     duration_s: float | None = None,
     slo: GoalLike | None = None,
     router: str | None = None,
+    stats_age_s: float | None = None,
     jobs: int = -1,
     backend: str = "threading",
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
@@ -71,6 +74,8 @@ def compare_systems(
         How many runs of each, and the first seed.
     router
         A router for all of them instead of their own.
+    stats_age_s
+        How old the counts that routers read may be, for all of them instead of their own.
     jobs, backend
         Runs at once (-1: as many as cores), and joblib's backend; "ray" runs them on a Ray cluster.
     progress
@@ -89,7 +94,13 @@ def compare_systems(
         placed(planned, cluster if _serves_plans(each, router) else free, each, limits, seed)
         for each in known
     ]
-    given = {"workload": workload, "router": router, "duration_s": duration_s, "slo": slo}
+    given = {
+        "workload": workload,
+        "router": router,
+        "duration_s": duration_s,
+        "slo": slo,
+        "stats_interval_s": stats_age_s,
+    }
     return _results(
         list(zip(known, clusters, strict=True)), given, range(seed, seed + seeds), jobs, backend, progress
     )
@@ -125,6 +136,7 @@ def servers_needed(
     seed: int = 0,
     duration_s: float | None = None,
     router: str | None = None,
+    stats_age_s: float | None = None,
     most: int = 1024,
     jobs: int = -1,
     backend: str = "threading",
@@ -154,7 +166,13 @@ def servers_needed(
         if isinstance(by, SizedPlacement):
             first = by.needed(planned, cluster.resized(1), limits, seed) or 1
 
-    given = {"workload": workload, "router": router, "duration_s": duration_s, "slo": slo}
+    given = {
+        "workload": workload,
+        "router": router,
+        "duration_s": duration_s,
+        "slo": slo,
+        "stats_interval_s": stats_age_s,
+    }
 
     def tried(n: int, runs: int) -> SystemResult | None:
         try:
@@ -210,5 +228,6 @@ def _run_all(
 
 
 def _result(system: System, runs: Sequence[Mapping[str, Any]], servers: int) -> SystemResult:
-    figures = {name: interval(np.array([run[name] for run in runs])) for name in FIGURES}
-    return SystemResult(system.name, runs[0]["router"], servers, figures)
+    by_seed = {name: tuple(run[name] for run in runs) for name in FIGURES}
+    figures = {name: interval(np.array(values)) for name, values in by_seed.items()}
+    return SystemResult(system.name, runs[0]["router"], servers, figures, by_seed)

@@ -59,7 +59,10 @@ class Dispatch:
     @cached_property
     def loop(self) -> Loop:
         """Compiled for these engines and this router."""
-        return loop_of(self.others, getattr(self.router, "score", None), self.ahead)
+        router = self.router
+        return loop_of(
+            self.others, getattr(router, "score", None), getattr(router, "survey", None), self.ahead
+        )
 
     def assign(
         self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None

@@ -108,11 +108,17 @@ def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
 
 
 @njit(**ENGINE_FLAGS)
+def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int) -> None:
+    """A router's look at all candidates before it scores them; most have none."""
+
+
+@njit(**ENGINE_FLAGS)
 def choose(c: Servers, p: FloatArray, group: IntArray, start: IntArray, server: IntArray, r: int) -> int:
     """The candidate with the smallest score, the next in turn among equal ones; HOLD if all are infinite."""
     g = group[c.adapter[r]]
     first, last = start[g], start[g + 1]
     j = first + r % (last - first)
+    survey(c, p, server, first, last)
     best, lowest = HOLD, math.inf
     for _ in range(last - first):
         value = score(c, p, server[j], r)

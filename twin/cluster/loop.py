@@ -38,8 +38,8 @@ def _engine(c: Servers, s: int, until_s: float, engine: int) -> None:
 
 
 @cache
-def loop_of(engines: tuple[EngineKernels, ...], score: Any, ahead: bool) -> Loop:
-    """The loop for these engines beside vLLM's, by their numbers from 1 on, and the score of a router, None without.
+def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any, ahead: bool) -> Loop:
+    """The loop for these engines beside vLLM's, numbered from 1 on, and a router's score and survey, None without.
 
     `ahead`: some servers of vLLM's schedule ahead or cache prefixes.
     """
@@ -58,7 +58,9 @@ def loop_of(engines: tuple[EngineKernels, ...], score: Any, ahead: bool) -> Loop
         pass_on = _variant(pass_on, run_all_until=run_all_until)
         waiting = _variant(waiting, run_all_until=run_all_until)
     route = events.route
-    choose = events.choose if score is None else _variant(events.choose, score=score)
+    choose = events.choose
+    if score is not None:
+        choose = _variant(choose, score=score, **({} if survey is None else {"survey": survey}))
     if engines or ahead or score is not None:
         route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose)
     return Loop(run_until, pass_on, choose, route)

@@ -35,7 +35,7 @@ def simulate_cluster(
     duration_s: float | None = None,
     seed: int = 0,
     slo: GoalLike | None = None,
-    stats_interval_s: float = 0.0,
+    stats_interval_s: float | None = None,
     timeline_bin_s: float = 10.0,
     max_outstanding: int | None = None,
     cache: str | CachePolicy | None = None,
@@ -63,7 +63,8 @@ def simulate_cluster(
         limits ({"ttft_ms": 2000, "tpot_ms": 100}: these of each request and no others); None: the cluster's, else the
         workload's.
     stats_interval_s
-        How old the counts of requests and KV blocks that a router reads may be; 0: up to date.
+        How old the counts of requests and KV blocks that a router with a compiled score reads may be; 0: up to date;
+        None: the system's.
     timeline_bin_s
         Resolution of the timelines.
     max_outstanding
@@ -92,12 +93,13 @@ def simulate_cluster(
     duration_s = workload.arrivals.whole_s(HOUR_S) if duration_s is None else duration_s
     checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
     checks.real("timeline_bin_s", timeline_bin_s, low=duration_s / MAX_BINS)
-    checks.real("stats_interval_s", stats_interval_s, low=0.0)
     checks.integer("seed", seed, low=0)
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
     goal, planned, limits = judged(workload, cluster, slo)
     how = system if isinstance(system, System) else load_system(system)
+    stats_interval_s = how.stats_age_s if stats_interval_s is None else stats_interval_s
+    checks.real("stats_interval_s", stats_interval_s, low=0.0)
     workload = replace(workload, slo=goal)
     if workload.fine_tuning is None and cluster.fine_tuning is not None:
         workload = replace(workload, fine_tuning=cluster.fine_tuning)

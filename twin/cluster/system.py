@@ -29,10 +29,10 @@ class System:
 
     `router`, and all that follows: by name, with parameters as in "affinity:slack=8"; None keeps what the kinds of
     server have. `source`: where the description comes from. `engine`: `packer.engines`. `cache`: a cache policy
-    (`packer.twin.cache`). `loading`: `packer.papers.cache.loading`. `kernel`: `packer.twin.law.kernels`.
+    (`packer.twin.cluster.caching`). `loading`: `packer.papers.cache.loading`. `kernel`: `packer.twin.law.kernels`.
     `memory`: "reserved" or "unified". `placement`: what places the adapters on
     the servers (`packer.strategies.Placement`), as in "plan" or "solver:name=dlora". `tuning`: how training shares
-    the servers (`packer.twin.tuning.policies`).
+    the servers (`packer.twin.tuning.policies`). `stats_age_s`: how old the counts are at most that the router reads.
     """
 
     name: str
@@ -46,6 +46,7 @@ class System:
     memory: Literal["reserved", "unified"] | None = None
     placement: str | None = None
     tuning: str | None = None
+    stats_age_s: float = 0.0
 
 
 def system_names() -> tuple[str, ...]:

@@ -1,0 +1,107 @@
+"""Which system is best on a cluster, within noise, by how much and why, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from packer.cluster import Cluster
+from packer.twin.uncertainty import interval
+from packer.words import listed
+from packer.workload import Workload
+
+if TYPE_CHECKING:
+    from packer.operate.systems import SystemResult
+
+SAME = 0.001
+"""Shares of requests that differ by less are the same to a user."""
+HELD = 0.99
+"""A system that keeps the SLO for such a share of the requests is not overloaded."""
+
+
+def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult]) -> str:
+    """The sentences; empty for a single system.
+
+    The best one keeps the SLO for the most requests; those whose difference from it, seed by seed, is within its 95 %
+    interval or below a thousandth are as good, and of these the one with the lowest TPOT is named. Without an SLO the
+    TPOT alone counts.
+    """
+    known = [each for each in results if each.figures["mean_tpot_ms"].mean is not None]
+    if len(known) < 2:
+        return ""
+    judged = all(each.figures["slo_attainment"].mean is not None for each in known)
+    name = "slo_attainment" if judged else "mean_tpot_ms"
+    order = sorted(known, key=lambda each: (each.figures[name].mean or 0.0) * (-1.0 if judged else 1.0))
+    alike = [
+        order[0],
+        *(each for each in order[1:] if not _differs(order[0], each, name, SAME if judged else 0.0)),
+    ]
+    rest = [each for each in order if each not in alike]
+    if not judged:
+        text = f"Lowest TPOT: {listed([each.system for each in alike])} ({_tpot(order[0])})"
+        return (
+            f"{text}, within noise."
+            if len(alike) > 1
+            else f"{text}; next {rest[0].system} ({_tpot(rest[0])})."
+        )
+    kept = f"{order[0].figures[name].mean:.1%} of the requests keep the SLO"
+    if len(alike) == 1:
+        text = f"{order[0].system} is best: {kept}, {_gap(order[0], rest[0])} points more than with {rest[0].system}."
+    else:
+        fastest = min(alike, key=lambda each: each.figures["mean_tpot_ms"].mean or 0.0)
+        shares = [f"{each.system} ({each.figures[name].mean:.1%})" for each in alike]
+        runs = alike[0].figures[name].runs
+        text = f"{listed(shares)} keep the SLO for as many requests, within the noise of {runs} seeds."
+        others = [each for each in alike if each is not fastest]
+        if all(_differs(fastest, each, "mean_tpot_ms", 0.0) for each in others):
+            text += f" Of these {fastest.system} has the lowest TPOT ({_tpot(fastest)})."
+        if rest:
+            text += f" {rest[0].system} follows, {_gap(order[0], rest[0])} points below."
+    return f"{text} {_why(workload, cluster, order[0].figures)}".rstrip()
+
+
+def _differs(one: SystemResult, other: SystemResult, name: str, least: float) -> bool:
+    """Whether a figure differs beyond chance and by more than `least`, in pairs of the same requests."""
+    found = interval(np.array(one.seeds[name]) - np.array(other.seeds[name]))
+    if found.mean is None or abs(found.mean) <= least:
+        return False
+    return found.low is None or found.high is None or not found.low <= 0.0 <= found.high
+
+
+def _gap(one: SystemResult, other: SystemResult) -> str:
+    found = interval(
+        100.0 * (np.array(one.seeds["slo_attainment"]) - np.array(other.seeds["slo_attainment"]))
+    )
+    half = "" if found.low is None or found.mean is None else f" ± {found.mean - found.low:.1f}"
+    return f"{found.mean:.1f}{half}"
+
+
+def _tpot(result: SystemResult) -> str:
+    return f"{result.figures['mean_tpot_ms'].mean:.0f} ms"
+
+
+def _why(workload: Workload, cluster: Cluster, best: Mapping[str, object]) -> str:
+    """What of the fleet decides, where that is plain."""
+    loads, servers = workload.offered_tok_s_by_adapter, len(cluster)
+    hottest, slots = int(np.argmax(loads)), min(kind.max_loras for kind in cluster.kinds)
+    attained = getattr(best["slo_attainment"], "mean", None) or 0.0
+    reasons = []
+    if servers > 1 and loads[hottest] > loads.sum() / servers:
+        reasons.append(
+            f"adapter {workload.names[hottest]!r} has {loads[hottest] / loads.sum():.0%} of the load, more than one of "
+            f"{servers} servers' part: it needs replicas"
+        )
+    if attained < HELD:
+        reasons.append("the servers are overloaded: what keeps its queues equal loses least")
+    elif len(workload) <= slots:
+        reasons.append(
+            f"all {len(workload)} adapters fit in the slots of each server: replicas everywhere cost no loads"
+        )
+    else:
+        reasons.append(
+            f"{len(workload):,} adapters share {slots} slots of a server: keeping each on few servers saves loads and "
+            "distinct adapters in a batch"
+        )
+    return f"Why: {'; '.join(reasons)}."

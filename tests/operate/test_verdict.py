@@ -1,0 +1,68 @@
+"""The sentence after a comparison: best within noise, by how much, why."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.cluster import Cluster
+from packer.operate.systems import FIGURES, SystemResult
+from packer.operate.verdict import verdict
+from packer.testing.analytic import small_profile
+from packer.twin.uncertainty import interval
+from packer.workload import Workload
+
+FLEET = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(8)])
+CLUSTER = Cluster.of(small_profile(), 4, max_loras=4)
+
+
+def result(name: str, kept: list[float], tpot_ms: float) -> SystemResult:
+    """A system with these shares by seed."""
+    values = {figure: tuple([math.nan] * len(kept)) for figure in FIGURES}
+    values |= {
+        "slo_attainment": tuple(kept),
+        "mean_tpot_ms": tuple(tpot_ms + 0.1 * k for k in range(len(kept))),
+    }
+    return SystemResult(name, name, 4, {k: interval(np.array(v)) for k, v in values.items()}, values)
+
+
+def test_the_best_is_named_with_its_lead() -> None:
+    """A difference beyond chance in pairs of the same requests decides, however much seeds differ."""
+    one, two = result("one", [0.99, 0.89, 0.95], 50.0), result("two", [0.98, 0.88, 0.94], 20.0)
+    assert verdict(FLEET, CLUSTER, [two, one]).startswith(
+        "one is best: 94.3% of the requests keep the SLO, 1.0 ± 0.0 points more than with two. Why: "
+    )
+
+
+def test_what_chance_may_explain_is_no_lead() -> None:
+    """Systems within noise are named together, and the one whose TPOT is lower for certain."""
+    one, two = result("one", [0.99, 0.95, 0.98], 50.0), result("two", [0.98, 0.97, 0.97], 20.0)
+    last = result("last", [0.5, 0.51, 0.52], 10.0)
+    said = verdict(FLEET, CLUSTER, [one, last, two])
+    assert "within the noise of 3 seeds. Of these two has the lowest TPOT (20 ms). last follows" in said
+
+
+def test_without_an_slo_the_tpot_decides() -> None:
+    """Nothing is said of requests that keep limits."""
+    one, two = result("one", [math.nan] * 3, 50.0), result("two", [math.nan] * 3, 20.0)
+    assert verdict(FLEET, CLUSTER, [one, two]) == "Lowest TPOT: two (20 ms); next one (50 ms)."
+    assert verdict(FLEET, CLUSTER, [one]) == ""
+
+
+@pytest.mark.parametrize(
+    ("rates", "slots", "kept", "words"),
+    [
+        ([9.0, *[1.0] * 7], 4, 1.0, "adapter 'a0' has 56% of the load"),
+        ([1.0] * 8, 8, 1.0, "all 8 adapters fit in the slots"),
+        ([1.0] * 8, 4, 1.0, "8 adapters share 4 slots"),
+        ([1.0] * 8, 4, 0.5, "the servers are overloaded"),
+    ],
+)
+def test_the_reason_is_the_fleets(rates: list[float], slots: int, kept: float, words: str) -> None:
+    """A hot adapter, few adapters, many adapters, too much load."""
+    fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
+    rows = [result("one", [kept] * 3, 50.0), result("two", [kept] * 3, 20.0)]
+    assert words in verdict(fleet, Cluster.of(small_profile(), 4, max_loras=slots), rows)

@@ -1,0 +1,111 @@
+"""Routers of today's gateways, against their rules written out in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.cluster import Cluster
+from packer.io.profiles import load_profile
+from packer.twin.cluster.routers.base import AnyCluster, Request
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.cluster.state import row_of
+from packer.twin.cluster.view import ClusterView
+from packer.twin.engine import state as rows
+from packer.workload import Workload
+
+
+class Written(AnyCluster):
+    """A router that scores all candidates in Python: the smallest score, the next in turn among equal ones."""
+
+    name = "written"
+
+    def __init__(self, rule: Callable[..., list[float]]) -> None:
+        self.rule = rule
+
+    def start(self, view: ClusterView, seed: int) -> None:
+        """Nothing to prepare."""
+
+    def route(self, request: Request, view: ClusterView) -> int:
+        """By the rule."""
+        servers: list[int] = view.candidates(request.adapter).tolist()
+        scores = self.rule(view._servers, servers, request)
+        n, first = len(servers), request.number % len(servers)
+        turn = [(first + k) % n for k in range(n)]
+        return servers[min(turn, key=lambda j: (scores[j], turn.index(j)))]
+
+
+def _adapters(c: Any, s: int, column: int) -> set[int]:
+    """Rows of the adapters of a server with something in a column."""
+    return {row for row in range(1, int(c.seen[s]) + 1) if c.adapters[s, row, column] > 0}
+
+
+def gateway(c: Any, servers: list[int], request: Request) -> list[float]:
+    """lora_affinity.go, queue.go and kvcache_utilization.go, weights of 1, negative."""
+    queues = [int(c.ints[s, rows.WAITING]) for s in servers]
+    found = []
+    for s, waiting in zip(servers, queues, strict=True):
+        queue = 1.0 if max(queues) == min(queues) else (max(queues) - waiting) / (max(queues) - min(queues))
+        kv = 1.0 - c.ints[s, rows.USED] / c.ints[s, rows.KV_BLOCKS]
+        row = int(row_of(c, s, request.adapter))
+        running, queued = _adapters(c, s, rows.IN_BATCH), _adapters(c, s, rows.HEAD)
+        lora = 0.0
+        if row in running:
+            lora = 1.0
+        elif len(running) + len(queued) < c.ints[s, rows.SLOTS]:
+            lora = 0.8
+        elif row in queued:
+            lora = 0.6
+        found.append(-(lora + queue + kv))
+    return found
+
+
+@pytest.mark.parametrize("rate", [0.5, 3.0])
+@pytest.mark.parametrize("slots", [2, 6])
+def test_the_gateway_scores_as_its_source_says(rate: float, slots: int) -> None:
+    """The compiled scores choose the same servers as the three scorers written out, with queues and without."""
+    fleet = Workload([Adapter(f"a{i}", 8, rate) for i in range(12)])
+    cluster = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 3, max_loras=slots, max_lora_rank=8)
+    given: dict[str, Any] = {"duration_s": 40.0, "stats_interval_s": 0.0}
+    compiled = simulate_cluster(fleet, cluster, router="gateway", **given)
+    written = simulate_cluster(fleet, cluster, router=Written(gateway), **given)
+    assert compiled.requests.equals(written.requests)
+    assert len(set(compiled.requests["server"].drop_nulls().to_list())) == 3
+
+
+def test_aibrix_stays_where_the_adapter_is() -> None:
+    """A request goes where its adapter runs or waits; without one anywhere, to each server now and then."""
+    fleet = Workload([Adapter(f"a{i}", 8, 0.6) for i in range(12)])
+    cluster = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 3, max_loras=6, max_lora_rank=8)
+    run = simulate_cluster(fleet, cluster, system="aibrix", duration_s=120.0)
+    frame = run.requests.drop_nulls()
+    firsts = set()
+    for name in fleet.names:
+        own = frame.filter(frame["adapter"] == name)
+        before: list[tuple[float, float, int]] = []
+        for sent_s, finish_s, s in zip(own["sent_s"], own["finish_s"], own["server"], strict=True):
+            # A step takes tens of ms: what came or ended just now may or may not be in its metrics.
+            sure = {server for came, ended, server in before if came < sent_s - 0.2 and ended > sent_s + 0.2}
+            perhaps = {server for came, ended, server in before if ended > sent_s - 0.2}
+            if sure:
+                assert s in perhaps
+            elif not perhaps:
+                firsts.add(s)
+            before.append((sent_s, finish_s, s))
+    assert firsts == {0, 1, 2}
+
+
+def test_stale_counts_are_the_systems_or_the_callers() -> None:
+    """A system says how old its counts are; the caller may say otherwise."""
+    fleet = Workload([Adapter(f"a{i}", 8, 2.0) for i in range(12)])
+    cluster = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 3, max_loras=4, max_lora_rank=8)
+    given: dict[str, Any] = {"system": "llm-d", "duration_s": 30.0}
+    own, same, fresh = (
+        simulate_cluster(fleet, cluster, **given, stats_interval_s=age_s).requests
+        for age_s in (None, 0.05, 0.0)
+    )
+    assert own.equals(same)
+    assert not own.equals(fresh)

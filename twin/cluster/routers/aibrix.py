@@ -1,0 +1,47 @@
+"""Router "aibrix": AIBrix' LoRA affinity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba import njit
+
+from packer.arrays import FloatArray
+from packer.cluster import Cluster
+from packer.twin.cluster.routers.base import ScoringRouter
+from packer.twin.cluster.state import Servers, outstanding, row_of
+from packer.twin.engine.state import HEAD, IN_BATCH
+from packer.twin.flags import ENGINE_FLAGS
+from packer.workload import Workload
+
+MANY = 1e12
+
+
+@njit(**ENGINE_FLAGS)
+def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+    """Requests of a server where the adapter runs or waits; a random number beyond them elsewhere."""
+    row = row_of(c, s, c.adapter[r])
+    if row > 0 and (c.adapters[s, row, IN_BATCH] > 0 or c.adapters[s, row, HEAD] > 0):
+        return float(outstanding(c, s))
+    x = (r * 0x9E3779B1 + s * 0x85EBCA77 + 0x165667B1) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 12)) * 0x297A2D39) & 0xFFFFFFFF
+    return float(MANY + (x ^ (x >> 15)))
+
+
+@dataclass(frozen=True)
+class Aibrix(ScoringRouter):
+    """Of the servers where requests of the adapter run or wait the one with the fewest requests, else a random one.
+
+    vllm-project/aibrix at 3582dcc, pkg/plugins/gateway/algorithms/lora_affinity.go. There, servers with a free slot are
+    to come before random ones, and to get one request in a thousand that has affinity elsewhere; but the number of
+    slots is read from the metric of waiting adapters, whose names are no number, so that no server ever has one free.
+    """
+
+    name = "aibrix"
+    score = staticmethod(_score)
+
+    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
+        """Servers of vLLM, whose metrics it reads."""
+        others = [kind.engine.name for kind in cluster.kinds if kind.engine.name != "vllm"]
+        return f"it reads vLLM's metrics, and a server runs {others[0]!r}" if others else None
