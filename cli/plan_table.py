@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from packer.cli.output import Table, console, figures, heads
@@ -267,6 +268,31 @@ def _totals(plan: Plan) -> list[str]:
         lines += [f"Few         {quiet}" for quiet in [quiet_adapters(plan.workload)] if quiet]
     if plan.workload.assumed_lengths:
         lines.append(f"Lengths     {assumed_lengths()}")
+    return [*lines, *_engine(plan)]
+
+
+def _engine(plan: Plan) -> list[str]:
+    """What the plan assumes of the engine: the version whose rules it follows, and prefixes that requests share."""
+    from packer.twin.engine_rules import followed, rules_of
+
+    lines = []
+    for profile in dict.fromkeys(item.profile for item in plan.bins):
+        other = re.fullmatch(
+            r"those of (.+), but for (.*\b)?version .*", profile.provenance.get("settings", "")
+        )
+        if other is not None:
+            version = profile.engine.version
+            lines.append(f"Version     rules of vLLM {version}; step times are those measured for {other[1]}")
+        if said := followed(profile.engine):
+            lines.append(f"Version     {said}")
+    cached = any(rules_of(item.profile.engine).prefix_caching for item in plan.bins)
+    shared = any(adapter.shared_prefix_tokens for adapter in plan.workload.adapters)
+    trace = plan.workload.arrivals.trace
+    if cached and not shared and (trace is None or trace.blocks is None):
+        lines.append(
+            "Prefixes    none are assumed to be shared, so that prefix caching saves nothing; the column "
+            "shared_prefix_tokens gives the length of an adapter's system prompt"
+        )
     return lines
 
 
