@@ -16,6 +16,8 @@ try:
 except KeyboardInterrupt:  # before `run` can report it
     sys.exit(130)
 
+COMPLETION = "_PACKER_COMPLETE"
+"""Variable of the environment by which a shell asks for completions."""
 STARTED = time.monotonic()
 """Approximate start of the process."""
 
@@ -66,6 +68,8 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
     except MemoryError as error:
         return failed(error, 2, message="not enough memory")
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and COMPLETION in os.environ:
+            raise  # click ends the process after it printed what completes a word
         if os.environ.get("PACKER_DEBUG"):
             raise
         return failed(error, *_blamed(error))

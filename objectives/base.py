@@ -181,10 +181,11 @@ def _made(spec: str) -> Objective:
     """The objective of a text."""
     name, _, text = spec.partition(":")
     parts = text.split(",") if text else []
-    limits = [part for part in parts if "=" in part and is_key(part.partition("=")[0].strip())]
-    others = [part for part in parts if part not in limits]
     kind = registry.load("objective", name)
     known = [item.name for item in fields(kind) if item.init] if is_dataclass(kind) else []
+    keys = {part: part.partition("=")[0].strip() for part in parts if "=" in part}
+    limits = [part for part, key in keys.items() if is_key(key) and key not in known]
+    others = [part for part in parts if part not in limits]
     for part in others:
         key, equals, _ = part.partition("=")
         if equals and key not in known:

@@ -41,7 +41,8 @@ class Raw:
     """What the kernel returned.
 
     `requests`: those accepted, in order of arrival, with `first_s`, `finish_s` as the client sees them (NaN
-    where it did not happen) and `finished`. `refused` (m,): how many the client could not send, by adapter.
+    where it did not happen) and `finished`. `refused` (m,): how many the client could not send and have no row, by
+    adapter.
     `sent_tokens`: input + output tokens of all requests sent, refused ones included (at their mean where their
     lengths were never drawn). `times` (n, 7): the kernel's (`packer.twin.engine.state`). `tuning`: registers of
     `packer.twin.tuning.state`, if the server trained. `found` (n,): tokens of each request that were in the KV cache
