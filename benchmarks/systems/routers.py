@@ -16,6 +16,8 @@ SYSTEMS = {
     "hrw": "NVIDIA Dynamo: rendezvous hashing",
     "dlora": "dLoRA: proactive placement and dispatcher",
     "punica": "Punica",
+    "llm-d": "Gateway API inference extension (llm-d): affinity, queue and KV scores",
+    "aibrix": "AIBrix: LoRA affinity",
     "packer": "the placement of packer's latency plan",
 }
 FLEET = Scenario(LLAMA, "mixed", "8–32", (160,))

@@ -20,7 +20,7 @@ INPUTS = {
     "--add", "--adapters-dir", "--api-key-env", "--available", "--base", "--bench", "--cluster",
     "--comparison", "--find-links", "--folder",
     "--from", "--input", "--launch", "--model", "--predictor", "--price", "--profile", "--profiling", "--python",
-    "--ranks", "--rates", "--runs", "--sources", "--system", "--trace", "solve --loads",
+    "--ranks", "--rates", "--runs", "show --diff", "--sources", "--system", "--trace", "solve --loads",
 }  # fmt: skip
 """Options that name what is read (or a folder of intermediate results); every other one names a result."""
 

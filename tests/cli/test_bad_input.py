@@ -229,7 +229,10 @@ def test_bad_profiles(
         ("workload from-trace f.csv -o o.csv", "columns of a trace: .*Found: adapter, rank, rate"),
         ("profiles show nothing", "Unknown profile 'nothing'"),
         ("profiles estimate --model f.csv --gpu h100-80gb -o p.toml", "f.csv.*expected JSON"),
-        ("profiles estimate --model config.json --gpu h100 -o p.toml", "Expected one GPU, got 'h100'.*h100-80gb"),
+        (
+            "profiles estimate --model config.json --gpu h100 -o p.toml",
+            "Expected one GPU, got 'h100'.*h100-80gb",
+        ),
         ("profiles estimate --model meta/none --gpu l4 -o p.toml", "Unknown model 'meta/none'"),
         ("profiles estimate --model config.json --gpu l4 -o p.txt", "end in .toml"),
         ("profiles estimate --model config.json --gpu l4 -o old.toml", "old.toml: the file exists"),

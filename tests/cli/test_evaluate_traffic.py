@@ -145,7 +145,7 @@ def test_traffic_needs_a_source(plan_path: str, capsys: Capture) -> None:
         ("--log l.jsonl --gateway vllm", "--gateway has no effect with --log"),
         ("--input saved.json --url http://p:9090", "--url has no effect with --input"),
         ("--input saved.json --window 60", "--window has no effect with --input"),
-        ("--url http://localhost:abc --every 5", "Expected an address like http://prometheus:9090"),
+        ("--url http://localhost:abc --every 5", "Expected an address like http://host:8000"),
         ("--url http://p:9090 --gateway custom --every 5", "Expected --requests-metric"),
     ],
 )

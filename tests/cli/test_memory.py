@@ -41,7 +41,7 @@ def test_memory_agrees_with_the_twin(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--max-loras", "0..8"),
+        ("--max-loras", "-1..8"),
         ("--max-loras", "8..1"),
         ("--max-loras", "x"),
         ("--max-lora-rank", "12"),

@@ -111,7 +111,7 @@ def test_what_is_no_router(case: Callable[..., Any]) -> None:
             "router 'affinity' has no parameter 'slak'; it has: slack",
         ),
         ({"router": "plan"}, IncompatibleError, "Router 'plan': the cluster has no placement"),
-        ({"slo": {"ttft": 3}}, UnknownNameError, "Known: latency_ms"),
+        ({"slo": {"ttft": 3}}, UnknownNameError, "Did you mean 'ttft_ms'"),
         ({"duration_s": 0}, ValidationError, "duration_s"),
         ({"stats_interval_s": -1}, ValidationError, "stats_interval_s"),
     ):

@@ -340,7 +340,8 @@ def test_base_requests_are_the_oracle(policy: str, version: str) -> None:
     case = _busy(policy, first_adapter_ms=1.0, per_slot_ms=0.25, per_adapter_ms=0.125)
     base = [Adapter("base", 0, 15.0), Adapter("other base", 0, 5.0)]
     fleet = replace(case.workload, adapters=(*case.workload.adapters[:6], *base, *case.workload.adapters[6:]))
-    profile = replace(case.profile, engine=replace(case.profile.engine, version=version, max_cpu_loras=5))
+    changed = {"version": version, "max_cpu_loras": 5, "async_scheduling": False, "prefix_caching": False}
+    profile = replace(case.profile, engine=replace(case.profile.engine, **changed))
     naive = assert_agree(replace(case, workload=fleet, profile=profile, max_outstanding=40), seed=6)
     assert naive is not None
     assert min(naive.preemptions, naive.lora.loads, naive.lora.disk_loads, len(naive.waiting)) > 10
