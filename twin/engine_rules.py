@@ -16,7 +16,7 @@ from packer.profile import ONE_TOKENIZER, V1_RELEASE, EngineSpec
 Release = tuple[int, int]
 READ: tuple[Release, ...] = (
     (0, 5), (0, 8), (0, 10), (0, 11), (0, 12), (0, 13), (0, 14), (0, 15), (0, 16), (0, 17), (0, 18), (0, 19), (0, 20),
-    (0, 22), (0, 23), (0, 24), (0, 28), (0, 32), (0, 33),
+    (0, 22), (0, 23), (0, 24), (0, 28), (0, 29), (0, 30), (0, 31), (0, 32), (0, 33),
 )  # fmt: skip
 """Versions whose source was read, ascending."""
 OLDEST: Release = (0, 0)
@@ -83,6 +83,14 @@ RULES: tuple[Rule, ...] = (
         until=(0, 14),
     ),
     Rule(
+        "skipped_first",
+        (0, 18),
+        "0.28.0: vllm/v1/core/sched/scheduler.py:2152, `_select_waiting_queue_for_scheduling`",
+        "Waiting requests that were passed over because their adapters found no slot have a queue of their own, which "
+        "comes before preempted requests.",
+        until=(0, 31),
+    ),
+    Rule(
         "unhashed_first", (0, 23), "0.32.0: vllm/v1/core/block_pool.py:774, `free_blocks`",
         "Freed blocks without a hash are the next to be taken; before, all freed blocks went to the end of the queue.",
     ),
@@ -110,6 +118,7 @@ class EngineRules:
     whole_sequence: bool
     slots_of_running: bool
     skipped_reversed: bool
+    skipped_first: bool
     unhashed_first: bool
     async_scheduling: bool
     prefix_caching: bool

@@ -245,6 +245,7 @@ class Server:
             rows.SERIES_OF_LISTS: int(rules.series_of_lists),
             rows.WHOLE_SEQUENCE: int(rules.whole_sequence),
             rows.SKIPPED_REVERSED: int(rules.skipped_reversed),
+            rows.SKIPPED_FIRST: int(rules.skipped_first),
             rows.CONCURRENCY: self.concurrency or 0,
             rows.RELEASED: self.concurrency or 0,
         }

@@ -26,8 +26,11 @@ from packer.workload import Workload
         ("0.10.2", "tokenizer_per_adapter prefix_caching skipped_reversed"),
         ("0.11.0", "graphs_without_lora prefix_caching skipped_reversed"),
         ("0.16.0", "graphs_without_lora prefix_caching async_scheduling"),
-        ("0.20.2", "graphs_without_lora prefix_caching async_scheduling whole_sequence"),
-        ("0.24.0", "graphs_without_lora prefix_caching async_scheduling whole_sequence unhashed_first"),
+        ("0.20.2", "graphs_without_lora prefix_caching async_scheduling whole_sequence skipped_first"),
+        (
+            "0.24.0",
+            "graphs_without_lora prefix_caching async_scheduling whole_sequence skipped_first unhashed_first",
+        ),
         (
             "0.32.0",
             "graphs_without_lora prefix_caching async_scheduling whole_sequence unhashed_first series_of_lists",

@@ -14,11 +14,11 @@ from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import (
     ACTIVE, ADAPTER_LOADS, ATTENDED, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
-    KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, NO_LIMIT, SKIPPED_REVERSED, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
+    KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, NO_LIMIT, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
     JOINERS, RUNNING, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
     TOKEN_BUDGET, UNAWAITED, USED, WAITING, WHOLE_SEQUENCE,
 )  # fmt: skip
-from packer.twin.engine.waiting import place, reverse_skipped, take_first
+from packer.twin.engine.waiting import after_walk, place, take_first
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 
@@ -105,8 +105,7 @@ def admit(
                 r, a, tokens, take,
             )  # fmt: skip
             budget -= take
-    if ints[SKIPPED_REVERSED] == 1:
-        reverse_skipped(ints, requests, adapters, heaps, end_key)
+    after_walk(ints, requests, adapters, heaps, end_key)
     if ints[JOINERS] > 0:
         walk(ints, floats, adapters, sizes, sets, loading)
     # Adapters of the batch that were evicted come back without an admission.

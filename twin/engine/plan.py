@@ -19,10 +19,10 @@ from packer.twin.engine.state import (
     ADAPTER_LOADS, ATTENDED, BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, END_S,
     GENERATED, HEAD, IN_FLIGHT, JOINERS, KEY, KV_BLOCKS, LAST, LOAD_MS, MAX_SEQS, NOW, NO_LIMIT, OLDER,
     OUTPUT, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, PROMPT, RESIDENT, RUNNING, SENTINEL,
-    SKIPPED_REVERSED, START, STEP, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, ServerState, TOKEN_BUDGET,
+    SKIPPED_FIRST, START, STEP, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, ServerState, TOKEN_BUDGET,
     UNAWAITED, USED, WAITING, WHOLE_SEQUENCE,
 )  # fmt: skip
-from packer.twin.engine.waiting import place, put_first, reverse_skipped, take_first
+from packer.twin.engine.waiting import after_walk, place, put_behind_skipped, put_first, take_first
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 from packer.twin.law.law import IS_PAPER, Law
 from packer.twin.law.linear import AT
@@ -63,7 +63,10 @@ def preempt_last(state: ServerState, pool: Pool) -> int:
     if done:
         ints[WAITING] += 1
         return int(r)
-    put_first(ints, requests, state.adapters, r, a)
+    if ints[SKIPPED_FIRST] == 1:
+        put_behind_skipped(ints, requests, state.adapters, state.heaps, r, a)
+    else:
+        put_first(ints, requests, state.adapters, r, a)
     leave(ints, state.adapters, state.sizes, state.classes, state.sets, a, ints[STEP] - 1)
     place(ints, state.adapters, state.heaps, a)
     return int(r)
@@ -215,8 +218,7 @@ def plan(state: ServerState, law: Law, pool: Pool, ahead: bool) -> None:
         misses += state.adapters[a, RESIDENT] == 0
         admit_one(state, law, pool, a, cached, take)
         budget -= take
-    if ints[SKIPPED_REVERSED] == 1:
-        reverse_skipped(ints, requests, state.adapters, state.heaps, end_key)
+    after_walk(ints, requests, state.adapters, state.heaps, end_key)
     if ints[JOINERS] > 0:
         walk(ints, state.floats, state.adapters, state.sizes, state.sets, law.loading)
     ints[UNAWAITED] += max(0, ints[ADAPTER_LOADS] - loads - misses)

@@ -12,11 +12,11 @@ from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.containers import unlink
 from packer.twin.engine.slots import leave, make_room
 from packer.twin.engine.state import (
-    ATTENDED, BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, ENDED_LAST, GENERATED, KV_BLOCKS, LAST,
-    NEXT, NONE, NOW, OLDER, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, RUNNING, SENTINEL, START, STEP,
-    STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED,
+    ATTENDED, BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, ENDED_LAST, GENERATED,
+    KV_BLOCKS, LAST, NEXT, NONE, NOW, OLDER, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, RUNNING,
+    SENTINEL, SKIPPED_FIRST, START, STEP, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED,
 )  # fmt: skip
-from packer.twin.engine.waiting import place, put_first
+from packer.twin.engine.waiting import place, put_behind_skipped, put_first
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
@@ -70,7 +70,10 @@ def preempt(
     ints[RUNNING] -= 1
     ints[STEP_PREEMPTED] += 1
     ints[PREEMPTIONS] += 1
-    put_first(ints, requests, adapters, r, a)  # `self.waiting.appendleft`
+    if ints[SKIPPED_FIRST] == 1:
+        put_behind_skipped(ints, requests, adapters, heaps, r, a)
+    else:
+        put_first(ints, requests, adapters, r, a)  # `self.waiting.appendleft`
     leave(ints, adapters, sizes, classes, sets, a, ints[STEP] - 1)
     place(ints, adapters, heaps, a)
 

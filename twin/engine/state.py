@@ -66,7 +66,9 @@ def numbers(first: int, end: int) -> list[int]:
 (SET_STEP, SET_STEP_OTHER, OLDEST_IN_SLOT, OLDEST_ON_HOST) = numbers(62, 66)
 # Rules of the engine's version, 0 or 1: see `packer.twin.engine_rules`.
 (PREFILLS_FIRST, SERIES_OF_LISTS, WHOLE_SEQUENCE) = numbers(66, 69)
-(SKIPPED_REVERSED,) = numbers(96, 97)
+(SKIPPED_REVERSED, SKIPPED_FIRST) = numbers(96, 98)
+# With SKIPPED_FIRST: waiting requests with smaller keys were passed over in a walk.
+(PASSED_KEY,) = numbers(98, 99)
 # Engines other than vLLM's (`engine.lightllm`, `engine.jobs`). Settings: how adapters leave the GPU and are loaded,
 # most distinct adapters in the batch, decode steps between two looks at the queue, adapters in the batch from
 # which those of the batch come first, cells above which idle adapters leave. Then: decode steps since the last

@@ -12,8 +12,8 @@ from numba import njit
 from packer.arrays import IntArray
 from packer.twin.engine.containers import sift
 from packer.twin.engine.state import (
-    ACTIVE, FIRST_KEY, FRONT, HEAD, HEAP, HEAP_IDLE, IN_BATCH, KEY, NEXT, PLACE, PROMPT, TAIL, WAITING,
-    SLOTS, WAITING_PROMPT,
+    ACTIVE, FIRST_KEY, FRONT, HEAD, HEAP, HEAP_IDLE, IN_BATCH, KEY, NEXT, NO_LIMIT, PASSED_KEY, PENDING,
+    PLACE, PROMPT, SKIPPED_FIRST, SKIPPED_REVERSED, SLOTS, TAIL, TAKEN, WAITING, WAITING_PROMPT,
 )  # fmt: skip
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
@@ -85,6 +85,35 @@ def take_first(ints: IntArray, requests: IntArray, adapters: IntArray, r: int, a
 
 
 @njit(**CALLED)
+def put_behind_skipped(
+    ints: IntArray, requests: IntArray, adapters: IntArray, heaps: IntArray, r: int, a: int
+) -> None:
+    """A preempted request waits before all that no walk has passed over yet; the caller places its adapter."""
+    key = ints[PASSED_KEY]
+    for k in range(2):
+        for i in range(ints[HEAP_IDLE + k]):  # those before give way by one: their order stays
+            e = heaps[k, i]
+            number = adapters[e, HEAD]
+            while number > 0 and requests[number - 1, KEY] < key:
+                requests[number - 1, KEY] -= 1
+                number = requests[number - 1, NEXT]
+            adapters[e, FIRST_KEY] = requests[adapters[e, HEAD] - 1, KEY]
+    ints[WAITING] += 1
+    ints[WAITING_PROMPT] += requests[r, PROMPT]
+    ints[PASSED_KEY] = requests[r, KEY] = key - 1
+    before, number = 0, adapters[a, HEAD]
+    while number > 0 and requests[number - 1, KEY] < key - 1:
+        before, number = number, requests[number - 1, NEXT]
+    requests[r, NEXT] = number
+    if number == 0:
+        adapters[a, TAIL] = r + 1
+    if before == 0:
+        adapters[a, HEAD], adapters[a, FIRST_KEY] = r + 1, key - 1
+    else:
+        requests[before - 1, NEXT] = r + 1
+
+
+@njit(**CALLED)
 def reverse_skipped(
     ints: IntArray, requests: IntArray, adapters: IntArray, heaps: IntArray, end_key: int
 ) -> None:
@@ -122,3 +151,14 @@ def reverse_skipped(
     for i in range(size):  # all keys changed: a heap of the first ones, then of one more each
         adapters[idle[i], PLACE] = i
         sift(idle, i + 1, adapters, i)
+
+
+@njit(**INLINED)
+def after_walk(ints: IntArray, requests: IntArray, adapters: IntArray, heaps: IntArray, end_key: int) -> None:
+    """A walk over the waiting requests ended before that of `end_key`; NO_LIMIT: it passed all, - NO_LIMIT: none."""
+    if ints[SKIPPED_REVERSED] == 1:
+        reverse_skipped(ints, requests, adapters, heaps, end_key)
+    elif ints[SKIPPED_FIRST] == 1:
+        if end_key == NO_LIMIT:
+            end_key = ints[TAKEN] if ints[PENDING] == 0 else requests[ints[PENDING] - 1, KEY]
+        ints[PASSED_KEY] = max(ints[PASSED_KEY], end_key)
