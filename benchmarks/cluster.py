@@ -11,10 +11,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from packer.operate.verdict import verdict
-
 import packer
 from packer.io.files import write_text
+from packer.operate.verdict import verdict
 from packer.twin.cluster.system import System, load_system
 
 sys.path.insert(0, str(Path(__file__).parent))
