@@ -103,7 +103,10 @@ def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) ->
     _write_settings(given, paths["packer.toml"], force=out.force)
     with interruptible() as stop, out.progress() as progress:
         plan = recommend(fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop)
-        planned_for = [] if observed is None else [_planned_for(observed, profile, slo, given.seed, stop)]
+        planned_for = []
+        # The line takes a plan of its own, which is made only where it is shown.
+        if observed is not None and not (out.as_json or out.quiet):
+            planned_for.append(_planned_for(observed, profile, slo, given.seed, stop))
         if plan.status is not Status.INFEASIBLE:
             write_plan(plan, paths["plan.json"], force=out.force)
             write_report(plan, paths["report.html"], curves=3, force=out.force, progress=progress)

@@ -74,15 +74,16 @@ def changed_fleet(
     Raises `UnknownNameError`: an adapter to remove is not in the fleet; `ValidationError`: an adapter to add is there
     already, none is left, or adapters are added to a replayed trace.
     """
+    known, gone = set(fleet.names), set(remove)
     for name in remove:
-        if name not in fleet.names:
+        if name not in known:
             raise UnknownNameError("adapter", name, fleet.names)
     for adapter in add:
-        if adapter.name in fleet.names and adapter.name not in remove:
+        if adapter.name in known and adapter.name not in gone:
             raise ValidationError(
                 f"Expected new adapters, got {shown(adapter.name)}, which the fleet has already."
             )
-    kept = [i for i, name in enumerate(fleet.names) if name not in remove]
+    kept = [i for i, name in enumerate(fleet.names) if name not in gone]
     adapters = [*(fleet.adapters[i] for i in kept), *add]
     if not adapters:
         raise ValidationError("Expected at least one adapter to be left.")

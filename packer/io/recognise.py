@@ -20,14 +20,14 @@ TAKEN_BY = {
 }
 """Kind of file → the commands for it."""
 READERS = {
-    "load_plan": {"plan"},
-    "read_workload": {"workload"},
-    "read_trace": {"trace of requests"},
-    "read_access_log": {"access log"},
-    "_read_profile": {"profile"},
-    "read_cluster": {"cluster"},
+    "load_plan": "plan",
+    "read_workload": "workload",
+    "read_trace": "trace of requests",
+    "read_access_log": "access log",
+    "_read_profile": "profile",
+    "read_cluster": "cluster",
 }
-"""Function that reads a file → the kinds that it is for, which are no news to the user."""
+"""Function that reads a file → the kind that it is for, which is no news to the user."""
 
 
 def hint(path: str | os.PathLike[str], read: str) -> str:
@@ -35,7 +35,7 @@ def hint(path: str | os.PathLike[str], read: str) -> str:
     if read not in READERS:
         return ""
     kind = kind_of(path)
-    if kind is None or kind in READERS[read]:
+    if kind is None or kind == READERS[read]:
         return ""
     article = "an" if kind[0] in "aeiou" else "a"
     return f" This is {article} {kind}: {TAKEN_BY[kind]}."
