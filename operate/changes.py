@@ -10,7 +10,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import UnknownNameError, ValidationError, shown
 from packer.failover import placed, without_server
-from packer.objectives.moves import match, moved
+from packer.moves import match, moved
 from packer.plan import Moves, Plan
 from packer.workload import Workload
 

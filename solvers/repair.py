@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from packer.bin import Bin
-from packer.objectives.moves import match, moved
+from packer.moves import match, moved
 from packer.solvers.base import Problem
 from packer.solvers.columns.master import solve_integer
 from packer.solvers.feasibility import real_bins

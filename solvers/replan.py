@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from packer.bin import Bin
-from packer.objectives.moves import match, moved
+from packer.moves import match, moved
 from packer.plan import Moves, Plan
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.greedy.solver import Greedy

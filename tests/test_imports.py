@@ -10,8 +10,8 @@ import pytest
 
 CORE = {
     "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engines", "errors", "evaluation",
-    "failover", "fingerprint", "gamma", "gpu", "job", "lengths", "memo", "placement", "plan", "profile", "registry",
-    "room", "search", "settings", "goal", "strategies", "terms", "version", "words", "workload",
+    "failover", "fingerprint", "gamma", "gpu", "job", "lengths", "memo", "moves", "placement", "plan", "profile",
+    "registry", "room", "search", "settings", "goal", "strategies", "terms", "version", "words", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

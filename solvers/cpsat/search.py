@@ -10,7 +10,7 @@ import numpy as np
 from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
-from packer.objectives.moves import match, moved
+from packer.moves import match, moved
 from packer.solvers.base import Problem, used_gpus
 from packer.solvers.classes import Classes, aggregate, zigzag
 from packer.solvers.cpsat.model import Aim, Option, Refused, Repacking

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from packer.objectives.moves import moved
+from packer.moves import moved
 from packer.plan import Moves
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.confirm import confirmed_solution

@@ -13,11 +13,12 @@ from packer.bin import Bin
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
 from packer.evaluation import Evaluations
 from packer.goal import Goal
+from packer.moves import match, moved
 from packer.objectives.base import load_objective
 from packer.objectives.cost import Cost
 from packer.objectives.headroom import Headroom
 from packer.objectives.latency import Latency
-from packer.objectives.moves import Moves, match, moved
+from packer.objectives.moves import Moves
 from packer.objectives.slo import Slo
 from packer.settings import Slots
 from packer.solvers.evaluator import Evaluator

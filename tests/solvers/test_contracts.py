@@ -20,6 +20,7 @@ NAMES = [
     "flow",
     "dlora",
     "replan",
+    "cpsat",
 ]
 
 

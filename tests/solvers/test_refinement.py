@@ -18,8 +18,9 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
+from packer.moves import moved
 from packer.objectives.latency import Latency
-from packer.objectives.moves import Moves, moved
+from packer.objectives.moves import Moves
 from packer.plan import Plan
 from packer.planning.solve import solve
 from packer.predictors.auto import AutoPredictor

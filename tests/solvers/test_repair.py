@@ -11,7 +11,8 @@ from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.objectives.moves import Moves, moved
+from packer.moves import moved
+from packer.objectives.moves import Moves
 from packer.solvers.base import Problem
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy

@@ -10,9 +10,10 @@ from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.moves import moved
 from packer.objectives.gpus import Gpus
 from packer.objectives.latency import Latency
-from packer.objectives.moves import Moves, moved
+from packer.objectives.moves import Moves
 from packer.planning.solve import solve
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.classes import aggregate
