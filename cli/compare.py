@@ -106,7 +106,7 @@ class Systems(Behind):
 
 
 @bundle
-class Files:
+class ComparisonFiles:
     """What is written."""
 
     output: str | None = common("output", help="Write the rows to this file (.csv or .json).")
@@ -120,7 +120,7 @@ def compare(
     compared: Compared,
     real: RealServers,
     systems: Systems,
-    files: Files,
+    files: ComparisonFiles,
     out: Writing,
 ) -> None:
     """Which solver or predictor to use: every combination planned, and measured by the twin or real vLLM.
@@ -171,7 +171,9 @@ def compare(
         raise click.Abort
 
 
-def _compare_systems(workload: Workload, seed: int, systems: Systems, files: Files, out: Writing) -> None:
+def _compare_systems(
+    workload: Workload, seed: int, systems: Systems, files: ComparisonFiles, out: Writing
+) -> None:
     from packer.operate.systems import compare_systems, servers_needed
     from packer.operate.verdict import verdict
     from packer.twin.cluster.system import judged
@@ -222,7 +224,7 @@ def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:
     return results, True
 
 
-def _write(rows: list[dict[str, Any]], files: Files, title: str, out: Writing) -> None:
+def _write(rows: list[dict[str, Any]], files: ComparisonFiles, title: str, out: Writing) -> None:
     from packer.io.documents import jsonable
     from packer.io.files import write_text
     from packer.io.tables import csv_text

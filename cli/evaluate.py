@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, command, flag, option, values
-from packer.cli.options import LENGTH, PlanFile, Writing, common, complete_registered
+from packer.cli.options import LENGTH, PlanArgument, Writing, common, complete_registered
 from packer.cli.output import Table, console, figures, heads, note
 from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
@@ -65,7 +65,7 @@ class Changes:
 
 
 @bundle
-class Traffic:
+class ObservedTraffic:
     """Observed traffic to evaluate the plan with.
 
     log_path: An access log: evaluate at the rates of its busiest window; with --every, of its last one.
@@ -106,9 +106,9 @@ class Traffic:
 
 @command
 def evaluate(
-    file: PlanFile,
+    file: PlanArgument,
     changes: Changes,
-    traffic: Traffic,
+    traffic: ObservedTraffic,
     metrics: PrometheusOptions,
     ranks: RankOptions,
     out: Writing,
@@ -181,7 +181,7 @@ def _follow(
     plan: Plan,
     read: Callable[[], Workload],
     changes: Changes,
-    traffic: Traffic,
+    traffic: ObservedTraffic,
     ranks: RankOptions,
     out: Writing,
 ) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, command, option, values
-from packer.cli.options import PlanFile, Writing
+from packer.cli.options import PlanArgument, Writing
 from packer.cli.output import note
 from packer.cli.streams import results
 from packer.export.formats import ANY_ENGINE, FORMATS
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @bundle
-class Target:
+class ExportTarget:
     """What is written, and where.
 
     format_name: What to write: start commands, manifests, chart values, routing tables, or a dashboard.
@@ -75,7 +75,7 @@ class Deployment:
 
 
 @command
-def export(file: PlanFile, target: Target, deployment: Deployment, out: Writing) -> int:
+def export(file: PlanArgument, target: ExportTarget, deployment: Deployment, out: Writing) -> int:
     """Write what starts a plan: vLLM and SGLang commands, Compose, Kubernetes and its stacks, routing tables.
 
     Stacks: the vLLM production stack (helm), AIBrix, llm-d, KServe, Ray Serve LLM, NVIDIA Dynamo; each format

@@ -26,7 +26,7 @@ FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
 
 
 @bundle
-class Given(EngineSettings):
+class ProjectOptions(EngineSettings):
     """What is known at the start.
 
     model: Base model: a Hugging Face repository known to packer, or the model's config.json.
@@ -57,7 +57,7 @@ class Given(EngineSettings):
 
 
 @command
-def init(given: Given, reading: LogOptions, ranks: RankOptions, out: Writing) -> int:
+def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Writing) -> int:
     """Start a project: profile.toml, fleet.csv, packer.toml, plan.json and report.html in one folder.
 
     The traffic is an access log (.jsonl, .ndjson, .log, also .gz: time, model and token counts on each line; its
@@ -133,7 +133,7 @@ def _planned_for(observed: Observed, profile: Profile, slo: Slo, seed: int, stop
     return f"{text}; the mean alone: {counted(plan.n_gpus, 'GPU')}."
 
 
-def _write_settings(given: Given, path: str, *, force: bool) -> None:
+def _write_settings(given: ProjectOptions, path: str, *, force: bool) -> None:
     """The defaults of later commands in the folder."""
     import tomlkit
 

@@ -20,7 +20,7 @@ SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384,
 
 
 @bundle
-class Slots:
+class SlotArguments:
     """Which slots to show.
 
     max_loras: Slots: a number, a list with commas, or a range.
@@ -39,7 +39,7 @@ class Slots:
 
 
 @command
-def memory(kind: OneProfile, slots: Slots, out: Writing) -> None:
+def memory(kind: OneProfile, slots: SlotArguments, out: Writing) -> None:
     """How many adapters fit on the GPU, and what max_loras and max_lora_rank cost in KV cache.
 
     vLLM reserves max_loras slots of max_lora_rank at its start, whatever the adapters are; the KV cache
@@ -73,7 +73,7 @@ def capacity(found: MemoryTable) -> Table:
     return Table(f"{found.profile.label}: KV cache left, tokens", columns, rows, left=())
 
 
-def _costs(found: MemoryTable, slots: Slots) -> Table:
+def _costs(found: MemoryTable, slots: SlotArguments) -> Table:
     from packer.checks import slot_rank_for
     from packer.operate.memory import slot_cost_tokens
     from packer.twin.memory.starts import MOST_SLOTS

@@ -213,7 +213,7 @@ class Writing(Output):
 
 
 @bundle
-class PlanFile:
+class PlanArgument:
     """A finished plan."""
 
     plan_path: str = argument("PLAN")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from packer.cli.declare import bundle, command, option, values
-from packer.cli.options import PlanFile, Writing, common
+from packer.cli.options import PlanArgument, Writing, common
 
 
 @bundle
@@ -28,7 +28,7 @@ class Page:
 
 
 @command
-def report(file: PlanFile, page: Page, out: Writing) -> None:
+def report(file: PlanArgument, page: Page, out: Writing) -> None:
     """Write a report: what is on each GPU, how far rates may grow, the bound, where the numbers come from.
 
     The page is one file that needs no network; it follows the reader's light or dark theme and prints well.

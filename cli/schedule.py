@@ -10,7 +10,7 @@ import click
 from packer.cli.declare import bundle, command, flag, option, values
 from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table
-from packer.cli.solve import Servers
+from packer.cli.solve import KindArguments
 from packer.words import number
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @bundle
-class Hours:
+class DayOptions:
     """The day.
 
     rates_path: Rates of each adapter by period, in order: adapter,<period>,<period>,… in req/s.
@@ -85,7 +85,9 @@ class Results:
 
 
 @command
-def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, out: Writing) -> int:
+def schedule(
+    file: FleetFile, servers: KindArguments, hours: DayOptions, results: Results, out: Writing
+) -> int:
     """Which servers run in each hour of a day, from one plan that holds all day.
 
     The static plan holds in every period. Each period runs as few servers as hold there; adapters of servers that are
@@ -151,7 +153,7 @@ def schedule(file: FleetFile, servers: Servers, hours: Hours, results: Results, 
     return 0
 
 
-def _replayed(found: Schedule, rates: Any, hours: Hours) -> dict[str, Any]:
+def _replayed(found: Schedule, rates: Any, hours: DayOptions) -> dict[str, Any]:
     from packer.operate.replay import Window, replay, requests_of_day, windows_of
 
     fleet = found.static.workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import Output, PlanFile
+from packer.cli.options import Output, PlanArgument
 from packer.cli.output import Table
 from packer.cli.plan_table import adapter_rows, adapters_table, changes, plan_lines
 from packer.errors import IncompatibleError
@@ -31,7 +31,7 @@ class Shown:
 
 
 @command
-def show(file: PlanFile, shown: Shown, out: Output) -> None:
+def show(file: PlanArgument, shown: Shown, out: Output) -> None:
     """Show a plan again: its decision, servers and figures, an adapter of it, or what changes to another plan.
 
     \b

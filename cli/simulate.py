@@ -32,7 +32,7 @@ PREDICTED = (
 
 
 @bundle
-class Server:
+class ServerArguments:
     """The server's slots and what evaluates it.
 
     max_loras: Adapter slots of the server (vLLM's --max-loras); needed without --cluster.
@@ -46,7 +46,7 @@ class Server:
 
 
 @bundle
-class Run:
+class RunOptions:
     """How the twin runs, and what servers do beside their requests.
 
     duration_s: Simulated time. [default: 3600; whole cycles of piecewise rates; a replayed trace's own time]
@@ -115,7 +115,7 @@ class ArrivalOptions:
 
 
 @bundle
-class System(Behind):
+class SystemArgument(Behind):
     """A cluster, and how it is run.
 
     system: How the cluster is run (packer systems).
@@ -125,7 +125,7 @@ class System(Behind):
 
 
 @bundle
-class Files:
+class SimulationFiles:
     """What is written.
 
     per_server: Write one row per server: .csv or .parquet.
@@ -147,11 +147,11 @@ class Files:
 def simulate(
     file: FleetFile,
     kind: OneProfile,
-    server: Server,
-    run: Run,
+    server: ServerArguments,
+    run: RunOptions,
     process: ArrivalOptions,
-    system: System,
-    files: Files,
+    system: SystemArgument,
+    files: SimulationFiles,
     out: Writing,
 ) -> None:
     """What one vLLM server, or a cluster, does with a workload: throughput, latencies, state over time.
@@ -200,7 +200,12 @@ def simulate(
 
 
 def _simulated(
-    workload: Workload, kind: OneProfile, server: Server, run: Run, system: System, out: Writing
+    workload: Workload,
+    kind: OneProfile,
+    server: ServerArguments,
+    run: RunOptions,
+    system: SystemArgument,
+    out: Writing,
 ) -> Sequence[Simulation]:
     """One run per seed, on one server or a cluster."""
     from packer.twin.cluster.simulate import simulate_cluster
@@ -247,7 +252,7 @@ def _simulated(
         )
 
 
-def _risk(simulations: Sequence[Simulation], run: Run, out: Writing) -> dict[str, Any]:
+def _risk(simulations: Sequence[Simulation], run: RunOptions, out: Writing) -> dict[str, Any]:
     """The probability that a run starves or queues without end, and the load at which it reaches 5 %."""
     from packer.twin.cliff import SEEDS, chance, cliff
 
@@ -262,7 +267,12 @@ def _risk(simulations: Sequence[Simulation], run: Run, out: Writing) -> dict[str
 
 
 def _predict(
-    workload: Workload, profile: Profile, server: Server, seed: int, files: Files, out: Writing
+    workload: Workload,
+    profile: Profile,
+    server: ServerArguments,
+    seed: int,
+    files: SimulationFiles,
+    out: Writing,
 ) -> None:
     from packer.operate.predict import predict
 

@@ -37,7 +37,7 @@ DEFAULT_PREDICTOR = "auto"
 
 
 @bundle
-class Servers:
+class KindArguments:
     """The kinds of server to plan with.
 
     gpu: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …
@@ -218,7 +218,7 @@ class Planning:
 
 
 @bundle
-class Result:
+class PlanOutput:
     """Where the plan goes.
 
     per_adapter: Write what each adapter gets (TTFT, ITL, share of its requests in its limits): .csv or .parquet.
@@ -247,7 +247,9 @@ class Result:
 
 
 @command
-def solve(file: FleetFile, servers: Servers, planning: Planning, result: Result, out: Writing) -> int:
+def solve(
+    file: FleetFile, servers: KindArguments, planning: Planning, result: PlanOutput, out: Writing
+) -> int:
     """Plan: how many GPUs, which adapter where, how to start each server.
 
     WORKLOAD is a CSV, JSON, YAML or Parquet file of adapters with rank and rate. Objectives take parameters

@@ -46,7 +46,7 @@ class Axes:
 
 
 @bundle
-class Training:
+class TrainingSweep:
     """Instead of the grid: how much a server can train.
 
     tuning: Largest training throughput beside the requests within --slo, by this policy with its best parameter;
@@ -57,7 +57,7 @@ class Training:
 
 
 @bundle
-class Files:
+class SweepFiles:
     """What is written.
 
     resume: Keep the rows that --output already holds, add what is missing.
@@ -70,7 +70,7 @@ class Files:
 
 @command
 def sweep(
-    file: FleetFile, kind: OneProfile, axes: Axes, training: Training, files: Files, out: Writing
+    file: FleetFile, kind: OneProfile, axes: Axes, training: TrainingSweep, files: SweepFiles, out: Writing
 ) -> None:
     """How far one server goes until it breaks: throughput, TTFT and ITL over a grid.
 
@@ -122,7 +122,7 @@ def sweep(
 
 
 def _tune(
-    workload: Workload, profile: Profile, axes: Axes, training: Training, files: Files, out: Writing
+    workload: Workload, profile: Profile, axes: Axes, training: TrainingSweep, files: SweepFiles, out: Writing
 ) -> None:
     """Policies side by side: their best parameter and what they train with it."""
     from packer.twin.tuning.search import tuning_rows
@@ -163,7 +163,7 @@ def _tuned_table(rows: list[dict[str, Any]], title: str) -> Table:
     return Table(title, heads, cells, left=(0, 1))
 
 
-def _simulate(plan: Sweep, files: Files, jobs: int, out: Writing) -> pl.DataFrame:
+def _simulate(plan: Sweep, files: SweepFiles, jobs: int, out: Writing) -> pl.DataFrame:
     """All rows; after an interruption those that are there are written, so that --resume continues."""
     from packer.twin.sweep import sweep_frame
 

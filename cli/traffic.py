@@ -14,7 +14,7 @@ from packer.errors import IncompatibleError, ValidationError, reading
 if TYPE_CHECKING:
     from packer.io.web import Address
     from packer.operate.observe import View
-    from packer.traces.prometheus import Metrics, Source
+    from packer.traces.prometheus import CounterNames, Metrics
     from packer.traces.ranks import Ranks
 
 UNUSED_WITH_INPUT = ("url", "api_key_env", "window_s", "span_s", "end_s")
@@ -153,7 +153,7 @@ class PrometheusOptions:
         where = self.address()
         return self.export_path or ("" if where is None else where.url)
 
-    def source(self) -> Source:
+    def source(self) -> CounterNames:
         """Names of the counters."""
         from packer.traces.prometheus import source_named
 

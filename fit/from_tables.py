@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from packer.fit.step_law import Equations
-from packer.fit.tables import Profiling, Run, number, positive
+from packer.fit.tables import MeasuredRun, Profiling, number, positive
 from packer.profile import EngineSpec
 from packer.twin.law.linear import linear_features
 
@@ -47,7 +47,7 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
     return _equations(states, times, graph_max_tokens)
 
 
-def run_equations(runs: Sequence[Run], graph_max_tokens: int) -> Equations:
+def run_equations(runs: Sequence[MeasuredRun], graph_max_tokens: int) -> Equations:
     """Equations from whole runs: TPOT is the step time, the mean state follows by Little's law."""
     usable = [run for run in runs if run.ok and {"tpot_mean_ms", "request_throughput"} <= run.metrics.keys()]
     states, times = [], []

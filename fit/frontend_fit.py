@@ -13,7 +13,7 @@ import numpy as np
 
 from packer.fit.runs import simulate_run, stratified
 from packer.fit.step_law import non_negative
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.profile import FrontEndSpec, Profile
 from packer.twin.result import Simulation
 from packer.twin.scores import smape
@@ -32,7 +32,7 @@ TRIED = (
 """Values tried, in turn and the first again: the effects of what follows each other are far from linear."""
 
 
-def fit_frontend(profile: Profile, runs: Sequence[Run]) -> FrontEndSpec:
+def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
     """The front end of a profile whose `scrape_interval_s` is that of the runs.
 
     Uses runs that are not starved: for scrapes those with the metric `scrape_s`, the mean duration of a scrape in the
@@ -46,7 +46,7 @@ def fit_frontend(profile: Profile, runs: Sequence[Run]) -> FrontEndSpec:
     chosen = stratified(polled, RUNS, SEED)
     light = stratified([run for run in kept_up if run.regime == "light"], RUNS, SEED)
 
-    def simulated(some: Sequence[Run], frontend: FrontEndSpec) -> list[Simulation]:
+    def simulated(some: Sequence[MeasuredRun], frontend: FrontEndSpec) -> list[Simulation]:
         server = replace(profile, frontend=frontend)
         return list(in_threads(lambda k: simulate_run(some[k], server, seed=SEED + k), range(len(some))))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from packer.fit.runs import fleet_of
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.lengths import normal_grid
 from packer.profile import Profile
 from packer.twin.memory.policy import kv_cache_tokens
@@ -34,7 +34,7 @@ def held_tokens(workload: Workload, correlation: float, block_size: int) -> floa
     return (product + 0.5 * square) / mean_out + 0.5 * block_size
 
 
-def fit_correlation(runs: Sequence[Run], profile: Profile) -> float | None:
+def fit_correlation(runs: Sequence[MeasuredRun], profile: Profile) -> float | None:
     """The correlation that explains the measured KV usage; None where fewer than `FEWEST_RUNS` runs have it."""
     ratios = []
     for run in runs:

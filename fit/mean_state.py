@@ -17,7 +17,7 @@ import numpy as np
 from packer.arrays import FloatArray
 from packer.fit.runs import simulate_run
 from packer.fit.step_law import Equations, residuals, solve
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.law.law import coefficient_vector
@@ -49,7 +49,7 @@ def gain_of(sim: Simulation, again: Simulation) -> float:
     return float(np.clip(np.nan_to_num(gain, nan=1.0), 1.0, LARGEST_GAIN))
 
 
-def wanted_step_ms(run: Run, sim: Simulation, step_ms: float, gain: float) -> float:
+def wanted_step_ms(run: MeasuredRun, sim: Simulation, step_ms: float, gain: float) -> float:
     """Mean step that would give the measured TPOT (and, of a starved run, throughput).
 
     `gain`: percent of TPOT per percent of step time (`gain_of`); not used for a starved run.
@@ -64,8 +64,8 @@ def wanted_step_ms(run: Run, sim: Simulation, step_ms: float, gain: float) -> fl
 
 
 def simulated_equations(
-    profile: Profile, runs: Sequence[Run], *, seed: int = 0, done: Callable[[], None] = lambda: None
-) -> tuple[Equations, list[Run]]:
+    profile: Profile, runs: Sequence[MeasuredRun], *, seed: int = 0, done: Callable[[], None] = lambda: None
+) -> tuple[Equations, list[MeasuredRun]]:
     """One equation per run: simulated mean state, wanted mean step time (less loading); and the runs that give one.
 
     A run without a measured TPOT gives none. The k-th run is simulated with `seed` + k.
@@ -73,7 +73,7 @@ def simulated_equations(
     law = coefficient_vector(profile.latency)
     slower = profile.with_coefficients(**{t: SLOWER * v for t, v in profile.latency.coefficients.items()})
 
-    def one(k: int) -> tuple[FloatArray, float, float, Run] | None:
+    def one(k: int) -> tuple[FloatArray, float, float, MeasuredRun] | None:
         run = runs[k]
         sim = simulate_run(run, profile, seed=seed + k, mean_state=True)
         done()
@@ -109,7 +109,7 @@ def gain_weights(gains: FloatArray) -> FloatArray:
     return out
 
 
-def family_weights(runs: Sequence[Run]) -> FloatArray:
+def family_weights(runs: Sequence[MeasuredRun]) -> FloatArray:
     """Weights, mean 1, that give each family the square root of its size; half where the client lagged."""
     families = [run.family for run in runs]
     size = {family: families.count(family) for family in families}
@@ -132,7 +132,7 @@ def solve_robustly(equations: Equations, terms: Sequence[str]) -> dict[str, floa
 
 def fit_mean_state(
     profile: Profile,
-    runs: Sequence[Run],
+    runs: Sequence[MeasuredRun],
     micro: Equations,
     terms: Sequence[str],
     *,

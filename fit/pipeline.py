@@ -18,7 +18,7 @@ from packer.fit.mean_state import ROUNDS, fit_mean_state
 from packer.fit.memory_fit import fit_loading, fit_memory
 from packer.fit.prior import prior_of
 from packer.fit.score import ScoredRun
-from packer.fit.tables import Profiling, Run
+from packer.fit.tables import MeasuredRun, Profiling
 from packer.profile import LatencySpec, Profile
 
 TERMS = (
@@ -79,7 +79,11 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
 
 
 def fit_runs(
-    start: Profile, profiling: Profiling, runs: Sequence[Run], *, done: Callable[[], None] = lambda: None
+    start: Profile,
+    profiling: Profiling,
+    runs: Sequence[MeasuredRun],
+    *,
+    done: Callable[[], None] = lambda: None,
 ) -> Profile:
     """The step law fitted to micro-benchmarks and runs."""
     graph = start.latency.graph_max_tokens
@@ -91,7 +95,7 @@ def fit_runs(
 
 
 def calibrate(
-    base: Profile, profiling: Profiling, runs: Sequence[Run] = (), *, cross_validate: bool = True,
+    base: Profile, profiling: Profiling, runs: Sequence[MeasuredRun] = (), *, cross_validate: bool = True,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Calibration:  # fmt: skip
     """Fit a profile.
@@ -133,7 +137,7 @@ def calibrate(
 
         return done
 
-    def fitted(chosen: Sequence[Run], stage: str) -> Profile:
+    def fitted(chosen: Sequence[MeasuredRun], stage: str) -> Profile:
         return fit_runs(alone, profiling, chosen, done=step(stage))
 
     profile = fitted(started, "fitting")

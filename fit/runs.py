@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from packer.adapter import Adapter
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.lengths import Lengths
 from packer.profile import Profile
 from packer.twin.result import Simulation
@@ -15,7 +15,7 @@ from packer.twin.simulate import simulate
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 
-def fleet_of(run: Run) -> Workload:
+def fleet_of(run: MeasuredRun) -> Workload:
     """The workload of a run from rates, ranks and mean lengths, which operators have; shapes are ShareGPT's."""
     adapters = [
         Adapter(f"a{i}", rank=int(rank), rate=float(rate))
@@ -29,7 +29,9 @@ def fleet_of(run: Run) -> Workload:
     )
 
 
-def simulate_run(run: Run, profile: Profile, *, seed: int = 0, mean_state: bool = False) -> Simulation:
+def simulate_run(
+    run: MeasuredRun, profile: Profile, *, seed: int = 0, mean_state: bool = False
+) -> Simulation:
     """The twin of a run."""
     return simulate(
         fleet_of(run), profile, max_loras=run.max_loras, max_lora_rank=run.max_lora_rank, duration_s=run.duration_s,
@@ -37,10 +39,10 @@ def simulate_run(run: Run, profile: Profile, *, seed: int = 0, mean_state: bool 
     )  # fmt: skip
 
 
-def stratified(runs: Sequence[Run], limit: int, seed: int) -> list[Run]:
+def stratified(runs: Sequence[MeasuredRun], limit: int, seed: int) -> list[MeasuredRun]:
     """At most `limit` of the runs that started, spread evenly over families and regimes."""
     rng = np.random.default_rng(seed)
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str], list[MeasuredRun]] = {}
     for run in runs:
         if run.ok:
             groups.setdefault((run.family, run.regime), []).append(run)
@@ -48,7 +50,7 @@ def stratified(runs: Sequence[Run], limit: int, seed: int) -> list[Run]:
     for key in sorted(groups):
         members = groups[key]
         queues.append([members[i] for i in rng.permutation(len(members))])
-    chosen: list[Run] = []
+    chosen: list[MeasuredRun] = []
     while queues and len(chosen) < limit:
         for queue in queues:
             if len(chosen) < limit:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer.fit.runs import simulate_run
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.profile import Profile
 from packer.twin.margin import QUANTILES, error_key
 from packer.twin.memory.policy import memory_error
@@ -31,18 +31,18 @@ REGIMES = ("all", "light", "queueing", "starved", "queueing+starved")
 class ScoredRun:
     """A run and what the twin predicts of it; `predicted` is empty where the twin says it does not start."""
 
-    run: Run
+    run: MeasuredRun
     memory_error: bool
     starved: bool
     predicted: dict[str, float]
 
 
 def score_runs(
-    runs: Sequence[Run], profile: Profile, *, seed: int = 0, done: Callable[[], None] = lambda: None
+    runs: Sequence[MeasuredRun], profile: Profile, *, seed: int = 0, done: Callable[[], None] = lambda: None
 ) -> list[ScoredRun]:
     """Simulate each run from its rates and length statistics."""
 
-    def one(run: Run) -> ScoredRun:
+    def one(run: MeasuredRun) -> ScoredRun:
         refused = memory_error(profile, profile.settings(run.max_loras, run.max_lora_rank)) is not None
         if refused or not run.ok:
             done()

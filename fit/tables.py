@@ -118,7 +118,7 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class MeasuredRun:
     """One run of a real server: what went in, what came out. NaN where a metric was not measured.
 
     `max_outstanding`: the ceiling of the client that made it, if it had one.
@@ -173,7 +173,7 @@ def read_runs(
     *,
     generated_share: float = 1.0,
     max_outstanding: int | None = None,
-) -> list[Run]:
+) -> list[MeasuredRun]:
     """Runs of a model from runs.csv; beside it adapters.csv(.gz), if there, has the rate of every adapter.
 
     `generated_share`: generated / requested output tokens. `max_outstanding`: the client's ceiling. Ranks are known by
@@ -181,7 +181,7 @@ def read_runs(
     """
     folder = Path(path).parent
     measured = _rates_by_run(folder)
-    runs: list[Run] = []
+    runs: list[MeasuredRun] = []
     for row in read_rows(path, REQUIRED):
         if row["model"] != model:
             continue
@@ -198,7 +198,7 @@ def read_runs(
         if status == "ok" and math.isnan(metrics["total_tok_s"]):
             _fail(row, "total_tok_s", "expected the throughput of a run that is ok")
         runs.append(
-            Run(
+            MeasuredRun(
                 run_id,
                 row.get("family") or "all",
                 rates,

@@ -20,7 +20,7 @@ from packer.live.launch import Launch
 from packer.live.load import run_job
 from packer.live.metrics import MetricsSummary, summarise
 from packer.live.results import LoadResult, read_result
-from packer.live.server import Failure, Server, ServerOptions
+from packer.live.server import Failure, LiveServer, ServerOptions
 from packer.live.step_log import Steps, read_steps
 from packer.twin.arrivals import draw_requests
 from packer.workload import Workload
@@ -106,7 +106,7 @@ class Endpoint:
     url: str
     base: str = BASE
     authorization: str = field(default="", repr=False)
-    server: Server | None = None
+    server: LiveServer | None = None
 
     @property
     def alive(self) -> bool:
@@ -196,7 +196,7 @@ class Campaign:
             yield from self._failed(session, tasks, Failure("memory_error", message))
             return
         check_adapters(session.options)
-        with Server(self.launch, session.options, place, cores=self.cores) as server:
+        with LiveServer(self.launch, session.options, place, cores=self.cores) as server:
             self.progress(f"{session.key}: starting the server", 0, 0)
             failure = server.start(self.stop)
             if failure is not None:

@@ -106,7 +106,7 @@ def environment(launch: Launch, step_log: Path | None) -> dict[str, str]:
     return variables | dict(launch.environment)
 
 
-class Server:
+class LiveServer:
     """One server, as a context manager: whatever happens inside, the processes are gone after it.
 
     `start` returns None, or a `Failure`: a server that does not start is a result, not an exception.

@@ -47,7 +47,7 @@ def difference(predicted: float | None, measured: float | None) -> float | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Repeat:
     """One repeat: what the server did and what the twin predicts for the same requests."""
 
     outcome: Outcome
@@ -72,7 +72,7 @@ class BinReport:
 
     index: int
     bin: Bin
-    runs: tuple[Run, ...]
+    runs: tuple[Repeat, ...]
     errors: Mapping[str, float | None] = field(default_factory=dict)
     repeatability: Mapping[str, float | None] = field(default_factory=dict)
 
@@ -259,7 +259,7 @@ def report_of(index: int, bin_: Bin, outcomes: Sequence[Outcome], launch: Launch
     return BinReport(index, bin_, runs, errors, {name: _repeatability(runs, name) for name in SMAPE_OF})
 
 
-def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Run:
+def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Repeat:
     duration_s = (outcome.load or outcome.task).duration_s
     simulation = simulate(
         outcome.task.replayed(launch.engine.max_model_len),
@@ -269,7 +269,7 @@ def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Run:
         timeline_bin_s=max(1.0, duration_s / 60.0),
     )
     predicted: Figures = {name: _known(getattr(simulation, name)) for name in COMPARED}
-    return Run(outcome, simulation, measured_figures(outcome), predicted)
+    return Repeat(outcome, simulation, measured_figures(outcome), predicted)
 
 
 def measured_figures(outcome: Outcome) -> Figures:
@@ -290,7 +290,7 @@ def _known(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _repeatability(runs: Sequence[Run], name: str) -> float | None:
+def _repeatability(runs: Sequence[Repeat], name: str) -> float | None:
     """Mean SMAPE between the repeats of one figure, each against each; None with fewer than two."""
     values = [run.measured.get(name) for run in runs]
     pairs = [difference(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]

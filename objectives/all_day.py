@@ -11,12 +11,12 @@ import numpy as np
 from packer.bin import Bin
 from packer.objectives.base import Scenario
 from packer.objectives.headroom import with_rates
-from packer.objectives.moves import Moves
+from packer.objectives.moves import FewestMoves
 from packer.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)
-class AllDay(Moves):
+class AllDay(FewestMoves):
     """Fewest GPUs on which nothing starves at any of several rates, then fewest adapters moved.
 
     `rates`: rates of the adapters by name, req/s, by period.

@@ -14,7 +14,7 @@ from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Moves(Objective):
+class FewestMoves(Objective):
     """Minimise the number of GPUs, then the adapters that must move.
 
     `old`: the running bins, in indices of the new workload.
@@ -24,9 +24,9 @@ class Moves(Objective):
 
     name = "moves"
 
-    def anchored(self, old: Sequence[Bin]) -> Moves:
+    def anchored(self, old: Sequence[Bin]) -> FewestMoves:
         """The same objective, staying close to these bins."""
-        return Moves(tuple(old)).within(self.goal)
+        return FewestMoves(tuple(old)).within(self.goal)
 
     def supports(self, _profiles: Sequence[Profile]) -> str | None:
         """It needs a running plan."""

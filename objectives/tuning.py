@@ -16,7 +16,7 @@ from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Tuning(Objective):
+class MostTuning(Objective):
     """Maximise the tokens on which the GPUs train per second, while each keeps the goal.
 
     `policy`: how training shares a server; "": as the workload's job says, or "llmstation" if it has none.

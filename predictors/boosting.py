@@ -8,11 +8,11 @@ from typing import Any
 from packer.arrays import Float32Array
 from packer.predictors.ensemble import from_lightgbm, packed
 from packer.predictors.features import FEATURES
-from packer.predictors.kinds import Arrays, Kind
+from packer.predictors.kinds import Arrays, ModelKind
 from packer.predictors.targets import OUTPUTS
 
 
-class Boosting(Kind):
+class Boosting(ModelKind):
     """Sums over small trees, each fitted to what the ones before it left."""
 
     name = "boosting"

@@ -10,7 +10,7 @@ from typing import Any
 
 from packer.errors import OutputError
 from packer.io.files import atomic_path
-from packer.predictors.ensemble import Node
+from packer.predictors.ensemble import TreeNode
 from packer.predictors.rules import condition, trees_of, words_of
 from packer.predictors.store import Model
 
@@ -45,7 +45,7 @@ def draw_tree(model: Model, output: str, path: str | os.PathLike[str], *, force:
             figure.savefig(temporary, format=suffix[1:], metadata=metadata)
 
 
-def _draw(axes: Any, node: Node, first_leaf: int, level: int, in_words: Callable[[float], str]) -> float:
+def _draw(axes: Any, node: TreeNode, first_leaf: int, level: int, in_words: Callable[[float], str]) -> float:
     """Draw a node and all below it; returns its horizontal place."""
     if node.left is None or node.right is None:
         text = in_words(node.value).replace(" = ", " =\n").replace(" (", "\n(")

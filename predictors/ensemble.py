@@ -16,14 +16,14 @@ UintArray = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """A node of one tree: a leaf with a value, or `x[feature] <= threshold` to the left, else right."""
 
     value: float
     feature: int = -1
     threshold: float = 0.0
-    left: Node | None = None
-    right: Node | None = None
+    left: TreeNode | None = None
+    right: TreeNode | None = None
 
     @property
     def leaves(self) -> int:
@@ -58,7 +58,7 @@ class Ensemble(NamedTuple):
     bias: FloatArray
 
     @classmethod
-    def of(cls, outputs: Sequence[Sequence[Node]], biases: Sequence[float], width: int) -> Ensemble:
+    def of(cls, outputs: Sequence[Sequence[TreeNode]], biases: Sequence[float], width: int) -> Ensemble:
         """Flatten trees of `width` features, breadth first, so that siblings are neighbours."""
         nodes: list[tuple[int, float, int]] = []
         roots: list[int] = []
@@ -81,17 +81,17 @@ class Ensemble(NamedTuple):
         walk_rows(x, self, self.starts[output], self.starts[output + 1], out)
         return out
 
-    def node(self, at: int) -> Node:
+    def node(self, at: int) -> TreeNode:
         """The tree from one of its nodes on; the values of inner nodes are not kept."""
         if self.left[at] == at:
-            return Node(float(self.threshold[at]))
+            return TreeNode(float(self.threshold[at]))
         below = int(self.left[at])
-        return Node(
+        return TreeNode(
             0.0, int(self.feature[at]), float(self.threshold[at]), self.node(below), self.node(below + 1)
         )
 
 
-def _flatten(tree: Node, width: int, nodes: list[tuple[int, float, int]]) -> None:
+def _flatten(tree: TreeNode, width: int, nodes: list[tuple[int, float, int]]) -> None:
     """Append the feature, threshold (or value) and left child of each node."""
     waiting, base, placed = [tree], len(nodes), 1
     for node in waiting:  # grows as it is walked
@@ -103,7 +103,7 @@ def _flatten(tree: Node, width: int, nodes: list[tuple[int, float, int]]) -> Non
         waiting += [node.left, node.right]
 
 
-def packed(outputs: Sequence[Sequence[Node]], width: int) -> dict[str, npt.NDArray[Any]]:
+def packed(outputs: Sequence[Sequence[TreeNode]], width: int) -> dict[str, npt.NDArray[Any]]:
     """The trees of each output as arrays by name, as files hold them."""
     arrays = Ensemble.of(outputs, [0.0] * len(outputs), width)._asdict()
     return {name: each.astype(np.int32) if each.dtype == np.uint32 else each for name, each in arrays.items()}
@@ -115,14 +115,14 @@ def float32_below(value: float) -> np.float32:
     return near if float(near) <= value else np.nextafter(near, np.float32(-np.inf))
 
 
-def from_sklearn(tree: Any, scale: float = 1.0, output: int = 0) -> Node:
+def from_sklearn(tree: Any, scale: float = 1.0, output: int = 0) -> TreeNode:
     """A fitted scikit-learn tree (`estimator.tree_`) as nodes; leaf values times `scale`."""
 
-    def node(at: int) -> Node:
+    def node(at: int) -> TreeNode:
         value = float(tree.value[at, 0, output]) * scale
         if tree.children_left[at] < 0:
-            return Node(value)
-        return Node(
+            return TreeNode(value)
+        return TreeNode(
             value,
             int(tree.feature[at]),
             float(tree.threshold[at]),
@@ -133,13 +133,13 @@ def from_sklearn(tree: Any, scale: float = 1.0, output: int = 0) -> Node:
     return node(0)
 
 
-def from_lightgbm(booster: Any) -> list[Node]:
+def from_lightgbm(booster: Any) -> list[TreeNode]:
     """The trees of a fitted LightGBM booster as nodes."""
 
-    def node(raw: dict[str, Any]) -> Node:
+    def node(raw: dict[str, Any]) -> TreeNode:
         if "leaf_value" in raw:
-            return Node(float(raw["leaf_value"]))
-        return Node(
+            return TreeNode(float(raw["leaf_value"]))
+        return TreeNode(
             float(raw["internal_value"]),
             int(raw["split_feature"]),
             float(raw["threshold"]),

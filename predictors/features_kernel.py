@@ -8,7 +8,15 @@ from typing import NamedTuple
 from numba import njit
 
 from packer.arrays import FloatArray, IntArray
-from packer.predictors.physics import Server, Traffic, capacity, mixture, operating_batch, slot_wait, step
+from packer.predictors.physics import (
+    ServerTerms,
+    Traffic,
+    capacity,
+    mixture,
+    operating_batch,
+    slot_wait,
+    step,
+)
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 MAX_GROUPS = 64
@@ -132,7 +140,7 @@ def fill(
     if n > engine[3]:
         load_ms += (engine[6] + engine[7] * sums[RANK] / n) * (1.0 - engine[3] / n)
     places = max(engine[3], slots[b])
-    server = Server(law, paper, engine[8:], slots[b], slot_rank[b], load_ms, places, vector)
+    server = ServerTerms(law, paper, engine[8:], slots[b], slot_rank[b], load_ms, places, vector)
     traffic = Traffic(n, prompt, output, held, demand, groups, k)
 
     fits = max(kv_tokens[b], 1.0) / held

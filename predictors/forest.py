@@ -7,11 +7,11 @@ from typing import Any
 
 from packer.arrays import Float32Array
 from packer.predictors.ensemble import from_sklearn, packed
-from packer.predictors.kinds import Arrays, Kind
+from packer.predictors.kinds import Arrays, ModelKind
 from packer.predictors.targets import OUTPUTS, STARVED
 
 
-class Forest(Kind):
+class Forest(ModelKind):
     """Means over trees grown on bootstrap samples."""
 
     name = "forest"

@@ -15,7 +15,7 @@ from packer.io.shipped import table
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-class Kind:
+class ModelKind:
     """A kind of model.
 
     `family` names the class of `packer.predictors.families` that evaluates it; `max_rows`: no more than so
@@ -40,7 +40,7 @@ class Kind:
         raise NotImplementedError
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> ModelKind:
     """The kind of that name: "forest", "boosting", "tree", "svm" or "knn"."""
     from packer.predictors.boosting import Boosting
     from packer.predictors.forest import Forest

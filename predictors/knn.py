@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from packer.arrays import Float32Array
-from packer.predictors.kinds import Arrays, Kind
+from packer.predictors.kinds import Arrays, ModelKind
 from packer.predictors.targets import OUTPUTS, STARVED
 
 CERTAIN = 4.0  # log odds of a point that starves; calibration follows
 
 
-class Knn(Kind):
+class Knn(ModelKind):
     """Means over the nearest points of the training set, weighted by 1 / distance."""
 
     name = "knn"

@@ -28,7 +28,7 @@ SHORTEST_WAIT_S = 1e-3
 MOST_RUNNING = 60.0  # of one adapter: exp() is 0 to the precision needed beyond it
 
 
-class Server(NamedTuple):
+class ServerTerms(NamedTuple):
     """One server; `law`: vector of coefficients, `load_ms`: time to bring one adapter into a slot, `host_places`:
     adapters that host memory holds.
 
@@ -88,7 +88,7 @@ def request_ranks(traffic: Traffic) -> tuple[float, float]:
 
 
 @njit(**CALLED)
-def step(server: Server, traffic: Traffic, batch: float, waiting: float) -> tuple[float, float]:
+def step(server: ServerTerms, traffic: Traffic, batch: float, waiting: float) -> tuple[float, float]:
     """Mean step time, ms, with `batch` running and `waiting` requests, and distinct adapters among the running."""
     adapters, ranks, starts = mixture(traffic, batch)
     missing = 0.0
@@ -126,7 +126,7 @@ def step(server: Server, traffic: Traffic, batch: float, waiting: float) -> tupl
 
 
 @njit(**INLINED)
-def capacity(server: Server, traffic: Traffic, largest_batch: float) -> tuple[float, float]:
+def capacity(server: ServerTerms, traffic: Traffic, largest_batch: float) -> tuple[float, float]:
     """Largest output tok/s over batches up to `largest_batch`, and the batch that reaches it."""
     best, best_batch = 0.0, largest_batch
     batch = largest_batch
@@ -140,7 +140,7 @@ def capacity(server: Server, traffic: Traffic, largest_batch: float) -> tuple[fl
 
 
 @njit(**INLINED)
-def operating_batch(server: Server, traffic: Traffic, upper: float) -> float:
+def operating_batch(server: ServerTerms, traffic: Traffic, upper: float) -> float:
     """Batch at which the offered load is served, given that it is at `upper`; regula falsi (Illinois)."""
     low, f_low = 0.0, -traffic.demand
     high, f_high = upper, upper * 1e3 / step(server, traffic, upper, 0.0)[0] - traffic.demand
@@ -184,7 +184,7 @@ def slots_needed(traffic: Traffic, step_s: float, wait_s: float) -> float:
 
 
 @njit(**INLINED)
-def slot_wait(server: Server, traffic: Traffic, step_s: float) -> float:
+def slot_wait(server: ServerTerms, traffic: Traffic, step_s: float) -> float:
     """Mean wait for a slot, s, in equilibrium; 0 without want of slots, at most LONGEST_WAIT_S."""
     if traffic.adapters <= server.slots:
         return 0.0

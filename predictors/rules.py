@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.errors import IncompatibleError
-from packer.predictors.ensemble import Ensemble, Node
+from packer.predictors.ensemble import Ensemble, TreeNode
 from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN, FEATURES
 from packer.predictors.store import Model
@@ -18,7 +18,7 @@ from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS, probabi
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LeafRule:
     """A path from the root to a leaf: conditions, and the result at the leaf."""
 
     conditions: tuple[str, ...]
@@ -29,7 +29,7 @@ class Rule:
         return f"if {' and '.join(self.conditions)}: {self.result}" if self.conditions else self.result
 
 
-def trees_of(model: Model) -> dict[str, Node]:
+def trees_of(model: Model) -> dict[str, TreeNode]:
     """The one tree of each output; raises `IncompatibleError` where an output has more than one."""
     ensemble = family_of(model)
     single = isinstance(ensemble, Ensemble) and bool(np.all(np.diff(ensemble.starts) <= 1))
@@ -40,13 +40,13 @@ def trees_of(model: Model) -> dict[str, Node]:
     return {name: ensemble.node(int(ensemble.roots[ensemble.starts[k]])) for k, name in enumerate(OUTPUTS)}
 
 
-def rules_of(model: Model, output: str) -> list[Rule]:
+def rules_of(model: Model, output: str) -> list[LeafRule]:
     """Every rule of one output (see `OUTPUTS`), from left to right."""
     leaves = _paths(trees_of(model)[output])
-    return [Rule(_conditions(path), words_of(model, output, leaf.value)) for path, leaf in leaves]
+    return [LeafRule(_conditions(path), words_of(model, output, leaf.value)) for path, leaf in leaves]
 
 
-def fired(model: Model, output: str, features: npt.NDArray[np.float64]) -> Rule:
+def fired(model: Model, output: str, features: npt.NDArray[np.float64]) -> LeafRule:
     """The rule of one output that holds for a feature row float64 (F,)."""
     node, path = trees_of(model)[output], []
     x = features.astype(np.float32)
@@ -54,7 +54,7 @@ def fired(model: Model, output: str, features: npt.NDArray[np.float64]) -> Rule:
         up = bool(x[node.feature] > np.float32(node.threshold))
         path.append((node.feature, node.threshold, up))
         node = node.right if up else node.left
-    return Rule(_conditions(path), words_of(model, output, node.value))
+    return LeafRule(_conditions(path), words_of(model, output, node.value))
 
 
 def words_of(model: Model, output: str, value: float) -> str:
@@ -71,8 +71,8 @@ def words_of(model: Model, output: str, value: float) -> str:
 
 
 def _paths(
-    node: Node, before: tuple[tuple[int, float, bool], ...] = ()
-) -> Iterator[tuple[tuple[tuple[int, float, bool], ...], Node]]:
+    node: TreeNode, before: tuple[tuple[int, float, bool], ...] = ()
+) -> Iterator[tuple[tuple[tuple[int, float, bool], ...], TreeNode]]:
     if node.left is None or node.right is None:
         yield before, node
         return

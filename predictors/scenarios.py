@@ -41,7 +41,7 @@ _DIMENSIONS = 14
 
 
 @dataclass(frozen=True, eq=False)
-class Scenario:
+class MeasuredScenario:
     """A server with its traffic. Rows of one `group` are alike: they never stand on both sides of a split."""
 
     index: int
@@ -61,7 +61,7 @@ class Scenario:
         return row
 
 
-def scenario(index: int, profile: Profile, seed: int) -> Scenario:
+def scenario(index: int, profile: Profile, seed: int) -> MeasuredScenario:
     """The scenario of that index, of a family by `SHARES`: from the grid, mixed, near the edge of starvation, or of
     many adapters.
     """
@@ -80,7 +80,7 @@ def scenario(index: int, profile: Profile, seed: int) -> Scenario:
     return _mixed(index, family, rng, profile, np.full(_DIMENSIONS, 0.1))  # a small server: starts on any GPU
 
 
-def _from_grid(index: int, rng: np.random.Generator, profile: Profile) -> Scenario:
+def _from_grid(index: int, rng: np.random.Generator, profile: Profile) -> MeasuredScenario:
     sizes = sorted(rng.choice(SIZES, 3).tolist())
     rates = sorted(rng.choice(len(RATES), 3).tolist())
     n, slots = (int(x) for x in rng.choice(COUNTS, 2))
@@ -101,7 +101,7 @@ def _from_grid(index: int, rng: np.random.Generator, profile: Profile) -> Scenar
     )
     group = "grid " + " ".join(map(str, rates)) + " / " + " ".join(map(str, sizes))
     settings = profile.settings(slots, checks.slot_rank_for(int(ranks.max())))
-    return Scenario(index, "grid", group, workload, settings)
+    return MeasuredScenario(index, "grid", group, workload, settings)
 
 
 def _space_filling(index: int, seed: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -128,7 +128,7 @@ def _lengths(u: float, spread: float, kind: float, longest: float = 2048.0) -> L
 
 def _mixed(
     index: int, family: str, rng: np.random.Generator, profile: Profile, u: npt.NDArray[np.float64]
-) -> Scenario:
+) -> MeasuredScenario:
     """Any mixture of rates, ranks and lengths, its total rate placed by the estimated capacity."""
     large = family == "large"
     n = round(_log_between(u[0], *(LARGE if large else (1.0, LARGE[0]))))
@@ -157,14 +157,14 @@ def _mixed(
         ]
         own = [others[k] for k in rng.integers(0, 3, n)]
 
-    def build(rate: float) -> Scenario:
+    def build(rate: float) -> MeasuredScenario:
         adapters = [
             Adapter(f"a{i}", int(ranks[i]), max(float(rate * weights[i]), 1e-7), own[i][0], own[i][1])
             for i in range(n)
         ]
         workload = Workload(adapters, *lengths, correlation)
         settings = profile.settings(slots, slot_rank)
-        return Scenario(index, family, f"{family} {index}", workload, settings)
+        return MeasuredScenario(index, family, f"{family} {index}", workload, settings)
 
     one = build(1.0)
     if memory_error(profile, one.settings) is not None:
@@ -188,7 +188,7 @@ def _most_slots(limit: float, slot_rank: int, profile: Profile) -> int:
 class _Scaled:
     """Features of a scenario with all rates multiplied, without building it anew."""
 
-    def __init__(self, one: Scenario, profile: Profile) -> None:
+    def __init__(self, one: MeasuredScenario, profile: Profile) -> None:
         self.table = BinTable.of([one.bin(profile)])
         self.extractor = FeatureExtractor(one.workload, profile)
 

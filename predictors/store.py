@@ -22,7 +22,7 @@ from pydantic import Field
 from packer.errors import FileFormatError, ModelError, reading
 from packer.io.documents import parse_json
 from packer.io.files import decode, read_bytes, write_bytes
-from packer.io.schema import Table, parse
+from packer.io.schema import FileTable, parse
 from packer.io.tables import first_line
 from packer.predictors.arrays import check_arrays
 from packer.predictors.features import NAMES
@@ -37,7 +37,7 @@ MAX_ARRAY_BYTES = 2**28
 _LZMA_MEMORY_BYTES = 2**26
 
 
-class _Array(Table):
+class _Array(FileTable):
     """Type and shape of an array."""
 
     name: str
@@ -45,7 +45,7 @@ class _Array(Table):
     shape: list[Annotated[int, Field(ge=0, le=2**31)]] = Field(max_length=2)
 
 
-class _Header(Table):
+class _Header(FileTable):
     """The line of JSON."""
 
     kind: str

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from packer.arrays import Float32Array
-from packer.predictors.kinds import Arrays, Kind
+from packer.predictors.kinds import Arrays, ModelKind
 from packer.predictors.targets import OUTPUTS
 
 
-class Svm(Kind):
+class Svm(ModelKind):
     """RBF kernels on squashed and scaled features."""
 
     name = "svm"

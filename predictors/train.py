@@ -16,7 +16,7 @@ from packer.evaluation import STARVATION_THRESHOLD
 from packer.predictors.dataset import Dataset
 from packer.predictors.families import family_of, squash
 from packer.predictors.features import NAMES
-from packer.predictors.kinds import Arrays, Kind, kind_of
+from packer.predictors.kinds import Arrays, ModelKind, kind_of
 from packer.predictors.store import Model
 from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS, decoded, probability
 from packer.predictors.tree import refined
@@ -33,7 +33,7 @@ LATENCIES = ("mean_itl_ms", "mean_ttft_ms", "median_ttft_ms")
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class TrainingTable:
     """Rows to learn from: features float32 (n, F), what to learn by output (NaN: unknown), groups."""
 
     x: Float32Array
@@ -41,7 +41,7 @@ class Table:
     groups: npt.NDArray[np.str_]
 
     @classmethod
-    def of(cls, data: Dataset) -> Table:
+    def of(cls, data: Dataset) -> TrainingTable:
         """Everything in a dataset, encoded."""
         y: dict[str, FloatArray] = {STARVED: data.starved.astype(np.float64)}
         y |= {t.name: t.encode(data.labels[t.name], data.features) for t in TARGETS}
@@ -51,11 +51,11 @@ class Table:
     def __len__(self) -> int:
         return len(self.x)
 
-    def take(self, rows: npt.NDArray[Any]) -> Table:
+    def take(self, rows: npt.NDArray[Any]) -> TrainingTable:
         """Some of the rows."""
-        return Table(self.x[rows], {name: y[rows] for name, y in self.y.items()}, self.groups[rows])
+        return TrainingTable(self.x[rows], {name: y[rows] for name, y in self.y.items()}, self.groups[rows])
 
-    def at_most(self, rows: int | None, seed: int) -> Table:
+    def at_most(self, rows: int | None, seed: int) -> TrainingTable:
         """A random part of so many rows, in order."""
         if rows is None or len(self) <= rows:
             return self
@@ -84,7 +84,7 @@ def train(
     """
     kind = kind_of(kind_name)
     _check(data)
-    table = Table.of(data)
+    table = TrainingTable.of(data)
     learn, held = _split(data, seed)
     steps = 3 + len(OUTPUTS)
     progress("hyperparameters", 0, steps)
@@ -121,7 +121,7 @@ def _split(data: Dataset, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[
 
 
 def _fit(
-    kind: Kind, table: Table, params: Mapping[str, Mapping[str, Any]], seed: int, *, refine: bool = False,
+    kind: ModelKind, table: TrainingTable, params: Mapping[str, Mapping[str, Any]], seed: int, *, refine: bool = False,
     outputs: tuple[str, ...] = OUTPUTS,
 ) -> Arrays:  # fmt: skip
     """Arrays of a model that was fitted to all rows of the table."""
@@ -145,7 +145,7 @@ def _fit(
     return {**kind.pack(fitted, x), **scaling}
 
 
-def _search(kind: Kind, table: Table, name: str, seed: int) -> dict[str, Any]:
+def _search(kind: ModelKind, table: TrainingTable, name: str, seed: int) -> dict[str, Any]:
     """Hyperparameters by successive halving over the kind's grid, five folds by groups."""
     from sklearn.experimental import enable_halving_search_cv  # noqa: F401
     from sklearn.model_selection import GroupKFold, HalvingRandomSearchCV
@@ -175,7 +175,7 @@ def _search(kind: Kind, table: Table, name: str, seed: int) -> dict[str, Any]:
 
 
 def _calibration(
-    kind: Kind, table: Table, params: Mapping[str, Mapping[str, Any]], seed: int, *, refine: bool
+    kind: ModelKind, table: TrainingTable, params: Mapping[str, Mapping[str, Any]], seed: int, *, refine: bool
 ) -> tuple[float, float]:
     """Slope and offset that turn the model's output into a probability (Platt), from folds by groups."""
     from sklearn.linear_model import LogisticRegression
@@ -191,7 +191,7 @@ def _calibration(
 
 
 def _header(
-    kind: Kind, data: Dataset, params: Mapping[str, Mapping[str, Any]], seed: int,
+    kind: ModelKind, data: Dataset, params: Mapping[str, Mapping[str, Any]], seed: int,
     calibration: tuple[float, float], *, refine: bool, search: bool,
 ) -> dict[str, Any]:  # fmt: skip
     from importlib.metadata import version

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from packer.arrays import Float32Array, FloatArray
 from packer.predictors.ensemble import from_sklearn, packed
-from packer.predictors.kinds import Arrays, Kind
+from packer.predictors.kinds import Arrays, ModelKind
 from packer.predictors.targets import OUTPUTS, STARVED
 
 PENALTY = 0.003
@@ -21,7 +21,7 @@ TEACHERS = 40
 MOST_ROWS = 3000  # of the search; the chosen tree is fitted to all
 
 
-class Tree(Kind):
+class Tree(ModelKind):
     """One tree per figure: at most 32 leaves, 16 for starvation; `refined` searches the smallest ones."""
 
     name = "tree"
@@ -43,7 +43,7 @@ class Tree(Kind):
 
 
 def refined(
-    kind: Kind, x: Float32Array, y: FloatArray, groups: npt.NDArray[np.str_], name: str, seed: int
+    kind: ModelKind, x: Float32Array, y: FloatArray, groups: npt.NDArray[np.str_], name: str, seed: int
 ) -> Any:
     """The fitted scikit-learn tree with the least (error in grouped folds) · (1 + PENALTY · rules).
 

@@ -26,7 +26,7 @@ _TRIES = 4
 
 
 @dataclass(frozen=True)
-class _State:
+class _Bins:
     """Bins with their evaluations and requests per second, and their rank among states: smaller is better."""
 
     bins: tuple[Bin, ...]
@@ -49,7 +49,7 @@ class SpreadRefined:
 
     def solve(self, problem: Problem) -> Solution:
         """One bin per GPU."""
-        search = _Search(problem)
+        search = _Refinement(problem)
         first = search.start()
         final, rounds = search.refine(first)
         details: dict[str, object] = {
@@ -68,19 +68,19 @@ def _simulated_slots(problem: Problem, bins: tuple[Bin, ...]) -> tuple[Bin, ...]
     if twin is None or not problem.evaluator.confirms or len(bins) > MOST_GPUS:
         return bins
     by_twin = Evaluator(twin, problem.objective, problem.evaluator.margin)
-    search = _Search(replace(problem, evaluator=by_twin))
+    search = _Refinement(replace(problem, evaluator=by_twin))
     settled = tuple(item if problem.out_of_time() else search.slots.best(item) for item in bins)
     return settled if problem.out_of_time() else min(bins, settled, key=lambda each: search.state(each).rank)
 
 
-class _Search:
+class _Refinement:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.slots = problem, SlotSearch(problem)
         fleet = problem.workload
         self.kinds = list(zip(fleet.ranks.tolist(), fleet.offered_tok_s_by_adapter.tolist(), strict=True))
         self.single = lru_cache(512)(self._single)
 
-    def start(self) -> _State:
+    def start(self) -> _Bins:
         """The best start, with the best slots."""
         n = gpus_to_use(self.problem)
         parts = [spread_parts(self.problem), [p for p in even_parts(self.problem, n) if p]]
@@ -90,7 +90,7 @@ class _Search:
             states.append(self._with_slots(other.bins))
         return min(states, key=lambda state: state.rank)
 
-    def _with_slots(self, bins: Sequence[Bin]) -> _State:
+    def _with_slots(self, bins: Sequence[Bin]) -> _Bins:
         hint: int | None = None
         chosen = []
         for bin_ in bins:
@@ -99,7 +99,7 @@ class _Search:
             hint = chosen[-1].max_loras
         return self.state(chosen)
 
-    def state(self, bins: Sequence[Bin]) -> _State:
+    def state(self, bins: Sequence[Bin]) -> _Bins:
         """Bins with their evaluations."""
         found, admissible = self.slots.evaluate(bins)
         key = self._key(bins, found, int((~admissible).sum()))
@@ -113,15 +113,15 @@ class _Search:
 
     def _rated(
         self, bins: tuple[Bin, ...], found: Evaluations, rates: FloatArray, key: tuple[float, ...]
-    ) -> _State:
+    ) -> _Bins:
         # Objectives that count GPUs say nothing here: the time of a request decides then.
         ttft_ms, itl_ms = (
             np.average(np.where(np.isnan(ms), np.inf, ms), weights=rates)
             for ms in (found.mean_ttft_ms, found.mean_itl_ms)
         )
-        return _State(bins, found, rates, (*key, float(ttft_ms + 100.0 * itl_ms)))
+        return _Bins(bins, found, rates, (*key, float(ttft_ms + 100.0 * itl_ms)))
 
-    def refine(self, state: _State) -> tuple[_State, int]:
+    def refine(self, state: _Bins) -> tuple[_Bins, int]:
         """Improve until nothing helps; also the number of improvements."""
         for done in range(_ROUNDS):
             self.problem.progress("refining", done, _ROUNDS)
@@ -131,7 +131,7 @@ class _Search:
             state = better
         return state, _ROUNDS
 
-    def _improve(self, state: _State) -> _State | None:
+    def _improve(self, state: _Bins) -> _Bins | None:
         """The best neighbour that is better, among moves from the worst GPU and swaps with it.
 
         Where even loads are not what the objective minimises, also among those from the best one.
@@ -183,7 +183,7 @@ class _Search:
         picked = np.unique(np.linspace(0, len(kinds) - 1, _TRIES).round().astype(int))
         return [seen[kinds[k]] for k in picked.tolist()]
 
-    def _moves(self, state: _State, worst: int, target: int) -> list[tuple[int, int, tuple[Bin, Bin]]]:
+    def _moves(self, state: _Bins, worst: int, target: int) -> list[tuple[int, int, tuple[Bin, Bin]]]:
         source, sink = state.bins[worst], state.bins[target]
         if len(source.adapters) < 2 or len(sink.adapters) >= MAX_ADAPTERS_PER_GPU:
             return []
@@ -193,7 +193,7 @@ class _Search:
             if source.adapters[p] not in sink.adapters
         ]
 
-    def _swaps(self, state: _State, worst: int, target: int) -> list[tuple[int, int, tuple[Bin, Bin]]]:
+    def _swaps(self, state: _Bins, worst: int, target: int) -> list[tuple[int, int, tuple[Bin, Bin]]]:
         source, sink = state.bins[worst], state.bins[target]
         if len(source.adapters) == len(sink.adapters) == 1:  # the same bins, in another order
             return []

@@ -82,7 +82,7 @@ def fewest_waiting(sim: Simulation, *edges_s: float) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class QueueGrowth:
     """Mean waiting requests of the middle and of the last third, and the difference in standard errors."""
 
     middle: float
@@ -95,7 +95,7 @@ class Growth:
         return self.last > FEW and self.last - self.middle > max(1.0, MATERIAL * self.middle)
 
 
-def queue_growth(sim: Simulation) -> Growth:
+def queue_growth(sim: Simulation) -> QueueGrowth:
     """Growth of the queue in one run.
 
     The standard error is that of means of `BATCHES` pieces around the common straight line, widened by their
@@ -108,10 +108,10 @@ def queue_growth(sim: Simulation) -> Growth:
     rest = means - means.mean() - place * float(place @ means) / float(place @ place)
     variance = float(rest @ rest) / (2 * BATCHES - 2)
     if variance <= 0.0:
-        return Growth(middle, last, math.inf if last > middle else 0.0)
+        return QueueGrowth(middle, last, math.inf if last > middle else 0.0)
     rho = min(max(float(rest[1:] @ rest[:-1]) / float(rest @ rest), 0.0), MAX_CORRELATION)
     error = math.sqrt(2.0 * variance / BATCHES * (1.0 + rho) / (1.0 - rho))
-    return Growth(middle, last, (last - middle) / error)
+    return QueueGrowth(middle, last, (last - middle) / error)
 
 
 def is_stable(sim: Simulation) -> bool:

@@ -22,7 +22,7 @@ from h100 import MODELS, tables
 from trials import measured_profile
 
 from packer.fit.runs import simulate_run
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.io.files import write_text
 from packer.profile import Profile
 from packer.twin.result import Simulation
@@ -73,7 +73,7 @@ def of_model(model: str) -> dict[str, dict[str, float]]:
     } | {f"starved with {name} of {SEEDS} seeds": group for name, group in starved.items()}
 
 
-def _simulated(run: Run, profile: Profile, seed: int) -> Simulation:
+def _simulated(run: MeasuredRun, profile: Profile, seed: int) -> Simulation:
     return simulate_run(run, profile, seed=seed)
 
 

@@ -21,7 +21,7 @@ from h100 import DATA, MODELS, PROFILES, base_profile, tables
 from packer.fit import score
 from packer.fit.pipeline import Calibration, calibrate, with_provenance
 from packer.fit.score import REGIMES, ScoredRun, regime_errors
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.io.files import write_text
 from packer.io.profiles import write_profile
 from packer.profile import Profile
@@ -77,7 +77,7 @@ def _means(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
-def _floor(profile: Profile, runs: list[Run]) -> dict[str, dict[str, float]]:
+def _floor(profile: Profile, runs: list[MeasuredRun]) -> dict[str, dict[str, float]]:
     """Errors of the twin with one seed against itself with another, means over pairs of `SEEDS`: what chance takes.
 
     SMAPE by regime and metric; of all runs also the macro F1 of starvation.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from packer.fit.tables import Profiling, Run, read_profiling, read_rows, read_runs
+from packer.fit.tables import MeasuredRun, Profiling, read_profiling, read_rows, read_runs
 from packer.profile import (
     EngineSpec,
     FrontEndSpec,
@@ -73,7 +73,7 @@ def base_profile(model: str) -> Profile:
     )
 
 
-def tables(model: str, data: Path = DATA) -> tuple[Profiling, list[Run]]:
+def tables(model: str, data: Path = DATA) -> tuple[Profiling, list[MeasuredRun]]:
     """Micro-benchmarks and runs of a model."""
     runs = read_runs(
         data / "runs.csv", model, generated_share=GENERATED_SHARE[model], max_outstanding=MAX_OUTSTANDING

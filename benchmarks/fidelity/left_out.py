@@ -34,7 +34,7 @@ from packer.fit.mean_state import (
 )
 from packer.fit.pipeline import SEED, TERMS
 from packer.fit.runs import fleet_of
-from packer.fit.tables import Run, read_rows
+from packer.fit.tables import MeasuredRun, read_rows
 from packer.io.files import write_text
 from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
@@ -68,7 +68,9 @@ VARIANTS = (
 )
 
 
-def simulated(run: Run, profile: Profile, variant: Variant, seed: int, *, states: bool = False) -> Simulation:
+def simulated(
+    run: MeasuredRun, profile: Profile, variant: Variant, seed: int, *, states: bool = False
+) -> Simulation:
     """The twin of a run."""
     fleet = fleet_of(replace(run, rates=run.rates * run.metrics["sent"]) if variant.sent else run)
     return simulate(
@@ -79,8 +81,8 @@ def simulated(run: Run, profile: Profile, variant: Variant, seed: int, *, states
 
 
 def equations(
-    profile: Profile, runs: Sequence[Run], variant: Variant
-) -> tuple[step_law.Equations, list[Run]]:
+    profile: Profile, runs: Sequence[MeasuredRun], variant: Variant
+) -> tuple[step_law.Equations, list[MeasuredRun]]:
     """As `packer.fit.mean_state.simulated_equations`, of a variant."""
     law = coefficient_vector(profile.latency)
     slower = profile.with_coefficients(
@@ -105,7 +107,7 @@ def equations(
 
 
 def laws(
-    model: str, profile: Profile, found: step_law.Equations, kept: Sequence[Run]
+    model: str, profile: Profile, found: step_law.Equations, kept: Sequence[MeasuredRun]
 ) -> tuple[dict[str, Profile], np.ndarray]:
     """The profile for each family, fitted on the others; relative errors of the steps of runs left out."""
     micro = from_tables.micro_equations(tables(model)[0], profile.engine, profile.latency.graph_max_tokens)
@@ -172,12 +174,12 @@ def _figures(sim: Simulation) -> Figures:
     return {name: float(getattr(sim, name)) for name in [*names, "starved"]}
 
 
-def _error(some: Sequence[tuple[Run, Figures]], name: str) -> float:
+def _error(some: Sequence[tuple[MeasuredRun, Figures]], name: str) -> float:
     column, attribute = score.METRICS[name]
     return smape((sim[attribute], run.metrics[column]) for run, sim in some)
 
 
-def _standard_error(some: Sequence[tuple[Run, Figures]]) -> float:
+def _standard_error(some: Sequence[tuple[MeasuredRun, Figures]]) -> float:
     """Of the mean TTFT's error, by drawing the runs anew."""
     by_run: dict[str, list[float]] = {}
     for run, sim in some:
@@ -193,7 +195,7 @@ COUNTS = {
 }
 
 
-def _with_sent(run: Run) -> Run:
+def _with_sent(run: MeasuredRun) -> MeasuredRun:
     """The run with its mean running and waiting requests, and the requests sent over those of its nominal rates."""
     row = COUNTS[run.run_id]
     got = sum(float(row[name] or 0) for name in ("completed", "end_num_running", "end_num_waiting"))

@@ -20,7 +20,7 @@ from h100 import DATA, MAX_OUTSTANDING, MODELS, ROOT, tables
 
 from packer.arrival import Arrivals
 from packer.fit.runs import fleet_of
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.report.figures import Figure, Line, Panel, Scatter, write_figure
@@ -141,7 +141,7 @@ def variants_table(variants: dict[str, Any]) -> list[str]:
     return lines
 
 
-def parity(model: str, rows: list[dict[str, Any]], runs: dict[str, Run]) -> str:
+def parity(model: str, rows: list[dict[str, Any]], runs: dict[str, MeasuredRun]) -> str:
     """Picture of predicted against measured; returns its file name."""
     panels = []
     for name, column, label in (
@@ -230,7 +230,7 @@ def unpredictable_table() -> list[str]:
     return lines
 
 
-def _arriving(run: Run, unpredictable: bool, seed: int) -> Simulation:
+def _arriving(run: MeasuredRun, unpredictable: bool, seed: int) -> Simulation:
     """The run under unpredictable arrivals at half its rates, or under Poisson ones of the same mean rates."""
     fleet = fleet_of(run).scaled(0.5).with_arrivals(Arrivals("unpredictable"))
     if not unpredictable:

@@ -27,7 +27,7 @@ from packer.fit.lengths_fit import held_tokens
 from packer.fit.mean_state import simulated_equations, solve_robustly
 from packer.fit.pipeline import SEED, TERMS
 from packer.fit.runs import fleet_of, stratified
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
@@ -87,7 +87,7 @@ def left_out_error(model: str, terms_of: Callable[[], tuple[str, ...]], cache: d
 
 
 def twin_errors(
-    runs: list[Run],
+    runs: list[MeasuredRun],
     profile: Profile,
     shape: Callable[[Workload], Workload] = lambda w: w,
     ceiling: int | None = MAX_OUTSTANDING,

@@ -30,7 +30,7 @@ from packer.predictors.learned import LearnedPredictor
 from packer.predictors.shipped import shipped_model
 from packer.predictors.store import Model
 from packer.predictors.targets import OUTPUTS, STARVED, TARGETS
-from packer.predictors.train import Table, _fit, _search
+from packer.predictors.train import TrainingTable, _fit, _search
 from packer.twin.scores import macro_f1, smape
 
 HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ def main() -> None:
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) | {"rows": PART}
     for name in given.profiles or PROFILES:
         profile = load_profile(name)
-        table = Table.of(dataset_for(profile, ROOT / "build" / "datasets", given.rows, SEED)).at_most(
+        table = TrainingTable.of(dataset_for(profile, ROOT / "build" / "datasets", given.rows, SEED)).at_most(
             PART, SEED
         )
         reader = LearnedPredictor(shipped_model("tree", profile)[0], profile)

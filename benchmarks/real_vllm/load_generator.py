@@ -11,7 +11,7 @@ from packer import Adapter, Lengths, Workload
 from packer.live.job import LoadJob
 from packer.live.launch import Launch
 from packer.live.load import run_job
-from packer.live.server import Server, ServerOptions
+from packer.live.server import LiveServer, ServerOptions
 from packer.profile import EngineSpec, GpuSpec, ModelSpec
 from packer.settings import Slots
 from packer.twin.arrivals import draw_requests
@@ -39,7 +39,7 @@ def measure_schedule(folder: Path) -> dict[str, Any]:
     )
     fleet = Workload([Adapter("a0", 8, RATE)], Lengths.gamma(100.0, 1.0), Lengths.gamma(10.0, 0.8), 0.0)
     requests = draw_requests(fleet, SECONDS, 0)
-    with Server(launch, ServerOptions((("a0", "x"),), Slots(1, 8)), folder) as server:
+    with LiveServer(launch, ServerOptions((("a0", "x"),), Slots(1, 8)), folder) as server:
         failure = server.start()
         if failure is not None:
             raise SystemExit(failure.message)

@@ -27,7 +27,7 @@ from packer import Adapter, Lengths, Workload
 from packer.live.job import LoadJob
 from packer.live.launch import Launch, read_launch
 from packer.live.load import run_job
-from packer.live.server import Server, ServerOptions, get
+from packer.live.server import LiveServer, ServerOptions, get
 from packer.settings import Slots
 from packer.twin.arrivals import draw_requests
 
@@ -95,7 +95,9 @@ def scrape_until(url: str, stop: threading.Event, times_ms: list[float]) -> None
         times_ms.append(scrape(url)[0])
 
 
-def run_stage(server: Server, launch: Launch, stage: Stage, seconds: float, seed: int, folder: Path) -> Any:
+def run_stage(
+    server: LiveServer, launch: Launch, stage: Stage, seconds: float, seed: int, folder: Path
+) -> Any:
     """Send one load; returns what the client saw and the times of the scrapes meanwhile, ms."""
     fleet = Workload(
         [Adapter(f"a{i}", RANK, stage.rate / stage.adapters) for i in range(stage.adapters)],
@@ -136,7 +138,7 @@ def measure(
     adapters = max(stage.adapters for stage in STAGES)
     names = tuple((f"a{i}", launch.adapter_folder(f"a{i}", RANK)) for i in range(adapters))
     rows = []
-    with Server(
+    with LiveServer(
         launch, ServerOptions(names, Slots(adapters, RANK), KV_CACHE_BYTES), work / variant
     ) as server:
         failure = server.start()

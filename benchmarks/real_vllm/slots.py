@@ -27,7 +27,7 @@ from packer.live.job import LoadJob
 from packer.live.launch import Launch, read_launch
 from packer.live.load import run_job
 from packer.live.results import LoadResult, read_result
-from packer.live.server import Server, ServerOptions
+from packer.live.server import LiveServer, ServerOptions
 from packer.live.step_log import Steps, read_steps
 from packer.twin.arrivals import draw_requests
 
@@ -107,7 +107,7 @@ def measure(launch: Launch, case: ServerCase, place: Place) -> None:
     names = fleet(1.0).names
     adapters = tuple((name, launch.adapter_folder(name, RANK)) for name in names)
     options = ServerOptions(adapters, settings.Slots(case.slots, RANK), KV_CACHE_BYTES)
-    with Server(launch, options, folder) as server:
+    with LiveServer(launch, options, folder) as server:
         failure = server.start()
         if failure is not None:
             raise SystemExit(f"{case.key}: {failure.message}\n{failure.tail}")

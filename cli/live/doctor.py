@@ -8,7 +8,7 @@ from packer.cli.output import Table
 
 
 @bundle
-class Given:
+class DoctorOptions:
     """Where vLLM is.
 
     python: Interpreter of vLLM's environment.
@@ -22,7 +22,7 @@ class Given:
 
 
 @command
-def doctor(given: Given, out: Output) -> int:
+def doctor(given: DoctorOptions, out: Output) -> int:
     """Say which vLLM is installed and what is missing, with the command that installs it. Exit code 2 if anything is.
 
     \b

@@ -13,7 +13,7 @@ FOLDER = click.Path(file_okay=False)
 
 
 @bundle
-class Given:
+class CpuSetup:
     """Where, and with what.
 
     python: An interpreter that has vLLM already.
@@ -26,7 +26,7 @@ class Given:
 
 
 @command
-def setup_cpu(given: Given, out: Writing) -> None:
+def setup_cpu(given: CpuSetup, out: Writing) -> None:
     """Make an environment with vLLM for the CPU, a tiny model and its adapters, and FOLDER/launch.toml.
 
     \b

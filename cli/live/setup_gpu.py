@@ -12,7 +12,7 @@ from packer.cli.options import Writing, numbers
 
 
 @bundle
-class Given:
+class GpuSetup:
     """The model, the GPU and the engine.
 
     model: Folder with config.json and tokenizer.
@@ -37,7 +37,7 @@ class Given:
 
 
 @command
-def setup_gpu(given: Given, out: Writing) -> None:
+def setup_gpu(given: GpuSetup, out: Writing) -> None:
     """Write random adapters for a model and FOLDER/launch.toml, to calibrate its server on a GPU.
 
     \b

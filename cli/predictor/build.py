@@ -9,7 +9,7 @@ from packer.cli.options import OneProfile, Writing, common
 
 
 @bundle
-class Given:
+class DatasetOptions:
     """How many scenarios, and where they run.
 
     rows: Scenarios.
@@ -25,7 +25,7 @@ class Given:
 
 
 @command
-def build(kind: OneProfile, given: Given, out: Writing) -> None:
+def build(kind: OneProfile, given: DatasetOptions, out: Writing) -> None:
     """Simulate servers with the twin: the paper's grid, mixtures of rates, ranks and lengths, many near
     the edge of starvation, and one in 11 with 512 to 4,096 adapters.
 

@@ -9,14 +9,14 @@ from packer.words import number
 
 
 @bundle
-class Given:
+class DescribeOptions:
     """The dataset."""
 
     dataset_path: str = argument("DATASET")
 
 
 @command
-def describe(given: Given, out: Output) -> None:
+def describe(given: DescribeOptions, out: Output) -> None:
     """What a dataset holds: profile, scenarios by family, how many starve.
 
     \b

@@ -25,7 +25,7 @@ SHOWN = (
 
 
 @bundle
-class Training:
+class TrainingOptions:
     """The dataset and what is trained on it.
 
     kind: What to train.
@@ -44,7 +44,7 @@ class Training:
 
 
 @command
-def train(given: Training, out: Writing) -> None:
+def train(given: TrainingOptions, out: Writing) -> None:
     """Train a predictor on a dataset and print its model card: scores on scenarios that it has not seen.
 
     \b

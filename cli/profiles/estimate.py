@@ -9,7 +9,7 @@ from packer.cli.options import Writing, common, complete
 
 
 @bundle
-class Given:
+class EstimateOptions:
     """The model, the GPU and the server's settings.
 
     model: A Hugging Face repository known to packer or in this machine's cache, or the model's config.json.
@@ -46,7 +46,7 @@ class Given:
 
 
 @command
-def estimate(given: Given, out: Writing) -> None:
+def estimate(given: EstimateOptions, out: Writing) -> None:
     """Estimate a profile from a model's config and a GPU's data sheet, without a measurement.
 
     Memory follows vLLM's rules, the base model's step law a roofline whose shares were fitted to public

@@ -14,7 +14,7 @@ SLOTS = (8, 16, 32, 64, 128, 256, 384)
 
 
 @bundle
-class Given:
+class ShowOptions:
     """The profile.
 
     as_toml: Print the profile as its file.
@@ -25,7 +25,7 @@ class Given:
 
 
 @command
-def show(given: Given, out: Output) -> None:
+def show(given: ShowOptions, out: Output) -> None:
     """Show one profile.
 
     \b

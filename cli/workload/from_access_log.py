@@ -5,7 +5,7 @@ from __future__ import annotations
 from packer.cli.declare import argument, bundle, command, flag
 from packer.cli.options import Writing
 from packer.cli.traffic import LogOptions, RankOptions, ViewOptions
-from packer.cli.workload.observed import Files
+from packer.cli.workload.observed import ObservedFiles
 
 
 @bundle
@@ -21,7 +21,7 @@ class Log:
 
 @command
 def from_access_log(
-    log: Log, reading: LogOptions, ranks: RankOptions, view: ViewOptions, files: Files, out: Writing
+    log: Log, reading: LogOptions, ranks: RankOptions, view: ViewOptions, files: ObservedFiles, out: Writing
 ) -> None:
     """Measure a workload from a gateway's access log: JSON lines with time, model and token counts.
 

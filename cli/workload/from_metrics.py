@@ -7,7 +7,7 @@ import click
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Writing
 from packer.cli.traffic import PrometheusOptions, RankOptions, ViewOptions
-from packer.cli.workload.observed import Files
+from packer.cli.workload.observed import ObservedFiles
 
 
 @bundle
@@ -28,7 +28,12 @@ class Span:
 
 @command
 def from_metrics(
-    metrics: PrometheusOptions, span: Span, ranks: RankOptions, view: ViewOptions, files: Files, out: Writing
+    metrics: PrometheusOptions,
+    span: Span,
+    ranks: RankOptions,
+    view: ViewOptions,
+    files: ObservedFiles,
+    out: Writing,
 ) -> None:
     """Measure a workload from Prometheus: requests and tokens per adapter, as a gateway counts them.
 

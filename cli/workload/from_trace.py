@@ -20,7 +20,7 @@ DEFAULT_ADAPTERS = 200
 
 
 @bundle
-class Source:
+class TraceArgument:
     """The trace."""
 
     trace_path: str = argument("TRACE")
@@ -31,7 +31,7 @@ class Source:
 
 
 @bundle
-class Given:
+class TraceOptions:
     """What is made of the trace.
 
     exponent: Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.
@@ -51,7 +51,7 @@ class Given:
 
 
 @command
-def from_trace(source: Source, ranks: RankOptions, given: Given, out: Writing) -> None:
+def from_trace(source: TraceArgument, ranks: RankOptions, given: TraceOptions, out: Writing) -> None:
     """Measure a workload from a trace of requests: rates, bursts, lengths, their spread and correlation.
 
     TRACE is CSV, JSONL or Parquet (also .gz) with the columns timestamp, input_tokens, output_tokens and
@@ -91,7 +91,9 @@ def from_trace(source: Source, ranks: RankOptions, given: Given, out: Writing) -
     out.note(f"{given.output}: {headline(fleet)}; arrivals {fleet.arrivals.description}")
 
 
-def _with_adapters(trace: Trace, adapters: int | None, known: Ranks, given: Given, out: Writing) -> Trace:
+def _with_adapters(
+    trace: Trace, adapters: int | None, known: Ranks, given: TraceOptions, out: Writing
+) -> Trace:
     """The trace with adapters and ranks: its own, or those of the options."""
     from dataclasses import replace
 

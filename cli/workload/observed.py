@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @bundle
-class Files:
+class ObservedFiles:
     """What is written.
 
     loads_path: Also write the rates at each load, for --objective headroom:rates=FILE.csv.

@@ -12,16 +12,16 @@ from __future__ import annotations
 from packer.errors import ValidationError, shown
 from packer.export import kubernetes, quoting, templates
 from packer.export.pods import check_pods
-from packer.export.servers import Options, Server, routes
+from packer.export.servers import ExportedServer, Options, routes
 from packer.export.sources import parsed, refused
 
 _NAME, _PORT = "model.aibrix.ai/name", "model.aibrix.ai/port"
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`servers.yaml` and `model-adapters.yaml`, for `kubectl apply -f`."""
 
-    def labels(server: Server) -> dict[str, str]:
+    def labels(server: ExportedServer) -> dict[str, str]:
         return {_NAME: quoting.label_value(server.model), _PORT: str(server.port)}
 
     sources = {item.name: item.source for server in servers for item in server.modules}

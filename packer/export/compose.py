@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from packer.export import templates
-from packer.export.servers import Options, Server, on_one_host
+from packer.export.servers import ExportedServer, Options, on_one_host
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`compose.yaml`; the adapters are in `./adapters` beside it."""
     text = templates.render("compose.yaml", servers=list(on_one_host(servers, options)), options=options)
     return {"compose.yaml": text}

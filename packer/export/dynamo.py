@@ -11,7 +11,7 @@ from __future__ import annotations
 from packer.errors import IncompatibleError
 from packer.export import templates
 from packer.export.pods import check_pods
-from packer.export.servers import Module, Options, Server
+from packer.export.servers import ExportedServer, Module, Options
 from packer.export.sources import parsed, refused
 
 IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.3.1"
@@ -19,7 +19,7 @@ _MOST_SERVICES = 25
 """Services of a graph, the front end included."""
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`graph.yaml` and `dynamo-models.yaml`, for `kubectl apply -f`."""
     check_pods(servers, options)
     if len(servers) + 1 > _MOST_SERVICES:

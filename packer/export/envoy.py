@@ -8,12 +8,12 @@ name.
 from __future__ import annotations
 
 from packer.export import quoting, templates
-from packer.export.servers import Options, Server, routes
+from packer.export.servers import ExportedServer, Options, routes
 
 _TOTAL_WEIGHT = 10_000
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`envoy.yaml`: static resources to merge into a bootstrap configuration."""
     found = {
         quoting.header_key(name): {server.name: weight for server, weight in weights(places)}
@@ -22,7 +22,7 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     return {"envoy.yaml": templates.render("envoy.yaml", routes=found, servers=servers)}
 
 
-def weights(places: list[tuple[Server, float]]) -> list[tuple[Server, int]]:
+def weights(places: list[tuple[ExportedServer, float]]) -> list[tuple[ExportedServer, int]]:
     """The servers with whole weights in proportion to their shares, each at least 1, with the sum 10,000."""
     rounded = [max(1, round(share * _TOTAL_WEIGHT)) for _, share in places]
     rounded[rounded.index(max(rounded))] += _TOTAL_WEIGHT - sum(rounded)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 
 if TYPE_CHECKING:
-    from packer.export.servers import Options, Server
+    from packer.export.servers import ExportedServer, Options
     from packer.plan import Plan
 
-    Render = Callable[[tuple[Server, ...], Options], dict[str, str]]
+    Render = Callable[[tuple[ExportedServer, ...], Options], dict[str, str]]
 
 
 _VERSION = re.compile(r"v?\d{1,4}(\.\d{1,4}){0,3}", re.ASCII)
@@ -144,9 +144,9 @@ def start_commands(plan: Plan) -> list[str]:
     from shlex import join
 
     from packer.export import sglang
-    from packer.export.servers import Options, Server, servers
+    from packer.export.servers import ExportedServer, Options, servers
 
-    command = {"vllm": Server.command, "sglang": sglang.command}
+    command = {"vllm": ExportedServer.command, "sglang": sglang.command}
     options = Options()
     found = []
     for server in servers(plan, options):

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 
 from packer.export import quoting, templates
-from packer.export.servers import Options, Server
+from packer.export.servers import ExportedServer, Options
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`dashboard.json`, for import or provisioning."""
     dashboard = json.loads(templates.read("dashboard.json"))
     profiles = ", ".join(sorted({server.bin.profile.label for server in servers}))

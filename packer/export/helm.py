@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from packer.export import templates
 from packer.export.pods import check_pods
-from packer.export.servers import Module, Options, Server, words
+from packer.export.servers import ExportedServer, Module, Options, words
 from packer.export.sources import parsed, refused
 
 _TYPES = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "http"}
@@ -18,7 +18,7 @@ _TYPES = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "ht
 _BY_OTHER_KEYS = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora")
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`values.yaml` for `helm install`, and `lora-adapters.yaml` for `kubectl apply`."""
     check_pods(servers, options)
     specs = []

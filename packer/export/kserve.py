@@ -13,14 +13,14 @@ import re
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
 from packer.export.pods import check_pods
-from packer.export.servers import Module, Options, Server, words
+from packer.export.servers import ExportedServer, Module, Options, words
 from packer.export.sources import parsed, refused
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", re.ASCII)
 _LORA_FLAGS = {"enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "tensor-parallel-size"}
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`services.yaml`, for `kubectl apply -f`."""
     check_pods(servers, options)
     found = []
@@ -57,7 +57,7 @@ def _adapter_uri(item: Module, options: Options) -> str:
     raise refused(item.name, item.source, "a path in the claim, a Hugging Face repository or s3://")
 
 
-def _check_names(server: Server) -> None:
+def _check_names(server: ExportedServer) -> None:
     """Raise `IncompatibleError` where KServe's shell or its folders could not keep two names apart."""
     names = [item.name for item in server.modules]
     for name in names:

@@ -14,22 +14,22 @@ from markupsafe import Markup
 from packer.errors import ValidationError
 from packer.export import templates
 from packer.export.pods import check_pods
-from packer.export.servers import Options, Server
+from packer.export.servers import ExportedServer, Options
 
 _MAX_CONFIG_BYTES = 1_000_000
 """A ConfigMap holds at most 1 MiB."""
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`packer.yaml`, for `kubectl apply -f`."""
     check_pods(servers, options)
     return {"packer.yaml": manifests(servers, options)}
 
 
 def manifests(
-    servers: tuple[Server, ...],
+    servers: tuple[ExportedServer, ...],
     options: Options,
-    extra_labels: Callable[[Server], dict[str, str]] = lambda _server: {},
+    extra_labels: Callable[[ExportedServer], dict[str, str]] = lambda _server: {},
     *,
     with_adapters: bool = True,
 ) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from packer.export import templates
 from packer.export.envoy import weights
-from packer.export.servers import Options, Server, routes
+from packer.export.servers import ExportedServer, Options, routes
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`litellm.yaml`."""
     deployments = [
         (name, server, weight)

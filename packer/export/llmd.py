@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from packer.export import kubernetes, quoting, templates
 from packer.export.pods import check_pods
-from packer.export.servers import Options, Server, routes
+from packer.export.servers import ExportedServer, Options, routes
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`values.yaml` for the chart llm-d-router-gateway or -standalone, and `servers.yaml` for `kubectl apply`."""
     check_pods(servers, options)
 
-    def labels(server: Server) -> dict[str, str]:
+    def labels(server: ExportedServer) -> dict[str, str]:
         pool = {"llm-d.ai/inference-pool": options.prefix, "llm-d.ai/engine-type": "vllm"}
         return {**pool, _share(server.name): "POST"}
 

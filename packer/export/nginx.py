@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter
 
 from packer.export import quoting, templates
-from packer.export.servers import Options, Server, routes
+from packer.export.servers import ExportedServer, Options, routes
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`nginx.conf`, to be included in the block `http`."""
     table = {quoting.header_key(name): places for name, places in routes(servers).items()}
     folded = Counter(key.lower() for key in table)

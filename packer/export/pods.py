@@ -6,14 +6,14 @@ A pod that lacks one of them is scheduled, takes a GPU and fails, so it is refus
 from __future__ import annotations
 
 from packer.errors import IncompatibleError, shown
-from packer.export.servers import Options, Server
+from packer.export.servers import ExportedServer, Options
 from packer.export.sources import parsed
 
 GATED = ("meta-llama/", "google/gemma")
 """Starts of repositories that Hugging Face hands out only with a token."""
 
 
-def check_pods(servers: tuple[Server, ...], options: Options) -> None:
+def check_pods(servers: tuple[ExportedServer, ...], options: Options) -> None:
     """Raise `IncompatibleError` where an adapter is a path without a volume, or a gated model has no token."""
     folder = options.adapters_dir.rstrip("/") + "/"
     for server in servers:

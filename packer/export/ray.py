@@ -9,13 +9,13 @@ from __future__ import annotations
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
 from packer.export.nodes import ray_accelerator
-from packer.export.servers import Options, Server, routes
+from packer.export.servers import ExportedServer, Options, routes
 from packer.export.sources import parsed
 
 _SCHEMES = ("s3", "gcs")
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`serve.yaml`, for `serve deploy`; `models.json`: adapter → the names under which it is served, with shares."""
     found = []
     for server in servers:
@@ -39,12 +39,12 @@ def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
     }
 
 
-def _requested(server: Server, name: str) -> str:
+def _requested(server: ExportedServer, name: str) -> str:
     """What a client requests: the server's adapter, or for the base model the server."""
     return server.name if any(item.name == name for item in server.base) else f"{server.name}:{name}"
 
 
-def _folder(server: Server) -> str:
+def _folder(server: ExportedServer) -> str:
     """The folder that holds every adapter of a server under its own name."""
     folders = set()
     for item in server.modules:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from packer.export import envoy, litellm, nginx, quoting
-from packer.export.servers import Options, Server, routes
+from packer.export.servers import ExportedServer, Options, routes
 
 VERSION = 1
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`routing.json`, `nginx.conf`, `envoy.yaml` and `litellm.yaml`."""
     table = routes(servers)
     document = {

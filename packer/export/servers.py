@@ -88,13 +88,13 @@ class Module:
     source: str
     share: float
 
-    def resource(self, server: Server) -> str:
+    def resource(self, server: ExportedServer) -> str:
         """Name of its Kubernetes resource for one server."""
         return quoting.dns_name(f"{server.name}.{self.name}")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ExportedServer:
     """One vLLM server of the plan.
 
     `base`: names, other than the model's own, under which its base model is requested (rank 0 in the fleet), as modules
@@ -185,7 +185,7 @@ def words(flags: Mapping[str, object]) -> list[str]:
     return found
 
 
-def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) -> tuple[Server, ...]:
+def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) -> tuple[ExportedServer, ...]:
     """The servers of a plan. `numbers`: those in their names, addresses and ports; None counts from 0.
 
     Raises `IncompatibleError`: the plan is infeasible: it has adapters without a server, or none at all;
@@ -222,7 +222,7 @@ def _sources(plan: Plan, options: Options) -> dict[str, str]:
     return {name: options.sources[name] for name in used}
 
 
-def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[str, str]) -> Server:
+def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[str, str]) -> ExportedServer:
     profile = item.profile
     model = options.model or profile.model.repository or profile.model.name
     if not model.strip() or model.startswith("-") or not model.isprintable():
@@ -234,7 +234,7 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
     plain = tuple(Module(name, "", share) for name, share in placed if name in base)
     release = _VERSION.fullmatch(profile.engine.version)
     tag = f"v{release[1]}{release[2] or '.0'}" if release else "latest"  # images of 0.11 are tagged v0.11.0
-    return Server(
+    return ExportedServer(
         index, f"{options.prefix}-{index}", options.port, _address(index, options), model,
         options.image or f"vllm/vllm-openai:{tag}", item, modules, plain,
         node_labels(profile.gpu.name, len({each.profile.gpu.name for each in plan.bins}), options.node_labels),
@@ -252,7 +252,9 @@ def host_port(index: int, options: Options) -> int:
     return port
 
 
-def on_one_host(all_servers: tuple[Server, ...], options: Options) -> Iterator[tuple[Server, int, list[str]]]:
+def on_one_host(
+    all_servers: tuple[ExportedServer, ...], options: Options
+) -> Iterator[tuple[ExportedServer, int, list[str]]]:
     """Each server with its port and its GPUs on a host that all of them share."""
     first = 0
     for server in all_servers:
@@ -272,9 +274,9 @@ def _address(index: int, options: Options) -> str:
     return address
 
 
-def routes(all_servers: tuple[Server, ...]) -> dict[str, list[tuple[Server, float]]]:
+def routes(all_servers: tuple[ExportedServer, ...]) -> dict[str, list[tuple[ExportedServer, float]]]:
     """Adapter → its servers with their shares, which sum to 1; adapters in order of their names."""
-    table: dict[str, list[tuple[Server, float]]] = {}
+    table: dict[str, list[tuple[ExportedServer, float]]] = {}
     for server in all_servers:
         for item in (*server.modules, *server.base):
             table.setdefault(item.name, []).append((server, item.share))

@@ -8,17 +8,17 @@ pool in pages of ranks is proposed (sgl-project/sglang, pull request 31305) and 
 from __future__ import annotations
 
 from packer.export import quoting
-from packer.export.servers import Options, Server, words
+from packer.export.servers import ExportedServer, Options, words
 from packer.export.sources import vllm_path
 from packer.export.vllm import scripts
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`start.sh` and `args.json`."""
     return scripts(servers, options, command)
 
 
-def command(server: Server, port: int) -> list[str]:
+def command(server: ExportedServer, port: int) -> list[str]:
     """The command line of one server.
 
     Raises `IncompatibleError`: the engine can't read the source of an adapter.

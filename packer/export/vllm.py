@@ -6,17 +6,17 @@ import shlex
 from collections.abc import Callable
 
 from packer.export import quoting
-from packer.export.servers import Options, Server, on_one_host
+from packer.export.servers import ExportedServer, Options, on_one_host
 from packer.export.templates import render as template
 
 
-def render(servers: tuple[Server, ...], options: Options) -> dict[str, str]:
+def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`start.sh` and `args.json`."""
-    return scripts(servers, options, Server.command)
+    return scripts(servers, options, ExportedServer.command)
 
 
 def scripts(
-    servers: tuple[Server, ...], options: Options, command: Callable[[Server, int], list[str]]
+    servers: tuple[ExportedServer, ...], options: Options, command: Callable[[ExportedServer, int], list[str]]
 ) -> dict[str, str]:
     """`start.sh` and `args.json` of any engine; `command`: a server and its port → its command line."""
     cases, arguments = [], []

@@ -38,11 +38,11 @@ from packer.errors import FileFormatError, InputError, reader
 from packer.io.documents import parse_toml
 from packer.io.files import read_text
 from packer.io.profiles import load_profile
-from packer.io.schema import Table, parse
+from packer.io.schema import FileTable, parse
 from packer.io.workload_schema import FineTuningTable
 
 
-class KindTable(Table):
+class KindTable(FileTable):
     """`[[kinds]]`."""
 
     name: str
@@ -52,7 +52,7 @@ class KindTable(Table):
     engine: str = "vllm"
 
 
-class NodeTable(Table):
+class NodeTable(FileTable):
     """`[[nodes]]`: `count` machines with these servers each."""
 
     servers: Annotated[list[str], Field(min_length=1)]
@@ -60,7 +60,7 @@ class NodeTable(Table):
     host_gb: float | None = None
 
 
-class StoreTable(Table):
+class StoreTable(FileTable):
     """`[store]`."""
 
     bandwidth_gb_s: float
@@ -68,7 +68,7 @@ class StoreTable(Table):
     concurrent: int = 0
 
 
-class ClusterFile(Table):
+class ClusterFile(FileTable):
     """The whole file."""
 
     schema_version: Literal[1] = Field(alias="schema")

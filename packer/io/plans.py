@@ -20,7 +20,7 @@ from packer.io.documents import jsonable, parse_json
 from packer.io.files import read_text, write_text
 from packer.io.plan_checks import content, disagreements
 from packer.io.profiles import profile_from_dict, profile_to_dict
-from packer.io.schema import Table, check_version, parse
+from packer.io.schema import FileTable, check_version, parse
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
 from packer.placement import check_placement
 from packer.plan import Moves, Plan, Status
@@ -33,7 +33,7 @@ SCHEMA = 2
 AGAIN = "if the plan was changed on purpose: packer evaluate PLAN --rewrite"
 
 
-class GpuTable(Table):
+class GpuTable(FileTable):
     """One server; `shares` only where an adapter is split over several."""
 
     gpu: int
@@ -46,14 +46,14 @@ class GpuTable(Table):
     room: dict[str, Any] | None = None
 
 
-class MovesTable(Table):
+class MovesTable(FileTable):
     """Adapters that move, by name, and the running server that each GPU continues."""
 
     adapters: list[str]
     servers: list[int | None]
 
 
-class PlainFields(Table):
+class PlainFields(FileTable):
     """Fields of a plan that are in the file as they are, tuples as lists."""
 
     objective: str = Field(pattern=r"\S")

@@ -14,7 +14,7 @@ import pydantic
 from packer.errors import FileFormatError, shown
 
 
-class Table(pydantic.BaseModel):
+class FileTable(pydantic.BaseModel):
     """A table of a file: unknown keys are refused, and no value is converted silently."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -31,7 +31,7 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def parse(kind: type[T], data: Any, key: str = "") -> T:
-    """`data` as a `Table` or as one of our dataclasses, whose rules are then checked; `key`: its place in the file.
+    """`data` as a `FileTable` or as one of our dataclasses, whose rules are then checked; `key`: its place in the file.
 
     Raises `FileFormatError`: a key is missing, unknown or has a wrong value; names the key, as in
     `engine.max_num_seqs`.

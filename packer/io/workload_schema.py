@@ -14,7 +14,7 @@ from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError, located
 from packer.goal import Goal, Limits
-from packer.io.schema import Table, parse
+from packer.io.schema import FileTable, parse
 from packer.job import FineTuning
 from packer.lengths import Lengths
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
@@ -23,7 +23,7 @@ SCHEMA = 1
 """Version of the file format."""
 
 
-class LengthsTable(Table):
+class LengthsTable(FileTable):
     """A length distribution; `values` with kind "empirical" only, `mean` with the others."""
 
     kind: Literal["constant", "lognormal", "gamma", "empirical"]
@@ -46,7 +46,7 @@ class LengthsTable(Table):
         return Lengths(self.kind, self.mean, self.cv or 0.0, self.low, self.high)
 
 
-class BurstsTable(Table):
+class BurstsTable(FileTable):
     """A random factor on rates; `scales` are pairs of a time scale in s and its weight."""
 
     cv: float
@@ -57,7 +57,7 @@ class BurstsTable(Table):
         return Bursts(self.cv, tuple((time_s, weight) for time_s, weight in self.scales))
 
 
-class BlocksTable(Table):
+class BlocksTable(FileTable):
     """Ids of the full blocks of a trace's requests."""
 
     starts: list[int]
@@ -69,7 +69,7 @@ class BlocksTable(Table):
         return Blocks(_int64(self.starts), _int64(self.ids), self.tokens)
 
 
-class ArrivalsTable(Table):
+class ArrivalsTable(FileTable):
     """An arrival process; the last five are a replayed trace: its columns, and when watching ended."""
 
     kind: Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"] = "poisson"
@@ -102,7 +102,7 @@ class ArrivalsTable(Table):
         return Arrivals(self.kind, self.cv, self.period_s, self.span, factors, trace, common, own)
 
 
-class AdapterTable(Table):
+class AdapterTable(FileTable):
     """An adapter; a bare number as a length is a mean in the shape of the workload's distribution."""
 
     name: str = Field(validation_alias=AliasChoices("name", "adapter"))
@@ -115,7 +115,7 @@ class AdapterTable(Table):
     shared_prefix_tokens: int = 0
 
 
-class LimitsTable(Table):
+class LimitsTable(FileTable):
     """Latency limits by the keys of a goal, ms; "none": no limit. Of a class, what is left out is as without one."""
 
     model_config = ConfigDict(extra="allow")
@@ -145,7 +145,7 @@ class SloTable(LimitsTable):
         return Goal(limits, classes, self.adapter_share, self.request_share)
 
 
-class FineTuningTable(Table):
+class FineTuningTable(FileTable):
     """A job that shares the servers; a bare number of tokens is the length of every sample."""
 
     samples: int | None = None
@@ -164,7 +164,7 @@ class FineTuningTable(Table):
         return FineTuning(**{**dict(self), "sample_tokens": lengths})
 
 
-class WorkloadFile(Table):
+class WorkloadFile(FileTable):
     """The whole file."""
 
     schema_version: Literal[1] = Field(default=1, alias="schema")

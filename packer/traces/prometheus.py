@@ -35,7 +35,7 @@ MAX_POINTS = 11_000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CounterNames:
     """Names of a gateway's counters and of the label with the adapter; the others: vLLM's metrics of adapters."""
 
     requests: str
@@ -47,18 +47,18 @@ class Source:
     load_seconds: str = ""
 
 
-SOURCES = {name: Source(**row) for name, row in table("packer.traces", "prometheus.toml").items()}
+SOURCES = {name: CounterNames(**row) for name, row in table("packer.traces", "prometheus.toml").items()}
 """Gateways whose counters are known."""
 
 _COUNTED = ("requests", "input_tokens", "output_tokens")
-"""Names of the counters; fields of `Source`."""
+"""Names of the counters; fields of `CounterNames`."""
 
 _GAUGES = ("running", "loaded")
-"""Names of what is sampled finely; fields of `Source`."""
+"""Names of what is sampled finely; fields of `CounterNames`."""
 
 
-def source_named(gateway: str, **names: str | None) -> Source:
-    """The counters of a gateway of `SOURCES`, or "custom"; `names` replaces fields of `Source`.
+def source_named(gateway: str, **names: str | None) -> CounterNames:
+    """The counters of a gateway of `SOURCES`, or "custom"; `names` replaces fields of `CounterNames`.
 
     Raises `ValidationError`: a custom gateway lacks a name.
     """
@@ -70,7 +70,7 @@ def source_named(gateway: str, **names: str | None) -> Source:
         raise ValidationError(
             "Expected --requests-metric, --input-tokens-metric, --output-tokens-metric and --label."
         )
-    return Source(**given)
+    return CounterNames(**given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Metrics:
     load_ms: float | None = None
 
 
-def queries(source: Source, window_s: float) -> dict[str, str]:
+def queries(source: CounterNames, window_s: float) -> dict[str, str]:
     """The PromQL queries by name."""
     window = f"{max(1, round(window_s))}s"
     by = f"sum by ({source.label}) " if source.label else "sum "
@@ -102,7 +102,7 @@ def queries(source: Source, window_s: float) -> dict[str, str]:
 
 
 def fetch(
-    server: Address | str, source: Source, *, end_s: float, span_s: float, window_s: float
+    server: Address | str, source: CounterNames, *, end_s: float, span_s: float, window_s: float
 ) -> dict[str, Any]:
     """Answers of a Prometheus server to `queries`, by name, with the window: what `parse` reads.
 
@@ -161,7 +161,7 @@ def read_export(path: str | os.PathLike[str]) -> dict[str, Any]:
     return data
 
 
-def parse(answers: Mapping[str, Any], source: Source, *, skip: Collection[str] = ()) -> Metrics:
+def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[str] = ()) -> Metrics:
     """Rates and mean lengths per adapter from the answers, without the models in `skip`.
 
     Raises `FileFormatError`: an answer isn't what Prometheus sends, or there was no request at all.

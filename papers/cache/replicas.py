@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Replicas:
+class ReplicaCache:
     """ROCK's adapter orchestration, equations (5) and (6).
 
     Every `period_s` an adapter with f requests in the period gets floor(1.5 f^0.6 sqrt(size / mean size))

@@ -13,7 +13,7 @@ from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
 
 
-class Hrw:
+class HrwPlacement:
     """Each adapter to its highest-scoring GPU that has a free slot and room for its load.
 
     The score of (adapter, GPU) is a stable hash of both names, so that few adapters move when GPUs come

@@ -9,7 +9,7 @@ from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
 
 
-class Random:
+class RandomPlacement:
     """A uniform GPU for each adapter, and uniform `max_loras` in 1 … its adapters. Seeded."""
 
     name = "random"

@@ -24,7 +24,7 @@ LINK_BYTES_S = 32 * 2.0**30
 
 
 @dataclass
-class DLora:
+class DLoraRouter:
     """dLoRA's dispatcher (Wu et al., OSDI '24), to one of the servers that the placement gives the adapter.
 
     With batches of `batch` requests and n_m requests of adapter m, a server has 0.6 × Σ floor(n_m / batch) merged

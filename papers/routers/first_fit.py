@@ -23,7 +23,7 @@ def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
 
 
 @dataclass(frozen=True)
-class FirstFit(ScoringRouter):
+class FirstFitRouter(ScoringRouter):
     """First server with fewer than `max_batch` requests and KV cache for one more; else the most idle.
 
     CaraServe's FirstFit (arXiv 2401.11240, section 7.5); `max_batch` is Punica's, the paper does not give it.

@@ -30,7 +30,7 @@ class Aim(Enum):
 
 
 @dataclass(frozen=True)
-class Option:
+class ServerOption:
     """A kind of server as the program sees it: what adapters of each class take, float64 (K,), up to `limit`.
 
     `allowed`: classes that its slots hold, bool (K,). `gpu`, `gpus`: what it takes of the stock.
@@ -67,7 +67,7 @@ class Repacking:
     aim: Aim
     demand: IntArray
     running: IntArray
-    kinds: Sequence[Option]
+    kinds: Sequence[ServerOption]
     options: Sequence[Sequence[int]]
     start: IntArray
     used: Sequence[int]

@@ -13,8 +13,8 @@ from packer.evaluation import Evaluation, Evaluations
 from packer.moves import match, moved
 from packer.solvers.base import Problem, used_gpus
 from packer.solvers.classes import Classes, aggregate, zigzag
-from packer.solvers.cpsat.model import Aim, Option, Refused, Repacking
-from packer.solvers.cpsat.surrogate import Kind, fitted_latencies, fitted_limits
+from packer.solvers.cpsat.model import Aim, Refused, Repacking, ServerOption
+from packer.solvers.cpsat.surrogate import LoadedKind, fitted_latencies, fitted_limits
 from packer.solvers.slots import SlotSearch
 
 _TOLERANCE = 1.03
@@ -50,7 +50,7 @@ class Search:
         self.rng = np.random.default_rng(problem.seed)
         self.latency = problem.objective.fixed_gpus
         self.first = self.state = self.best = self._state(tuple(bins), ())
-        self.kinds: list[Kind] = []
+        self.kinds: list[LoadedKind] = []
         self.limits: list[float] = []
         self.refused: list[tuple[frozenset[int], int]] = []
         self.work, self.neighbourhoods, self.improvements, self.cuts = 0.0, 0, 0, 0
@@ -215,7 +215,7 @@ class Search:
         options = [every] * len(start) if several else same
         ranks = classes.ranks
         kinds = [
-            Option(
+            ServerOption(
                 np.array([float(kind.shares[freed[each]].mean()) for each in classes.members]),
                 kind.base, limit, ranks <= kind.slot_rank, problem.objective.weight(kind.profile),
                 kind.profile.gpu.name, kind.profile.engine.tensor_parallel_size,

@@ -22,7 +22,7 @@ _POWERS = (0.0, 0.0, 1.0, -0.5)
 
 
 @dataclass(frozen=True)
-class Kind:
+class LoadedKind:
     """Servers of one profile and slot rank, and what an adapter takes of one.
 
     `shares`: float64 (n,), for every adapter of the fleet; 1 is a full server (or, for latency, an infinite wait).
@@ -43,7 +43,7 @@ def features(problem: Problem) -> FloatArray:
     return np.stack(columns, axis=1)
 
 
-def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[Kind]:
+def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[LoadedKind]:
     """One kind for each profile and slot rank that holds an adapter.
 
     Adapters are added in random orders until the predictor refuses the server; a server as full as the last one that it
@@ -57,11 +57,11 @@ def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[Kind]:
             held = [rows[list(each)].sum(axis=0) for each in full if each]
             if held:
                 theta, _ = _fit(np.array(held), np.ones(len(held)))
-                found.append(Kind(profile, rank, rows @ theta))
+                found.append(LoadedKind(profile, rank, rows @ theta))
     return found
 
 
-def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Generator) -> list[Kind]:
+def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Generator) -> list[LoadedKind]:
     """One kind for each profile and slot rank: 1 − (least latency / latency), which is linear in the load of a queue.
 
     Servers like those of the plan, with adapters exchanged, removed and added at random, are evaluated.
@@ -89,7 +89,7 @@ def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Gener
             continue
         held = np.array([rows[list(tried[k].adapters)].sum(axis=0) for k in here])
         theta, base = _fit(held, 1.0 - least / latency[here], with_base=True)
-        found.append(Kind(profile, rank, rows @ theta, base))
+        found.append(LoadedKind(profile, rank, rows @ theta, base))
     return found
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from packer.fit.runs import simulate_run
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.io.profiles import load_profile
 from packer.profile import LatencySpec, Profile
 
@@ -28,10 +28,10 @@ def true_profile() -> Profile:
     return replace(shipped, latency=LatencySpec("linear", TRUE_LAW, 512), errors={})
 
 
-def _blank_run(number: int, rng: np.random.Generator) -> Run:
+def _blank_run(number: int, rng: np.random.Generator) -> MeasuredRun:
     n = int(rng.choice([8, 24, 64]))
     rank = int(rng.choice([8, 16, 32]))
-    return Run(
+    return MeasuredRun(
         run_id=f"run{number}",
         family=f"family{number % 3}",
         rates=rng.uniform(0.02, 24.0 / n, n),
@@ -45,7 +45,7 @@ def _blank_run(number: int, rng: np.random.Generator) -> Run:
     )
 
 
-def _measured(run: Run, profile: Profile, seed: int) -> Run:
+def _measured(run: MeasuredRun, profile: Profile, seed: int) -> MeasuredRun:
     sim = simulate_run(run, profile, seed=seed)
     metrics = {
         "total_tok_s": sim.total_token_throughput,
@@ -60,7 +60,7 @@ def _measured(run: Run, profile: Profile, seed: int) -> Run:
 
 
 @pytest.fixture(scope="session")
-def measured_runs(true_profile: Profile) -> list[Run]:
+def measured_runs(true_profile: Profile) -> list[MeasuredRun]:
     """24 runs of three families, "measured" on the true profile with seeds that no fit uses."""
     rng = np.random.default_rng(7)
     blank = [_blank_run(number, rng) for number in range(24)]

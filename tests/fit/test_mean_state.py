@@ -19,7 +19,7 @@ from packer.fit.mean_state import (
 )
 from packer.fit.runs import simulate_run
 from packer.fit.step_law import Equations
-from packer.fit.tables import Run
+from packer.fit.tables import MeasuredRun
 from packer.profile import LatencySpec, Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.law.law import coefficient_vector
@@ -27,7 +27,7 @@ from packer.twin.law.law import coefficient_vector
 NO_MICRO = Equations(np.zeros((0, len(LINEAR_TERMS))), np.zeros(0), np.zeros(0))
 
 
-def test_mean_state_reproduces_the_mean_step(true_profile: Profile, measured_runs: list[Run]) -> None:
+def test_mean_state_reproduces_the_mean_step(true_profile: Profile, measured_runs: list[MeasuredRun]) -> None:
     """The law applied to the summed state, plus loading, is the summed step time."""
     law = coefficient_vector(true_profile.latency)
     warm = replace(true_profile, loading=replace(true_profile.loading, cold_start=False, host_base_ms=0.0))
@@ -36,7 +36,9 @@ def test_mean_state_reproduces_the_mean_step(true_profile: Profile, measured_run
     assert means[:-2] @ law / means[-1] == pytest.approx(means[-2] / means[-1])
 
 
-def test_fit_finds_the_law_that_made_the_runs(true_profile: Profile, measured_runs: list[Run]) -> None:
+def test_fit_finds_the_law_that_made_the_runs(
+    true_profile: Profile, measured_runs: list[MeasuredRun]
+) -> None:
     """From a start that is wrong in every term the fit comes back to the law behind the runs."""
     true = true_profile.latency.coefficients
     wrong = LatencySpec("linear", {term: 1.6 * value for term, value in true.items()}, 512)
@@ -48,7 +50,9 @@ def test_fit_finds_the_law_that_made_the_runs(true_profile: Profile, measured_ru
     assert found["per_adapter_ms"] == pytest.approx(true["per_adapter_ms"], rel=0.15)
 
 
-def test_equations_need_runs_with_a_measured_tpot(true_profile: Profile, measured_runs: list[Run]) -> None:
+def test_equations_need_runs_with_a_measured_tpot(
+    true_profile: Profile, measured_runs: list[MeasuredRun]
+) -> None:
     """A run without TPOT gives no equation, no error and no weight to another run."""
     other, fast = measured_runs[1], replace(measured_runs[1], rates=measured_runs[1].rates * 50)
     blank = replace(measured_runs[0], metrics={"total_tok_s": 1.0})
@@ -59,7 +63,7 @@ def test_equations_need_runs_with_a_measured_tpot(true_profile: Profile, measure
 
 
 def test_starved_runs_read_the_step_off_the_throughput_too(
-    true_profile: Profile, measured_runs: list[Run]
+    true_profile: Profile, measured_runs: list[MeasuredRun]
 ) -> None:
     """A starved run whose simulated throughput is too high needs longer steps."""
     run = measured_runs[0]
@@ -71,7 +75,7 @@ def test_starved_runs_read_the_step_off_the_throughput_too(
 
 
 def test_each_run_s_own_gain_leads_from_its_tpot_to_its_step(
-    true_profile: Profile, measured_runs: list[Run]
+    true_profile: Profile, measured_runs: list[MeasuredRun]
 ) -> None:
     """Of a server whose steps are longer, the TPOT gives these steps back, far from the limit as near it."""
     law = true_profile.latency.coefficients
@@ -100,7 +104,7 @@ def test_equations_weigh_by_gain() -> None:
     assert gain_weights(np.zeros(0)).size == 0
 
 
-def test_runs_of_a_client_that_lags_weigh_half(measured_runs: list[Run]) -> None:
+def test_runs_of_a_client_that_lags_weigh_half(measured_runs: list[MeasuredRun]) -> None:
     """Beyond 100 req/s offered, a run counts half as much as another of its family."""
     run = measured_runs[0]
     fast = replace(run, rates=run.rates * (200.0 / run.rates.sum()))

@@ -11,13 +11,13 @@ import pytest
 from packer.errors import ModelError
 from packer.fit import pipeline
 from packer.fit.pipeline import calibrate
-from packer.fit.tables import Profiling, Run
+from packer.fit.tables import MeasuredRun, Profiling
 from packer.profile import Profile
 from packer.twin.margin import rate_margin
 
 
 def test_calibration_predicts_families_that_it_has_not_seen(
-    true_profile: Profile, measured_runs: list[Run]
+    true_profile: Profile, measured_runs: list[MeasuredRun]
 ) -> None:
     """Held-out errors are small when the twin's physics is right, and travel in the profile."""
     base = replace(true_profile, latency=replace(true_profile.latency, coefficients={"base_ms": 20.0}))
@@ -34,12 +34,14 @@ def test_calibration_predicts_families_that_it_has_not_seen(
 
 
 def test_a_family_is_predicted_from_all_runs_of_the_others(
-    true_profile: Profile, measured_runs: list[Run], monkeypatch: pytest.MonkeyPatch
+    true_profile: Profile, measured_runs: list[MeasuredRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The errors are those of the shipped procedure: the fit without a family sees every run of the others."""
     seen: list[set[str]] = []
 
-    def fit_runs(start: Profile, _profiling: Profiling, runs: Sequence[Run], **_given: object) -> Profile:
+    def fit_runs(
+        start: Profile, _profiling: Profiling, runs: Sequence[MeasuredRun], **_given: object
+    ) -> Profile:
         seen.append({run.run_id for run in runs})
         return start
 
@@ -56,7 +58,7 @@ def test_a_family_is_predicted_from_all_runs_of_the_others(
 
 
 def test_calibration_is_the_same_every_time(
-    true_profile: Profile, measured_runs: list[Run], monkeypatch: pytest.MonkeyPatch
+    true_profile: Profile, measured_runs: list[MeasuredRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same measurements give the same profile, to the last digit, however many cores there are."""
     found = []
@@ -67,7 +69,7 @@ def test_calibration_is_the_same_every_time(
     assert found[0] == found[1]
 
 
-def test_too_few_runs_are_refused(true_profile: Profile, measured_runs: list[Run]) -> None:
+def test_too_few_runs_are_refused(true_profile: Profile, measured_runs: list[MeasuredRun]) -> None:
     """Fewer than 8 runs that started can't hold the law."""
     with pytest.raises(ModelError, match="at least 8 runs"):
         calibrate(true_profile, Profiling(), measured_runs[:5])

@@ -14,7 +14,7 @@ from packer.fit.from_tables import micro_equations
 from packer.fit.memory_fit import fit_loading, fit_memory
 from packer.fit.runs import fleet_of, stratified
 from packer.fit.step_law import solve
-from packer.fit.tables import Profiling, Run, read_profiling, read_rows, read_runs
+from packer.fit.tables import MeasuredRun, Profiling, read_profiling, read_rows, read_runs
 from packer.profile import EngineSpec, ModelSpec
 
 MODEL = ModelSpec("m", 1e10, 1000.0, 5e6)
@@ -145,7 +145,7 @@ def test_micro_benchmarks_give_their_law_back() -> None:
     assert law["per_decode_ms"] == pytest.approx(0.0505, rel=1e-3)
 
 
-def test_stratified_spreads_over_families(measured_runs: list[Run]) -> None:
+def test_stratified_spreads_over_families(measured_runs: list[MeasuredRun]) -> None:
     """A small choice holds every family, without repeats."""
     chosen = stratified(measured_runs, 6, 0)
     assert {run.family for run in chosen} == {run.family for run in measured_runs}

@@ -19,7 +19,7 @@ from packer.live.environment import diagnose_url
 from packer.live.job import LoadJob
 from packer.live.launch import Emulation, Launch
 from packer.live.results import LoadResult, write_result
-from packer.live.server import Server, ServerOptions
+from packer.live.server import LiveServer, ServerOptions
 from packer.profile import Profile
 from packer.settings import Slots
 from packer.workload import Workload
@@ -205,7 +205,7 @@ def test_a_running_server_is_calibrated_from_outside(
     monkeypatch.setattr(calibration, "PREFILL_PAUSE_S", 0.05)
     monkeypatch.setattr(campaign, "run_job", in_this_process)
     slots = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
-    with Server(launch, slots, tmp_path / "server") as server:
+    with LiveServer(launch, slots, tmp_path / "server") as server:
         assert server.start() is None
         fitted, outcomes, late = calibrate_url(server.url, profile, tmp_path / "run", settings=Slots(4, 8))
     assert not late
@@ -224,7 +224,7 @@ def test_a_calibration_without_a_server_says_why(with_fault: Callable[..., Launc
 def test_the_doctor_looks_at_a_running_server(launch: Launch, tmp_path: Path) -> None:
     """Health, version, adapters and metrics of a URL; a dead one is reported with the remedy."""
     slots = ServerOptions((("a0", "x"),), Slots(4, 8))
-    with Server(launch, slots, tmp_path) as server:
+    with LiveServer(launch, slots, tmp_path) as server:
         assert server.start() is None
         checks = {c.name: c for c in diagnose_url(server.url)}
         url = server.url
@@ -254,7 +254,7 @@ def test_a_server_that_fails_every_request_gives_no_profile(
     monkeypatch.setattr(calibration, "MIXED_S", 0.3)
     monkeypatch.setattr(calibration, "PREFILL_PAUSE_S", 0.05)
     slots = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
-    with Server(with_fault("http500"), slots, tmp_path / "server") as server:
+    with LiveServer(with_fault("http500"), slots, tmp_path / "server") as server:
         assert server.start() is None
         with pytest.raises(LiveError, match=r"No server could be measured: .* failed.*HTTP 500"):
             calibrate_url(server.url, profile, tmp_path / "run", settings=Slots(4, 8), budget_s=5.0)

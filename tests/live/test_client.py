@@ -23,7 +23,7 @@ from packer.live.launch import Launch
 from packer.live.load import run_job
 from packer.live.metrics import summarise
 from packer.live.results import LoadResult, read_result, write_result
-from packer.live.server import Server, ServerOptions, get
+from packer.live.server import LiveServer, ServerOptions, get
 from packer.settings import Slots
 from packer.twin.arrivals import draw_requests
 from packer.workload import Workload
@@ -34,7 +34,7 @@ SLOTS = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
 @pytest.fixture(scope="module")
 def url(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A fake server without faults, for all tests."""
-    with Server(launch, SLOTS, tmp_path_factory.mktemp("server")) as server:
+    with LiveServer(launch, SLOTS, tmp_path_factory.mktemp("server")) as server:
         assert server.start() is None
         yield server.url
 
@@ -61,7 +61,7 @@ def test_every_request_is_served_and_counted(url: str, fleet: Workload) -> None:
 
 def test_the_load_is_open_loop(with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path) -> None:
     """A server that never answers doesn't delay a single request; all count as unfinished."""
-    with Server(with_fault("hang:0"), SLOTS, tmp_path) as server:
+    with LiveServer(with_fault("hang:0"), SLOTS, tmp_path) as server:
         assert server.start() is None
         result = asyncio.run(run_load(replace(job(server.url, fleet, 0.5), duration_s=1.2)))
     assert np.all(result.state == results.UNFINISHED)
@@ -74,7 +74,7 @@ def test_a_hanging_server_ends_the_run(
     with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
 ) -> None:
     """No token for the stall limit: the run ends early, says why and keeps what was measured before."""
-    with Server(with_fault("hang:5"), SLOTS, tmp_path) as server:
+    with LiveServer(with_fault("hang:5"), SLOTS, tmp_path) as server:
         assert server.start() is None
         result = asyncio.run(run_load(replace(job(server.url, fleet, 60.0), stall_s=0.3)))
     assert "hangs" in result.ended
@@ -86,7 +86,7 @@ def test_errors_are_counted_by_message(
     with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
 ) -> None:
     """Failed requests carry the server's words; a server that fails them all ends the run."""
-    with Server(with_fault("http500"), SLOTS, tmp_path) as server:
+    with LiveServer(with_fault("http500"), SLOTS, tmp_path) as server:
         assert server.start() is None
         result = asyncio.run(run_load(replace(job(server.url, fleet, 60.0), failures_to_stop=10)))
     assert "fails" in result.ended
@@ -98,7 +98,7 @@ def test_one_refused_adapter_fails_alone(
     with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
 ) -> None:
     """Requests of an adapter that the server refuses fail; the others are served."""
-    with Server(with_fault("refuse:a1"), SLOTS, tmp_path) as server:
+    with LiveServer(with_fault("refuse:a1"), SLOTS, tmp_path) as server:
         assert server.start() is None
         result = asyncio.run(run_load(replace(job(server.url, fleet), drain_s=10.0)))
     failed = result.state == results.FAILED
@@ -111,7 +111,7 @@ def test_wrong_usage_counts_fail_the_request(
     key: str, with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
 ) -> None:
     """An answer whose usage differs from what was sent or requested isn't completed, and the message says both."""
-    with Server(with_fault(f"usage:{key}"), SLOTS, tmp_path) as server:
+    with LiveServer(with_fault(f"usage:{key}"), SLOTS, tmp_path) as server:
         assert server.start() is None
         n = np.ones(3, dtype=np.int64)
         trace = RequestTrace(0.01 * np.arange(3), 0 * n, 5 * n, 2 * n)
@@ -130,7 +130,7 @@ def test_a_server_that_stops_answering_hangs_however_short_the_run(
     with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
 ) -> None:
     """A run shorter than the stall limit that ends in silence is not complete: the server hangs."""
-    with Server(with_fault("hang:5"), SLOTS, tmp_path) as server:
+    with LiveServer(with_fault("hang:5"), SLOTS, tmp_path) as server:
         assert server.start() is None
         result = asyncio.run(run_load(job(server.url, fleet, 1.0)))
     assert result.duration_s == 1.0
@@ -142,7 +142,7 @@ def test_the_clients_limit_refuses(
     with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
 ) -> None:
     """Beyond max_outstanding requests are refused, not queued."""
-    with Server(with_fault("hang:0"), SLOTS, tmp_path) as server:
+    with LiveServer(with_fault("hang:0"), SLOTS, tmp_path) as server:
         assert server.start() is None
         result = asyncio.run(
             run_load(replace(job(server.url, fleet, 0.5), duration_s=1.2, max_outstanding=5))
@@ -323,7 +323,7 @@ def test_the_schedule_of_the_trace_is_kept(url: str) -> None:
 
 def load(launch: Launch, folder: Path, **changes: Any) -> LoadResult:
     """Three requests of two tokens to a fake server."""
-    with Server(launch, SLOTS, folder) as server:
+    with LiveServer(launch, SLOTS, folder) as server:
         assert server.start() is None
         n = np.ones(3, dtype=np.int64)
         trace = RequestTrace(0.01 * np.arange(3), 0 * n, 5 * n, 2 * n)
@@ -385,7 +385,7 @@ def test_a_key_opens_the_server_and_is_in_no_file(
     """The key goes to the client by its environment; a server that repeats a wrong key has it masked."""
     secret = "sk-0123456789"
     launch = with_fault("key", FAKE_KEY=f"Bearer {secret}")
-    with Server(launch, SLOTS, tmp_path / "server") as server:
+    with LiveServer(launch, SLOTS, tmp_path / "server") as server:
         assert server.start() is None
         asked = job(server.url, fleet, 0.3)
         right = run_job(replace(asked, drain_s=5.0), tmp_path / "right", authorization=f"Bearer {secret}")

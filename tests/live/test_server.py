@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from packer.live.launch import Launch
-from packer.live.server import Server, ServerOptions, command_line, environment, healthy, split_cores
+from packer.live.server import LiveServer, ServerOptions, command_line, environment, healthy, split_cores
 from packer.profile import EngineSpec
 from packer.settings import Slots
 
@@ -23,7 +23,7 @@ OPTIONS = ServerOptions((("a0", "x"), ("a1", "x")), Slots(2, 8))
 
 def test_a_server_starts_answers_and_is_gone_after_the_block(launch: Launch, tmp_path: Path) -> None:
     """Inside the block the server is healthy; after it no process listens."""
-    with Server(launch, OPTIONS, tmp_path) as server:
+    with LiveServer(launch, OPTIONS, tmp_path) as server:
         assert server.start() is None
         assert server.alive
         assert healthy(server.url)
@@ -36,7 +36,7 @@ def test_a_server_is_stopped_when_the_block_raises(launch: Launch, tmp_path: Pat
     urls = []
 
     def fail() -> None:
-        with Server(launch, OPTIONS, tmp_path) as server:
+        with LiveServer(launch, OPTIONS, tmp_path) as server:
             assert server.start() is None
             urls.append(server.url)
             raise KeyError
@@ -48,7 +48,7 @@ def test_a_server_is_stopped_when_the_block_raises(launch: Launch, tmp_path: Pat
 
 def test_too_little_memory_is_a_result(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
     """vLLM's message about the KV cache is recognised as a memory error and quoted."""
-    with Server(with_fault("memory"), OPTIONS, tmp_path) as server:
+    with LiveServer(with_fault("memory"), OPTIONS, tmp_path) as server:
         failure = server.start()
     assert failure is not None
     assert failure.kind == "memory_error"
@@ -57,14 +57,14 @@ def test_too_little_memory_is_a_result(with_fault: Callable[..., Launch], tmp_pa
 
 def test_a_taken_port_is_tried_again(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
     """A lost race for a port costs a restart with another one, not the run."""
-    with Server(with_fault("port", FAKE_PORT_FAILURES="1"), OPTIONS, tmp_path) as server:
+    with LiveServer(with_fault("port", FAKE_PORT_FAILURES="1"), OPTIONS, tmp_path) as server:
         assert server.start() is None
         assert healthy(server.url)
 
 
 def test_ports_that_are_always_taken_end_the_tries(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
     """After three lost races the failure says so."""
-    with Server(with_fault("port", FAKE_PORT_FAILURES="9"), OPTIONS, tmp_path) as server:
+    with LiveServer(with_fault("port", FAKE_PORT_FAILURES="9"), OPTIONS, tmp_path) as server:
         failure = server.start()
     assert failure is not None
     assert failure.kind == "port"
@@ -76,7 +76,7 @@ def test_a_server_that_never_gets_healthy_times_out(
 ) -> None:
     """The limit holds, and the failure names it."""
     launch = replace(with_fault("slow-start"), startup_timeout_s=0.5)
-    with Server(launch, OPTIONS, tmp_path) as server:
+    with LiveServer(launch, OPTIONS, tmp_path) as server:
         failure = server.start()
         assert failure is not None
         assert failure.kind == "timeout"
@@ -87,7 +87,7 @@ def test_a_server_that_never_gets_healthy_times_out(
 def test_a_server_that_ends_at_start_shows_its_log(launch: Launch, tmp_path: Path) -> None:
     """The failure has the exit status and the tail of the log."""
     broken = replace(launch, command=("{python}", "-c", "import sys; print('no such model'); sys.exit(7)"))
-    with Server(broken, OPTIONS, tmp_path) as server:
+    with LiveServer(broken, OPTIONS, tmp_path) as server:
         failure = server.start()
     assert failure is not None
     assert failure.kind == "exited"
@@ -99,7 +99,7 @@ def test_children_that_ignore_sigterm_are_killed(
     with_fault: Callable[..., Launch], tmp_path: Path, gone: Callable[[int], bool]
 ) -> None:
     """The whole process group is stopped, the stubborn ones by SIGKILL."""
-    with Server(with_fault("children"), OPTIONS, tmp_path) as server:
+    with LiveServer(with_fault("children"), OPTIONS, tmp_path) as server:
         assert server.start() is None
         child = int((tmp_path / "counter").read_text())
     assert gone(child)
@@ -111,14 +111,14 @@ def test_a_killed_packer_leaves_no_server(
     """SIGKILL gives packer no chance to clean up; the guard does it."""
     script = (
         "import sys, time, pathlib\n"
-        "from packer.live.server import Server, ServerOptions\n"
+        "from packer.live.server import LiveServer, ServerOptions\n"
         "from packer.live import server as module\n"
         "from packer.settings import Slots\n"
         "from packer.live.launch import Launch\n"
         "from packer.profile import EngineSpec, GpuSpec, ModelSpec\n"
         f"launch = Launch('x', 'm', 'x', EngineSpec('vllm', '0', 256, 512, 64), ModelSpec('m', 1, 1, 1),"
         f" GpuSpec('g', 1), python=sys.executable, command={launch.command!r}, step_log=False)\n"
-        f"server = Server(launch, ServerOptions((), Slots(1, 8)), pathlib.Path({str(tmp_path)!r}))\n"
+        f"server = LiveServer(launch, ServerOptions((), Slots(1, 8)), pathlib.Path({str(tmp_path)!r}))\n"
         "assert server.start() is None\n"
         "print(server._guard.pid, server.port, flush=True)\n"
         "time.sleep(600)\n"
@@ -137,7 +137,7 @@ def test_a_killed_packer_leaves_no_server(
 def test_stop_is_heard_while_the_server_starts(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
     """An interrupt from another thread ends the wait long before the limit."""
     start = time.monotonic()
-    with Server(with_fault("slow-start"), OPTIONS, tmp_path) as server:
+    with LiveServer(with_fault("slow-start"), OPTIONS, tmp_path) as server:
         failure = server.start(lambda: time.monotonic() - start > 0.5)
     assert failure is not None
     assert "interrupted" in failure.message

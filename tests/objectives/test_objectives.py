@@ -18,7 +18,7 @@ from packer.objectives.base import load_objective
 from packer.objectives.cost import Cost
 from packer.objectives.headroom import Headroom
 from packer.objectives.latency import Latency
-from packer.objectives.moves import Moves
+from packer.objectives.moves import FewestMoves
 from packer.objectives.slo import Slo
 from packer.settings import Slots
 from packer.solvers.evaluator import Evaluator
@@ -185,7 +185,7 @@ def test_moves_counts_adapters_that_change_servers() -> None:
     assert match(old, new) == {0: 1, 1: 0}
     assert moved(old, new) == [0]
     found = AnalyticPredictor().evaluate(FLEET, new)
-    assert Moves(tuple(old)).key(FLEET, new, found) == (2.0, 1.0)
+    assert FewestMoves(tuple(old)).key(FLEET, new, found) == (2.0, 1.0)
 
 
 def test_moves_never_matches_another_gpu_type() -> None:
@@ -193,7 +193,7 @@ def test_moves_never_matches_another_gpu_type() -> None:
     other = small_profile("other/test-model")
     old = [Bin((0, 1), Slots(2, 8), PROFILE)]
     assert moved(old, [Bin((0, 1), Slots(2, 8), other)]) == [0, 1]
-    assert Moves().supports([PROFILE]) is not None
+    assert FewestMoves().supports([PROFILE]) is not None
 
 
 def test_slo_without_limits_keeps_those_of_the_adapters(evaluations: Evaluations) -> None:

@@ -10,7 +10,7 @@ from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
 from packer.job import FineTuning
 from packer.objectives.base import load_objective
-from packer.objectives.tuning import Tuning
+from packer.objectives.tuning import MostTuning
 from packer.planning.solve import solve
 from packer.predictors.api import evaluate_server, load_predictor
 from packer.workload import Workload
@@ -21,10 +21,10 @@ FLEET = Workload([Adapter(f"a{i}", 8, 0.5 * (i + 1)) for i in range(6)])
 
 def test_key_is_the_sum_of_training() -> None:
     """What is minimised is minus the tokens trained per second on all GPUs."""
-    fleet = Tuning().fleet(FLEET)
+    fleet = MostTuning().fleet(FLEET)
     row = evaluate_server(fleet, PROFILE, max_loras=6)
     assert row.tuning_tok_s > 0.0
-    assert Tuning().key(fleet, [None, None], Evaluations.of([row, row])) == (-2 * row.tuning_tok_s,)  # type: ignore[list-item]
+    assert MostTuning().key(fleet, [None, None], Evaluations.of([row, row])) == (-2 * row.tuning_tok_s,)  # type: ignore[list-item]
 
 
 def test_auto_leaves_training_servers_to_the_twin() -> None:
@@ -67,4 +67,4 @@ def test_refusals() -> None:
     with pytest.raises(ValidationError, match="p99_ttft_ms"):
         load_objective("tuning:p99_ttft_ms=0")
     with pytest.raises(IncompatibleError, match="samples"):
-        Tuning(policy="none").fleet(FLEET)
+        MostTuning(policy="none").fleet(FLEET)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from packer.predictors.ensemble import Node
+from packer.predictors.ensemble import TreeNode
 from packer.predictors.features_kernel import CLIENT_CEILING, HORIZON_S
 from packer.predictors.physics import GRID, LONGEST_WAIT_S
 from packer.profile import Profile
@@ -17,7 +17,7 @@ from packer.twin.memory.policy import kv_cache_tokens
 from packer.workload import Workload
 
 
-def walk(node: Node, x: Any) -> float:
+def walk(node: TreeNode, x: Any) -> float:
     """Value of the leaf that x reaches, comparing as float32."""
     while node.left is not None and node.right is not None:
         node = node.right if np.float32(x[node.feature]) > node.threshold else node.left

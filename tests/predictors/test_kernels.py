@@ -7,7 +7,7 @@ import pytest
 from naive_predictors import walk
 from numba import njit
 
-from packer.predictors.ensemble import Ensemble, Node, float32_below, from_lightgbm, from_sklearn
+from packer.predictors.ensemble import Ensemble, TreeNode, float32_below, from_lightgbm, from_sklearn
 from packer.predictors.kernels import walk_one
 
 WIDTH = 5
@@ -18,15 +18,15 @@ def _walk_one(x, trees, first, last):  # type: ignore[no-untyped-def]
     return walk_one(x, trees, first, last)
 
 
-def _random_tree(rng: np.random.Generator, depth: int) -> Node:
+def _random_tree(rng: np.random.Generator, depth: int) -> TreeNode:
     if depth == 0 or rng.random() < 0.2:
-        return Node(float(np.float32(rng.normal())))
+        return TreeNode(float(np.float32(rng.normal())))
     left, right = _random_tree(rng, depth - 1), _random_tree(rng, depth - 1)
-    return Node(0.0, int(rng.integers(WIDTH)), float(np.float32(rng.normal())), left, right)
+    return TreeNode(0.0, int(rng.integers(WIDTH)), float(np.float32(rng.normal())), left, right)
 
 
 @pytest.fixture(scope="module")
-def grown() -> tuple[list[list[Node]], Ensemble, np.ndarray]:
+def grown() -> tuple[list[list[TreeNode]], Ensemble, np.ndarray]:
     """Three outputs of random trees, flattened, and questions."""
     rng = np.random.default_rng(5)
     outputs = [[_random_tree(rng, 6) for _ in range(count)] for count in (7, 1, 0)]
@@ -34,7 +34,7 @@ def grown() -> tuple[list[list[Node]], Ensemble, np.ndarray]:
     return outputs, Ensemble.of(outputs, [0.5, 0.0, -1.0], WIDTH), x
 
 
-def test_batch_walk_agrees_with_the_oracle(grown: tuple[list[list[Node]], Ensemble, np.ndarray]) -> None:
+def test_batch_walk_agrees_with_the_oracle(grown: tuple[list[list[TreeNode]], Ensemble, np.ndarray]) -> None:
     """Every question gets the sum of the leaves that it reaches, over several blocks of rows."""
     outputs, ensemble, x = grown
     for k, trees in enumerate(outputs):
@@ -42,7 +42,7 @@ def test_batch_walk_agrees_with_the_oracle(grown: tuple[list[list[Node]], Ensemb
         np.testing.assert_allclose(ensemble.rows(x, k), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_single_walk_agrees_with_the_batch(grown: tuple[list[list[Node]], Ensemble, np.ndarray]) -> None:
+def test_single_walk_agrees_with_the_batch(grown: tuple[list[list[TreeNode]], Ensemble, np.ndarray]) -> None:
     """One question has the same answer alone, with the trees taken four at a time and the rest."""
     _, ensemble, x = grown
     wide = np.column_stack([x, np.full(len(x), -np.inf, dtype=np.float32)])
@@ -52,7 +52,7 @@ def test_single_walk_agrees_with_the_batch(grown: tuple[list[list[Node]], Ensemb
         np.testing.assert_allclose(alone, ensemble.rows(x, k), rtol=1e-9, atol=1e-9)
 
 
-def test_flattening_keeps_the_tree(grown: tuple[list[list[Node]], Ensemble, np.ndarray]) -> None:
+def test_flattening_keeps_the_tree(grown: tuple[list[list[TreeNode]], Ensemble, np.ndarray]) -> None:
     """A flattened tree can be read back node by node."""
     outputs, ensemble, _ = grown
     for number, tree in enumerate([tree for trees in outputs for tree in trees]):

@@ -14,9 +14,9 @@ from packer.bin import Bin
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.papers.placements.flow import Flow
-from packer.papers.placements.hrw import Hrw, scores
+from packer.papers.placements.hrw import HrwPlacement, scores
 from packer.papers.placements.maxbase import MaxBase, MaxBaseHalf
-from packer.papers.placements.random import Random
+from packer.papers.placements.random import RandomPlacement
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.settings import Slots
@@ -129,7 +129,7 @@ def test_maxbase_half_has_half_the_slots() -> None:
 
 def test_random_follows_its_seed() -> None:
     """The same seed gives the same plan, another one another; slots never exceed adapters."""
-    one, same, other = (Random().solve(on(4, seed=seed)) for seed in (1, 1, 2))
+    one, same, other = (RandomPlacement().solve(on(4, seed=seed)) for seed in (1, 1, 2))
     assert one.bins == same.bins != other.bins
     assert all(1 <= b.max_loras <= len(b.adapters) for b in one.bins)
 
@@ -157,7 +157,7 @@ def test_hashing_goes_on_where_a_gpu_is_full() -> None:
     most = backbone_tok_s(FLEET, small_profile())
     mean_tokens = FLEET.offered_tok_s / FLEET.rate
     heavy = Workload([Adapter(f"a{i}", 8, 0.6 * most / mean_tokens) for i in range(4)])
-    found = Hrw().solve(on(4, heavy))
+    found = HrwPlacement().solve(on(4, heavy))
     assert [len(b.adapters) for b in found.bins] == [1, 1, 1, 1]
 
 
@@ -186,7 +186,7 @@ def test_flow_splits_what_one_gpu_can_not_carry() -> None:
     assert sum(0 in b.adapters for b in found.bins) == 3
 
 
-@pytest.mark.parametrize("solver", [MaxBase(), Random(), Spread(), Hrw(), Flow()])
-def test_one_gpu_type_only(solver: MaxBase | Random | Spread | Hrw | Flow) -> None:
+@pytest.mark.parametrize("solver", [MaxBase(), RandomPlacement(), Spread(), HrwPlacement(), Flow()])
+def test_one_gpu_type_only(solver: MaxBase | RandomPlacement | Spread | HrwPlacement | Flow) -> None:
     """Baselines refuse several GPU types before running."""
     assert "one GPU type" in str(solver.supports(on(2, profiles=(small_profile(), small_profile("b/c")))))

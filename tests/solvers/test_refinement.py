@@ -20,7 +20,7 @@ from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
 from packer.moves import moved
 from packer.objectives.latency import Latency
-from packer.objectives.moves import Moves
+from packer.objectives.moves import FewestMoves
 from packer.plan import Plan
 from packer.planning.solve import solve
 from packer.predictors.auto import AutoPredictor
@@ -248,7 +248,7 @@ def test_a_limit_on_gpus_is_reported() -> None:
 def test_split_adapters_are_refused(shares: tuple[float, ...]) -> None:
     """Replanning does not pretend to know adapters that are split over servers."""
     old = (Bin((0, 1), Slots(2, 32), PROFILE, shares),)
-    posed = replace(problem(random_fleet(2, seed=0)), objective=Moves(old), old_bins=old)
+    posed = replace(problem(random_fleet(2, seed=0)), objective=FewestMoves(old), old_bins=old)
     reason = Replan().supports(posed)
     assert (reason is None) == (not shares)
 

@@ -12,7 +12,7 @@ from monotone import MonotonePredictor, problem
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.moves import moved
-from packer.objectives.moves import Moves
+from packer.objectives.moves import FewestMoves
 from packer.solvers.base import Problem
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
@@ -61,7 +61,7 @@ def grown(seed: int, n: int = 8) -> Problem:
     factor = 1.9 if seed % 2 else rng.uniform(0.4, 2.2, n)
     rates = np.minimum(old.rates * factor, 5.0).tolist()
     fleet = Workload([replace(each, rate=rate) for each, rate in zip(old.adapters, rates, strict=True)])
-    return replace(problem(fleet, objective=Moves(bins), predictor=PREDICTOR), old_bins=bins)
+    return replace(problem(fleet, objective=FewestMoves(bins), predictor=PREDICTOR), old_bins=bins)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 13, 16, 34])

@@ -13,7 +13,7 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.goal import Goal
 from packer.objectives.all_day import AllDay
-from packer.objectives.moves import Moves
+from packer.objectives.moves import FewestMoves
 from packer.settings import Slots
 from packer.solvers.base import Problem
 from packer.solvers.replan import Replan
@@ -41,7 +41,7 @@ class Recording:
 
 def running(workload: Workload, old: tuple[Bin, ...], predictor: Predictor) -> Problem:
     """A problem with this plan running."""
-    return replace(problem(workload, objective=Moves(old), predictor=predictor), old_bins=old)
+    return replace(problem(workload, objective=FewestMoves(old), predictor=predictor), old_bins=old)
 
 
 def two_servers(rate: float) -> tuple[Workload, tuple[Bin, ...]]:

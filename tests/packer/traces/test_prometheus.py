@@ -19,9 +19,9 @@ import pytest
 
 from packer.cli import run
 from packer.errors import FileFormatError, PackerError, SourceError, ValidationError
-from packer.traces.prometheus import SOURCES, Source, fetch, parse, queries, read_export
+from packer.traces.prometheus import SOURCES, CounterNames, fetch, parse, queries, read_export
 
-CUSTOM = Source("requests_total", "prompt_tokens_total", "generated_tokens_total", "adapter")
+CUSTOM = CounterNames("requests_total", "prompt_tokens_total", "generated_tokens_total", "adapter")
 
 
 def matrix(series: dict[str, list[tuple[float, float]]], label: str = "adapter") -> dict[str, Any]:
@@ -298,6 +298,6 @@ def test_command_reads_a_real_server_and_its_saved_answers(
 
 def test_refused_query_is_reported(prometheus: str) -> None:
     """What Prometheus says of a bad query reaches the user."""
-    source = Source("rate(", "x", "y", "z")
+    source = CounterNames("rate(", "x", "y", "z")
     with pytest.raises(SourceError, match="parse error"):
         fetch(prometheus, source, end_s=time.time(), span_s=6.0, window_s=3.0)

@@ -13,11 +13,11 @@ from packer.bin import Bin
 from packer.moves import moved
 from packer.objectives.gpus import Gpus
 from packer.objectives.latency import Latency
-from packer.objectives.moves import Moves
+from packer.objectives.moves import FewestMoves
 from packer.planning.solve import solve
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.classes import aggregate
-from packer.solvers.cpsat.model import Aim, Option, Refused, Repacking
+from packer.solvers.cpsat.model import Aim, Refused, Repacking, ServerOption
 from packer.solvers.cpsat.search import Search, assigned
 from packer.solvers.cpsat.solver import CpSat
 from packer.solvers.cpsat.surrogate import fitted_limits
@@ -30,7 +30,7 @@ from packer.workload import Workload
 def repacking(aim: Aim, demand: list[int], start: list[list[int]], **changes: object) -> Repacking:
     """Two classes that take a quarter and a third of a server each, on servers of one kind."""
     counts, wanted = np.array(start), np.array(demand)
-    kind = Option(np.array([0.25, 1 / 3]), 0.0, 1.001, np.ones(2, dtype=bool), 1.0, "gpu", 1)
+    kind = ServerOption(np.array([0.25, 1 / 3]), 0.0, 1.001, np.ones(2, dtype=bool), 1.0, "gpu", 1)
     none = np.zeros_like(counts)
     known = Repacking(aim, wanted, none, [kind], [[0]] * len(start), counts, [0] * len(start))
     return replace(known, **changes)  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def test_a_running_plan_is_followed_with_fewer_moves() -> None:
     """A plan whose adapters were exchanged at random is followed with hardly any of them."""
     fleet = random_fleet(24, seed=1, rates=(1.6, 0.8), ranks=(8,))
     old = start(problem(fleet)).bins
-    task = problem(fleet, objective=Moves(tuple(old)), time_limit_s=20.0)
+    task = problem(fleet, objective=FewestMoves(tuple(old)), time_limit_s=20.0)
     task = replace(task, old_bins=tuple(old))
     rng = np.random.default_rng(0)
     order = rng.permutation(24).tolist()

@@ -18,7 +18,7 @@ from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.papers.cache.drop import Drop
 from packer.papers.cache.loading import CpuAssist, loading_of
-from packer.papers.cache.replicas import Replicas, replicas
+from packer.papers.cache.replicas import ReplicaCache, replicas
 from packer.papers.lightllm.engine import LightLlm
 from packer.papers.routers.rock import Rock
 from packer.registry import make
@@ -243,7 +243,7 @@ def test_kinds_share_the_cache_policy() -> None:
     for names in (("one",), ("one", "two")):
         kinds = tuple(ServerKind(name, PROFILE, 16) for name in names)
         cluster = Cluster(kinds, tuple(names[s % len(names)] for s in range(8)))
-        policy = Replicas(period_s=10.0)
+        policy = ReplicaCache(period_s=10.0)
         simulate_cluster(fleet, cluster, "rock", "round-robin", duration_s=25.0, cache=policy)
         made.append({adapter: len(servers) for adapter, servers in policy._on.items()})
     assert made[0] == made[1]

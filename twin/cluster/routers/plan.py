@@ -15,7 +15,7 @@ from packer.workload import Workload
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanRouter:
     """Each adapter to the server that holds it; replicas by smooth weighted round robin, as nginx does."""
 
     name = "plan"
