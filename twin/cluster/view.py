@@ -100,6 +100,12 @@ class ClusterView:
         """Requests that wait for a place in the batch."""
         return self._register(rows.WAITING) + self._register(rows.INBOX_COUNT) + self._servers.on_way
 
+    @property
+    def outstanding(self) -> IntArray:
+        """All requests that each server has, those at its front end and on their way with it."""
+        total: IntArray = self.running + self.waiting + self._register(rows.PENDING_COUNT)
+        return total
+
     decodes = property(lambda self: self._register(rows.DECODES))
     """Requests in the batch that have their first token."""
 
@@ -113,6 +119,10 @@ class ClusterView:
     """Prompt tokens of the requests that are not in the batch."""
     active_adapters = property(lambda self: self._register(rows.ACTIVE))
     """Distinct adapters in the batch."""
+    slots = property(lambda self: self._register(rows.SLOTS))
+    """`max_loras`."""
+    residents = property(lambda self: self._register(rows.RESIDENTS))
+    """Adapters in slots."""
 
     def candidates(self, adapter: int) -> IntArray:
         """Servers that may serve an adapter, in increasing order."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.io.profiles import load_profile
 from packer.twin.cluster.routers.base import AnyCluster, Request
+from packer.twin.cluster.routers.dynamo import replicas_of
+from packer.twin.cluster.routers.ray import Ray
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.state import row_of
 from packer.twin.cluster.view import ClusterView
@@ -96,6 +99,62 @@ def test_aibrix_stays_where_the_adapter_is() -> None:
                 firsts.add(s)
             before.append((sent_s, finish_s, s))
     assert firsts == {0, 1, 2}
+
+
+def test_ray_keeps_an_adapter_where_it_was_loaded_until_that_replica_refuses() -> None:
+    """A hot adapter stays on its first replica; with a limit of requests others take it."""
+    fleet = Workload([Adapter("hot", 8, 12.0), *(Adapter(f"a{i}", 8, 0.2) for i in range(6))])
+    cluster = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 3, max_loras=8, max_lora_rank=8)
+    frames = [
+        simulate_cluster(fleet, cluster, router=Ray(limit), duration_s=60.0).requests.drop_nulls()
+        for limit in (None, 8)
+    ]
+    own, others = (frame.filter(frame["adapter"] == "hot") for frame in frames)
+    assert own["server"].n_unique() == 1
+    assert others["server"].n_unique() == 3
+
+
+def test_ray_gives_a_new_adapter_to_the_replica_with_the_fewest() -> None:
+    """Adapters that come one after the other spread evenly over the replicas."""
+    fleet = Workload([Adapter(f"a{i}", 8, 0.05) for i in range(12)])
+    cluster = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 3, max_loras=12, max_lora_rank=8)
+    frame = simulate_cluster(fleet, cluster, system="ray-serve", duration_s=600.0).requests.drop_nulls()
+    homes = {name: set(rows["server"]) for (name,), rows in frame.group_by("adapter")}
+    assert all(len(servers) == 1 for servers in homes.values())
+    counts = np.bincount([next(iter(servers)) for servers in homes.values()], minlength=3)
+    assert counts.max() - counts.min() <= 2  # two may come while a third is loaded
+
+
+@pytest.mark.parametrize(
+    ("load", "slots", "servers", "expected"),
+    [
+        ([60, 30, 10], 12, 5, [5, 4, 2]),  # ceil of 7.2, 3.6, 1.2; at most one on each server
+        ([50, 50], 2, 10, [1, 1]),
+        ([5, 4, 3, 0], 2, 4, [1, 1, 0, 0]),  # the third has no slot
+        (
+            [97, 1, 1, 1],
+            6,
+            6,
+            [4, 1, 1, 1],
+        ),  # 6, 1, 1, 1 scaled by 6 / 9, at least 1: one more than there are slots
+    ],
+)
+def test_dynamo_counts_replicas_as_its_source_says(
+    load: list[float], slots: int, servers: int, expected: list[int]
+) -> None:
+    """Shares of the slots rounded up, within the servers, and never more than there are slots."""
+    names = tuple("abcdefgh"[: len(load)])
+    assert replicas_of(np.array(load, dtype=float), slots, servers, names).tolist() == expected
+
+
+def test_dynamo_gives_a_hot_adapter_more_servers_and_keeps_the_others_where_they_are() -> None:
+    """Replicas follow the load; quiet adapters stay on the server that their hash ranks first."""
+    fleet = Workload([Adapter("hot", 8, 12.0), *(Adapter(f"a{i}", 8, 0.2) for i in range(6))])
+    cluster = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 3, max_loras=4, max_lora_rank=8)
+    frame = simulate_cluster(fleet, cluster, system="dynamo", duration_s=120.0).requests.drop_nulls()
+    hot = frame.filter(frame["adapter"] == "hot")
+    assert hot.filter(hot["sent_s"] < 3.0)["server"].n_unique() == 1
+    assert hot.filter(hot["sent_s"] > 10.0)["server"].n_unique() == 3
 
 
 def test_stale_counts_are_the_systems_or_the_callers() -> None:

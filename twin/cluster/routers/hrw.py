@@ -31,8 +31,18 @@ class Hrw(AnyCluster):
 
 
 def _home(name: str, servers: IntArray) -> int:
+    return int(servers[np.argmax(_scores(name, servers))])
+
+
+def ranked(name: str, servers: IntArray) -> list[int]:
+    """The servers by falling hash of adapter and server."""
+    order: list[int] = servers[np.argsort(-_scores(name, servers).astype(np.float64), kind="stable")].tolist()
+    return order
+
+
+def _scores(name: str, servers: IntArray) -> np.typing.NDArray[np.uint64]:
     digest = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
-    return int(servers[np.argmax(mixed(servers.astype(np.uint64) + np.uint64(digest)))])
+    return mixed(servers.astype(np.uint64) + np.uint64(digest))
 
 
 def mixed(x: np.typing.NDArray[np.uint64]) -> np.typing.NDArray[np.uint64]:

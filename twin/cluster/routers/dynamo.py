@@ -1,0 +1,137 @@
+"""Router "dynamo": NVIDIA Dynamo's LoRA allocation, replicas in proportion to load on rendezvous-hashed workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from packer import checks
+from packer.arrays import BoolArray, FloatArray, IntArray
+from packer.twin.cluster.routers.base import AnyCluster, Request
+from packer.twin.cluster.routers.hrw import ranked
+
+if TYPE_CHECKING:
+    from packer.twin.cluster.view import ClusterView
+
+
+@dataclass
+class Dynamo(AnyCluster):
+    """Round robin over an adapter's replica set, which is allocated anew every `period_s`.
+
+    ai-dynamo/dynamo, lib/llm/src/lora: config.rs at 32381ac (defaults), controller.rs at 0a8cd5a, routing/hrw.rs at
+    9323dab, load_estimator.rs at 20c307d, filtered_router.rs at 19d3a85. The load of an adapter is the exponential
+    moving average of its requests in the last `window_s`. An adapter with load gets its share of all slots in replicas,
+    at least one and at most one on each server, on the servers that its hash ranks first; it stays where it is, passes
+    over servers whose slots are full, and loses a replica only after `cooldown` periods. An adapter without load has
+    one replica. The adapters that a server holds are those in its slots. The min-cost flow is not modelled: config.rs
+    refuses it there and takes hashing.
+    """
+
+    name = "dynamo"
+    period_s: float = 3.0
+    window_s: float = 90.0
+    smoothing: float = 0.3
+    cooldown: int = 3
+    _load: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
+    _rank: list[list[int]] = field(init=False, repr=False, default_factory=list)
+    _sets: list[list[int]] = field(init=False, repr=False, default_factory=list)
+    _shrunk: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    _ticks: int = field(init=False, repr=False, default=0)
+    _turn: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        checks.real("period_s", self.period_s, low=0.0, open_low=True)
+        checks.real("window_s", self.window_s, low=0.0, open_low=True)
+        checks.real("smoothing", self.smoothing, low=0.0, high=1.0, open_low=True)
+        checks.integer("cooldown", self.cooldown, low=0)
+
+    def start(self, view: ClusterView, seed: int) -> None:
+        """Every adapter is pinned to the server that its hash ranks first."""
+        names = view.workload.names
+        self._rank = [ranked(name, view.candidates(a)) for a, name in enumerate(names)]
+        self._sets = [order[:1] for order in self._rank]
+        self._load, self._shrunk, self._ticks, self._turn = np.full(len(names), -1.0), {}, 0, 0
+
+    def route(self, request: Request, view: ClusterView) -> int:
+        """The next server in turn of the replica set."""
+        replicas = self._sets[request.adapter]
+        self._turn += 1
+        return replicas[self._turn % len(replicas)]
+
+    def tick(self, now_s: float, view: ClusterView) -> None:
+        """Allocate replicas anew."""
+        self._ticks += 1
+        counts = view.requests_since(now_s - self.window_s, now_s)
+        new = (self._load < 0.0) & (counts > 0.0)
+        known = self._load >= 0.0
+        self._load[known] += self.smoothing * (counts[known] - self._load[known])
+        self._load[new] = counts[new]
+        load = np.floor(np.maximum(self._load, 0.0) + 0.5)
+        slots = view.slots
+        wanted = replicas_of(load, int(slots.sum()), len(view.cluster), view.workload.names)
+        used, dropped = view.residents.copy(), []
+        for a in np.argsort(view.workload.names, kind="stable").tolist():
+            if wanted[a] > 0:
+                self._place(a, self._after_cooldown(a, int(wanted[a])), used, slots, view.on_gpu(a))
+            elif load[a] > 0:
+                dropped.append(a)
+            else:
+                self._sets[a] = self._rank[a][:1]
+                self._shrunk.pop(a, None)
+        for a in dropped:  # more adapters have load than there are slots: stay where loaded, or one replica
+            held = view.on_gpu(a)
+            warm = [s for s in self._sets[a] if held[s]]
+            if warm:
+                self._sets[a] = warm
+            else:
+                self._place(a, 1, used, slots, held)
+
+    def _after_cooldown(self, a: int, wanted: int) -> int:
+        """The replicas that an adapter may have now: it loses some only every `cooldown` periods."""
+        current = len(self._sets[a])
+        if wanted >= current:
+            self._shrunk.pop(a, None)
+            return wanted
+        last = self._shrunk.setdefault(a, self._ticks)
+        if self._ticks - last < max(self.cooldown, 1):
+            return current
+        self._shrunk[a] = self._ticks
+        return wanted
+
+    def _place(self, a: int, count: int, used: IntArray, slots: IntArray, held: BoolArray) -> None:
+        """The replica set: servers of the last one first, none whose slots others fill unless all are full."""
+        free = [s for s in self._rank[a] if used[s] - held[s] < slots[s]]
+        before = set(self._sets[a])
+        chosen = [s for s in free if s in before][:count]
+        chosen += [s for s in free if s not in before][: count - len(chosen)]
+        self._sets[a] = chosen or self._rank[a][:count]
+        for s in self._sets[a]:
+            used[s] += not held[s]
+
+
+def replicas_of(load: FloatArray, slots: int, servers: int, names: tuple[str, ...]) -> IntArray:
+    """Replicas of each adapter, int64 (m,): its share of all slots rounded up, within 1 … servers.
+
+    Where these are more than the slots they are scaled down, by largest remainders; each keeps one, so that a few more
+    than the slots may be left (controller.rs, compute_active_replica_counts). 0 for an adapter without load, and for
+    those with the least load where more adapters have load than there are slots.
+    """
+    found = np.zeros(len(load), dtype=np.int64)
+    order = sorted(np.flatnonzero(load > 0).tolist(), key=lambda a: (-load[a], names[a]))[:slots]
+    if not order:
+        return found
+    share = load[order] / load[order].sum()
+    counts = np.minimum(np.maximum(np.ceil(share * slots), 1.0), servers)
+    if counts.sum() > slots:
+        counts = np.maximum(counts * (slots / counts.sum()), 1.0)
+        whole = np.floor(counts)
+        left = slots - int(whole.sum())
+        for j in sorted(range(len(order)), key=lambda j: (whole[j] - counts[j], names[order[j]])):
+            if left > 0 and whole[j] < servers:
+                whole[j] += 1
+                left -= 1
+        counts = whole
+    found[order] = counts
+    return found
