@@ -170,12 +170,13 @@ def option_sections() -> dict[str, list[str]]:
 class LazyGroup(click.Group):
     """A group of `commands.toml`, which imports a command when it is called, and suggests the nearest of a wrong name.
 
-    The command `from-trace` is `from_trace` in the module of that name in the group's folder, with an underscore
+    The command `from-log` is `from_log` in the module of that name in the group's folder, with an underscore
     behind it where Python has that name.
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
-        page, self.lazy = _groups()[name].values()
+        found = _groups()[name]
+        page, self.lazy, self.aliases = found["page"], found["commands"], found.get("aliases", {})
         self.package = "packer.cli" if name == "packer" else f"packer.cli.{name}"
         super().__init__(name, help=page, **kwargs)
 
@@ -194,6 +195,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now, with its defaults from packer.toml."""
+        cmd_name = self.aliases.get(cmd_name, cmd_name)
         if cmd_name not in self.lazy:
             return None
         from packer.cli.config import defaults_for
@@ -207,7 +209,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest name in the message of an unknown command."""
-        name = args[0]
+        name = args[0] = self.aliases.get(args[0], args[0])
         if not name.startswith("-") and name not in self.lazy:
             near = difflib.get_close_matches(name, self.lazy, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""

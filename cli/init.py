@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 CLEARLY_BUSIER = 1.1
 """From this load over the mean on, the GPUs for the mean are given beside the plan."""
 
+LOG_ONLY = ("ranks", "rank", "keys", "skip", "strip_prefix", "adapters", "exponent")
+"""Options that say how a log is read."""
+
 FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
 """What is written, in this order."""
 
@@ -38,7 +41,7 @@ class ProjectOptions(EngineSettings):
         hour, or of the hour at a percentile of the load.
     """
 
-    traffic_path: str = argument("LOG.jsonl|WORKLOAD")
+    traffic_path: str = argument("LOG|WORKLOAD")
     model: str = option(required=True, metavar="NAME|CONFIG.json")
     gpu: str = option(required=True, metavar="NAME")
     tensor_parallel_size: int | None = option(type=int, metavar="N")
@@ -60,9 +63,10 @@ class ProjectOptions(EngineSettings):
 def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Writing) -> int:
     """Start a project: profile.toml, fleet.csv, packer.toml, plan.json and report.html in one folder.
 
-    The traffic is an access log (.jsonl, .ndjson, .log, also .gz: time, model and token counts on each line; its
-    ranks come from --ranks or --rank) or a workload file (adapter, rank, rate). The profile is the calibrated one of
-    the model and GPU if packer has it, else an estimate. packer.toml holds the defaults of commands in the folder.
+    The traffic is a log of requests (an access log, a trace: JSON lines, CSV or Parquet, also .gz, with time, model and
+    token counts; its ranks come from --ranks or --rank) or a workload file (adapter, rank, rate). The profile is the
+    calibrated one of the model and GPU if packer has it, else an estimate. packer.toml holds the defaults of commands
+    in the folder.
 
     Exit code 3 means that no plan keeps the latency limits; the other files are written.
 
@@ -84,15 +88,16 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     from packer.traces.measure import rounded
 
     if not is_log(given.traffic_path):
-        refuse_unused("a workload file", ("ranks", "rank", "keys", "skip", "strip_prefix", "at"))
+        refuse_unused("a workload file", (*LOG_ONLY, "at"))
     paths = {name: str(Path(given.folder) / name) for name in FILES}
     make_folder(given.folder)
     out.check(*(path for path in paths.values() if os.path.exists(path)))
     profile = given.profile()
-    options = reading.options()
     base = (given.model, profile.model.name, profile.model.repository)  # its own requests are no adapter's
-    options["skip"] = {*options["skip"], *filter(None, base)}
-    fleet, observed = fleet_for(given.traffic_path, ranks.read(), view=View(given.at), log_options=options)
+    fields = reading.fields(*filter(None, base))
+    fleet, observed = fleet_for(
+        given.traffic_path, ranks.read(), view=View(given.at), fields=fields, named=reading.named(given.seed)
+    )
     slo = fleet.slo.parsed(given.slo)
     for text in () if observed is None else observed.notes:
         out.note(text)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from packer.cli.declare import bundle, option, typed
-from packer.cli.options import numbers
 from packer.errors import IncompatibleError, ValidationError, reading
 
 if TYPE_CHECKING:
     from packer.io.web import Address
-    from packer.operate.observe import View
+    from packer.operate.observe import Named, View
+    from packer.traces.access_log import Fields
     from packer.traces.prometheus import CounterNames, Metrics
     from packer.traces.ranks import Ranks
 
@@ -55,21 +55,33 @@ class RankOptions:
 
 @bundle
 class LogOptions:
-    """How an access log is read.
+    """How a log of requests is read.
 
-    keys: Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…; dots go into nested
-        objects; repeatable.
+    keys: Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…, rank=…; dots go into
+        nested objects; repeatable.
     skip: A model that is no adapter, as the base model; repeatable.
     strip_prefix: What stands before adapters' names, as hosted_vllm/.
+    adapters: Give the requests to this many adapters, by a power law of popularity. [default: those of the log; of a
+        log that names none 200]
+    exponent: Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.
     """
 
     keys: tuple[str, ...] = option("--key", multiple=True, metavar="FIELD=NAME")
     skip: tuple[str, ...] = option(multiple=True, metavar="MODEL")
     strip_prefix: str = option(default="", show_default=False, metavar="TEXT")
+    adapters: int | None = option(type=click.IntRange(1, 1_000_000), metavar="N")
+    exponent: float = option(type=click.FloatRange(0.0, 20.0), default=1.2)
 
-    def options(self) -> dict[str, Any]:
-        """As `packer.traces.access_log.read_access_log` takes them."""
-        from packer.traces.access_log import KEYS
+    def named(self, seed: int) -> Named:
+        """Whose the requests are."""
+        from packer.operate.observe import Named
+
+        return Named(self.adapters, self.exponent, seed)
+
+    def fields(self, *no_adapters: str) -> Fields:
+        """As `packer.traces.read.read_trace` takes them; `no_adapters`: models beside those of --skip."""
+        from packer.traces.access_log import Fields
+        from packer.traces.columns import KEYS
 
         keys = {}
         for pair in self.keys:
@@ -77,7 +89,7 @@ class LogOptions:
             if name not in KEYS or not key:
                 raise ValidationError(f"Expected --key {'|'.join(KEYS)}=NAME, got {pair[:80]!r}.")
             keys[name] = key
-        return {"keys": keys, "skip": self.skip, "strip_prefix": self.strip_prefix}
+        return Fields(keys, (*self.skip, *no_adapters), self.strip_prefix)
 
 
 @bundle
@@ -85,24 +97,22 @@ class ViewOptions:
     """Which rates of the observed time count.
 
     window_s: Rates are counted in windows of this length.
-    at: Rates of the workload: the mean, those of the busiest window, of every adapter's own busiest window, or of
-        the window at a percentile of the load.
-    percentiles: Percentiles among the loads of --loads.
+    at: Rates of the workload: those of the busiest window, the mean, those of every adapter's own busiest window, or
+        of the window at a percentile of the load.
     by_time_of_day: Average the days first: windows at the same time of day (UTC) become one.
     """
 
     window_s: float = option(
         "--window", type=click.FloatRange(min=1.0, max=1e8), default=3600.0, metavar="SECONDS"
     )
-    at: str = option(default="mean", metavar="mean|peak|each-peak|pNN")
-    percentiles: tuple[float, ...] = option(type=numbers(float), default="50,95", metavar="P,P,…")
+    at: str = option(default="peak", metavar="peak|mean|each-peak|pNN")
     by_time_of_day: bool = option(is_flag=True, default=False)
 
     def view(self) -> View:
         """As `packer.operate.observe` takes it."""
         from packer.operate.observe import View
 
-        return View(self.at, self.percentiles, self.by_time_of_day)
+        return View(self.at, by_time_of_day=self.by_time_of_day)
 
 
 @bundle

@@ -1,7 +1,8 @@
-"""Fleets measured from observed traffic: a gateway's access log, or Prometheus."""
+"""Fleets measured from observed traffic: a log of requests, or Prometheus."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,16 +15,21 @@ from packer.adapter import Adapter
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.objectives.headroom import read_rates, with_rates
 from packer.operate.day import HOUR_S
-from packer.traces.access_log import AccessLog, read_access_log
+from packer.traces.assign import DEFAULT_EXPONENT, assign_adapters
 from packer.traces.bursts import bursts_within
 from packer.traces.measure import measure_workload
 from packer.traces.pattern import RateTable, clock, latest_rates, rates_of
 from packer.traces.prometheus import Metrics
 from packer.traces.ranks import Ranks
+from packer.traces.read import read_trace
 from packer.traces.trace import Trace
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 Loads = Mapping[str, npt.NDArray[np.float64]]
+DEFAULT_ADAPTERS = 200
+"""Adapters that the requests of a trace which names none are given to."""
+SINCE_1970_S = 1e8
+"""Times below count from the start of a trace without dates."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class View:
     `by_time_of_day`: average windows at the same time of day (UTC) over the days first.
     """
 
-    at: str = "mean"
+    at: str = "peak"
     percentiles: tuple[float, ...] = (50.0, 95.0)
     by_time_of_day: bool = False
 
@@ -65,12 +71,14 @@ class Observed:
     """What was observed: the fleet, its rates by window, and the rate vectors that a plan may have to serve.
 
     `notes`: how the figures were obtained, in sentences.
+    `span_s`: how long was observed, s; None: the windows of the table.
     """
 
     fleet: Workload
     table: RateTable
     loads: Loads
     notes: tuple[str, ...] = field(default=())
+    span_s: float | None = None
 
     @property
     def times_mean(self) -> float:
@@ -82,8 +90,9 @@ class Observed:
     @property
     def span(self) -> str:
         """How long was observed, in words."""
-        span_s = float(self.table.start_s[-1] - self.table.start_s[0]) + self.table.window_s
-        return f"{span_s / HOUR_S:.3g} h" if span_s < 48 * HOUR_S else f"{span_s / (24 * HOUR_S):.3g} days"
+        span_s = self.span_s or float(np.ptp(self.table.start_s)) + self.table.window_s
+        units = ((1.0, "s", 100.0), (60.0, "min", 90.0), (HOUR_S, "h", 48.0), (24 * HOUR_S, "days", math.inf))
+        return next(f"{span_s / unit_s:.3g} {name}" for unit_s, name, most in units if span_s < most * unit_s)
 
     @property
     def planned_for(self) -> str:
@@ -93,26 +102,74 @@ class Observed:
         when = {"mean": "the mean", "each-peak": "each adapter's busiest window"}.get(at, f"the load {at}")
         if len(same) and at != "mean":
             start_s = float(self.table.start_s[same[0]])
-            day = f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " if len(self.table.rates) > 24 else ""
-            when = f"{day}{clock(start_s)} (UTC)"
-        return when if at == "mean" else f"{when}, {self.times_mean:.2g} × the mean"
+            if start_s < SINCE_1970_S:
+                when = f"{clock(start_s)} after its start"
+            else:
+                day = (
+                    f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " if len(self.table.rates) > 24 else ""
+                )
+                when = f"{day}{clock(start_s)} (UTC)"
+        if at == "mean" or len(self.table.rates) == 1:
+            return "the mean"
+        return f"{when}, {self.times_mean:.2g} × the mean"
+
+
+@dataclass(frozen=True)
+class Named:
+    """Whose requests a log has, where it does not say it.
+
+    `adapters`: give the requests to so many adapters, whatever the log says; None: to those of the log, else to
+    `DEFAULT_ADAPTERS`.
+    `exponent`: of the power law of their popularity (`assign_adapters`).
+    `seed`: of the draw of adapters and ranks.
+    """
+
+    adapters: int | None = None
+    exponent: float = DEFAULT_EXPONENT
+    seed: int = 0
+
+    def of(self, trace: Trace, ranks: Ranks) -> tuple[Trace, list[str]]:
+        """The trace with adapters and ranks, and what was assumed, in sentences."""
+        if trace.adapter is not None and self.adapters is None:
+            own = trace.ranks is not None and not (ranks.table or ranks.others)
+            return trace if own else replace(trace, ranks=ranks.of(trace.names, seed=self.seed)), []
+        count = self.adapters or DEFAULT_ADAPTERS
+        notes = []
+        if self.adapters is None:
+            notes.append(
+                f"the log names no adapters: its requests go to {count}, by a power law of exponent "
+                f"{self.exponent:g} (--adapters, --exponent); --key model=NAME says where names are"
+            )
+        drawn = ranks.others if ranks.others and not ranks.table else None
+        trace = assign_adapters(trace, count, ranks=drawn, exponent=self.exponent, seed=self.seed)
+        return trace if drawn else replace(trace, ranks=ranks.of(trace.names, seed=self.seed)), notes
+
+
+BUSIEST, AS_LOGGED = View(), Named()
 
 
 def observe_log(
-    log: AccessLog, ranks: Ranks, view: View = View(), *, window_s: float = HOUR_S, replay: bool = False
+    log: Trace,
+    ranks: Ranks,
+    view: View = BUSIEST,
+    *,
+    named: Named = AS_LOGGED,
+    window_s: float = HOUR_S,
+    rate_factor: float = 1.0,
+    replay: bool = False,
 ) -> Observed:
-    """The fleet of an access log (`packer.traces.access_log.read_access_log`); `replay`: with its requests."""
-    if replay and view.at != "mean":
-        raise IncompatibleError("A replayed log has its own rates: --replay and --at exclude each other.")
-    trace = replace(log.trace, ranks=ranks.of(log.trace.names))
-    fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s))
-    table, loads = view.loads(rates_of(trace, window_s, start_s=log.start_s))
-    if view.at != "mean":
+    """The fleet of a log (`packer.traces.read.read_trace`), all rates times a factor; `replay`: with its requests."""
+    trace, notes = named.of(log, ranks)
+    fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s)).scaled(rate_factor)
+    rates = rates_of(trace, window_s)
+    table, loads = view.loads(replace(rates, rates=rates.rates * rate_factor))
+    if view.at != "mean" and not replay and len(table.rates) > 1:
         fleet = with_rates(fleet, next(iter(loads.values())))
-    notes = [] if log.trace.step_s == 0.0 else [stepped(log.trace.step_s)]
-    if trace.dropped or log.other:
-        notes.append(f"left out {trace.dropped} requests without tokens and {log.other} other lines")
-    return Observed(fleet, table, loads, tuple(notes))
+    if trace.step_s:
+        notes.append(stepped(trace.step_s))
+    if trace.dropped or trace.other:
+        notes.append(f"left out {trace.dropped} requests without tokens and {trace.other} other lines")
+    return Observed(fleet, table, loads, tuple(notes), trace.span_s)
 
 
 def stepped(step_s: float) -> str:
@@ -120,7 +177,7 @@ def stepped(step_s: float) -> str:
     return f"timestamps come in steps of {step_s:g} s: the requests of a step are spread over it at random"
 
 
-def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = View()) -> Observed:
+def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Observed:
     """The fleet of a gateway's counters (`packer.traces.prometheus`); the spread of lengths is ShareGPT's."""
     table, loads = view.loads(metrics.table)
     known = replace(ranks, table={**metrics.ranks, **ranks.table})
@@ -137,12 +194,13 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = View()) -> Obse
 
 def seen_in_log(path: str | os.PathLike[str], window_s: float, *, busiest: bool = False) -> Workload:
     """The fleet in the last window of a log, which may still grow, or in its busiest one; its ranks are 1."""
-    log = read_access_log(path, growing=True)
-    trace = replace(log.trace, ranks=(1,) * len(log.trace.names))
-    if busiest:
-        rates = rates_of(trace, window_s, start_s=log.start_s).loads(())["peak"]
-    else:
-        rates = latest_rates(trace, window_s)
+    log = read_trace(path, growing=True)
+    if log.adapter is None:
+        raise FileFormatError(
+            "the log names no adapters, so that no plan can be compared with it.", path=path
+        )
+    trace = replace(log, ranks=(1,) * len(log.names))
+    rates = rates_of(trace, window_s).loads(())["peak"] if busiest else latest_rates(trace, window_s)
     return _at(measure_workload(trace, window_s=window_s), rates.tolist())
 
 

@@ -10,21 +10,18 @@ from packer.errors import IncompatibleError
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import MODELS, model_named
 from packer.io.profiles import load_profile, profile_names
-from packer.io.workloads import read_workload
-from packer.operate.observe import Observed, View, observe_log
+from packer.io.recognise import kind_of
+from packer.io.workloads import LOGS, read_workload
+from packer.operate.observe import AS_LOGGED, BUSIEST, Named, Observed, View, observe_log
 from packer.profile import Profile
-from packer.traces.access_log import read_access_log
+from packer.traces.access_log import USUAL, Fields
 from packer.traces.ranks import Ranks
+from packer.traces.read import read_trace
 from packer.twin.datasheets import datasheet
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.memory.starts import what_starts
 from packer.twin.override import with_engine
 from packer.workload import Workload
-
-BUSIEST = View("peak")
-LOGS = (".jsonl", ".ndjson", ".log")
-"""Endings of access logs, also with .gz."""
-
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 """GPUs of one server that are tried where none is given: the first with which it starts is taken."""
@@ -97,8 +94,9 @@ def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
 
 
 def is_log(path: str | os.PathLike[str]) -> bool:
-    """Whether a path ends as access logs do."""
-    return os.fspath(path).lower().removesuffix(".gz").endswith(LOGS)
+    """Whether a file is a log of requests, by what is in it or by its ending."""
+    ending = os.fspath(path).lower().removesuffix(".gz").endswith(LOGS)
+    return kind_of(path) == "log of requests" or (ending and kind_of(path) is None)
 
 
 def fleet_for(
@@ -106,17 +104,19 @@ def fleet_for(
     ranks: Ranks,
     *,
     view: View = BUSIEST,
-    log_options: Mapping[str, Any] | None = None,
+    fields: Fields = USUAL,
+    named: Named = AS_LOGGED,
 ) -> tuple[Workload, Observed | None]:
-    """The fleet of an access log (by its ending) or of a workload file, and for a log what was observed.
+    """The fleet of a log of requests or of a workload file, and for a log what was observed.
 
     `view`: which rates of the log the fleet gets.
+    `fields`, `named`: where the log has what, and whose its requests are.
 
     Raises `FileFormatError`: the file is neither, or the log has no request of an adapter; `IncompatibleError`: ranks
     were given with a workload file, which has its own.
     """
     if is_log(path):
-        found = observe_log(read_access_log(path, **(log_options or {})), ranks, view)
+        found = observe_log(read_trace(path, fields), ranks, view, named=named)
         return found.fleet, found
     if ranks.table or ranks.others:
         raise IncompatibleError(

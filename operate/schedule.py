@@ -36,15 +36,12 @@ MOVE_COST_S = 10.0
 """GPU-seconds that an adapter's move counts as: it is loaded on a server that did not hold it."""
 
 
-def rates_of_trace(
-    trace: Trace, workload: Workload, period_s: float, *, start_s: float = 0.0
-) -> dict[str, FloatArray]:
+def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[str, FloatArray]:
     """Rates of the fleet's adapters by period of the day, from the requests of a trace; of several days their mean.
 
-    `start_s`: time of the first request, s since 1970 (UTC).
     Raises `ValidationError`: the trace names no adapters, or one that the fleet lacks.
     """
-    table = rates_of(trace, period_s, start_s=start_s).by_time_of_day()
+    table = rates_of(trace, period_s).by_time_of_day()
     number = {name: i for i, name in enumerate(workload.names)}
     unknown = [name for name in table.names if name not in number]
     if unknown:

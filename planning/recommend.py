@@ -35,7 +35,7 @@ from packer.words import counted, listed
 from packer.workload import Workload
 
 REPLAYED = (
-    "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-trace "
+    "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-log "
     "without --replay measures rates and bursts, of which other hours can be drawn"
 )
 UNCONFIRMED = (

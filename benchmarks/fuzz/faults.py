@@ -55,8 +55,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report plan.json -o r.html": ("r.html",),
     "workload generate --adapters 50 --rates 0.1,0.2 --ranks 8,16 -o w.yaml": ("w.yaml",),
     "workload generate --adapters 50 --total-rate 5 --ranks 8,16 -o w.csv.gz": ("w.csv.gz",),
-    "workload from-trace t.csv --adapters 2 --ranks 8 -o w.parquet": ("w.parquet",),
-    "workload from-access-log log.jsonl --rank 8 -o w.json --loads l.csv --day d.csv": (
+    "workload from-log t.csv --adapters 2 --ranks 8 -o w.parquet": ("w.parquet",),
+    "workload from-log log.jsonl --rank 8 -o w.json --loads l.csv --day d.csv": (
         "w.json", "l.csv", "d.csv",
     ),
     "profiles estimate --model config.json --gpu l40s -o e.toml": ("e.toml",),

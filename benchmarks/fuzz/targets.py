@@ -118,7 +118,6 @@ def _workloads() -> list[Target]:
 
 
 def _traces() -> list[Target]:
-    from packer.traces.access_log import read_access_log
     from packer.traces.prometheus import read_export
     from packer.traces.read import read_trace
 
@@ -143,7 +142,7 @@ def _traces() -> list[Target]:
         Target("trace csv", "t.csv", named, TEXT, read_trace, use.trace),
         Target("trace azure", "t.csv", azure, TEXT, read_trace),
         Target("trace jsonl", "t.jsonl", lines, TEXT, read_trace),
-        Target("access log", "log.jsonl", b"\n".join(log), TEXT, read_access_log, use.log),
+        Target("access log", "log.jsonl", b"\n".join(log), TEXT, read_trace),
         Target("metrics", "m.json", _json(metrics), JSON, read_export, use.metrics),
         Target("metrics of slots", "m.json", _json(newer), JSON, read_export, use.metrics),
     ]

@@ -100,13 +100,6 @@ def trace(trace: Any) -> None:
     workload(measure_workload(trace))
 
 
-def log(log: Any) -> None:
-    """Rates by time."""
-    from packer.traces.pattern import rates_of
-
-    assert np.isfinite(rates_of(log.trace, 3600.0, start_s=log.start_s).rates).all()
-
-
 def plan(plan: Any) -> None:
     """Exported in every format."""
     from packer.export.formats import FORMATS, export_plan

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from packer.cli.declare import bundle, option
 from packer.cli.options import Writing, common
@@ -25,20 +26,22 @@ class ObservedFiles:
     day_path: str | None = option("--day", metavar="FILE.csv")
     output: str = common("output", required=True)
 
-    def write(self, found: Observed, out: Writing, *, source: str) -> None:
-        """Write the workload and the loads, and say what was seen."""
+    def write(
+        self, found: Observed, out: Writing, *, source: str, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the workload and the loads, and say what was seen; `facts`: more of it, for machines."""
         from packer.cli.workload.describe import headline
         from packer.io.files import write_text
         from packer.io.workloads import write_workload
         from packer.traces.measure import rounded
         from packer.traces.pattern import loads_text
 
-        for each in found.notes:
-            out.note(each)
         fleet = found.fleet if found.fleet.arrivals.trace is not None else rounded(found.fleet)
         rates = found.table
         day = rates.day() if self.day_path is not None else {}
         write_workload(fleet, self.output, force=out.force, comments=[source])
+        for each in (f"traffic of {found.span}; rates: {found.planned_for}", *found.notes):
+            out.note(each)
         for path, loads in ((self.loads_path, found.loads), (self.day_path, day)):
             if path is not None:
                 write_text(path, loads_text(rates.names, loads), force=out.force)
@@ -47,7 +50,7 @@ class ObservedFiles:
             name: {"requests_s": float(vector.sum()), "offered_tok_s": float(vector @ rates.tokens)}
             for name, vector in found.loads.items()
         }
-        counts = {"adapters": len(found.fleet), "windows": len(rates.rates)}
+        counts = {"adapters": len(found.fleet), **(facts or {}), "windows": len(rates.rates)}
         rows = [
             (name, f"{row['requests_s']:,.3f}", f"{row['offered_tok_s']:,.0f}")
             for name, row in totals.items()
@@ -55,6 +58,7 @@ class ObservedFiles:
         title = f"Loads over {len(rates.rates):,} windows of {rates.window_s:g} s"
         out.result(
             {"output": self.output, **counts, "loads": totals},
-            lambda: [Table(title, ("load", "requests/s", "tok/s"), rows)],
+            lambda: [Table(title, ("load", "requests/s", "tok/s"), rows)] if len(rates.rates) > 1 else [],
         )
-        out.note(f"{self.output}: {headline(found.fleet)}")
+        fleet = found.fleet
+        out.note(f"{self.output}: {headline(fleet)}; arrivals {fleet.arrivals.description}")

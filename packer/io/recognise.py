@@ -13,8 +13,7 @@ HEAD_BYTES = 65_536
 TAKEN_BY = {
     "plan": "packer show, evaluate, export and report take it, and packer solve WORKLOAD --from",
     "workload": "packer solve, simulate and sweep take it",
-    "trace of requests": "packer workload from-trace makes a workload of it",
-    "access log": "packer init and packer workload from-access-log take it",
+    "log of requests": "packer init and packer workload from-log take it, and packer evaluate PLAN --log",
     "profile": "--profile takes it",
     "cluster": "--cluster takes it",
 }
@@ -22,8 +21,7 @@ TAKEN_BY = {
 READERS = {
     "load_plan": "plan",
     "read_workload": "workload",
-    "read_trace": "trace of requests",
-    "read_access_log": "access log",
+    "read_trace": "log of requests",
     "_read_profile": "profile",
     "read_cluster": "cluster",
 }
@@ -64,7 +62,7 @@ def _of_json(text: str) -> str | None:
         entry = json.loads(first)
         if isinstance(entry, dict) and "adapters" not in entry:
             keys = {str(key).lower() for key in entry}
-            return "access log" if keys & {"model", "usage"} else _of_columns(keys)
+            return "log of requests" if keys & {"model", "usage"} else _of_columns(keys)
     keys = set(re.findall(r'"(\w+)"\s*:', text))
     if {"n_gpus", "solver"} <= keys:
         return "plan"
@@ -80,7 +78,7 @@ def _of_columns(names: set[str]) -> str | None:
 
     if {"adapter", "rank", "rate"} <= names:
         return "workload"
-    return "trace of requests" if looks_like_trace(names) else None
+    return "log of requests" if looks_like_trace(names) else None
 
 
 def _of_toml(text: str) -> str | None:

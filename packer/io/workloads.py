@@ -26,6 +26,8 @@ OPTIONAL = (
     "own_bursts", "slo_class", "shared_prefix_tokens",
 )  # fmt: skip
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
+LOGS = (".jsonl", ".ndjson", ".log")
+"""Endings of logs of requests in JSON lines."""
 
 
 @reader
@@ -44,7 +46,7 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
     """
     suffix, name = _suffix(path)
     data = read_bytes(path)
-    if suffix not in (*FORMATS, ".jsonl"):
+    if suffix not in (*FORMATS, *LOGS):
         raise FileFormatError(
             f"expected a name that ends in {', '.join(FORMATS)} (or that and .gz), got {suffix!r}."
         )
@@ -54,7 +56,7 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
 
         parse = parse_json if suffix == ".json" else parse_yaml
         return workload_from_dict(parse(str(content)), name=name)
-    if suffix == ".jsonl":
+    if suffix in LOGS:
         return _replayed_trace(content, path, name)
     names, rows = csv_rows(content) if isinstance(content, str) else frame_rows(content)
     if looks_like_trace(names):
@@ -260,8 +262,8 @@ def _replayed_trace(content: str | pl.DataFrame, path: str | os.PathLike[str], n
     if trace.adapter is None or trace.ranks is None:
         lacks = "no adapters" if trace.adapter is None else "no ranks"
         raise FileFormatError(
-            f"this is a trace of requests with {lacks}, not a workload; make one with: "
-            f"packer workload from-trace {path} --rank 16 -o workload.csv"
+            f"this is a log of requests with {lacks}, not a workload; make one with: "
+            f"packer workload from-log {path} --rank 16 -o workload.csv"
         )
     with located():
         return measure_workload(trace, replay=True, name=name)

@@ -1,30 +1,23 @@
-"""Requests from the access log of a gateway: JSON lines with time, model and token counts."""
+"""Requests in the rows of a log whose columns have any names: those of gateways are known, others can be given."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from packer import checks
-from packer.errors import FileFormatError, ValidationError, reader, shown
-from packer.io.documents import json_lines
-from packer.io.files import decode, read_bytes
-from packer.io.shipped import table
+from packer.adapter import MAX_RANK
+from packer.errors import FileFormatError, ValidationError, shown
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
-from packer.traces.trace import Trace, trace_of_rows
-
-KEYS = {field: tuple(names) for field, names in table("packer.traces", "access_log.toml").items()}
-"""Names under which gateways log each field, in order of preference; dots go into nested objects."""
+from packer.traces.columns import FORMATS, KEYS
 
 _TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S")
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
@@ -32,110 +25,123 @@ _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
 _LATEST_S = 7_258_118_400.0  # 2200-01-01
 
 
-@dataclass(frozen=True, eq=False)
-class AccessLog:
-    """A log as a trace with adapters.
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Where a log has what.
 
-    `start_s`: time of the first request, s since 1970 (UTC). `other`: lines that are not completion requests.
-    """
-
-    trace: Trace
-    start_s: float
-    other: int
-
-
-@reader
-def read_access_log(
-    path: str | os.PathLike[str],
-    *,
-    keys: Mapping[str, str] | None = None,
-    skip: Collection[str] = (),
-    strip_prefix: str = "",
-    growing: bool = False,
-) -> AccessLog:
-    """The requests in a log of JSON lines (also .gz).
-
-    Lines without a model or without token counts (health checks, failures) are left out and counted, as are
-    requests to the models in `skip` (the base model, for example).
-
-    `path`: the log.
-    `keys`: where "time", "model", "input" and "output" are, for a log that uses other names than `KEYS`.
+    `keys`: names of the columns "time", "model", "input", "output" and "rank", for a log with other names than `KEYS`.
     `skip`: names of models that are not adapters.
     `strip_prefix`: what the gateway puts before adapters' names ("hosted_vllm/").
-    `growing`: the gateway still writes to it: a last line that has no end yet is left out unless it is whole JSON.
-    Raises `FileFormatError`: a line isn't JSON, a value breaks a rule, or no line is a request; names the row.
     """
-    wanted = {name: (given,) if (given := (keys or {}).get(name)) else KEYS[name] for name in KEYS}
-    requests: list[tuple[float, str, int, int]] = []
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    skip: Collection[str] = ()
+    strip_prefix: str = ""
+
+    @property
+    def wanted(self) -> dict[str, tuple[str, ...]]:
+        """Names of each field, lower case, in order of preference."""
+        own = {name: (key,) for name, key in self.keys.items() if key}
+        return {name: tuple(key.lower() for key in keys) for name, keys in (KEYS | own).items()}
+
+
+USUAL = Fields()
+"""Where gateways and known traces have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LogRow:
+    time_s: float
+    model: str | None
+    inputs: int
+    outputs: int
+    rank: int | None
+
+
+def requests_of(rows: Iterable[Row], fields: Fields) -> dict[str, Any]:
+    """What `trace_of_rows` takes, from the rows of a log.
+
+    Rows without token counts (failures) are left out and counted, as are those without a model (health checks),
+    unless no row has one: then the log names no adapters.
+
+    Raises `FileFormatError`: a value breaks a rule, or no row is a request; names the row.
+    """
+    wanted = fields.wanted
+    requests: list[_LogRow] = []
     left_out: Counter[str] = Counter()
-    seen: set[str] = set()
-    data = read_bytes(path)
-    text = decode(_without_half_line(data) if growing else data)
-    for number, entry in json_lines(text):
-        row = Row(number, _flat(entry))
-        seen.update([key[:40] for key in row.cells][:50] if len(seen) < 200 else ())
-        found = _request(row, wanted, skip, strip_prefix)
+    seen: dict[str, None] = {}
+    for row in rows:
+        flat = Row(row.number, _flat(row.cells))
+        if len(seen) < 200:
+            seen |= dict.fromkeys([key[:40] for key in flat.cells][:50])
+        found = _request(flat, wanted, fields)
         if isinstance(found, str):
             left_out[found] += 1
         else:
             requests.append(found)
-    if not requests and left_out["skipped"]:
-        listed = ", ".join(sorted(skip))
-        rule = f"expected requests to adapters, got {left_out['skipped']:,} to {listed} alone."
-        raise FileFormatError(rule)
+    if named := [request for request in requests if request.model is not None]:
+        left_out["other"] += len(requests) - len(named)
+        requests = named
+    elif fields.keys.get("model") or left_out["skipped"]:
+        requests = []
     if not requests:
-        raise FileFormatError(
-            "no line has a time, a model and token counts. Found the keys "
-            f"{', '.join(sorted(seen)[:30]) or 'none'}; name the right ones with --key."
-        )
-    times, models, inputs, outputs = zip(*requests, strict=True)
-    tokens = (np.array(column, dtype=np.int64) for column in (inputs, outputs))
-    source = os.path.basename(os.fspath(path))
-    trace = trace_of_rows(np.array(times), *tokens, adapter=models, dropped=left_out["failed"], source=source)
-    return AccessLog(trace, min(times), left_out["other"] + left_out["skipped"])
+        raise FileFormatError(nothing(seen, left_out["skipped"], fields.skip))
+    columns: dict[str, Any] = {
+        "time_s": np.array([each.time_s for each in requests]),
+        "input_tokens": np.array([each.inputs for each in requests], dtype=np.int64),
+        "output_tokens": np.array([each.outputs for each in requests], dtype=np.int64),
+        "adapter": [each.model for each in requests] if named else None,
+    }
+    ranks = [each.rank for each in requests]
+    columns["rank"] = ranks if named and None not in ranks else None
+    return {**columns, "dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}
 
 
-def _without_half_line(data: bytes) -> bytes:
-    """The bytes of a log without a last line that is still being written."""
-    whole, newline, last = data.rpartition(b"\n")
-    try:
-        json.loads(last)
-    except (ValueError, RecursionError):
-        return whole + newline
-    return data
+def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
+    """Why a log has no request."""
+    if skipped:
+        return f"expected requests to adapters, got {skipped:,} to {', '.join(sorted(skip))} alone."
+    known = "; ".join(f"{', '.join(kind.required)} ({kind.name})" for kind in FORMATS)
+    return (
+        f"expected a log of requests, with a time and token counts: columns as {known}, or those of a gateway. Found: "
+        f"{', '.join(list(seen)[:30]) or 'none'}; --key time=NAME, input=NAME, output=NAME and model=NAME name others."
+    )
 
 
 def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in entry.items():
+        name = f"{prefix}{key}".strip().lower()
         if isinstance(value, dict) and depth < 4:
-            found |= _flat(value, f"{prefix}{key}.", depth + 1)
+            found |= _flat(value, f"{name}.", depth + 1)
         else:
-            found[f"{prefix}{key}"] = value
+            found[name] = value
     return found
 
 
-def _request(
-    row: Row, wanted: Mapping[str, tuple[str, ...]], skip: Collection[str], strip_prefix: str
-) -> tuple[float, str, int, int] | str:
-    """Time (s), model, input and output tokens of a line, or why it is left out: "other", "skipped" or "failed"."""
+def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) -> _LogRow | str:
+    """The request of a row, or why it is left out: "other", "skipped" or "failed"."""
     where = {
-        name: next((key for key in keys if row.cells.get(key) is not None), None)
-        for name, keys in wanted.items()
+        name: next((key for key in keys if not row.is_blank(key)), None) for name, keys in wanted.items()
     }
-    if where["model"] is None or where["time"] is None:
+    if where["time"] is None:
         return "other"
-    try:
-        model = checks.name("a model", row.cells[where["model"]])
-    except ValidationError as error:
-        row.fail(where["model"], str(error))
-    model = model.removeprefix(strip_prefix) or model
-    if model in skip:
-        return "skipped"
+    model = None
+    if where["model"] is not None:
+        try:
+            model = checks.name("a model", row.cells[where["model"]])
+        except ValidationError as error:
+            row.fail(where["model"], str(error))
+        model = model.strip().removeprefix(fields.strip_prefix) or model
+        if model in fields.skip:
+            return "skipped"
     if where["input"] is None or where["output"] is None:
-        return "failed"
+        return "other" if model is None else "failed"
     inputs, outputs = (row.integer(key, low=0, high=MAX_TOKENS) for key in (where["input"], where["output"]))
-    return (_time(row, where["time"]), model, inputs, outputs) if inputs and outputs else "failed"
+    if not inputs or not outputs:
+        return "failed"
+    rank = None if where["rank"] is None else row.integer(where["rank"], low=0, high=MAX_RANK)
+    return _LogRow(_time(row, where["time"]), model, inputs, outputs, rank)
 
 
 def _time(row: Row, key: str) -> float:

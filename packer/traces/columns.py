@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from packer.errors import FileFormatError
 from packer.io.shipped import table
 
 
@@ -50,26 +49,20 @@ FORMATS = tuple(
 )
 
 
-def recognise(names: Sequence[str]) -> TraceFormat:
-    """The kind of trace with these columns (lower case).
+KEYS = {field: tuple(names) for field, names in table("packer.traces", "access_log.toml").items()}
+"""Names under which gateways log each field, in order of preference; dots go into nested objects."""
 
-    Raises `FileFormatError`: no known kind has them; the message names the columns found and expected.
-    """
-    found = ", ".join(name[:40] or "(no name)" for name in names[:30]) or "none"
+
+def recognise(names: Collection[str]) -> TraceFormat | None:
+    """The kind of trace with these columns (lower case) and no others; None where it is not a known one."""
     for kind in FORMATS:
-        if set(kind.required) <= set(names):
-            unknown = [name for name in names if name not in kind.known]
-            if unknown:
-                raise FileFormatError(
-                    f"unknown column in a trace like {kind.name}'s. Expected {', '.join(kind.known)}; "
-                    f"found: {found}.",
-                    column=unknown[0][:80],
-                )
+        if set(kind.required) <= set(names) <= set(kind.known):
             return kind
-    expected = "; ".join(f"{', '.join(kind.required)} ({kind.name})" for kind in FORMATS)
-    raise FileFormatError(f"expected the columns of a trace: {expected}. Found: {found}.")
+    return None
 
 
 def looks_like_trace(names: Collection[str]) -> bool:
     """Whether a table with these columns (lower case) lists requests rather than adapters."""
-    return "rate" not in names and any(set(kind.required) <= set(names) for kind in FORMATS)
+    known = any(set(kind.required) <= set(names) for kind in FORMATS)
+    named = all({key.lower() for key in KEYS[field]} & set(names) for field in ("time", "input", "output"))
+    return "rate" not in names and (known or named)

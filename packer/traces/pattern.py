@@ -93,22 +93,24 @@ class RateTable:
         return found
 
 
-def rates_of(trace: Trace, window_s: float, *, start_s: float = 0.0) -> RateTable:
+def rates_of(trace: Trace, window_s: float) -> RateTable:
     """The rates of a trace's adapters in windows: requests / the part of the window that the trace covers.
 
     The first and the last window are cut off by the trace's ends. One that is covered by less than
-    `WHOLE_FROM` is left out if another remains; if none is covered so far, the one covered best is kept.
+    `WHOLE_FROM` is left out if another remains; if none is covered so far, the one covered best is kept. A trace
+    that is no longer than a window is one window.
 
     `trace`: its requests must name their adapters. It covers half a mean gap between two requests before its first
     and after its last one.
     `window_s`: length of a window, s; windows start at the multiples of it.
-    `start_s`: time of the first request, s since 1970 (UTC).
     Raises `ValidationError`: the trace has no adapters or lasts 0 s, or there are too many windows.
     """
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
     adapter, gap_s = _adapters(trace), _gap_s(trace)
-    first = math.floor(start_s / window_s) * window_s
-    offset = start_s - first
+    first = trace.start_s
+    if trace.span_s > window_s:
+        first -= first % window_s
+    offset = trace.start_s - first
     window = ((trace.time_s + offset) // window_s).astype(np.int64)
     count = int(window[-1]) + 1
     if count > MAX_WINDOWS or count * len(trace.names) > 50 * MAX_WINDOWS:

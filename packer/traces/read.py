@@ -1,13 +1,14 @@
-"""Traces of requests from CSV, JSONL and Parquet files, plain or gzip."""
+"""Logs of requests, recognised by what is in them: CSV, JSON lines and Parquet, plain or gzip."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,51 +21,86 @@ from packer.errors import FileFormatError, located, reader, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.io.frames import pl
-from packer.io.parquet import check_plain, read_parquet
+from packer.io.parquet import MAGIC, check_plain, read_parquet
 from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
 from packer.lengths import MAX_TOKENS
+from packer.traces.access_log import USUAL, Fields, nothing, requests_of
 from packer.traces.columns import TraceFormat, recognise
 from packer.traces.trace import Trace, trace_of_rows
 
 MAX_TIME = 1e15
-ENDINGS = (".csv", ".jsonl", ".parquet")
 
 
 @reader
-def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """A trace from a .csv, .jsonl or .parquet file (also .gz).
+def read_trace(path: str | os.PathLike[str], fields: Fields = USUAL, *, growing: bool = False) -> Trace:
+    """The requests in a log: CSV, JSON lines or Parquet, also packed by gzip, whatever the file is called.
 
-    Known columns are those of `packer.traces.columns.FORMATS`. Requests without input or output tokens are
-    failures: they are left out and counted in `dropped`.
+    Known are the columns of `packer.traces.columns.FORMATS` (traces) and `KEYS` (access logs of gateways).
+    Requests without input or output tokens are failures: they are left out and counted in `dropped`.
 
-    Raises `FileFormatError`: it can't be read, or a value breaks a rule; names file, row and column.
+    `fields`: where the log has what, if not under a known name.
+    `growing`: a gateway still writes to it: a last line that has no end yet is left out unless it is whole JSON.
+    Raises `FileFormatError`: it can't be read, a value breaks a rule, or nothing in it is a request; names file, row
+    and column.
     """
     data = read_bytes(path)
-    if not _stem(path).endswith(ENDINGS):
-        raise FileFormatError(f"expected a trace's name to end in {', '.join(ENDINGS)} (or that and .gz).")
-    return trace_of(read_parquet(data) if _stem(path).endswith(".parquet") else decode(data), path)
+    if data.startswith(MAGIC):
+        return trace_of(read_parquet(data), path, fields)
+    return trace_of(decode(_without_half_line(data) if growing else data), path, fields)
 
 
-def _stem(path: str | os.PathLike[str]) -> str:
-    return Path(path).name.lower().removesuffix(".gz")
+def _without_half_line(data: bytes) -> bytes:
+    """The bytes of a log without a last line that is still being written."""
+    whole, newline, last = data.rpartition(b"\n")
+    try:
+        json.loads(last)
+    except (ValueError, RecursionError):
+        return whole + newline
+    return data
 
 
-def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str]) -> Trace:
+def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
     """The trace in a table or in the text of a .csv or .jsonl file; raises what `read_trace` raises."""
+    source = os.path.basename(os.fspath(path))
     if not isinstance(content, str):
-        kind, columns = _read_frame(content)
-    elif _stem(path).endswith(".jsonl"):
-        kind, columns = _read_jsonl(content)
+        kind, columns = _read_frame(content, fields)
+    elif content.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
+        kind, columns = _read_jsonl(content, fields)
     else:
-        kind, columns = _read_csv(content)
+        kind, columns = _read_csv(content, fields)
+    if kind is not None:
+        columns = _without_skipped(columns, fields)
     with located():
-        return trace_of_rows(**columns, source=kind.name)
+        return trace_of_rows(**columns, source=source if kind is None else kind.name)
 
 
-def _read_csv(text: str) -> tuple[TraceFormat, dict[str, Any]]:
+def _without_skipped(columns: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """The requests to adapters, by their names without a prefix."""
+    if columns.get("adapter") is None or not (fields.skip or fields.strip_prefix):
+        return columns
+    names = [name.removeprefix(fields.strip_prefix) or name for name in columns["adapter"]]
+    kept = np.flatnonzero([name not in fields.skip for name in names])
+    found = {**columns, "adapter": [names[k] for k in kept], "other": len(names) - len(kept)}
+    for name in ("time_s", "input_tokens", "output_tokens"):
+        found[name] = columns[name][kept]
+    found["rank"] = columns.get("rank") and [columns["rank"][k] for k in kept]
+    found["blocks"] = columns.get("blocks") and columns["blocks"].take(kept)
+    if not len(kept):
+        raise FileFormatError(nothing((), len(names), fields.skip))
+    return found
+
+
+def _kind(names: Iterable[str], fields: Fields) -> TraceFormat | None:
+    """The kind of trace with these columns, unless names of columns were given."""
+    return None if fields.keys else recognise(set(names))
+
+
+def _read_csv(text: str, fields: Fields) -> tuple[TraceFormat | None, dict[str, Any]]:
     number, cells = next(csv_lines(text), (1, []))
     names = header_of(cells, number)
-    kind = recognise(names)
+    kind = _kind(names, fields)
+    if kind is None:
+        return None, requests_of(csv_rows(text)[1], fields)
     columns = None
     with suppress(pl.exceptions.PolarsError):
         given: dict[str, Any] = {"infer_schema": False, "comment_prefix": COMMENT, "raise_if_empty": False}
@@ -72,11 +108,14 @@ def _read_csv(text: str) -> tuple[TraceFormat, dict[str, Any]]:
     return kind, columns or _slow(csv_rows(text)[1], kind)
 
 
-def _read_frame(frame: pl.DataFrame) -> tuple[TraceFormat, dict[str, Any]]:
+def _read_frame(frame: pl.DataFrame, fields: Fields) -> tuple[TraceFormat | None, dict[str, Any]]:
     frame = frame.rename(dict(zip(frame.columns, header_of(frame.columns, 0), strict=True)))
-    kind = recognise(frame.columns)
-    wanted = [name for name in (*kind.required, kind.adapter, kind.rank) if name in frame.columns]
-    frame = frame.select(wanted)
+    kind = _kind(frame.columns, fields)
+    if kind is None:
+        return None, requests_of(frame_rows(frame)[1], fields)
+    frame = frame.select(
+        [name for name in (*kind.required, kind.adapter, kind.rank) if name in frame.columns]
+    )
     check_plain(frame)
     columns = None
     with suppress(pl.exceptions.PolarsError):
@@ -84,20 +123,18 @@ def _read_frame(frame: pl.DataFrame) -> tuple[TraceFormat, dict[str, Any]]:
     return kind, columns or _slow(frame_rows(frame)[1], kind)
 
 
-def _read_jsonl(text: str) -> tuple[TraceFormat, dict[str, Any]]:
-    rows = (
-        Row(number, {key.strip().lower(): value for key, value in entry.items()})
-        for number, entry in json_lines(text)
-    )
-    first = next(rows, None)
-    if first is None:
-        raise FileFormatError("expected at least one line.")
-    kind = recognise(list(first.cells))
+def _read_jsonl(text: str, fields: Fields) -> tuple[TraceFormat | None, dict[str, Any]]:
+    lines = (Row(number, entry) for number, entry in json_lines(text))
+    first = next(lines)
+    kind = _kind((key.strip().lower() for key in first.cells), fields)
+    if kind is None:
+        return None, requests_of(chain([first], lines), fields)
+    required = kind.required
 
     def checked() -> Iterator[Row]:
-        yield first
-        for row in rows:
-            for name in kind.required:
+        for line in chain([first], lines):
+            row = Row(line.number, {key.strip().lower(): value for key, value in line.cells.items()})
+            for name in required:
                 if name not in row.cells:
                     row.fail(name, "this key is missing.")
             yield row
@@ -108,7 +145,7 @@ def _read_jsonl(text: str) -> tuple[TraceFormat, dict[str, Any]]:
 def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
     """What `trace_of_rows` takes, from a frame of strings, all at once; None if any cell needs a closer look."""
     frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-    times = _fast_times(frame[kind.time].str.strip_chars(), kind.unit_s)
+    times, start_s = _fast_times(frame[kind.time].str.strip_chars(), kind.unit_s) or (None, 0.0)
     tokens = [
         frame[name].str.strip_chars().cast(pl.Float64, strict=False)
         for name in (kind.input_tokens, kind.output_tokens)
@@ -131,16 +168,17 @@ def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
         if rank.null_count() or not rank.is_between(0, MAX_RANK).all():
             return None
     inputs, outputs = (column.cast(pl.Int64).to_numpy() for column in tokens)
-    found = {"time_s": times, "input_tokens": inputs, "output_tokens": outputs}
+    found = {"time_s": times, "start_s": start_s, "input_tokens": inputs, "output_tokens": outputs}
     more = {"adapter": adapter, "rank": rank}
     return {**found, **{name: column.to_list() for name, column in more.items() if column is not None}}
 
 
-def _fast_times(column: pl.Series, unit_s: float) -> npt.NDArray[np.float64] | None:
+def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float64], float] | None:
+    """Times and what they count from, s; None if a cell needs a closer look."""
     numbers = column.cast(pl.Float64, strict=False)
     if not numbers.null_count():
         times: npt.NDArray[np.float64] = numbers.to_numpy()
-        return times * unit_s if np.all(np.abs(times) <= MAX_TIME) else None
+        return (times * unit_s, 0.0) if np.all(np.abs(times) <= MAX_TIME) else None
     text = column.str.replace("T", " ", literal=True).str.replace(r"Z$", "+00:00")
     zone = "%#z" if text.str.contains(r"[+-]\d\d:?\d\d$").all() else ""
     stamps = text.str.to_datetime(f"%Y-%m-%d %H:%M:%S%.f{zone}", time_unit="ns", strict=False)
@@ -148,8 +186,7 @@ def _fast_times(column: pl.Series, unit_s: float) -> npt.NDArray[np.float64] | N
         return None
     nanoseconds = stamps.dt.timestamp("ns").to_numpy()
     # Relative first: a float holds today's date in seconds only to 0.2 µs.
-    out: npt.NDArray[np.float64] = (nanoseconds - nanoseconds[:1]) * 1e-9
-    return out
+    return (nanoseconds - nanoseconds[:1]) * 1e-9, float(nanoseconds[:1].sum()) * 1e-9
 
 
 def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,8 @@ class Trace:
     `step_s`: the recorded times were multiples of this, s, and requests are spread over each step; 0: they were not.
     `blocks`: which prompts begin alike; None if the trace does not say it.
     `dropped`: requests left out because they had no tokens, which is how traces record failures.
+    `other`: lines left out because they are no requests to adapters.
+    `start_s`: time of the first request, s since 1970 (UTC), or since the start of a trace without dates.
     `source`: what the trace is called.
     """
 
@@ -43,6 +46,8 @@ class Trace:
     source: str = "trace"
     step_s: float = 0.0
     blocks: Blocks | None = None
+    other: int = 0
+    start_s: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.time_s) == 0:
@@ -105,11 +110,14 @@ def trace_of_rows(
     rank: Sequence[int] | None = None,
     blocks: Blocks | None = None,
     dropped: int = 0,
+    other: int = 0,
+    start_s: float = 0.0,
     source: str,
 ) -> Trace:
     """The requests of a file, in any order, by time: those without tokens are left out and counted in `dropped`.
 
     `adapter` and `rank`: name and rank of the adapter of each request. `blocks`: of the prompts.
+    `start_s`: what the times count from.
 
     Raises `ValidationError`: no request has tokens, or an adapter has several ranks.
     """
@@ -119,9 +127,11 @@ def trace_of_rows(
     times = time_s[order] - time_s[order[:1]]
     step_s = step_of(times)
     columns = (spread(times, step_s), input_tokens[order], output_tokens[order])
-    blocks = None if blocks is None else blocks.take(order)
+    more: dict[str, Any] = {"dropped": dropped + lost, "other": other, "source": source, "step_s": step_s}
+    more["blocks"] = None if blocks is None else blocks.take(order)
+    more["start_s"] = start_s + float(time_s[order[:1]].sum())
     if adapter is None:
-        return Trace(*columns, dropped=dropped + lost, source=source, step_s=step_s, blocks=blocks)
+        return Trace(*columns, **more)
     of_request = [adapter[k] for k in order.tolist()]
     names = sorted(set(of_request))
     number = {name: k for k, name in enumerate(names)}
@@ -136,4 +146,4 @@ def trace_of_rows(
             name = shown(names[owner[odd[0]]])
             raise ValidationError(f"Expected one rank for each adapter, got several for {name}.")
         ranks = tuple(table.tolist())
-    return Trace(*columns, owner, tuple(names), ranks, dropped + lost, source, step_s, blocks)
+    return Trace(*columns, owner, tuple(names), ranks, **more)

@@ -76,7 +76,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "gzip cut": ("f.csv.gz", gzip.compress(GOOD)[:-9], "the gzip file is damaged or cut short"),
     "gzip bytes": ("f.csv.gz", b"\x1f\x8b" + b"\x00" * 50, "the gzip file is damaged or cut short"),
     "unknown ending": ("f.doc", GOOD, r"ends in \.csv"),
-    "trace": ("f.csv", b"timestamp,input_tokens,output_tokens\n1,2,3\n", "packer workload from-trace"),
+    "trace": ("f.csv", b"timestamp,input_tokens,output_tokens\n1,2,3\n", "packer workload from-log"),
 }
 
 Fails = Callable[..., None]
@@ -116,7 +116,7 @@ def test_bad_workload_files(fails: Fails, tmp_path: Path, command: str, case: st
 
 @pytest.mark.parametrize(
     "command",
-    ["solve", "workload describe", "simulate --max-loras 8", "evaluate", "workload from-trace -o o.csv"],
+    ["solve", "workload describe", "simulate --max-loras 8", "evaluate", "workload from-log -o o.csv"],
 )
 def test_missing_files_and_directories(fails: Fails, tmp_path: Path, command: str) -> None:
     """A file that isn't there and a directory in its place each get their message."""
@@ -218,15 +218,15 @@ def test_bad_profiles(
         ("workload generate --adapters 3", "Missing option '-o'"),
         ("workload generat", "Did you mean 'generate'"),
         (
-            "workload from-trace trace.csv --adapters 2 --rank 8 --replay -o o.csv",
+            "workload from-log trace.csv --adapters 2 --rank 8 --replay -o o.csv",
             "can't hold trace arrivals",
         ),
         (
-            "workload from-trace trace.csv --adapters 2 --rank 8 --rate-factor 0 -o o.csv",
+            "workload from-log trace.csv --adapters 2 --rank 8 --rate-factor 0 -o o.csv",
             "rate_factor.*got 0",
         ),
-        ("workload from-trace trace.csv --adapters 0 -o o.csv", "--adapters"),
-        ("workload from-trace f.csv -o o.csv", "columns of a trace: .*Found: adapter, rank, rate"),
+        ("workload from-log trace.csv --adapters 0 -o o.csv", "--adapters"),
+        ("workload from-log f.csv -o o.csv", "columns as .*Found: adapter, rank, rate"),
         ("profiles show nothing", "Unknown profile 'nothing'"),
         ("profiles estimate --model f.csv --gpu h100-80gb -o p.toml", "f.csv.*expected JSON"),
         (

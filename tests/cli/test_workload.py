@@ -67,22 +67,29 @@ def test_from_trace(tmp_path: Path, capsys: Capture) -> None:
     lines = [f"{k},{10 + k % 3},{5 + k % 2}" for k in range(101)]
     trace.write_text("\n".join(["timestamp,input_tokens,output_tokens", *lines, "101,5,0"]))
     path = tmp_path / "f.csv"
-    words = (
-        f"workload from-trace {trace} --adapters 4 --ranks 8 --seed 3 --rate-factor 2 --note Mine -o {path}"
-    )
+    words = f"workload from-trace {trace} --adapters 4 --ranks 8 --seed 3 --rate-factor 2 -o {path}"
     assert run(words.split()) == 0
-    assert "1 requests without tokens left out" in capsys.readouterr().err
+    assert "left out 1 requests without tokens" in capsys.readouterr().err
     fleet = read_workload(path)
     tokens = sum(10 + k % 3 + 5 + k % 2 for k in range(101))
     assert fleet.offered_tok_s == pytest.approx(2 * tokens / 100, rel=1e-4)
-    header = path.read_text().splitlines()[:2]
-    assert header[0] == "# Mine"
-    assert header[1].startswith("# packer workload from-trace trace.csv --adapters 4 --ranks 8 ")
-    assert header[1].endswith("--rate-factor 2.0 --seed 3 -o f.csv")
+    header = path.read_text().splitlines()[0]
+    assert header.startswith("# packer workload from-log trace.csv --adapters 4 --ranks 8 ")
+    assert header.endswith("--rate-factor 2.0 --seed 3 -o f.csv")
     assert run([*words.split(), "--force", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["adapters"], facts["requests"], facts["dropped"]) == (4, 101, 1)
-    assert path.read_text().splitlines()[:2] == header
+    assert path.read_text().splitlines()[0] == header
+
+
+def test_a_name_that_was_promised_still_works(tmp_path: Path, capsys: Capture) -> None:
+    """`from-trace` is `from-log`, and is not listed."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("timestamp,adapter,rank,input_tokens,output_tokens\n0,a,8,5,6\n4,b,16,7,8\n")
+    assert run(["workload", "from-trace", str(trace), "-o", str(tmp_path / "f.csv")]) == 0
+    assert read_workload(tmp_path / "f.csv").names == ("a", "b")
+    assert run(["workload", "--help"]) == 0
+    assert "from-trace" not in capsys.readouterr().out
 
 
 def test_from_trace_replay(tmp_path: Path) -> None:
@@ -90,7 +97,7 @@ def test_from_trace_replay(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("timestamp,adapter,rank,input_tokens,output_tokens\n0,a,8,5,6\n4,b,16,7,8\n")
     path = tmp_path / "f.json"
-    assert run(["workload", "from-trace", str(trace), "--replay", "-q", "-o", str(path)]) == 0
+    assert run(["workload", "from-log", str(trace), "--replay", "-q", "-o", str(path)]) == 0
     fleet = read_workload(path)
     assert (fleet.names, fleet.ranks.tolist()) == (("a", "b"), [8, 16])
     assert fleet.arrivals.trace is not None
@@ -169,7 +176,7 @@ def test_ranks_are_given_and_never_assumed(
     ]
     Path("log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     Path("ranks.csv").write_text("adapter,rank\na,8\n")
-    for source in ("from-trace t.csv", "from-access-log log.jsonl"):
+    for source in ("from-log t.csv", "from-log log.jsonl"):
         command = f"workload {source} -o f.csv --force"
         assert run(command.split()) == 2
         assert "2 of 2 have none, the first is 'a'. --ranks FILE.csv" in capsys.readouterr().err

@@ -11,9 +11,9 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import Slo
-from packer.operate.observe import View, at_load, observe_log, seen_in_log
-from packer.traces.access_log import read_access_log
+from packer.operate.observe import at_load, observe_log, seen_in_log
 from packer.traces.ranks import Ranks
+from packer.traces.read import read_trace
 from packer.workload import Workload
 
 
@@ -64,12 +64,10 @@ def test_a_log_is_replayed_as_it_was(tmp_path: Path) -> None:
     usage = '"usage": {"prompt_tokens": 100, "completion_tokens": 50}'
     lines = (f'{{"timestamp": {1_767_225_600 + k}, "model": "a", {usage}}}' for k in range(10))
     path.write_text("\n".join(lines), "utf-8")
-    log = read_access_log(path)
+    log = read_trace(path)
     found = observe_log(log, Ranks(others=(8,)), replay=True).fleet
     assert found.arrivals.trace is not None
     assert found.arrivals.trace.time_s.tolist() == list(range(10))
-    with pytest.raises(IncompatibleError, match="--at"):
-        observe_log(log, Ranks(others=(8,)), View("peak"), replay=True)
 
 
 def test_the_busiest_window_of_a_log(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def test_rates_come_from_a_trace() -> None:
     times = np.concatenate([np.arange(0.5, 3600.0, 10.0), 3600.0 + np.arange(0.5, 3600.0, 20.0)])
     ones = np.ones(len(times), dtype=np.int64)
     trace = Trace(times, ones, ones, np.zeros(len(times), dtype=np.int64), ("a",), (8,))
-    found = rates_of_trace(trace, fleet, 3600.0, start_s=5 * 3600.0)
+    found = rates_of_trace(replace(trace, start_s=5 * 3600.0), fleet, 3600.0)
     assert list(found) == ["05:00", "06:00"]
     assert found["05:00"].tolist() == pytest.approx([0.1, 0.0], rel=0.02)
     assert found["06:00"].tolist() == pytest.approx([0.05, 0.0], rel=0.02)

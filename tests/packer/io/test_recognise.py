@@ -15,7 +15,6 @@ from packer.io.profiles import load_profile
 from packer.io.recognise import hint, kind_of
 from packer.io.workloads import read_workload
 from packer.plan import Plan
-from packer.traces.access_log import read_access_log
 from packer.traces.read import read_trace
 
 LOG = '{"timestamp": 1767225600, "model": "a", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n'
@@ -27,21 +26,21 @@ def files(tmp_path: Path, root: Path, toy_plan: Callable[..., Plan]) -> dict[str
     """One file of each kind."""
     found = {
         "plan": tmp_path / "plan.json",
-        "access log": tmp_path / "log.jsonl",
-        "trace of requests": tmp_path / "trace.csv.gz",
+        "log of requests": tmp_path / "trace.csv.gz",
         "workload": root / "examples" / "workloads" / "paper-256.csv",
         "profile": root / "twin" / "profiles" / "h100-64gb" / "llama-3.1-8b-instruct.toml",
         "cluster": root / "examples" / "clusters" / "four-h100.toml",
     }
     toy_plan(("a", "b"), gpus=1).save(found["plan"])
-    found["access log"].write_text(3 * LOG)
-    found["trace of requests"].write_bytes(gzip.compress(TRACE.encode()))
+    found["log of requests"].write_bytes(gzip.compress(TRACE.encode()))
     return found
 
 
 def test_each_kind_is_recognised(files: dict[str, Path], tmp_path: Path) -> None:
     """The first bytes of a file say what it is; other files are nothing that is known."""
     assert {kind: kind_of(path) for kind, path in files.items()} == {kind: kind for kind in files}
+    (tmp_path / "log").write_text(3 * LOG)
+    assert kind_of(tmp_path / "log") == "log of requests"
     for k, text in enumerate(("", "\0\1", "a,b\n1,2\n", "{", "[" * 5000, '{"a": 1}', "[table]\nx = 1\n")):
         path = tmp_path / f"other-{k}"
         path.write_text(text)
@@ -53,9 +52,8 @@ def test_each_kind_is_recognised(files: dict[str, Path], tmp_path: Path) -> None
     ("read", "own"),
     [
         (load_plan, ("plan",)),
-        (read_workload, ("workload", "trace of requests")),
-        (read_trace, ("trace of requests",)),
-        (read_access_log, ("access log",)),
+        (read_workload, ("workload", "log of requests")),
+        (read_trace, ("log of requests",)),
         (load_profile, ("profile",)),
         (read_cluster, ("cluster",)),
     ],

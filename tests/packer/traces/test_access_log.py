@@ -4,12 +4,14 @@ import gzip
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.errors import FileFormatError, PackerError
-from packer.traces.access_log import read_access_log
+from packer.traces.access_log import Fields
+from packer.traces.read import read_trace
 
 LITELLM = {
     "startTime": "2026-02-01T10:00:00Z",
@@ -38,11 +40,11 @@ def write(path: Path, entries: list[object]) -> Path:
 
 def test_usual_gateways_are_understood(tmp_path: Path) -> None:
     """Names, nesting and times of LiteLLM, Envoy, nginx and OpenAI-like logs need no options."""
-    log = read_access_log(write(tmp_path / "x.jsonl", [NGINX, EPOCH_MS, LITELLM, ENVOY]))
-    assert log.trace.names == ("a", "b", "c")
-    assert log.trace.time_s.tolist() == [0.0, 1.5, 3.0, 4.0]
-    assert log.trace.input_tokens.tolist() == [9, 7, 11, 2]
-    assert log.trace.output_tokens.tolist() == [3, 1, 5, 2]
+    log = read_trace(write(tmp_path / "x.jsonl", [NGINX, EPOCH_MS, LITELLM, ENVOY]))
+    assert log.names == ("a", "b", "c")
+    assert log.time_s.tolist() == [0.0, 1.5, 3.0, 4.0]
+    assert log.input_tokens.tolist() == [9, 7, 11, 2]
+    assert log.output_tokens.tolist() == [3, 1, 5, 2]
     assert log.start_s == 1769940000.0
 
 
@@ -53,17 +55,17 @@ def test_other_lines_are_counted(tmp_path: Path) -> None:
     base = {"time": 7, "model": "base", "prompt_tokens": 4, "completion_tokens": 4}
     good = {"time": 8, "model": "vllm/a", "prompt_tokens": 4, "completion_tokens": 4}
     path = write(tmp_path / "x.jsonl", [{"path": "/health"}, failed, empty, base, good, ""])
-    log = read_access_log(path, skip=("base",), strip_prefix="vllm/")
-    assert (len(log.trace), log.trace.dropped, log.other) == (1, 2, 2)
-    assert log.trace.names == ("a",)
+    log = read_trace(path, Fields(skip=("base",), strip_prefix="vllm/"))
+    assert (len(log), log.dropped, log.other) == (1, 2, 2)
+    assert log.names == ("a",)
 
 
 def test_own_keys_and_gzip(tmp_path: Path) -> None:
     """A log with names of its own is read where options name the fields."""
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps({"a": {"t": 1}, "m": "x", "i": 3, "o": 4}).encode()))
-    log = read_access_log(path, keys={"time": "a.t", "model": "m", "input": "i", "output": "o"})
-    assert log.trace.names == ("x",)
+    log = read_trace(path, Fields(keys={"time": "a.t", "model": "m", "input": "i", "output": "o"}))
+    assert log.names == ("x",)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +73,8 @@ def test_own_keys_and_gzip(tmp_path: Path) -> None:
     [
         ("{", "row 1: expected JSON"),
         ("[1]", "expected a JSON object"),
-        ('{"a": 1}', "name the right ones with --key"),
-        (f'{{"{"k" * 9000}": 1}}', f"the keys {'k' * 40}; name"),
+        ('{"a": 1}', "--key time=NAME"),
+        (f'{{"{"k" * 9000}": 1}}', f"Found: {'k' * 40}; --key"),
         ('{"time": 1, "model": 5, "prompt_tokens": 1, "completion_tokens": 1}', "column 'model'"),
         (
             '{"time": 1, "model": "a", "prompt_tokens": -1, "completion_tokens": 1}',
@@ -94,7 +96,7 @@ def test_own_keys_and_gzip(tmp_path: Path) -> None:
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
     """What breaks a rule is refused with its place and value."""
     with pytest.raises(FileFormatError, match=message):
-        read_access_log(write(tmp_path / "x.jsonl", [line]))
+        read_trace(write(tmp_path / "x.jsonl", [line]))
 
 
 values = st.recursive(
@@ -115,10 +117,10 @@ def test_anything_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, e
     path = tmp_path_factory.mktemp("fuzz") / "x.jsonl"
     path.write_text("\n".join(json.dumps(entry) for entry in entries))
     try:
-        log = read_access_log(path)
+        log = read_trace(path)
     except PackerError:
         return
-    assert len(log.trace) >= 1
+    assert len(log) >= 1
 
 
 WHOLE = json.dumps({"time": 1, "model": "a", "prompt_tokens": 2, "completion_tokens": 3}).encode()
@@ -129,12 +131,12 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, end: bytes) ->
     """Of a log that grows, the last line counts from its end on, and only there."""
     path = tmp_path / "x.jsonl"
     path.write_bytes(WHOLE + b"\n" + WHOLE + b"\n" + end)
-    assert len(read_access_log(path, growing=True).trace) == 2
+    assert len(read_trace(path, growing=True)) == 2
     path.write_bytes(WHOLE + b"\n" + WHOLE)
-    assert len(read_access_log(path, growing=True).trace) == 2
+    assert len(read_trace(path, growing=True)) == 2
     path.write_bytes(WHOLE + b"\n" + b"{\n" + WHOLE + b"\n")
     with pytest.raises(FileFormatError, match="row 2"):
-        read_access_log(path, growing=True)
+        read_trace(path, growing=True)
 
 
 def test_a_finished_log_has_no_half_lines(tmp_path: Path) -> None:
@@ -142,4 +144,47 @@ def test_a_finished_log_has_no_half_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(WHOLE + b"\n" + WHOLE[:-3])
     with pytest.raises(FileFormatError, match="row 2"):
-        read_access_log(path)
+        read_trace(path)
+
+
+def test_a_log_is_known_by_its_columns(tmp_path: Path) -> None:
+    """The same requests as JSON lines, CSV and Parquet, under any name of file; an unknown column changes nothing."""
+    rows = [
+        {
+            "created": 1769940000 + k,
+            "model": name,
+            "status": 200,
+            "prompt_tokens": 5,
+            "completion_tokens": 6,
+            "rank": 8,
+        }
+        for k, name in enumerate("abb")
+    ]
+    frame = pl.DataFrame(rows)
+    frame.write_csv(tmp_path / "requests.txt")
+    frame.write_parquet(tmp_path / "requests.bin")
+    write(tmp_path / "requests", [*rows])
+    for path in tmp_path.iterdir():
+        log = read_trace(path)
+        assert (log.names, log.ranks, log.start_s) == (("a", "b"), (8, 8), 1769940000.0)
+        assert log.time_s.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_log_without_models_names_no_adapters(tmp_path: Path) -> None:
+    """Requests count although no column names their adapters; with some that are named, the others are left out."""
+    entry = {"time": 5, "prompt_tokens": 9, "completion_tokens": 3}
+    assert read_trace(write(tmp_path / "x", [entry, entry])).adapter is None
+    log = read_trace(write(tmp_path / "x", [entry, {**entry, "model": "a"}]))
+    assert (log.names, len(log), log.other) == (("a",), 1, 1)
+    with pytest.raises(FileFormatError, match="--key"):
+        read_trace(write(tmp_path / "x", [entry]), Fields({"model": "user"}))
+
+
+def test_models_are_left_out_of_a_trace_too(tmp_path: Path) -> None:
+    """Skipped models and prefixes of names mean the same in a trace of known columns."""
+    path = tmp_path / "t.csv"
+    path.write_text("timestamp,adapter,rank,input_tokens,output_tokens\n0,base,8,1,1\n1,v/a,16,2,2\n")
+    log = read_trace(path, Fields(skip=("base",), strip_prefix="v/"))
+    assert (log.names, log.ranks, log.other, len(log)) == (("a",), (16,), 1, 1)
+    with pytest.raises(FileFormatError, match="2 to base, v/a alone"):
+        read_trace(path, Fields(skip=("base", "v/a")))

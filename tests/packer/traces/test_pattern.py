@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -28,7 +30,7 @@ def test_requests_are_counted_in_windows() -> None:
 def test_windows_follow_the_clock() -> None:
     """A log that starts at 10:59:30 has its first whole hour at 11:00."""
     start = 10 * 3600 + 3570.0
-    seen = rates_of(trace([0, 31, 3000, 4000, 7400], [0] * 5, ("a",)), 3600.0, start_s=start)
+    seen = rates_of(replace(trace([0, 31, 3000, 4000, 7400], [0] * 5, ("a",)), start_s=start), 3600.0)
     assert seen.start_s.tolist() == [11 * 3600.0, 12 * 3600.0][: len(seen.start_s)]
 
 
@@ -94,7 +96,7 @@ def test_a_constant_rate_is_found_whatever_the_alignment(
     """However a log lies across the windows, a constant rate is the rate of every window that is kept."""
     window_s = per_window / rate
     log = steady(rate, round(per_window * windows))
-    seen = rates_of(log, window_s, start_s=(1000.0 + phase) * window_s)
+    seen = rates_of(replace(log, start_s=(1000.0 + phase) * window_s), window_s)
     np.testing.assert_allclose(seen.rates, rate, rtol=0.02)
     assert len(seen.rates) >= int(windows - 1.0)
     np.testing.assert_allclose(latest_rates(log, window_s), [rate], rtol=0.02)
@@ -104,13 +106,13 @@ def test_a_constant_rate_is_found_whatever_the_alignment(
 def test_two_cut_off_windows_do_not_dilute_the_rate(minutes_before: int) -> None:
     """66 minutes in two windows of an hour give the rate of the time that is covered, not a tenth of it."""
     start = 7 * 3600.0 - minutes_before * 60.0
-    seen = rates_of(steady(4.0, 66 * 60 * 4), 3600.0, start_s=start)
+    seen = rates_of(replace(steady(4.0, 66 * 60 * 4), start_s=start), 3600.0)
     np.testing.assert_allclose(seen.rates, 4.0, rtol=0.01)
 
 
 def test_whole_windows_are_kept() -> None:
     """A log that covers three windows from end to end gives three."""
-    seen = rates_of(steady(1.0, 180), 60.0, start_s=600.0)
+    seen = rates_of(replace(steady(1.0, 180), start_s=600.0), 60.0)
     assert seen.start_s.tolist() == [600.0, 660.0, 720.0]
     np.testing.assert_allclose(seen.rates, 1.0, rtol=0.01)
 
